@@ -1,0 +1,147 @@
+"""Every error that llamasup raises on purpose.
+
+One root class; one branch for each party who can act on it. The exit code (sysexits, docs/design.md)
+and the HTTP status are attributes of the class, so that whoever catches the root can report it rightly.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BrokenRuntime",
+    "ConfigInvalid",
+    "DoesNotFit",
+    "GaveUp",
+    "LlamasupError",
+    "ModelInvalid",
+    "ModelMissing",
+    "PortInUse",
+    "PortNotAllowed",
+    "RuntimeMissing",
+    "ServerFailed",
+    "UnsafeBind",
+    "UsageInvalid",
+]
+
+
+class LlamasupError(Exception):
+    """What happened (with the value seen), and what to do about it.
+
+    ``message`` is one sentence; ``remedy`` is an instruction, empty where there is none;
+    ``lines`` are the telling lines of llama-server's own log, oldest first.
+    """
+
+    exit_code = 70
+    http_status = 500
+    cause = "internal"
+
+    def __init__(self, message: str, *, remedy: str = "", lines: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.lines = lines
+
+
+# --- the person at the keyboard ------------------------------------------------------------------
+
+
+class UsageInvalid(LlamasupError):
+    """An option or argument that cannot be meant."""
+
+    exit_code = 2
+    http_status = 400
+    cause = "usage"
+
+
+class ConfigInvalid(LlamasupError):
+    """A configuration that cannot be used."""
+
+    exit_code = 78
+    cause = "config_invalid"
+
+
+class UnsafeBind(ConfigInvalid):
+    """A non-loopback address without an API key (X1)."""
+
+    cause = "unsafe_bind"
+
+
+# --- the model file ------------------------------------------------------------------------------
+
+
+class ModelMissing(LlamasupError):
+    """There is no such model file, or it may not be read."""
+
+    exit_code = 66
+    http_status = 404
+    cause = "model_missing"
+
+
+class ModelInvalid(LlamasupError):
+    """The file is corrupt, truncated, or nothing that llama-server can serve."""
+
+    exit_code = 65
+    http_status = 503
+    cause = "model_invalid"
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+class PortInUse(LlamasupError):
+    """Another process has the address."""
+
+    exit_code = 71
+    cause = "port_in_use"
+
+
+class PortNotAllowed(LlamasupError):
+    """The address does not exist here, or needs rights that we lack."""
+
+    exit_code = 71
+    cause = "port_not_allowed"
+
+
+class DoesNotFit(LlamasupError):
+    """The model needs more memory than there is."""
+
+    exit_code = 71
+    http_status = 503
+    cause = "does_not_fit"
+
+
+# --- llama-server --------------------------------------------------------------------------------
+
+
+class RuntimeMissing(LlamasupError):
+    """No executable that understands llama-server's command line was found."""
+
+    exit_code = 69
+    http_status = 503
+    cause = "runtime_missing"
+
+
+class BrokenRuntime(RuntimeMissing):
+    """The executable is there, but it is not a llama-server, or it cannot run here."""
+
+    cause = "runtime_broken"
+
+
+class ServerFailed(LlamasupError):
+    """llama-server ended while starting; its diagnosis carries its own cause and exit code."""
+
+    http_status = 503
+
+    def __init__(
+        self, message: str, *, cause: str, exit_code: int, remedy: str = "", lines: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, remedy=remedy, lines=lines)
+        self.cause = cause
+        self.exit_code = exit_code
+
+
+class GaveUp(LlamasupError):
+    """It crashed too often (S3)."""
+
+    exit_code = 75
+    http_status = 503
+    cause = "crash_loop"
