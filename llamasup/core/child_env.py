@@ -1,0 +1,58 @@
+"""The environment of a llama-server child: an allowlist (X6), never a copy of ours.
+
+Left out on purpose: ``LLAMA_ARG_*`` (that of a removed flag ends llama-server at once, b11434),
+``LLAMA_API_KEY``, ``HF_TOKEN``, ``AIP_*``, cloud keys, and ``LD_PRELOAD``.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from typing import Literal
+
+__all__ = ["RuntimeKind", "child_environment"]
+
+RuntimeKind = Literal["binary", "embedded"]
+
+_ALLOWED = (
+    # the system
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
+    # Windows does not start a program without these
+    *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP"),
+    *("USERPROFILE", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA", "NUMBER_OF_PROCESSORS"),
+    # where libraries and devices are found
+    *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "GGML_*", "CUDA_*", "NVIDIA_*", "HIP_*", "ROCR_*", "HSA_*"),
+    *("VK_*", "ONEAPI_*", "SYCL_*", "ZE_*", "OMP_*", "GOMP_*", "KMP_*", "GPU_DEVICE_ORDINAL"),
+)
+_ALLOWED_EMBEDDED = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "VIRTUAL_ENV")
+_LIBRARY_PATHS = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}
+
+
+def child_environment(
+    environ: Mapping[str, str],
+    *,
+    kind: RuntimeKind,
+    platform: str,
+    config_home: str,
+    library_path: str | None,
+) -> dict[str, str]:
+    """What of ``environ`` the child gets, and what is set for it.
+
+    ``config_home`` is an empty folder: llama-server reads flags from llama.cpp/config.ini there (#26118).
+    ``library_path`` is the binary's own folder, so that it finds its own libraries first.
+    """
+    allowed = _ALLOWED + _ALLOWED_EMBEDDED if kind == "embedded" else _ALLOWED
+    # Names of variables know no case on Windows.
+    env = {
+        name: value
+        for name, value in environ.items()
+        if any(fnmatch.fnmatchcase(name.upper() if platform == "win32" else name, each) for each in allowed)
+    }
+    env["XDG_CONFIG_HOME"] = config_home
+    # ggml's abort handler would start a debugger and wait for it without limit (b11434).
+    env["GGML_NO_BACKTRACE"] = "1"
+    if library_path is not None:
+        name = _LIBRARY_PATHS.get(platform, "LD_LIBRARY_PATH")
+        separator = ";" if platform == "win32" else ":"
+        env[name] = separator.join(part for part in (library_path, env.get(name)) if part)
+    return env
