@@ -1,0 +1,30 @@
+"""How an error looks to a person."""
+
+from __future__ import annotations
+
+from llamasup.cli.view import View
+from llamasup.core.errors import LlamasupError
+
+__all__ = ["error_text", "show_error"]
+
+
+def error_text(message: str, remedy: str = "", lines: tuple[str, ...] = ()) -> str:
+    """What happened, what llama-server said, what to do."""
+    parts = [message]
+    if lines:
+        parts += ["  llama-server said:", *(f"    | {line}" for line in lines)]
+    if remedy:
+        parts += [f"  → {remedy}"]
+    return "\n".join(parts)
+
+
+def show_error(view: View, error: LlamasupError) -> None:
+    view.say(
+        "error",
+        "error",
+        error_text(f"llamasup: {error.message}", error.remedy, error.lines),
+        cause=error.cause,
+        remedy=error.remedy,
+        exit_code=error.exit_code,
+        lines=list(error.lines),
+    )

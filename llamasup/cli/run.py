@@ -1,0 +1,136 @@
+"""``llamasup run``: turns options into a service, signals into stops, and what happens into lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llamasup.cli.errors import show_error
+from llamasup.cli.narrator import Narrator
+from llamasup.cli.view import LEVELS, JsonView, TextView, View
+from llamasup.core.errors import LlamasupError, UsageInvalid
+from llamasup.core.settings import Settings
+
+__all__ = ["OutputOptions", "run_command"]
+
+TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    events: str | None
+    log_level: str
+    log_format: str
+
+
+def run_command(model: str, settings: Settings, output: OutputOptions, **options: Any) -> int:
+    """Serve until stopped. Returns the exit code (docs/design.md, Exit codes)."""
+    view: View = TextView(sys.stderr, live=sys.stderr.isatty())
+    try:
+        view = _view(output)
+        return _serve(model, settings, output, view, **options)
+    except LlamasupError as error:
+        view.loading(None)
+        show_error(view, error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        # Before the signal handlers are in place nothing has been started that would need an end.
+        view.loading(None)
+        return 0
+
+
+def _view(output: OutputOptions) -> View:
+    level = output.log_level
+    if level != "debug" and level != "info" and level != "warning" and level != "error":
+        raise UsageInvalid(f"--log-level takes {', '.join(LEVELS)}; not {level!r}.")
+    if output.events not in (None, "jsonl"):
+        raise UsageInvalid(f"--events takes jsonl; not {output.events!r}.")
+    match output.log_format:
+        case "text":
+            return TextView(sys.stderr, live=sys.stderr.isatty(), level=level)
+        case "json":
+            return JsonView(sys.stderr, level=level)
+        case other:
+            raise UsageInvalid(f"--log-format takes text or json; not {other!r}.")
+
+
+def _serve(
+    model: str,
+    settings: Settings,
+    output: OutputOptions,
+    view: View,
+    *,
+    api_key_file: Path | None,
+    **options: Any,
+) -> int:
+    from llamasup.api import RunOptions, Service
+    from llamasup.effects.keys import read_api_keys
+    from llamasup.runtime.events import Bus
+
+    bus = Bus()
+    if output.events is not None:
+        bus.listen(_print_event)
+    view.loading("looking at the model and the machine")
+    run_options = RunOptions(
+        model=model, settings=settings, api_keys=read_api_keys(api_key_file, os.environ), **options
+    )
+    service = Service(run_options, bus)
+    narrator = Narrator(view, service)
+    bus.listen(narrator.notice)
+    service.on_request = narrator.request
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_supervise(service, view, narrator))
+    return 0
+
+
+async def _supervise(service: Any, view: View, narrator: Narrator) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop_asked(name: str) -> None:
+        narrator.stop_asked(name)
+        service.ask_stop()
+
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            loop.add_signal_handler(getattr(signal, name), stop_asked, name)
+
+    ticker: asyncio.TimerHandle
+
+    def tick() -> None:
+        nonlocal ticker
+        view.tick()
+        ticker = loop.call_later(TICK_S, tick)
+
+    ticker = loop.call_later(TICK_S, tick)
+    narrator.when_settled(lambda: ticker.cancel())
+    try:
+        await service.run()
+    finally:
+        ticker.cancel()
+        view.loading(None)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop halves the proxy's cost per request; without it everything works all the same."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _print_event(notice: Any) -> None:
+    from llamasup.runtime.events import as_json
+
+    try:
+        sys.stdout.write(json.dumps(as_json(notice)) + "\n")
+        sys.stdout.flush()
+    except (BrokenPipeError, OSError):
+        pass  # nobody listens any more; that is no reason to stop serving

@@ -1,0 +1,591 @@
+"""The life of one supervised child as a table: events in, the next state and effects out.
+
+Decides what is done when; never does it. ``advance`` is pure: time and chance are arguments. The owner
+of the instance (``runtime.instance``) carries the effects out and feeds what comes of them back as events.
+
+Every event about a child carries that child's generation. Events of an earlier generation, of a child
+that is already reaped, and of timers that were set in an earlier state are stale; they are dropped in
+one place, ``_is_stale``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from llamasup.core.backoff import RestartPolicy, recent_crashes, restart_delay_s
+from llamasup.core.diagnosis import Diagnosis
+
+__all__ = [
+    "LIVE",
+    "TABLE",
+    "AwaitIdle",
+    "CloseEndpoint",
+    "Effect",
+    "Event",
+    "Exited",
+    "Healthy",
+    "Idle",
+    "ImpossibleEvent",
+    "Instance",
+    "Kill",
+    "KillAsked",
+    "Loading",
+    "Policy",
+    "Probe",
+    "Progressed",
+    "Report",
+    "RestartAsked",
+    "Spawn",
+    "SpawnFailed",
+    "Spawned",
+    "StartAsked",
+    "State",
+    "StopAsked",
+    "Terminate",
+    "WakeAt",
+    "WarmUp",
+    "Warmed",
+    "WarmupFailed",
+    "Woke",
+    "advance",
+]
+
+
+class State(StrEnum):
+    STOPPED = "stopped"  # no child, none wanted
+    STARTING = "starting"  # the child is spawned; nothing heard of it yet
+    LOADING = "loading"  # it lives and answers that it loads
+    WARMING = "warming"  # it says that it is ready; one real token will prove it
+    READY = "ready"  # requests are served
+    DRAINING = "draining"  # no new requests; those in flight finish
+    STOPPING = "stopping"  # told to end; waiting for its exit
+    BACKOFF = "backoff"  # it crashed; the next start waits
+    FAILED = "failed"  # given up: starting it again would fail again
+
+
+LIVE = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.DRAINING, State.STOPPING})
+"""The states in which a child exists that has not been reaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All times in seconds."""
+
+    warm_up: bool = True
+    stall_timeout_s: float = 120.0
+    """Longest time without any sign of progress while starting (S6); not a limit on the start itself."""
+    drain_timeout_s: float = 30.0
+    stop_timeout_s: float = 10.0
+    kill_again_s: float = 5.0
+    """A SIGKILLed process can linger in uninterruptible I/O; it is killed again at this interval."""
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """What is known of one instance. ``generation`` counts its children, the current or last one included."""
+
+    state: State = State.STOPPED
+    generation: int = 0
+    alive: bool = False
+    ticket: int = 0
+    """Number of the newest timer; the wake-ups of older ones are stale."""
+    wanted: bool = False
+    """Whether another child follows when the current one has ended."""
+    verdict: Diagnosis | None = None
+    """Why we are ending the child ourselves, where it is its fault; counts as its crash."""
+    ready: bool = False
+    """Whether the current or last child ever became ready."""
+    crashes: tuple[float, ...] = ()
+    restarts: int = 0
+    last: Diagnosis | None = None
+
+
+# --- events: asked by people -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartAsked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Stop kindly: drain, then SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillAsked:
+    """Stop now: a second Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAsked:
+    pass
+
+
+# --- events: facts about the child -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    generation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    generation: int
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """It answers, and says that the model is loading."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """A sign of life while starting: log lines, memory that grows, bytes read."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Healthy:
+    """``/health`` says 200."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """It produced a real token (or vector, or score)."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupFailed:
+    generation: int
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No request is in flight any more."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """It has ended and is reaped."""
+
+    generation: int
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    ticket: int
+
+
+Event = (
+    StartAsked
+    | StopAsked
+    | KillAsked
+    | RestartAsked
+    | Spawned
+    | SpawnFailed
+    | Loading
+    | Progressed
+    | Healthy
+    | Warmed
+    | WarmupFailed
+    | Idle
+    | Exited
+    | Woke
+)
+
+
+# --- effects -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Watch it until it says that it is ready."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitIdle:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseEndpoint:
+    """End what is in flight: llama-server itself would keep open streams till the next ping (b11434)."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    ticket: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell people that a child ended unasked. ``restart_in_s`` is None when it will not be restarted."""
+
+    generation: int
+    diagnosis: Diagnosis
+    restart_in_s: float | None
+
+
+Effect = Spawn | Probe | WarmUp | AwaitIdle | CloseEndpoint | Terminate | Kill | WakeAt | Report
+
+
+class ImpossibleEvent(RuntimeError):
+    """An event that the table has no row for: a bug of the caller."""
+
+    def __init__(self, instance: Instance, event: Event) -> None:
+        super().__init__(f"{type(event).__name__} in state {instance.state}: {event!r} at {instance!r}")
+
+
+# --- the one door ------------------------------------------------------------------------------------
+
+
+def advance(
+    instance: Instance, event: Event, policy: Policy, *, now_s: float, roll: float
+) -> tuple[Instance, tuple[Effect, ...]]:
+    """The next instance and the effects to carry out, in order.
+
+    ``now_s`` is a monotonic time in seconds; ``roll`` is uniform in [0, 1), for the jitter.
+    Raises ImpossibleEvent where the table has no row.
+    """
+    if _is_stale(instance, event):
+        return instance, ()
+    step = TABLE[instance.state].get(type(event))
+    if step is None:
+        raise ImpossibleEvent(instance, event)
+    return step(_Moment(instance, event, policy, now_s, roll))
+
+
+def _is_stale(instance: Instance, event: Event) -> bool:
+    match event:
+        case StartAsked() | StopAsked() | KillAsked() | RestartAsked():
+            return False
+        case Woke(ticket):
+            return ticket != instance.ticket
+        case _:
+            return event.generation != instance.generation or not instance.alive
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    instance: Instance
+    event: Event
+    policy: Policy
+    now_s: float
+    roll: float
+
+    def deadline(self, instance: Instance, after_s: float) -> tuple[Instance, WakeAt]:
+        """A fresh timer; it makes every earlier one stale."""
+        ticket = instance.ticket + 1
+        return replace(instance, ticket=ticket), WakeAt(ticket, self.now_s + after_s)
+
+
+_Step = Callable[[_Moment], tuple[Instance, tuple[Effect, ...]]]
+
+
+# --- steps -------------------------------------------------------------------------------------------
+
+
+def _stay(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return moment.instance, ()
+
+
+def _spawn(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    generation = moment.instance.generation + 1
+    fresh = replace(
+        moment.instance,
+        state=State.STARTING,
+        generation=generation,
+        alive=True,
+        wanted=False,
+        verdict=None,
+        ready=False,
+    )
+    fresh, wake = moment.deadline(fresh, moment.policy.stall_timeout_s)
+    return fresh, (Spawn(generation), wake)
+
+
+def _start_afresh(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    """A start that a person asks for forgets the crashes before it."""
+    return _spawn(replace(moment, instance=replace(moment.instance, crashes=())))
+
+
+def _restart_now(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return _spawn(replace(moment, instance=replace(moment.instance, restarts=moment.instance.restarts + 1)))
+
+
+def _spawned(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return moment.instance, (Probe(moment.instance.generation),)
+
+
+def _loading(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    loading, wake = moment.deadline(
+        replace(moment.instance, state=State.LOADING), moment.policy.stall_timeout_s
+    )
+    return loading, (wake,)
+
+
+def _progressed(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    instance, wake = moment.deadline(moment.instance, moment.policy.stall_timeout_s)
+    return instance, (wake,)
+
+
+def _healthy(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    if not moment.policy.warm_up:
+        return _serve(moment)
+    warming, wake = moment.deadline(
+        replace(moment.instance, state=State.WARMING), moment.policy.stall_timeout_s
+    )
+    return warming, (WarmUp(warming.generation), wake)
+
+
+def _serve(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    # A new ticket without a timer: the start deadline must not strike a server that serves.
+    return replace(moment.instance, state=State.READY, ready=True, ticket=moment.instance.ticket + 1), ()
+
+
+def _drain(moment: _Moment, *, wanted: bool = False) -> tuple[Instance, tuple[Effect, ...]]:
+    draining, wake = moment.deadline(
+        replace(moment.instance, state=State.DRAINING, wanted=wanted), moment.policy.drain_timeout_s
+    )
+    return draining, (AwaitIdle(draining.generation), wake)
+
+
+def _drain_and_restart(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return _drain(moment, wanted=True)
+
+
+def _terminate(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    stopping, wake = moment.deadline(
+        replace(moment.instance, state=State.STOPPING), moment.policy.stop_timeout_s
+    )
+    generation = stopping.generation
+    return stopping, (CloseEndpoint(generation, "the server is stopping"), Terminate(generation), wake)
+
+
+def _terminate_and_restart(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return _terminate(replace(moment, instance=replace(moment.instance, wanted=True)))
+
+
+def _kill(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    stopping, wake = moment.deadline(
+        replace(moment.instance, state=State.STOPPING), moment.policy.kill_again_s
+    )
+    generation = stopping.generation
+    return stopping, (CloseEndpoint(generation, "the server is stopping"), Kill(generation), wake)
+
+
+def _kill_for_good(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return _kill(replace(moment, instance=replace(moment.instance, wanted=False, verdict=None)))
+
+
+def _stop_for_good(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return replace(moment.instance, wanted=False, verdict=None), ()
+
+
+def _then_restart(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return replace(moment.instance, wanted=True, verdict=None), ()
+
+
+def _condemn(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    """It lives, but it is of no use: end it, and count that as its crash."""
+    if isinstance(moment.event, WarmupFailed):
+        verdict = moment.event.diagnosis
+    else:
+        seconds = moment.policy.stall_timeout_s
+        verdict = Diagnosis(
+            cause="hung_start",
+            message=f"llama-server made no progress for {seconds:.0f} s while starting",
+            remedy="See its log; a very slow disk or a device driver that hangs are the usual reasons.",
+            lines=(),
+            deterministic=False,
+            exit_code=75,
+        )
+    return _kill(replace(moment, instance=replace(moment.instance, verdict=verdict)))
+
+
+def _ended(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    """The child that we were ending is gone."""
+    instance = replace(moment.instance, alive=False)
+    if instance.verdict is not None:
+        return _crashed(replace(moment, instance=instance), instance.verdict)
+    if instance.wanted:
+        return _restart_now(replace(moment, instance=instance))
+    return _rest(instance, State.STOPPED), ()
+
+
+def _ended_in_drain(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    instance, effects = _ended(moment)
+    return instance, (CloseEndpoint(moment.instance.generation, "llama-server ended"), *effects)
+
+
+def _died(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    """The child has ended unasked."""
+    assert isinstance(moment.event, Exited | SpawnFailed)
+    instance = replace(moment.instance, alive=False)
+    after, effects = _crashed(replace(moment, instance=instance), moment.event.diagnosis)
+    return after, (CloseEndpoint(instance.generation, moment.event.diagnosis.message), *effects)
+
+
+def _crashed(moment: _Moment, diagnosis: Diagnosis) -> tuple[Instance, tuple[Effect, ...]]:
+    instance, policy = moment.instance, moment.policy.restart
+    crashes = (*recent_crashes(instance.crashes, moment.now_s, policy), moment.now_s)
+    instance = replace(instance, crashes=crashes, last=diagnosis, verdict=None, wanted=False)
+    if diagnosis.deterministic or len(crashes) > policy.most_crashes:
+        return _rest(instance, State.FAILED), (Report(instance.generation, diagnosis, None),)
+    delay_s = restart_delay_s(len(crashes), was_ready=instance.ready, roll=moment.roll, policy=policy)
+    report = Report(instance.generation, diagnosis, delay_s)
+    if delay_s == 0.0:
+        after, effects = _restart_now(replace(moment, instance=instance))
+        return after, (report, *effects)
+    waiting, wake = moment.deadline(replace(instance, state=State.BACKOFF), delay_s)
+    return waiting, (report, wake)
+
+
+def _rest_now(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return _rest(moment.instance, State.STOPPED), ()
+
+
+def _rest(instance: Instance, state: State) -> Instance:
+    return replace(instance, state=state, ticket=instance.ticket + 1)
+
+
+# --- the table ---------------------------------------------------------------------------------------
+
+TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
+    {
+        State.STOPPED: {
+            StartAsked: _start_afresh,
+            StopAsked: _stay,
+            KillAsked: _stay,
+            RestartAsked: _start_afresh,
+        },
+        State.STARTING: {
+            StartAsked: _stay,
+            StopAsked: _terminate,
+            KillAsked: _kill,
+            RestartAsked: _terminate_and_restart,
+            Spawned: _spawned,
+            SpawnFailed: _died,
+            Loading: _loading,
+            Progressed: _progressed,
+            Healthy: _healthy,
+            Exited: _died,
+            Woke: _condemn,
+        },
+        State.LOADING: {
+            StartAsked: _stay,
+            StopAsked: _terminate,
+            KillAsked: _kill,
+            RestartAsked: _terminate_and_restart,
+            Loading: _stay,
+            Progressed: _progressed,
+            Healthy: _healthy,
+            Exited: _died,
+            Woke: _condemn,
+        },
+        State.WARMING: {
+            StartAsked: _stay,
+            StopAsked: _terminate,
+            KillAsked: _kill,
+            RestartAsked: _terminate_and_restart,
+            Progressed: _progressed,
+            Warmed: _serve,
+            WarmupFailed: _condemn,
+            Exited: _died,
+            Woke: _condemn,
+        },
+        State.READY: {
+            StartAsked: _stay,
+            StopAsked: _drain,
+            KillAsked: _kill,
+            RestartAsked: _drain_and_restart,
+            Progressed: _stay,
+            Exited: _died,
+        },
+        State.DRAINING: {
+            StartAsked: _then_restart,
+            StopAsked: _stop_for_good,
+            KillAsked: _kill_for_good,
+            RestartAsked: _then_restart,
+            Progressed: _stay,
+            Idle: _terminate,
+            Exited: _ended_in_drain,
+            Woke: _terminate,
+        },
+        State.STOPPING: {
+            StartAsked: _then_restart,
+            StopAsked: _stop_for_good,
+            KillAsked: _kill_for_good,
+            RestartAsked: _then_restart,
+            Spawned: _stay,
+            SpawnFailed: _ended,
+            Loading: _stay,
+            Progressed: _stay,
+            Healthy: _stay,
+            Warmed: _stay,
+            WarmupFailed: _stay,
+            Idle: _stay,
+            Exited: _ended,
+            Woke: _kill,
+        },
+        State.BACKOFF: {
+            StartAsked: _restart_now,
+            StopAsked: _rest_now,
+            KillAsked: _rest_now,
+            RestartAsked: _restart_now,
+            Woke: _restart_now,
+        },
+        State.FAILED: {
+            StartAsked: _start_afresh,
+            StopAsked: _rest_now,
+            KillAsked: _rest_now,
+            RestartAsked: _start_afresh,
+        },
+    }
+)

@@ -1,0 +1,75 @@
+"""What proves that a model of a class really works: the smallest request, and what its answer must hold.
+
+``/health`` says 200 as soon as the weights are loaded; the first decode is where an out-of-memory GPU or a
+missing kernel shows (llama.cpp #13085). One real token finds it before a user does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llamasup.core.gguf import ModelClass
+
+__all__ = ["WarmUpRequest", "warm_up_request", "what_is_missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpRequest:
+    path: str
+    body: Mapping[str, Any]
+    proves: str
+    """What a good answer holds, for people."""
+
+
+_TOKEN = WarmUpRequest(
+    "/completion",
+    # cache_prompt off: the warm-up must not leave its prompt in a slot's cache.
+    {"prompt": "Hello", "n_predict": 1, "temperature": 0.0, "cache_prompt": False},
+    "one token",
+)
+_VECTOR = WarmUpRequest("/embedding", {"content": "Hello"}, "one embedding")
+_SCORE = WarmUpRequest("/v1/rerank", {"query": "Hello", "documents": ["Hello"]}, "one score")
+
+
+def warm_up_request(model_class: ModelClass) -> WarmUpRequest:
+    """The request that a model of this class can answer."""
+    match model_class:
+        case ModelClass.ENCODER:
+            return _VECTOR
+        case ModelClass.RERANKER:
+            return _SCORE
+        case _:
+            return _TOKEN
+
+
+def what_is_missing(request: WarmUpRequest, status: int, body: bytes) -> str | None:
+    """None if the answer proves that the model works, else a sentence saying why it does not."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return f"{request.path} answered {status} with something that is not JSON: {body[:80]!r}"
+    if status != 200:
+        error = answer.get("error") if isinstance(answer, dict) else None
+        said = error.get("message") if isinstance(error, dict) else None
+        return f"{request.path} answered {status}: {said or body[:200].decode(errors='replace')}"
+    if not _holds_proof(request, answer):
+        return f"{request.path} answered 200 without {request.proves}: {body[:200].decode(errors='replace')}"
+    return None
+
+
+def _holds_proof(request: WarmUpRequest, answer: Any) -> bool:
+    try:
+        match request.path:
+            case "/embedding":
+                # A list of results since late 2024, one result before (#10861).
+                first = answer[0] if isinstance(answer, list) else answer
+                return len(first["embedding"]) > 0
+            case "/v1/rerank":
+                return isinstance(answer["results"][0]["relevance_score"], float | int)
+            case _:
+                return int(answer["tokens_predicted"]) > 0
+    except (KeyError, IndexError, TypeError, ValueError):
+        return False

@@ -1,0 +1,118 @@
+"""Asks a running llama-server how it is, over httpx. Says what it heard; decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+import httpx
+from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_exponential
+
+from llamasup.core.address import Address, UnixAddress
+from llamasup.core.warmup import WarmUpRequest
+
+__all__ = ["Health", "Prober"]
+
+FIRST_PROBE_DELAY_S = 0.01
+LONGEST_PROBE_DELAY_S = 1.0
+PROBE_TIMEOUT_S = 2.0
+
+
+class Health(Enum):
+    OK = "ok"
+    LOADING = "loading"
+    SILENT = "silent"  # nothing listens yet, or nothing sensible answers
+
+
+class Prober:
+    """Talks to one generation. An asynchronous context manager; ``api_key`` is the child's own."""
+
+    def __init__(self, address: Address, api_key: str | None = None) -> None:
+        socket_path = address.path if isinstance(address, UnixAddress) else None
+        self._client = httpx.AsyncClient(
+            # verify=False: plain HTTP on this machine; building a TLS context takes 20 ms.
+            transport=httpx.AsyncHTTPTransport(uds=socket_path, verify=False),
+            base_url=address.url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=PROBE_TIMEOUT_S,
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.__aexit__(kind, error, trace)
+
+    async def health(self) -> Health:
+        """One look. Never raises for what the server does."""
+        try:
+            response = await self._client.get("/health")
+        except httpx.HTTPError:
+            return Health.SILENT
+        match response.status_code:
+            case 200:
+                return Health.OK
+            case 503:
+                return Health.LOADING
+            case _:
+                return Health.SILENT
+
+    async def until_healthy(self, heard: asyncio.Event, on_loading: Callable[[], None]) -> None:
+        """Probe with exponential backoff until ``/health`` says 200.
+
+        ``heard`` is set when the server's log says that it is ready: the next probe is then made at once.
+        ``on_loading`` is called for every answer that says "loading". There is no time-out here: how
+        long a start may take depends on its progress, which is not the prober's to judge.
+        """
+
+        async def look() -> Health:
+            health = await self.health()
+            if health is Health.LOADING:
+                on_loading()
+            return health
+
+        async def sleep_or_hear(seconds: float) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await heard.wait()
+
+        while True:
+            heard.clear()
+            # Hearing the ready line ends the sleep; if the look that follows came a moment too early,
+            # the backoff starts again at its shortest.
+            patience = AsyncRetrying(
+                retry=retry_if_not_result(lambda health: health is Health.OK),
+                wait=wait_exponential(multiplier=FIRST_PROBE_DELAY_S, max=LONGEST_PROBE_DELAY_S),
+                stop=lambda attempt: heard.is_set(),
+                sleep=sleep_or_hear,
+            )
+            with suppress(RetryError):
+                await patience(look)
+                return
+
+    async def ask(self, request: WarmUpRequest) -> tuple[int, bytes]:
+        """Send the warm-up request; status and body. Raises httpx.HTTPError if no answer comes.
+
+        No read time-out: one token of a huge model on a slow disk may take minutes; the caller's
+        deadline follows progress.
+        """
+        response = await self._client.post(
+            request.path, json=dict(request.body), timeout=httpx.Timeout(PROBE_TIMEOUT_S, read=None)
+        )
+        return response.status_code, response.content
+
+    async def metrics(self) -> str | None:
+        """The server's own Prometheus text, or None if it has none to give."""
+        try:
+            response = await self._client.get("/metrics")
+        except httpx.HTTPError:
+            return None
+        return response.text if response.status_code == 200 else None

@@ -1,0 +1,95 @@
+"""What llamasup tells the world: one value per happening, and the bus that carries it.
+
+The JSON shapes are the public contract (docs/design.md, Events); fields may be added, never renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llamasup.core.address import TcpAddress
+from llamasup.core.diagnosis import Diagnosis, Exit
+
+__all__ = ["Bus", "Notice", "Ready", "ServerExited", "StateChanged", "Stopped", "as_json"]
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    model: str
+    state: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerExited:
+    """A child ended unasked. ``exit`` is None where it was ended for being of no use (hung, no token)."""
+
+    model: str
+    generation: int
+    exit: Exit | None
+    diagnosis: Diagnosis
+    restart_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Every model that was asked for at the start serves requests."""
+
+    address: TcpAddress
+    pid: int
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    pass
+
+
+Notice = StateChanged | ServerExited | Ready | Stopped
+
+
+def as_json(notice: Notice) -> Mapping[str, Any]:
+    """The public object of a happening."""
+    match notice:
+        case StateChanged(model, state, generation):
+            return _object("state", model=model, state=state, generation=generation)
+        case ServerExited(model, generation, exit_, diagnosis, restart_in_s):
+            return _object(
+                "exit",
+                model=model,
+                code=exit_.code if exit_ else None,
+                signal=exit_.signal if exit_ else None,
+                cause=diagnosis.cause,
+                message=diagnosis.message,
+                remedy=diagnosis.remedy,
+                restart_in_s=restart_in_s,
+                generation=generation,
+            )
+        case Ready(address, pid, models):
+            return _object(
+                "ready", url=address.url, host=address.host, port=address.port, pid=pid, models=list(models)
+            )
+        case Stopped():
+            return _object("stopped")
+
+
+def _object(event: str, **fields: Any) -> Mapping[str, Any]:
+    return {"event": event, "protocol": PROTOCOL, **fields}
+
+
+@dataclass(slots=True)
+class Bus:
+    """Hands every happening to every listener, in order, at once."""
+
+    _listeners: list[Callable[[Notice], None]] = field(default_factory=list)
+
+    def listen(self, listener: Callable[[Notice], None]) -> None:
+        self._listeners.append(listener)
+
+    def publish(self, notice: Notice) -> None:
+        for listener in self._listeners:
+            listener(notice)

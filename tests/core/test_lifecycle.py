@@ -1,0 +1,348 @@
+"""The table of ``core.lifecycle``: transcripts of events and the effects that they call for."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from llamasup.core import lifecycle as lc
+from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.lifecycle import LIVE, TABLE, Effect, Event, Instance, Policy, State, advance
+
+POLICY = Policy()
+CRASH = Diagnosis("killed", "killed from outside", "", (), False, 75)
+BAD_FLAG = Diagnosis("bad_flag", "unknown flag", "", (), True, 2)
+
+
+class Life:
+    """One instance and a clock that the test moves."""
+
+    def __init__(self, policy: Policy = POLICY) -> None:
+        self.policy = policy
+        self.instance = Instance()
+        self.now_s = 1000.0
+        self.effects: tuple[Effect, ...] = ()
+
+    def __call__(self, *events: Event, at_s: float | None = None) -> tuple[Effect, ...]:
+        """Feed events; the effects of the last one."""
+        if at_s is not None:
+            self.now_s = at_s
+        for event in events:
+            self.instance, self.effects = advance(
+                self.instance, event, self.policy, now_s=self.now_s, roll=0.5
+            )
+        return self.effects
+
+    @property
+    def state(self) -> State:
+        return self.instance.state
+
+    def wake(self) -> tuple[Effect, ...]:
+        return self(lc.Woke(self.instance.ticket))
+
+
+def ready(policy: Policy = POLICY) -> Life:
+    life = Life(policy)
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1), lc.Healthy(1))
+    if policy.warm_up:
+        life(lc.Warmed(1))
+    assert life.state is State.READY
+    return life
+
+
+# --- transcripts ----------------------------------------------------------------------------------------
+
+
+def test_a_start_goes_through_loading_and_warming_to_ready() -> None:
+    life = Life()
+    assert life(lc.StartAsked()) == (lc.Spawn(1), lc.WakeAt(1, 1120.0))
+    assert life(lc.Spawned(1, 42)) == (lc.Probe(1),)
+    assert life(lc.Loading(1)) == (lc.WakeAt(2, 1120.0),)
+    assert life.state is State.LOADING
+    assert life(lc.Healthy(1)) == (lc.WarmUp(1), lc.WakeAt(3, 1120.0))
+    assert life.state is State.WARMING
+    assert life(lc.Warmed(1)) == ()
+    assert life.state is State.READY
+
+
+def test_without_warm_up_a_healthy_server_is_ready() -> None:
+    life = Life(Policy(warm_up=False))
+    assert life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1)) == ()
+    assert life.state is State.READY
+
+
+def test_a_start_may_take_as_long_as_it_likes_while_it_progresses() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42))
+    for minute in range(1, 30):
+        assert life(lc.Progressed(1), at_s=1000.0 + 60 * minute)[0] == lc.WakeAt(
+            minute + 1, 1120.0 + 60 * minute
+        )
+    assert life.state is State.STARTING
+
+
+def test_a_start_without_progress_is_killed_and_counts_as_a_crash() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1))
+    life.now_s = 1120.0
+    assert lc.Kill(1) in life.wake()
+    assert life.state is State.STOPPING
+    report = life(lc.Exited(1, CRASH))[0]
+    assert isinstance(report, lc.Report)
+    assert report.diagnosis.cause == "hung_start"
+    assert life.state is State.BACKOFF
+
+
+def test_the_start_deadline_does_not_strike_a_server_that_serves() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1))
+    old_ticket = life.instance.ticket
+    life(lc.Warmed(1))
+    assert life(lc.Woke(old_ticket)) == ()
+    assert life.state is State.READY
+
+
+def test_a_stop_drains_then_terminates() -> None:
+    life = ready()
+    assert life(lc.StopAsked())[0] == lc.AwaitIdle(1)
+    assert life.state is State.DRAINING
+    close, terminate, _wake = life(lc.Idle(1))
+    assert isinstance(close, lc.CloseEndpoint)
+    assert terminate == lc.Terminate(1)
+    assert life(lc.Exited(1, CRASH)) == ()
+    assert life.state is State.STOPPED
+
+
+def test_a_drain_that_takes_too_long_ends_in_a_terminate() -> None:
+    life = ready()
+    life(lc.StopAsked())
+    assert lc.Terminate(1) in life.wake()
+
+
+def test_a_child_that_ignores_the_terminate_is_killed_and_killed_again() -> None:
+    life = ready()
+    life(lc.StopAsked(), lc.Idle(1))
+    assert lc.Kill(1) in life.wake()
+    assert lc.Kill(1) in life.wake()
+    life(lc.Exited(1, CRASH))
+    assert life.state is State.STOPPED
+
+
+@pytest.mark.parametrize("before", [(), (lc.StopAsked(),), (lc.StopAsked(), lc.Idle(1))])
+def test_a_second_ctrl_c_kills_wherever_the_stop_is(before: tuple[Event, ...]) -> None:
+    life = ready()
+    life(*before)
+    assert lc.Kill(1) in life(lc.KillAsked())
+    life(lc.Exited(1, CRASH))
+    assert life.state is State.STOPPED
+
+
+def test_a_stop_while_loading_does_not_wait_for_the_load() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1))
+    assert lc.Terminate(1) in life(lc.StopAsked())
+    life(lc.Exited(1, CRASH))
+    assert life.state is State.STOPPED
+
+
+def test_a_crash_of_a_ready_server_restarts_it_at_once() -> None:
+    life = ready()
+    close, report, spawn, _wake = life(lc.Exited(1, CRASH))
+    assert isinstance(close, lc.CloseEndpoint)
+    assert report == lc.Report(1, CRASH, 0.0)
+    assert spawn == lc.Spawn(2)
+    assert life.instance.restarts == 1
+
+
+def test_the_next_crashes_wait_longer_and_the_sixth_is_one_too_many() -> None:
+    life = ready()
+    life(lc.Exited(1, CRASH))
+    waits = []
+    for generation in itertools.count(2):
+        report = life(lc.Exited(generation, CRASH))[1]
+        assert isinstance(report, lc.Report)
+        if report.restart_in_s is None:
+            break
+        waits.append(report.restart_in_s)
+        assert life.state is State.BACKOFF
+        assert lc.Spawn(generation + 1) in life.wake()
+    assert waits == [1, 2, 4, 8]
+    assert len(life.instance.crashes) == 6
+    assert life.state is State.FAILED
+
+
+def test_crashes_far_apart_are_never_a_crash_loop() -> None:
+    life = ready()
+    for generation in range(1, 20):
+        life(lc.Exited(generation, CRASH), at_s=life.now_s + 601)
+        assert life.instance.generation == generation + 1
+        life(lc.Spawned(generation + 1, 42), lc.Healthy(generation + 1), lc.Warmed(generation + 1))
+    assert life.state is State.READY
+
+
+def test_a_deterministic_failure_is_never_tried_again() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42))
+    assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
+    assert life.state is State.FAILED
+    assert life.instance.last == BAD_FLAG
+
+
+def test_a_spawn_that_fails_is_a_failure_like_any_other() -> None:
+    life = Life()
+    life(lc.StartAsked())
+    assert life(lc.SpawnFailed(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
+    assert life.state is State.FAILED
+
+
+def test_a_server_without_a_token_is_killed_and_reported_as_that() -> None:
+    no_token = replace(CRASH, cause="warm_up_failed")
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1))
+    assert lc.Kill(1) in life(lc.WarmupFailed(1, no_token))
+    assert life(lc.Exited(1, CRASH))[0] == lc.Report(1, no_token, 0.5)
+
+
+def test_a_restart_drains_the_old_child_before_the_new_one_starts() -> None:
+    life = ready()
+    life(lc.RestartAsked())
+    assert life.state is State.DRAINING
+    life(lc.Idle(1))
+    assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
+
+
+def test_a_stop_takes_back_a_restart() -> None:
+    life = ready()
+    life(lc.RestartAsked(), lc.StopAsked(), lc.Idle(1), lc.Exited(1, CRASH))
+    assert life.state is State.STOPPED
+
+
+def test_a_child_that_dies_while_draining_is_not_a_crash() -> None:
+    life = ready()
+    life(lc.StopAsked())
+    (close,) = life(lc.Exited(1, CRASH))
+    assert isinstance(close, lc.CloseEndpoint)
+    assert (life.state, life.instance.crashes) == (State.STOPPED, ())
+
+
+def test_a_start_during_backoff_does_not_wait() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Exited(1, CRASH))
+    assert life.state is State.BACKOFF
+    assert lc.Spawn(2) in life(lc.StartAsked())
+
+
+def test_a_start_by_hand_forgets_the_crashes() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Exited(1, BAD_FLAG))
+    assert lc.Spawn(2) in life(lc.StartAsked())
+    assert life.instance.crashes == ()
+
+
+def test_news_of_an_earlier_generation_is_dropped() -> None:
+    life = ready()
+    life(lc.Exited(1, CRASH))
+    before = life.instance
+    for stale in (lc.Healthy(1), lc.Warmed(1), lc.Exited(1, CRASH), lc.Idle(1)):
+        assert life(stale) == ()
+    assert life.instance == before
+
+
+def test_news_of_a_reaped_child_is_dropped() -> None:
+    life = ready()
+    life(lc.KillAsked(), lc.Exited(1, CRASH))
+    assert life(lc.Healthy(1)) == ()
+    assert life.state is State.STOPPED
+
+
+def test_an_event_without_a_row_is_a_bug_and_says_so() -> None:
+    life = ready()
+    with pytest.raises(lc.ImpossibleEvent, match=r"Warmed in state ready"):
+        life(lc.Warmed(1))
+
+
+# --- sweeps ---------------------------------------------------------------------------------------------
+
+
+def test_every_state_has_a_row_and_every_row_answers_what_people_ask() -> None:
+    assert set(TABLE) == set(State)
+    asked = {lc.StartAsked, lc.StopAsked, lc.KillAsked, lc.RestartAsked}
+    for state, row in TABLE.items():
+        assert asked <= set(row), state
+        assert set(row) <= set(get_args(Event)), state
+
+
+def test_every_live_state_has_a_row_for_the_exit() -> None:
+    assert all(lc.Exited in TABLE[state] for state in LIVE)
+
+
+def _events_of(generation: int, ticket: int) -> st.SearchStrategy[Event]:
+    child = (lc.Loading, lc.Progressed, lc.Healthy, lc.Warmed, lc.Idle)
+    return st.one_of(
+        st.sampled_from([lc.StartAsked(), lc.StopAsked(), lc.KillAsked(), lc.RestartAsked()]),
+        st.sampled_from(child).map(lambda kind: kind(generation)),
+        st.just(lc.Spawned(generation, 42)),
+        st.sampled_from([CRASH, BAD_FLAG]).flatmap(
+            lambda verdict: st.sampled_from(
+                [lc.Exited(generation, verdict), lc.WarmupFailed(generation, verdict)]
+            )
+        ),
+        st.just(lc.Woke(ticket)),
+    )
+
+
+class AnyLife(RuleBasedStateMachine):
+    """Whatever happens in whatever order: never two children, every spawn reaped, always a way out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.instance = Instance()
+        self.now_s = 0.0
+        self.children = 0
+
+    def feed(self, event: Event) -> None:
+        if not lc._is_stale(self.instance, event) and type(event) not in TABLE[self.instance.state]:
+            return  # the runner cannot produce it: e.g. Warmed before WarmUp was ordered
+        alive = self.instance.alive
+        self.instance, effects = advance(self.instance, event, POLICY, now_s=self.now_s, roll=0.5)
+        if alive and isinstance(event, lc.Exited | lc.SpawnFailed) and event.generation:
+            self.children -= event.generation <= self.instance.generation and (
+                not self.instance.alive or any(isinstance(effect, lc.Spawn) for effect in effects)
+            )
+        for effect in effects:
+            if isinstance(effect, lc.Spawn):
+                self.children += 1
+                assert effect.generation == self.instance.generation
+
+    @rule(choice=st.data(), seconds=st.floats(0, 700))
+    def anything_happens(self, choice: st.DataObject, seconds: float) -> None:
+        self.now_s += seconds
+        generation = choice.draw(
+            st.sampled_from([self.instance.generation, max(self.instance.generation - 1, 0)])
+        )
+        ticket = choice.draw(st.sampled_from([self.instance.ticket, self.instance.ticket - 1]))
+        self.feed(choice.draw(_events_of(generation, ticket)))
+
+    @precondition(lambda self: self.instance.state is not State.STOPPED)
+    @rule()
+    def a_kill_leads_to_rest(self) -> None:
+        self.feed(lc.KillAsked())
+        if self.instance.alive:
+            self.feed(lc.Exited(self.instance.generation, CRASH))
+        assert self.instance.state is State.STOPPED
+        assert self.children == 0
+
+    @invariant()
+    def never_two_children(self) -> None:
+        assert self.children == int(self.instance.alive)
+        assert self.instance.alive == (self.instance.state in LIVE)
+
+
+AnyLife.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAnyLife = AnyLife.TestCase
