@@ -119,7 +119,7 @@ class ModelFacts:
     embedding_length: int
     feed_forward_lengths: tuple[int, ...]  # per layer
     head_counts: tuple[int, ...]  # per layer
-    head_counts_kv: tuple[int, ...]  # per layer; 0: this layer has no KV cache
+    head_counts_kv: tuple[int, ...]  # per layer
     key_length: int  # of one head
     value_length: int  # of one head
     sliding_window: int | None  # tokens
@@ -135,7 +135,9 @@ class ModelFacts:
     mla: bool = False  # multi-head latent attention: K alone is cached, V is a view of it
     recurrent: RecurrentState | None = None
     recurrent_layers: tuple[bool, ...] = ()  # per layer: keeps a recurrent state
-    shared_kv_layers: int = 0  # the last N layers reuse an earlier layer's KV (Gemma 3n, Gemma 4)
+    kv_layers: tuple[
+        bool, ...
+    ] = ()  # per layer: has a KV cache (not recurrent, sharing, MTP or encoder layers)
     causal: bool = True
     experts: Experts = Experts()
     mtp_layers: int = 0  # {a}.nextn_predict_layers: multi-token prediction, for self-speculation
