@@ -1,0 +1,317 @@
+"""HTTP heads: what may be forwarded, what is refused, how errors and responses are written.
+
+Values in, values out: nothing here reads a socket. The C parser (llhttp, through httptools) has already refused
+what breaks framing: two Content-Lengths, Content-Length beside Transfer-Encoding, bare LF, folded lines, bad
+chunk sizes. This module decides on what llhttp lets through.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+__all__ = [
+    "METHODS",
+    "STATUS_LINES",
+    "Head",
+    "HttpError",
+    "RawHeaders",
+    "Route",
+    "canonical_path",
+    "closed_by_default",
+    "error_body",
+    "error_response",
+    "parse_authority",
+    "read_head",
+    "response",
+    "route_of",
+    "split_target",
+    "status_line",
+]
+
+RawHeaders = list[tuple[bytes, bytes]]  # names in lower case, in order of arrival
+
+
+class HttpError(msgspec.Struct, frozen=True):
+    """An answer that llamasup itself gives. ``close``: the connection cannot be trusted afterwards."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    cause: str = ""
+    remedy: str = ""
+    retry_after_s: float | None = None
+    close: bool = False
+
+
+class Head(msgspec.Struct):
+    """A request's head, read once. ``lines`` are the header lines that go upstream as they are."""
+
+    method: bytes
+    path: bytes  # raw, without the query
+    query: bytes  # without the question mark
+    authority: bytes  # of the target in absolute form, else the Host header
+    lines: list[bytes]
+    origin: bytes | None = None
+    credentials: tuple[bytes, ...] = ()
+    content_length: int | None = None
+    chunked: bool = False
+    expects_continue: bool = False
+    request_id: bytes = b""  # the client's own, if it is sane
+
+
+class Route(msgspec.Struct, frozen=True):
+    """``label`` names the route in metrics, so that paths a client makes up cannot grow them without bound."""
+
+    label: str
+    infers: bool = False  # its answer ends with token counts
+
+
+# --- reading a head --------------------------------------------------------------------------------
+
+METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
+
+_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _LENGTH, _CODING, _EXPECT, _ID, _DROP = range(10)
+
+_KINDS = {
+    b"host": _HOST,
+    b"origin": _ORIGIN,  # judged here; upstream would answer it with CORS headers of its own
+    b"authorization": _BEARER,  # ours, never the child's
+    b"x-api-key": _KEY,
+    b"connection": _CONNECTION,
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _CODING,
+    b"expect": _EXPECT,
+    b"x-request-id": _ID,
+    # hop by hop (RFC 9110 §7.6.1), with what browsers and Java send for an upgrade that we do not do
+    b"keep-alive": _DROP,
+    b"proxy-authenticate": _DROP,
+    b"proxy-authorization": _DROP,
+    b"proxy-connection": _DROP,
+    b"te": _DROP,
+    b"trailer": _DROP,
+    b"upgrade": _DROP,
+    b"http2-settings": _DROP,
+    # said about us by somebody whom we cannot check
+    b"forwarded": _DROP,
+    b"x-real-ip": _DROP,
+    # with it a disconnect does not cancel the generation (llama.cpp b11434)
+    b"x-conversation-id": _DROP,
+}
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}").fullmatch
+_PERSISTENCE = frozenset({b"close", b"keep-alive", b""})
+
+
+def read_head(method: bytes, target: bytes, version: str, headers: RawHeaders) -> Head | HttpError:
+    """Sort the headers into what llamasup needs, what goes upstream, and what is dropped.
+
+    An ``HttpError`` is returned for heads that cannot be forwarded safely.
+    """
+    if version not in ("1.1", "1.0"):
+        return HttpError(505, f"HTTP/{version} is not served here; use HTTP/1.1", close=True)
+    if method not in METHODS:
+        return HttpError(405, f"method {method.decode('latin-1')} is not served here", close=True)
+    split = split_target(target, method)
+    if split is None:
+        return HttpError(400, "the request target is neither a path nor an http URL", close=True)
+    authority, path, query = split
+    lines: list[bytes] = []
+    head = Head(method, path, query, b"", lines)
+    hosts = 0
+    nominated: set[bytes] = set()
+    for name, value in headers:
+        kind = _KINDS.get(name)
+        if kind is None:
+            if not name.startswith(b"x-forwarded-"):
+                lines.append(name + b": " + value + b"\r\n")
+        elif kind == _HOST:
+            hosts += 1
+            head.authority = value
+        elif kind == _LENGTH:
+            head.content_length = int(value)  # digits only and below 2^64: llhttp refuses the rest
+        elif kind == _BEARER:
+            scheme, _, token = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                head.credentials += (token.strip(),)
+        elif kind == _KEY:
+            head.credentials += (value.strip(),)
+        elif kind == _CONNECTION:
+            for token in value.lower().split(b","):
+                if (token := token.strip(b" \t")) not in _PERSISTENCE:
+                    nominated.add(token)
+        elif kind == _ORIGIN:
+            if head.origin is not None:
+                return HttpError(400, "more than one Origin header", close=True)
+            head.origin = value.strip()
+        elif kind == _ID:
+            head.request_id = value if _SANE_ID(value) else b""
+        elif kind == _CODING:
+            if version == "1.0" or value.strip(b" \t").lower() != b"chunked":
+                # Dropping a coding that we do not undo would hand the body on as something else.
+                return HttpError(
+                    400, "the only Transfer-Encoding served here is chunked, in HTTP/1.1", close=True
+                )
+            head.chunked = True
+        elif kind == _EXPECT:
+            if value.strip().lower() != b"100-continue":
+                return HttpError(417, "the only expectation served here is 100-continue", close=True)
+            head.expects_continue = version == "1.1"
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        return HttpError(400, f"a request carries exactly one Host header; this one has {hosts}", close=True)
+    if authority:
+        head.authority = authority  # RFC 9112 §3.2.2: the absolute form overrules Host
+    if nominated:
+        head.lines = [line for line in lines if line.partition(b":")[0] not in nominated]
+    return head
+
+
+_ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE).fullmatch
+
+
+def split_target(target: bytes, method: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """A request target as (authority, path, query); None if it is not one. Nothing is decoded."""
+    if b"#" in target:
+        return None
+    if target.startswith(b"/"):
+        path, _, query = target.partition(b"?")
+        return b"", path, query
+    if target == b"*":
+        return (b"", b"*", b"") if method == b"OPTIONS" else None
+    if match := _ABSOLUTE(target):
+        authority, path, query = match.group(1, 2, 3)
+        return authority, path or b"/", query or b""
+    return None
+
+
+_AUTHORITY = re.compile(
+    rb"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9_](?:[A-Za-z0-9._-]{0,253})))(?::([0-9]{1,5}))?"
+)
+
+
+def parse_authority(value: bytes) -> tuple[str, int | None] | None:
+    """A Host header as (name in lower case, port); None if it is malformed. IPv6 literals lose their brackets."""
+    match = _AUTHORITY.fullmatch(value)
+    if match is None:
+        return None
+    literal, name, digits = match.group(1, 2, 3)
+    port = None if digits is None else int(digits)
+    if port is not None and port > 65535:
+        return None
+    return (literal or name).decode("ascii").lower().rstrip("."), port
+
+
+# --- paths -----------------------------------------------------------------------------------------
+
+_INFERENCE = (
+    "/completion /completions /v1/completions /chat/completions /v1/chat/completions /responses /v1/responses "
+    "/v1/messages /infill /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking "
+    "/audio/transcriptions /v1/audio/transcriptions"
+).split()
+_PLAIN = (
+    "/ /health /v1/health /livez /readyz /metrics /props /slots /models /v1/models /lora-adapters /tokenize "
+    "/detokenize /apply-template /v1/messages/count_tokens /v1/stream"
+).split()
+_ROUTES = {path.encode(): Route(path, infers=True) for path in _INFERENCE} | {
+    path.encode(): Route(path) for path in _PLAIN
+}
+_CONTROL = Route("/llamasup")
+_OTHER = Route("other")
+
+
+def route_of(path: bytes) -> Route:
+    """The route that a raw path belongs to; every path that llamasup does not know is ``other``."""
+    route = _ROUTES.get(path)
+    if route is None:
+        return _CONTROL if path.startswith(b"/llamasup/") else _OTHER
+    return route
+
+
+def canonical_path(path: bytes) -> bytes:
+    """The path that the laxest server could make of this one: decoded, in lower case, without detours.
+
+    Only for deciding what stays closed. llama-server decodes once and compares case; this goes further, so that
+    nothing slips past that some build might take for a closed path.
+    """
+    decoded = path
+    for _ in range(4):  # %2525… : each round undoes one layer; more than three are nobody's honest path
+        once = unquote_to_bytes(decoded)
+        if once == decoded:
+            break
+        decoded = once
+    parts: list[bytes] = []
+    for part in decoded.lower().replace(b"\\", b"/").split(b"/"):
+        bare = part.partition(b";")[0].strip()
+        if bare == b"..":
+            del parts[-1:]
+        elif bare not in (b"", b"."):
+            parts.append(bare)
+    return b"/" + b"/".join(parts)
+
+
+# /llamasup is here for its odd spellings: the plain one never comes this far.
+_CLOSED = (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload", b"/llamasup")
+_READS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+
+
+def closed_by_default(method: bytes, path: bytes) -> bool:
+    """Whether X7 keeps this closed: tools, CORS and MCP proxies, changes of /props, saved and restored slots.
+
+    Any change below ``/slots/`` is closed, whatever its query says: llama-server also takes ``action`` from a form body.
+    """
+    if path in _ROUTES and path != b"/props":
+        return False
+    canonical = canonical_path(path)
+    for closed in _CLOSED:
+        if canonical == closed or canonical.startswith(closed + b"/"):
+            return True
+    if method in _READS:
+        return False
+    return canonical == b"/props" or canonical.startswith(b"/slots/")
+
+
+# --- writing responses -----------------------------------------------------------------------------
+
+STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+
+
+def status_line(status: int) -> bytes:
+    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def error_body(error: HttpError) -> bytes:
+    """OpenAI's and llama-server's error object, in llama-server's order, with cause and remedy where known."""
+    fields: dict[str, str | int] = {"message": error.message, "type": error.type, "code": error.status}
+    if error.cause:
+        fields["cause"] = error.cause
+    if error.remedy:
+        fields["remedy"] = error.remedy
+    return msgspec.json.encode({"error": fields})
+
+
+def response(
+    status: int, body: bytes, *lines: bytes, method: bytes = b"GET", close: bool = False, json: bool = True
+) -> bytes:
+    """A whole response. ``lines`` are more header lines, each with its CRLF. HEAD gets the head alone."""
+    parts = [status_line(status)]
+    if json and status != HTTPStatus.NO_CONTENT:
+        parts.append(b"Content-Type: application/json; charset=utf-8\r\n")
+    if status != HTTPStatus.NO_CONTENT:
+        parts.append(b"Content-Length: %d\r\n" % len(body))
+    parts += lines
+    parts.append(b"Connection: close\r\n\r\n" if close else b"\r\n")
+    if method != b"HEAD":
+        parts.append(body)
+    return b"".join(parts)
+
+
+def error_response(error: HttpError, *lines: bytes, method: bytes = b"GET", close: bool = False) -> bytes:
+    """The response that says ``error``. Retry-After is in whole seconds, at least one."""
+    if error.retry_after_s is not None:
+        lines += (b"Retry-After: %d\r\n" % max(1, -(-error.retry_after_s // 1)),)
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        lines += (b"WWW-Authenticate: Bearer\r\n",)
+    return response(error.status, error_body(error), *lines, method=method, close=close or error.close)

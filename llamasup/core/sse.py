@@ -1,0 +1,90 @@
+"""Token counts out of the tail of a response, and the event that says a stream broke.
+
+Only the last bytes are read, once, when the response is over: llama-server puts ``usage`` and ``timings`` last in
+plain answers and in the last events of a stream. The first is OpenAI's or Anthropic's count, the second
+llama-server's own, which has the speed. Chunk framing may split the numbers; it is taken out first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+__all__ = ["TAIL_BYTES", "TokenCounts", "error_event", "read_token_counts", "tail_of"]
+
+TAIL_BYTES = (
+    8192  # the last event of a chat with timings is below 1 KiB, of /completion about 3 KiB plus the prompt
+)
+
+
+class TokenCounts(msgspec.Struct, frozen=True):
+    """What one response says that it cost. None: it does not say. ``prompt`` counts the cached ones too."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
+    tokens_per_s: float | None = None
+
+
+_FRAMING = re.compile(rb"\r\n(?:[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n)?")  # JSON holds no raw CR: this is framing
+_NUMBER = re.compile(
+    rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_read_input_tokens'
+    rb'|prompt_n|cache_n|predicted_n|predicted_per_second)"\s*:\s*([0-9][0-9.eE+-]*)'
+)
+
+
+def read_token_counts(tail: bytes) -> TokenCounts | None:
+    """The counts in the last bytes of a response, in any of llama-server's shapes; None if there are none.
+
+    A quote inside a model's text is escaped, so ``"usage":`` can only be the key itself.
+    """
+    if b"\r\n" in tail:
+        tail = _FRAMING.sub(b"", tail)
+    usage, timings = tail.rfind(b'"usage":'), tail.rfind(b'"timings":')
+    start = min(usage, timings) if min(usage, timings) >= 0 else max(usage, timings)
+    if start < 0:
+        return None
+    found: dict[bytes, float] = {}
+    for name, digits in _NUMBER.findall(tail, start):
+        try:
+            found[name] = float(digits)
+        except ValueError:
+            continue
+    cached = _first(found, b"cache_n", b"cached_tokens", b"cache_read_input_tokens")
+    prompt = _first(found, b"prompt_tokens", b"input_tokens")
+    if prompt is None and (evaluated := _first(found, b"prompt_n")) is not None:
+        prompt = evaluated + (cached or 0)  # prompt_n counts only what was evaluated
+    completion = _first(found, b"predicted_n", b"completion_tokens", b"output_tokens")
+    if prompt is None and completion is None:
+        return None
+    speed = found.get(b"predicted_per_second")
+    return TokenCounts(prompt, cached, completion, speed)
+
+
+def _first(found: dict[bytes, float], *names: bytes) -> int | None:
+    for name in names:
+        if name in found:
+            return int(found[name])
+    return None
+
+
+def tail_of(pieces: Sequence[bytes]) -> bytes:
+    """The last ``TAIL_BYTES`` of the response that ``pieces`` end."""
+    tail = b""
+    for piece in reversed(pieces):
+        if len(tail) >= TAIL_BYTES:
+            break
+        tail = piece[-TAIL_BYTES:] + tail
+    return tail[-TAIL_BYTES:]
+
+
+_NAMED = (b"/v1/messages", b"/v1/responses", b"/responses")  # these APIs name their events
+
+
+def error_event(path: bytes, error: bytes) -> bytes:
+    """The event that ends a broken stream. ``error`` is an error body, ``{"error":{…}}``."""
+    if path in _NAMED:
+        return b'event: error\ndata: {"type":"error",' + error[1:] + b"\n\n"
+    return b"data: " + error + b"\n\n"

@@ -1,0 +1,147 @@
+"""Taking the address to listen on, and saying who has it when it is taken."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+
+from llamasup.core.errors import PortInUse, PortNotAllowed
+
+__all__ = ["bind", "bind_unix"]
+
+BACKLOG = 1024  # connects that arrive in one burst before the loop comes round to accept them
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets for every address of ``host``; ``port`` 0 takes any free one, the same for all.
+
+    Raises PortInUse, with the holder's name when it can be known, and PortNotAllowed.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise PortNotAllowed(
+            f"{host!r} is no address of this machine ({error})",
+            remedy="use 127.0.0.1, or an address from `ip addr`",
+        ) from error
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError as error:  # a kernel without IPv6
+                absent = error
+                continue
+            try:
+                _listen(sock, (address[0], port, *address[2:]))
+            except OSError as error:
+                sock.close()
+                if error.errno == errno.EADDRNOTAVAIL and len(found) > 1:
+                    absent = error  # a name with ::1 on a machine that has IPv6 switched off
+                    continue
+                raise _refused(host, port, error) from error
+            sockets.append(sock)
+            port = sock.getsockname()[1]
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    if not sockets:
+        error = absent or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        raise _refused(host, port, error) from error
+    return sockets
+
+
+def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
+    """A listening Unix socket at ``path``. One that nobody listens on any more is replaced.
+
+    Raises PortInUse and PortNotAllowed.
+    """
+    file = Path(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_socket(file):
+            if _answers(path):
+                raise PortInUse(
+                    f"another process listens on {path}", remedy="stop it, or choose another path"
+                )
+            file.unlink()
+        before = os.umask(
+            0o777 & ~mode
+        )  # the socket is never more open than it should be, not even for a moment
+        try:
+            sock.bind(path)
+        finally:
+            os.umask(before)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except PortInUse:
+        sock.close()
+        raise
+    except OSError as error:
+        sock.close()
+        raise PortNotAllowed(f"cannot listen on {path} ({error.strerror or error})") from error
+    return sock
+
+
+def _listen(sock: socket.socket, address: tuple[object, ...]) -> None:
+    if sys.platform != "win32":  # there it would let two processes share the port
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    sock.bind(address)
+    sock.listen(BACKLOG)  # now: two processes may both bind a port that neither listens on
+    sock.setblocking(False)
+
+
+def _refused(host: str, port: int, error: OSError) -> PortInUse | PortNotAllowed:
+    if error.errno == errno.EADDRINUSE:
+        holder = _holder(port)
+        return PortInUse(
+            f"port {port} on {host} is in use" + (f" by {holder}" if holder else ""),
+            remedy="stop that process, or choose another port (--port 0 takes any free one)",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return PortNotAllowed(
+            f"port {port} on {host} needs rights that this process lacks", remedy="use a port above 1023"
+        )
+    return PortNotAllowed(
+        f"cannot listen on {host}:{port} ({error.strerror or error})",
+        remedy="use 127.0.0.1, or an address from `ip addr`",
+    )
+
+
+def _holder(port: int) -> str:
+    """``python (pid 123)``, or nothing where the system does not tell."""
+    import psutil
+
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            local = connection.laddr
+            if local and local.port == port and connection.status == psutil.CONN_LISTEN and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except (psutil.Error, OSError):
+        pass
+    return ""
+
+
+def _is_socket(file: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(file.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True

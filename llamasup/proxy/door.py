@@ -1,0 +1,169 @@
+"""Who may come in: Host (X2), Origin (X3), keys (X4) and the paths that stay closed (X7).
+
+Decided on the head alone, before a byte of the body is waited for, and on the raw path: a path that is spelled
+oddly is never one of the public ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from hmac import compare_digest
+from ipaddress import ip_address
+
+from llamasup.core.http import Head, HttpError, closed_by_default, parse_authority
+from llamasup.proxy.settings import ProxyConfig
+
+__all__ = ["CONTROL_PREFIX", "PUBLIC_PATHS", "Door", "KeyRing"]
+
+PUBLIC_PATHS = frozenset({b"/livez", b"/readyz", b"/health", b"/v1/health"})
+CONTROL_PREFIX = b"/llamasup/"
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_REMEMBERED_HOSTS = 256  # one client sends one spelling; the bound keeps strangers from filling memory
+
+
+class KeyRing:
+    """Keys as salted digests of one length, so that comparing tells neither a key's length nor which one is near."""
+
+    __slots__ = ("_digests", "_salt")
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self._salt = secrets.token_bytes(16)
+        self._digests = tuple(self._digest(key.encode()) for key in keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def opens(self, credentials: tuple[bytes, ...]) -> bool:
+        """Whether any of the credentials is one of the keys. Takes the same time for all keys."""
+        found = False
+        for credential in credentials:
+            digest = self._digest(credential)
+            for known in self._digests:
+                found |= compare_digest(digest, known)
+        return found
+
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, digest_size=16, key=self._salt).digest()
+
+
+class Door:
+    """The policy of one listener. ``trusted``: a socket whose file permissions are the authority."""
+
+    __slots__ = ("_admin", "_good_hosts", "_inference", "_names", "_open_paths", "_origins", "_trusted")
+
+    def __init__(self, config: ProxyConfig, *, trusted: bool = False) -> None:
+        self._names = frozenset((*_LOOPBACK, *(name.lower().rstrip(".") for name in config.hosts)))
+        self._good_hosts: set[bytes] = set()
+        self._origins = frozenset(origin.lower().encode() for origin in config.origins)
+        self._admin = KeyRing(config.admin_keys)
+        self._inference = KeyRing((*config.api_keys, *config.admin_keys) if config.api_keys else ())
+        self._open_paths = frozenset(path.encode() for path in config.open_paths)
+        self._trusted = trusted
+
+    def admit(self, head: Head, local_host: str) -> HttpError | None:
+        """None, or why not. ``local_host`` is the address at which this connection reached us."""
+        if head.authority not in self._good_hosts and (
+            refusal := self._judge_host(head.authority, local_host)
+        ):
+            return refusal
+        path = head.path
+        if head.origin is not None and (refusal := self._judge_origin(head)):
+            return refusal
+        if path in PUBLIC_PATHS or (head.origin is not None and self.is_preflight(head)):
+            return None
+        if path.startswith(CONTROL_PREFIX):
+            return self._judge_control(head)
+        if self._inference and not self._inference.opens(head.credentials):
+            return _unauthorized(head)
+        if path not in self._open_paths and closed_by_default(head.method, path):
+            return HttpError(
+                403,
+                f"{head.method.decode()} {path.decode('latin-1')} is closed",
+                type="permission_error",
+                cause="closed_path",
+                remedy="open the path in llamasup's configuration if it is meant to be reached",
+            )
+        return None
+
+    def allows_origin(self, origin: bytes) -> bool:
+        """Whether the configuration names this origin (and CORS headers are due)."""
+        return origin.lower() in self._origins
+
+    def is_preflight(self, head: Head) -> bool:
+        return head.method == b"OPTIONS" and head.origin is not None and self.allows_origin(head.origin)
+
+    def _judge_host(self, value: bytes, local_host: str) -> HttpError | None:
+        parsed = parse_authority(value)
+        if parsed is None:
+            if not value:
+                return HttpError(400, "the Host header is empty or missing", close=True)
+            return HttpError(400, "the Host header is malformed", close=True)
+        name = parsed[0]
+        if name not in self._names and not _same_address(name, local_host):
+            return HttpError(
+                403,
+                f"Host {name!r} is not a name of this server",
+                type="permission_error",
+                cause="foreign_host",
+                remedy="use localhost or the address it is bound to, or add the name to the configured hosts",
+            )
+        if len(self._good_hosts) < _REMEMBERED_HOSTS:
+            self._good_hosts.add(value)
+        return None
+
+    def _judge_origin(self, head: Head) -> HttpError | None:
+        origin = head.origin or b""
+        scheme, separator, authority = origin.lower().partition(b"://")
+        same = separator and scheme in (b"http", b"https") and authority == head.authority.lower()
+        if same or self.allows_origin(origin):
+            return None
+        return HttpError(
+            403,
+            f"web pages from {origin.decode('latin-1')[:200]!r} may not call this server",
+            type="permission_error",
+            cause="foreign_origin",
+            remedy="add the origin to the configured ones if the page is yours",
+        )
+
+    def _judge_control(self, head: Head) -> HttpError | None:
+        if self._trusted:
+            return None
+        if not self._admin:
+            return HttpError(
+                403,
+                "the control API is closed over TCP: no admin key is configured",
+                type="permission_error",
+                cause="control_closed",
+                remedy="use the llamasup command on this machine, or configure an admin key",
+            )
+        if self._admin.opens(head.credentials):
+            return None
+        if self._inference.opens(head.credentials):
+            return HttpError(
+                403, "this key may infer, not control", type="permission_error", cause="key_rights"
+            )
+        return _unauthorized(head)
+
+
+def _unauthorized(head: Head) -> HttpError:
+    message = "Invalid API Key" if head.credentials else "an API key is needed"
+    return HttpError(
+        401,
+        message,
+        type="authentication_error",
+        cause="api_key",
+        remedy="send Authorization: Bearer KEY, or x-api-key: KEY",
+    )
+
+
+def _same_address(name: str, local_host: str) -> bool:
+    if name == local_host:
+        return True
+    if ":" not in name:  # dotted quads have one spelling
+        return False
+    try:
+        return ip_address(name) == ip_address(local_host.partition("%")[0])
+    except ValueError:
+        return False

@@ -1,0 +1,300 @@
+"""One request and its one response: the lease, the upstream connection, and what is told afterwards."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+import httptools
+
+from llamasup.core.http import Head, HttpError, error_body, status_line
+from llamasup.core.sse import TokenCounts, error_event, read_token_counts, tail_of
+from llamasup.proxy.upstream import Upstream
+from llamasup.runtime.endpoint import Lease
+from llamasup.runtime.metrics import RequestRecord
+
+if TYPE_CHECKING:
+    from llamasup.proxy.downstream import Downstream, Request
+
+__all__ = ["Dechunker", "Exchange", "record_of", "write_upstream_head"]
+
+# References to the last reads. A stream ends with at most four events (last token, timings, usage, [DONE]) and the
+# last chunk, each of which may be a read of its own; one read is at most 256 KiB.
+TAIL_PIECES: Final = 8
+_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with the end of an event
+CLIENT_GONE: Final = 499  # nginx's number for it; only ever logged and counted
+
+
+class Exchange:
+    """Ties one request of a client's connection to one response of a child. Driven by callbacks alone."""
+
+    __slots__ = (
+        "_lease",
+        "_retried",
+        "_tail",
+        "_upstream",
+        "_write",
+        "answered",
+        "body",
+        "bytes_out",
+        "downstream",
+        "first_byte_at",
+        "is_head",
+        "over",
+        "request",
+        "sent_at",
+        "status",
+        "upstream_head",
+    )
+
+    def __init__(self, downstream: Downstream, request: Request, lease: Lease) -> None:
+        self.downstream = downstream
+        self.request = request
+        self.body = request.body
+        self.is_head = request.head.method == b"HEAD"
+        self.upstream_head = write_upstream_head(request.head, len(request.body), lease.endpoint.api_key)
+        self.over = False
+        self.answered = False  # a byte of the response has been seen
+        self.status = 0  # 0: nothing has gone downstream
+        self.sent_at = 0.0
+        self.first_byte_at = 0.0
+        self.bytes_out = 0
+        self._lease = lease
+        self._upstream: Upstream | None = None
+        self._retried = False
+        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self._write: Callable[[bytes], None] = _discard
+
+    def start(self) -> None:
+        lease = self._lease
+        lease.when_revoked(self._revoked)
+        pool = self.downstream.proxy.pool_of(lease.endpoint)
+        upstream = pool.take(self.request.received_at)
+        if upstream is None:
+            self._retried = True  # a fresh connection has no stale end to run into
+            pool.connect(self)
+        else:
+            self.connected(upstream)
+
+    def connected(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self.sent_at = monotonic()
+        upstream.send(self)
+
+    # --- from the upstream connection
+
+    def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
+        """The head is here: write ours, and the first bytes of the body with it.
+
+        ``framing`` None: the body ends where the connection ends.
+        """
+        self.first_byte_at = now = monotonic()
+        self.answered = True
+        self.status = upstream.status
+        request, downstream = self.request, self.downstream
+        if framing is None:
+            request.keep_alive = False
+        write = downstream.transport.write
+        self._write = write
+        if framing is not None and request.version == "1.0" and framing.startswith(b"T"):
+            framing = None
+            self._write = Dechunker(write).write
+        head = b"".join(
+            (
+                status_line(self.status),
+                *upstream.lines,
+                framing or b"",
+                *request.response_lines,
+                b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0),
+                b"\r\n" if downstream.keeps_alive(request) else b"Connection: close\r\n\r\n",
+            )
+        )
+        if framing is not None and len(body) < 65536:
+            write(head + body)
+        else:
+            write(head)
+            self._write(body)
+        self.bytes_out = len(body)
+        self._tail.append(body)
+        if downstream.paused:
+            upstream.pause()
+
+    def relay(self, data: bytes) -> None:
+        """Pass on bytes of the body as they are. On the path of every streamed token."""
+        self.bytes_out += len(data)
+        self._tail.append(data)
+        self._write(data)
+
+    def last_bytes(self) -> bytes:
+        """The end of what was relayed, for a response whose last bytes came in pieces."""
+        return b"".join(self._tail)[-8:]
+
+    def finished(self) -> None:
+        """The whole response has gone downstream."""
+        self._let_go()
+        self._tell("ok")
+        self.downstream.exchange_over(self.request)
+
+    def connect_failed(self, error: OSError | TimeoutError) -> None:
+        if isinstance(error, TimeoutError):
+            status, what = 504, "llama-server accepted no connection in time"
+        elif isinstance(error, (ConnectionRefusedError, FileNotFoundError, BlockingIOError)):
+            status, what = 503, f"llama-server accepts no connections ({error.strerror or error})"
+        else:
+            status, what = 502, f"llama-server cannot be reached ({error.strerror or error})"
+        self._fail(
+            HttpError(status, what, "unavailable_error", "upstream_unreachable", "try again shortly", 1.0),
+            "upstream_failed",
+        )
+
+    def upstream_broke(self, what: str) -> None:
+        """The connection is gone before the response was whole."""
+        if self.over:
+            return
+        if not self.answered and not self._retried and not self._lease.endpoint.closed:
+            # It sat idle, and the child closed it while the request was on its way: no request was begun.
+            self._retried = True
+            self._upstream = None
+            self.downstream.proxy.pool_of(self._lease.endpoint).connect(self)
+            return
+        error = HttpError(502, f"llama-server {what}", "server_error", "upstream_broke", "see llamasup's log")
+        self._fail(error, "upstream_failed")
+
+    def _revoked(self, reason: str) -> None:
+        """The generation goes (S13, S16) or went (S1)."""
+        if not self.over:
+            error = HttpError(503, reason, "unavailable_error", "generation_ended", retry_after_s=1.0)
+            self._fail(error, "revoked")
+
+    # --- from the client's connection
+
+    def cancel(self) -> None:
+        """The client left: the child's connection ends at once, and with it the generation (S11)."""
+        if not self.over:
+            self._let_go(abort=True)
+            self._tell("client_gone", CLIENT_GONE if not self.status else self.status)
+
+    def pause(self) -> None:
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def resume(self) -> None:
+        if self._upstream is not None:
+            self._upstream.resume()
+
+    # --- the end
+
+    def _let_go(self, *, abort: bool = False) -> None:
+        self.over = True
+        upstream, self._upstream = self._upstream, None
+        if abort and upstream is not None:
+            upstream.abort()
+        self._lease.release()
+
+    def _fail(self, error: HttpError, outcome: str) -> None:
+        streams_events = self._upstream is not None and self._upstream.streams_events
+        self._let_go(abort=True)
+        if not self.status:
+            self._tell(outcome, error.status)
+            self.downstream.exchange_failed(self.request, error)
+            return
+        self._tell(outcome)
+        if streams_events and self._between_events():
+            # Said in the stream, then closed without a last chunk: neither a client that reads events nor one that
+            # reads HTTP can take it for whole (S12).
+            event = error_event(self.request.head.path, error_body(error))
+            if self.request.version == "1.1":
+                event = b"%x\r\n%b\r\n" % (len(event), event)
+            self.downstream.transport.write(event)
+            self.downstream.close()
+        else:
+            self.downstream.abort()
+
+    def _between_events(self) -> bool:
+        last = self.last_bytes()
+        return not last or last.endswith(_EVENT_ENDS)
+
+    def _tell(self, outcome: str, status: int = 0) -> None:
+        request, endpoint = self.request, self._lease.endpoint
+        counts = None
+        if request.route.infers and self.status == 200 and request.head.method == b"POST":
+            counts = read_token_counts(tail_of(self._tail))
+        self.downstream.proxy.tell(
+            record_of(
+                request,
+                status or self.status,
+                outcome,
+                model=endpoint.model,
+                generation=endpoint.generation,
+                queue_s=(self.sent_at or monotonic()) - request.received_at,
+                first_byte_s=self.first_byte_at - request.received_at if self.first_byte_at else None,
+                bytes_out=self.bytes_out,
+                counts=counts,
+            )
+        )
+
+
+def record_of(
+    request: Request,
+    status: int,
+    outcome: str,
+    *,
+    model: str = "",
+    generation: int = 0,
+    queue_s: float = 0.0,
+    first_byte_s: float | None = None,
+    bytes_out: int = 0,
+    counts: TokenCounts | None = None,
+) -> RequestRecord:
+    head = request.head
+    return RequestRecord(
+        request.id.decode("ascii"),
+        head.method.decode("ascii"),
+        head.path.decode("latin-1"),
+        request.route.label,
+        model,
+        generation,
+        status,
+        counts.prompt if counts else None,
+        counts.cached if counts else None,
+        counts.completion if counts else None,
+        counts.tokens_per_s if counts else None,
+        queue_s,
+        first_byte_s,
+        monotonic() - request.received_at,
+        bytes_out,
+        outcome,
+    )
+
+
+def write_upstream_head(head: Head, body_bytes: int, api_key: str | None) -> bytes:
+    """The request as the child gets it: written afresh, with our framing and the child's own key (X5, X9)."""
+    query = b"?" + head.query if head.query else b""
+    parts = [head.method, b" ", head.path, query, b" HTTP/1.1\r\nHost: localhost\r\n", *head.lines]
+    if api_key is not None:
+        parts.append(b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n")
+    if body_bytes or head.content_length is not None or head.chunked:
+        parts.append(b"Content-Length: %d\r\n\r\n" % body_bytes)
+    else:
+        parts.append(b"\r\n")
+    return b"".join(parts)
+
+
+class Dechunker:
+    """Takes a chunked body apart for HTTP/1.0 clients."""
+
+    __slots__ = ("_parser", "on_body")
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self.on_body = write
+        self._parser = httptools.HttpResponseParser(self)
+        self._parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+    def write(self, data: bytes) -> None:
+        self._parser.feed_data(data)  # what reaches this was parsed once already: it is well formed
+
+
+def _discard(data: bytes) -> None:
+    """Nothing is written before the response's head."""
