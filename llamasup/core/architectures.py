@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "ATTENTION_BESIDE_RECURRENCE",
+    "DIFFUSION",
     "DRAFT_HEADS",
     "ENCODERS",
     "ENCODER_DECODERS",
@@ -27,6 +28,9 @@ ENCODERS = _names(
     "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
     "t5encoder wavtokenizer-dec"
 )
+
+# Text diffusion: no KV cache either (llama_model::create_memory).
+DIFFUSION = _names("dream llada llada-moe rnd1")
 
 ENCODER_DECODERS = frozenset({"t5"})
 
@@ -70,6 +74,7 @@ SLIDING_PERIODS: dict[str, tuple[int, bool]] = {
 
 KNOWN = (
     ENCODERS
+    | DIFFUSION
     | ENCODER_DECODERS
     | DRAFT_HEADS
     | RECURRENT
@@ -79,13 +84,13 @@ KNOWN = (
     | SLIDING_PERIODS.keys()
     | _names(
         "clip llama deci falcon baichuan grok gpt2 gptj gptneox mpt starcoder starcoder2 refact bloom "
-        "stablelm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe qwen3tts clef phi2 phi3 phimoe "
-        "plamo plamo3 codeshell orion internlm2 minicpm minicpm3 gemma gemma4 maple xverse command-r dbrx olmo "
-        "olmoe openelm arctic deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 chatglm glm4 glm4moe "
-        "glm-dsa glm5-next bitnet jais jais2 nemotron exaone granite granitemoe graniteswitch granite_swa "
-        "chameleon plm bailingmoe bailingmoe2 dots1 dots3note arcee ernie4_5 ernie4_5-moe hunyuan-moe "
-        "hunyuan-dense hunyuan_vl hy_v3 hy_v4 smollm3 dream llada llada-moe seed_oss grovemoe apertus "
-        "minimax-01 minimax-m2 minimax-m3 hrm_text cogvlm rnd1 pangu-embedded mistral3 mistral4 paddleocr "
+        "stablelm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe qwen3tts clef phi2 phi3 "
+        "phimoe plamo plamo3 codeshell orion internlm2 minicpm minicpm3 gemma gemma4 maple xverse command-r "
+        "dbrx olmo olmoe openelm arctic deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 chatglm glm4 "
+        "glm4moe glm-dsa glm5-next bitnet jais jais2 nemotron exaone granite granitemoe graniteswitch "
+        "granite_swa chameleon plm bailingmoe bailingmoe2 dots1 dots3note arcee ernie4_5 ernie4_5-moe "
+        "hunyuan-moe hunyuan-dense hunyuan_vl hy_v3 hy_v4 smollm3 seed_oss grovemoe apertus minimax-01 minimax-m2 "
+        "minimax-m3 hrm_text cogvlm pangu-embedded mistral3 mistral4 paddleocr "
         "mimo2 step35 spark2_5 llama-embed maincoder kimi-k3 talkie mellum nanbeige pockettts"
     )
 )

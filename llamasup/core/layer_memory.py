@@ -69,7 +69,7 @@ def attention_layers(
 ) -> tuple[bool, ...]:
     """Per layer, whether it has a KV cache of its own in the main context."""
     layers = len(head_counts_kv)
-    if architecture in architectures.ENCODERS | architectures.RECURRENT:
+    if architecture in architectures.ENCODERS | architectures.DIFFUSION | architectures.RECURRENT:
         return (False,) * layers
     own = layers - mtp_layers - keys.integer("{a}.attention.shared_kv_layers", most=layers - mtp_layers)
     beside = architecture in architectures.ATTENTION_BESIDE_RECURRENCE

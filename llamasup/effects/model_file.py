@@ -1,0 +1,258 @@
+"""Reads a model file's facts: opens, reads as little as it can, remembers, and says what is wrong.
+
+Policy-free: what the facts mean is decided elsewhere. Only regular files are read; nothing here can block on
+a pipe or a device, and nothing is mapped, since a mapped file that shrinks kills its reader (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import io
+import os
+import re
+import shlex
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from llamasup.core.errors import ModelInvalid, ModelMissing
+from llamasup.core.gguf import Container, ModelFacts, NeedMore, facts_of, read_container, split_of
+from llamasup.effects.cache import FactCache, FileIdentity, default_cache_folder
+
+__all__ = ["read_model", "split_paths"]
+
+# Change it with every change of the reader or of ModelFacts: facts that an older reader found are then stale.
+_REVISION = "1"
+# Holds the headers of small models whole; a larger header is read at the size that its beginning suggests.
+_FIRST_READ_BYTES = 64 * 1024
+# llama_split_path of llama.cpp.
+_SPLIT_NAME = re.compile(r"(?P<prefix>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_SHOWN_NAMES = 8
+_SPECIAL_FILES = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    """What the cache holds for the first file of a model; ``parts`` are its other files as they were."""
+
+    facts: ModelFacts
+    parts: tuple[tuple[str, int, int], ...]  # path, size in bytes, mtime in ns
+
+
+def read_model(path: str | Path, *, cache_folder: Path | None = None) -> ModelFacts:
+    """The facts of the model at ``path``; for the first part of a split set, those of the whole set.
+
+    Facts are kept on disk (in ``cache_folder``, by default the user's cache) until a file of the model
+    changes its size or modification time. Raises ModelMissing where there is no such file or it may not be
+    read, and ModelInvalid where it is nothing that llama-server could load.
+    """
+    path = Path(path)
+    with _os_errors_of(path):
+        _check_regular(path, path.stat())
+        identity = FileIdentity.of(path)
+    cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
+    remembered = cache.get(identity)
+    if remembered is not None and all(_unchanged(part) for part in remembered.parts):
+        return remembered.facts
+    containers, parts = [_read(path)], []
+    with _invalid_naming(path):
+        split = split_of(containers[0])
+    if split.index == 0 and split.count > 1:
+        parts = split_paths(path, split.count)[1:]
+        containers += [_read_part(part, number, path) for number, part in enumerate(parts, start=2)]
+    with _invalid_naming(path):
+        facts = facts_of(containers)
+    with _os_errors_of(path):
+        identities = (FileIdentity.of(part) for part in parts)
+        seen = tuple((part.path, part.size_bytes, part.mtime_ns) for part in identities)
+    cache.put(identity, _Remembered(facts, seen))
+    return facts
+
+
+def split_paths(path: Path, count: int) -> list[Path]:
+    """The files of a set of ``count`` parts, given its first one. Raises ModelInvalid for another name."""
+    name = _SPLIT_NAME.fullmatch(path.name)
+    if name is None or int(name["count"]) != count or int(name["part"]) != 1:
+        raise ModelInvalid(
+            f"{path}: by its header this is the first of {count} parts, by its name it is not",
+            remedy=f"Name the parts NAME-00001-of-{count:05d}.gguf and so on: llama-server finds them by name.",
+        )
+    return [
+        path.with_name(f"{name['prefix']}-{part:05d}-of-{count:05d}.gguf") for part in range(1, count + 1)
+    ]
+
+
+@lru_cache(maxsize=8)  # building msgspec's decoder takes longer than a look-up
+def _cache(folder: Path) -> FactCache[_Remembered]:
+    return FactCache("model", _Remembered, revision=_REVISION, folder=folder)
+
+
+def _unchanged(part: tuple[str, int, int]) -> bool:
+    try:
+        return FileIdentity.of(part[0]) == FileIdentity(*part)
+    except OSError:
+        return False
+
+
+def _read_part(part: Path, number: int, first: Path) -> Container:
+    try:
+        part.stat()
+    except FileNotFoundError:
+        raise ModelMissing(
+            f"{part}: part {number} of the model {first.name} is missing",
+            remedy="Download the missing part into the same folder.",
+        ) from None
+    except OSError:
+        pass  # named with its cause by _read
+    container = _read(part)
+    with _invalid_naming(part):
+        found = split_of(container)
+        if found.index + 1 != number:
+            raise ModelInvalid(
+                f"by its name this is part {number}, by its header part {found.index + 1} of {found.count}",
+                remedy="Download this part again.",
+            )
+    return container
+
+
+def _read(path: Path) -> Container:
+    """The header, from as few bytes of the file as it takes."""
+    # O_NONBLOCK: a pipe that was put there after the first look cannot make the open wait.
+    flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
+    with _os_errors_of(path):
+        _check_regular(path, path.stat())
+        with os.fdopen(os.open(path, os.O_RDONLY | flags), "rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            _check_regular(path, before)
+            wanted = min(_FIRST_READ_BYTES, before.st_size)
+            while True:
+                header = bytearray(wanted)
+                filled = _fill(file, header)
+                after = os.fstat(file.fileno())
+                if filled < wanted or _state(before) != _state(after):
+                    raise ModelInvalid(
+                        f"{path}: changed while it was read, from {before.st_size} to {after.st_size} bytes",
+                        remedy="Wait until the download or copy has finished, then try again.",
+                    )
+                with _invalid_naming(path):
+                    outcome = read_container(header, before.st_size)
+                if not isinstance(outcome, NeedMore):
+                    return outcome
+                wanted = outcome.bytes_needed
+                del header  # before the next one is made: it may have 32 MiB
+
+
+def _fill(file: io.FileIO, header: bytearray) -> int:
+    """Read from the file's beginning until ``header`` is full or the file ends; how many bytes came."""
+    file.seek(0)
+    filled = 0
+    with memoryview(header) as view:
+        while filled < len(header) and (came := file.readinto(view[filled:])):
+            filled += came
+    return filled
+
+
+def _state(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    if stat.S_ISDIR(status.st_mode):
+        raise _is_folder(path)
+    kind = next((kind for is_kind, kind in _SPECIAL_FILES if is_kind(status.st_mode)), "not a file")
+    raise ModelInvalid(f"{path}: is {kind}, not a model file", remedy="Give the path of a .gguf file.")
+
+
+def _is_folder(path: Path) -> ModelMissing:
+    names = _model_names(path)
+    if not names:
+        return ModelMissing(
+            f"{path}: is a folder, and there is no .gguf file in it", remedy="Give the path of a .gguf file."
+        )
+    return ModelMissing(
+        f"{path}: is a folder; the models in it are {_listed(names)}",
+        remedy=f"Name one of them, for example {shlex.quote(str(path / names[0]))}.",
+    )
+
+
+def _is_missing(path: Path) -> ModelMissing:
+    if path.is_symlink():
+        return ModelMissing(
+            f"{path}: is a symbolic link to {path.readlink()}, which does not exist",
+            remedy="Restore what the link leads to, or give another path.",
+        )
+    folder = path.parent
+    if not folder.is_dir():
+        return ModelMissing(
+            f"{path}: there is no such file, nor a folder {folder}", remedy="Check the path of the model."
+        )
+    names = _model_names(folder)
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    if near:
+        remedy = f"Did you mean {' or '.join(shlex.quote(str(folder / name)) for name in near)}?"
+    elif names:
+        remedy = f"The models in that folder are {_listed(names)}."
+    else:
+        remedy = f"There is no .gguf file in {folder}: check the path of the model."
+    return ModelMissing(f"{path}: there is no such file", remedy=remedy)
+
+
+def _model_names(folder: Path) -> list[str]:
+    """Names of the .gguf files in a folder, sorted; of a split set only the first part."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.lower().endswith(".gguf"))
+    except OSError:
+        return []
+    return [name for name in names if not (part := _SPLIT_NAME.fullmatch(name)) or int(part["part"]) == 1]
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+@contextmanager
+def _invalid_naming(path: Path) -> Iterator[None]:
+    """Put the path before what the core found wrong in its bytes."""
+    try:
+        yield
+    except ModelInvalid as error:
+        raise ModelInvalid(f"{path}: {error.message}", remedy=error.remedy) from None
+
+
+@contextmanager
+def _os_errors_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise _is_missing(path) from None
+    except PermissionError as error:
+        raise ModelMissing(
+            f"{path}: may not be read ({error.strerror})",
+            remedy="Let this user read the file and enter its folders (chmod, chown), or run as one who may.",
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ModelMissing(
+                f"{path}: its symbolic links lead in a circle", remedy="Give the path of the file itself."
+            ) from None
+        raise ModelMissing(
+            f"{path}: cannot be read: {error.strerror}", remedy="Check the path, and the disk that holds it."
+        ) from None
+    except ValueError as error:  # a NUL in the path
+        raise ModelMissing(f"{str(path)!r}: is no path ({error})", remedy="Check the path.") from None
