@@ -42,11 +42,12 @@ def child_environment(
     ``library_path`` is the binary's own folder, so that it finds its own libraries first.
     """
     allowed = _ALLOWED + _ALLOWED_EMBEDDED if kind == "embedded" else _ALLOWED
-    # Names of variables know no case on Windows.
+    if platform == "win32":  # names of variables know no case there
+        environ = {name.upper(): value for name, value in environ.items()}
     env = {
         name: value
         for name, value in environ.items()
-        if any(fnmatch.fnmatchcase(name.upper() if platform == "win32" else name, each) for each in allowed)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
     }
     env["XDG_CONFIG_HOME"] = config_home
     # ggml's abort handler would start a debugger and wait for it without limit (b11434).

@@ -80,14 +80,14 @@ def plan(
     config_home: str,
     library_path: str | None = None,
     draft: ModelFacts | None = None,
-    mmproj: ModelFacts | None = None,
+    projector: ModelFacts | None = None,
     api_key: str | None = None,
     api_key_file: str | None = None,
 ) -> LaunchPlan:
     """The command line and environment that suit this model, machine and build, with a reason for each flag.
 
     Paths (``model_path``, and ``draft_model`` and ``mmproj`` of ``settings``) are absolute. ``draft`` and
-    ``mmproj`` are the facts of the files that ``settings`` names. ``api_key`` is for a child on TCP;
+    ``projector`` are the facts of those two files. ``api_key`` is for a child on TCP;
     ``api_key_file`` holds it where ``needs_key_file``.
 
     Raises UsageInvalid (a setting that cannot be meant, or that the build lacks), ModelInvalid (a file that
@@ -115,7 +115,7 @@ def plan(
         shape,
         available_bytes=_available_bytes(hardware, capabilities, on_device=on_device),
         draft=pair,
-        beside_bytes=0 if mmproj is None else mmproj.weights_bytes,
+        beside_bytes=0 if projector is None else projector.weights_bytes,
     )
 
     line = CommandLine(command, capabilities, by_hand)
@@ -143,10 +143,11 @@ def plan(
         draft_path = _absolute("draft_model", settings.draft_model)
         give_draft(line, capabilities, pair[0], draft_path, pair[1], on_device=on_device)
     if settings.mmproj is not None:
-        projector = _absolute("mmproj", settings.mmproj)
-        line.give("--mmproj", projector, "the projector asked for", asked="--mmproj")
+        line.give(
+            "--mmproj", _absolute("mmproj", settings.mmproj), "the projector asked for", asked="--mmproj"
+        )
     if serves is ModelClass.DECODER and model.chat_template.present:
-        line.give("--jinja", None, "the model's own chat template, tools included", otherwise=_NOT_NEEDED)
+        line.give("--jinja", None, "the model's own chat template, tools included", otherwise=_NO_JINJA)
     line.give("--metrics", None, "progress and token counts are read there")
     line.give("--slots", None, "what each slot is doing is read there", otherwise="this build has it on")
     line.append_by_hand()
@@ -203,6 +204,7 @@ def plan_as_json(
 # --- the model and what it is for ----------------------------------------------------------------
 
 _NOT_NEEDED = "this build does so by itself"
+_NO_JINJA = "this build knows the usual chat templates by name, and reads no others"
 
 _NO_MODEL = {
     ModelClass.PROJECTOR: "give it as --mmproj beside the model that it belongs to",

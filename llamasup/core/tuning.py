@@ -221,7 +221,7 @@ def _cache_type(
         return "f16", f"the cache of {serves} models is small and short-lived"
     if any(length % _block("q8_0") for length in lengths):
         return "f16", f"q8_0 packs 32 values together, which does not divide heads of {max(lengths)}"
-    return "q8_0", "half the memory of f16, with no loss that one can notice"
+    return "q8_0", "half the memory of f16, for nearly the same answers"
 
 
 def _check_type(capabilities: Capabilities, flag: str, asked: str | None) -> None:

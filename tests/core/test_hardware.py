@@ -1,0 +1,202 @@
+"""What captured /proc and /sys texts say about the machine: the tightest limit of each kind counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llamasup.core.hardware import Hardware, HardwareText, cgroup_files, read_hardware
+
+MACHINES = Path(__file__).parents[1] / "fixtures" / "hardware"
+GIB = 1 << 30
+KIB = 1 << 10
+
+
+def captured(name: str, siblings: Mapping[int, str]) -> HardwareText:
+    """The texts of one machine; ``siblings`` is also its affinity mask."""
+    root = MACHINES / name
+
+    def text(path: str) -> str:
+        file = root / path.lstrip("/")
+        return file.read_text() if file.exists() else ""
+
+    cgroup, mountinfo = text("proc/self/cgroup"), text("proc/self/mountinfo")
+    return HardwareText(
+        platform="linux",
+        cpus_allowed=frozenset(siblings),
+        thread_siblings=siblings,
+        meminfo=text("proc/meminfo"),
+        limits=text("proc/self/limits"),
+        status=text("proc/self/status"),
+        uid_map=text("proc/self/uid_map"),
+        cgroup=cgroup,
+        mountinfo=mountinfo,
+        cgroup_files={path: text(path) for path in cgroup_files(cgroup, mountinfo)},
+    )
+
+
+def vm() -> HardwareText:
+    return captured("vm-cgroup-v1", {0: "0\n", 1: "1\n"})
+
+
+def laptop() -> HardwareText:
+    """Four cores with two threads each, and eight with one."""
+    performance = {cpu: f"{cpu & ~1}-{cpu | 1}\n" for cpu in range(8)}
+    return captured("laptop", performance | {cpu: f"{cpu}\n" for cpu in range(8, 16)})
+
+
+def container() -> HardwareText:
+    return captured("container", {cpu: f"{cpu % 8},{cpu % 8 + 8}\n" for cpu in range(16)})
+
+
+def server() -> HardwareText:
+    return captured("server", {cpu: f"{cpu % 128},{cpu % 128 + 128}\n" for cpu in range(256)})
+
+
+def test_a_virtual_machine_with_cgroup_v1_and_no_limits() -> None:
+    assert read_hardware(vm()) == Hardware(
+        platform="linux",
+        cpus_allowed=2,
+        physical_cores=2,
+        cpu_quota=None,
+        memory_total_bytes=24684084 * KIB,
+        memory_available_bytes=read_meminfo("vm-cgroup-v1", "MemAvailable"),
+        memlock_limit_bytes=None,  # root with CAP_IPC_LOCK
+        may_raise_priority=True,  # and CAP_SYS_NICE
+    )
+
+
+def read_meminfo(name: str, key: str) -> int:
+    lines = (MACHINES / name / "proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key + ":")) * KIB
+
+
+def test_a_laptop_counts_the_threads_of_a_core_once() -> None:
+    machine = read_hardware(laptop())
+    assert (machine.cpus_allowed, machine.physical_cores) == (16, 12)
+    assert machine.cpu_quota is None
+    assert machine.memory_available_bytes == 21483920 * KIB
+    assert machine.memlock_limit_bytes == 8 << 20
+    assert not machine.may_raise_priority
+
+
+def test_a_container_has_its_quota_and_its_memory_and_not_those_of_the_host() -> None:
+    machine = read_hardware(container())
+    assert machine.cpu_quota == 1.5
+    assert machine.memory_total_bytes == 4 * GIB
+    # 1.5 GiB in use, of which 960 MiB are page cache that is dropped first.
+    assert machine.memory_available_bytes == 4 * GIB - (1536 - 960) * (1 << 20)
+    assert machine.memlock_limit_bytes == 64 * KIB
+    assert not machine.may_raise_priority
+
+
+def test_a_server_obeys_the_tightest_of_nested_limits() -> None:
+    machine = read_hardware(server())
+    assert (machine.cpus_allowed, machine.physical_cores) == (256, 128)
+    assert machine.cpu_quota == 64  # the slice's 64, not the service's 96
+    assert machine.memory_total_bytes == 512 * GIB  # the slice's
+    assert machine.memory_available_bytes == 412 * GIB
+    assert machine.memlock_limit_bytes is None
+    assert machine.may_raise_priority  # by RLIMIT_NICE and RLIMIT_RTPRIO, without a capability
+
+
+def test_only_allowed_cpus_count_and_a_core_counts_once_even_if_half_of_it_is_allowed() -> None:
+    text = laptop()
+    some = replace(text, cpus_allowed=frozenset({0, 2, 3, 9}))
+    assert read_hardware(some).cpus_allowed == 4
+    assert read_hardware(some).physical_cores == 3
+
+
+@pytest.mark.parametrize("unreadable", ["", "garbage\n", "-\n"])
+def test_a_cpu_whose_siblings_cannot_be_read_is_a_core_of_its_own(unreadable: str) -> None:
+    text = replace(laptop(), cpus_allowed=frozenset({0, 1}), thread_siblings={0: unreadable})
+    assert read_hardware(text).physical_cores == 2
+
+
+def test_memory_high_is_a_limit_too() -> None:
+    text = container()
+    files = {**text.cgroup_files, "/sys/fs/cgroup/memory.high": "3221225472\n"}
+    assert read_hardware(replace(text, cgroup_files=files)).memory_total_bytes == 3 * GIB
+
+
+def test_use_beyond_the_limit_leaves_nothing_rather_than_less_than_nothing() -> None:
+    text = container()
+    files = {**text.cgroup_files, "/sys/fs/cgroup/memory.current": "9999999999999\n"}
+    assert read_hardware(replace(text, cgroup_files=files)).memory_available_bytes == 0
+
+
+def test_cgroup_v1_limits_are_read_from_the_controllers_own_mounts() -> None:
+    text = vm()
+    limited = {
+        **text.cgroup_files,
+        "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
+        "/sys/fs/cgroup/memory/jobs/memory.limit_in_bytes": str(2 * GIB),
+        "/sys/fs/cgroup/memory/jobs/memory.usage_in_bytes": str(1 * GIB),
+        "/sys/fs/cgroup/memory/jobs/memory.stat": f"total_inactive_file {GIB // 2}\n",
+    }
+    machine = read_hardware(replace(text, cgroup_files=limited))
+    assert machine.cpu_quota == 0.5
+    assert machine.memory_total_bytes == 2 * GIB
+    assert machine.memory_available_bytes == 1.5 * GIB
+
+
+def test_a_quota_with_a_period_of_nothing_is_no_quota() -> None:
+    text = container()
+    files = {**text.cgroup_files, "/sys/fs/cgroup/cpu.max": "150000 0\n"}
+    assert read_hardware(replace(text, cgroup_files=files)).cpu_quota is None
+
+
+def test_a_container_that_sees_the_hosts_group_names_finds_its_group_at_the_mount_point() -> None:
+    files = cgroup_files(
+        "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n",
+        "36 31 0:33 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
+        "37 31 0:34 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n",
+    )
+    assert "/sys/fs/cgroup/memory/memory.limit_in_bytes" in files
+    assert "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us" in files
+    assert not any("docker" in path for path in files)
+
+
+@pytest.mark.parametrize("path", ["/../sibling", "/elsewhere"])
+def test_a_group_outside_what_is_mounted_is_looked_for_at_the_mount_point(path: str) -> None:
+    mount = "30 23 0:26 /mine /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    folders = {Path(file).parent for file in cgroup_files(f"0::{path}\n", mount)}
+    assert folders == {Path("/sys/fs/cgroup")}
+
+
+def test_a_mount_point_with_a_blank_in_its_name_is_found() -> None:
+    mount = "30 23 0:26 / /my\\040groups rw - cgroup2 cgroup2 rw\n"
+    assert "/my groups/a/memory.max" in cgroup_files("0::/a\n", mount)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mountinfo"),
+    [
+        ("", ""),
+        ("nonsense\n", "nonsense\n"),
+        ("0::/a\n", "30 23 0:26 / /proc rw - proc proc rw\n"),
+        ("7:pids:/a\n", "30 23 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"),
+    ],
+)
+def test_without_a_mounted_group_there_is_no_file_to_read(cgroup: str, mountinfo: str) -> None:
+    assert cgroup_files(cgroup, mountinfo) == ()
+
+
+def test_root_in_a_rootless_container_has_no_right_to_lock_memory_or_raise_priority() -> None:
+    rootless = replace(vm(), uid_map="         0       1000          1\n         1     100000      65536\n")
+    machine = read_hardware(rootless)
+    assert machine.memlock_limit_bytes == 8 << 20
+    assert not machine.may_raise_priority
+
+
+def test_a_machine_that_tells_nothing_promises_nothing() -> None:
+    machine = read_hardware(HardwareText("linux", frozenset(), {}))
+    assert machine == Hardware("linux", 1, 1, None, 0, 0, 0, may_raise_priority=False)
+
+
+def test_kernels_before_memavailable_count_what_is_free() -> None:
+    text = HardwareText("linux", frozenset({0}), {}, meminfo="MemTotal: 2048 kB\nMemFree: 1024 kB\n")
+    assert read_hardware(text).memory_available_bytes == 1024 * KIB
