@@ -39,6 +39,7 @@ _TIMEOUT_S = 20.0
 _READER_REVISION = 1
 
 _EXECUTABLE = "llama-server.exe" if sys.platform == "win32" else "llama-server"
+_MEND_EMBEDDED = 'Install it anew: pip install --force-reinstall "llamasup[embedded]"; or give a llama-server with --runtime.'
 _EMBEDDED_COMMAND = (sys.executable, "-P", "-m", "llamasup.embedded")
 
 
@@ -274,7 +275,10 @@ def _asked(candidate: _Candidate, environ: Mapping[str, str], timeout_s: float) 
             raise broken_runtimes.cannot_start(Path(command[0]), error) from error
         options = parse_help(help_.stdout) or parse_help(help_.stderr)
         if help_.too_slow or help_.too_long or not looks_like_llama_server(options):
-            raise broken_runtimes.no_use(name, help_, options, timeout_s)
+            broken = broken_runtimes.no_use(name, help_, options, timeout_s)
+            if candidate.kind == "embedded":
+                raise BrokenRuntime(broken.message, remedy=_MEND_EMBEDDED, lines=broken.lines)
+            raise broken
         capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
         if not capabilities.knows("--list-devices"):
             return capabilities

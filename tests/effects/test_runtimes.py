@@ -508,6 +508,17 @@ def test_a_script_is_asked_every_time_since_what_it_starts_may_change(tmp_path: 
     assert not find(server, tmp_path).capabilities.knows("--load-mode")
 
 
+def test_an_embedded_runtime_that_does_not_work_is_not_advised_against_itself(
+    tmp_path: Path, embedded: Path
+) -> None:
+    body = "echo 'ImportError: libgomp.so.1: cannot open shared object file' >&2"
+    script(tmp_path / "embedded.sh", body)
+    error = refusal("embedded", tmp_path)
+    assert error.message.startswith("The embedded runtime (")
+    assert "libgomp.so.1 is missing" in error.message
+    assert "--runtime embedded" not in error.remedy
+
+
 def test_a_failure_is_not_remembered(tmp_path: Path, embedded: Path) -> None:
     working = (tmp_path / "embedded.sh").read_text()
     script(tmp_path / "embedded.sh", "exit 1")
@@ -547,8 +558,8 @@ def test_a_real_llama_server_without_its_libraries_says_which_one_is_missing(
 
 
 @pytest.mark.real
-def test_the_embedded_runtime_says_what_it_can_do(tmp_path: Path) -> None:
-    pytest.importorskip("llamasup.embedded.__main__", reason="written with the embedded runtime")
+def test_the_real_embedded_runtime_says_what_it_can_do(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
     root = str(Path(runtimes.__file__).parent.parent.parent)
     runtime = find("embedded", tmp_path, PATH=os.environ["PATH"], PYTHONPATH=root)
     assert runtime.kind == "embedded"
