@@ -6,6 +6,7 @@ import errno
 import os
 import platform
 import re
+import shlex
 import signal
 import stat
 from pathlib import Path
@@ -57,7 +58,7 @@ def check_file(path: Path, origin: str) -> None:
             )
         raise BrokenRuntime(
             f"{path} ({origin}) is not executable (mode {stat.S_IMODE(mode):o}).",
-            remedy=f"Make it executable: chmod +x {path}; or {_ANOTHER}.",
+            remedy=f"Make it executable: chmod +x {shlex.quote(str(path))}; or {_ANOTHER}.",
         )
 
 
@@ -78,7 +79,7 @@ def cannot_start(path: Path, error: OSError) -> BrokenRuntime:
     if error.errno in (errno.EACCES, errno.EPERM):
         return BrokenRuntime(
             f"{path} may not be run ({reason}).",
-            remedy=f"See whether its file system is mounted noexec (findmnt -T {path}), or {_ANOTHER}.",
+            remedy=f"See whether its file system is mounted noexec (findmnt -T {shlex.quote(str(path))}), or {_ANOTHER}.",
         )
     return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=_sentence(_ANOTHER))
 
@@ -89,7 +90,7 @@ def no_use(name: str, answer: Answer, options: tuple[Option, ...], timeout_s: fl
     if answer.too_slow:
         return BrokenRuntime(
             f"{name} did not answer --help within {timeout_s:g} s.",
-            remedy=f"Run it by hand to see what it waits for: {name} --help; or {_ANOTHER}.",
+            remedy=f"Run it by hand to see what it waits for: {shlex.quote(name)} --help; or {_ANOTHER}.",
             lines=_last_lines(printed),
         )
     if answer.too_long:

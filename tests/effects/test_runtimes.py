@@ -220,11 +220,11 @@ def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_executable(tmp_path: Path) -> None:
-    server = script(tmp_path / "llama-server")
+    server = script(tmp_path / "my builds" / "llama-server")
     server.chmod(0o640)
     error = refusal(server, tmp_path)
     assert "not executable (mode 640)" in error.message
-    assert f"chmod +x {server}" in error.remedy
+    assert f"chmod +x '{server}'" in error.remedy
 
 
 def test_a_model_given_as_the_runtime(tmp_path: Path) -> None:
