@@ -79,7 +79,7 @@ def cannot_start(path: Path, error: OSError) -> BrokenRuntime:
     if error.errno in (errno.EACCES, errno.EPERM):
         return BrokenRuntime(
             f"{path} may not be run ({reason}).",
-            remedy=f"See whether its file system is mounted noexec (findmnt -T {shlex.quote(str(path))}), or {_ANOTHER}.",
+            remedy=f"See whether findmnt -T {shlex.quote(str(path))} says noexec, or {_ANOTHER}.",
         )
     return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=_sentence(_ANOTHER))
 
