@@ -10,6 +10,7 @@ __all__ = [
     "BrokenRuntime",
     "ConfigInvalid",
     "DoesNotFit",
+    "FolderUnusable",
     "GaveUp",
     "LlamasupError",
     "ModelInvalid",
@@ -107,6 +108,13 @@ class DoesNotFit(LlamasupError):
     exit_code = 71
     http_status = 503
     cause = "does_not_fit"
+
+
+class FolderUnusable(LlamasupError):
+    """A folder of our own cannot be made private, or not be written."""
+
+    exit_code = 71
+    cause = "folder_unusable"
 
 
 # --- llama-server --------------------------------------------------------------------------------
