@@ -1,0 +1,120 @@
+"""Read a command line and the environment as llama-server does; values are read later, by the setters.
+
+Decides only; raises ArgumentError with the text that llama-server prints (b11434, measured).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from llamasup.embedded.option import OFF, ON, BadValue, Option, Question
+from llamasup.embedded.values import boolean
+
+__all__ = ["ArgumentError", "Assignment", "Request", "apply", "parse"]
+
+
+class ArgumentError(Exception):
+    """The whole text for stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One option given once. ``source`` names it in errors: the spelling or the environment variable."""
+
+    option: Option
+    value: str
+    source: str
+    from_environment: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the caller wants: an answer to a question, or a server with these options, in this order."""
+
+    assignments: tuple[Assignment, ...] = ()
+    asks: Question | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def parse(options: Sequence[Option], words: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """The environment's assignments first, then the command line's: the later one wins.
+
+    ``--version`` and ``--list-devices`` are answered where they stand, ``--help`` after everything else has
+    been read, as in llama-server.
+    """
+    by_spelling = {spelling: option for option in options for spelling in option.spellings}
+    assignments = list(_from_environment(options, environ))
+    warnings: list[str] = []
+    helps = False
+    rest = iter(words)
+    for word in rest:
+        spelling = word.replace("_", "-") if word.startswith("--") else word  # --ctx_size is accepted too
+        option = by_spelling.get(spelling)
+        if option is None:
+            raise ArgumentError(f"error: invalid argument: {word}\n")
+        if option.asks == "help":
+            helps = True
+        elif option.asks is not None:
+            return Request(asks=option.asks)
+        else:
+            if option.env in environ and option.env:
+                warnings.append(
+                    f"warn: {option.env} environment variable is set, "
+                    f"but will be overwritten by command line argument {word}\n"
+                )
+            assignments.append(_from_words(option, spelling, rest))
+    if helps:
+        return Request(asks="help")
+    return Request(tuple(assignments), None, tuple(warnings))
+
+
+def apply(params: object, assignments: Sequence[Assignment]) -> None:
+    """Put every value where it belongs; ArgumentError names the first one that cannot be meant."""
+    for assignment in assignments:
+        option = assignment.option
+        if option.setter is None:
+            raise _error(assignment, option.text.replace("\n", " "))
+        try:
+            option.setter.apply(params, assignment.value)
+        except BadValue as error:
+            raise _error(assignment, str(error)) from None
+
+
+def _from_environment(options: Sequence[Option], environ: Mapping[str, str]) -> list[Assignment]:
+    found: list[Assignment] = []
+    for option in options:
+        value = environ.get(option.env) if option.env else None
+        if value is None and option.negations and option.env:
+            # LLAMA_ARG_NO_X, with whatever value, switches X off.
+            value = OFF if option.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") in environ else None
+        if value is None:
+            continue
+        assignment = Assignment(option, value, option.env, from_environment=True)
+        if not option.argument:
+            meaning = boolean(value)
+            if option.negations and meaning is None:
+                raise _error(assignment, f"invalid boolean value: {value!r}")
+            if not option.negations and not meaning:
+                continue  # a switch that can only be set: what does not say yes is nothing
+            assignment = Assignment(option, ON if meaning else OFF, option.env, from_environment=True)
+        found.append(assignment)
+    return found
+
+
+def _from_words(option: Option, spelling: str, rest: Iterator[str]) -> Assignment:
+    if not option.argument:
+        return Assignment(option, OFF if spelling in option.negations else ON, spelling)
+    value = next(rest, None)
+    if value is None:
+        raise _error(Assignment(option, "", spelling), "expected value for argument")
+    return Assignment(option, value, spelling)
+
+
+def _error(assignment: Assignment, what: str) -> ArgumentError:
+    if assignment.from_environment:
+        return ArgumentError(f'error while handling environment variable "{assignment.source}": {what}\n\n')
+    return ArgumentError(
+        f'error while handling argument "{assignment.source}": {what}\n\n'
+        f"usage:\n{assignment.option.help()}\n\nto show complete usage, run with -h\n"
+    )

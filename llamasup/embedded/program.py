@@ -1,0 +1,108 @@
+"""The program: answer the three questions, or read the options and serve.
+
+Output and exit codes are llama-server's (b11434): questions 0, everything wrong 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from llamasup.embedded.arguments import ArgumentError, apply, parse
+from llamasup.embedded.option import Question
+from llamasup.embedded.table import Section, help_text, offered, options_of
+
+__all__ = ["main"]
+
+_DEFAULT_PORT = 8080
+_AUTO_SLOTS = -1
+_MIB = 1024 * 1024
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit code of ``llama-server WORDS…``. Never raises on a user's mistake."""
+    try:
+        return _run(words)
+    except ArgumentError as error:
+        sys.stderr.write(str(error))
+    except BrokenPipeError:  # --help | head
+        _drop_stdout()
+    except ImportError as error:
+        sys.stderr.write(
+            f"error: the embedded runtime cannot load xllamacpp ({error}): pip install 'llamasup[embedded]'\n"
+        )
+    except Exception as error:
+        sys.stderr.write(f"error: {type(error).__name__}: {error}\n")
+    return 1
+
+
+def _run(words: Sequence[str]) -> int:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    # llama-server's own defaults; xllamacpp's are a random port and one slot.
+    params.port = _DEFAULT_PORT
+    params.n_parallel = _AUTO_SLOTS
+    table = offered(params)
+    request = parse(options_of(table), words, os.environ)
+    if request.asks is not None:
+        _answer(request.asks, table, xllamacpp)
+        return 0
+    sys.stderr.write("".join(request.warnings))
+    apply(params, request.assignments)
+    _share_cpus(params)
+    if not params.model.path:
+        raise ArgumentError(
+            "error: no model given: pass --model FNAME (llama-server would start its router without one, "
+            "the embedded runtime serves one model)\n"
+        )
+
+    from llamasup.embedded.server import serve
+
+    return serve(params)
+
+
+def _answer(question: Question, table: tuple[Section, ...], module: Any) -> None:
+    if question == "help":
+        sys.stdout.write(help_text(table))
+    elif question == "version":
+        build = module.BUILD_INFO
+        sys.stderr.write(
+            f"version: {module.__version__} (xllamacpp; llama.cpp build {build['build_number']}, "
+            f"commit {build['commit']})\nbuilt with {build['compiler']} for {build['build_target']}\n"
+        )
+    else:
+        sys.stdout.write("Available devices:\n" + (_devices(module) or "  (none)\n"))
+    sys.stdout.flush()
+
+
+def _devices(module: Any) -> str:
+    cpu = module.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
+    return "".join(
+        f"  {device['name']}: {device['description']} "
+        f"({device['memory_total'] // _MIB} MiB, {device['memory_free'] // _MIB} MiB free)\n"
+        for device in module.get_device_info()
+        if device["type"] != cpu
+    )
+
+
+def _share_cpus(params: Any) -> None:
+    """Threads for batches follow those for generation, the draft model's follow the model's.
+
+    llama.cpp does this once it has read the options (b11434, ``postprocess_cpu_params``), xllamacpp does not.
+    """
+    if params.cpuparams_batch.n_threads < 0:
+        params.cpuparams_batch = params.cpuparams
+    draft = getattr(params.speculative, "draft", None)
+    if draft is not None:
+        if draft.cpuparams.n_threads < 0:
+            draft.cpuparams = params.cpuparams
+        if draft.cpuparams_batch.n_threads < 0:
+            draft.cpuparams_batch = params.cpuparams_batch
+
+
+def _drop_stdout() -> None:
+    # What is still buffered must not raise again when the interpreter flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

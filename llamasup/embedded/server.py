@@ -1,0 +1,89 @@
+"""Run llama.cpp's HTTP server in this process until a signal asks it to stop.
+
+``xllamacpp.Server(params)`` binds, loads and returns when the model is ready; it holds the interpreter all
+that time, but its HTTP threads answer (503 "Loading model" as llama-server), and it installs no signal
+handler. Its destructor stops it and waits for it, holding the interpreter too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["serve"]
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+# The destructor tells the task loop to end. If the loop's thread has not begun the loop yet, it misses that
+# and runs for ever (seen when stopped 20 to 200 µs after ready; xllamacpp 2026.10). 50 ms is far beyond.
+_LOOP_BEGINS_S = 0.05
+
+# Server's only text for "llama.cpp's own log has said why".
+_LOGGED = "Failed to init server"
+
+
+def serve(params: Any) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code of the process.
+
+    Until the model is loaded these signals end the process at once, as they do llama-server; the first one
+    after that stops the server when its current batch is done, and a second one ends the process at once.
+    """
+    import xllamacpp
+
+    try:
+        server = xllamacpp.Server(params)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        if _LOGGED not in str(error):
+            sys.stderr.write(f"error: {type(error).__name__}: {error}\n")
+        return 1
+    sockets = _SocketFiles(params.hostnames)
+    ready_at = time.monotonic()
+    _wait_for_stop_signal()
+    time.sleep(max(0.0, ready_at + _LOOP_BEGINS_S - time.monotonic()))
+    del server
+    sockets.remove()
+    return 0
+
+
+def _wait_for_stop_signal() -> None:
+    # The signal may arrive at any of llama.cpp's threads: only the wake-up pipe surely reaches this one.
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, lambda *_: None)
+    os.read(woken, 1)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+
+
+class _SocketFiles:
+    """The Unix sockets that this process made: removed only while they are still its own.
+
+    A supervisor may have put the next generation's socket at the same path meanwhile.
+    """
+
+    __slots__ = ("_made",)
+
+    def __init__(self, hostnames: list[str]) -> None:
+        self._made = {path: identity for path in hostnames if (identity := _identity(path))}
+
+    def remove(self) -> None:
+        for path, identity in self._made.items():
+            if _identity(path) == identity:
+                Path(path).unlink(missing_ok=True)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    if not path.endswith(".sock"):
+        return None
+    try:
+        status = Path(path).lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
