@@ -89,8 +89,8 @@ KNOWN = (
         "dbrx olmo olmoe openelm arctic deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 chatglm glm4 "
         "glm4moe glm-dsa glm5-next bitnet jais jais2 nemotron exaone granite granitemoe graniteswitch "
         "granite_swa chameleon plm bailingmoe bailingmoe2 dots1 dots3note arcee ernie4_5 ernie4_5-moe "
-        "hunyuan-moe hunyuan-dense hunyuan_vl hy_v3 hy_v4 smollm3 seed_oss grovemoe apertus minimax-01 minimax-m2 "
-        "minimax-m3 hrm_text cogvlm pangu-embedded mistral3 mistral4 paddleocr "
-        "mimo2 step35 spark2_5 llama-embed maincoder kimi-k3 talkie mellum nanbeige pockettts"
+        "hunyuan-moe hunyuan-dense hunyuan_vl hy_v3 hy_v4 smollm3 seed_oss grovemoe apertus minimax-01 "
+        "minimax-m2 minimax-m3 hrm_text cogvlm pangu-embedded mistral3 mistral4 paddleocr mimo2 "
+        " step35 spark2_5 llama-embed maincoder kimi-k3 talkie mellum nanbeige pockettts"
     )
 )

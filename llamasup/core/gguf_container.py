@@ -129,8 +129,8 @@ def read_container(header: bytes | bytearray | memoryview, file_bytes: int) -> C
                 f"the header does not end within {MAX_HEADER_BYTES >> 20} MiB; no vocabulary needs more",
                 remedy=_DAMAGED,
             ) from None
-        # At least twice as much as before, so that a header is parsed a few times at most.
-        wanted = max(short.bytes_needed, 2 * given, _FIRST_BYTES)
+        # Far more than before, so that a header is parsed three times at most: 64 KiB, some MiB, all.
+        wanted = max(short.bytes_needed, 4 * given, _FIRST_BYTES)
         return NeedMore(min(wanted, file_bytes, MAX_HEADER_BYTES))
 
 

@@ -11,14 +11,23 @@ from dataclasses import dataclass
 
 from llamasup.core.ggml_types import TENSOR_TYPES
 
-__all__ = ["KeyValue", "TensorPlan", "tensor_bytes", "write_gguf", "write_gguf_header"]
+__all__ = ["I32", "U16", "KeyValue", "TensorPlan", "tensor_bytes", "write_gguf", "write_gguf_header"]
+
+
+class U16(int):
+    """A number to be written as u16; llama.cpp takes split.no and split.count in no other type."""
+
+
+class I32(int):
+    """A number to be written as i32, as split.tensors.count must be."""
+
 
 # int: u32 (u64 beyond 32 bits, i32 below zero), float: f32; in sequences int: i32, float: f32.
 KeyValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
 
 _ALIGNMENT = 32  # gguf.md: the default of general.alignment
 _TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
-_U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64 = 4, 5, 6, 7, 8, 9, 10
+_U16, _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64 = 2, 4, 5, 6, 7, 8, 9, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ class _Packer:
         if isinstance(value, bool):
             return self.number("I", _BOOL) + self.number("?", value)
         if isinstance(value, int):
-            type_id, code = (_I32, "i") if value < 0 else (_U32, "I") if value < 1 << 32 else (_U64, "Q")
+            type_id, code = _integer_type(value)
             return self.number("I", type_id) + self.number(code, value)
         if isinstance(value, float):
             return self.number("I", _F32) + self.number("f", value)
@@ -108,3 +117,11 @@ class _Packer:
             type_id, code = kinds[type(first)]
             body = struct.pack(f"{self._order}{len(items)}{code}", *items)
         return self.number("I", _ARRAY) + self.number("I", type_id) + self.number("Q", len(items)) + body
+
+
+def _integer_type(value: int) -> tuple[int, str]:
+    if isinstance(value, U16):
+        return _U16, "H"
+    if isinstance(value, I32) or value < 0:
+        return _I32, "i"
+    return (_U32, "I") if value < 1 << 32 else (_U64, "Q")

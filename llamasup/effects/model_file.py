@@ -84,7 +84,7 @@ def split_paths(path: Path, count: int) -> list[Path]:
     if name is None or int(name["count"]) != count or int(name["part"]) != 1:
         raise ModelInvalid(
             f"{path}: by its header this is the first of {count} parts, by its name it is not",
-            remedy=f"Name the parts NAME-00001-of-{count:05d}.gguf and so on: llama-server finds them by name.",
+            remedy=f"Name them NAME-00001-of-{count:05d}.gguf and so on: llama-server finds them by name.",
         )
     return [
         path.with_name(f"{name['prefix']}-{part:05d}-of-{count:05d}.gguf") for part in range(1, count + 1)
