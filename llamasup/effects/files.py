@@ -1,0 +1,205 @@
+"""Folders and files of our own: private, whole or absent, and gone at the end of the run.
+
+Folders are 0700 and belong to this user, files are 0600 and appear under their name only when complete; no
+symlink is followed (X13).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from llamasup.core.errors import FolderUnusable
+
+__all__ = [
+    "LONGEST_SOCKET_NAME",
+    "ReadyFile",
+    "RunFolder",
+    "atomic_write",
+    "cache_folder",
+    "private_folder",
+    "run_folder",
+    "state_folder",
+]
+
+# sockaddr_un: 108 bytes on Linux, 104 on macOS and the BSDs, the terminating NUL included.
+_SOCKET_PATH_BYTES = (108 if sys.platform == "linux" else 104) - 1
+# The name of a socket in the run folder may be this long, e.g. `child-3-12.sock`.
+LONGEST_SOCKET_NAME = 24
+
+
+def private_folder(path: Path) -> Path:
+    """Make ``path`` a folder that only this user can enter, with the parents it needs.
+
+    Raises FolderUnusable where that cannot be had: a file or a symlink in its place, another owner, no right.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise _unusable(path, "it is a symlink" if stat.S_ISLNK(status.st_mode) else "it is no folder")
+        if sys.platform != "win32":
+            if status.st_uid != os.geteuid():
+                raise _unusable(path, f"it belongs to user {status.st_uid}")
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                path.chmod(0o700)
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from error
+    return path
+
+
+def _unusable(path: Path, reason: str) -> FolderUnusable:
+    return FolderUnusable(
+        f"The folder {str(path)!r} cannot be used: {reason}.",
+        remedy="Make it a folder that belongs to you alone, or remove what is in its place.",
+    )
+
+
+def atomic_write(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Give ``path`` this content at once, mode 0600: a reader sees the old file or the new one.
+
+    ``durable`` also survives a power cut (fsync of the file and its folder). Raises OSError.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if durable and sys.platform != "win32":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+# --- where things live ---------------------------------------------------------------------------
+
+
+def state_folder() -> Path:
+    """Logs and what a later run wants to know (``~/.local/state/llamasup``; systemd's StateDirectory=)."""
+    return _folder("STATE_DIRECTORY", "user_state_path")
+
+
+def cache_folder() -> Path:
+    """What can be made again (``~/.cache/llamasup``; systemd's CacheDirectory=)."""
+    return _folder("CACHE_DIRECTORY", "user_cache_path")
+
+
+def _folder(systemd_variable: str, kind: str) -> Path:
+    if given := _systemd_folder(systemd_variable):
+        return private_folder(given)
+    import platformdirs
+
+    path: Path = getattr(platformdirs, kind)("llamasup", appauthor=False)
+    return private_folder(path)
+
+
+def _systemd_folder(variable: str) -> Path | None:
+    # systemd.exec(5): set by RuntimeDirectory= and its kin; several are separated by colons.
+    first = os.environ.get(variable, "").partition(":")[0]
+    return Path(first) if first else None
+
+
+class RunFolder:
+    """A fresh private folder for this run, removed with all it holds. Its path is short, for sockets."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Remove the folder. May be repeated."""
+        atexit.unregister(self.close)
+        if os.getpid() == self._pid:  # a forked copy of this process ends without taking it along
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def run_folder() -> RunFolder:
+    """Make the folder of this run, in the first place that is ours and short enough for a socket's path.
+
+    ``$RUNTIME_DIRECTORY`` (systemd), ``$XDG_RUNTIME_DIR/llamasup``, the platform's own, ``/tmp/llamasup-UID``
+    and at last an unguessable folder of its own in ``/tmp``. Raises FolderUnusable when even that fails.
+    """
+    prefix = f"{os.getpid()}-"
+    for base in _run_bases():
+        if len(os.fsencode(base)) + len(f"/{prefix}12345678/") + LONGEST_SOCKET_NAME > _SOCKET_PATH_BYTES:
+            continue
+        with contextlib.suppress(FolderUnusable, OSError):
+            return RunFolder(Path(tempfile.mkdtemp(prefix=prefix, dir=private_folder(base))))
+    try:
+        return RunFolder(Path(tempfile.mkdtemp(prefix=f"llamasup-{prefix}", dir=_short_temporary_folder())))
+    except OSError as error:
+        raise _unusable(_short_temporary_folder(), error.strerror or str(error)) from error
+
+
+def _run_bases() -> Iterator[Path]:
+    if given := _systemd_folder("RUNTIME_DIRECTORY"):
+        yield given
+    if given_by_login := os.environ.get("XDG_RUNTIME_DIR"):
+        yield Path(given_by_login) / "llamasup"
+    if sys.platform != "linux":
+        import platformdirs
+
+        yield platformdirs.user_runtime_path("llamasup", appauthor=False)
+    if sys.platform != "win32":
+        yield _short_temporary_folder() / f"llamasup-{os.geteuid()}"
+
+
+def _short_temporary_folder() -> Path:
+    # $TMPDIR is 50 bytes and more on macOS, and under pytest.
+    return Path(tempfile.gettempdir() if sys.platform == "win32" else "/tmp")  # noqa: S108 - 0700 below it
+
+
+class ReadyFile:
+    """The file that says where we listen, for as long as we do (``--ready-file``)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written: tuple[int, int] | None = None
+
+    def write(self, ready: Mapping[str, object]) -> None:
+        """Write one JSON object and a line feed, atomically. Raises FolderUnusable."""
+        try:
+            atomic_write(self._path, json.dumps(ready, ensure_ascii=False).encode() + b"\n")
+            status = self._path.lstat()
+        except OSError as error:
+            raise _unusable(self._path.parent, error.strerror or str(error)) from error
+        self._written = status.st_dev, status.st_ino
+
+    def remove(self) -> None:
+        """Remove it if it is still the one written here: another run may have taken the place."""
+        written, self._written = self._written, None
+        if written is None:
+            return
+        with contextlib.suppress(OSError):
+            status = self._path.lstat()
+            if (status.st_dev, status.st_ino) == written:
+                self._path.unlink()

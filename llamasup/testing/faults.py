@@ -1,0 +1,98 @@
+"""How the fake llama-server misbehaves: ``--fake KEY=VALUE`` on its command line, any number of times.
+
+Also ``LLAMASUP_FAKE="KEY=VALUE KEY=VALUE"`` in its environment, for a fake that nobody strips of it. All
+times are in seconds. Phases, in the order of a life: ``start`` (before anything), ``load`` (bound, answering
+503), ``ready`` (serving), ``stream`` (after ``die_in_stream`` chunks of a completion).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+
+__all__ = ["Faults"]
+
+
+@dataclass(slots=True)
+class Faults:
+    load_s: float = 0.0  # how long the loading takes, a log line every 50 ms unless quiet
+    quiet: bool = False  # no log line while loading: a start without progress
+    exit: str = ""  # PHASE:CODE, e.g. load:1 or ready:0
+    signal: str = ""  # PHASE:NAME, e.g. stream:SIGKILL
+    after_s: float = 0.0  # how long after the beginning of its phase the exit or signal comes
+    once: str = ""  # path: misbehave only in the first start that finds no such file (and makes it)
+    out_of_memory: str = ""  # host or device: llama-server's own lines while loading, then exit 1
+    ignore_sigterm: bool = False
+    bind: str = "ok"  # no_accept: listens and never answers
+    health: str = "ok"  # garbage, never, or an HTTP status
+    wedge: bool = False  # /health is fine, completions never move
+    status: int = 0  # the answer to every completion
+    prefill_s: float = 0.0  # silence before the first token
+    token_s: float = 0.0  # silence before each token
+    tokens: int = 8  # how many where the request does not say
+    stall_after: int = -1  # after so many tokens a completion moves no more
+    die_in_stream: int = -1  # after so many tokens, as exit=stream:… or signal=stream:… says (or exit 1)
+    log_bytes: int = 0  # written to the log at the start, in lines of 100 bytes
+    log_forever: bool = False  # a flood that never ends
+    log_line_bytes: int = 0  # one line of this length
+    log_invalid_utf8: bool = False
+    close_output: bool = False  # closes stdout and stderr once ready, and runs on
+    grandchild: str = (
+        ""  # stay: leaves a sleeper in its process group at the end; exit: forks and exits at once
+    )
+
+    @classmethod
+    def parse(cls, given: list[str]) -> Faults:
+        """Read ``KEY=VALUE`` pairs; ``KEY`` alone is a switch. Raises ValueError for an unknown key."""
+        types = {field.name: field.type for field in dataclasses.fields(cls)}
+        values: dict[str, object] = {}
+        for pair in [*os.environ.get("LLAMASUP_FAKE", "").split(), *given]:
+            key, _, text = pair.partition("=")
+            if key not in types:
+                raise ValueError(f"no such fault: {key!r}; there are {', '.join(types)}")
+            match types[key]:
+                case "bool":
+                    values[key] = text not in {"0", "no"}
+                case "int":
+                    values[key] = int(text)
+                case "float":
+                    values[key] = float(text)
+                case _:
+                    values[key] = text
+        faults = cls(**values)  # type: ignore[arg-type]
+        if faults.once:
+            try:
+                os.close(os.open(faults.once, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except FileExistsError:
+                return cls(load_s=faults.load_s, token_s=faults.token_s, tokens=faults.tokens)
+        return faults
+
+    def die(self, phase: str) -> None:
+        """Die if this phase is the one to die in."""
+        how_phase, _, name = self.signal.partition(":")
+        if name and how_phase == phase:
+            time.sleep(self.after_s)
+            os.kill(os.getpid(), getattr(signal, name))
+            signal.pause()
+        how_phase, _, code = self.exit.partition(":")
+        if code and how_phase == phase:
+            time.sleep(self.after_s)
+            os._exit(int(code))
+        if phase == "stream":
+            os._exit(1)
+
+    def make_noise(self) -> None:
+        """What it prints to its log at the start beyond what llama-server does."""
+        error = sys.stderr.buffer
+        if self.log_invalid_utf8:
+            error.write(b"0.00.000.100 I srv  \xff\xfe\xc3\x28 not UTF-8 \x80\n")
+        if self.log_line_bytes:
+            error.write(b"x" * self.log_line_bytes + b"\n")
+        line = b"0.00.000.100 I srv  " + b"y" * 79 + b"\n"
+        for _ in range(self.log_bytes // len(line)):
+            error.write(line)
+        error.flush()
