@@ -164,14 +164,16 @@ def read_settings(
 
 
 def _gpu_layers(text: str | None) -> GpuLayers | None:
-    if text is None or text == "auto" or text == "all":
-        return text
+    match text:
+        case None | "auto" | "all":
+            return text
     if not text.isdecimal():
         raise typer.BadParameter(f"--gpu-layers takes a number of layers, 'auto' or 'all', not {text!r}.")
     return int(text)
 
 
 def _flash_attn(text: str | None) -> FlashAttn | None:
-    if text is None or text == "on" or text == "off" or text == "auto":
-        return text
+    match text:
+        case None | "on" | "off" | "auto":
+            return text
     raise typer.BadParameter(f"--flash-attn takes on, off or auto, not {text!r}.")

@@ -10,13 +10,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamasup.cli.errors import show_error
 from llamasup.cli.narrator import Narrator
-from llamasup.cli.view import LEVELS, JsonView, TextView, View
+from llamasup.cli.view import LEVELS, JsonView, TextView, View, is_level
 from llamasup.core.errors import LlamasupError, UsageInvalid
 from llamasup.core.settings import Settings
+
+if TYPE_CHECKING:
+    from llamasup.api import Service
+    from llamasup.runtime.events import Bus, Notice
 
 __all__ = ["OutputOptions", "run_command"]
 
@@ -48,7 +52,7 @@ def run_command(model: str, settings: Settings, output: OutputOptions, **options
 
 def _view(output: OutputOptions) -> View:
     level = output.log_level
-    if level != "debug" and level != "info" and level != "warning" and level != "error":
+    if not is_level(level):
         raise UsageInvalid(f"--log-level takes {', '.join(LEVELS)}; not {level!r}.")
     if output.events not in (None, "jsonl"):
         raise UsageInvalid(f"--events takes jsonl; not {output.events!r}.")
@@ -86,11 +90,11 @@ def _serve(
     bus.listen(narrator.notice)
     service.on_request = narrator.request
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_supervise(service, view, narrator))
+        runner.run(_supervise(service, bus, view, narrator))
     return 0
 
 
-async def _supervise(service: Any, view: View, narrator: Narrator) -> None:
+async def _supervise(service: Service, bus: Bus, view: View, narrator: Narrator) -> None:
     loop = asyncio.get_running_loop()
 
     def stop_asked(name: str) -> None:
@@ -100,21 +104,31 @@ async def _supervise(service: Any, view: View, narrator: Narrator) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             loop.add_signal_handler(getattr(signal, name), stop_asked, name)
-
-    ticker: asyncio.TimerHandle
-
-    def tick() -> None:
-        nonlocal ticker
-        view.tick()
-        ticker = loop.call_later(TICK_S, tick)
-
-    ticker = loop.call_later(TICK_S, tick)
-    narrator.when_settled(lambda: ticker.cancel())
+    ticker = _Ticker(loop, view)
+    bus.listen(lambda _notice: ticker.wake())
     try:
         await service.run()
     finally:
-        ticker.cancel()
         view.loading(None)
+
+
+class _Ticker:
+    """Moves the live line, and only while there is one: an idle supervisor does not wake up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, view: View) -> None:
+        self._loop = loop
+        self._view = view
+        self._scheduled = False
+
+    def wake(self) -> None:
+        if self._view.is_busy and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._scheduled = False
+        self._view.tick()
+        self.wake()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -126,7 +140,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _print_event(notice: Any) -> None:
+def _print_event(notice: Notice) -> None:
     from llamasup.runtime.events import as_json
 
     try:

@@ -10,12 +10,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Literal, Protocol, TypeGuard
 
-__all__ = ["JsonView", "Level", "TextView", "View", "duration_text", "memory_text"]
+__all__ = ["JsonView", "Level", "TextView", "View", "duration_text", "is_level", "memory_text"]
 
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+def is_level(text: str) -> TypeGuard[Level]:
+    return text in LEVELS
+
+
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 CLEAR_LINE = "\r\x1b[2K"
 
@@ -40,6 +46,11 @@ def duration_text(seconds: float) -> str:
 
 
 class View(Protocol):
+    @property
+    def is_busy(self) -> bool:
+        """Whether a live line wants to be moved."""
+        ...
+
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         """One thing that happened: ``text`` for people, ``event`` and ``fields`` for machines."""
         ...
@@ -63,6 +74,10 @@ class TextView:
     _going_on: str | None = None
     _since_s: float = 0.0
     _frame: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.live and self._going_on is not None
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         if LEVELS[level] < LEVELS[self.level]:
@@ -104,6 +119,7 @@ class JsonView:
 
     stream: IO[str]
     level: Level = "info"
+    is_busy: bool = False
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         if LEVELS[level] < LEVELS[self.level]:

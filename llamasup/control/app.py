@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import Response
 
     from llamasup.runtime.metrics import Metrics
     from llamasup.runtime.supervisor import Supervisor
@@ -93,16 +92,19 @@ class ControlServer:
 
 def application(supervisor: Supervisor, metrics: Metrics) -> Starlette:
     from starlette.applications import Starlette
-    from starlette.responses import JSONResponse, PlainTextResponse
+    from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    from llamasup.control.metrics import CONTENT_TYPE, exposition
+    from llamasup.control.metrics import CONTENT_TYPE, InstanceGauges, exposition
 
     async def show_metrics(request: Request) -> Response:
-        texts = await supervisor.scrape()
-        return PlainTextResponse(
-            exposition(metrics, supervisor.gauges(), texts), headers={"content-type": CONTENT_TYPE}
-        )
+        scraped = await supervisor.scrape()
+        instances = [
+            InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=0)
+            for runner in supervisor.runners
+        ]
+        text = exposition(metrics, instances, scraped)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def show_status(request: Request) -> Response:
         return JSONResponse(supervisor.status())

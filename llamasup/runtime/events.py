@@ -11,6 +11,7 @@ from typing import Any
 
 from llamasup.core.address import TcpAddress
 from llamasup.core.diagnosis import Diagnosis, Exit
+from llamasup.core.lifecycle import State
 
 __all__ = ["Bus", "Notice", "Ready", "ServerExited", "StateChanged", "Stopped", "as_json"]
 
@@ -20,7 +21,7 @@ PROTOCOL = 1
 @dataclass(frozen=True, slots=True)
 class StateChanged:
     model: str
-    state: str
+    state: State
     generation: int
 
 
@@ -56,7 +57,7 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
     """The public object of a happening."""
     match notice:
         case StateChanged(model, state, generation):
-            return _object("state", model=model, state=state, generation=generation)
+            return _object("state", model=model, state=state.value, generation=generation)
         case ServerExited(model, generation, exit_, diagnosis, restart_in_s):
             return _object(
                 "exit",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import assert_never
 
 from llamasup.core import lifecycle
-from llamasup.core.address import UnixAddress
+from llamasup.core.address import Address, UnixAddress
 from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
 from llamasup.core.errors import LlamasupError
 from llamasup.core.lifecycle import LIVE, Effect, Event, Instance, Policy, State, advance
@@ -32,7 +33,7 @@ REAP_TIMEOUT_S = 5.0
 PUMP_TIMEOUT_S = 1.0
 # Hints only: each of them makes the prober look at once. The first is printed by builds since 2026,
 # the second by those before.
-READY_LINES = ("listening on", "server is listening", "model loaded")
+READY_LINES = re.compile(rb"listening on|server is listening|model loaded")
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class InstanceRunner:
         policy: Policy,
         bus: Bus,
         work_folder: Path,
-        log_path: Path,
+        log_path: Path | None,
         roll: Callable[[], float] = random.random,
     ) -> None:
         self.model = model
@@ -171,7 +172,7 @@ class InstanceRunner:
             self._perform(effect)
         after = self.instance
         if (after.state, after.generation) != (before.state, before.generation):
-            self._bus.publish(StateChanged(self.model, after.state.value, after.generation))
+            self._bus.publish(StateChanged(self.model, after.state, after.generation))
             for states, waiter in self._waiters:
                 if after.state in states and not waiter.done():
                     waiter.set_result(after)
@@ -220,9 +221,7 @@ class InstanceRunner:
         self._generation = None
         try:
             plan = self._make_plan(number)
-            if isinstance(plan.address, UnixAddress):
-                # llama-server neither removes an old socket nor its own (b11434).
-                Path(plan.address.path).unlink(missing_ok=True)
+            _remove_socket(plan.address)
             child = spawn(plan.argv, env=plan.env, cwd=self._work_folder)
         except LlamasupError as error:
             self.post(lifecycle.SpawnFailed(number, _as_diagnosis(error)))
@@ -230,12 +229,10 @@ class InstanceRunner:
         except OSError as error:
             self.post(lifecycle.SpawnFailed(number, _as_diagnosis(_spawn_error(error))))
             return
-        pump = LogPump(child.output_fd, self._log_path)
+        pump = LogPump(child.output_fd, name=f"{self.model}/{number}/log", path=self._log_path)
         endpoint = Endpoint(self.model, number, plan.address, plan.api_key)
         self._generation = generation = _Generation(number, plan, child, pump, endpoint)
-        loop = asyncio.get_running_loop()
-        pump.watch(READY_LINES, lambda _line: loop.call_soon_threadsafe(generation.heard.set))
-        pump.start()
+        pump.watch(READY_LINES, lambda _line: generation.heard.set())
         assert self._tasks is not None
         self._tasks.create_task(self._reap(generation), name=f"{self.model}/{number}/reap")
         self.post(lifecycle.Spawned(number, child.pid))
@@ -327,11 +324,15 @@ class InstanceRunner:
 
 
 async def _clear_away(generation: _Generation) -> None:
-    """What a child leaves: others of its group, its pipe, its socket."""
-    generation.child.kill_group()
+    """What a child leaves that is ours: its pipe and its socket."""
     await generation.pump.aclose(PUMP_TIMEOUT_S)
-    if isinstance(generation.plan.address, UnixAddress):
-        Path(generation.plan.address.path).unlink(missing_ok=True)
+    _remove_socket(generation.plan.address)
+
+
+def _remove_socket(address: Address) -> None:
+    """llama-server removes neither an old socket in its way nor, at its end, its own (b11434)."""
+    if isinstance(address, UnixAddress):
+        Path(address.path).unlink(missing_ok=True)
 
 
 async def _shielded(work: Awaitable[object], timeout_s: float) -> None:

@@ -3,41 +3,169 @@
 from __future__ import annotations
 
 import secrets
+import socket
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llamasup.core.address import Address, TcpAddress, UnixAddress
-from llamasup.core.errors import ModelMissing
+from llamasup.core.errors import ModelMissing, UsageInvalid
 from llamasup.core.gguf import ModelFacts
 from llamasup.core.hardware import Hardware
-from llamasup.core.plan import LaunchPlan, plan
+from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file, plan, plan_as_json
 from llamasup.core.settings import Settings
-from llamasup.effects.files import demo_model_path, free_loopback_port
-from llamasup.effects.hardware import probe_hardware
+from llamasup.effects.files import atomic_write, cache_folder, private_folder
+from llamasup.effects.hardware import hardware
 from llamasup.effects.model_file import read_model
 from llamasup.effects.runtimes import Runtime, find_runtime
 
 __all__ = ["Launch", "find_model", "prepare"]
 
+DEMO = "demo"
+KEY_BYTES = 24
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything that is known before the first start of one model."""
+    """Everything that is known before the first start of one model. Paths in ``settings`` are absolute."""
 
     model_id: str
     model_path: Path
     model: ModelFacts
     draft: ModelFacts | None
+    mmproj: ModelFacts | None
     runtime: Runtime
-    hardware: Hardware
     settings: Settings
     environ: Mapping[str, str]
 
     def plan(self, folder: Path, generation: int) -> LaunchPlan:
         """The plan of one generation, whose private files are in ``folder``.
 
-        Each generation has an address of its own, so that a child that lingers cannot be mistaken for its
-        successor. Raises UsageInvalid or ModelInvalid.
+        Each generation has an address of its own, so that a child that lingers cannot be mistaken for
+        its successor. The machine is looked at anew: memory and limits change. Writes nothing, except
+        the key file of a build that takes its key in no other way.
+
+        Raises UsageInvalid, ModelInvalid or RuntimeMissing.
         """
-        raise NotImplementedError
+        address = self._address(folder, generation)
+        key = None if isinstance(address, UnixAddress) else secrets.token_urlsafe(KEY_BYTES)
+        key_file = None
+        if key is not None and needs_key_file(self.runtime.capabilities):
+            key_file = folder / f"{generation}.key"
+            atomic_write(key_file, key.encode())
+        return self._plan(folder, address, hardware(), key, None if key_file is None else str(key_file))
+
+    def _address(self, folder: Path, generation: int) -> Address:
+        if child_address_kind(self.runtime.capabilities, platform=sys.platform) == "unix":
+            return UnixAddress(str(folder / f"{generation}.sock"))
+        return TcpAddress("127.0.0.1", _free_loopback_port())
+
+    def _plan(
+        self, folder: Path, address: Address, machine: Hardware, key: str | None, key_file: str | None
+    ) -> LaunchPlan:
+        runtime = self.runtime
+        return plan(
+            command=runtime.command,
+            kind=runtime.kind,
+            capabilities=runtime.capabilities,
+            model=self.model,
+            model_path=str(self.model_path),
+            hardware=machine,
+            settings=self.settings,
+            address=address,
+            environ=self.environ,
+            config_home=str(folder),
+            library_path=str(Path(runtime.path).parent) if runtime.kind == "binary" else None,
+            draft=self.draft,
+            mmproj=self.mmproj,
+            api_key=key,
+            api_key_file=key_file,
+        )
+
+    def as_json(self, launch_plan: LaunchPlan) -> Mapping[str, Any]:
+        """The ``plan`` object of the contract (docs/design.md)."""
+        runtime = self.runtime
+        return plan_as_json(
+            launch_plan,
+            model=str(self.model_path),
+            path=runtime.path,
+            kind=runtime.kind,
+            version=runtime.capabilities.version,
+        )
+
+
+def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
+    """Find and read everything that a plan needs.
+
+    Raises ModelMissing, ModelInvalid, RuntimeMissing or UsageInvalid; nothing has been started then.
+    """
+    path = find_model(model)
+    facts = read_model(path)
+    settings = replace(
+        settings, draft_model=_absolute(settings.draft_model), mmproj=_absolute(settings.mmproj)
+    )
+    draft = None if settings.draft_model is None else read_model(settings.draft_model)
+    mmproj = None if settings.mmproj is None else read_model(settings.mmproj)
+    return Launch(
+        model_id=_model_id(path, settings.alias),
+        model_path=path,
+        model=facts,
+        draft=draft,
+        mmproj=mmproj,
+        runtime=find_runtime(runtime, environ),
+        settings=settings,
+        environ=environ,
+    )
+
+
+def find_model(name: str) -> Path:
+    """The file that MODEL means. Raises ModelMissing or UsageInvalid."""
+    if not name:
+        raise UsageInvalid("MODEL is empty.", remedy="Give the path of a GGUF file, or 'demo'.")
+    path = Path(name).expanduser()
+    if path.exists() or path.is_symlink():
+        return path.absolute()
+    if name == DEMO:
+        return _demo_file()
+    if name.startswith(("http://", "https://")):
+        raise ModelMissing(
+            f"llamasup cannot download {name!r} yet.", remedy="Download the file and give its path."
+        )
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith(".gguf"):
+        raise ModelMissing(
+            f"There is no file {name!r}, and llamasup cannot download from a model hub yet.",
+            remedy="Download the GGUF file and give its path.",
+        )
+    return path.absolute()  # read_model says what is wrong with it, and what is near
+
+
+def _demo_file() -> Path:
+    """The demo model, written once into the cache folder."""
+    from llamasup.core.demo_model import demo_model
+
+    content = demo_model()
+    path = private_folder(cache_folder()) / "demo.gguf"
+    if not path.exists() or path.read_bytes() != content:
+        atomic_write(path, content)
+    return path
+
+
+def _model_id(path: Path, alias: str | None) -> str:
+    if alias is not None:
+        # llama-server takes several, separated by commas; the first is the name.
+        return alias.split(",")[0].strip()
+    return path.stem
+
+
+def _absolute(name: str | None) -> str | None:
+    return None if name is None else str(Path(name).expanduser().absolute())
+
+
+def _free_loopback_port() -> int:
+    """A port that was free a moment ago; if somebody takes it first, the next start asks for another."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

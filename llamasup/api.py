@@ -1,0 +1,224 @@
+"""Serving as a Python program uses it: options in, a service that runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llamasup.control.app import ControlServer
+from llamasup.core import lifecycle
+from llamasup.core.address import TcpAddress
+from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UnsafeBind
+from llamasup.core.lifecycle import Instance, Policy, State
+from llamasup.core.settings import Settings
+from llamasup.effects.files import ReadyFile, private_folder, run_folder, state_folder
+from llamasup.proxy.bind import bind
+from llamasup.proxy.listener import Proxy
+from llamasup.proxy.settings import ProxyConfig
+from llamasup.runtime.events import Bus, Notice, Ready, ServerExited, StateChanged, Stopped, as_json
+from llamasup.runtime.instance import InstanceRunner
+from llamasup.runtime.launch import Launch, prepare
+from llamasup.runtime.metrics import Metrics, RequestRecord
+from llamasup.runtime.supervisor import Supervisor
+
+__all__ = ["RunOptions", "Service"]
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What ``llamasup run`` can be told. Times in seconds; port 0 takes any free one."""
+
+    model: str
+    settings: Settings = field(default_factory=Settings)
+    host: str = "127.0.0.1"
+    port: int = 8080
+    runtime: str | None = None
+    api_keys: tuple[str, ...] = ()
+    insecure_no_auth: bool = False
+    warm_up: bool = True
+    drain_timeout_s: float = 30.0
+    stop_timeout_s: float = 10.0
+    ready_file: Path | None = None
+
+
+class Service:
+    """One model, served. Preparing it finds every mistake that can be found before anything is started.
+
+    Raises LlamasupError: ModelMissing, ModelInvalid, RuntimeMissing, UsageInvalid, UnsafeBind.
+    """
+
+    def __init__(self, options: RunOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
+        refuse_unsafe_bind(options)
+        self.options = options
+        self.launch: Launch = prepare(
+            options.model,
+            options.settings,
+            runtime=options.runtime,
+            environ=os.environ if environ is None else environ,
+        )
+        self.on_request: Callable[[RequestRecord], None] | None = None
+        self.supervisor: Supervisor | None = None
+        self._bus = bus
+        self._metrics = Metrics()
+        self._runner: InstanceRunner | None = None
+        self._proxy: Proxy | None = None
+        self._stops_asked = 0
+        self._load_began_s = 0.0
+
+    @property
+    def runner(self) -> InstanceRunner | None:
+        """The instance, once the service runs."""
+        return self._runner
+
+    def ask_stop(self) -> None:
+        """Stop kindly; asked again, stop now. For the event loop's thread, at any time."""
+        self._stops_asked += 1
+        if self._runner is not None:
+            self._runner.post(lifecycle.StopAsked() if self._stops_asked == 1 else lifecycle.KillAsked())
+
+    async def run(self) -> None:
+        """Serve until asked to stop, and leave nothing behind.
+
+        Raises PortInUse or PortNotAllowed before anything is started, ServerFailed when llama-server
+        cannot be started, GaveUp when it crashed too often.
+        """
+        options = self.options
+        sockets = bind(options.host, options.port)
+        port = sockets[0].getsockname()[1]
+        address = TcpAddress(options.host, port)
+        ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
+        try:
+            with run_folder() as folder:
+                last = await self._serve(sockets, address, folder.path, ready_file)
+        finally:
+            for each in sockets:
+                each.close()
+            if ready_file is not None:
+                ready_file.remove()
+            self._bus.publish(Stopped())
+        if last.state is State.FAILED:
+            raise _failure(last)
+
+    async def _serve(
+        self, sockets: list[socket.socket], address: TcpAddress, folder: Path, ready_file: ReadyFile | None
+    ) -> Instance:
+        options, launch = self.options, self.launch
+        runner = self._runner = InstanceRunner(
+            launch.model_id,
+            lambda generation: launch.plan(folder, generation),
+            policy=Policy(
+                warm_up=options.warm_up,
+                drain_timeout_s=options.drain_timeout_s,
+                stop_timeout_s=options.stop_timeout_s,
+            ),
+            bus=self._bus,
+            work_folder=folder,
+            log_path=_log_path(launch.model_id),
+        )
+        self.supervisor = supervisor = Supervisor([runner], address, os.getpid())
+        control = ControlServer(folder / "control.sock", supervisor, self._metrics)
+        proxy = self._proxy = Proxy(
+            supervisor,
+            ProxyConfig(api_keys=options.api_keys, route_by_model=False),
+            metrics=self._metrics,
+            control=control.endpoint,
+            on_finished=self._finished,
+        )
+        self._bus.listen(self._notice)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(runner.run(), name=f"{launch.model_id}/run")
+            try:
+                control.start(tasks)
+                await proxy.start(sockets)
+                runner.post(lifecycle.StartAsked())
+                for _ in range(self._stops_asked):
+                    runner.post(lifecycle.StopAsked())
+                await runner.reached(State.STARTING)
+                started = await runner.reached(State.READY, State.FAILED, State.STOPPED)
+                if started.state is State.READY:
+                    ready = Ready(address, os.getpid(), (launch.model_id,))
+                    if ready_file is not None:
+                        ready_file.write(as_json(ready))
+                    self._bus.publish(ready)
+                return await runner.reached(State.FAILED, State.STOPPED)
+            finally:
+                await proxy.aclose()
+                await control.aclose()
+                running.cancel()
+
+    def _notice(self, notice: Notice) -> None:
+        match notice:
+            case StateChanged(_, State.STARTING, _):
+                self._load_began_s = asyncio.get_running_loop().time()
+            case StateChanged(model, State.READY, _):
+                self._metrics.observe_load(model, asyncio.get_running_loop().time() - self._load_began_s)
+            case StateChanged(_, State.DRAINING, _) if self._proxy is not None and self._stops_asked:
+                self._proxy.drain()
+            case ServerExited(model, _, _, diagnosis, restart_in_s) if restart_in_s is not None:
+                self._metrics.count_restart(model, diagnosis.cause)
+            case _:
+                pass
+
+    def _finished(self, record: RequestRecord) -> None:
+        if self.on_request is not None:
+            self.on_request(record)
+
+
+def refuse_unsafe_bind(options: RunOptions) -> None:
+    """X1: whoever can reach the port can use the model, so a way in from outside needs a key."""
+    if is_loopback(options.host) or options.api_keys or options.insecure_no_auth:
+        return
+    raise UnsafeBind(
+        f"--host {options.host} can be reached from other machines, and no API key is set.",
+        remedy="Set a key with --api-key-file or $LLAMASUP_API_KEY, "
+        "or accept requests from anybody with --insecure-no-auth.",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. Any other name may resolve to anything: no."""
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _failure(last: Instance) -> ServerFailed | GaveUp:
+    diagnosis = last.last
+    if diagnosis is None:
+        return GaveUp("llama-server failed.")
+    if diagnosis.deterministic:
+        return ServerFailed(
+            diagnosis.message,
+            cause=diagnosis.cause,
+            exit_code=diagnosis.exit_code,
+            remedy=diagnosis.remedy,
+            lines=diagnosis.lines,
+        )
+    return GaveUp(
+        f"Gave up after {len(last.crashes)} crashes. The last one: {diagnosis.message}",
+        remedy=diagnosis.remedy,
+        lines=diagnosis.lines,
+    )
+
+
+def _log_path(model_id: str) -> Path | None:
+    """Where the child's output is kept. Without a place for it the model is served all the same."""
+    # A model's name may hold a slash; the name of its log may not.
+    name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in model_id)
+    try:
+        return private_folder(state_folder() / "logs") / f"{name or 'model'}.log"
+    except FolderUnusable as error:
+        _log.warning("llama-server's output is not kept: %s", error.message)
+        return None

@@ -1,0 +1,119 @@
+"""From exec to ready: how long ``llamasup run`` takes, and how much of that is the server's own (P5).
+
+Each round starts llamasup, and then the very command line that it started, by hand; so both see the same
+machine. Phases are read from llamasup's own events. Medians over the rounds, with the spread beside them.
+
+    python scripts/bench_start.py [--runtime embedded] [--runs 20] [--model demo] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PHASES = {
+    "starting": "llamasup: imports, facts, plan, listen, spawn",
+    "warming": "server: exec to healthy, and noticing it",
+    "ready": "warm-up: the first real token",
+}
+READY_LINE = b"listening on"
+
+
+def main() -> None:
+    options = _options()
+    llamasup = [sys.executable, "-m", "llamasup"]
+    common = [options.model, *(["--runtime", options.runtime] if options.runtime else [])]
+    plan = json.loads(subprocess.check_output([*llamasup, "plan", *common, "--json"]))
+    print(
+        f"{plan['runtime']['kind']} {plan['runtime']['version']}, {platform.machine()}, {os.cpu_count()} CPUs"
+    )
+
+    rounds: list[dict[str, float]] = []
+    for number in range(options.runs + 1):
+        measured = _llamasup_start([*llamasup, "run", *common, "--port", "0", "--events", "jsonl"])
+        measured["by hand"] = _start_by_hand(plan)
+        if number:  # the first round fills the caches
+            rounds.append(measured)
+
+    rows = {name: [each[name] for each in rounds] for name in rounds[0]}
+    rows["llamasup's share"] = [each["total"] - each["by hand"] for each in rounds]
+    print(f"{options.runs} runs, milliseconds:\n")
+    print(f"| {'':52} | median | {'10 %':>6} | {'90 %':>6} |\n|{'-' * 54}|-------:|-------:|-------:|")
+    for name, values in rows.items():
+        deciles = statistics.quantiles(values, n=10)
+        label = PHASES.get(name, name)
+        print(f"| {label:52} | {statistics.median(values):6.0f} | {deciles[0]:6.0f} | {deciles[-1]:6.0f} |")
+    share = statistics.median(rows["llamasup's share"])
+    print(
+        f"\nP5, at most 400 ms beside the server's own start: {share:.0f} ms, {'kept' if share <= 400 else 'MISSED'}"
+    )
+    if options.json:
+        Path(options.json).write_text(json.dumps({"plan": plan["runtime"], "runs": rounds}, indent=2))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--runtime")
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--json", metavar="FILE")
+    return parser.parse_args()
+
+
+def _llamasup_start(command: list[str]) -> dict[str, float]:
+    """Milliseconds by phase. Events are stamped as they arrive here, as a parent program sees them."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    seen: dict[str, float] = {}
+    for line in process.stdout:
+        event: dict[str, Any] = json.loads(line)
+        seen[event.get("state", event["event"])] = time.monotonic()
+        if event["event"] == "ready":
+            break
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    marks = [began, seen["starting"], seen["warming"], seen["ready"]]
+    phases = {
+        name: (after - before) * 1e3 for name, before, after in zip(PHASES, marks, marks[1:], strict=True)
+    }
+    return {**phases, "total": (marks[-1] - began) * 1e3}
+
+
+def _start_by_hand(plan: dict[str, Any]) -> float:
+    """Milliseconds from exec to the server's own ready line, for the same command line."""
+    with tempfile.TemporaryDirectory() as folder:
+        argv = list(plan["argv"])
+        host = argv.index("--host") + 1
+        if argv[host].endswith(".sock"):
+            argv[host] = f"{folder}/s.sock"
+        environment = {name: value for name, value in plan["env"].items() if value != "***"}
+        environment["XDG_CONFIG_HOME"] = folder
+        began = time.monotonic()
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            if READY_LINE in line:
+                break
+        took_ms = (time.monotonic() - began) * 1e3
+        process.kill()
+        process.communicate(timeout=30)
+        return took_ms
+
+
+if __name__ == "__main__":
+    main()

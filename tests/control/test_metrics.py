@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from llamasup.control.metrics import InstanceGauges, exposition
+from llamasup.core.lifecycle import State
+from llamasup.runtime.metrics import Metrics, RequestRecord
+
+LLAMA_SERVER = """\
+# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 36
+# HELP llamacpp:n_tokens_max Largest observed n_tokens.
+# TYPE llamacpp:n_tokens_max counter
+llamacpp:n_tokens_max 32
+"""
+
+
+def record(**changes: object) -> RequestRecord:
+    fields: dict[str, object] = {
+        "request_id": "1",
+        "method": "POST",
+        "path": "/completion",
+        "route": "/completion",
+        "model": "tiny",
+        "generation": 1,
+        "status": 200,
+        "tokens_prompt": 10,
+        "tokens_cached": 2,
+        "tokens_completion": 5,
+        "tokens_per_s": 50.0,
+        "queue_s": 0.0,
+        "first_byte_s": 0.02,
+        "duration_s": 0.12,
+        "bytes_out": 100,
+        "outcome": "ok",
+    }
+    return RequestRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def values(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_requests_tokens_and_times_are_counted_by_model() -> None:
+    metrics = Metrics()
+    metrics.count_request(record())
+    metrics.count_request(record(duration_s=45.0))
+    metrics.count_restart("tiny", "killed")
+    metrics.observe_load("tiny", 1.5)
+    seen = values(exposition(metrics, [], {}))
+
+    requests = (("code", "200"), ("model", "tiny"), ("route", "/completion"))
+    assert seen["llamasup_requests_total", requests] == 2
+    assert seen["llamasup_tokens_total", (("kind", "completion"), ("model", "tiny"))] == 10
+    assert seen["llamasup_restarts_total", (("cause", "killed"), ("model", "tiny"))] == 1
+    assert seen["llamasup_request_seconds_bucket", (("le", "0.25"),)] == 1
+    assert seen["llamasup_request_seconds_bucket", (("le", "60.0"),)] == 2
+    assert seen["llamasup_request_seconds_count", ()] == 2
+    assert seen["llamasup_load_seconds_sum", (("model", "tiny"),)] == 1.5
+
+
+def test_exactly_one_state_of_an_instance_is_1() -> None:
+    seen = values(exposition(Metrics(), [InstanceGauges("tiny", State.LOADING, 3, 1)], {}))
+    states = {
+        dict(labels)["state"]: value
+        for (name, labels), value in seen.items()
+        if name == "llamasup_instance_state"
+    }
+
+    assert [state for state, value in states.items() if value] == ["loading"]
+    assert set(states) == {state.value for state in State}
+    assert seen["llamasup_in_flight", (("model", "tiny"),)] == 3
+    assert seen["llamasup_queued", (("model", "tiny"),)] == 1
+
+
+def test_llama_servers_own_metrics_keep_their_names_and_get_a_model_label() -> None:
+    text = exposition(Metrics(), [], {"a": LLAMA_SERVER, 'b"\\': LLAMA_SERVER}).decode()
+
+    assert 'llamacpp:prompt_tokens_total{model="a"} 36' in text
+    assert 'llamacpp:n_tokens_max{model="b\\"\\\\"} 32' in text
+    assert text.count("# TYPE llamacpp:n_tokens_max counter") == 1
+    assert text.index('n_tokens_max{model="a"}') < text.index('n_tokens_max{model="b') < len(text)
+
+
+def test_labels_that_a_sample_already_has_are_kept() -> None:
+    text = exposition(Metrics(), [], {"a": 'x_bucket{le="1"} 2\n'}).decode()
+    assert 'x_bucket{model="a",le="1"} 2' not in text  # a sample of no family is no metric
+    text = exposition(Metrics(), [], {"a": '# TYPE x_bucket counter\nx_bucket{le="1"} 2\n'}).decode()
+    assert 'x_bucket{model="a",le="1"} 2' in text

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llamasup.core.gguf import ModelClass
+from llamasup.core.warmup import warm_up_request, what_is_missing
+
+TOKEN = warm_up_request(ModelClass.DECODER)
+VECTOR = warm_up_request(ModelClass.ENCODER)
+SCORE = warm_up_request(ModelClass.RERANKER)
+
+
+def test_each_class_is_asked_for_what_it_can_do() -> None:
+    assert (TOKEN.path, VECTOR.path, SCORE.path) == ("/completion", "/embedding", "/v1/rerank")
+    assert warm_up_request(ModelClass.ENCODER_DECODER) is TOKEN
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (TOKEN, {"content": " the", "tokens_predicted": 1}),
+        (VECTOR, [{"index": 0, "embedding": [[0.1, 0.2]]}]),
+        (VECTOR, {"embedding": [0.1, 0.2]}),
+        (SCORE, {"results": [{"index": 0, "relevance_score": -1.5}]}),
+    ],
+)
+def test_a_real_answer_is_proof(request_: object, answer: object) -> None:
+    assert what_is_missing(request_, 200, json.dumps(answer).encode()) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (TOKEN, {"content": "", "tokens_predicted": 0}),
+        (TOKEN, {}),
+        (TOKEN, []),
+        (VECTOR, []),
+        (VECTOR, {"embedding": []}),
+        (SCORE, {"results": []}),
+        (SCORE, {"results": [{"relevance_score": None}]}),
+    ],
+)
+def test_an_answer_without_substance_is_none(request_: object, answer: object) -> None:
+    missing = what_is_missing(request_, 200, json.dumps(answer).encode())  # type: ignore[arg-type]
+    assert missing is not None
+    assert "answered 200 without" in missing
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (500, b'{"error":{"message":"Compute error."}}', "500: Compute error."),
+        (501, b'{"detail":"no"}', '501: {"detail":"no"}'),
+        (500, b"[1]", "500: [1]"),
+        (200, b"<html>", "not JSON"),
+    ],
+)
+def test_a_refusal_is_quoted(status: int, body: bytes, says: str) -> None:
+    missing = what_is_missing(TOKEN, status, body)
+    assert missing is not None
+    assert says in missing

@@ -1,0 +1,134 @@
+"""Runs the ``llamasup`` command as a real process and reads what it says, as a parent program would."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["Llamasup", "command", "llamasup", "run_to_end"]
+
+PATIENCE_S = 60.0
+"""Bounds a test that hangs. Nothing waits this long when things work."""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "llamasup", *arguments]
+
+
+def run_to_end(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends by itself."""
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options
+    )
+
+
+class Llamasup:
+    """A running ``llamasup run … --events jsonl``."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.events: list[Mapping[str, Any]] = []
+        self.stderr: list[str] = []
+        self._news: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self._threads = [
+            threading.Thread(target=self._read_events, daemon=True),
+            threading.Thread(target=self._read_stderr, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        return str(self.wait_for("ready")["url"])
+
+    @property
+    def said(self) -> str:
+        """Everything on standard error so far."""
+        return "".join(self.stderr)
+
+    def wait_for(self, name: str, **fields: Any) -> Mapping[str, Any]:
+        """The first event of this name with these fields, past or to come."""
+
+        def matches(event: Mapping[str, Any]) -> bool:
+            return event["event"] == name and all(event.get(key) == value for key, value in fields.items())
+
+        return self._next(matches, f"{name} {fields or ''}")
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def ask(self, signal_number: signal.Signals) -> None:
+        self.process.send_signal(signal_number)
+
+    def end(self) -> int:
+        """Wait for the exit code."""
+        code = self.process.wait(PATIENCE_S)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        return code
+
+    def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
+        self.ask(signal_number)
+        return self.end()
+
+    def _next(self, matches: Callable[[Mapping[str, Any]], bool], what: str) -> Mapping[str, Any]:
+        for event in self.events:
+            if matches(event):
+                return event
+        while True:
+            try:
+                event_or_end = self._news.get(timeout=PATIENCE_S)
+            except queue.Empty:
+                raise AssertionError(f"no {what} within {PATIENCE_S} s; {self.events}\n{self.said}") from None
+            if event_or_end is None:
+                self._news.put(None)
+                raise AssertionError(f"ended without {what}; {self.events}\n{self.said}")
+            self.events.append(event_or_end)
+            if matches(event_or_end):
+                return event_or_end
+
+    def _read_events(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._news.put(json.loads(line))
+        self._news.put(None)
+
+    def _read_stderr(self) -> None:
+        assert self.process.stderr is not None
+        self.stderr.extend(self.process.stderr)
+
+
+@contextmanager
+def llamasup(model: Path | str, *arguments: str, **options: Any) -> Iterator[Llamasup]:
+    """``llamasup run MODEL --port 0 --events jsonl ARGUMENTS…``, surely ended afterwards."""
+    process = subprocess.Popen(
+        command("run", str(model), "--port", "0", "--events", "jsonl", *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    try:
+        yield (running := Llamasup(process))
+    finally:
+        if process.poll() is None:
+            process.kill()
+        running.end()
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()

@@ -1,0 +1,208 @@
+"""Every mistake a person can make with ``llamasup run``: a sentence, the right exit code, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.driver import llamasup, run_to_end
+
+
+def refused(
+    code: int, says: str | tuple[str, ...], *arguments: str, env: dict[str, str] | None = None
+) -> str:
+    """Run, and check everything that holds for every refusal."""
+    before = set(psutil.Process().children(recursive=True))
+    done = run_to_end(*arguments, env={**os.environ, **(env or {})})
+    assert done.returncode == code, done.stderr
+    for words in (says,) if isinstance(says, str) else says:
+        assert words in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert set(psutil.Process().children(recursive=True)) <= before
+    return done.stderr
+
+
+@pytest.fixture
+def run_tiny(tiny_model: Path, fake_server: str) -> tuple[str, ...]:
+    return ("run", str(tiny_model), "--runtime", fake_server, "--port", "0")
+
+
+# --- the model file -------------------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_named_with_what_lies_near_it(tiny_model: Path) -> None:
+    said = refused(66, "tinny.gguf", "run", str(tiny_model.with_name("tinny.gguf")))
+    assert "tiny.gguf" in said.replace("tinny.gguf", "")
+
+
+def test_a_folder_is_answered_with_the_models_in_it(tiny_model: Path) -> None:
+    refused(66, ("folder", "tiny.gguf"), "run", str(tiny_model.parent))
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.gguf").touch()
+    refused(65, "empty", "run", str(tmp_path / "empty.gguf"))
+
+
+def test_a_truncated_model_says_how_much_of_it_is_there(tiny_model: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_model.read_bytes()[:-1000])
+    refused(65, ("truncated", f"{cut.stat().st_size:,}"), "run", str(cut))
+
+
+def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "page.gguf"
+    path.write_text("<!DOCTYPE html><html><body>404</body></html>")
+    refused(65, "HTML", "run", str(path))
+
+
+def test_a_gguf_of_an_unknown_version(tiny_model: Path, tmp_path: Path) -> None:
+    content = bytearray(tiny_model.read_bytes())
+    content[4:8] = (9).to_bytes(4, "little")
+    path = tmp_path / "v9.gguf"
+    path.write_bytes(content)
+    refused(65, "version 9", "run", str(path))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_a_file_that_may_not_be_read(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "secret.gguf"
+    path.write_bytes(tiny_model.read_bytes())
+    path.chmod(0)
+    if os.geteuid() == 0:
+        as_nobody = subprocess.run(
+            [sys.executable, "-c", f"open({str(path)!r})"], user=65534, capture_output=True, check=False
+        )
+        if as_nobody.returncode == 0:
+            pytest.skip("root reads everything here")
+        pytest.skip("root reads everything; tests/effects covers the refusal with a fake")
+    refused(66, "permission", "run", str(path))
+
+
+@pytest.mark.parametrize("name", ["two words.gguf", 'it\'s "quoted".gguf', "模型 ✓.gguf", "-weird.gguf"])
+def test_odd_names_are_just_names(name: str, tiny_model: Path, tmp_path: Path, fake_server: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(tiny_model.read_bytes())
+    with llamasup(path, "--runtime", fake_server) as running:
+        assert running.wait_for("ready")["models"] == [path.stem]
+        assert running.stop() == 0
+
+
+def test_a_leading_dash_works_after_the_dashes(tiny_model: Path, tmp_path: Path, fake_server: str) -> None:
+    (tmp_path / "-weird.gguf").write_bytes(tiny_model.read_bytes())
+    done = run_to_end("plan", "--runtime", fake_server, "--", "-weird.gguf", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "-weird.gguf") in done.stdout
+
+
+def test_a_hub_name_says_that_downloads_are_not_there_yet() -> None:
+    refused(66, "cannot download", "run", "org/repo:Q4_K_M")
+
+
+# --- the address ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+def test_a_port_in_use_names_its_holder(taken_port: int, tiny_model: Path, fake_server: str) -> None:
+    refused(
+        71,
+        (str(taken_port), f"pid {os.getpid()}"),
+        *("run", str(tiny_model), "--runtime", fake_server, "--port", str(taken_port)),
+    )
+
+
+def test_an_address_of_another_machine(run_tiny: tuple[str, ...]) -> None:
+    refused(71, "192.0.2.1", *run_tiny, "--host", "192.0.2.1", env={"LLAMASUP_API_KEY": "k"})
+
+
+def test_an_open_address_without_a_key_is_refused(run_tiny: tuple[str, ...]) -> None:
+    refused(78, ("0.0.0.0", "--api-key-file"), *run_tiny, "--host", "0.0.0.0")
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+def test_a_port_that_is_none(port: str, run_tiny: tuple[str, ...]) -> None:
+    refused(2, port, *run_tiny, "--port", port)
+
+
+def test_a_key_file_without_a_key_protects_nothing(run_tiny: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# none yet\n")
+    refused(78, "holds no key", *run_tiny, "--api-key-file", str(tmp_path / "keys"))
+
+
+# --- the runtime ----------------------------------------------------------------------------------------
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "server"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_unknown_runtime(tiny_model: Path) -> None:
+    refused(69, "no-such-server", "run", str(tiny_model), "--runtime", "no-such-server")
+
+
+def test_a_runtime_that_is_no_llama_server(tiny_model: Path) -> None:
+    refused(69, "not a llama-server", "run", str(tiny_model), "--runtime", sys.executable)
+
+
+def test_a_runtime_that_prints_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    refused(69, "nothing", "run", str(tiny_model), "--runtime", script(tmp_path, "exit 0"))
+
+
+def test_a_runtime_that_is_a_text_file(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "server"
+    path.write_text("hello")
+    refused(69, "executable", "run", str(tiny_model), "--runtime", str(path))
+
+
+# --- the settings ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--ctx-size", "0"),
+        ("--ctx-size", "-5"),
+        ("--parallel", "0"),
+        ("--threads", "0"),
+        ("--kv-type", "q3_9"),
+    ],
+)
+def test_values_that_cannot_be_meant(option: str, value: str, run_tiny: tuple[str, ...]) -> None:
+    refused(2, (option, value), *run_tiny, option, value)
+
+
+def test_a_flag_that_this_build_lacks(run_tiny: tuple[str, ...]) -> None:
+    refused(2, "--no-such-flag", *run_tiny, "--", "--no-such-flag")
+
+
+def test_a_flag_that_is_llamasups_to_set(run_tiny: tuple[str, ...]) -> None:
+    refused(2, ("--port", "llamasup"), *run_tiny, "--", "--port", "1234")
+
+
+def test_a_second_argument_without_the_dashes(run_tiny: tuple[str, ...]) -> None:
+    refused(2, "stray.gguf", *run_tiny, "stray.gguf")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--log-level", "loud"), ("--log-format", "xml"), ("--events", "csv")]
+)
+def test_output_options_name_what_they_take(option: str, value: str, run_tiny: tuple[str, ...]) -> None:
+    refused(2, (option, value), *run_tiny, option, value)

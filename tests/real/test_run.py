@@ -1,0 +1,173 @@
+"""``llamasup run`` of a real model on a real llama-server, on both runtimes, as a client sees it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.driver import Llamasup, llamasup
+
+pytestmark = pytest.mark.real
+
+QUESTION = [{"role": "user", "content": "Tell me a story."}]
+
+
+@pytest.fixture(scope="module")
+def module_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    home = tmp_path_factory.mktemp("module-home")
+    return {
+        "XDG_STATE_HOME": str(home / "state"),
+        "XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache"),
+        "XDG_RUNTIME_DIR": str(home / "run"),
+        "PATH": "/usr/bin:/bin",
+    }
+
+
+@pytest.fixture(scope="module")
+def server(runtime: str, tiny_model: Path, module_folders: dict[str, str]) -> Iterator[Llamasup]:
+    """One server for the whole module: the tests only talk to it."""
+    Path(module_folders["XDG_RUNTIME_DIR"]).mkdir(mode=0o700, exist_ok=True)
+    with llamasup(tiny_model, "--runtime", runtime, env=module_folders) as running:
+        running.wait_for("ready")
+        yield running
+        assert running.stop() == 0
+
+
+@pytest.fixture
+def client(server: Llamasup) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_chat_streamed_is_the_chat_plain_at_temperature_0(client: openai.OpenAI) -> None:
+    plain = client.chat.completions.create(
+        model="tiny", messages=QUESTION, temperature=0, max_tokens=40, seed=1
+    )
+    stream = client.chat.completions.create(
+        model="tiny", messages=QUESTION, temperature=0, max_tokens=40, seed=1, stream=True
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+
+    assert plain.choices[0].message.content
+    assert "".join(pieces) == plain.choices[0].message.content
+    assert len(pieces) > 10
+    assert plain.usage is not None
+    assert plain.usage.completion_tokens == 40
+
+
+def test_completions_tokenize_props_and_models_answer(server: Llamasup) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        completion = http.post(
+            "/v1/completions", json={"prompt": "Once", "max_tokens": 5, "temperature": 0}
+        ).json()
+        tokens = http.post("/tokenize", json={"content": "hello world"}).json()["tokens"]
+        props = http.get("/props").json()
+        models = http.get("/v1/models").json()
+
+    assert completion["usage"]["completion_tokens"] == 5
+    assert len(tokens) > 1
+    assert props["total_slots"] == 4
+    assert models["data"][0]["id"] == "tiny"
+
+
+def test_metrics_hold_llamasups_own_and_llama_servers_with_a_model_label(server: Llamasup) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 5})
+        text = http.get("/metrics").text
+
+    assert re.search(r'^llamasup_requests_total\{.*model="tiny".*\} \d', text, re.M)
+    assert re.search(r'^llamasup_instance_state\{model="tiny",state="ready"\} 1\.0$', text, re.M)
+    assert re.search(r'^llamasup_tokens_total\{kind="completion",model="tiny"\} \d', text, re.M)
+    assert re.search(r'^llamacpp:tokens_predicted_total\{model="tiny"\} \d', text, re.M)
+
+
+def test_health_and_readiness_say_yes(server: Llamasup) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        health, ready, alive = http.get("/health"), http.get("/readyz"), http.get("/livez")
+
+    assert (health.status_code, health.json()) == (200, {"status": "ok"})
+    assert (ready.status_code, alive.status_code) == (200, 200)
+
+
+def test_an_answer_of_llama_server_comes_through_byte_for_byte(server: Llamasup) -> None:
+    """Straight from the child's socket and through the proxy; only ids and times may differ."""
+    (child,) = [each for each in server.children() if "--host" in each.cmdline()]
+    arguments = child.cmdline()
+    socket_path = arguments[arguments.index("--host") + 1]
+    requests = [
+        ("/v1/chat/completions", {"messages": QUESTION, "temperature": 0, "max_tokens": 20, "seed": 1}),
+        (
+            "/v1/chat/completions",
+            {"messages": QUESTION, "temperature": 0, "max_tokens": 20, "seed": 1, "stream": True},
+        ),
+        ("/completion", {"prompt": "Once", "n_predict": 10, "temperature": 0, "stream": True}),
+        ("/tokenize", {"content": "byte for byte ✓"}),
+        ("/v1/embeddings", {"input": "not enabled: an error comes through too"}),
+        ("/v1/chat/completions", {"messages": "not a list"}),
+    ]
+
+    transport = httpx.HTTPTransport(uds=socket_path)
+    with (
+        httpx.Client(transport=transport, base_url="http://localhost") as straight,
+        httpx.Client(base_url=server.url) as through,
+    ):
+        for path, body in requests:
+            straight.post(path, json=body)  # so that the prompt is cached for both that follow
+            direct, proxied = straight.post(path, json=body), through.post(path, json=body)
+            assert proxied.status_code == direct.status_code, path
+            assert proxied.headers["content-type"] == direct.headers["content-type"], path
+            assert without_ids_and_times(proxied.text) == without_ids_and_times(direct.text), path
+
+
+def without_ids_and_times(text: str) -> str:
+    text = re.sub(r'"id":"[^"]+"|"created":\d+|"id_slot":\d+', "_", text)
+    text = re.sub(r'"(\w+_(ms|second|per_token_ms))":[\d.e+-]+', "_", text)
+    return re.sub(r'"(tokens_cached|cache_n|prompt_n|tokens_evaluated)":\d+', "_", text)
+
+
+def test_a_draft_model_is_really_used(runtime: str, tiny_model: Path, module_folders: dict[str, str]) -> None:
+    with llamasup(
+        tiny_model, "--runtime", runtime, "--draft-model", str(tiny_model), env=module_folders
+    ) as running:
+        answer = httpx.post(
+            f"{running.url}/completion",
+            json={"prompt": "Once upon a time", "n_predict": 40, "temperature": 0},
+        ).json()
+        assert running.stop() == 0
+
+    timings = answer["timings"]
+    print(f"draft_n {timings['draft_n']} of {timings['predicted_n']} tokens")
+    assert timings["draft_n"] > 0
+    assert timings["draft_n_accepted"] > 0
+
+
+def test_q8_0_halves_the_kv_cache(runtime: str, tiny_model: Path, module_folders: dict[str, str]) -> None:
+    """Read from the server's own log: q8_0 takes 34 bytes for 32 values, f16 takes 64."""
+    sizes = {}
+    for kv_type in ("f16", "q8_0"):
+        with llamasup(
+            tiny_model, "--runtime", runtime, "--kv-type", kv_type, "--", "-lv", "4", env=module_folders
+        ) as running:
+            running.wait_for("ready")
+            assert running.stop() == 0
+        log = (Path(module_folders["XDG_STATE_HOME"]) / "llamasup/logs/tiny.log").read_text("utf-8")
+        found = re.findall(r"llama_kv_cache: size = +([\d.]+) MiB.*K \((\w+)\)", log)
+        assert found[-1][1] == kv_type
+        sizes[kv_type] = float(found[-1][0])
+
+    print(f"KV cache: f16 {sizes['f16']} MiB, q8_0 {sizes['q8_0']} MiB")
+    assert sizes["q8_0"] / sizes["f16"] == pytest.approx(34 / 64, abs=0.02)
+
+
+def test_errors_of_llama_server_keep_their_shape(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "word " * 20_000}])
+    error = json.loads(caught.value.response.text)["error"]
+    assert error["type"] == "exceed_context_size_error"
+    assert error["n_prompt_tokens"] > error["n_ctx"] > 0
