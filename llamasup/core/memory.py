@@ -46,12 +46,6 @@ CACHE_TYPES = MappingProxyType(
     }
 )
 
-# llama_model::create_memory (b11434) gives these no KV cache: they see the whole text at once.
-_WITHOUT_KV_CACHE = frozenset(
-    {"bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert"}
-    | {"eurobert", "gemma-embedding", "dream", "llada", "llada-moe", "rnd1", "wavtokenizer-dec"}
-)
-
 _CELL_MULTIPLE = 256  # llama_context rounds the cells of every sequence up to this (-c 100 gives 256 [run])
 
 
@@ -115,7 +109,7 @@ def estimate(
 
 def has_kv_cache(model: ModelFacts) -> bool:
     """Whether any layer keeps keys and values."""
-    return model.architecture not in _WITHOUT_KV_CACHE and any(model.head_counts_kv)
+    return _kv_heads(model) > 0
 
 
 def kv_bytes(model: ModelFacts, shape: ContextShape) -> int:
@@ -123,10 +117,8 @@ def kv_bytes(model: ModelFacts, shape: ContextShape) -> int:
     recurrent = 0
     if model.recurrent is not None:
         recurrent = model.recurrent.bytes_per_layer * sum(model.recurrent_layers) * shape.parallel
-    if not has_kv_cache(model):
-        return recurrent
     cells = shape.cells_per_stream * shape.streams
-    heads = sum(model.head_counts_kv)
+    heads = _kv_heads(model)
     keys = _stored_bytes(heads * model.key_length, shape.k_type)
     values = _stored_bytes(heads * model.value_length, shape.v_type)
     return cells * (keys + values) + recurrent
@@ -148,6 +140,12 @@ def compute_bytes(model: ModelFacts, shape: ContextShape) -> int:
         2 * model.embedding_length + model.vocab_size,
     )
     return tokens * (cells * mask + widest * 4)
+
+
+def _kv_heads(model: ModelFacts) -> int:
+    """Heads over all layers with a cache of their own; where the reader does not say which, over all."""
+    caches = model.kv_layers or (True,) * len(model.head_counts_kv)
+    return sum(heads for heads, cached in zip(model.head_counts_kv, caches, strict=True) if cached)
 
 
 def _stored_bytes(elements: int, cache_type: str) -> int:

@@ -80,14 +80,14 @@ def plan(
     config_home: str,
     library_path: str | None = None,
     draft: ModelFacts | None = None,
-    projector: ModelFacts | None = None,
+    mmproj: ModelFacts | None = None,
     api_key: str | None = None,
     api_key_file: str | None = None,
 ) -> LaunchPlan:
     """The command line and environment that suit this model, machine and build, with a reason for each flag.
 
     Paths (``model_path``, and ``draft_model`` and ``mmproj`` of ``settings``) are absolute. ``draft`` and
-    ``projector`` are the facts of those two files. ``api_key`` is for a child on TCP;
+    ``mmproj`` are the facts of those two files. ``api_key`` is for a child on TCP;
     ``api_key_file`` holds it where ``needs_key_file``.
 
     Raises UsageInvalid (a setting that cannot be meant, or that the build lacks), ModelInvalid (a file that
@@ -115,7 +115,7 @@ def plan(
         shape,
         available_bytes=_available_bytes(hardware, capabilities, on_device=on_device),
         draft=pair,
-        beside_bytes=0 if projector is None else projector.weights_bytes,
+        beside_bytes=0 if mmproj is None else mmproj.weights_bytes,
     )
 
     line = CommandLine(command, capabilities, by_hand)

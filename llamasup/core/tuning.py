@@ -31,6 +31,9 @@ __all__ = [
 DEFAULT_CTX_SIZE = 8192  # tokens per request
 DEFAULT_PARALLEL = 4  # as llama-server's own "auto" has it
 _MOST_SLOTS = 256  # LLAMA_MAX_SEQ: "n_seq_max must be <= 256" (b11434 [run])
+# A context of one token, or a batch of fewer tokens than slots, aborts in llama-server's own warm-up
+# ("get_sub_batch: failed to add token", b11434 [run]).
+_LEAST_TOKENS = 2
 _MOST_TOKENS = 2**31 - 1  # llama-server reads --ctx-size as a C int
 _MIB = 1 << 20
 
@@ -60,9 +63,10 @@ def decide_context(model: ModelFacts, serves: ModelClass, settings: Settings, by
     unified = by_hand.switch("--kv-unified") or auto
     total = by_hand.number("--ctx-size")
     if total is not None:
-        if total < 0:
-            raise _bad("--ctx-size", total, "0 (the model's own) or more")
-        total = total or model.context_length
+        total = model.context_length if total == 0 else total
+        if total < _LEAST_TOKENS * parallel:
+            least = f"{_LEAST_TOKENS * parallel} or more, since {parallel} slots share it"
+            raise _bad("--ctx-size", total, f"{least}, or 0 for the model's own")
         per_request = total if unified else total // parallel
         why_total = "set by hand"
     else:
@@ -73,7 +77,7 @@ def decide_context(model: ModelFacts, serves: ModelClass, settings: Settings, by
             per_request = total
     if total > _MOST_TOKENS:
         raise _bad("--ctx-size times --parallel", total, f"at most {_MOST_TOKENS}")
-    batch, ubatch, why_batch = _batches(serves, per_request, by_hand)
+    batch, ubatch, why_batch = _batches(serves, per_request, parallel, by_hand)
     return Context(per_request, parallel, total, batch, ubatch, unified, why_total, why_parallel, why_batch)
 
 
@@ -104,24 +108,26 @@ def _per_request(model: ModelFacts, settings: Settings) -> tuple[int, str]:
         if 0 < own <= DEFAULT_CTX_SIZE:
             return own, "all that the model was trained for"
         return DEFAULT_CTX_SIZE, f"the default; the model was trained for {own}" if own else "the default"
-    if asked <= 0:
-        raise _bad("--ctx-size", asked, "1 token or more for each request; leave it out for the default")
+    if asked < _LEAST_TOKENS:
+        least = f"{_LEAST_TOKENS} tokens or more for each request"
+        raise _bad("--ctx-size", asked, f"{least}; leave it out for the default")
     if 0 < own < asked:
         return asked, f"asked for with --ctx-size, beyond the {own} that the model was trained for"
     return asked, "asked for with --ctx-size"
 
 
-def _batches(serves: ModelClass, per_request: int, by_hand: ByHand) -> tuple[int, int, str]:
+def _batches(serves: ModelClass, per_request: int, parallel: int, by_hand: ByHand) -> tuple[int, int, str]:
     batch, ubatch = 2048, 512
     why = "llama.cpp's own sizes: fast prompts in a small compute buffer"
     if serves in _WHOLE_INPUT:
         # Else: "input is too large to process. increase the physical batch size".
-        batch = ubatch = max(per_request, 32)
+        batch = ubatch = max(per_request, parallel)
         why = "the whole input of a request must fit in one micro-batch"
     passed = {name: by_hand.number(name) for name in ("--batch-size", "--ubatch-size")}
+    least = {"--batch-size": max(parallel, _LEAST_TOKENS), "--ubatch-size": 1}
     for name, value in passed.items():
-        if value is not None and value < 1:
-            raise _bad(name, value, "1 or more")
+        if value is not None and value < least[name]:
+            raise _bad(name, value, f"{least[name]} or more")
     batch = passed["--batch-size"] or batch
     return batch, min(passed["--ubatch-size"] or ubatch, batch), why
 

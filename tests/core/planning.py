@@ -68,6 +68,7 @@ def bert(model_class: ModelClass = ModelClass.ENCODER, **changes: Any) -> ModelF
         "embedding_length": 384,
         "head_counts": (12,) * 12,
         "head_counts_kv": (12,) * 12,
+        "kv_layers": (False,) * 12,
         "key_length": 32,
         "value_length": 32,
         "chat_template": ChatTemplate(),
@@ -101,7 +102,10 @@ def planned(
     address: Address | None = None,
     **rest: Any,
 ) -> LaunchPlan:
-    """A plan; keywords that name a setting go into ``Settings``, the others to ``plan``."""
+    """A plan; keywords that name a setting go into ``Settings``, the others to ``plan``.
+
+    ``projector`` are the facts of the file that the setting ``mmproj`` names.
+    """
     known = capabilities(build) if isinstance(build, str) else build
     names = Settings.__dataclass_fields__
     settings = Settings(**{name: rest.pop(name) for name in list(rest) if name in names})
@@ -116,6 +120,7 @@ def planned(
         "model_path": "/models/example-8b.gguf",
         "hardware": hardware or machine(),
         "settings": settings,
+        "mmproj": rest.pop("projector", None),
         "address": address,
         "environ": environ or {"PATH": "/usr/bin"},
         "config_home": "/run/llamasup/1/config",

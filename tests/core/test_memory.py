@@ -74,7 +74,7 @@ def test_a_q8_0_cache_has_little_more_than_half_the_bytes_of_f16() -> None:
 
 
 def test_layers_without_kv_heads_cost_nothing() -> None:
-    hybrid = model(layers=4, head_counts_kv=(0, 8, 0, 8))
+    hybrid = model(layers=4, head_counts_kv=(8, 8, 0, 8), kv_layers=(False, True, False, True))
     full = model(layers=2, head_counts_kv=(8, 8))
     shape = ContextShape(4096, 1, 512)
     assert kv_bytes(hybrid, shape) == kv_bytes(full, shape) > 0

@@ -233,6 +233,7 @@ def test_a_file_that_names_no_context_gets_the_default() -> None:
     ("settings", "says"),
     [
         ({"ctx_size": 0}, "--ctx-size 0"),
+        ({"ctx_size": 1}, "--ctx-size 1"),
         ({"ctx_size": -5}, "--ctx-size -5"),
         ({"ctx_size": 2**31}, "--ctx-size times --parallel 8589934592"),
         ({"parallel": 0}, "--parallel 0"),
@@ -244,7 +245,8 @@ def test_a_file_that_names_no_context_gets_the_default() -> None:
         ({"extra": ("-np", "0")}, "--parallel 0"),
         ({"extra": ("-t", "-1")}, "--threads -1"),
         ({"extra": ("-tb", "99")}, "--threads-batch 99"),
-        ({"extra": ("-b", "0")}, "--batch-size 0"),
+        ({"extra": ("-c", "7", "-np", "4")}, "--ctx-size 7"),
+        ({"extra": ("-b", "3")}, "--batch-size 3"),
         ({"extra": ("-ub", "-3")}, "--ubatch-size -3"),
     ],
 )
