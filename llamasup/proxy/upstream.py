@@ -25,9 +25,11 @@ IDLE_S: Final = (
     4.0  # llama-server closes at 5 s: leave before it does, so that no request meets a closing door
 )
 REQUESTS_PER_CONNECTION: Final = 100
+PATIENCE_S: Final = 0.25
 MAX_IDLE: Final = (
     64  # a llama-server thread sits behind each; more slots than this are not run on one machine
 )
+COPY_BYTES: Final = 64 * 1024  # below it, copying a body behind its head is cheaper than a second system call
 MAX_HEAD_BYTES: Final = 64 * 1024
 
 _HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE = range(4)
@@ -117,12 +119,15 @@ class Upstream(asyncio.Protocol):
         self.exchange = exchange
         self.served += 1
         if not self.proven:
-            self.pool.unproven += 1
+            self.pool.waits(self, exchange.sent_at)
         transport = self.transport
         assert transport is not None  # noqa: S101 - only connected ones are handed out
-        transport.write(exchange.upstream_head)
-        if exchange.body:
-            transport.write(exchange.body)
+        head, body = exchange.upstream_head, exchange.body
+        if len(body) < COPY_BYTES:
+            transport.write(head + body)
+        else:
+            transport.write(head)
+            transport.write(body)
 
     def pause(self) -> None:
         """Read no more until ``resume``: the client does not keep up."""
@@ -255,7 +260,7 @@ class Upstream(asyncio.Protocol):
             return
         if not self.proven:
             self.proven = True
-            self.pool.unproven -= 1
+            self.pool.waits_no_more(self)
         self._begin(exchange, data[end:])
 
     def _begin(self, exchange: Exchange, body: bytes) -> None:
@@ -331,15 +336,13 @@ class Upstream(asyncio.Protocol):
     def _detach(self) -> None:
         if self.exchange is not None:
             self.exchange = None
-            if not self.proven:
-                self.proven = True  # counted once
-                self.pool.unproven -= 1
+            self.pool.waits_no_more(self)
 
 
 class Pool:
     """The idle connections to one endpoint, last in first out, and the making of new ones."""
 
-    __slots__ = ("_clock", "_connect_s", "_endpoint", "_idle", "_loop", "_tasks", "unproven")
+    __slots__ = ("_clock", "_connect_s", "_endpoint", "_idle", "_loop", "_tasks", "_waiting")
 
     def __init__(
         self,
@@ -355,7 +358,7 @@ class Pool:
         self._clock = clock
         self._connect_s = connect_s
         self._idle: list[Upstream] = []
-        self.unproven = 0  # in use and not answered yet on their first request
+        self._waiting: dict[Upstream, float] = {}  # since when new ones wait for their first answer, oldest first
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -375,14 +378,24 @@ class Pool:
     def give(self, upstream: Upstream) -> bool:
         """Keep an idle connection for the next request; False if it should be closed instead.
 
-        While a new connection waits for its first answer, the ones that come free are closed: in builds with a
-        fixed number of HTTP threads an idle connection holds the very thread that the new one waits for.
+        Once a new connection has waited for its first answer for a while, those that come free are closed: in
+        builds with a fixed number of HTTP threads an idle connection holds the very thread that it waits for.
         """
-        if self.unproven or self._endpoint.closed or len(self._idle) >= MAX_IDLE:
+        now = self._clock()
+        if self._endpoint.closed or len(self._idle) >= MAX_IDLE or self._someone_waits(now):
             return False
-        upstream.idle_since = self._clock()
+        upstream.idle_since = now
         self._idle.append(upstream)
         return True
+
+    def waits(self, upstream: Upstream, now: float) -> None:
+        self._waiting[upstream] = now
+
+    def waits_no_more(self, upstream: Upstream) -> None:
+        self._waiting.pop(upstream, None)
+
+    def _someone_waits(self, now: float) -> bool:
+        return bool(self._waiting) and now - next(iter(self._waiting.values())) > PATIENCE_S
 
     def forget(self, upstream: Upstream) -> None:
         if upstream in self._idle:
@@ -414,7 +427,8 @@ class Pool:
 
     def sweep(self, now: float) -> None:
         """Close what has been idle for too long."""
-        while self._idle and now - self._idle[0].idle_since >= IDLE_S:
+        young_s = 0.0 if self._someone_waits(now) else IDLE_S
+        while self._idle and now - self._idle[0].idle_since >= young_s:
             upstream = self._idle.pop(0)
             if upstream.transport is not None:
                 upstream.transport.abort()

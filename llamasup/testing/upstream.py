@@ -1,8 +1,8 @@
 """A fast upstream that answers as llama-server does, for measuring and testing the proxy. Real sockets, no model.
 
-    python -m llamasup.testing.upstream --unix PATH | --port N [--chunks N]
+    python -m llamasup.testing.upstream --unix PATH | --port N [--chunks N] [--interval-ms T]
 
-``POST /completion`` and ``/v1/chat/completions``: canned JSON, or with ``"stream":true`` N chunks of SSE.
+Every request gets canned JSON, or, if its body says ``"stream":true``, N chunks of SSE, one every T ms.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ def stream_head() -> bytes:
 
 
 class FastUpstream(asyncio.Protocol):
-    """One connection. Streams ``chunks`` chunks, each a write of its own in a round of the loop of its own."""
+    """One connection. Streams ``chunks`` chunks, each a write of its own, ``interval_s`` apart."""
 
     transport: asyncio.Transport
 
-    def __init__(self, chunks: int = 50) -> None:
+    def __init__(self, chunks: int = 50, interval_s: float = 0.0) -> None:
         self._chunks = chunks
+        self._interval_s = interval_s
         self._left = 0
         self._body = b""
         self._parser = httptools.HttpRequestParser(self)
@@ -93,7 +94,13 @@ class FastUpstream(asyncio.Protocol):
             return
         self.transport.write(self._head)
         self._left = self._chunks
-        self._loop.call_soon(self._next_chunk)
+        self._later()
+
+    def _later(self) -> None:
+        if self._interval_s:
+            self._loop.call_later(self._interval_s, self._next_chunk)
+        else:
+            self._loop.call_soon(self._next_chunk)
 
     def _next_chunk(self) -> None:
         if self.transport.is_closing():
@@ -101,36 +108,41 @@ class FastUpstream(asyncio.Protocol):
         if self._left:
             self._left -= 1
             self.transport.write(CHUNK)
-            self._loop.call_soon(self._next_chunk)
+            self._later()
         else:
             self.transport.write(STREAM_END)
 
 
-async def _serve(unix: str | None, port: int, chunks: int) -> None:
+async def _serve(unix: str | None, port: int, chunks: int, interval_s: float) -> None:
     loop = asyncio.get_running_loop()
+
+    def connection() -> FastUpstream:
+        return FastUpstream(chunks, interval_s)
+
     if unix is not None:
-        server = await loop.create_unix_server(lambda: FastUpstream(chunks), unix, backlog=1024)
+        server = await loop.create_unix_server(connection, unix, backlog=1024)
     else:
-        server = await loop.create_server(lambda: FastUpstream(chunks), "127.0.0.1", port, backlog=1024)
+        server = await loop.create_server(connection, "127.0.0.1", port, backlog=1024)
     async with server:
         sys.stderr.write("ready\n")
         await server.serve_forever()
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="python -m llamasup.testing.upstream")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--unix")
     where.add_argument("--port", type=int, default=0)
     parser.add_argument("--chunks", type=int, default=50)
+    parser.add_argument("--interval-ms", type=float, default=0.0)
     given = parser.parse_args(argv)
+    serving = _serve(given.unix, given.port, given.chunks, given.interval_ms / 1000.0)
     try:
         import uvloop
-
-        run = uvloop.run
     except ImportError:
-        run = asyncio.run
-    run(_serve(given.unix, given.port, given.chunks))
+        asyncio.run(serving)
+    else:
+        uvloop.run(serving)
 
 
 if __name__ == "__main__":
