@@ -14,7 +14,7 @@ from llamasup.embedded.arguments import ArgumentError, apply, parse
 from llamasup.embedded.option import Question
 from llamasup.embedded.table import Section, help_text, offered, options_of
 
-__all__ = ["main"]
+__all__ = ["device_list", "main"]
 
 _DEFAULT_PORT = 8080
 _AUTO_SLOTS = -1
@@ -74,18 +74,20 @@ def _answer(question: Question, table: tuple[Section, ...], module: Any) -> None
             f"commit {build['commit']})\nbuilt with {build['compiler']} for {build['build_target']}\n"
         )
     else:
-        sys.stdout.write("Available devices:\n" + (_devices(module) or "  (none)\n"))
+        sys.stdout.write(device_list(module))
     sys.stdout.flush()
 
 
-def _devices(module: Any) -> str:
+def device_list(module: Any) -> str:
+    """The answer to ``--list-devices``: accelerators only, as llama-server counts them."""
     cpu = module.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
-    return "".join(
+    lines = [
         f"  {device['name']}: {device['description']} "
         f"({device['memory_total'] // _MIB} MiB, {device['memory_free'] // _MIB} MiB free)\n"
         for device in module.get_device_info()
         if device["type"] != cpu
-    )
+    ]
+    return "Available devices:\n" + ("".join(lines) or "  (none)\n")
 
 
 def _share_cpus(params: Any) -> None:

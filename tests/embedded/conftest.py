@@ -1,0 +1,38 @@
+"""The embedded runtime as a real child process, and xllamacpp's own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.embedded.child import Child
+
+Start = Callable[..., Child]
+
+
+@pytest.fixture(scope="session")
+def xllamacpp() -> Any:
+    return pytest.importorskip("xllamacpp", reason="the embedded runtime needs xllamacpp: run scripts/test")
+
+
+@pytest.fixture
+def params(xllamacpp: Any) -> Any:
+    return xllamacpp.CommonParams()
+
+
+@pytest.fixture
+def start(xllamacpp: Any, tiny_model: Path) -> Iterator[Start]:
+    """Start ``python -m llamasup.embedded`` with the tiny model, on a free port unless told otherwise."""
+    children: list[Child] = []
+
+    def start_child(*words: str, environ: dict[str, str] | None = None, model: Path | None = None) -> Child:
+        child = Child(["--model", str(model or tiny_model), "--port", "0", *words], environ)
+        children.append(child)
+        return child
+
+    yield start_child
+    for child in children:
+        child.kill()

@@ -1,0 +1,157 @@
+"""The command line and the environment, read as llama-server (b11434) reads them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from llamasup.embedded.arguments import ArgumentError, Request, apply, parse
+from llamasup.embedded.option import Option
+from llamasup.embedded.rules import parallel
+from llamasup.embedded.setters import add_items, option_integer, switch, text
+
+OPTIONS = (
+    Option("-h --help --usage", "", "", None, "print usage and exit", asks="help"),
+    Option("--version", "", "", None, "show version and build info", asks="version"),
+    Option("-m --model", "FNAME", "LLAMA_ARG_MODEL", text("path"), "model path to load"),
+    Option("-c --ctx-size", "N", "LLAMA_ARG_CTX_SIZE", option_integer("n_ctx"), "size of the prompt context"),
+    Option("-np --parallel", "N", "", parallel(), "number of server slots"),
+    Option("--slots | --no-slots", "", "LLAMA_ARG_ENDPOINT_SLOTS", switch("slots"), "slots endpoint"),
+    Option("--metrics", "", "LLAMA_ARG_ENDPOINT_METRICS", switch("metrics"), "metrics endpoint"),
+    Option("--no-kv-offload", "", "", switch("kv_offload", sets=False), "keep the KV cache in RAM"),
+    Option("--api-key", "KEY", "LLAMA_API_KEY", add_items("api_keys"), "API key"),
+    Option("--draft-max", "N", "LLAMA_ARG_DRAFT_MAX", None, "the argument has been removed. use --other"),
+)
+
+
+def fresh() -> SimpleNamespace:
+    return SimpleNamespace(
+        path="", n_ctx=0, n_parallel=1, slots=True, metrics=False, kv_offload=True, api_keys=[]
+    )
+
+
+def read(*words: str, **environ: str) -> SimpleNamespace:
+    params = fresh()
+    apply(params, parse(OPTIONS, words, environ).assignments)
+    return params
+
+
+def refusal(*words: str, **environ: str) -> str:
+    with pytest.raises(ArgumentError) as caught:
+        read(*words, **environ)
+    return str(caught.value)
+
+
+def test_every_spelling_of_an_option_means_the_same() -> None:
+    assert (
+        read("-c", "512").n_ctx == read("--ctx-size", "512").n_ctx == read("--ctx_size", "512").n_ctx == 512
+    )
+
+
+def test_of_repeated_options_the_last_wins() -> None:
+    assert read("-c", "512", "--ctx-size", "1024").n_ctx == 1024
+
+
+def test_repeated_keys_add_up_as_they_do_in_llama_server() -> None:
+    assert read("--api-key", "a", "--api-key", "b, c").api_keys == ["a", "b", "c"]
+
+
+def test_a_negation_switches_off_what_its_option_switches_on() -> None:
+    assert read("--no-slots").slots is False
+    assert read("--no-slots", "--slots").slots is True
+
+
+def test_a_switch_that_is_called_no_something_is_not_a_negation() -> None:
+    assert read("--no-kv-offload").kv_offload is False
+
+
+def test_the_word_after_a_valued_option_is_its_value_whatever_it_looks_like() -> None:
+    assert read("--model", "--slots").path == "--slots"
+
+
+@pytest.mark.parametrize("word", ["--nope", "model.gguf", "--ctx-size=512", "--no-metrics", ""])
+def test_an_unknown_word_is_refused_in_llama_servers_words(word: str) -> None:
+    assert refusal(word) == f"error: invalid argument: {word}\n"
+
+
+def test_a_missing_value_is_refused_with_the_options_usage() -> None:
+    assert refusal("--ctx-size") == (
+        'error while handling argument "--ctx-size": expected value for argument\n'
+        "\n"
+        "usage:\n"
+        "-c,    --ctx-size N                     size of the prompt context\n"
+        "                                        (env: LLAMA_ARG_CTX_SIZE)\n"
+        "\n"
+        "\n"
+        "to show complete usage, run with -h\n"
+    )
+
+
+def test_a_bad_value_is_refused_by_the_spelling_that_was_used_and_with_the_value() -> None:
+    message = refusal("-c", "many")
+    assert message.startswith("error while handling argument \"-c\": not a whole number: 'many'\n")
+
+
+def test_no_slots_at_all_are_refused() -> None:
+    assert "invalid value for n_parallel: 0" in refusal("--parallel", "0")
+
+
+def test_a_removed_option_is_fatal_on_the_command_line_and_in_the_environment() -> None:
+    assert refusal("--draft-max", "3").startswith(
+        'error while handling argument "--draft-max": the argument has been removed. use --other\n'
+    )
+    assert refusal(LLAMA_ARG_DRAFT_MAX="3") == (
+        'error while handling environment variable "LLAMA_ARG_DRAFT_MAX": '
+        "the argument has been removed. use --other\n\n"
+    )
+
+
+def test_the_environment_counts_where_the_command_line_says_nothing() -> None:
+    params = read(LLAMA_ARG_CTX_SIZE="256", LLAMA_API_KEY="secret")
+    assert (params.n_ctx, params.api_keys) == (256, ["secret"])
+
+
+def test_the_command_line_beats_the_environment_and_says_so() -> None:
+    request = parse(OPTIONS, ["-c", "512"], {"LLAMA_ARG_CTX_SIZE": "256"})
+    params = fresh()
+    apply(params, request.assignments)
+    assert params.n_ctx == 512
+    assert request.warnings == (
+        "warn: LLAMA_ARG_CTX_SIZE environment variable is set, "
+        "but will be overwritten by command line argument -c\n",
+    )
+
+
+def test_a_bad_value_in_the_environment_names_the_variable() -> None:
+    assert refusal(LLAMA_ARG_CTX_SIZE="abc") == (
+        "error while handling environment variable \"LLAMA_ARG_CTX_SIZE\": not a whole number: 'abc'\n\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "slots"), [("1", True), ("on", True), ("false", False), ("disabled", False)]
+)
+def test_a_switch_with_a_negation_takes_yes_and_no_from_the_environment(word: str, slots: bool) -> None:
+    assert read("--no-slots").slots is False
+    assert read(LLAMA_ARG_ENDPOINT_SLOTS=word).slots is slots
+
+
+def test_a_switch_with_a_negation_refuses_other_words_in_the_environment() -> None:
+    assert "invalid boolean value: 'maybe'" in refusal(LLAMA_ARG_ENDPOINT_SLOTS="maybe")
+
+
+def test_the_negated_variable_switches_off_with_any_value() -> None:
+    assert read(LLAMA_ARG_NO_ENDPOINT_SLOTS="").slots is False
+
+
+@pytest.mark.parametrize(("word", "metrics"), [("true", True), ("maybe", False), ("", False), ("0", False)])
+def test_a_switch_without_negation_is_set_by_yes_and_by_nothing_else(word: str, metrics: bool) -> None:
+    assert read(LLAMA_ARG_ENDPOINT_METRICS=word).metrics is metrics
+
+
+def test_the_version_is_told_where_it_stands_and_help_after_everything_was_understood() -> None:
+    assert parse(OPTIONS, ["--version", "--nope"], {}) == Request(asks="version")
+    assert parse(OPTIONS, ["--help", "-c", "512"], {}) == Request(asks="help")
+    with pytest.raises(ArgumentError, match="invalid argument: --nope"):
+        parse(OPTIONS, ["--help", "--nope"], {})

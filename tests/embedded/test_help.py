@@ -1,0 +1,108 @@
+"""What the runtime says of itself is read like what llama-server says of itself."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamasup.core.capabilities import looks_like_llama_server, parse_devices, parse_help, parse_version
+from llamasup.embedded.option import Option
+from llamasup.embedded.table import help_text, offered
+from tests.embedded.child import COMMAND
+
+REAL = Path(__file__).parents[1] / "fixtures" / "help" / "b11434.txt"
+
+# The real text lists this build's templates or is about things that the embedded runtime has not.
+OTHER_WORDS = {"--chat-template", "--chat-template-file"}
+
+
+def ask(question: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, question], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_option_reads_as_llama_servers_own(params: Any) -> None:
+    real = {option.spellings: option for option in parse_help(REAL.read_text())}
+    ours = parse_help(help_text(offered(params)))
+    assert len(ours) > 150
+    for option in ours:
+        twin = real[option.spellings]
+        if option.spellings[-1] in OTHER_WORDS:
+            assert (option.argument, option.env) == (twin.argument, twin.env)
+        else:
+            assert option == twin
+
+
+def test_the_layout_is_llama_servers_line_by_line(params: Any) -> None:
+    real = set(REAL.read_text().splitlines())
+    strange = [line for line in help_text(offered(params)).splitlines() if line not in real]
+    assert len(strange) == 2, strange  # the shortened lists of templates
+
+
+def test_a_head_that_leaves_no_room_has_a_line_of_its_own() -> None:
+    option = Option(
+        "-fitt --fit-target", "MiB0,MiB1,MiB2,...", "LLAMA_ARG_FIT_TARGET", None, "margin per device"
+    )
+    assert option.help() == (
+        "-fitt, --fit-target MiB0,MiB1,MiB2,...\n"
+        "                                        margin per device\n"
+        "                                        (env: LLAMA_ARG_FIT_TARGET)\n"
+    )
+
+
+@pytest.mark.usefixtures("xllamacpp")
+def test_it_passes_for_a_llama_server_that_has_unix_sockets() -> None:
+    answer = ask("--help")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    options = parse_help(answer.stdout)
+    assert looks_like_llama_server(options)
+    host = next(option for option in options if "--host" in option.spellings)
+    assert ".sock" in host.description
+
+
+def test_the_version_is_that_of_the_wheel_and_goes_to_stderr(xllamacpp: Any) -> None:
+    answer = ask("--version")
+    assert (answer.returncode, answer.stdout) == (0, "")
+    assert parse_version(answer.stderr).startswith(xllamacpp.__version__)
+    assert answer.stderr.splitlines()[1].startswith("built with ")
+
+
+@pytest.mark.usefixtures("xllamacpp")
+def test_devices_are_listed_as_llama_server_lists_them_without_the_cpu() -> None:
+    answer = ask("--list-devices")
+    assert answer.returncode == 0
+    first, *others = answer.stdout.splitlines()
+    assert first == "Available devices:"
+    assert others == ["  (none)"] or len(parse_devices(answer.stdout)) == len(others)
+
+
+def test_a_device_is_described_by_name_and_memory(xllamacpp: Any) -> None:
+    from types import SimpleNamespace
+
+    from llamasup.embedded.program import device_list
+
+    kinds = xllamacpp.ggml_backend_dev_type
+    mib = 1024 * 1024
+    found = [
+        {"name": "CPU", "description": "a CPU", "memory_total": 1, "memory_free": 1,
+         "type": kinds.GGML_BACKEND_DEVICE_TYPE_CPU},
+        {"name": "CUDA0", "description": "NVIDIA X (1)", "memory_total": 24 * mib, "memory_free": 5 * mib,
+         "type": kinds.GGML_BACKEND_DEVICE_TYPE_GPU},
+    ]  # fmt: skip
+    wheel = SimpleNamespace(ggml_backend_dev_type=kinds, get_device_info=lambda: found)
+    text = device_list(wheel)
+    assert text == "Available devices:\n  CUDA0: NVIDIA X (1) (24 MiB, 5 MiB free)\n"
+    assert [device.name for device in parse_devices(text)] == ["CUDA0"]
+
+
+@pytest.mark.usefixtures("xllamacpp")
+def test_help_into_a_pipe_that_closes_is_no_traceback() -> None:
+    child = subprocess.Popen([*COMMAND, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    child.stdout.close()
+    assert child.stderr is not None
+    with child.stderr as errors:
+        assert errors.read() == ""
+    child.wait(60)
