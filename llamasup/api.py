@@ -15,7 +15,7 @@ from pathlib import Path
 from llamasup.control.app import ControlServer
 from llamasup.core import lifecycle
 from llamasup.core.address import TcpAddress
-from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UnsafeBind
+from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UnsafeBind, UsageInvalid
 from llamasup.core.lifecycle import Instance, Policy, State
 from llamasup.core.settings import Settings
 from llamasup.effects.files import ReadyFile, private_folder, run_folder, state_folder
@@ -58,7 +58,7 @@ class Service:
     """
 
     def __init__(self, options: RunOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
-        refuse_unsafe_bind(options)
+        refuse_bad_address(options)
         self.options = options
         self.launch: Launch = prepare(
             options.model,
@@ -66,6 +66,7 @@ class Service:
             runtime=options.runtime,
             environ=os.environ if environ is None else environ,
         )
+        self.launch.check()
         self.on_request: Callable[[RequestRecord], None] | None = None
         self.supervisor: Supervisor | None = None
         self._bus = bus
@@ -174,8 +175,12 @@ class Service:
             self.on_request(record)
 
 
-def refuse_unsafe_bind(options: RunOptions) -> None:
+def refuse_bad_address(options: RunOptions) -> None:
     """X1: whoever can reach the port can use the model, so a way in from outside needs a key."""
+    if not 0 <= options.port <= 65535:
+        raise UsageInvalid(
+            f"--port {options.port} is no port.", remedy="Give 1 to 65535, or 0 for any free one."
+        )
     if is_loopback(options.host) or options.api_keys or options.insecure_no_auth:
         return
     raise UnsafeBind(

@@ -38,6 +38,24 @@ __all__ = [
 ]
 
 
+def _whole_number(text: str | int) -> int:
+    # Typer's own message does not say what it saw.
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number.") from None
+
+
+def _seconds(text: str | float) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number of seconds.") from None
+    if not 0 <= seconds < float("inf"):
+        raise typer.BadParameter(f"{text!r} is not a time that can be waited.")
+    return seconds
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or 'demo'.", show_default=False)]
 Extra = Annotated[
     list[str] | None,
@@ -47,7 +65,12 @@ Extra = Annotated[
 ]
 
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
-Port = Annotated[int, typer.Option("--port", metavar="N", help="Port to listen on; 0 takes any free one.")]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--port", parser=_whole_number, metavar="N", help="Port to listen on; 0 takes any free one."
+    ),
+]
 ApiKeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -71,17 +94,19 @@ Alias = Annotated[
 ]
 CtxSize = Annotated[
     int | None,
-    typer.Option("--ctx-size", metavar="TOKENS", help="Context of one request."),
+    typer.Option("--ctx-size", parser=_whole_number, metavar="TOKENS", help="Context of one request."),
 ]
 Parallel = Annotated[
     int | None,
-    typer.Option("--parallel", metavar="N", help="Requests served at the same time."),
+    typer.Option("--parallel", parser=_whole_number, metavar="N", help="Requests served at the same time."),
 ]
 GpuLayersOption = Annotated[
     str | None,
     typer.Option("--gpu-layers", metavar="N|auto|all", help="Layers to keep on the GPU."),
 ]
-Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads that compute.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", parser=_whole_number, metavar="N", help="Threads that compute.")
+]
 KvType = Annotated[
     str | None,
     typer.Option("--kv-type", metavar="TYPE", help="Type of the KV cache: q8_0, f16, …"),
@@ -106,15 +131,18 @@ NoWarmup = Annotated[
 DrainTimeout = Annotated[
     float,
     typer.Option(
-        "--drain-timeout", metavar="SECONDS", min=0, help="How long requests in flight may finish at a stop."
+        "--drain-timeout",
+        parser=_seconds,
+        metavar="SECONDS",
+        help="How long requests in flight may finish at a stop.",
     ),
 ]
 StopTimeout = Annotated[
     float,
     typer.Option(
         "--stop-timeout",
+        parser=_seconds,
         metavar="SECONDS",
-        min=0,
         help="How long llama-server may take to end before it is killed.",
     ),
 ]

@@ -234,7 +234,9 @@ def _check_type(capabilities: Capabilities, flag: str, asked: str | None) -> Non
     option = _accepted(capabilities, flag)
     allowed = (option.allowed if option else ()) or tuple(CACHE_TYPES)
     if asked is not None and asked not in allowed:
-        raise UsageInvalid(f"{asked!r} is no KV cache type", remedy=f"use one of {', '.join(allowed)}")
+        raise UsageInvalid(
+            f"--kv-type {asked!r} is no KV cache type", remedy=f"use one of {', '.join(allowed)}"
+        )
 
 
 def _block(cache_type: str) -> int:

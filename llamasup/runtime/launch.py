@@ -57,6 +57,17 @@ class Launch:
             atomic_write(key_file, key.encode())
         return self._plan(folder, address, hardware(), key, None if key_file is None else str(key_file))
 
+    def check(self) -> None:
+        """Plan once for the sake of the errors alone, before anything is started.
+
+        Raises what ``plan`` raises. Nothing is written and no port is asked for.
+        """
+        nowhere = Path("/nonexistent")
+        if child_address_kind(self.runtime.capabilities, platform=sys.platform) == "unix":
+            self._plan(nowhere, UnixAddress(str(nowhere / "0.sock")), hardware(), None, None)
+        else:
+            self._plan(nowhere, TcpAddress("127.0.0.1", 0), hardware(), "key", str(nowhere / "0.key"))
+
     def _address(self, folder: Path, generation: int) -> Address:
         if child_address_kind(self.runtime.capabilities, platform=sys.platform) == "unix":
             return UnixAddress(str(folder / f"{generation}.sock"))

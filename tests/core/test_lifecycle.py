@@ -125,9 +125,12 @@ def test_a_drain_that_takes_too_long_ends_in_a_terminate() -> None:
     assert lc.Terminate(1) in life.wake()
 
 
-def test_a_child_that_ignores_the_terminate_is_killed_and_killed_again() -> None:
+def test_a_child_that_ignores_the_terminate_is_told_again_then_killed_and_killed_again() -> None:
     life = ready()
-    life(lc.StopAsked(), lc.Idle(1))
+    life(lc.StopAsked())
+    assert life(lc.Idle(1))[-1] == lc.WakeAt(life.instance.ticket, 1000.5)
+    life.now_s = 1000.5
+    assert life.wake() == (lc.Terminate(1), lc.WakeAt(life.instance.ticket, 1010.0))
     assert lc.Kill(1) in life.wake()
     assert lc.Kill(1) in life.wake()
     life(lc.Exited(1, CRASH))

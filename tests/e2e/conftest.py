@@ -1,15 +1,20 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from itertools import count
 
 import pytest
 
+from llamasup.testing.fake_server import install
+
 
 @pytest.fixture(scope="session")
-def fake_server(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The fake llama-server as an executable: a real child process whose faults ``--fake`` commands."""
-    path = tmp_path_factory.mktemp("fake") / "llama-server"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m llamasup.testing.fake_server "$@"\n')
-    path.chmod(0o755)
-    return str(path)
+def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Makes executables of the fake llama-server, real child processes; arguments are its faults."""
+    folder = tmp_path_factory.mktemp("fake")
+    numbers = count()
+
+    def make(*faults: str) -> str:
+        return str(install(folder / f"llama-server-{next(numbers)}", *faults))
+
+    return make

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,17 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "llamasup", *arguments]
 
 
-def run_to_end(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends by itself."""
+def run_to_end(
+    *arguments: str, prefix: Sequence[str] = (), **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends by itself; ``prefix`` is a program that runs it."""
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options
+        [*prefix, *command(*arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        **options,
     )
 
 

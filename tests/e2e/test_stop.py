@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -24,9 +25,9 @@ def assert_nothing_left(children: list[psutil.Process], home: Path) -> None:
 
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_idle_server_stops_at_a_signal(
-    name: signal.Signals, tiny_model: Path, fake_server: str, own_folders: Path
+    name: signal.Signals, tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
-    with llamasup(tiny_model, "--runtime", fake_server) as running:
+    with llamasup(tiny_model, "--runtime", fake_server()) as running:
         running.wait_for("ready")
         children = running.children()
         assert len(children) == 1
@@ -43,10 +44,10 @@ def _all(running: Llamasup) -> list[dict[str, object]]:
 
 
 def test_the_ready_file_is_there_while_requests_are_served(
-    tiny_model: Path, fake_server: str, tmp_path: Path
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     ready_file = tmp_path / "ready.json"
-    with llamasup(tiny_model, "--runtime", fake_server, "--ready-file", str(ready_file)) as running:
+    with llamasup(tiny_model, "--runtime", fake_server(), "--ready-file", str(ready_file)) as running:
         event = running.wait_for("ready")
         assert json.loads(ready_file.read_text()) == event
         assert event["pid"] == running.pid
@@ -63,8 +64,7 @@ def stream(url: str, pieces: list[bytes], outcome: list[object]) -> threading.Th
         body = {"prompt": "Once", "n_predict": 20, "stream": True}
         try:
             with httpx.stream("POST", f"{url}/completion", json=body, timeout=60) as response:
-                for piece in response.iter_raw():
-                    pieces.append(piece)
+                pieces.extend(response.iter_raw())
             outcome.append("complete")
         except httpx.HTTPError as error:
             outcome.append(error)
@@ -74,17 +74,19 @@ def stream(url: str, pieces: list[bytes], outcome: list[object]) -> threading.Th
     return thread
 
 
-def wait_until(condition: object, what: str) -> None:
+def wait_until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + 30
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
 
 
-def test_a_stream_in_flight_may_finish(tiny_model: Path, fake_server: str, own_folders: Path) -> None:
+def test_a_stream_in_flight_may_finish(
+    tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
+) -> None:
     pieces: list[bytes] = []
     outcome: list[object] = []
-    with llamasup(tiny_model, "--runtime", fake_server, "--", "--fake", "token_s=0.05") as running:
+    with llamasup(tiny_model, "--runtime", fake_server("token_s=0.05")) as running:
         reader = stream(running.url, pieces, outcome)
         wait_until(lambda: pieces, "no first piece")
         children = running.children()
@@ -101,13 +103,11 @@ def test_a_stream_in_flight_may_finish(tiny_model: Path, fake_server: str, own_f
 
 
 def test_a_drain_ends_at_its_time_out_and_the_stream_says_so(
-    tiny_model: Path, fake_server: str, own_folders: Path
+    tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     pieces: list[bytes] = []
     outcome: list[object] = []
-    with llamasup(
-        tiny_model, "--runtime", fake_server, "--drain-timeout", "0.2", "--", "--fake", "token_s=1"
-    ) as running:
+    with llamasup(tiny_model, "--runtime", fake_server("token_s=1"), "--drain-timeout", "0.2") as running:
         reader = stream(running.url, pieces, outcome)
         wait_until(lambda: pieces, "no first piece")
         children = running.children()
@@ -118,9 +118,11 @@ def test_a_drain_ends_at_its_time_out_and_the_stream_says_so(
         assert_nothing_left(children, own_folders)
 
 
-def test_a_second_ctrl_c_does_not_wait(tiny_model: Path, fake_server: str, own_folders: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait(
+    tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
+) -> None:
     pieces: list[bytes] = []
-    with llamasup(tiny_model, "--runtime", fake_server, "--", "--fake", "token_s=5") as running:
+    with llamasup(tiny_model, "--runtime", fake_server("token_s=5")) as running:
         stream(running.url, pieces, [])
         wait_until(lambda: pieces, "no first piece")
         children = running.children()
@@ -132,10 +134,10 @@ def test_a_second_ctrl_c_does_not_wait(tiny_model: Path, fake_server: str, own_f
 
 
 def test_a_child_that_ignores_sigterm_is_killed(
-    tiny_model: Path, fake_server: str, own_folders: Path
+    tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     with llamasup(
-        tiny_model, "--runtime", fake_server, "--stop-timeout", "0.3", "--", "--fake", "ignore_sigterm=1"
+        tiny_model, "--runtime", fake_server("ignore_sigterm=1"), "--stop-timeout", "0.3"
     ) as running:
         running.wait_for("ready")
         children = running.children()
@@ -144,9 +146,9 @@ def test_a_child_that_ignores_sigterm_is_killed(
 
 
 def test_a_stop_while_loading_does_not_wait_for_the_load(
-    tiny_model: Path, fake_server: str, own_folders: Path
+    tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
-    with llamasup(tiny_model, "--runtime", fake_server, "--", "--fake", "load_s=60") as running:
+    with llamasup(tiny_model, "--runtime", fake_server("load_s=60")) as running:
         running.wait_for("state", state="loading")
         children = running.children()
         assert running.stop() == 0
@@ -154,10 +156,10 @@ def test_a_stop_while_loading_does_not_wait_for_the_load(
 
 
 def test_no_child_survives_a_sigkill_of_llamasup(
-    tiny_model: Path, fake_server: str, own_folders: Path
+    tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     """S14. The folder of the dead run stays for the next start's sweep; here it is removed by hand."""
-    with llamasup(tiny_model, "--runtime", fake_server) as running:
+    with llamasup(tiny_model, "--runtime", fake_server()) as running:
         running.wait_for("ready")
         children = running.children()
         running.ask(signal.SIGKILL)
