@@ -190,8 +190,7 @@ _NAMES = {"--model", "--host", "--port", "--alias", "--ctx-size", "--parallel", 
 def _known_options() -> tuple[dict[str, tuple[str, bool]], dict[str, str]]:
     spellings: dict[str, tuple[str, bool]] = {}
     removed: dict[str, str] = {}
-    # A description goes on below itself; joined, it is what llama-server prints for a removed option.
-    text = re.sub(r"\n {40}(?!\()", " ", _HELP.read_text(encoding="utf-8"))
+    text = _HELP.read_text(encoding="utf-8")
     for line in text.splitlines():
         if not line.startswith("-") or line.startswith("-----"):
             continue
@@ -201,7 +200,9 @@ def _known_options() -> tuple[dict[str, tuple[str, bool]], dict[str, str]]:
         flags = re.findall(r"(?:^|[\s,])(--?[a-zA-Z][\w-]*)", shown)
         takes_value = re.search(r"(?:^|[\s,])--?[a-zA-Z][\w-]*[ ]+[^\s,-]", shown) is not None
         if description.startswith("the argument has been removed"):
-            removed |= dict.fromkeys(flags, description)
+            # It goes on in the lines below, up to the name of the environment variable.
+            more = text[text.index(line) + len(line) :].partition("(env:")[0]
+            removed |= dict.fromkeys(flags, " ".join([description, *more.split()]))
             continue
         name = next((flag for flag in flags if flag in _NAMES), flags[-1])
         spellings |= dict.fromkeys(flags, (name, takes_value))
