@@ -5,8 +5,8 @@ b11434), so nothing here may stop the draining: not a full disk, not a line of 1
 Kept are the last lines for the diagnosis, a bounded log file, and a count of bytes by which a start that
 gets on is told from one that hangs.
 
-The work is per chunk, not per line: a chunk of 64 KiB takes 60 µs of the interpreter, so that a million
-lines a minute cost the event loop 0.2 % of its time (measured by tests/effects/test_logs.py on 2 cores).
+The work is per chunk, not per line: a million lines of 100 bytes cost 0.15 s of one core, the file included
+(measured by tests/effects/test_logs.py), which is 0.25 % of a minute and never more than 0.1 ms at a time.
 """
 
 from __future__ import annotations
