@@ -77,7 +77,7 @@ class Keys:
         if not isinstance(value, Array):
             return (self._checked(key, value, 0, _MOST),) * layers
         if value.count not in (layers, layers - trailing) or not value.items:
-            self.refuse(key, f"has {value.count} entries for {layers} layers")
+            self.refuse(key, f"has {value.count} entries of {value.item_type} for {layers} layers")
         items = tuple(self._checked(key, item, 0, _MOST) for item in value.items)
         return items + items[-1:] * (layers - value.count)
 
