@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the proxy costs: CPU per request and per streamed chunk, and added latency (promises P1, P2, P3).
 
-Direct, through nginx (one worker, keep-alive upstream, proxy_buffering off) and through llamasup (API key, Host check,
+Direct, through nginx (one worker, keep-alive upstream of at most 100 requests, as llama-server has it, proxy_buffering off) and through llamasup (API key, Host check,
 look-up of `model`, request ids, metrics), interleaved in rounds of one run. The upstream is a fast fake in a process of
 its own, the load comes from a third; each is pinned to a core where there are several. Medians over the rounds, with
 the smallest and largest.
@@ -109,7 +109,7 @@ http {{
   access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   keepalive_requests 1000000000; keepalive_timeout 75s;
-  upstream child {{ server unix:{upstream}; keepalive 128; keepalive_requests 1000000000; }}
+  upstream child {{ server unix:{upstream}; keepalive 128; keepalive_requests 100; }}
   server {{
     listen 127.0.0.1:{port} backlog=1024;
     location / {{
@@ -244,7 +244,8 @@ class Load:
         self.request = (
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\n"
             b"Accept-Encoding: gzip, deflate\r\nUser-Agent: bench\r\nAuthorization: Bearer %b\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (KEY.encode(), len(body), body)
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (KEY.encode(), len(body), body)
         )
         self.first_byte_s: list[float] = []
 
@@ -289,7 +290,9 @@ def load(target: Target, core: int | None, **options: object) -> dict[str, float
 # --- the measurement -------------------------------------------------------------------------------
 
 
-def measure(given: argparse.Namespace, targets: list[Target], core: int | None) -> dict[str, dict[str, list[float]]]:
+def measure(
+    given: argparse.Namespace, targets: list[Target], core: int | None
+) -> dict[str, dict[str, list[float]]]:
     results: dict[str, dict[str, list[float]]] = {target.name: {} for target in targets}
 
     def note(target: Target, name: str, value: float) -> None:
@@ -336,7 +339,9 @@ def show(results: dict[str, dict[str, list[float]]]) -> dict[str, float]:
             seen = values.get(row)
             digits = 0 if row == "requests_per_s" else 2
             cells.append(
-                f"{statistics.median(seen):.{digits}f} ({min(seen):.{digits}f}–{max(seen):.{digits}f})" if seen else "–"
+                f"{statistics.median(seen):.{digits}f} ({min(seen):.{digits}f}–{max(seen):.{digits}f})"
+                if seen
+                else "–"
             )
         print(f"{title + (f' [{promise}]' if promise else ''):30}" + "".join(f"{cell:>26}" for cell in cells))
 
@@ -371,8 +376,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--interval-ms", type=float, default=2.0, help="between two chunks of a stream")
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--json", type=Path, help="write the results there")
-    parser.add_argument("--profile", help="write a cProfile of llamasup's proxy there (its figures are then worthless)")
-    for name, kind in (("--load", bool), ("--stream", bool), ("--to", str), ("--rate", int), ("--serve", int)):
+    parser.add_argument(
+        "--profile", help="write a cProfile of llamasup's proxy there (its figures are then worthless)"
+    )
+    for name, kind in (
+        ("--load", bool),
+        ("--stream", bool),
+        ("--to", str),
+        ("--rate", int),
+        ("--serve", int),
+    ):
         if kind is bool:
             parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
         else:
@@ -407,7 +420,10 @@ def main() -> None:
                 wait_until_open(port, llamasup)
                 targets.append(Target("llamasup", port, llamasup))
                 if nginx is None:
-                    print("nginx is not installed (Debian: nginx-light): its column is left out", file=sys.stderr)
+                    print(
+                        "nginx is not installed (Debian: nginx-light): its column is left out",
+                        file=sys.stderr,
+                    )
                     results = measure(given, targets, client_core)
                 else:
                     port = free_port()
@@ -420,8 +436,15 @@ def main() -> None:
     verdict = show(results)
     if given.json:
         report = {
-            "machine": {"cpus": len(cores), "python": platform.python_version(), "system": platform.platform()},
-            "settings": {name: getattr(given, name) for name in ("rounds", "requests", "streams", "chunks", "concurrency")},
+            "machine": {
+                "cpus": len(cores),
+                "python": platform.python_version(),
+                "system": platform.platform(),
+            },
+            "settings": {
+                name: getattr(given, name)
+                for name in ("rounds", "requests", "streams", "chunks", "concurrency")
+            },
             "results": results,
             "verdict": verdict,
         }

@@ -1,8 +1,8 @@
 """HTTP heads: what may be forwarded, what is refused, how errors and responses are written.
 
-Values in, values out: nothing here reads a socket. The C parser (llhttp, through httptools) has already refused
-what breaks framing: two Content-Lengths, Content-Length beside Transfer-Encoding, bare LF, folded lines, bad
-chunk sizes. This module decides on what llhttp lets through.
+Values in, values out: nothing here reads a socket. The C parser (llhttp, through httptools) has already
+refused what breaks framing: two Content-Lengths, Content-Length beside Transfer-Encoding, bare LF, folded
+lines, bad chunk sizes. This module decides on what llhttp lets through.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ __all__ = [
     "error_response",
     "parse_authority",
     "read_head",
+    "read_response_headers",
     "response",
     "route_of",
     "split_target",
     "status_line",
 ]
 
-RawHeaders = list[tuple[bytes, bytes]]  # names in lower case, in order of arrival
+RawHeaders = list[tuple[bytes, bytes]]  # in order of arrival; a request's names in lower case
 
 
 class HttpError(msgspec.Struct, frozen=True):
@@ -47,34 +48,34 @@ class HttpError(msgspec.Struct, frozen=True):
     close: bool = False
 
 
+class Route(msgspec.Struct, frozen=True):
+    """``label`` names the route in metrics, so that paths which clients make up cannot grow them for ever."""
+
+    label: str
+    infers: bool = False  # its answer ends with token counts
+
+
 class Head(msgspec.Struct):
-    """A request's head, read once. ``lines`` are the header lines that go upstream as they are."""
+    """A request's head, read once. ``opening`` is what of it goes upstream: request line and header lines."""
 
     method: bytes
     path: bytes  # raw, without the query
     query: bytes  # without the question mark
-    authority: bytes  # of the target in absolute form, else the Host header
-    lines: list[bytes]
+    route: Route
+    authority: bytes = b""  # of the target in absolute form, else the Host header
+    opening: bytes = b""
     origin: bytes | None = None
     credentials: tuple[bytes, ...] = ()
-    content_length: int | None = None
     chunked: bool = False
     expects_continue: bool = False
     request_id: bytes = b""  # the client's own, if it is sane
-
-
-class Route(msgspec.Struct, frozen=True):
-    """``label`` names the route in metrics, so that paths a client makes up cannot grow them without bound."""
-
-    label: str
-    infers: bool = False  # its answer ends with token counts
 
 
 # --- reading a head --------------------------------------------------------------------------------
 
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 
-_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _LENGTH, _CODING, _EXPECT, _ID, _DROP = range(10)
+_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, _EXPECT, _ID, _DROP = range(9)
 
 _KINDS = {
     b"host": _HOST,
@@ -82,10 +83,10 @@ _KINDS = {
     b"authorization": _BEARER,  # ours, never the child's
     b"x-api-key": _KEY,
     b"connection": _CONNECTION,
-    b"content-length": _LENGTH,
     b"transfer-encoding": _CODING,
     b"expect": _EXPECT,
     b"x-request-id": _ID,
+    b"content-length": _DROP,  # the framing upstream is ours; the parser has judged the client's
     # hop by hop (RFC 9110 §7.6.1), with what browsers and Java send for an upgrade that we do not do
     b"keep-alive": _DROP,
     b"proxy-authenticate": _DROP,
@@ -120,7 +121,7 @@ def read_head(method: bytes, target: bytes, version: str, headers: RawHeaders) -
         return HttpError(400, "the request target is neither a path nor an http URL", close=True)
     authority, path, query = split
     lines: list[bytes] = []
-    head = Head(method, path, query, b"", lines)
+    head = Head(method, path, query, route_of(path))
     hosts = 0
     nominated: set[bytes] = set()
     for name, value in headers:
@@ -131,8 +132,6 @@ def read_head(method: bytes, target: bytes, version: str, headers: RawHeaders) -
         elif kind == _HOST:
             hosts += 1
             head.authority = value
-        elif kind == _LENGTH:
-            head.content_length = int(value)  # digits only and below 2^64: llhttp refuses the rest
         elif kind == _BEARER:
             scheme, _, token = value.partition(b" ")
             if scheme.lower() == b"bearer":
@@ -165,7 +164,9 @@ def read_head(method: bytes, target: bytes, version: str, headers: RawHeaders) -
     if authority:
         head.authority = authority  # RFC 9112 §3.2.2: the absolute form overrules Host
     if nominated:
-        head.lines = [line for line in lines if line.partition(b":")[0] not in nominated]
+        lines = [line for line in lines if line.partition(b":")[0] not in nominated]
+    query = b"?" + query if query else b""
+    head.opening = b"".join((method, b" ", path, query, b" HTTP/1.1\r\nHost: localhost\r\n", *lines))
     return head
 
 
@@ -193,7 +194,7 @@ _AUTHORITY = re.compile(
 
 
 def parse_authority(value: bytes) -> tuple[str, int | None] | None:
-    """A Host header as (name in lower case, port); None if it is malformed. IPv6 literals lose their brackets."""
+    """A Host header as (name in lower case, port), IPv6 without its brackets; None if it is malformed."""
     match = _AUTHORITY.fullmatch(value)
     if match is None:
         return None
@@ -204,20 +205,58 @@ def parse_authority(value: bytes) -> tuple[str, int | None] | None:
     return (literal or name).decode("ascii").lower().rstrip("."), port
 
 
+# --- a response's head -----------------------------------------------------------------------------
+
+# Framing and persistence are ours. CORS is decided at our door (X3); llama-server would answer every Origin.
+_KEPT_BACK = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"transfer-encoding",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"x-request-id",
+    }
+)
+
+
+def read_response_headers(headers: RawHeaders) -> tuple[bytes, bool]:
+    """The header lines that go downstream, and whether the body is a stream of events (SSE)."""
+    lines: list[bytes] = []
+    streams_events = False
+    nominated = {
+        token.strip(b" \t")
+        for name, value in headers
+        if name.lower() == b"connection"
+        for token in value.lower().split(b",")
+    }
+    for name, value in headers:
+        lower = name.lower()
+        if lower in _KEPT_BACK or lower in nominated or lower.startswith(b"access-control-"):
+            continue
+        if lower == b"content-type" and value.startswith(b"text/event-stream"):
+            streams_events = True
+        lines.append(name + b": " + value + b"\r\n")
+    return b"".join(lines), streams_events
+
+
 # --- paths -----------------------------------------------------------------------------------------
 
-_INFERENCE = (
-    "/completion /completions /v1/completions /chat/completions /v1/chat/completions /responses /v1/responses "
-    "/v1/messages /infill /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking "
-    "/audio/transcriptions /v1/audio/transcriptions"
-).split()
-_PLAIN = (
-    "/ /health /v1/health /livez /readyz /metrics /props /slots /models /v1/models /lora-adapters /tokenize "
-    "/detokenize /apply-template /v1/messages/count_tokens /v1/stream"
-).split()
-_ROUTES = {path.encode(): Route(path, infers=True) for path in _INFERENCE} | {
-    path.encode(): Route(path) for path in _PLAIN
-}
+_INFERENCE = """
+    /completion /completions /v1/completions /chat/completions /v1/chat/completions /responses /v1/responses
+    /v1/messages /infill /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking
+    /audio/transcriptions /v1/audio/transcriptions
+"""
+_PLAIN = """
+    / /health /v1/health /livez /readyz /metrics /props /slots /models /v1/models /lora-adapters /tokenize
+    /detokenize /apply-template /v1/messages/count_tokens /v1/stream
+"""
+_ROUTES = {path.encode(): Route(path, infers=True) for path in _INFERENCE.split()}
+_ROUTES |= {path.encode(): Route(path) for path in _PLAIN.split()}
 _CONTROL = Route("/llamasup")
 _OTHER = Route("other")
 
@@ -233,8 +272,8 @@ def route_of(path: bytes) -> Route:
 def canonical_path(path: bytes) -> bytes:
     """The path that the laxest server could make of this one: decoded, in lower case, without detours.
 
-    Only for deciding what stays closed. llama-server decodes once and compares case; this goes further, so that
-    nothing slips past that some build might take for a closed path.
+    Only for deciding what stays closed. llama-server decodes once and compares case; this goes further, so
+    that nothing slips past that some build might take for a closed path.
     """
     decoded = path
     for _ in range(4):  # %2525… : each round undoes one layer; more than three are nobody's honest path
@@ -260,7 +299,7 @@ _READS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 def closed_by_default(method: bytes, path: bytes) -> bool:
     """Whether X7 keeps this closed: tools, CORS and MCP proxies, changes of /props, saved and restored slots.
 
-    Any change below ``/slots/`` is closed, whatever its query says: llama-server also takes ``action`` from a form body.
+    Any change below ``/slots/`` is closed, whatever its query says: ``action`` may also come in a form body.
     """
     if path in _ROUTES and path != b"/props":
         return False
@@ -283,7 +322,7 @@ def status_line(status: int) -> bytes:
 
 
 def error_body(error: HttpError) -> bytes:
-    """OpenAI's and llama-server's error object, in llama-server's order, with cause and remedy where known."""
+    """The error object of OpenAI and llama-server, with cause and remedy where they are known."""
     fields: dict[str, str | int] = {"message": error.message, "type": error.type, "code": error.status}
     if error.cause:
         fields["cause"] = error.cause

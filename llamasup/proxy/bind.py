@@ -52,8 +52,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
             sock.close()
         raise
     if not sockets:
-        error = absent or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-        raise _refused(host, port, error) from error
+        raise _refused(host, port, absent or OSError(errno.EADDRNOTAVAIL, "no such address"))
     return sockets
 
 
@@ -66,10 +65,7 @@ def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if _is_socket(file):
-            if _answers(path):
-                raise PortInUse(
-                    f"another process listens on {path}", remedy="stop it, or choose another path"
-                )
+            _refuse_if_it_answers(path)
             file.unlink()
         before = os.umask(
             0o777 & ~mode
@@ -137,11 +133,11 @@ def _is_socket(file: Path) -> bool:
         return False
 
 
-def _answers(path: str) -> bool:
+def _refuse_if_it_answers(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(path)
         except OSError:
-            return False
-    return True
+            return
+    raise PortInUse(f"another process listens on {path}", remedy="stop it, or choose another path")

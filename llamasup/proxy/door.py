@@ -1,7 +1,7 @@
 """Who may come in: Host (X2), Origin (X3), keys (X4) and the paths that stay closed (X7).
 
-Decided on the head alone, before a byte of the body is waited for, and on the raw path: a path that is spelled
-oddly is never one of the public ones.
+Decided on the head alone, before a byte of the body is waited for, and on the raw path: a path that is
+spelled oddly is never one of the public ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REMEMBERED_HOSTS = 256  # one client sends one spelling; the bound keeps strang
 
 
 class KeyRing:
-    """Keys as salted digests of one length, so that comparing tells neither a key's length nor which one is near."""
+    """Keys as salted digests of one length: comparing tells neither a key's length nor which one is near."""
 
     __slots__ = ("_digests", "_salt")
 

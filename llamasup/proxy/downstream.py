@@ -9,76 +9,22 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
 import httptools
-import msgspec
 
-from llamasup.core.http import Head, HttpError, RawHeaders, Route, error_response, read_head, route_of
+from llamasup.core.http import HttpError, RawHeaders, error_response, read_head
 from llamasup.proxy import local
 from llamasup.proxy.door import CONTROL_PREFIX, Door
-from llamasup.proxy.exchange import Exchange, record_of
+from llamasup.proxy.exchange import Exchange
+from llamasup.proxy.request import UNREAD, Request, record_of
 from llamasup.runtime.endpoint import Lease, Unavailable
 
 if TYPE_CHECKING:
     from llamasup.proxy.listener import Proxy
 
-__all__ = ["Downstream", "Request"]
+__all__ = ["Downstream"]
 
 NEVER: Final = float("inf")
 _IDLE, _HEAD, _BODY, _BUSY = range(4)
 _log = logging.getLogger("llamasup.proxy")
-_NO_HEAD = Head(b"", b"", b"", b"", [])
-_UNREAD = Route("unread")
-
-
-class _Named(msgspec.Struct):
-    model: str | None = None
-
-
-_read_model = msgspec.json.Decoder(_Named).decode
-
-
-class Request:
-    """One request as far as it has been read."""
-
-    __slots__ = (
-        "_pieces",
-        "body",
-        "body_bytes",
-        "expects_continue",
-        "head",
-        "id",
-        "keep_alive",
-        "received_at",
-        "refusal",
-        "response_lines",
-        "route",
-        "version",
-    )
-
-    def __init__(self, head: Head, version: str, request_id: bytes, *, keep_alive: bool) -> None:
-        self.head = head
-        self.version = version
-        self.id = request_id
-        self.keep_alive = keep_alive and version == "1.1"
-        self.route = route_of(head.path) if head.path else _UNREAD
-        self.refusal: HttpError | None = None
-        self.received_at = monotonic()
-        self.response_lines: tuple[bytes, ...] = (b"X-Request-Id: " + request_id + b"\r\n",)
-        self.expects_continue = head.expects_continue
-        self.body = b""
-        self.body_bytes = 0
-        self._pieces: list[bytes] = []
-
-    def add(self, piece: bytes) -> None:
-        self.body_bytes += len(piece)
-        self._pieces.append(piece)
-
-    def complete(self) -> None:
-        self.received_at = monotonic()
-        pieces, self._pieces = self._pieces, []
-        self.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def forget_body(self) -> None:
-        self._pieces.clear()
 
 
 class Downstream(asyncio.Protocol):
@@ -93,6 +39,9 @@ class Downstream(asyncio.Protocol):
         "_headers",
         "_held",
         "_held_bytes",
+        "_known_head",
+        "_known_key",
+        "_length",
         "_local_host",
         "_parser",
         "_phase",
@@ -127,6 +76,10 @@ class Downstream(asyncio.Protocol):
         self._closing = False
         self._target = b""
         self._headers: RawHeaders = []
+        self._length: int | None = None
+        # The last head that was admitted: a client that keeps its connection sends the same one again and again.
+        self._known_key: tuple[bytes, bytes, str, RawHeaders] | None = None
+        self._known_head = UNREAD
         self._begun = False  # a request's first byte was seen, its last was not
         self._fed = 0  # bytes of earlier reads since the parser last got on
         self._read_bytes = 0  # of the read being parsed
@@ -139,9 +92,9 @@ class Downstream(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop"s are no subclasses of it
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
         limits = self.proxy.limits
-        transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
+        self.transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
         address = transport.get_extra_info("sockname")
         self._local_host = address[0] if isinstance(address, tuple) else ""
         self.deadline = monotonic() + limits.head_s
@@ -160,7 +113,7 @@ class Downstream(asyncio.Protocol):
                 self._wait_for_more()
 
     def eof_received(self) -> None:
-        """A half-closed client counts as gone, as nginx and llama-server have it. The transport closes itself."""
+        """A half-closed client counts as gone, as for nginx and llama-server. The transport closes itself."""
         self._gone()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -190,50 +143,62 @@ class Downstream(asyncio.Protocol):
         self._target += url  # in pieces when reads split it
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        lower = name.lower()
+        if lower == b"content-length":
+            self._length = int(value)  # digits, and below 2^64: llhttp has seen to that
+        else:
+            self._headers.append((lower, value))
 
     def on_headers_complete(self) -> None:
         self._progress = True
-        parser, proxy = self._parser, self.proxy
-        headers, self._headers = self._headers, []
-        target, self._target = self._target, b""
+        parser = self._parser
+        method: bytes = parser.get_method()
         version: str = parser.get_http_version()
-        head = self._head_too_large(target, headers) or read_head(
-            parser.get_method(), target, version, headers
+        key = (method, self._target, version, self._headers)
+        self._target = b""
+        self._headers = []
+        refusal = None
+        if key == self._known_key:
+            head = self._known_head
+        else:
+            read = self._too_large(key) or read_head(*key)
+            if isinstance(read, HttpError):
+                self._refuse(read)
+                return
+            head = read
+            refusal = self._door.admit(head, self._local_host)
+            if refusal is None:
+                self._known_key, self._known_head = key, head
+        proxy = self.proxy
+        self._request = request = Request(
+            head,
+            head.request_id or proxy.next_id(),
+            keep_alive=parser.should_keep_alive(),
+            http_1_0=version == "1.0",
         )
-        if isinstance(head, HttpError):
-            self._refuse(head, version)
-            return
-        request_id = head.request_id or proxy.next_id()
-        request = Request(head, version, request_id, keep_alive=parser.should_keep_alive())
-        self._request = request
-        request.refusal = self._door.admit(head, self._local_host)
-        if request.refusal is None:
-            if head.origin is not None and self._door.allows_origin(head.origin):
-                request.response_lines += (
-                    b"Access-Control-Allow-Origin: " + head.origin + b"\r\n",
-                    b"Vary: Origin\r\n",
-                )
-            if head.content_length is not None and head.content_length > proxy.limits.body_bytes:
-                request.refusal = self._body_too_large()
+        if refusal is None and self._length is not None and self._length > proxy.limits.body_bytes:
+            refusal = self._body_too_large()
+        request.refusal = refusal
+        if head.origin is not None and refusal is None and self._door.allows_origin(head.origin):
+            request.response_lines += b"Access-Control-Allow-Origin: " + head.origin + b"\r\nVary: Origin\r\n"
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
         request = self._request
-        if request is None:
-            return
-        request.add(body)
-        if request.body_bytes > self.proxy.limits.body_bytes and request.refusal is None:
-            request.refusal = self._body_too_large()
-        if request.refusal is not None:
-            request.forget_body()
+        if request is not None:
+            request.add(body)
+            if request.body_bytes > self.proxy.limits.body_bytes and request.refusal is None:
+                request.refusal = self._body_too_large()
 
     def on_message_complete(self) -> None:
         request, self._request = self._request, None
-        self._headers.clear()  # trailers: nobody here reads them
+        self._length = None
+        if self._headers:  # trailers: nobody here reads them
+            self._headers = []
         self._begun = False
         self._progress = True
         if request is not None:
+            request.received_at = monotonic()
             request.complete()
             self._queue.append(request)
 
@@ -246,7 +211,7 @@ class Downstream(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # h2c or WebSocket were offered, which HTTP/1.1 lets us ignore. The parser will not go on after it.
+            # h2c or WebSocket were offered, which HTTP/1.1 lets us ignore. The parser does not go on after it.
             self._parser = httptools.HttpRequestParser(self)
             if rest := data[upgrade.args[0] :]:
                 self._hold(rest)
@@ -263,9 +228,9 @@ class Downstream(asyncio.Protocol):
             if self._fed > self.proxy.limits.head_bytes:
                 self._refuse(_unbounded(self.proxy.limits.head_bytes))
 
-    def _refuse(self, error: HttpError, version: str = "1.1") -> None:
+    def _refuse(self, error: HttpError) -> None:
         """Queue the refusal of something that is not a whole request; the connection ends with it."""
-        request = self._request or Request(_NO_HEAD, version, self.proxy.next_id(), keep_alive=False)
+        request = self._request or Request(UNREAD, self.proxy.next_id(), keep_alive=False)
         self._request = None
         request.refusal = error
         request.keep_alive = False
@@ -332,11 +297,11 @@ class Downstream(asyncio.Protocol):
         head = request.head
         if head.path in local.LOCAL_PATHS:
             close = not self.keeps_alive(request)
-            status, answer = local.answer(head, self.proxy.backend, *request.response_lines, close=close)
+            status, answer = local.answer(head, self.proxy.backend, request.response_lines, close=close)
             self._answer_locally(request, status, answer)
         elif head.origin is not None and self._door.is_preflight(head):
             close = not self.keeps_alive(request)
-            self._answer_locally(request, 204, local.preflight(head, *request.response_lines, close=close))
+            self._answer_locally(request, 204, local.preflight(head, request.response_lines, close=close))
         else:
             lease = self._lease_for(request)
             if isinstance(lease, Unavailable):
@@ -354,16 +319,7 @@ class Downstream(asyncio.Protocol):
             if control is None or control.closed:
                 return Unavailable(404, "there is no control API here", type="not_found_error")
             return control.lease()
-        return self.proxy.backend.lease(self._model_of(request))
-
-    def _model_of(self, request: Request) -> str | None:
-        """The ``model`` that a JSON body names. A body that is no JSON is for llama-server to refuse."""
-        if not request.body or not self.proxy.config.route_by_model:
-            return None
-        try:
-            return _read_model(request.body).model
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return None
+        return self.proxy.backend.lease(request.model() if self.proxy.config.route_by_model else None)
 
     def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
         self.transport.write(answer)
@@ -380,7 +336,7 @@ class Downstream(asyncio.Protocol):
         """Answer with an error object; nothing of a response may have gone out before."""
         close = not self.keeps_alive(request)
         method = request.head.method
-        self.transport.write(error_response(error, *request.response_lines, method=method, close=close))
+        self.transport.write(error_response(error, request.response_lines, method=method, close=close))
         self._after(request)
 
     def exchange_failed(self, request: Request, error: HttpError) -> None:
@@ -405,7 +361,7 @@ class Downstream(asyncio.Protocol):
     # --- the end
 
     def close(self, *, linger: bool = False) -> None:
-        """Send what is written and close. ``linger``: a client that is still sending gets to read it first."""
+        """Send what is written and close. ``linger``: a client that still sends gets to read it first."""
         if self._closing:
             return
         self._closing = True
@@ -467,8 +423,9 @@ class Downstream(asyncio.Protocol):
 
     # --- sizes
 
-    def _head_too_large(self, target: bytes, headers: RawHeaders) -> HttpError | None:
+    def _too_large(self, key: tuple[bytes, bytes, str, RawHeaders]) -> HttpError | None:
         limits = self.proxy.limits
+        _, target, _, headers = key
         if len(headers) > limits.headers:
             return HttpError(431, f"{len(headers)} headers; at most {limits.headers} are read", close=True)
         if self._fed + self._read_bytes <= limits.head_bytes:

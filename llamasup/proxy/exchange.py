@@ -9,79 +9,85 @@ from typing import TYPE_CHECKING, Final
 
 import httptools
 
-from llamasup.core.http import Head, HttpError, error_body, status_line
-from llamasup.core.sse import TokenCounts, error_event, read_token_counts, tail_of
-from llamasup.proxy.upstream import Upstream
+from llamasup.core.http import HttpError, error_body, status_line
+from llamasup.core.sse import error_event, read_token_counts, tail_of
+from llamasup.proxy.request import Request, record_of
+from llamasup.proxy.upstream import COPY_BYTES, Upstream
 from llamasup.runtime.endpoint import Lease
-from llamasup.runtime.metrics import RequestRecord
 
 if TYPE_CHECKING:
-    from llamasup.proxy.downstream import Downstream, Request
+    from llamasup.proxy.downstream import Downstream
 
-__all__ = ["Dechunker", "Exchange", "record_of", "write_upstream_head"]
+__all__ = ["Dechunker", "Exchange"]
 
-# References to the last reads. A stream ends with at most four events (last token, timings, usage, [DONE]) and the
-# last chunk, each of which may be a read of its own; one read is at most 256 KiB.
+# References to the last reads. A stream ends with at most four events (last token, timings, usage, [DONE]) and
+# the last chunk, each of which may be a read of its own; one read is at most 256 KiB.
 TAIL_PIECES: Final = 8
-_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with the end of an event
 CLIENT_GONE: Final = 499  # nginx's number for it; only ever logged and counted
+
+_BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
+_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with the end of an event
 
 
 class Exchange:
     """Ties one request of a client's connection to one response of a child. Driven by callbacks alone."""
 
     __slots__ = (
+        "_downstream",
         "_lease",
+        "_request",
         "_retried",
         "_tail",
         "_upstream",
         "_write",
         "answered",
-        "body",
         "bytes_out",
-        "downstream",
         "first_byte_at",
         "is_head",
         "over",
-        "request",
         "sent_at",
         "status",
-        "upstream_head",
     )
 
     def __init__(self, downstream: Downstream, request: Request, lease: Lease) -> None:
-        self.downstream = downstream
-        self.request = request
-        self.body = request.body
+        self._downstream = downstream
+        self._request = request
+        self._lease = lease
+        self._upstream: Upstream | None = None
+        self._retried = False
+        self._write: Callable[[bytes], None] = downstream.transport.write
+        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.is_head = request.head.method == b"HEAD"
-        self.upstream_head = write_upstream_head(request.head, len(request.body), lease.endpoint.api_key)
         self.over = False
         self.answered = False  # a byte of the response has been seen
         self.status = 0  # 0: nothing has gone downstream
         self.sent_at = 0.0
         self.first_byte_at = 0.0
         self.bytes_out = 0
-        self._lease = lease
-        self._upstream: Upstream | None = None
-        self._retried = False
-        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
-        self._write: Callable[[bytes], None] = _discard
 
     def start(self) -> None:
         lease = self._lease
         lease.when_revoked(self._revoked)
-        pool = self.downstream.proxy.pool_of(lease.endpoint)
-        upstream = pool.take(self.request.received_at)
-        if upstream is None:
-            self._retried = True  # a fresh connection has no stale end to run into
-            pool.connect(self)
-        else:
+        pool = self._downstream.proxy.pool_of(lease.endpoint)
+        upstream = pool.take(self._request.received_at)
+        if upstream is not None:
             self.connected(upstream)
+        else:
+            pool.connect(self)
 
     def connected(self, upstream: Upstream) -> None:
+        """Send the request: written afresh, with our framing and the child's own key (X5, X9)."""
         self._upstream = upstream
         self.sent_at = monotonic()
-        upstream.send(self)
+        request, api_key = self._request, self._lease.endpoint.api_key
+        head = request.head.opening
+        if api_key is not None:
+            head += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
+        if request.body or request.head.method not in _BODILESS:
+            head += b"Content-Length: %d\r\n\r\n" % len(request.body)
+        else:
+            head += b"\r\n"
+        upstream.send(self, head, request.body)
 
     # --- from the upstream connection
 
@@ -90,28 +96,26 @@ class Exchange:
 
         ``framing`` None: the body ends where the connection ends.
         """
-        self.first_byte_at = now = monotonic()
-        self.answered = True
+        self.first_byte_at = monotonic()
         self.status = upstream.status
-        request, downstream = self.request, self.downstream
+        request, downstream = self._request, self._downstream
+        write = self._write
         if framing is None:
             request.keep_alive = False
-        write = downstream.transport.write
-        self._write = write
-        if framing is not None and request.version == "1.0" and framing.startswith(b"T"):
+        elif request.http_1_0 and framing.startswith(b"Transfer"):
             framing = None
             self._write = Dechunker(write).write
         head = b"".join(
             (
                 status_line(self.status),
-                *upstream.lines,
+                upstream.lines,
                 framing or b"",
-                *request.response_lines,
+                request.response_lines,
                 b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0),
                 b"\r\n" if downstream.keeps_alive(request) else b"Connection: close\r\n\r\n",
             )
         )
-        if framing is not None and len(body) < 65536:
+        if framing is not None and len(body) < COPY_BYTES:
             write(head + body)
         else:
             write(head)
@@ -135,7 +139,7 @@ class Exchange:
         """The whole response has gone downstream."""
         self._let_go()
         self._tell("ok")
-        self.downstream.exchange_over(self.request)
+        self._downstream.exchange_over(self._request)
 
     def connect_failed(self, error: OSError | TimeoutError) -> None:
         if isinstance(error, TimeoutError):
@@ -153,11 +157,13 @@ class Exchange:
         """The connection is gone before the response was whole."""
         if self.over:
             return
-        if not self.answered and not self._retried and not self._lease.endpoint.closed:
-            # It sat idle, and the child closed it while the request was on its way: no request was begun.
+        upstream, endpoint = self._upstream, self._lease.endpoint
+        fresh = upstream is None or upstream.is_fresh
+        if not (self.answered or self._retried or fresh or endpoint.closed):
+            # It sat idle, and the child closed it while the request was on its way: nothing was begun.
             self._retried = True
             self._upstream = None
-            self.downstream.proxy.pool_of(self._lease.endpoint).connect(self)
+            self._downstream.proxy.pool_of(endpoint).connect(self)
             return
         error = HttpError(502, f"llama-server {what}", "server_error", "upstream_broke", "see llamasup's log")
         self._fail(error, "upstream_failed")
@@ -198,30 +204,30 @@ class Exchange:
         self._let_go(abort=True)
         if not self.status:
             self._tell(outcome, error.status)
-            self.downstream.exchange_failed(self.request, error)
+            self._downstream.exchange_failed(self._request, error)
             return
         self._tell(outcome)
         if streams_events and self._between_events():
-            # Said in the stream, then closed without a last chunk: neither a client that reads events nor one that
-            # reads HTTP can take it for whole (S12).
-            event = error_event(self.request.head.path, error_body(error))
-            if self.request.version == "1.1":
+            # Said in the stream, then closed without a last chunk: neither a client that reads events nor one
+            # that reads HTTP can take it for whole (S12).
+            event = error_event(self._request.head.path, error_body(error))
+            if not self._request.http_1_0:
                 event = b"%x\r\n%b\r\n" % (len(event), event)
-            self.downstream.transport.write(event)
-            self.downstream.close()
+            self._downstream.transport.write(event)
+            self._downstream.close()
         else:
-            self.downstream.abort()
+            self._downstream.abort()
 
     def _between_events(self) -> bool:
         last = self.last_bytes()
         return not last or last.endswith(_EVENT_ENDS)
 
     def _tell(self, outcome: str, status: int = 0) -> None:
-        request, endpoint = self.request, self._lease.endpoint
+        request, endpoint = self._request, self._lease.endpoint
         counts = None
-        if request.route.infers and self.status == 200 and request.head.method == b"POST":
+        if request.head.route.infers and self.status == 200 and request.head.method == b"POST":
             counts = read_token_counts(tail_of(self._tail))
-        self.downstream.proxy.tell(
+        self._downstream.proxy.tell(
             record_of(
                 request,
                 status or self.status,
@@ -236,52 +242,6 @@ class Exchange:
         )
 
 
-def record_of(
-    request: Request,
-    status: int,
-    outcome: str,
-    *,
-    model: str = "",
-    generation: int = 0,
-    queue_s: float = 0.0,
-    first_byte_s: float | None = None,
-    bytes_out: int = 0,
-    counts: TokenCounts | None = None,
-) -> RequestRecord:
-    head = request.head
-    return RequestRecord(
-        request.id.decode("ascii"),
-        head.method.decode("ascii"),
-        head.path.decode("latin-1"),
-        request.route.label,
-        model,
-        generation,
-        status,
-        counts.prompt if counts else None,
-        counts.cached if counts else None,
-        counts.completion if counts else None,
-        counts.tokens_per_s if counts else None,
-        queue_s,
-        first_byte_s,
-        monotonic() - request.received_at,
-        bytes_out,
-        outcome,
-    )
-
-
-def write_upstream_head(head: Head, body_bytes: int, api_key: str | None) -> bytes:
-    """The request as the child gets it: written afresh, with our framing and the child's own key (X5, X9)."""
-    query = b"?" + head.query if head.query else b""
-    parts = [head.method, b" ", head.path, query, b" HTTP/1.1\r\nHost: localhost\r\n", *head.lines]
-    if api_key is not None:
-        parts.append(b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n")
-    if body_bytes or head.content_length is not None or head.chunked:
-        parts.append(b"Content-Length: %d\r\n\r\n" % body_bytes)
-    else:
-        parts.append(b"\r\n")
-    return b"".join(parts)
-
-
 class Dechunker:
     """Takes a chunked body apart for HTTP/1.0 clients."""
 
@@ -294,7 +254,3 @@ class Dechunker:
 
     def write(self, data: bytes) -> None:
         self._parser.feed_data(data)  # what reaches this was parsed once already: it is well formed
-
-
-def _discard(data: bytes) -> None:
-    """Nothing is written before the response's head."""

@@ -1,4 +1,4 @@
-"""The proxy as a whole: its listeners, its connections and their time-outs, the pools of upstream connections."""
+"""The proxy as a whole: its listeners, its connections and their time-outs, its pools."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from time import monotonic
 
 from llamasup.proxy.door import Door
 from llamasup.proxy.downstream import Downstream
+from llamasup.proxy.pool import Pool
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.proxy.tasks import Tasks
-from llamasup.proxy.upstream import Pool
 from llamasup.runtime.endpoint import Backend, Endpoint
 from llamasup.runtime.metrics import Metrics, RequestRecord
 
@@ -26,8 +26,8 @@ _log = logging.getLogger("llamasup.proxy")
 class Proxy:
     """Serves clients on any number of sockets. Made and used in one event loop.
 
-    ``control`` is where /metrics and /llamasup/* are answered; None: they are 404. ``on_finished`` hears of every
-    finished request, on the hot path: it must return at once.
+    ``control`` is where /metrics and /llamasup/* are answered; None: they are 404. ``on_finished`` hears of
+    every finished request, on the hot path: it must return at once.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Proxy:
         self._tasks = Tasks(self._loop)
         self._servers: list[asyncio.Server] = []
         self._connections: set[Downstream] = set()
+        self._all_left = asyncio.Event()
         self._pools: dict[Endpoint, Pool] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._id_prefix = secrets.token_hex(5).encode()
@@ -58,7 +59,7 @@ class Proxy:
     # --- life
 
     async def start(self, sockets: Sequence[socket], *, trusted: bool = False) -> None:
-        """Serve on listening sockets. ``trusted``: the file permissions of the (Unix) socket are the authority."""
+        """Serve on listening sockets. ``trusted``: a Unix socket whose file permissions are the authority."""
         door = Door(self.config, trusted=trusted)
         for sock in sockets:
             self._servers.append(await self._loop.create_server(lambda: Downstream(self, door), sock=sock))
@@ -88,8 +89,8 @@ class Proxy:
             self._sweeper.cancel()
             self._sweeper = None
         await self._tasks.aclose()
-        while self._connections:  # connection_lost is called in the loop's next rounds
-            await asyncio.sleep(0)
+        if self._connections:  # connection_lost is called in the loop's next round
+            await self._all_left.wait()
 
     @property
     def connections(self) -> int:
@@ -100,16 +101,19 @@ class Proxy:
 
     def joined(self, connection: Downstream) -> None:
         self._connections.add(connection)
+        self._all_left.clear()
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep)
 
     def left(self, connection: Downstream) -> None:
         self._connections.discard(connection)
+        if not self._connections:
+            self._all_left.set()
 
     def pool_of(self, endpoint: Endpoint) -> Pool:
         pool = self._pools.get(endpoint)
         if pool is None:
-            pool = Pool(endpoint, self._loop, self._tasks, monotonic, self.limits.connect_s)
+            pool = Pool(endpoint, self._loop, self._tasks, self.limits.connect_s)
             self._pools[endpoint] = pool
             endpoint.when_closed(lambda: self._drop_pool(endpoint))
         return pool
@@ -131,7 +135,7 @@ class Proxy:
             pool.close()
 
     def _sweep(self) -> None:
-        """One timer for all connections: setting one per request would cost more than the request's parsing."""
+        """One timer for all connections: one per request would cost more than the request's parsing."""
         now = monotonic()
         for connection in tuple(self._connections):
             connection.sweep(now)

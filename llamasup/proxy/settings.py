@@ -12,7 +12,7 @@ KIB = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much and how long one connection may ask of us (X8). Times are kept by a sweep, ``sweep_s`` coarse."""
+    """How much and how long one connection may ask of us (X8). A sweep every ``sweep_s`` keeps the times."""
 
     body_bytes: int = 32 * MIB
     head_bytes: int = 64 * KIB
@@ -30,8 +30,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ProxyConfig:
-    """``hosts``: names accepted in Host beside the loopback ones and the bound address; ``origins``: web pages
-    allowed to call, as ``https://name[:port]``; keys are compared whole; ``open_paths`` lifts X7 for these paths.
+    """``hosts``: names accepted in Host beside the loopback ones and the bound address. ``origins``: web pages
+    that may call, as ``https://name[:port]``. ``admin_keys`` may do all that ``api_keys`` may, and control.
+    ``open_paths`` lifts X7 for these paths. ``route_by_model``: read ``model`` in the body for the backend.
     """
 
     hosts: tuple[str, ...] = ()

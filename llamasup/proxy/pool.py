@@ -1,0 +1,135 @@
+"""The idle connections to one endpoint, last in first out, and the making of new ones."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from llamasup.core.address import UnixAddress
+from llamasup.core.http import RawHeaders
+from llamasup.proxy.upstream import Upstream
+from llamasup.runtime.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from llamasup.proxy.exchange import Exchange
+    from llamasup.proxy.tasks import Tasks
+
+__all__ = ["IDLE_S", "MAX_IDLE", "Pool"]
+
+IDLE_S: Final = 4.0  # llama-server closes at 5 s: leave first, so that no request meets a closing door
+MAX_IDLE: Final = (
+    64  # a llama-server thread sits behind each; more slots than this are not run on one machine
+)
+PATIENCE_S: Final = (
+    0.25  # how long a new connection may wait for its first answer before idle ones are closed
+)
+
+
+class Pool:
+    """Of one endpoint, that is of one generation. Forgotten when the endpoint closes."""
+
+    __slots__ = (
+        "_connect_s",
+        "_endpoint",
+        "_idle",
+        "_loop",
+        "_tasks",
+        "_waiting",
+        "known_headers",
+        "known_lines",
+        "known_streams_events",
+    )
+
+    def __init__(
+        self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop, tasks: Tasks, connect_s: float
+    ) -> None:
+        self._endpoint = endpoint
+        self._loop = loop
+        self._tasks = tasks
+        self._connect_s = connect_s
+        self._idle: list[Upstream] = []
+        self._waiting: dict[Upstream, float] = {}  # new ones without an answer yet, since when; oldest first
+        # The last response's headers and what became of them: a server answers with the same ones again and again.
+        self.known_headers: RawHeaders = []
+        self.known_lines = b""
+        self.known_streams_events = False
+
+    def __len__(self) -> int:
+        """How many are idle."""
+        return len(self._idle)
+
+    def take(self, now: float) -> Upstream | None:
+        """The connection that was idle for the shortest time, if it is young enough to be trusted."""
+        idle = self._idle
+        while idle:
+            upstream = idle.pop()
+            if not upstream.transport.is_closing():
+                if now - upstream.idle_since < IDLE_S:
+                    return upstream
+                upstream.transport.abort()
+        return None
+
+    def give(self, upstream: Upstream) -> bool:
+        """Keep an idle connection for the next request; False if it should be closed instead.
+
+        Once a new connection has waited for its first answer for a while, those that come free are closed: in
+        builds with a fixed number of HTTP threads an idle connection holds the very thread that it waits for.
+        """
+        now = monotonic()
+        idle = self._idle
+        if self._endpoint.closed or len(idle) >= MAX_IDLE or (self._waiting and self._someone_waits(now)):
+            return False
+        upstream.idle_since = now
+        idle.append(upstream)
+        return True
+
+    def forget(self, upstream: Upstream) -> None:
+        """It closed while it was idle."""
+        if upstream in self._idle:
+            self._idle.remove(upstream)
+
+    def waits(self, upstream: Upstream) -> None:
+        """A new connection has sent its first request."""
+        self._waiting[upstream] = monotonic()
+
+    def waits_no_more(self, upstream: Upstream) -> None:
+        self._waiting.pop(upstream, None)
+
+    def connect(self, exchange: Exchange) -> None:
+        """Make a connection for ``exchange``, which hears ``connected`` or ``connect_failed``."""
+        self._tasks.start(self._connect(exchange), f"connect to {self._endpoint.address.url}")
+
+    async def _connect(self, exchange: Exchange) -> None:
+        address = self._endpoint.address
+        try:
+            async with asyncio.timeout(self._connect_s):
+                if isinstance(address, UnixAddress):
+                    _, upstream = await self._loop.create_unix_connection(
+                        lambda: Upstream(self), address.path
+                    )
+                else:
+                    _, upstream = await self._loop.create_connection(
+                        lambda: Upstream(self), address.host, address.port
+                    )
+        except (OSError, TimeoutError) as error:
+            exchange.connect_failed(error)
+            return
+        if exchange.over:  # its client left, or the generation went
+            upstream.abort()
+        else:
+            exchange.connected(upstream)
+
+    def sweep(self, now: float) -> None:
+        """Close what has been idle for too long."""
+        keep_s = 0.0 if self._someone_waits(now) else IDLE_S
+        while self._idle and now - self._idle[0].idle_since >= keep_s:
+            self._idle.pop(0).transport.abort()
+
+    def close(self) -> None:
+        for upstream in self._idle:
+            upstream.transport.abort()
+        self._idle.clear()
+
+    def _someone_waits(self, now: float) -> bool:
+        return bool(self._waiting) and now - next(iter(self._waiting.values())) > PATIENCE_S
