@@ -67,7 +67,7 @@ def serve(llama_server: str, tmp_path: Path) -> Callable[..., Any]:
             try:
                 child.communicate(timeout=5)
             except subprocess.TimeoutExpired:
-                # A SIGTERM right after the ready line can be lost (b11434); the stop is not what is tested here.
+                # A SIGTERM right after the ready line can be lost (b11434); that is not tested here.
                 child.kill()
                 child.communicate()
 
