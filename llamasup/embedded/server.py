@@ -43,9 +43,9 @@ def serve(params: Any) -> int:
     sockets = _SocketFiles(params.hostnames)
     ready_at = time.monotonic()
     _wait_for_stop_signal()
+    sockets.remove()  # before the server closes them: an inode in use cannot become a successor's
     time.sleep(max(0.0, ready_at + _LOOP_BEGINS_S - time.monotonic()))
     del server
-    sockets.remove()
     return 0
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 __all__ = ["COMMAND", "Child"]
 
@@ -45,6 +48,14 @@ class Child:
         """Where it listens, from the ready line, once the model is loaded."""
         return self.wait_for("listening on ").partition("listening on ")[2].strip()
 
+    def armed(self) -> str:
+        """``ready``, and its signal handlers are in place: they come a moment later (docs/embedded.md)."""
+        where = self.ready()
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self._catches(signal.SIGTERM) and time.monotonic() < deadline:
+            time.sleep(0.001)  # the kernel's table of handlers has no event to wait for
+        return where
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
@@ -59,6 +70,11 @@ class Child:
         self.exit_code()
         if self.process.stderr is not None:
             self.process.stderr.close()
+
+    def _catches(self, number: int) -> bool:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        return bool(caught >> (number - 1) & 1)
 
     def _find(self, text: str) -> str | None:
         return next((line for line in self.lines if text in line), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,22 @@ def params(xllamacpp: Any) -> Any:
 
 
 @pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
 def start(xllamacpp: Any, tiny_model: Path) -> Iterator[Start]:
     """Start ``python -m llamasup.embedded`` with the tiny model, on a free port unless told otherwise."""
     children: list[Child] = []
 
     def start_child(*words: str, environ: dict[str, str] | None = None, model: Path | None = None) -> Child:
-        child = Child(["--model", str(model or tiny_model), "--port", "0", *words], environ)
+        # One thread: two spin against each other when the machine has something else to do as well.
+        always = ["--model", str(model or tiny_model), "--port", "0", "--threads", "1"]
+        child = Child([*always, *words], environ)
         children.append(child)
         return child
 
