@@ -77,7 +77,7 @@ class Downstream(asyncio.Protocol):
         self._target = b""
         self._headers: RawHeaders = []
         self._length: int | None = None
-        # The last head that was admitted: a client that keeps its connection sends the same one again and again.
+        # The last head that was admitted: a client that keeps its connection repeats itself.
         self._known_key: tuple[bytes, bytes, str, RawHeaders] | None = None
         self._known_head = UNREAD
         self._begun = False  # a request's first byte was seen, its last was not
@@ -211,7 +211,7 @@ class Downstream(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # h2c or WebSocket were offered, which HTTP/1.1 lets us ignore. The parser does not go on after it.
+            # h2c or WebSocket were offered, which HTTP/1.1 lets us ignore. This parser does not go on.
             self._parser = httptools.HttpRequestParser(self)
             if rest := data[upgrade.args[0] :]:
                 self._hold(rest)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Dechunker", "Exchange"]
 
-# References to the last reads. A stream ends with at most four events (last token, timings, usage, [DONE]) and
-# the last chunk, each of which may be a read of its own; one read is at most 256 KiB.
+# References to the last reads. A stream ends with at most four events (last token, timings, usage, [DONE])
+# and the last chunk, each of which may be a read of its own; one read is at most 256 KiB.
 TAIL_PIECES: Final = 8
 CLIENT_GONE: Final = 499  # nginx's number for it; only ever logged and counted
 

@@ -50,7 +50,7 @@ class Pool:
         self._connect_s = connect_s
         self._idle: list[Upstream] = []
         self._waiting: dict[Upstream, float] = {}  # new ones without an answer yet, since when; oldest first
-        # The last response's headers and what became of them: a server answers with the same ones again and again.
+        # The last response's headers and what became of them: a server repeats itself.
         self.known_headers: RawHeaders = []
         self.known_lines = b""
         self.known_streams_events = False

@@ -23,7 +23,7 @@ _read_model = msgspec.json.Decoder(_Named).decode
 
 
 class Request:
-    """Filled by the parser's callbacks; ``refusal`` is set as soon as it is known that it will not be served."""
+    """Filled by the parser's callbacks; ``refusal`` is set as soon as it is known that it is not served."""
 
     __slots__ = (
         "_pieces",

@@ -30,8 +30,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ProxyConfig:
-    """``hosts``: names accepted in Host beside the loopback ones and the bound address. ``origins``: web pages
-    that may call, as ``https://name[:port]``. ``admin_keys`` may do all that ``api_keys`` may, and control.
+    """``hosts``: names accepted in Host beside the loopback ones and the bound address. ``origins``: web
+    pages that may call, as ``https://name[:port]``. ``admin_keys`` may do what ``api_keys`` may, and control.
     ``open_paths`` lifts X7 for these paths. ``route_by_model``: read ``model`` in the body for the backend.
     """
 

@@ -1,7 +1,7 @@
 """llama-server's side: one keep-alive connection, one response at a time.
 
-What llama-server does (b11434): closes a connection after 5 s idle, after 100 requests, and after every status
-≥ 400. A build with a fixed number of HTTP threads serves a new connection only when an old one closes.
+What llama-server does (b11434): closes a connection after 5 s idle, after 100 requests, and after every
+status ≥ 400. A build with a fixed number of HTTP threads serves a new connection only when an old one closes.
 """
 
 from __future__ import annotations

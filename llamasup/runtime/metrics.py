@@ -49,10 +49,10 @@ FIRST_BYTE_BOUNDS_S = (
 class RequestRecord(msgspec.Struct, frozen=True):
     """One finished request. Never holds a prompt, a completion, a key or a query (X13).
 
-    ``outcome``: ``ok``; ``local`` (llamasup's own answer); ``refused`` (a 4xx of our own); ``unavailable`` (no
-    generation to serve it); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation went).
-    ``model`` is empty and ``generation`` 0 where no child was involved. Times are in seconds; ``first_byte_s``
-    is None where no response came.
+    ``outcome``: ``ok``; ``local`` (llamasup's own answer); ``refused`` (a 4xx of our own); ``unavailable``
+    (no generation to serve it); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation went).
+    ``model`` is empty and ``generation`` 0 where no child was involved. Times are in seconds;
+    ``first_byte_s`` is None where no response came.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""A fast upstream that answers as llama-server does, for measuring and testing the proxy. Real sockets, no model.
+"""A fast upstream that answers as llama-server does, to measure the proxy with. Real sockets, no model.
 
     python -m llamasup.testing.upstream --unix PATH | --port N [--chunks N] [--interval-ms T]
 
@@ -17,9 +17,10 @@ import httptools
 __all__ = ["CHUNK", "PLAIN_BODY", "STREAM_END", "FastUpstream", "main", "plain_response", "stream_head"]
 
 PLAIN_BODY = (
-    b'{"choices":[{"finish_reason":"length","index":0,"message":{"role":"assistant","content":"hello there"}}],'
+    b'{"choices":[{"finish_reason":"length","index":0,"message":{"role":"assistant","content":"hello"}}],'
     b'"created":1795000000,"model":"tiny","system_fingerprint":"b11434","object":"chat.completion",'
-    b'"usage":{"completion_tokens":16,"prompt_tokens":24,"total_tokens":40,"prompt_tokens_details":{"cached_tokens":23}},'
+    b'"usage":{"completion_tokens":16,"prompt_tokens":24,"total_tokens":40,'
+    b'"prompt_tokens_details":{"cached_tokens":23}},'
     b'"id":"chatcmpl-1","timings":{"cache_n":23,"prompt_n":1,"prompt_ms":0.4,"prompt_per_token_ms":0.4,'
     b'"prompt_per_second":2500.0,"predicted_n":16,"predicted_ms":1.6,"predicted_per_token_ms":0.1,'
     b'"predicted_per_second":10000.0}}'
@@ -29,8 +30,8 @@ _EVENT = (
     b'"id":"chatcmpl-1","model":"tiny","system_fingerprint":"b11434","object":"chat.completion.chunk"}\n\n'
 )
 _LAST_EVENT = (
-    b'data: {"choices":[{"finish_reason":"length","index":0,"delta":{}}],"created":1795000000,"id":"chatcmpl-1",'
-    b'"model":"tiny","system_fingerprint":"b11434","object":"chat.completion.chunk","timings":{"cache_n":23,'
+    b'data: {"choices":[{"finish_reason":"length","index":0,"delta":{}}],"created":1795000000,'
+    b'"id":"chatcmpl-1","model":"tiny","system_fingerprint":"b11434","object":"chat.completion.chunk","timings":{"cache_n":23,'
     b'"prompt_n":1,"prompt_ms":0.4,"predicted_n":16,"predicted_ms":1.6,"predicted_per_second":10000.0}}\n\n'
 )
 
