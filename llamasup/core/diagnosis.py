@@ -87,7 +87,7 @@ _SMALLER = "use a smaller --ctx-size, fewer --parallel slots, --kv-type q8_0 or 
 _HOST_MEMORY = f"Free memory, or {_SMALLER}."
 _DEVICE_MEMORY = f"Free the device's memory, set fewer --gpu-layers, or {_SMALLER}."
 _OTHER_BUILD = "Use a llama-server that was built for this machine (--runtime), or the embedded one."
-_DOWNLOAD = "Download it again; `llamasup inspect` says how long it should be."
+_DOWNLOAD = "Download it again, and compare its length and checksum with what the publisher says."
 _CHECK_FLAG = "Remove or correct it; `llamasup plan` shows where each flag comes from."
 
 _RULES: tuple[_Rule, ...] = (

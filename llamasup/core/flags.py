@@ -164,7 +164,7 @@ _OWNED: tuple[tuple[frozenset[str], str], ...] = (
     ),
     (
         frozenset({"--models-dir", "--models-preset", "--models-max", "--models-autoload"}),
-        "for several models use llamasup serve",
+        "llamasup runs one model: start it once for each",
     ),
     (
         frozenset({"-h", "--help", "--usage", "--version", "--list-devices", "-cl", "--cache-list"})

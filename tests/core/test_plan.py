@@ -589,7 +589,7 @@ def test_of_repeated_arguments_the_last_counts() -> None:
         (("--fim-qwen-7b-default",), "MODEL"),
         (("--ssl-cert-file", "x"), "TLS proxy"),
         (("--api-prefix", "/v2"), "prefix"),
-        (("--models-dir", "x"), "llamasup serve"),
+        (("--models-dir", "x"), "once for each"),
         (("--version",), "prints and exits"),
     ],
 )

@@ -165,6 +165,19 @@ def test_q8_0_halves_the_kv_cache(runtime: str, tiny_model: Path, module_folders
     assert sizes["q8_0"] / sizes["f16"] == pytest.approx(34 / 64, abs=0.02)
 
 
+def test_a_request_is_one_line_with_its_tokens_and_their_speed(
+    runtime: str, tiny_model: Path, module_folders: dict[str, str]
+) -> None:
+    with llamasup(tiny_model, "--runtime", runtime, env=module_folders) as running:
+        httpx.post(f"{running.url}/v1/completions", json={"prompt": "my secret", "max_tokens": 7})
+        assert running.stop() == 0
+        (line,) = [line for line in running.said.splitlines() if line.startswith("POST")]
+        assert re.fullmatch(r"POST  /v1/completions  200  \d+\+7 tokens  [\d.]+ tok/s  [\d.]+ m?s", line), (
+            line
+        )
+        assert "secret" not in running.said
+
+
 def test_errors_of_llama_server_keep_their_shape(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "word " * 20_000}])
