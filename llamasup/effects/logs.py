@@ -78,7 +78,8 @@ class LogPump:
     def watch(self, pattern: re.Pattern[bytes], callback: Callable[[str], None]) -> None:
         """Call back in the running event loop for each line that matches, those of the tail included.
 
-        One watch at a time; a flood of matches is cut to the last 200 of a chunk.
+        Start it right after the spawn: a flood pushes earlier lines out of the tail. One watch at a time; of
+        many matches in one chunk the last 200 are delivered.
         """
         watch = _Watch(pattern, callback, asyncio.get_running_loop())
         with self._lock:

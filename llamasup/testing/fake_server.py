@@ -8,6 +8,7 @@ before it loads, answers its endpoints on a Unix socket or a port, and stops as 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from llamasup.testing.fake_http import HttpServer
 from llamasup.testing.faults import Faults
@@ -70,9 +72,11 @@ def main(argv: Sequence[str]) -> int:
     code = _load(options, faults)
     if code != 0:
         return code
+    asked: SimpleQueue[int] = SimpleQueue()
     if not faults.ignore_sigterm:
-        # From here on SIGTERM is a request (before, it kills: b11434); `_wait_for_the_end` takes it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        # From here on SIGTERM is a request; while loading it kills (b11434).
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: asked.put(number))
     server.ready = True
     _say("I srv  llama_server: model loaded")
     _say(f"I srv  llama_server: listening on {_shown(listener)}")
@@ -86,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
     faults.die("ready")
-    return _wait_for_the_end(server)
+    return _wait_for_the_end(server, asked)
 
 
 def _load(options: dict[str, str], faults: Faults) -> int:
@@ -117,12 +121,13 @@ def _load(options: dict[str, str], faults: Faults) -> int:
     return 1
 
 
-def _wait_for_the_end(server: HttpServer) -> int:
+def _wait_for_the_end(server: HttpServer, asked: SimpleQueue[int]) -> int:
     """The first SIGTERM ends generation and waits for the clients to leave, the second ends all (b11434)."""
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    asked.get()
     server.stopping.set()
     while server.open_requests:
-        if signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, 0.01) is not None:
+        with contextlib.suppress(Empty):
+            asked.get(timeout=0.01)
             os._exit(1)
     _say("I srv    operator(): operator(): cleaning up before exit...")
     os._exit(0)
@@ -132,7 +137,7 @@ def _sleeper() -> int:
     """Leave a process behind that keeps the log's pipe open."""
     pid = os.fork()
     if pid == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(3600)
         os._exit(0)
     _say(f"I srv  grandchild {pid}")

@@ -167,7 +167,7 @@ def test_a_full_disk_is_told_once_and_the_child_is_drained_all_the_same(
     open_pump: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, flags: int, mode: int = 0o777) -> int:
-        return real("/dev/full", os.O_WRONLY) if path == tmp_path / "child.log" else real(path, flags, mode)
+        return real(path, flags, mode) if path.name != "child.log" else real("/dev/full", os.O_WRONLY)
 
     real = os.open
     monkeypatch.setattr(os, "open", full)
@@ -286,7 +286,7 @@ def test_a_hundred_pumps_leave_no_descriptor_and_no_thread() -> None:
 def test_a_million_lines_are_drained_and_their_cost_is_printed(
     open_pump: Open, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The measure of S19: processor time of the pump, thread and file included, for 1 M lines of 100 bytes."""
+    """The measure of S19: processor time of the pump, its file included, for 1 M lines of 100 bytes."""
     pump, write_fd = open_pump(path=tmp_path / "child.log")
     block = b"0.00.011.472 I srv  log_server_r: " + b"x" * 65 + b"\n"
     feeder_s = 0.0

@@ -73,7 +73,7 @@ def read_all(child: Child) -> str:
 
 
 def is_gone(pid: int) -> bool:
-    """Wait for it: the pipe's last writer closes it a moment before it is gone (then a zombie, or nothing)."""
+    """The pipe's last writer closes it a moment before it is gone: then a zombie, or nothing."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         while process.status() != psutil.STATUS_ZOMBIE:
