@@ -163,7 +163,7 @@ class Child:
         self._wake()
 
     def _wake(self) -> None:
-        assert self.exit is not None  # noqa: S101 - called after reaping only
+        assert self.exit is not None
         for future in self._waiters:
             if not future.done():
                 future.set_result(self.exit)
@@ -178,7 +178,7 @@ class Child:
     def _watch(self) -> None:
         _wait_until_exited(self._popen)
         with contextlib.suppress(RuntimeError):  # the loop is closed: `poll` will find the end
-            assert self._loop is not None  # noqa: S101 - set before the thread starts
+            assert self._loop is not None
             self._loop.call_soon_threadsafe(self._on_exit)
 
 
