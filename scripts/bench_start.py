@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def _llamasup_start(command: list[str]) -> dict[str, float]:
     process.communicate(timeout=30)
     marks = [began, seen["starting"], seen["warming"], seen["ready"]]
     phases = {
-        name: (after - before) * 1e3 for name, before, after in zip(PHASES, marks, marks[1:], strict=True)
+        name: (after - before) * 1e3 for name, (before, after) in zip(PHASES, pairwise(marks), strict=True)
     }
     return {**phases, "total": (marks[-1] - began) * 1e3}
 

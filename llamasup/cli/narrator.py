@@ -146,7 +146,7 @@ class Narrator:
         devices = ", ".join(device.description for device in runtime.capabilities.devices) or "CPU"
         facts = [
             ("model", f"{launch.model_path} ({launch.model.architecture}, {launch.model.quantization})"),
-            ("server", f"{runtime.path} ({runtime.capabilities.version})"),
+            ("server", f"{runtime.path if runtime.kind == 'binary' else runtime.kind} ({runtime.version})"),
             ("slots", f"{plan.parallel} × {plan.ctx_size} tokens, KV cache {plan.kv_type}"),
             ("device", devices),
         ]

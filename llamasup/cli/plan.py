@@ -46,7 +46,7 @@ def _as_text(launch: Launch, launch_plan: LaunchPlan) -> str:
     passed = [each for each in launch_plan.reasons if each.passed]
     left_out = [each for each in launch_plan.reasons if not each.passed]
     environment = [f"{name}={value}" for name, value in sorted(launch_plan.env_shown.items())]
-    fits = "fits" if memory.fits else "does NOT fit"
+    need, free = memory_text(memory.total_bytes), memory_text(memory.available_bytes)
     sections = [
         f"{launch.model_id}: {model.architecture} {model.model_class}, {model.quantization}",
         f"Runtime: {runtime.path} ({runtime.kind}, {runtime.capabilities.version})",
@@ -62,7 +62,7 @@ def _as_text(launch: Launch, launch_plan: LaunchPlan) -> str:
         )
     sections += [
         "Environment:\n" + "\n".join(f"  {line}" for line in environment),
-        f"Memory: {memory_text(memory.total_bytes)} needed, {memory_text(memory.available_bytes)} free: {fits}\n"
+        f"Memory: {need} needed, {free} free: {'fits' if memory.fits else 'does NOT fit'}\n"
         + table(
             [
                 ("weights", memory_text(memory.weights_bytes)),

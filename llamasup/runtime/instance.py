@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
+import httpx
+
 from llamasup.core import lifecycle
 from llamasup.core.address import Address, UnixAddress
 from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
@@ -22,6 +24,7 @@ from llamasup.core.lifecycle import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.warmup import warm_up_request, what_is_missing
 from llamasup.effects.logs import LogPump
+from llamasup.effects.probe import Prober
 from llamasup.effects.process import Child, spawn
 from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
 from llamasup.runtime.events import Bus, ServerExited, StateChanged
@@ -264,8 +267,6 @@ class InstanceRunner:
                 return "starting"
 
     async def _probe(self, generation: _Generation) -> None:
-        from llamasup.effects.probe import Prober
-
         said = False
 
         def on_loading() -> None:
@@ -293,10 +294,6 @@ class InstanceRunner:
                 self.post(lifecycle.Progressed(generation.number))
 
     async def _warm_up(self, generation: _Generation) -> None:
-        import httpx
-
-        from llamasup.effects.probe import Prober
-
         request = warm_up_request(generation.plan.model_class)
         try:
             async with Prober(generation.plan.address, generation.plan.api_key) as prober:

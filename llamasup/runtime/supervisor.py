@@ -9,6 +9,7 @@ from typing import Any
 from llamasup import __version__
 from llamasup.core.address import TcpAddress
 from llamasup.core.lifecycle import State
+from llamasup.effects.probe import Prober
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner
 
@@ -51,8 +52,6 @@ class Supervisor:
 
     async def scrape(self) -> Mapping[str, str]:
         """Every serving child's own Prometheus text, by model. Asked only when somebody asks us."""
-        from llamasup.effects.probe import Prober
-
         texts: dict[str, str] = {}
         for runner in self.runners:
             if runner.instance.state is State.READY and runner.plan is not None:
