@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """The ``llamasup`` command."""
+    began_s = time.monotonic()
     from llamasup.cli.app import app
 
-    app(prog_name="llamasup")
+    app(prog_name="llamasup", obj=began_s)

@@ -98,6 +98,7 @@ def run(
             model,
             settings,
             output,
+            began_s=ctx.obj,
             host=host,
             port=port,
             runtime=runtime,

@@ -25,12 +25,12 @@ _GOING_ON = {
 
 
 class Narrator:
-    """Listens to one service. ``view`` is where the lines go."""
+    """Listens to one service that began at ``began_s`` (monotonic). ``view`` is where the lines go."""
 
-    def __init__(self, view: View, service: Service) -> None:
+    def __init__(self, view: View, service: Service, began_s: float) -> None:
         self._view = view
         self._service = service
-        self._started_s = time.monotonic()
+        self._began_s = began_s
         self._stops_asked = 0
 
     def stop_asked(self, signal_name: str) -> None:
@@ -125,7 +125,7 @@ class Narrator:
         )
 
     def _ready(self, ready: Ready) -> None:
-        took_s = time.monotonic() - self._started_s
+        took_s = time.monotonic() - self._began_s
         runner = self._service.runner
         plan = runner.plan if runner else None
         lines = [f"{', '.join(ready.models)} is ready at {ready.address.url} after {duration_text(took_s)}"]

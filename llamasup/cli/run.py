@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,25 @@ def run_command(model: str, settings: Settings, output: OutputOptions, **options
         view.loading(None)
         show_error(view, error)
         return error.exit_code
+    except Exception as error:
+        view.loading(None)
+        view.say("debug", "traceback", traceback.format_exc())
+        bug = _our_bug(error)
+        show_error(view, bug)
+        return bug.exit_code
     except KeyboardInterrupt:
         # Before the signal handlers are in place nothing has been started that would need an end.
         view.loading(None)
         return 0
+
+
+def _our_bug(error: Exception) -> LlamasupError:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return LlamasupError(
+        f"Something went wrong inside llamasup: {type(error).__name__}: {error}",
+        remedy="This is a bug. Please report it with what --log-level debug shows.",
+    )
 
 
 def _view(output: OutputOptions) -> View:
@@ -71,6 +87,7 @@ def _serve(
     output: OutputOptions,
     view: View,
     *,
+    began_s: float,
     api_key_file: Path | None,
     **options: Any,
 ) -> int:
@@ -86,7 +103,7 @@ def _serve(
         model=model, settings=settings, api_keys=read_api_keys(api_key_file, os.environ), **options
     )
     service = Service(run_options, bus)
-    narrator = Narrator(view, service)
+    narrator = Narrator(view, service, began_s)
     bus.listen(narrator.notice)
     service.on_request = narrator.request
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -67,7 +67,11 @@ def test_the_ready_line_ends_a_sleep_however_long(monkeypatch: pytest.MonkeyPatc
         heard = asyncio.Event()
         loop = asyncio.get_running_loop()
         async with Prober(ADDRESS) as prober:
-            await prober.until_healthy(heard, lambda: loop.call_soon(heard.set))
+
+            def on_loading() -> None:
+                loop.call_soon(heard.set)
+
+            await prober.until_healthy(heard, on_loading)
 
     with respx.mock(base_url=ADDRESS.url) as server:
         route = server.get("/health").mock(side_effect=[httpx.Response(503), httpx.Response(200)])
@@ -87,7 +91,7 @@ def test_a_ready_line_that_comes_a_moment_too_early_starts_the_backoff_afresh(
         slept.append(seconds)
         return real_timeout(seconds)
 
-    monkeypatch.setattr(probe.asyncio, "timeout", noted)
+    monkeypatch.setattr(asyncio, "timeout", noted)
     looks = 0
 
     async def wait() -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from tests.e2e.driver import Llamasup, llamasup
 
 pytestmark = pytest.mark.real
 
-QUESTION = [{"role": "user", "content": "Tell me a story."}]
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
 
 
 @pytest.fixture(scope="module")

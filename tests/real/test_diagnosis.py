@@ -1,0 +1,57 @@
+"""Real servers that cannot start: what ``llamasup run`` makes of their last words, on both runtimes."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llamasup.core.demo_model import demo_model
+from tests.e2e.driver import run_to_end
+
+pytestmark = pytest.mark.real
+
+GIB = 1 << 30
+
+
+def refused(
+    code: int, says: tuple[str, ...], runtime: str, *arguments: str, limit: Callable[[], None] | None = None
+) -> None:
+    done = run_to_end("run", "--runtime", runtime, "--port", "0", *arguments, preexec_fn=limit)
+    assert done.returncode == code, done.stderr
+    for words in says:
+        assert words in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_tensor_that_is_not_there(runtime: str, tmp_path: Path) -> None:
+    """A header that reads well; only the server knows which tensors its architecture needs."""
+    path = tmp_path / "tensor.gguf"
+    path.write_bytes(demo_model().replace(b"blk.1.attn_q.weight", b"blk.7.attn_q.weight"))
+    refused(65, ("blk.1.attn_q.weight", "llama-server said:", "→"), runtime, str(path))
+
+
+def test_an_address_space_that_is_too_small(runtime: str, tiny_model: Path) -> None:
+    """4 GiB of KV cache under a limit of 4 GiB: the server's own allocation fails, whatever the machine has."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (4 * GIB, 4 * GIB))
+
+    refused(
+        71,
+        ("memory is too small",),
+        *(runtime, str(tiny_model), "--ctx-size", "1000000", "--parallel", "8", "--kv-type", "f16"),
+        limit=limit,
+    )
+
+
+def test_a_value_that_the_server_refuses(runtime: str, tiny_model: Path) -> None:
+    refused(
+        2,
+        ("--grammar-file", "/nonexistent"),
+        *(runtime, str(tiny_model), "--", "--grammar-file", "/nonexistent"),
+    )

@@ -1,0 +1,103 @@
+"""The README's tour, run as it stands: only the port is another, and the demo is in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+
+pytestmark = pytest.mark.real
+
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+FIRST = "llamasup run demo"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+SHELL = [block for block in blocks("sh") if block.strip() != FIRST]
+SERVING = [block for block in SHELL if block.startswith("llamasup run")]
+
+
+@pytest.fixture
+def path_with_llamasup(monkeypatch: pytest.MonkeyPatch, llama_server: str) -> None:
+    """As after an installation: llamasup's own environment first on PATH, a llama-server beside it."""
+    folders = [str(Path(sys.executable).parent), str(Path(llama_server).parent), os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(folders))
+
+
+@pytest.fixture
+def demo(path_with_llamasup: None) -> Iterator[Llamasup]:
+    with llamasup("demo") as running:
+        running.wait_for("ready")
+        yield running
+        assert (running.end() if running.process.poll() is not None else running.stop()) == 0, running.said
+
+
+def test_the_tour_begins_with_the_demo() -> None:
+    assert blocks("sh")[0].strip() == FIRST
+    assert len(SHELL) == 3
+    assert len(SERVING) == 1
+
+
+def test_the_demo_says_what_the_readme_shows(demo: Llamasup) -> None:
+    (shown,) = blocks("text")
+    assert demo.stop() == 0  # then everything has been said
+    for line in shown.splitlines():
+        label = line[: line.index(" ", 2)] if line.startswith("  ") else "demo is ready at http://127.0.0.1:"
+        assert label in demo.said, label
+
+
+@pytest.mark.parametrize("block", [each for each in SHELL if each not in SERVING])
+def test_shell_blocks_run(block: str, demo: Llamasup, tmp_path: Path) -> None:
+    port = demo.wait_for("ready")["port"]
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.replace("8080", str(port))],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 2
+    assert '"error"' not in done.stdout
+
+
+def test_the_openai_client_block_prints_an_answer(demo: Llamasup, tmp_path: Path) -> None:
+    (block,) = blocks("python")
+    port = demo.wait_for("ready")["port"]
+    done = subprocess.run(
+        [sys.executable, "-c", block.replace("8080", str(port))],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) > 5
+
+
+def test_a_parent_program_reads_one_line_and_stops_it_with_sigterm(
+    path_with_llamasup: None, tmp_path: Path
+) -> None:
+    (block,) = SERVING
+    process = subprocess.Popen(block.split(), stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert process.stdout is not None
+    with process.stdout as events:
+        ready = next(event for event in map(json.loads, events) if event["event"] == "ready")
+        assert json.loads((tmp_path / "ready.json").read_text()) == ready
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    assert not (tmp_path / "ready.json").exists()
