@@ -6,7 +6,7 @@ import time
 
 from llamasup.api import Service
 from llamasup.cli.errors import error_text
-from llamasup.cli.view import Level, View, duration_text, memory_text, table
+from llamasup.cli.view import Level, View, duration_text, memory_text, plural, table
 from llamasup.core.lifecycle import State
 from llamasup.core.plan import LaunchPlan
 from llamasup.runtime.events import Notice, Ready, ServerExited, StateChanged, Stopped
@@ -37,7 +37,11 @@ class Narrator:
         self._stops_asked += 1
         if self._stops_asked == 1:
             in_flight = self._service.runner.in_flight if self._service.runner else 0
-            waiting = f" {in_flight} requests in flight may finish; again to stop now." if in_flight else ""
+            waiting = (
+                f" {plural(in_flight, 'request')} in flight may finish; again to stop now."
+                if in_flight
+                else ""
+            )
             self._view.say("info", "stop", f"{signal_name}: stopping.{waiting}", in_flight=in_flight)
         else:
             self._view.say("warning", "kill", f"{signal_name} again: stopping now.")

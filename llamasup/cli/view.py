@@ -45,6 +45,11 @@ def duration_text(seconds: float) -> str:
     return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
 
 
+def plural(count: int, noun: str) -> str:
+    """``1 request``, ``2 requests``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 class View(Protocol):
     @property
     def is_busy(self) -> bool:
