@@ -68,6 +68,7 @@ class Head(msgspec.Struct):
     credentials: tuple[bytes, ...] = ()
     chunked: bool = False
     expects_continue: bool = False
+    upgrades: bool = False  # offers to speak something else, which is not taken up
     request_id: bytes = b""  # the client's own, if it is sane
 
 
@@ -75,7 +76,7 @@ class Head(msgspec.Struct):
 
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 
-_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, _EXPECT, _ID, _DROP = range(9)
+_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, _EXPECT, _ID, _UPGRADE, _DROP = range(10)
 
 _KINDS = {
     b"host": _HOST,
@@ -94,7 +95,7 @@ _KINDS = {
     b"proxy-connection": _DROP,
     b"te": _DROP,
     b"trailer": _DROP,
-    b"upgrade": _DROP,
+    b"upgrade": _UPGRADE,
     b"http2-settings": _DROP,
     # said about us by somebody whom we cannot check
     b"forwarded": _DROP,
@@ -155,6 +156,8 @@ def read_head(method: bytes, target: bytes, version: str, headers: RawHeaders) -
                     400, "the only Transfer-Encoding served here is chunked, in HTTP/1.1", close=True
                 )
             head.chunked = True
+        elif kind == _UPGRADE:
+            head.upgrades = True
         elif kind == _EXPECT:
             if value.strip().lower() != b"100-continue":
                 return HttpError(417, "the only expectation served here is 100-continue", close=True)

@@ -50,6 +50,8 @@ class Downstream(asyncio.Protocol):
         "_read_bytes",
         "_reading",
         "_request",
+        "_resume",
+        "_resuming",
         "_target",
         "_unsent",
         "_unsent_since",
@@ -84,6 +86,8 @@ class Downstream(asyncio.Protocol):
         self._fed = 0  # bytes of earlier reads since the parser last got on
         self._read_bytes = 0  # of the read being parsed
         self._progress = False
+        self._resume = b""  # the framing of a body that the parser leaves unread behind an offered upgrade
+        self._resuming = False  # while a new parser is shown that framing
         self._phase = _IDLE
         self._local_host = ""
         self._unsent = 0
@@ -140,9 +144,12 @@ class Downstream(asyncio.Protocol):
         self._begun = True
 
     def on_url(self, url: bytes) -> None:
-        self._target += url  # in pieces when reads split it
+        if not self._resuming:
+            self._target += url  # in pieces when reads split it
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._resuming:
+            return
         lower = name.lower()
         if lower == b"content-length":
             self._length = int(value)  # digits, and below 2^64: llhttp has seen to that
@@ -151,6 +158,8 @@ class Downstream(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._progress = True
+        if self._resuming:
+            return
         parser = self._parser
         method: bytes = parser.get_method()
         version: str = parser.get_http_version()
@@ -179,6 +188,11 @@ class Downstream(asyncio.Protocol):
         if refusal is None and self._length is not None and self._length > proxy.limits.body_bytes:
             refusal = self._body_too_large()
         request.refusal = refusal
+        if head.upgrades and parser.should_upgrade():
+            if head.chunked:
+                self._resume = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            elif self._length:
+                self._resume = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % self._length
         if head.origin is not None and refusal is None and self._door.allows_origin(head.origin):
             request.response_lines += b"Access-Control-Allow-Origin: " + head.origin + b"\r\nVary: Origin\r\n"
 
@@ -191,6 +205,8 @@ class Downstream(asyncio.Protocol):
                 request.refusal = self._body_too_large()
 
     def on_message_complete(self) -> None:
+        if self._resume:
+            return  # only the parser believes that it has no body
         request, self._request = self._request, None
         self._length = None
         if self._headers:  # trailers: nobody here reads them
@@ -211,10 +227,8 @@ class Downstream(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # h2c or WebSocket were offered, which HTTP/1.1 lets us ignore. This parser does not go on.
-            self._parser = httptools.HttpRequestParser(self)
-            if rest := data[upgrade.args[0] :]:
-                self._hold(rest)
+            self._ignore_upgrade(data[upgrade.args[0] :])
+            return
         except httptools.HttpParserCallbackError:
             _log.exception("our own parser callback failed")
             self._refuse(HttpError(500, "llamasup failed to read the request", "server_error", close=True))
@@ -227,6 +241,21 @@ class Downstream(asyncio.Protocol):
             self._fed += len(data)
             if self._fed > self.proxy.limits.head_bytes:
                 self._refuse(_unbounded(self.proxy.limits.head_bytes))
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1, as RFC 9110 §7.8 lets us: Java's client offers h2c with its first request.
+
+        The parser leaves off behind the head of such a request, its body unread. A new one is shown the body's
+        framing and reads on from there.
+        """
+        self._parser = httptools.HttpRequestParser(self)
+        if self._resume:
+            resume, self._resume = self._resume, b""
+            self._resuming = True
+            self._parser.feed_data(resume)
+            self._resuming = False
+        if rest:
+            self._feed(rest)
 
     def _refuse(self, error: HttpError) -> None:
         """Queue the refusal of something that is not a whole request; the connection ends with it."""
@@ -377,9 +406,7 @@ class Downstream(asyncio.Protocol):
 
     def abort(self) -> None:
         """Break the connection, visibly: for a response that cannot be completed."""
-        self._closing = True
-        self._exchange = None
-        self._forget()
+        self._gone()
         self.transport.abort()
 
     def close_if_idle(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from socket import socket
@@ -52,6 +53,7 @@ class Proxy:
         self._connections: set[Downstream] = set()
         self._all_left = asyncio.Event()
         self._pools: dict[Endpoint, Pool] = {}
+        self._closing_pools: deque[Pool] = deque(maxlen=8)  # of generations that went; their last bytes may linger
         self._sweeper: asyncio.TimerHandle | None = None
         self._id_prefix = secrets.token_hex(5).encode()
         self._ids = count(1)
@@ -82,15 +84,15 @@ class Proxy:
         self.stop_accepting()
         for connection in tuple(self._connections):
             connection.abort()
-        for pool in self._pools.values():
-            pool.close()
-        self._pools.clear()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         await self._tasks.aclose()
         if self._connections:  # connection_lost is called in the loop's next round
             await self._all_left.wait()
+        pools = (*self._pools.values(), *self._closing_pools)
+        await asyncio.gather(*(pool.aclose() for pool in pools))
+        self._pools.clear()
 
     @property
     def connections(self) -> int:
@@ -131,8 +133,9 @@ class Proxy:
 
     def _drop_pool(self, endpoint: Endpoint) -> None:
         pool = self._pools.pop(endpoint, None)
-        if pool is not None:
+        if pool is not None:  # else the proxy was closed first
             pool.close()
+            self._closing_pools.append(pool)
 
     def _sweep(self) -> None:
         """One timer for all connections: one per request would cost more than the request's parsing."""

@@ -30,10 +30,12 @@ class Pool:
     """Of one endpoint, that is of one generation. Forgotten when the endpoint closes."""
 
     __slots__ = (
+        "_all_gone",
         "_connect_s",
         "_endpoint",
         "_idle",
         "_loop",
+        "_open",
         "_tasks",
         "_waiting",
         "known_headers",
@@ -49,6 +51,9 @@ class Pool:
         self._tasks = tasks
         self._connect_s = connect_s
         self._idle: list[Upstream] = []
+        self._open: set[Upstream] = set()
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
         self._waiting: dict[Upstream, float] = {}  # new ones without an answer yet, since when; oldest first
         # The last response's headers and what became of them: a server repeats itself.
         self.known_headers: RawHeaders = []
@@ -84,8 +89,15 @@ class Pool:
         idle.append(upstream)
         return True
 
-    def forget(self, upstream: Upstream) -> None:
-        """It closed while it was idle."""
+    def opened(self, upstream: Upstream) -> None:
+        self._open.add(upstream)
+        self._all_gone.clear()
+
+    def gone(self, upstream: Upstream) -> None:
+        """It has closed, perhaps while it was idle."""
+        self._open.discard(upstream)
+        if not self._open:
+            self._all_gone.set()
         if upstream in self._idle:
             self._idle.remove(upstream)
 
@@ -127,9 +139,17 @@ class Pool:
             self._idle.pop(0).transport.abort()
 
     def close(self) -> None:
+        """Close the idle connections; those in use belong to their exchanges."""
         for upstream in self._idle:
             upstream.transport.abort()
         self._idle.clear()
+
+    async def aclose(self) -> None:
+        """Break all connections, and wait until they are gone."""
+        self._idle.clear()
+        for upstream in self._open:
+            upstream.transport.abort()
+        await self._all_gone.wait()
 
     def _someone_waits(self, now: float) -> bool:
         return bool(self._waiting) and now - next(iter(self._waiting.values())) > PATIENCE_S

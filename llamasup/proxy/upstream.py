@@ -127,6 +127,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
+        self.pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -173,7 +174,7 @@ class Upstream(asyncio.Protocol):
         if self.exchange is not None:
             why = f"closed the connection ({exc})" if exc else "closed the connection"
             self._broken(self.exchange, why)
-        self.pool.forget(self)
+        self.pool.gone(self)
         # The parser holds our methods: without this the pair would wait for the cycle collector.
         del self._feed, self._parser
 

@@ -1,0 +1,258 @@
+"""A proxy on a loop of its own, with a client before it and a child behind it that both speak raw bytes.
+
+Both are blocking sockets in the test's thread, so that a test reads as a transcript: the client sends, the child
+receives, the child answers, the client receives. Every wait is bounded, and none is for a time to pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from llamasup.core.address import UnixAddress
+from llamasup.proxy import Proxy, ProxyConfig, bind
+from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+from llamasup.runtime.metrics import RequestRecord
+
+PATIENCE_S = 10.0
+Result = TypeVar("Result")
+
+
+class Wire:
+    """One end of a connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        sock.settimeout(PATIENCE_S)
+        self._read = b""
+
+    def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.sock.sendall(piece)
+
+    def receive(self, size: int) -> bytes:
+        """Exactly ``size`` bytes."""
+        while len(self._read) < size:
+            more = self.sock.recv(1 << 16)
+            assert more, f"closed after {self._read!r}"
+            self._read += more
+        found, self._read = self._read[:size], self._read[size:]
+        return found
+
+    def until(self, end: bytes) -> bytes:
+        """Everything up to and including ``end``."""
+        while (at := self._read.find(end)) < 0:
+            more = self.sock.recv(1 << 16)
+            assert more, f"closed before {end!r}, after {self._read!r}"
+            self._read += more
+        return self.receive(at + len(end))
+
+    def rest(self) -> bytes:
+        """Everything until the other side closes; a reset raises."""
+        while more := self.sock.recv(1 << 16):
+            self._read += more
+        found, self._read = self._read, b""
+        return found
+
+    def sees_the_end(self) -> bool:
+        """Whether the other side closes or resets, without another byte."""
+        try:
+            return self.rest() == b""
+        except ConnectionResetError:
+            return self._read == b""
+
+    def is_quiet(self) -> bool:
+        """Whether nothing has arrived by now."""
+        self.sock.setblocking(False)
+        try:
+            return not self._read and not self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        finally:
+            self.sock.settimeout(PATIENCE_S)
+
+    def head(self) -> bytes:
+        return self.until(b"\r\n\r\n")
+
+    def message(self) -> tuple[bytes, bytes]:
+        """A head, and the body that its Content-Length announces."""
+        head = self.head()
+        return head, self.receive(int(field(head, b"content-length") or b"0"))
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def field(head: bytes, name: bytes) -> bytes | None:
+    """The value of a header, by its name in lower case; None if there is none."""
+    for line in head.split(b"\r\n")[1:]:
+        found, _, value = line.partition(b":")
+        if found.lower() == name:
+            return value.strip()
+    return None
+
+
+def status(head: bytes) -> int:
+    return int(head.split(b" ", 2)[1])
+
+
+class OneModel:
+    """A backend with one model; a test may take it away."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.unavailable: Unavailable | None = None
+        self.asked_for: list[str | None] = []
+
+    def lease(self, model: str | None) -> Lease | Unavailable:
+        self.asked_for.append(model)
+        return self.unavailable or self.endpoint.lease()
+
+    def readiness(self) -> Unavailable | None:
+        return self.unavailable
+
+
+class Rig:
+    def __init__(
+        self,
+        folder: Path,
+        loop_name: str,
+        config: ProxyConfig,
+        *,
+        control: bool = False,
+        api_key: str | None = None,
+        sockets: Sequence[socket.socket] | None = None,
+        trusted: bool = False,
+    ) -> None:
+        self._loop = uvloop.new_event_loop() if loop_name == "uvloop" else asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="proxy")
+        self._thread.start()
+        self._open: list[Wire] = []
+        self._records: queue.Queue[RequestRecord] = queue.Queue()
+        self.child_path = str(folder / "child.sock")
+        self._child = self._listen(self.child_path)
+        self.endpoint = Endpoint("tiny", 1, UnixAddress(self.child_path), api_key)
+        self.backend = OneModel(self.endpoint)
+        self._control: socket.socket | None = None
+        control_endpoint = None
+        if control:
+            self._control = self._listen(str(folder / "control.sock"))
+            control_endpoint = Endpoint("control", 1, UnixAddress(str(folder / "control.sock")))
+        own = list(sockets) if sockets is not None else bind("127.0.0.1", 0)
+        self.address: Any = own[0].getsockname()
+        self._family = own[0].family
+
+        async def start() -> Proxy:
+            proxy = Proxy(self.backend, config, control=control_endpoint, on_finished=self._records.put)
+            await proxy.start(own, trusted=trusted)
+            return proxy
+
+        self.proxy = asyncio.run_coroutine_threadsafe(start(), self._loop).result(PATIENCE_S)
+
+    # --- the client
+
+    def connect(self, *, receive_buffer: int | None = None) -> Wire:
+        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.connect(self.address)
+        return self._keep(Wire(sock))
+
+    def ask(self, request: bytes) -> tuple[bytes, bytes]:
+        """Send a request that llamasup answers itself; its head and body."""
+        client = self.connect()
+        client.send(request)
+        return client.message()
+
+    # --- the child
+
+    def accept(self) -> Wire:
+        """The proxy's next connection to the child."""
+        return self._keep(Wire(self._child.accept()[0]))
+
+    def accept_control(self) -> Wire:
+        assert self._control is not None
+        return self._keep(Wire(self._control.accept()[0]))
+
+    def stop_listening(self) -> None:
+        self._child.close()
+
+    # --- the proxy
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call something in the proxy's loop."""
+
+        async def calling() -> Result:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(calling(), self._loop).result(PATIENCE_S)
+
+    def record(self) -> RequestRecord:
+        """The next finished request's record."""
+        return self._records.get(timeout=PATIENCE_S)
+
+    def in_flight(self) -> int:
+        return self.call(lambda: self.endpoint.in_flight)
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.proxy.aclose(), self._loop).result(PATIENCE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+        for wire in self._open:
+            wire.close()
+        self._child.close()
+        if self._control is not None:
+            self._control.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _keep(self, wire: Wire) -> Wire:
+        self._open.append(wire)
+        return wire
+
+    @staticmethod
+    def _listen(path: str) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(path)
+        sock.listen(64)
+        sock.settimeout(PATIENCE_S)
+        return sock
+
+
+def get(path: bytes = b"/props", *lines: bytes, method: bytes = b"GET") -> bytes:
+    """A request without a body."""
+    return b"\r\n".join((method + b" " + path + b" HTTP/1.1", b"Host: localhost", *lines, b"", b""))
+
+
+def post(path: bytes, body: bytes, *lines: bytes) -> bytes:
+    length = b"Content-Length: %d" % len(body)
+    return get(path, length, *lines, method=b"POST") + body
+
+
+def answer(body: bytes = b'{"ok":1}', *lines: bytes, code: bytes = b"200 OK") -> bytes:
+    """A response as llama-server writes them."""
+    length = b"Content-Length: %d" % len(body)
+    return b"\r\n".join((b"HTTP/1.1 " + code, b"Server: llama.cpp", *lines, length, b"", body))
+
+
+def chunk(payload: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Type: text/event-stream\r\n"
+    b"Transfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
+)
+CHAT = b"/v1/chat/completions"
