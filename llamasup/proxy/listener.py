@@ -53,7 +53,9 @@ class Proxy:
         self._connections: set[Downstream] = set()
         self._all_left = asyncio.Event()
         self._pools: dict[Endpoint, Pool] = {}
-        self._closing_pools: deque[Pool] = deque(maxlen=8)  # of generations that went; their last bytes may linger
+        self._closing_pools: deque[Pool] = deque(
+            maxlen=8
+        )  # of generations that went; their last bytes may linger
         self._sweeper: asyncio.TimerHandle | None = None
         self._id_prefix = secrets.token_hex(5).encode()
         self._ids = count(1)

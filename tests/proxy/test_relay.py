@@ -383,7 +383,10 @@ UPGRADE = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Sett
     "request_",
     [
         post(b"/a", b"body", *UPGRADE),
-        get(b"/a", *UPGRADE, b"Transfer-Encoding: chunked", method=b"POST") + chunk(b"bo") + chunk(b"dy") + b"0\r\n\r\n",
+        get(b"/a", *UPGRADE, b"Transfer-Encoding: chunked", method=b"POST")
+        + chunk(b"bo")
+        + chunk(b"dy")
+        + b"0\r\n\r\n",
     ],
     ids=["length", "chunked"],
 )
@@ -406,6 +409,22 @@ def test_an_offered_upgrade_without_a_body_is_ignored(rig: Rig) -> None:
     client = rig.connect()
     client.send(get(b"/livez", b"Connection: Upgrade", b"Upgrade: websocket") + get(b"/livez"))
     assert client.message()[1] == b'{"status":"ok"}'
+    assert client.message()[1] == b'{"status":"ok"}'
+
+
+def test_an_offered_upgrade_leaves_a_chunked_body_a_body(rig: Rig) -> None:
+    """A request hidden in the body of one that offers an upgrade is not served."""
+    client = rig.connect()
+    hidden = get(b"/hidden")
+    lines = (b"Host: localhost", b"Connection: Upgrade", b"Upgrade: h2c", b"Transfer-Encoding: chunked")
+    head = b"\r\n".join((b"POST /a HTTP/1.1", *lines, b"", b""))
+    client.send(head + b"%x\r\n" % len(hidden) + hidden[:10])
+    client.send(hidden[10:] + b"\r\n0\r\n\r\n" + get(b"/livez"))
+    child = rig.accept()
+    _, body = child.message()
+    assert body == hidden
+    child.send(answer(b"a"))
+    assert client.message()[1] == b"a"
     assert client.message()[1] == b'{"status":"ok"}'
 
 
