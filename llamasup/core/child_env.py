@@ -1,4 +1,4 @@
-"""The environment of a llama-server child: an allowlist (X6), never a copy of ours.
+"""The environment of a llama-server, run or only asked: an allowlist (X6), never a copy of ours.
 
 Left out on purpose: ``LLAMA_ARG_*`` (that of a removed flag ends llama-server at once, b11434),
 ``LLAMA_API_KEY``, ``HF_TOKEN``, ``AIP_*``, cloud keys, and ``LD_PRELOAD``.
@@ -17,12 +17,16 @@ RuntimeKind = Literal["binary", "embedded"]
 _ALLOWED = (
     # the system
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
+    *("XDG_DATA_HOME", "XDG_DATA_DIRS"),  # Vulkan's loader looks for drivers there
     # Windows does not start a program without these
     *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP"),
     *("USERPROFILE", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA", "NUMBER_OF_PROCESSORS"),
     # where libraries and devices are found
-    *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "GGML_*", "CUDA_*", "NVIDIA_*", "HIP_*", "ROCR_*", "HSA_*"),
-    *("VK_*", "ONEAPI_*", "SYCL_*", "ZE_*", "OMP_*", "GOMP_*", "KMP_*", "GPU_DEVICE_ORDINAL"),
+    *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "GGML_*", "CUDA_*", "NVIDIA_*"),
+    *("HIP_*", "HIPBLASLT_*", "HSA_*", "ROCR_*", "ROCM_*", "ROCBLAS_*", "GPU_DEVICE_ORDINAL", "MUSA_*"),
+    *("ASCEND_*", "VK_*", "MESA_*", "RADV_*", "DRI_PRIME", "ONEAPI_*", "SYCL_*", "ZE_*"),
+    # how many threads, and where
+    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*"),
 )
 _ALLOWED_EMBEDDED = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "VIRTUAL_ENV")
 _LIBRARY_PATHS = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}

