@@ -201,8 +201,11 @@ class Rig:
     def in_flight(self) -> int:
         return self.call(lambda: self.endpoint.in_flight)
 
-    def close(self) -> None:
+    def close_proxy(self) -> None:
         asyncio.run_coroutine_threadsafe(self.proxy.aclose(), self._loop).result(PATIENCE_S)
+
+    def close(self) -> None:
+        self.close_proxy()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
         for wire in self._open:

@@ -1,0 +1,89 @@
+"""Taking an address, and saying who has it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from llamasup.core.errors import PortInUse, PortNotAllowed
+from llamasup.proxy import bind, bind_unix
+
+
+def test_port_0_takes_a_free_one_and_listens() -> None:
+    (sock,) = bind("127.0.0.1", 0)
+    with sock, socket.create_connection(sock.getsockname()):
+        assert sock.getsockname()[1] > 0
+
+
+def test_a_name_with_several_addresses_gets_the_same_port_on_all() -> None:
+    sockets = bind("localhost", 0)
+    try:
+        assert len({sock.getsockname()[1] for sock in sockets}) == 1
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def test_a_port_in_use_names_its_holder() -> None:
+    (holder,) = bind("127.0.0.1", 0)
+    with holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(
+            PortInUse, match=rf"port {port} on 127.0.0.1 is in use by .*\(pid {os.getpid()}\)"
+        ) as caught:
+            bind("127.0.0.1", port)
+    assert "--port 0" in caught.value.remedy
+    assert caught.value.exit_code == 71
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid", "not a host"])
+def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
+    with pytest.raises(PortNotAllowed, match=host):
+        bind(host, 0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may bind every port")
+def test_a_privileged_port_is_refused() -> None:
+    with pytest.raises(PortNotAllowed, match="rights"):
+        bind("127.0.0.1", 80)
+
+
+def test_rights_that_lack_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Privileged(socket.socket):
+        def bind(self, _address: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("llamasup.proxy.bind.socket.socket", Privileged)
+    with pytest.raises(PortNotAllowed, match="port 80 on 127.0.0.1 needs rights"):
+        bind("127.0.0.1", 80)
+
+
+def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with bind_unix(str(path)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_unix_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.sock")
+    bind_unix(path).close()
+    with bind_unix(path), socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+
+
+def test_a_unix_socket_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.sock")
+    with bind_unix(path), pytest.raises(PortInUse, match="another process listens"):
+        bind_unix(path)
+
+
+def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    path.write_text("precious")
+    with pytest.raises(PortNotAllowed):
+        bind_unix(str(path))
+    assert path.read_text() == "precious"

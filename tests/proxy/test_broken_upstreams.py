@@ -1,0 +1,301 @@
+"""A child that dies, lies or is not there: the client never gets what looks complete and is not (S12)."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from llamasup.runtime.endpoint import Unavailable
+from tests.proxy.conftest import MakeRig
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
+
+EVENT = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n')
+
+
+def streaming(rig: Rig, path: bytes = CHAT) -> tuple[Wire, Wire]:
+    """A client and a child in the middle of a stream."""
+    client = rig.connect()
+    client.send(post(path, b'{"stream":true}'))
+    child = rig.accept()
+    child.message()
+    child.send(STREAM_HEAD + EVENT)
+    client.head()
+    assert client.receive(len(EVENT)) == EVENT
+    return client, child
+
+
+def test_a_stream_whose_child_dies_between_events_ends_with_an_error_and_no_last_chunk(rig: Rig) -> None:
+    client, child = streaming(rig)
+    child.close()
+    size, _, rest = client.rest().partition(b"\r\n")
+    event, end = rest[: int(size, 16)], rest[int(size, 16) :]
+    assert event.startswith(b'data: {"error":{"message":"llama-server closed the connection"')
+    assert event.endswith(b"}\n\n")
+    assert end == b"\r\n"
+    record = rig.record()
+    assert (record.outcome, record.status) == ("upstream_failed", 200)
+
+
+@pytest.mark.parametrize("path", [b"/v1/messages", b"/v1/responses"])
+def test_apis_that_name_their_events_get_a_named_error(rig: Rig, path: bytes) -> None:
+    client, child = streaming(rig, path)
+    child.close()
+    event = client.rest().partition(b"\r\n")[2]
+    assert event.startswith(b'event: error\ndata: {"type":"error","error":{"message":')
+
+
+def test_a_stream_whose_child_dies_within_an_event_is_cut_off(rig: Rig) -> None:
+    client, child = streaming(rig)
+    child.send(EVENT[:40])
+    assert client.receive(40) == EVENT[:40]
+    child.close()
+    with pytest.raises(ConnectionResetError):
+        client.rest()
+
+
+def test_the_openai_client_raises_when_the_child_dies_in_mid_stream(rig: Rig) -> None:
+    host, port = rig.address
+    with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as user:
+        import threading
+
+        def child() -> None:
+            wire = rig.accept()
+            wire.message()
+            wire.send(STREAM_HEAD + EVENT + EVENT)
+            wire.close()
+
+        thread = threading.Thread(target=child)
+        thread.start()
+        stream = user.chat.completions.create(model="m", messages=[], stream=True)
+        said = []
+        with pytest.raises(openai.APIError, match="closed the connection"):
+            for part in stream:
+                said.append(part.choices[0].delta.content)  # noqa: PERF401 - the loop is what raises
+        thread.join()
+    assert said == ["hi", "hi"]
+
+
+def test_an_http_1_0_stream_ends_with_the_error_too(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(post(CHAT, b'{"stream":true}').replace(b"HTTP/1.1", b"HTTP/1.0"))
+    child = rig.accept()
+    child.message()
+    child.send(STREAM_HEAD + EVENT)
+    client.head()
+    child.close()
+    assert b'\n\ndata: {"error":{' in client.rest()
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nsome",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"{}"),
+    ],
+    ids=["length", "chunked"],
+)
+def test_a_plain_answer_that_stops_short_is_cut_off(rig: Rig, begun: bytes) -> None:
+    client = rig.connect()
+    client.send(get())
+    child = rig.accept()
+    child.head()
+    child.send(begun)
+    client.head()
+    child.close()
+    with pytest.raises(ConnectionResetError):
+        client.rest()
+    assert rig.record().outcome == "upstream_failed"
+
+
+MALFORMED = {
+    "no HTTP": b"garbage\r\n\r\n",
+    "a bare LF": b"HTTP/1.1 200 OK\nContent-Length: 2\n\nhi\r\n\r\n",
+    "length and chunks": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi",
+    "another coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nhi",
+    "more than its length": answer(b"hi") + b"there",
+    "line ends behind its length": answer(b"hi") + b"\r\n",
+    "two answers": answer(b"hi") + answer(b"there"),
+    "two chunked answers": (STREAM_HEAD + EVENT + b"0\r\n\r\n") * 2,
+    "a chunked answer and one without a body": STREAM_HEAD + b"0\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
+    "line ends behind its last chunk": STREAM_HEAD + b"0\r\n\r\n\r\n",
+    "a bad chunk": STREAM_HEAD + b"xyz\r\n",
+    "a body behind 204": b"HTTP/1.1 204 No Content\r\n\r\nhi",
+    "a switch of protocols": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    "a head without end": b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000,
+    "nothing": b"",
+    "half a head": b"HTTP/1.1 200 OK\r\nContent-Le",
+}
+
+
+@pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_answer_becomes_a_502_and_never_a_200(rig: Rig, raw: bytes) -> None:
+    client = rig.connect()
+    client.send(get())
+    child = rig.accept()
+    child.head()
+    child.send(raw)
+    child.close()
+    head, body = client.message()
+    assert status(head) == 502
+    error = json.loads(body)["error"]
+    assert error["cause"] == "upstream_broke"
+    assert error["message"].startswith("llama-server ")
+    client.send(get(b"/livez"))  # nothing of the answer went out: the client's connection is sound
+    assert status(client.message()[0]) == 200
+
+
+@pytest.mark.parametrize(
+    "excess",
+    [
+        b"0\r\n\r\n\r\n",
+        b"0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"0\r\n\r\nx",
+        b"nonsense\r\n",
+    ],
+)
+def test_more_than_the_response_in_mid_stream_is_not_passed_on(rig: Rig, excess: bytes) -> None:
+    client, child = streaming(rig)
+    child.send(excess)
+    assert b'data: {"error":' in client.rest()
+    assert child.sees_the_end()
+
+
+def test_bytes_on_an_idle_connection_end_it(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get())
+    first = rig.accept()
+    first.head()
+    first.send(answer())
+    client.message()
+    first.send(answer(b"unasked"))
+    assert first.sees_the_end()
+    client.send(get())
+    second = rig.accept()
+    second.head()
+    second.send(answer(b"asked"))
+    assert client.message()[1] == b"asked"
+
+
+def test_a_request_that_met_a_closing_connection_is_sent_again_once(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get())
+    stale = rig.accept()
+    stale.head()
+    stale.send(answer())
+    client.message()
+    client.send(post(CHAT, b"precious"))
+    stale.message()
+    stale.close()  # the child had decided to close before it saw the request
+    fresh = rig.accept()
+    assert fresh.message()[1] == b"precious"
+    fresh.send(answer(b"saved"))
+    assert client.message()[1] == b"saved"
+    client.send(get())
+    fresh.head()
+    fresh.close()
+    again = rig.accept()
+    again.head()
+    again.close()  # a fresh one that dies is no race any more
+    assert status(client.message()[0]) == 502
+
+
+def test_a_request_on_a_fresh_connection_is_not_sent_again(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get())
+    child = rig.accept()
+    child.head()
+    child.close()
+    assert status(client.message()[0]) == 502
+
+
+def test_a_request_is_not_sent_again_once_a_byte_has_come(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get())
+    child = rig.accept()
+    child.head()
+    child.send(answer())
+    client.message()
+    client.send(get())
+    child.head()
+    child.send(b"H")
+    child.close()
+    assert status(client.message()[0]) == 502
+
+
+def test_a_child_that_does_not_listen_is_a_503_that_says_when_to_come_back(rig: Rig) -> None:
+    rig.stop_listening()
+    client = rig.connect()
+    client.send(get())
+    head, body = client.message()
+    assert status(head) == 503
+    assert field(head, b"retry-after") == b"1"
+    assert json.loads(body)["error"]["cause"] == "upstream_unreachable"
+    assert rig.in_flight() == 0
+
+
+def test_no_generation_is_a_503_with_the_backends_words(rig: Rig) -> None:
+    rig.backend.unavailable = Unavailable(503, "Loading model", retry_after_s=2.5)
+    head, body = rig.ask(post(CHAT, b"{}"))
+    assert status(head) == 503
+    assert field(head, b"retry-after") == b"3"
+    assert body == b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
+    assert rig.record().outcome == "unavailable"
+
+
+def test_a_revoked_lease_before_the_response_is_a_503_with_the_reason(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get())
+    child = rig.accept()
+    child.head()
+    rig.call(lambda: rig.endpoint.close("the model is being restarted"))
+    head, body = client.message()
+    assert status(head) == 503
+    assert field(head, b"retry-after") == b"1"
+    assert json.loads(body)["error"]["message"] == "the model is being restarted"
+    assert child.sees_the_end()
+    assert rig.record().outcome == "revoked"
+
+
+def test_a_revoked_lease_in_mid_stream_ends_it_visibly(rig: Rig) -> None:
+    client, child = streaming(rig)
+    rig.call(lambda: rig.endpoint.close("the model is being restarted"))
+    assert b'data: {"error":{"message":"the model is being restarted"' in client.rest()
+    assert child.sees_the_end()
+
+
+def test_a_generation_that_goes_takes_its_idle_connections_along(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get())
+    child = rig.accept()
+    child.head()
+    child.send(answer())
+    client.message()
+    rig.call(lambda: rig.endpoint.close("stopped"))
+    assert child.sees_the_end()
+
+
+def test_an_early_answer_to_a_large_upload_passes_and_the_connection_is_left(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(post(CHAT, b"x" * (8 << 20)))
+    child = rig.accept()
+    child.head()
+    child.send(answer(b'{"error":1}', code=b"200 OK"))
+    assert client.message()[1] == b'{"error":1}'
+    while child.sock.recv(1 << 20):
+        pass  # what was on its way, and then the end
+
+
+def test_a_crowd_of_clients_is_served_over_as_many_connections(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    clients = [rig.connect() for _ in range(20)]
+    for n, client in enumerate(clients):
+        client.send(get(b"/%d" % n))
+    children = [rig.accept() for _ in clients]
+    for child in reversed(children):
+        path = child.head().split(b" ")[1]
+        child.send(answer(path))
+    assert [client.message()[1] for client in clients] == [b"/%d" % n for n in range(20)]
+    assert rig.in_flight() == 0

@@ -1,0 +1,186 @@
+"""Clients that leave, stall or stop half-way: the child hears of it at once, and nothing piles up (S11)."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from llamasup.proxy import Limits, ProxyConfig
+from tests.proxy.conftest import MakeRig
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post
+
+EVENT = chunk(b"data: {}\n\n")
+
+
+def streaming(rig: Rig, **options: int) -> tuple[Wire, Wire]:
+    client = rig.connect(**options)
+    client.send(post(CHAT, b'{"stream":true}'))
+    child = rig.accept()
+    child.message()
+    child.send(STREAM_HEAD + EVENT)
+    client.until(EVENT)
+    return client, child
+
+
+def test_a_client_that_leaves_in_mid_stream_ends_the_childs_connection(rig: Rig) -> None:
+    client, child = streaming(rig)
+    client.close()
+    assert child.sees_the_end()
+    assert rig.in_flight() == 0
+    record = rig.record()
+    assert (record.outcome, record.status) == ("client_gone", 200)
+
+
+def test_a_client_that_leaves_before_the_response_ends_the_childs_connection(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(post(CHAT, b"{}"))
+    child = rig.accept()
+    child.message()
+    client.close()
+    assert child.sees_the_end()
+    record = rig.record()
+    assert (record.outcome, record.status) == ("client_gone", 499)
+    assert rig.in_flight() == 0
+
+
+def test_a_client_that_resets_ends_the_childs_connection(rig: Rig) -> None:
+    client, child = streaming(rig)
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    client.close()
+    assert child.sees_the_end()
+
+
+def test_a_half_closed_client_counts_as_gone(rig: Rig) -> None:
+    client, child = streaming(rig)
+    client.sock.shutdown(socket.SHUT_WR)
+    assert child.sees_the_end()
+    assert client.sees_the_end()
+
+
+def test_a_client_that_leaves_in_mid_body_leaves_nothing(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(post(CHAT, b"body")[:-1])
+    client.close()
+    rig.ask(get(b"/livez"))
+    assert rig.backend.asked_for == []
+
+
+def test_a_client_that_pipelines_and_leaves_cancels_what_runs(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get(b"/a") + get(b"/b"))
+    child = rig.accept()
+    child.head()
+    client.close()
+    assert child.sees_the_end()
+    assert rig.backend.asked_for == [None]
+
+
+def test_a_client_that_does_not_read_pauses_the_child(rig: Rig) -> None:
+    client, child = streaming(rig, receive_buffer=4096)
+    piece = chunk(b"x" * 65_536)
+    child.sock.setblocking(False)
+    sent = 0
+    with pytest.raises(BlockingIOError):
+        while sent < 256 << 20:
+            sent += child.sock.send(piece)
+    assert sent < 32 << 20  # buffers of the kernel and one of ours; then the child has to wait
+    child.sock.settimeout(10)
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    received = 0
+    while received < sent:
+        received += len(client.sock.recv(1 << 20))
+    assert received == sent
+    rest = len(piece) - sent % len(piece)  # the last one went out in part
+    child.send(piece[-rest:] + b"0\r\n\r\n")
+    assert client.receive(rest + 5) == piece[-rest:] + b"0\r\n\r\n"
+    assert rig.record().outcome == "ok"
+
+
+def test_a_client_that_takes_nothing_for_too_long_is_let_go(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(limits=Limits(send_stall_s=0.2, sweep_s=0.02)))
+    _, child = streaming(rig, receive_buffer=4096)
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        while True:
+            child.send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
+    assert rig.record().outcome == "client_gone"
+
+
+def test_a_paused_connection_to_the_child_is_fit_for_the_next_request(rig: Rig) -> None:
+    client = rig.connect(receive_buffer=4096)
+    body = b"x" * (1 << 20)
+    client.send(get())
+    child = rig.accept()
+    child.head()
+    child.send(answer(body))
+    head = client.head()
+    assert client.receive(int(field(head, b"content-length") or 0)) == body
+    client.send(get())
+    child.head()
+    child.send(answer(b"next"))
+    assert client.message()[1] == b"next"
+
+
+def test_one_stalled_client_does_not_hold_up_another(rig: Rig) -> None:
+    stalled, child = streaming(rig, receive_buffer=4096)
+    child.sock.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            child.sock.send(chunk(b"x" * 65_536))
+    client = rig.connect()
+    client.send(get())
+    other = rig.accept()
+    other.head()
+    other.send(answer(b"served"))
+    assert client.message()[1] == b"served"
+    stalled.close()
+
+
+def test_a_drain_closes_idle_connections_and_the_others_behind_their_response(rig: Rig) -> None:
+    idle = rig.connect()
+    idle.send(get(b"/livez"))
+    idle.message()
+    busy = rig.connect()
+    busy.send(get())
+    child = rig.accept()
+    child.head()
+    rig.call(rig.proxy.stop_accepting)
+    rig.call(rig.proxy.drain)
+    assert idle.sees_the_end()
+    child.send(answer(b"last"))
+    head, body = busy.message()
+    assert field(head, b"connection") == b"close"
+    assert body == b"last"
+    assert busy.sees_the_end()
+    with pytest.raises(ConnectionRefusedError):
+        rig.connect()
+
+
+def test_an_idle_connection_to_the_child_is_left_before_the_child_leaves_it(rig: Rig) -> None:
+    from llamasup.proxy.pool import IDLE_S
+
+    client = rig.connect()
+    client.send(get())
+    child = rig.accept()
+    child.head()
+    child.send(answer())
+    client.message()
+    pool = rig.proxy.pool_of(rig.endpoint)
+    upstream = rig.call(lambda: pool._idle[0])
+    rig.call(lambda: setattr(upstream, "idle_since", upstream.idle_since - IDLE_S))
+    client.send(get())
+    assert child.sees_the_end()
+    assert rig.accept().head().startswith(b"GET /props ")
+
+
+def test_nothing_is_left_when_the_proxy_closes(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    client, child = streaming(rig)
+    waiting = rig.connect()
+    rig.close_proxy()
+    with pytest.raises(ConnectionResetError):
+        client.rest()
+    assert waiting.sees_the_end()
+    assert child.sees_the_end()
+    assert rig.proxy.connections == 0
+    assert rig.in_flight() == 0

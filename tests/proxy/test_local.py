@@ -1,0 +1,111 @@
+"""The routes that llamasup answers itself, and those that go to the control app."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from llamasup.proxy import ProxyConfig, bind, bind_unix
+from llamasup.runtime.endpoint import Unavailable
+from tests.proxy.conftest import MakeRig
+from tests.proxy.rig import Rig, answer, field, get, status
+
+LOADING = Unavailable(503, "Loading model", retry_after_s=1.0)
+LOADING_BODY = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/livez", b"/readyz"])
+def test_a_server_that_is_ready_says_ok(rig: Rig, path: bytes) -> None:
+    head, body = rig.ask(get(path))
+    assert status(head) == 200
+    assert body == b'{"status":"ok"}'
+    assert field(head, b"content-type") == b"application/json; charset=utf-8"
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/readyz"])
+def test_a_server_that_loads_says_so_in_llama_servers_words(rig: Rig, path: bytes) -> None:
+    rig.backend.unavailable = LOADING
+    head, body = rig.ask(get(path))
+    assert status(head) == 503
+    assert field(head, b"retry-after") == b"1"
+    assert body == LOADING_BODY
+
+
+@pytest.mark.parametrize("path", [b"/", b"/props", b"/v1/models", b"/v1/chat/completions"])
+def test_every_other_path_says_so_too_while_it_loads(rig: Rig, path: bytes) -> None:
+    rig.backend.unavailable = LOADING
+    head, body = rig.ask(get(path))
+    assert (status(head), body) == (503, LOADING_BODY)
+
+
+def test_a_server_that_loads_is_alive(rig: Rig) -> None:
+    rig.backend.unavailable = LOADING
+    assert status(rig.ask(get(b"/livez"))[0]) == 200
+
+
+def test_readyz_says_why_not_and_what_to_do(rig: Rig) -> None:
+    rig.backend.unavailable = Unavailable(503, "it crashed", cause="crash_loop", remedy="look at the log")
+    error = json.loads(rig.ask(get(b"/readyz"))[1])["error"]
+    assert (error["cause"], error["remedy"]) == ("crash_loop", "look at the log")
+
+
+def test_head_on_a_health_route_has_the_length_and_no_body(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get(b"/health", method=b"HEAD") + get(b"/health"))
+    assert field(client.head(), b"content-length") == b"15"
+    assert client.message()[1] == b'{"status":"ok"}'
+
+
+def test_a_health_route_is_read_with_get(rig: Rig) -> None:
+    head, _ = rig.ask(get(b"/health", b"Content-Length: 0", method=b"POST"))
+    assert status(head) == 405
+    assert field(head, b"allow") == b"GET, HEAD"
+
+
+def test_metrics_come_from_the_control_app(make_rig: MakeRig) -> None:
+    rig = make_rig(control=True)
+    client = rig.connect()
+    client.send(get(b"/metrics"))
+    control = rig.accept_control()
+    assert control.head().startswith(b"GET /metrics HTTP/1.1\r\n")
+    control.send(answer(b"a 1\n", b"Content-Type: text/plain"))
+    assert client.message()[1] == b"a 1\n"
+
+
+def test_without_a_control_app_there_are_no_metrics(rig: Rig) -> None:
+    assert status(rig.ask(get(b"/metrics"))[0]) == 404
+
+
+def test_on_a_socket_that_is_its_own_authority_the_control_api_is_open(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
+    rig = make_rig(control=True, sockets=[bind_unix(str(tmp_path / "front.sock"))], trusted=True)
+    client = rig.connect()
+    client.send(get(b"/llamasup/v1/status"))
+    control = rig.accept_control()
+    control.head()
+    control.send(answer(b"{}"))
+    assert status(client.message()[0]) == 200
+
+
+def test_ipv6_is_served(make_rig: MakeRig) -> None:
+    try:
+        sockets = bind("::1", 0)
+    except Exception as error:  # noqa: BLE001 - whatever a machine without IPv6 says
+        pytest.skip(f"no IPv6 here: {error}")
+    rig = make_rig(sockets=sockets)
+    assert sockets[0].family == socket.AF_INET6
+    port = rig.address[1]
+    head, _ = rig.ask(get(b"/livez").replace(b"localhost", b"[0:0::1]:%d" % port))
+    assert status(head) == 200
+
+
+def test_every_local_answer_is_told(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig())
+    rig.ask(get(b"/livez"))
+    record = rig.record()
+    assert (record.path, record.status, record.outcome, record.model) == ("/livez", 200, "local", "")
+    assert rig.proxy.metrics.requests == {("", "/livez", 200): 1}
