@@ -214,7 +214,10 @@ def _capabilities(
     revision = f"{__version__}/{_READER_REVISION}/{_surroundings(candidate, environ)}"
     cache = FactCache("runtime", Capabilities, revision=revision, folder=cache_folder)
     if (known := cache.get(identity)) is not None:
-        return known
+        if not known.devices:
+            return known
+        # What is free on a device changes from one moment to the next: of those, only "none" is remembered.
+        return replace(known, devices=_devices(candidate, environ, timeout_s))
     capabilities = _asked(candidate, environ, timeout_s)
     cache.put(identity, capabilities)
     return capabilities

@@ -12,7 +12,7 @@ import pytest
 
 from llamasup.core.errors import BrokenRuntime, RuntimeMissing
 from llamasup.effects import runtimes
-from llamasup.effects.runtimes import Runtime, find_runtime, with_library_path
+from llamasup.effects.runtimes import Runtime, find_runtime, library_folder
 
 HELP = Path(__file__).parent.parent / "fixtures" / "help"
 
@@ -71,6 +71,12 @@ def embedded(packages: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monk
     packages["xllamacpp"] = module.parent
     monkeypatch.setattr(runtimes, "_EMBEDDED_COMMAND", (str(program),))
     return module
+
+
+def without_devices(tmp_path: Path) -> None:
+    """The embedded runtime finds none."""
+    program = tmp_path / "embedded.sh"
+    program.write_text(program.read_text().replace("CUDA0: Some GPU (24080 MiB, 23671 MiB free)", ""))
 
 
 def asked(tmp_path: Path) -> list[str]:
@@ -435,29 +441,61 @@ def test_inherited_settings_and_secrets_do_not_reach_the_program(tmp_path: Path)
     assert not any(line.startswith(("LLAMA_", "AIP_", "HF_")) for line in text.splitlines())
     assert "CUDA_VISIBLE_DEVICES=0" in text
     assert f"LD_LIBRARY_PATH={server.parent}:/opt/cuda/lib" in text
-    (folder,) = {line.split("=")[1] for line in text.splitlines() if line.startswith("XDG_CONFIG_HOME=")}
-    assert folder in text.splitlines()  # it is the working folder, too, and ls shows nothing in it
-    assert not Path(folder).exists()
+    folders = {line.split("=")[1] for line in text.splitlines() if line.startswith("XDG_CONFIG_HOME=")}
+    assert folders
+    for folder in folders:
+        assert folder in text.splitlines()  # it is the working folder, too, and ls shows nothing in it
+        assert not Path(folder).exists()
 
 
-def test_the_library_path_begins_with_the_folder_of_the_real_program(tmp_path: Path) -> None:
-    server = script(tmp_path / "llama-server")
-    (variable,) = with_library_path({}, str(server))
-    assert with_library_path({}, str(server)) == {variable: str(tmp_path)}
-    assert with_library_path({variable: "/a:/b", "X": "1"}, str(server)) == {
-        variable: f"{tmp_path}:/a:/b",
-        "X": "1",
-    }
+def test_asking_passes_on_only_what_a_child_would_get(tmp_path: Path) -> None:
+    """One allowlist for asking and running: no secret is in it, and both see the same devices."""
+    seen = tmp_path / "seen"
+    server = script(tmp_path / "llama-server", f"/usr/bin/env >> {seen}{ANSWERS}")
+    find(
+        server,
+        tmp_path,
+        AWS_SECRET_ACCESS_KEY="sesame",
+        OPENAI_API_KEY="sesame",
+        LD_PRELOAD="",
+        PYTHONPATH="/src",
+        ROCBLAS_TENSILE_LIBPATH="/opt/rocm",
+    )
+    names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
+    assert names & {"AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "LD_PRELOAD", "PYTHONPATH"} == set()
+    assert "ROCBLAS_TENSILE_LIBPATH" in names
+
+
+def test_libraries_are_looked_for_beside_the_real_program_not_beside_a_link_to_it(tmp_path: Path) -> None:
+    server = script(tmp_path / "build" / "llama-server")
+    link = tmp_path / "bin" / "llama-server"
+    link.parent.mkdir()
+    link.symlink_to(server)
+    assert library_folder("binary", str(link)) == library_folder("binary", str(server)) == str(server.parent)
+    assert library_folder("embedded", str(link)) is None
 
 
 # --- what it remembers ---------------------------------------------------------------------------
 
 
 def test_the_second_time_nothing_is_asked(tmp_path: Path, embedded: Path) -> None:
+    without_devices(tmp_path)
     first = find(None, tmp_path)
     assert asked(tmp_path) == ["--help", "--list-devices", "--version"]
     assert find("embedded", tmp_path).capabilities == first.capabilities
     assert len(asked(tmp_path)) == 3
+
+
+def test_devices_are_asked_for_each_time_since_others_use_their_memory_too(
+    tmp_path: Path, embedded: Path
+) -> None:
+    first = find(None, tmp_path).capabilities
+    program = tmp_path / "embedded.sh"
+    program.write_text(program.read_text().replace("23671 MiB free", "100 MiB free"))
+    second = find(None, tmp_path).capabilities
+    assert asked(tmp_path) == ["--help", "--list-devices", "--list-devices", "--version"]
+    assert [each.devices[0].free_bytes >> 20 for each in (first, second)] == [23671, 100]
+    assert second.options == first.options
 
 
 def test_a_runtime_that_was_replaced_is_asked_again(tmp_path: Path, embedded: Path) -> None:
