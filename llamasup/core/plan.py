@@ -135,7 +135,7 @@ def plan(
     _priority(line, why_no_priority(hardware, threads, draft=drafts))
     _device_layers(line, capabilities, settings)
     _lock(line, capabilities, why_no_lock(hardware, memory, on_device=on_device))
-    budget_mib, why_budget = cache_ram_mib(memory, serves)
+    budget_mib, why_budget = cache_ram_mib(memory, serves, hardware)
     line.give("--cache-ram", budget_mib, why_budget, otherwise="this build keeps no prompts in host memory")
     if pair is not None:
         if settings.draft_model is None:

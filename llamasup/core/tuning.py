@@ -12,7 +12,7 @@ from llamasup.core.capabilities import Capabilities, Option
 from llamasup.core.errors import UsageInvalid
 from llamasup.core.flags import ByHand
 from llamasup.core.hardware import Hardware
-from llamasup.core.memory import CACHE_TYPES, MemoryEstimate, has_kv_cache
+from llamasup.core.memory import CACHE_TYPES, ContextShape, MemoryEstimate, has_kv_cache
 from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.settings import Settings
 
@@ -77,7 +77,8 @@ def decide_context(model: ModelFacts, serves: ModelClass, settings: Settings, by
             per_request = total
     if total > _MOST_TOKENS:
         raise _bad("--ctx-size times --parallel", total, f"at most {_MOST_TOKENS}")
-    batch, ubatch, why_batch = _batches(serves, per_request, parallel, by_hand)
+    cells = ContextShape(total, parallel, ubatch=1, unified=unified).cells_per_stream
+    batch, ubatch, why_batch = _batches(serves, cells, parallel, by_hand)
     return Context(per_request, parallel, total, batch, ubatch, unified, why_total, why_parallel, why_batch)
 
 
@@ -116,12 +117,13 @@ def _per_request(model: ModelFacts, settings: Settings) -> tuple[int, str]:
     return asked, "asked for with --ctx-size"
 
 
-def _batches(serves: ModelClass, per_request: int, parallel: int, by_hand: ByHand) -> tuple[int, int, str]:
+def _batches(serves: ModelClass, cells: int, parallel: int, by_hand: ByHand) -> tuple[int, int, str]:
     batch, ubatch = 2048, 512
     why = "llama.cpp's own sizes: fast prompts in a small compute buffer"
     if serves in _WHOLE_INPUT:
         # Else: "input is too large to process. increase the physical batch size".
-        batch = ubatch = max(per_request, parallel)
+        # A slot has more cells than were asked for (256 at least), and an input may fill them all.
+        batch = ubatch = max(cells, parallel)
         why = "the whole input of a request must fit in one micro-batch"
     passed = {name: by_hand.number(name) for name in ("--batch-size", "--ubatch-size")}
     least = {"--batch-size": max(parallel, _LEAST_TOKENS), "--ubatch-size": 1}
@@ -321,17 +323,23 @@ def why_no_lock(hardware: Hardware, memory: MemoryEstimate, *, on_device: bool) 
     return None
 
 
-def cache_ram_mib(memory: MemoryEstimate, serves: ModelClass) -> tuple[int, str]:
-    """Budget of the prompt cache in MiB. Its default of 8 GiB has killed small hosts (#27725, #20509)."""
+def cache_ram_mib(memory: MemoryEstimate, serves: ModelClass, hardware: Hardware) -> tuple[int, str]:
+    """Budget of the prompt cache in MiB. Its default of 8 GiB has killed small hosts (#27725, #20509).
+
+    It is in the host's memory wherever the model is. Of the model, the host has to hold at least what the
+    devices' free memory does not.
+    """
     if serves is not ModelClass.DECODER:
         return 0, f"{serves} models have no prompts to keep"
-    spare = max(0, memory.available_bytes - memory.total_bytes)
+    host_bytes = hardware.memory_available_bytes
+    devices_bytes = max(0, memory.available_bytes - host_bytes)
+    spare = max(0, host_bytes - max(0, memory.total_bytes - devices_bytes))
     budget = min(8192, spare // 4 // _MIB)
     if budget < 64:
         return 0, "no memory to spare for prompts already read"
     return (
         budget,
-        f"a quarter of the {_mib(spare)} MiB that stay free, 8192 at most, for prompts already read",
+        f"a quarter of the {_mib(spare)} MiB that the host keeps free, 8192 at most, for prompts already read",
     )
 
 

@@ -270,6 +270,12 @@ def test_embeddings_get_batches_as_large_as_a_request() -> None:
     assert value(made, "--cache-ram") == "0"
 
 
+def test_the_batch_of_an_encoder_holds_all_the_cells_that_a_small_context_is_rounded_up_to() -> None:
+    made = planned(facts=bert(), ctx_size=2, parallel=1)
+    assert value(made, "--ctx-size") == "2"
+    assert (value(made, "--batch-size"), value(made, "--ubatch-size")) == ("256", "256")
+
+
 def test_an_encoder_decoder_gets_one_slot() -> None:
     made = planned(facts=SERVED["encoder-decoder"])
     assert made.parallel == 1
@@ -470,6 +476,17 @@ def test_a_prompt_cache_is_budgeted_and_off_where_nothing_is_spare() -> None:
     assert value(tight, "--cache-ram") == "0"
     assert tight.memory.fits
     assert not planned(hardware=machine(memory_available_bytes=GIB)).memory.fits
+
+
+def test_prompts_are_kept_in_the_hosts_memory_whatever_a_device_has_free() -> None:
+    known = capabilities(NEW, GPU)  # 22 GiB free, and the model fits
+    small = planned(known, hardware=machine(memory_available_bytes=GIB))
+    assert value(small, "--cache-ram") == "256"
+    assert "a quarter of the 1024 MiB that the host keeps free" in reason(small, "--cache-ram")
+    larger = model(weights_bytes=23 * GIB)  # more than the device has: the host holds the rest
+    assert value(planned(known, larger, machine(memory_available_bytes=GIB)), "--cache-ram") == "0"
+    mac = machine(platform="darwin", memory_available_bytes=planned().memory.total_bytes)
+    assert value(planned(known, hardware=mac), "--cache-ram") == "0"
 
 
 def test_layers_are_left_to_a_build_that_fits_them_itself() -> None:
