@@ -154,6 +154,7 @@ _OWNED: tuple[tuple[frozenset[str], str], ...] = (
         | {"-hft", "--hf-token", "-dr", "--docker-repo"},
         "name the model as llamasup's MODEL argument",
     ),
+    (frozenset({"-a", "--alias"}), "use llamasup's --alias: clients ask for the model by it"),
     (
         frozenset({"--ssl-key-file", "--ssl-cert-file"}),
         "llamasup talks to llama-server over a private socket; put a TLS proxy in front of llamasup",

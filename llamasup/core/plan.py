@@ -6,7 +6,6 @@ build cannot do is left out and said; what the user asked for and the build cann
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -21,6 +20,7 @@ from llamasup.core.flags import ByHand, CommandLine, Reason, read_extra
 from llamasup.core.hardware import Hardware
 from llamasup.core.memory import ContextShape, MemoryEstimate, estimate, has_kv_cache
 from llamasup.core.model_facts import ModelClass, ModelFacts
+from llamasup.core.naming import names_of
 from llamasup.core.settings import Settings
 from llamasup.core.tuning import (
     KvCache,
@@ -260,10 +260,10 @@ def _purpose(line: CommandLine, capabilities: Capabilities, model: ModelFacts, s
 
 
 def _name(line: CommandLine, settings: Settings, model_path: str) -> None:
-    stem = re.sub(r"-\d{5}-of-\d{5}$", "", PurePath(model_path).stem)
+    name = names_of(model_path, settings.alias).name
     why = "asked for with --alias" if settings.alias else "the file's name, so that answers carry no path"
     # Not an error where the build lacks it: it is llamasup that knows the model by this name.
-    line.give("--alias", settings.alias or stem, why)
+    line.give("--alias", name, why)
 
 
 # --- where it listens ----------------------------------------------------------------------------

@@ -337,10 +337,8 @@ def cache_ram_mib(memory: MemoryEstimate, serves: ModelClass, hardware: Hardware
     budget = min(8192, spare // 4 // _MIB)
     if budget < 64:
         return 0, "no memory to spare for prompts already read"
-    return (
-        budget,
-        f"a quarter of the {_mib(spare)} MiB that the host keeps free, 8192 at most, for prompts already read",
-    )
+    of = f"a quarter of the {_mib(spare)} MiB that the host keeps free, 8192 at most"
+    return budget, f"{of}, for prompts already read"
 
 
 def _mib(size_bytes: int) -> int:

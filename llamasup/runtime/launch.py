@@ -14,6 +14,7 @@ from llamasup.core.address import Address, TcpAddress, UnixAddress
 from llamasup.core.errors import ModelMissing, UsageInvalid
 from llamasup.core.gguf import ModelFacts
 from llamasup.core.hardware import Hardware
+from llamasup.core.naming import names_of
 from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file, plan, plan_as_json
 from llamasup.core.settings import Settings
 from llamasup.effects.files import atomic_write, cache_folder, private_folder
@@ -32,6 +33,7 @@ class Launch:
     """Everything that is known before the first start of one model. Paths in ``settings`` are absolute."""
 
     model_id: str
+    aliases: tuple[str, ...]  # other names that clients may use
     model_path: Path
     model: ModelFacts
     draft: ModelFacts | None
@@ -119,8 +121,10 @@ def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Map
     )
     draft = None if settings.draft_model is None else read_model(settings.draft_model)
     mmproj = None if settings.mmproj is None else read_model(settings.mmproj)
+    names = names_of(str(path), settings.alias)
     return Launch(
-        model_id=_model_id(path, settings.alias),
+        model_id=names.name,
+        aliases=names.aliases,
         model_path=path,
         model=facts,
         draft=draft,
@@ -161,13 +165,6 @@ def _demo_file() -> Path:
     if not path.exists() or path.read_bytes() != content:
         atomic_write(path, content)
     return path
-
-
-def _model_id(path: Path, alias: str | None) -> str:
-    if alias is not None:
-        # llama-server takes several, separated by commas; the first is the name.
-        return alias.split(",")[0].strip()
-    return path.stem
 
 
 def _absolute(name: str | None) -> str | None:

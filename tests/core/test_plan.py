@@ -606,6 +606,8 @@ def test_of_repeated_arguments_the_last_counts() -> None:
         (("--fim-qwen-7b-default",), "MODEL"),
         (("--ssl-cert-file", "x"), "TLS proxy"),
         (("--api-prefix", "/v2"), "prefix"),
+        (("-a", "x"), "llamasup's --alias"),
+        (("--alias", "x"), "llamasup's --alias"),
         (("--models-dir", "x"), "once for each"),
         (("--version",), "prints and exits"),
     ],
@@ -662,6 +664,7 @@ def test_the_name_is_the_files_without_folder_and_part_number() -> None:
     assert value(made, "--alias") == "-odd name"
     assert value(made, "--model") == "/models/-odd name-00001-of-00003.gguf"
     assert value(planned(alias="gpt"), "--alias") == "gpt"
+    assert value(planned(alias="gpt,small"), "--alias") == "gpt"
     assert planned(OLD, alias="gpt").argv  # llamasup itself answers to it
 
 

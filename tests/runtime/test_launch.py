@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llamasup.core.errors import UsageInvalid
 from llamasup.core.settings import Settings
 from llamasup.runtime.launch import Launch, prepare
 
@@ -45,3 +46,18 @@ def test_a_linked_llama_server_is_run_with_the_libraries_that_it_was_asked_with(
     made = launch(tiny_model, link).plan(tmp_path, 1)
     assert made.argv[0] == str(link)
     assert made.env["LD_LIBRARY_PATH"] == str(server.parent)
+
+
+def test_llama_server_is_told_the_very_name_that_llamasup_knows_the_model_by(
+    server: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    for alias, name, aliases in ((None, "tiny", ()), ("gpt , small", "gpt", ("small",))):
+        found = launch(tiny_model, server, alias=alias)
+        argv = found.plan(tmp_path, 1).argv
+        assert (found.model_id, found.aliases) == (name, aliases)
+        assert argv[argv.index("--alias") + 1] == name
+
+
+def test_an_empty_alias_is_refused_before_the_start(server: Path, tiny_model: Path) -> None:
+    with pytest.raises(UsageInvalid, match="empty name"):
+        launch(tiny_model, server, alias="")
