@@ -33,6 +33,8 @@ __all__ = ["RunOptions", "Service"]
 
 _log = logging.getLogger(__name__)
 
+CLOSE_TIMEOUT_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
@@ -67,6 +69,11 @@ class Service:
             environ=os.environ if environ is None else environ,
         )
         self.launch.check()
+        if options.ready_file is not None and not options.ready_file.absolute().parent.is_dir():
+            raise UsageInvalid(
+                f"The folder of --ready-file {str(options.ready_file)!r} does not exist.",
+                remedy="Make the folder, or name another file.",
+            )
         self.on_request: Callable[[RequestRecord], None] | None = None
         self.supervisor: Supervisor | None = None
         self._bus = bus
@@ -142,19 +149,23 @@ class Service:
                 control.start(tasks)
                 await proxy.start(sockets)
                 runner.post(lifecycle.StartAsked())
-                for _ in range(self._stops_asked):
-                    runner.post(lifecycle.StopAsked())
+                for stop in (lifecycle.StopAsked(), lifecycle.KillAsked())[: self._stops_asked]:
+                    runner.post(stop)
                 await runner.reached(State.STARTING)
                 started = await runner.reached(State.READY, State.FAILED, State.STOPPED)
-                if started.state is State.READY:
+                if started.state is State.READY is runner.instance.state:
                     ready = Ready(address, os.getpid(), (launch.model_id,))
                     if ready_file is not None:
                         ready_file.write(as_json(ready))
                     self._bus.publish(ready)
                 return await runner.reached(State.FAILED, State.STOPPED)
             finally:
-                await proxy.aclose()
-                await control.aclose()
+                for close in (proxy.aclose, control.aclose):
+                    try:
+                        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                            await close()
+                    except Exception:
+                        _log.exception("closing failed")  # the child must be put down all the same
                 running.cancel()
 
     def _notice(self, notice: Notice) -> None:
@@ -192,7 +203,7 @@ def refuse_bad_address(options: RunOptions) -> None:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach ``host``. Any other name may resolve to anything: no."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback

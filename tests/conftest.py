@@ -78,8 +78,10 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     ):
         folder.mkdir(mode=0o700, exist_ok=True)
         monkeypatch.setenv(variable, str(folder))
-    for variable in [name for name in os.environ if name.startswith(("LLAMASUP_RUNTIME", "LLAMA_"))]:
-        monkeypatch.delenv(variable)
+    of_systemd = ("RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CACHE_DIRECTORY")
+    for variable in list(os.environ):
+        if variable in ("LLAMASUP_RUNTIME", "LLAMASUP_API_KEY", *of_systemd) or variable.startswith("LLAMA_"):
+            monkeypatch.delenv(variable)
     yield home
     if sys.platform == "linux":
         left = list((home / "run" / "llamasup").glob("*"))

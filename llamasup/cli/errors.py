@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 from llamasup.cli.view import View
 from llamasup.core.errors import LlamasupError
 
@@ -18,7 +20,16 @@ def error_text(message: str, remedy: str = "", lines: tuple[str, ...] = ()) -> s
     return "\n".join(parts)
 
 
-def show_error(view: View, error: LlamasupError) -> None:
+def show_error(view: View, error: Exception) -> int:
+    """Say what went wrong; returns the exit code. What is not an error of ours on purpose is our bug."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, LlamasupError):
+        view.say("debug", "traceback", "".join(traceback.format_exception(error)))
+        error = LlamasupError(
+            f"Something went wrong inside llamasup: {type(error).__name__}: {error}",
+            remedy="This is a bug. Please report it with what --log-level debug shows.",
+        )
     view.say(
         "error",
         "error",
@@ -28,3 +39,4 @@ def show_error(view: View, error: LlamasupError) -> None:
         exit_code=error.exit_code,
         lines=list(error.lines),
     )
+    return error.exit_code

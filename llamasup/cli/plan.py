@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_module
 import os
 import shlex
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamasup.cli.errors import show_error
+from llamasup.cli.outlet import Outlet
 from llamasup.cli.view import TextView, memory_text, table
-from llamasup.core.errors import LlamasupError
+from llamasup.core.errors import OutputFailed
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.settings import Settings
 
@@ -25,19 +27,26 @@ def plan_command(model: str, settings: Settings, *, runtime: str | None, json: b
     """Print the plan. Returns the exit code."""
     from llamasup.runtime.launch import prepare
 
+    stderr = Outlet(sys.stderr)
     try:
         launch = prepare(model, settings, runtime=runtime, environ=os.environ)
         with tempfile.TemporaryDirectory(prefix="llamasup-") as folder:
             launch_plan = launch.plan(Path(folder), 1)
-    except LlamasupError as error:
-        show_error(TextView(sys.stderr, live=False), error)
-        return error.exit_code
-    if json:
-        import json as json_module
-
-        _print(json_module.dumps(launch.as_json(launch_plan), indent=2, ensure_ascii=False))
-    else:
-        _print(_as_text(launch, launch_plan))
+        if json:
+            text = json_module.dumps(launch.as_json(launch_plan), indent=2)
+        else:
+            text = _as_text(launch, launch_plan)
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - or the interpreter complains at its end
+        return 0  # the reader has seen enough (| head)
+    except OSError as error:
+        return show_error(TextView(stderr), OutputFailed(f"The plan cannot be written: {error.strerror}."))
+    except Exception as error:
+        return show_error(TextView(stderr), error)
+    finally:
+        stderr.close()
     return 0
 
 
@@ -72,7 +81,3 @@ def _as_text(launch: Launch, launch_plan: LaunchPlan) -> str:
         ),
     ]
     return "\n\n".join(sections)
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")

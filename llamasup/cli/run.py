@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
-import signal
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from llamasup.cli.errors import show_error
 from llamasup.cli.narrator import Narrator
-from llamasup.cli.view import LEVELS, JsonView, TextView, View, is_level
-from llamasup.core.errors import LlamasupError, UsageInvalid
+from llamasup.cli.outlet import Outlet
+from llamasup.cli.process import STOP_SIGNALS
+from llamasup.cli.view import LEVELS, JsonView, TextView, View, ViewHandler, is_level
+from llamasup.core.errors import UsageInvalid
 from llamasup.core.settings import Settings
 
 if TYPE_CHECKING:
     from llamasup.api import Service
-    from llamasup.runtime.events import Bus, Notice
+    from llamasup.runtime.events import Bus
 
 __all__ = ["OutputOptions", "run_command"]
 
@@ -37,36 +38,22 @@ class OutputOptions:
 
 def run_command(model: str, settings: Settings, output: OutputOptions, **options: Any) -> int:
     """Serve until stopped. Returns the exit code (docs/design.md, Exit codes)."""
-    view: View = TextView(sys.stderr, live=sys.stderr.isatty())
+    stderr, stdout = Outlet(sys.stderr), Outlet(sys.stdout)
+    view: View = TextView(stderr)
     try:
-        view = _view(output)
-        return _serve(model, settings, output, view, **options)
-    except LlamasupError as error:
-        view.loading(None)
-        show_error(view, error)
-        return error.exit_code
+        view = _view(output, stderr)
+        logging.basicConfig(handlers=[ViewHandler(view)], format="%(message)s", level=logging.WARNING)
+        return _serve(model, settings, output, view, stdout, **options)
     except Exception as error:
         view.loading(None)
-        view.say("debug", "traceback", traceback.format_exc())
-        bug = _our_bug(error)
-        show_error(view, bug)
-        return bug.exit_code
-    except KeyboardInterrupt:
-        # Before the signal handlers are in place nothing has been started that would need an end.
+        return show_error(view, error)
+    finally:
         view.loading(None)
-        return 0
+        stderr.close()
+        stdout.close()
 
 
-def _our_bug(error: Exception) -> LlamasupError:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return LlamasupError(
-        f"Something went wrong inside llamasup: {type(error).__name__}: {error}",
-        remedy="This is a bug. Please report it with what --log-level debug shows.",
-    )
-
-
-def _view(output: OutputOptions) -> View:
+def _view(output: OutputOptions, stderr: Outlet) -> View:
     level = output.log_level
     if not is_level(level):
         raise UsageInvalid(f"--log-level takes {', '.join(LEVELS)}; not {level!r}.")
@@ -74,9 +61,9 @@ def _view(output: OutputOptions) -> View:
         raise UsageInvalid(f"--events takes jsonl; not {output.events!r}.")
     match output.log_format:
         case "text":
-            return TextView(sys.stderr, live=sys.stderr.isatty(), level=level)
+            return TextView(stderr, level=level)
         case "json":
-            return JsonView(sys.stderr, level=level)
+            return JsonView(stderr, level=level)
         case other:
             raise UsageInvalid(f"--log-format takes text or json; not {other!r}.")
 
@@ -86,6 +73,7 @@ def _serve(
     settings: Settings,
     output: OutputOptions,
     view: View,
+    stdout: Outlet,
     *,
     began_s: float,
     api_key_file: Path | None,
@@ -93,11 +81,11 @@ def _serve(
 ) -> int:
     from llamasup.api import RunOptions, Service
     from llamasup.effects.keys import read_api_keys
-    from llamasup.runtime.events import Bus
+    from llamasup.runtime.events import Bus, as_json
 
     bus = Bus()
     if output.events is not None:
-        bus.listen(_print_event)
+        bus.listen(lambda notice: stdout.write(json.dumps(as_json(notice)) + "\n", keep=True))
     view.loading("looking at the model and the machine")
     run_options = RunOptions(
         model=model, settings=settings, api_keys=read_api_keys(api_key_file, os.environ), **options
@@ -118,15 +106,16 @@ async def _supervise(service: Service, bus: Bus, view: View, narrator: Narrator)
         narrator.stop_asked(name)
         service.ask_stop()
 
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            loop.add_signal_handler(getattr(signal, name), stop_asked, name)
+    def deliver(name: str) -> None:
+        loop.call_soon_threadsafe(stop_asked, name)
+
+    STOP_SIGNALS.deliver_to(deliver)
     ticker = _Ticker(loop, view)
     bus.listen(lambda _notice: ticker.wake())
     try:
         await service.run()
     finally:
-        view.loading(None)
+        STOP_SIGNALS.end()
 
 
 class _Ticker:
@@ -155,13 +144,3 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-def _print_event(notice: Notice) -> None:
-    from llamasup.runtime.events import as_json
-
-    try:
-        sys.stdout.write(json.dumps(as_json(notice)) + "\n")
-        sys.stdout.flush()
-    except (BrokenPipeError, OSError):
-        pass  # nobody listens any more; that is no reason to stop serving

@@ -6,13 +6,16 @@ Results never go here; they go to standard output. Prompts and completions go no
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import IO, Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, Protocol, TypeGuard
 
-__all__ = ["JsonView", "Level", "TextView", "View", "duration_text", "is_level", "memory_text"]
+from llamasup.cli.outlet import Outlet
+
+__all__ = ["JsonView", "Level", "TextView", "View", "ViewHandler", "duration_text", "is_level", "memory_text"]
 
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -71,10 +74,9 @@ class View(Protocol):
 
 @dataclass(slots=True)
 class TextView:
-    """Lines of text; on a terminal (``live``) what is going on is shown in place."""
+    """Lines of text; on a terminal what is going on is shown in place."""
 
-    stream: IO[str]
-    live: bool
+    outlet: Outlet
     level: Level = "info"
     _going_on: str | None = None
     _since_s: float = 0.0
@@ -82,47 +84,36 @@ class TextView:
 
     @property
     def is_busy(self) -> bool:
-        return self.live and self._going_on is not None
+        return self.outlet.is_terminal and self._going_on is not None
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         if LEVELS[level] < LEVELS[self.level]:
             return
-        self._wipe()
-        self._write("".join(f"{line}\n" for line in text.splitlines()))
+        lines = "".join(f"{line}\n" for line in text.splitlines())
+        self.outlet.write((CLEAR_LINE if self.is_busy else "") + lines, keep=event != "request")
         self.tick()
 
     def loading(self, text: str | None) -> None:
         if text is not None and self._going_on is None:
             self._since_s = time.monotonic()
-        if text is None:
-            self._wipe()
+        if text is None and self.is_busy:
+            self.outlet.write(CLEAR_LINE)
         self._going_on = text
         self.tick()
 
     def tick(self) -> None:
-        if not self.live or self._going_on is None or LEVELS[self.level] > LEVELS["info"]:
+        if not self.is_busy or LEVELS[self.level] > LEVELS["info"]:
             return
         self._frame = (self._frame + 1) % len(SPINNER)
         elapsed = duration_text(time.monotonic() - self._since_s)
-        self._write(f"{CLEAR_LINE}{SPINNER[self._frame]} {self._going_on} · {elapsed}")
-
-    def _wipe(self) -> None:
-        if self.live and self._going_on is not None:
-            self._write(CLEAR_LINE)
-
-    def _write(self, text: str) -> None:
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except (BrokenPipeError, OSError):
-            pass  # the terminal is gone; the server need not be
+        self.outlet.write(f"{CLEAR_LINE}{SPINNER[self._frame]} {self._going_on} · {elapsed}")
 
 
 @dataclass(slots=True)
 class JsonView:
     """One JSON object a line, for log collectors."""
 
-    stream: IO[str]
+    outlet: Outlet
     level: Level = "info"
     is_busy: bool = False
 
@@ -136,17 +127,32 @@ class JsonView:
             "message": text,
             **fields,
         }
-        try:
-            self.stream.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
-            self.stream.flush()
-        except (BrokenPipeError, OSError):
-            pass
+        # ASCII: a path may hold bytes that are no UTF-8.
+        self.outlet.write(json.dumps(record, default=str) + "\n", keep=event != "request")
 
     def loading(self, text: str | None) -> None:
         pass
 
     def tick(self) -> None:
         pass
+
+
+class ViewHandler(logging.Handler):
+    """What modules log through ``logging`` becomes a line like any other."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__()
+        self._view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level: Level = (
+            "error"
+            if record.levelno >= logging.ERROR
+            else "warning"
+            if record.levelno >= logging.WARNING
+            else "debug"
+        )
+        self._view.say(level, "log", self.format(record), logger=record.name)
 
 
 def table(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:

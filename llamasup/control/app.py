@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["ControlServer"]
 
 BACKLOG = 64
+CLOSE_TIMEOUT_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class ControlServer:
@@ -56,19 +60,24 @@ class ControlServer:
         if self._task is None:
             asyncio.get_running_loop().remove_reader(self._listener)
         else:
-            if self._server is not None:
+            if self._server is None:  # still being imported
+                self._task.cancel()
+            else:
                 self._server.should_exit = True
                 self._server.force_exit = True
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
             self._task.cancel()
         self._listener.close()
 
     async def _serve(self) -> None:
-        # In a thread: importing these takes 0.2 s, and requests are being served meanwhile.
-        self._server = await asyncio.to_thread(self._load)
-        await self._server.serve(sockets=[self._listener])
+        try:
+            # In a thread: importing these takes 0.2 s, and requests are being served meanwhile.
+            self._server = await asyncio.to_thread(self._load)
+            await self._server.serve(sockets=[self._listener])
+        except Exception:
+            # Nobody's model is to go because the metrics are broken: from now on the proxy answers 502.
+            _log.exception("the control application failed")
+            self._listener.close()
 
     def _load(self) -> uvicorn.Server:
         import uvicorn

@@ -15,6 +15,7 @@ __all__ = [
     "LlamasupError",
     "ModelInvalid",
     "ModelMissing",
+    "OutputFailed",
     "PortInUse",
     "PortNotAllowed",
     "RuntimeMissing",
@@ -100,6 +101,13 @@ class PortNotAllowed(LlamasupError):
 
     exit_code = 71
     cause = "port_not_allowed"
+
+
+class OutputFailed(LlamasupError):
+    """What was asked for cannot be written to where it was to go."""
+
+    exit_code = 71
+    cause = "output_failed"
 
 
 class DoesNotFit(LlamasupError):

@@ -273,11 +273,15 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell people that a child ended unasked. ``restart_in_s`` is None when it will not be restarted."""
+    """Tell people that a child failed. ``restart_in_s`` is None when it will not be restarted.
+
+    ``by_us``: it did not die, but was of no use and was killed for that.
+    """
 
     generation: int
     diagnosis: Diagnosis
     restart_in_s: float | None
+    by_us: bool = False
 
 
 Effect = Spawn | Probe | WarmUp | AwaitIdle | CloseEndpoint | Terminate | Kill | WakeAt | Report
@@ -409,8 +413,13 @@ def _drain_and_restart(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
 
 
 def _terminate(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    policy = moment.policy
+    # Only just after its ready line can a SIGTERM be lost, and a second one ends llama-server at once: a
+    # server that has been ready keeps its whole time to end.
+    insisted = moment.instance.ready
+    patience_s = policy.stop_timeout_s if insisted else policy.first_patience_s
     stopping, wake = moment.deadline(
-        replace(moment.instance, state=State.STOPPING, insisted=False), moment.policy.first_patience_s
+        replace(moment.instance, state=State.STOPPING, insisted=insisted), patience_s
     )
     generation = stopping.generation
     return stopping, (CloseEndpoint(generation, "the server is stopping"), Terminate(generation), wake)
@@ -469,7 +478,7 @@ def _ended(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
     """The child that we were ending is gone."""
     instance = replace(moment.instance, alive=False)
     if instance.verdict is not None:
-        return _crashed(replace(moment, instance=instance), instance.verdict)
+        return _crashed(replace(moment, instance=instance), instance.verdict, by_us=True)
     if instance.wanted:
         return _restart_now(replace(moment, instance=instance))
     return _rest(instance, State.STOPPED), ()
@@ -488,14 +497,16 @@ def _died(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
     return after, (CloseEndpoint(instance.generation, moment.event.diagnosis.message), *effects)
 
 
-def _crashed(moment: _Moment, diagnosis: Diagnosis) -> tuple[Instance, tuple[Effect, ...]]:
+def _crashed(
+    moment: _Moment, diagnosis: Diagnosis, *, by_us: bool = False
+) -> tuple[Instance, tuple[Effect, ...]]:
     instance, policy = moment.instance, moment.policy.restart
     crashes = (*recent_crashes(instance.crashes, moment.now_s, policy), moment.now_s)
     instance = replace(instance, crashes=crashes, last=diagnosis, verdict=None, wanted=False)
     if diagnosis.deterministic or len(crashes) > policy.most_crashes:
-        return _rest(instance, State.FAILED), (Report(instance.generation, diagnosis, None),)
+        return _rest(instance, State.FAILED), (Report(instance.generation, diagnosis, None, by_us),)
     delay_s = restart_delay_s(len(crashes), was_ready=instance.ready, roll=moment.roll, policy=policy)
-    report = Report(instance.generation, diagnosis, delay_s)
+    report = Report(instance.generation, diagnosis, delay_s, by_us)
     if delay_s == 0.0:
         after, effects = _restart_now(replace(moment, instance=instance))
         return after, (report, *effects)

@@ -188,7 +188,7 @@ class ReadyFile:
     def write(self, ready: Mapping[str, object]) -> None:
         """Write one JSON object and a line feed, atomically. Raises FolderUnusable."""
         try:
-            atomic_write(self._path, json.dumps(ready, ensure_ascii=False).encode() + b"\n")
+            atomic_write(self._path, json.dumps(ready).encode() + b"\n")
             status = self._path.lstat()
         except OSError as error:
             raise _unusable(self._path.parent, error.strerror or str(error)) from error

@@ -19,7 +19,7 @@ import httpx
 from llamasup.core import lifecycle
 from llamasup.core.address import Address, UnixAddress
 from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
-from llamasup.core.errors import LlamasupError
+from llamasup.core.errors import BrokenRuntime, LlamasupError
 from llamasup.core.lifecycle import LIVE, Effect, Event, Instance, Policy, State, advance
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.warmup import warm_up_request, what_is_missing
@@ -205,8 +205,8 @@ class InstanceRunner:
                     self._timer.cancel()
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_at(at_s, self.post, lifecycle.Woke(ticket))
-            case lifecycle.Report(generation, diagnosis, restart_in_s):
-                self.last_exit = self._generation.exit if self._generation else None
+            case lifecycle.Report(generation, diagnosis, restart_in_s, by_us):
+                self.last_exit = self._generation.exit if self._generation and not by_us else None
                 self._bus.publish(
                     ServerExited(self.model, generation, self.last_exit, diagnosis, restart_in_s)
                 )
@@ -223,6 +223,8 @@ class InstanceRunner:
     def _spawn(self, number: int) -> None:
         self._generation = None
         try:
+            # A cleaner of temporary folders may have taken it; without it no child can start again.
+            self._work_folder.mkdir(mode=0o700, exist_ok=True)
             plan = self._make_plan(number)
             _remove_socket(plan.address)
             child = spawn(plan.argv, env=plan.env, cwd=self._work_folder)
@@ -232,6 +234,15 @@ class InstanceRunner:
         except OSError as error:
             self.post(lifecycle.SpawnFailed(number, _as_diagnosis(_spawn_error(error))))
             return
+        try:
+            self._adopt(number, plan, child)
+        except BaseException:
+            # Nobody would know of it.
+            child.kill_group()
+            child.poll()
+            raise
+
+    def _adopt(self, number: int, plan: LaunchPlan, child: Child) -> None:
         pump = LogPump(child.output_fd, name=f"{self.model}/{number}/log", path=self._log_path)
         endpoint = Endpoint(self.model, number, plan.address, plan.api_key)
         self._generation = generation = _Generation(number, plan, child, pump, endpoint)
@@ -345,8 +356,6 @@ def _as_diagnosis(error: LlamasupError) -> Diagnosis:
 
 
 def _spawn_error(error: OSError) -> LlamasupError:
-    from llamasup.core.errors import BrokenRuntime
-
     return BrokenRuntime(
         f"llama-server could not be started: {error.strerror or error}",
         remedy="Check limits on processes and open files (ulimit -a).",

@@ -124,16 +124,24 @@ def test_a_drain_that_takes_too_long_ends_in_a_terminate() -> None:
     assert lc.Terminate(1) in life.wake()
 
 
-def test_a_child_that_ignores_the_terminate_is_told_again_then_killed_and_killed_again() -> None:
+def test_a_child_that_ignores_the_terminate_is_killed_and_killed_again() -> None:
     life = ready()
     life(lc.StopAsked())
-    assert life(lc.Idle(1))[-1] == lc.WakeAt(life.instance.ticket, 1000.5)
-    life.now_s = 1000.5
-    assert life.wake() == (lc.Terminate(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert life(lc.Idle(1))[-1] == lc.WakeAt(life.instance.ticket, 1010.0)
     assert lc.Kill(1) in life.wake()
     assert lc.Kill(1) in life.wake()
     life(lc.Exited(1, CRASH))
     assert life.state() is State.STOPPED
+
+
+def test_a_child_that_is_just_becoming_ready_is_told_twice() -> None:
+    """b11434 loses a SIGTERM that comes right at its ready line."""
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1))
+    assert life(lc.StopAsked())[-1] == lc.WakeAt(life.instance.ticket, 1000.5)
+    life.now_s = 1000.5
+    assert life.wake() == (lc.Terminate(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert lc.Kill(1) in life.wake()
 
 
 @pytest.mark.parametrize("before", [(), (lc.StopAsked(),), (lc.StopAsked(), lc.Idle(1))])
@@ -208,7 +216,7 @@ def test_a_server_without_a_token_is_killed_and_reported_as_that() -> None:
     life = Life()
     life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1))
     assert lc.Kill(1) in life(lc.WarmupFailed(1, no_token))
-    assert life(lc.Exited(1, CRASH))[0] == lc.Report(1, no_token, 0.5)
+    assert life(lc.Exited(1, CRASH))[0] == lc.Report(1, no_token, 0.5, by_us=True)
 
 
 def test_a_restart_drains_the_old_child_before_the_new_one_starts() -> None:

@@ -1,0 +1,80 @@
+"""Writes to a stream that somebody else reads, or does not.
+
+A pipe that nobody drains blocks the writer. The event loop must not be that writer: a parent program that
+forgot our standard error would stop every request. So a thread writes, and what does not fit is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from typing import IO
+
+__all__ = ["Outlet"]
+
+# A request's line is about 100 bytes: this is 0.1 MB, and minutes of a reader that lags.
+MOST_LINES = 1000
+# Lines that must not be lost (events, errors). A crash loop makes some twenty; a reader that is gone for good
+# must not cost memory without end.
+MOST_KEPT = 10_000
+CLOSE_TIMEOUT_S = 1.0
+
+
+class Outlet:
+    """One stream's writer. ``write`` never blocks; ``close`` waits a moment for the rest."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.is_terminal = stream.isatty()
+        # The descriptor, not the stream: a thread that hangs in a stream's lock breaks the interpreter's end.
+        self._fd = stream.fileno()
+        self._texts: deque[str] = deque()
+        self.left_out = 0
+        self._closing = False
+        self._condition = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def write(self, text: str, *, keep: bool = False) -> None:
+        """Write soon. When the reader lags, text that need not be kept is left out and counted."""
+        with self._condition:
+            if len(self._texts) >= (MOST_KEPT if keep else MOST_LINES):
+                self.left_out += 1
+                return
+            self._texts.append(text)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="outlet", daemon=True)
+                self._thread.start()
+            self._condition.notify()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write what is left, if somebody reads it."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._texts and not self._closing:
+                    self._condition.wait()
+                if not self._texts:
+                    return
+                text = "".join(self._texts)
+                self._texts.clear()
+            if not self._write(text.encode("utf-8", "replace")):
+                return
+
+    def _write(self, content: bytes) -> bool:
+        while content:
+            try:
+                written = os.write(self._fd, content)
+            except BlockingIOError:  # a descriptor that somebody made non-blocking: shared with our parent
+                select.select([], [self._fd], [])
+                continue
+            except OSError:
+                return False  # the reader is gone; the server need not be
+            content = content[written:]
+        return True
