@@ -45,7 +45,8 @@ def duration_text(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
 
 
 def plural(count: int, noun: str) -> str:

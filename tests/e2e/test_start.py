@@ -1,4 +1,4 @@
-"""How ``llamasup run`` starts: what is proven, what is said while it lasts, and how a failure is explained."""
+"""How ``llamasup run`` starts: what is proven, what is said meanwhile, how a failure is explained."""
 
 from __future__ import annotations
 

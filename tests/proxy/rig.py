@@ -162,8 +162,9 @@ class Rig:
         sock = socket.socket(self._family, socket.SOCK_STREAM)
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        wire = self._keep(Wire(sock))
         sock.connect(self.address)
-        return self._keep(Wire(sock))
+        return wire
 
     def ask(self, request: bytes) -> tuple[bytes, bytes]:
         """Send a request that llamasup answers itself; its head and body."""

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from io import TextIOWrapper
+
+import pytest
+
+from llamasup.cli.outlet import MOST_LINES, Outlet
+from llamasup.cli.view import JsonView, TextView, duration_text, memory_text, table
+
+
+class Pipe:
+    """Both ends of a pipe."""
+
+    def __init__(self) -> None:
+        self.read_end, write_end = os.pipe()
+        self.stream: TextIOWrapper = os.fdopen(write_end, "w")
+
+    def everything(self) -> str:
+        self.stream.close()
+        with os.fdopen(self.read_end) as reader:
+            return reader.read()
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    yield (made := Pipe())
+    made.stream.close()
+
+
+def test_off_a_terminal_there_is_no_live_line(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.stream)
+    view = TextView(outlet)
+    view.loading("loading tiny")
+    view.tick()
+    assert not view.is_busy
+    view.say("info", "ready", "two\nlines")
+    outlet.close()
+    assert pipe.everything() == "two\nlines\n"
+
+
+def test_a_line_below_the_level_is_not_written(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.stream)
+    TextView(outlet, level="warning").say("info", "ready", "ready")
+    JsonView(outlet, level="warning").say("debug", "x", "y")
+    JsonView(outlet, level="warning").say("error", "x", "modèle", path="\udcff")
+    outlet.close()
+    record = json.loads(pipe.everything())
+    assert (record["level"], record["event"], record["message"]) == ("error", "x", "modèle")
+
+
+def test_a_reader_that_lags_loses_lines_and_keeps_what_must_be_kept(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.stream)
+    line = "x" * 999 + "\n"
+    for _ in range(3 * MOST_LINES):
+        outlet.write(line)
+    outlet.write("event\n", keep=True)
+    assert outlet.left_out > 0
+    outlet.close(timeout_s=0.01)  # returns, although nobody has read
+    with os.fdopen(os.dup(pipe.read_end)) as reader:
+        lines = []
+        while (read := reader.readline()) != "event\n":
+            lines.append(read)
+    assert 64 < len(lines) < 3 * MOST_LINES
+
+
+def test_a_reader_that_is_gone_is_no_error(pipe: Pipe) -> None:
+    os.close(pipe.read_end)
+    outlet = Outlet(pipe.stream)
+    outlet.write("x\n")
+    outlet.close()
+    outlet.write("y\n")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1536, "1.5 KiB"),
+        (31_457_280, "30 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (3 << 40, "3.0 TiB"),
+    ],
+)
+def test_memory_is_told_in_three_digits(size: int, text: str) -> None:
+    assert memory_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0843, "84 ms"), (3.21, "3.2 s"), (125, "2 min 5 s"), (179.9, "3 min 0 s")]
+)
+def test_durations_are_told_in_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_a_table_aligns_all_but_the_last_column() -> None:
+    assert table([("a", "1", "x  y"), ("bbb", "", "z")]) == "  a    1  x  y\n  bbb     z"
+    assert table([]) == ""

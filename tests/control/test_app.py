@@ -1,0 +1,100 @@
+"""The control application on its private socket, and what becomes of a model when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llamasup.api import RunOptions, Service
+from llamasup.control.app import ControlServer
+from llamasup.core.lifecycle import State
+from llamasup.runtime.events import Bus, Notice, Ready, StateChanged, Stopped
+from llamasup.testing.fake_server import install
+
+
+class Running:
+    """A service of this very process, with the fake server."""
+
+    def __init__(self, model: Path, runtime: Path) -> None:
+        self.bus = Bus()
+        self.notices: list[Notice] = []
+        self.bus.listen(self.notices.append)
+        self.service = Service(RunOptions(model=str(model), runtime=str(runtime), port=0), self.bus)
+
+    async def until_ready(self) -> str:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def listen(notice: Notice) -> None:
+            if isinstance(notice, Ready):
+                ready.set_result(notice.address.url)
+
+        self.bus.listen(listen)
+        return await ready
+
+
+def serve(running: Running, visit: Callable[[httpx.AsyncClient], object]) -> None:
+    async def both() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(running.service.run())
+            url = await running.until_ready()
+            async with httpx.AsyncClient(base_url=url) as client:
+                await visit(client)  # type: ignore[misc]
+            running.service.ask_stop()
+            await task
+
+    asyncio.run(both())
+
+
+@pytest.fixture
+def running(tiny_model: Path, tmp_path: Path) -> Running:
+    return Running(tiny_model, install(tmp_path / "llama-server"))
+
+
+def test_status_over_the_private_socket_has_the_shape_of_the_contract(running: Running) -> None:
+    async def visit(client: httpx.AsyncClient) -> None:
+        runner = running.service.runner
+        assert runner is not None
+        assert runner.plan is not None
+        socket_path = str(Path(runner.plan.env["XDG_CONFIG_HOME"]) / "control.sock")
+        transport = httpx.AsyncHTTPTransport(uds=socket_path)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as private:
+            status = (await private.get("/llamasup/v1/status")).json()
+        assert set(status) >= {"version", "pid", "url", "uptime_s", "models"}
+        (model,) = status["models"]
+        assert set(model) >= {
+            *("id", "aliases", "state", "generation", "pid", "restarts", "in_flight", "queued"),
+            *("slots", "ctx_size", "memory", "until", "last_exit"),
+        }
+        assert (model["id"], model["state"], model["generation"]) == ("tiny", "ready", 1)
+        assert model["pid"] == runner.pid
+        assert model["memory"]["ram_bytes"] > 0
+        assert model["last_exit"] is None
+        # Over TCP it stays closed: nobody has a key for it.
+        assert (await client.get("/llamasup/v1/status")).status_code == 403
+
+    serve(running, visit)
+
+
+def test_a_control_application_that_breaks_takes_no_model_with_it(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: ControlServer) -> None:
+        raise ImportError("no starlette")
+
+    monkeypatch.setattr(ControlServer, "_load", broken)
+
+    async def visit(client: httpx.AsyncClient) -> None:
+        for _ in range(2):
+            assert (await client.get("/metrics")).status_code in (502, 503)
+        answer = await client.post("/completion", json={"prompt": "x", "n_predict": 2})
+        assert answer.status_code == 200
+
+    serve(running, visit)
+    states = [notice.state for notice in running.notices if isinstance(notice, StateChanged)]
+    assert states[-4:] == [State.READY, State.DRAINING, State.STOPPING, State.STOPPED]
+    assert isinstance(running.notices[-1], Stopped)
+    assert "control application failed" in caplog.text

@@ -1,0 +1,146 @@
+"""Parents are careless: pipes that nobody reads, closed streams, signals at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, command, llamasup
+
+
+def url_from(ready_file: Path, process: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + PATIENCE_S
+    while not ready_file.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return str(json.loads(ready_file.read_text())["url"])
+
+
+def test_a_parent_that_reads_neither_stdout_nor_stderr_stops_nothing(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    """4,000 request lines are several times what a pipe holds (64 KiB)."""
+    process = subprocess.Popen(
+        command(
+            *("run", str(tiny_model), "--runtime", fake_server(), "--port", "0"),
+            *("--events", "jsonl", "--ready-file", str(tmp_path / "ready")),
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        with httpx.Client(base_url=url_from(tmp_path / "ready", process), timeout=20) as client:
+            for _ in range(4000):
+                assert client.post("/tokenize", json={"content": "x"}).status_code == 200
+            assert client.get("/livez").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        _, said = process.communicate()
+    assert b"is ready at" in said
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing(
+    closed: str, tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    ready_file = tmp_path / "ready"
+    words = command("run", str(tiny_model), "--runtime", fake_server(), "--port", "0", "--events", "jsonl")
+    process = subprocess.Popen(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *words, "--ready-file", str(ready_file)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert httpx.get(f"{url_from(ready_file, process)}/health").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("delay_s", [0.02, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4])
+def test_a_sigterm_at_any_moment_of_the_start_is_a_stop(
+    delay_s: float, tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
+) -> None:
+    """Which moment a delay hits depends on the machine; every one must end the same way."""
+    process = subprocess.Popen(
+        command("run", str(tiny_model), "--runtime", fake_server("load_s=0.1"), "--port", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # Before Python itself has begun, a signal ends it as it ends any program.
+    while b"llamasup" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+        time.sleep(0.001)
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in said
+    assert process.returncode == 0 or (process.returncode == -signal.SIGTERM and delay_s < 0.1), said
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_hangup_that_the_parent_ignores_stays_ignored(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    """``nohup llamasup run …`` outlives its terminal."""
+
+    def nohup() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with llamasup(tiny_model, "--runtime", fake_server(), preexec_fn=nohup) as running:
+        url = running.url
+        running.ask(signal.SIGHUP)
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert running.stop() == 0
+        assert "SIGHUP" not in running.said
+
+
+def test_a_ready_file_in_no_folder_is_refused_before_the_start(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    with llamasup(tiny_model, "--runtime", fake_server(), "--ready-file", "/nonexistent/r.json") as running:
+        assert running.end() == 2
+        assert "/nonexistent/r.json" in running.said
+        assert "starting" not in running.said
+
+
+def test_no_log_line_breaks_the_json(
+    tiny_model: Path, fake_server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/nowhere")
+    with llamasup(tiny_model, "--runtime", fake_server(), "--log-format", "json") as running:
+        running.wait_for("ready")
+        assert running.stop() == 0
+        records = [json.loads(line) for line in running.said.splitlines()]
+    (warning,) = [record for record in records if record["event"] == "log"]
+    assert warning["level"] == "warning"
+    assert "output is not kept" in warning["message"]
+
+
+def test_plan_into_a_pipe_that_closes_or_a_disk_that_is_full(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    words = command("plan", str(tiny_model), "--runtime", fake_server())
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 71
+    assert "cannot be written" in done.stderr
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(words, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")
