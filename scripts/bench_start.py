@@ -55,9 +55,8 @@ def main() -> None:
         label = PHASES.get(name, name)
         print(f"| {label:52} | {statistics.median(values):6.0f} | {deciles[0]:6.0f} | {deciles[-1]:6.0f} |")
     share = statistics.median(rows["llamasup's share"])
-    print(
-        f"\nP5, at most 400 ms beside the server's own start: {share:.0f} ms, {'kept' if share <= 400 else 'MISSED'}"
-    )
+    verdict = "kept" if share <= 400 else "MISSED"
+    print(f"\nP5, at most 400 ms beside the server's own start: {share:.0f} ms, {verdict}")
     if options.json:
         Path(options.json).write_text(json.dumps({"plan": plan["runtime"], "runs": rounds}, indent=2))
 

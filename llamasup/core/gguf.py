@@ -182,7 +182,7 @@ def _architecture(container: Container) -> str:
         keys.refuse(
             "general.architecture",
             f"is {name[:64]!r}, which is unknown" + (f"; the nearest known is {near[0]!r}" if near else ""),
-            remedy="Update llamasup if your llama-server is newer than it, or check where the file came from.",
+            remedy="Update llamasup if your llama-server is newer than it; or check where the file is from.",
         )
     return name
 

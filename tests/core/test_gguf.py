@@ -563,5 +563,5 @@ def test_a_vocabulary_of_150k_tokens_is_read_at_least_ten_times_faster_than_by_t
     assert isinstance(facts, ModelFacts)
     assert facts.vocab_size == count
     with capsys.disabled():
-        print(f"\n150k tokens and merges: {1000 * ours_s:.1f} ms, the gguf package {oracle_s:.1f} s")  # noqa: T201
+        print(f"\n150k tokens and merges: {1000 * ours_s:.1f} ms, the gguf package {oracle_s:.1f} s")
     assert ours_s < oracle_s / 10

@@ -306,4 +306,4 @@ def test_a_million_lines_are_drained_and_their_cost_is_printed(
     cost_s = time.process_time() - before_s - feeder_s
     assert pump.bytes_seen == 1_000_000 * len(block)
     with capsys.disabled():
-        print(f"\n1 M lines drained and written: {cost_s:.2f} s of one core")  # noqa: T201
+        print(f"\n1 M lines drained and written: {cost_s:.2f} s of one core")

@@ -82,7 +82,7 @@ def test_the_ready_line_ends_a_sleep_however_long(monkeypatch: pytest.MonkeyPatc
 def test_a_ready_line_that_comes_a_moment_too_early_starts_the_backoff_afresh(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """503, (ready line), 503, 200: the third look comes after the shortest delay, not after the next longer."""
+    """503, (ready line), 503, 200: the third look comes after the shortest delay, not the next longer."""
     slept: list[float] = []
     monkeypatch.setattr(probe, "FIRST_PROBE_DELAY_S", 0.001)
     real_timeout = asyncio.timeout

@@ -36,7 +36,7 @@ def test_a_tensor_that_is_not_there(runtime: str, tmp_path: Path) -> None:
 
 
 def test_an_address_space_that_is_too_small(runtime: str, tiny_model: Path) -> None:
-    """4 GiB of KV cache under a limit of 4 GiB: the server's own allocation fails, whatever the machine has."""
+    """4 GiB of KV cache under a limit of 4 GiB: the server's own allocation fails on any machine."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (4 * GIB, 4 * GIB))

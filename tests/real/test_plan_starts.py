@@ -183,7 +183,7 @@ def test_a_q8_0_cache_takes_half_the_memory_of_f16(
         pass
     plain_mib = logged_kv_mib(plain)
     with capsys.disabled():
-        print(f"\nKV cache of 4 x 16384 tokens: f16 {plain_mib} MiB, q8_0 {packed_mib} MiB")  # noqa: T201
+        print(f"\nKV cache of 4 x 16384 tokens: f16 {plain_mib} MiB, q8_0 {packed_mib} MiB")
     assert packed.plan.kv_type == "q8_0"
     assert packed_mib / plain_mib == pytest.approx(34 / 64, rel=0.02)
     shape = ContextShape(65536, 4, 512)
