@@ -54,7 +54,12 @@ class Option:
     @property
     def arity(self) -> int:
         """How many command-line words follow the option: 0 for a switch, 2 for ``START END``."""
-        return len(_ARGUMENT_WORD.findall(self.argument)) if self.argument else 0
+        return len(self.argument_words)
+
+    @property
+    def argument_words(self) -> tuple[str, ...]:
+        """The placeholder of each of those words."""
+        return tuple(_ARGUMENT_WORD.findall(self.argument)) if self.argument else ()
 
 
 @dataclass(frozen=True, slots=True)

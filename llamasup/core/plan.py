@@ -94,6 +94,8 @@ def plan(
     is not to be served by itself) and RuntimeMissing (a build that cannot do what the model is for).
     """
     _refuse_what_is_no_model(model, model_path)
+    if mmproj is not None:
+        _refuse_what_is_no_projector(mmproj, settings.mmproj or "")
     by_hand = read_extra(capabilities, settings.extra)
     serves = _served_as(model, by_hand)
     context = decide_context(model, serves, settings, by_hand)
@@ -225,6 +227,14 @@ def _refuse_what_is_no_model(model: ModelFacts, path: str) -> None:
         raise ModelInvalid(
             f"{PurePath(path).name} is {_WHAT_IT_IS[model.model_class]}, not a model that can be served",
             remedy=_NO_MODEL[model.model_class],
+        )
+
+
+def _refuse_what_is_no_projector(mmproj: ModelFacts, path: str) -> None:
+    if mmproj.model_class is not ModelClass.PROJECTOR:
+        raise UsageInvalid(
+            f"--mmproj {PurePath(path).name} is of class {mmproj.model_class}, and has to be a projector",
+            remedy="give the mmproj file that was published with the model",
         )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llamasup.core.address import Address, TcpAddress, UnixAddress
-from llamasup.core.errors import ModelMissing, UsageInvalid
+from llamasup.core.errors import ModelInvalid, ModelMissing, UsageInvalid
 from llamasup.core.gguf import ModelFacts
+from llamasup.core.hand_paths import with_absolute_paths
 from llamasup.core.hardware import Hardware
 from llamasup.core.naming import names_of
 from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file, plan, plan_as_json
@@ -117,10 +119,15 @@ def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Map
     path = find_model(model)
     facts = read_model(path)
     settings = replace(
-        settings, draft_model=_absolute(settings.draft_model), mmproj=_absolute(settings.mmproj)
+        settings,
+        draft_model=_absolute("--draft-model", settings.draft_model),
+        mmproj=_absolute("--mmproj", settings.mmproj),
     )
-    draft = None if settings.draft_model is None else read_model(settings.draft_model)
-    mmproj = None if settings.mmproj is None else read_model(settings.mmproj)
+    draft = _read_beside("--draft-model", settings.draft_model)
+    mmproj = _read_beside("--mmproj", settings.mmproj)
+    found = find_runtime(runtime, environ)
+    # The child runs in a folder of its own, where a relative path would mean something else.
+    extra = with_absolute_paths(found.capabilities, settings.extra, lambda name: str(expanded(name)))
     names = names_of(str(path), settings.alias)
     return Launch(
         model_id=names.name,
@@ -129,8 +136,8 @@ def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Map
         model=facts,
         draft=draft,
         mmproj=mmproj,
-        runtime=find_runtime(runtime, environ),
-        settings=settings,
+        runtime=found,
+        settings=replace(settings, extra=extra),
         environ=environ,
     )
 
@@ -139,11 +146,11 @@ def find_model(name: str) -> Path:
     """The file that MODEL means. Raises ModelMissing or UsageInvalid."""
     if not name:
         raise UsageInvalid("MODEL is empty.", remedy="Give the path of a GGUF file, or 'demo'.")
-    path = Path(name).expanduser()
-    if path.exists() or path.is_symlink():
-        return path.absolute()
-    if name == DEMO:
+    path = expanded(name)
+    if name == DEMO and not _is_file(path):
         return _demo_file()
+    if _is_there(path):
+        return path
     if name.startswith(("http://", "https://")):
         raise ModelMissing(
             f"llamasup cannot download {name!r} yet.", remedy="Download the file and give its path."
@@ -153,7 +160,44 @@ def find_model(name: str) -> Path:
             f"There is no file {name!r}, and llamasup cannot download from a model hub yet.",
             remedy="Download the GGUF file and give its path.",
         )
-    return path.absolute()  # read_model says what is wrong with it, and what is near
+    return path  # read_model says what is wrong with it, and what is near
+
+
+def expanded(name: str) -> Path:
+    """The absolute path that a person means by ``name``, whether anything is there or not.
+
+    Raises ModelMissing where it cannot be told.
+    """
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError:
+        user = name.split("/")[0]
+        raise ModelMissing(
+            f"{name}: there is no user {user.removeprefix('~')!r} whose folder {user} could be",
+            remedy=f"Write the path out; for a file of that very name in this folder say ./{name}",
+        ) from None
+    except FileNotFoundError:
+        raise ModelMissing(
+            f"{name}: the current folder no longer exists", remedy="Change to another folder (cd)."
+        ) from None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _is_there(path: Path) -> bool:
+    """Whether something is there, or on the way there, about which read_model can say what is wrong."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
 
 
 def _demo_file() -> Path:
@@ -167,8 +211,27 @@ def _demo_file() -> Path:
     return path
 
 
-def _absolute(name: str | None) -> str | None:
-    return None if name is None else str(Path(name).expanduser().absolute())
+def _absolute(option: str, name: str | None) -> str | None:
+    if name is None:
+        return None
+    with _naming(option):
+        return str(expanded(name))
+
+
+def _read_beside(option: str, path: str | None) -> ModelFacts | None:
+    """A file that belongs to the model; what is wrong with it names the option that gave it."""
+    if path is None:
+        return None
+    with _naming(option):
+        return read_model(path)
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    try:
+        yield
+    except (ModelMissing, ModelInvalid) as error:
+        raise type(error)(f"{option}: {error.message}", remedy=error.remedy) from None
 
 
 def _free_loopback_port() -> int:

@@ -551,9 +551,16 @@ def test_no_priority_is_raised_beside_a_draft_model() -> None:
 
 
 def test_a_projector_is_passed_and_counted() -> None:
-    made = planned(mmproj="/models/mmproj.gguf", projector=model(weights_bytes=GIB))
+    projector = model(model_class=ModelClass.PROJECTOR, weights_bytes=GIB)
+    made = planned(mmproj="/models/mmproj.gguf", projector=projector)
     assert value(made, "--mmproj") == "/models/mmproj.gguf"
     assert made.memory.weights_bytes == 6 * GIB
+
+
+def test_what_is_no_projector_is_refused_as_one() -> None:
+    with pytest.raises(UsageInvalid, match=r"--mmproj m\.gguf is of class decoder.* a projector") as refused:
+        planned(mmproj="/models/m.gguf", projector=model())
+    assert "published with the model" in refused.value.remedy
 
 
 # --- the user's own arguments --------------------------------------------------------------------

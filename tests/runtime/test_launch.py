@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llamasup.core.errors import UsageInvalid
+from llamasup.core.errors import ModelMissing, UsageInvalid
 from llamasup.core.settings import Settings
 from llamasup.runtime.launch import Launch, prepare
 
@@ -61,3 +63,76 @@ def test_llama_server_is_told_the_very_name_that_llamasup_knows_the_model_by(
 def test_an_empty_alias_is_refused_before_the_start(server: Path, tiny_model: Path) -> None:
     with pytest.raises(UsageInvalid, match="empty name"):
         launch(tiny_model, server, alias="")
+
+
+# --- paths ---------------------------------------------------------------------------------------
+
+
+def test_a_path_after_the_dashes_means_what_it_means_here_not_in_the_childs_folder(
+    server: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = launch(tiny_model, server, extra=("--lora-scaled", "a.gguf:0.5", "--temp", "1"))
+    assert found.plan(tmp_path, 1).argv[-4:] == ("--lora-scaled", f"{tmp_path}/a.gguf:0.5", "--temp", "1")
+
+
+@pytest.mark.parametrize("option", ["draft_model", "mmproj"])
+@pytest.mark.parametrize("path", ["nope.gguf", "~nobody-of-this-name/x.gguf"])
+def test_a_missing_file_beside_the_model_is_reported_with_the_option_that_named_it(
+    server: Path, tiny_model: Path, option: str, path: str
+) -> None:
+    with pytest.raises(ModelMissing) as refused:
+        prepare(str(tiny_model), replace(Settings(), **{option: path}), runtime=str(server), environ={})
+    assert refused.value.message.startswith(f"--{option.replace('_', '-')}: ")
+    assert path in refused.value.message
+
+
+def test_a_model_given_as_its_own_projector_is_refused(server: Path, tiny_model: Path) -> None:
+    with pytest.raises(UsageInvalid, match="has to be a projector"):
+        launch(tiny_model, server, mmproj=str(tiny_model)).check()
+
+
+def test_a_file_called_demo_is_served_and_a_folder_called_demo_is_not(
+    server: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert launch("demo", server).model_path.name == "demo.gguf"
+    (tmp_path / "demo").rmdir()
+    (tmp_path / "demo").write_bytes(tiny_model.read_bytes())
+    assert launch("demo", server).model_path == tmp_path / "demo"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("~nobody-of-this-name/x.gguf", "there is no user 'nobody-of-this-name'"),
+        ("x" * 300, "File name too long"),
+        ("nul\0.gguf", "is no path"),
+        ("closed/x", "may not be read (Permission denied)"),
+        ("org/name", "cannot download from a model hub"),
+        ("https://x/y.gguf", "cannot download"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_a_sentence(
+    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "closed").mkdir(mode=0o000)
+    if name == "closed/x" and os.geteuid() == 0:
+        pytest.skip("root may enter every folder")
+    with pytest.raises(ModelMissing) as refused:
+        launch(name, server)
+    assert says in refused.value.message
+    assert refused.value.remedy
+
+
+def test_a_current_folder_that_is_gone_is_a_sentence(
+    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ModelMissing, match="current folder no longer exists"):
+        launch("x.gguf", server)
