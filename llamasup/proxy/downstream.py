@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
@@ -24,6 +26,7 @@ __all__ = ["Downstream"]
 
 NEVER: Final = float("inf")
 _IDLE, _HEAD, _BODY, _BUSY = range(4)
+_RESET = struct.pack("ii", 1, 0)  # linger for no time: unsent bytes are dropped and the other side is told
 _log = logging.getLogger("llamasup.proxy")
 
 
@@ -405,8 +408,14 @@ class Downstream(asyncio.Protocol):
             self.transport.close()
 
     def abort(self) -> None:
-        """Break the connection, visibly: for a response that cannot be completed."""
+        """Break the connection, visibly: for a response that cannot be completed.
+
+        With a reset, because a body without length or chunks would look complete behind an orderly end.
+        """
         self._gone()
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and not self.transport.is_closing():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
     def close_if_idle(self) -> None:

@@ -46,6 +46,7 @@ class Proxy:
         self.control = control
         self.metrics = metrics if metrics is not None else Metrics()
         self.draining = False
+        self._closed = False
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._loop)
@@ -84,8 +85,11 @@ class Proxy:
         """Break what is left."""
         self.draining = True
         self.stop_accepting()
+        self._closed = True
         for connection in tuple(self._connections):
             connection.abort()
+        for _ in range(2):  # rounds of the loop, for connections that were accepted and have not joined yet
+            await asyncio.sleep(0)
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -106,6 +110,9 @@ class Proxy:
     def joined(self, connection: Downstream) -> None:
         self._connections.add(connection)
         self._all_left.clear()
+        if self._closed:
+            connection.abort()
+            return
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep)
 

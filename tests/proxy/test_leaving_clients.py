@@ -177,6 +177,8 @@ def test_nothing_is_left_when_the_proxy_closes(make_rig: MakeRig) -> None:
     rig = make_rig()
     client, child = streaming(rig)
     waiting = rig.connect()
+    waiting.send(get(b"/livez"))
+    waiting.message()
     rig.close_proxy()
     with pytest.raises(ConnectionResetError):
         client.rest()
