@@ -130,15 +130,16 @@ class Rig:
         api_key: str | None = None,
         sockets: Sequence[socket.socket] | None = None,
         trusted: bool = False,
+        child_path: str | None = None,
     ) -> None:
+        """``child_path``: where a real server listens; else the test itself is the child."""
         self._loop = uvloop.new_event_loop() if loop_name == "uvloop" else asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="proxy")
         self._thread.start()
         self._open: list[Wire] = []
         self._records: queue.Queue[RequestRecord] = queue.Queue()
-        self.child_path = str(folder / "child.sock")
-        self._child = self._listen(self.child_path)
-        self.endpoint = Endpoint("tiny", 1, UnixAddress(self.child_path), api_key)
+        self._child = socket.socket() if child_path else self._listen(str(folder / "child.sock"))
+        self.endpoint = Endpoint("tiny", 1, UnixAddress(child_path or str(folder / "child.sock")), api_key)
         self.backend = OneModel(self.endpoint)
         self._control: socket.socket | None = None
         control_endpoint = None
