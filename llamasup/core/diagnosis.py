@@ -163,7 +163,7 @@ _RULES: tuple[_Rule, ...] = (
           "The file {path!r} cannot be opened: {why}.", "Check the path.", _MODEL_MISSING),
     _rule("model_missing", r"failed to load CLIP model from (?P<path>.+)\. Does this file exist\?",
           "The projector {path!r} cannot be opened.", "Check the path given to --mmproj.", _MODEL_MISSING),
-    _rule("model_missing", r"failed to open (?P<path>.+\.gguf)",
+    _rule("model_missing", r"failed to open (?P<quote>'?)(?P<path>.+\.gguf)(?P=quote)",
           "The file {path!r} cannot be opened.", "Check the path.", _MODEL_MISSING),
     _rule("model_corrupt", r"invalid magic characters:? (?P<magic>.+?)(?:, expected|$)",
           "{model} is not a GGUF file: it begins with {magic}.",
@@ -207,9 +207,14 @@ _RULES: tuple[_Rule, ...] = (
           "llama.cpp stopped itself at {where}: {what}.",
           "Report it to llama.cpp with these lines; try another build or fewer special flags.",
           _GAVE_UP, again=False, late=True),
+    # Only of a start: later it may quote a request.
+    _rule("aborted", r"^ *what\(\): +(?P<what>.+)",
+          "llama-server gave up on an uncaught error: {what}.",
+          "Check the arguments after --, if they are meant; else report it to llama.cpp with these lines.",
+          _GAVE_UP),
     _rule("aborted", r"terminate called after throwing an instance of '(?P<what>.+)'",
           "llama-server ended with an uncaught {what}.",
-          "Report it to llama.cpp with these lines; try another build.", _GAVE_UP, again=False, late=True),
+          "Report it to llama.cpp with these lines; try another build.", _GAVE_UP, late=True),
     # --- the draft model (b11434 only logs the mismatch and serves without it; older builds end) ---
     _rule("draft_mismatch", r"(?P<why>vocabs are not compatible|draft model vocab .*must match.*|"
           r"draft model .*not compatible.*)",

@@ -165,8 +165,9 @@ def decide_kv_cache(
     flash_works = flash in ("on", "auto")
     asked = {}
     for flag in ("--cache-type-k", "--cache-type-v"):
-        asked[flag] = by_hand.value(flag) or settings.kv_type
-        _check_type(capabilities, flag, asked[flag])
+        passed = by_hand.value(flag)
+        asked[flag] = passed or settings.kv_type
+        _check_type(capabilities, flag, asked[flag], flag if passed else "--kv-type")
     if not has_kv_cache(model):
         why = f"a {model.architecture} model keeps no keys and values"
         return KvCache(flash, "f16", "f16", why_flash, why, why)
@@ -232,12 +233,12 @@ def _cache_type(
     return "q8_0", "half the memory of f16, for nearly the same answers"
 
 
-def _check_type(capabilities: Capabilities, flag: str, asked: str | None) -> None:
+def _check_type(capabilities: Capabilities, flag: str, asked: str | None, given_as: str) -> None:
     option = _accepted(capabilities, flag)
     allowed = (option.allowed if option else ()) or tuple(CACHE_TYPES)
     if asked is not None and asked not in allowed:
         raise UsageInvalid(
-            f"--kv-type {asked!r} is no KV cache type", remedy=f"use one of {', '.join(allowed)}"
+            f"{given_as} {asked!r} is no KV cache type", remedy=f"use one of {', '.join(allowed)}"
         )
 
 

@@ -21,9 +21,11 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "draft-missing.log": ("starting", "model_missing", True, 66, "'/models/nope.gguf'"),
     "draft-vocab-serves-on.log": ("ready", "killed", False, 75, "SIGKILL"),
     "empty.log": ("starting", "model_corrupt", True, 65, "'/models/empty.gguf' is empty"),
+    "grammar-bad.log": ("starting", "aborted", True, 75, "error: failed to parse grammar. Check"),
     "head-size-q8.log": ("starting", "kv_unsupported", True, 2, "head size 40 is no multiple of 32"),
     "library-missing.log": ("starting", "library_missing", True, 69, "libllama-server-impl.so"),
     "lora-bad.log": ("starting", "model_unsupported", True, 65, "no lora adapter"),
+    "lora-missing.log": ("starting", "model_missing", True, 66, "The file 'nope.gguf' cannot be opened"),
     "missing-file.log": ("starting", "model_missing", True, 66, "No such file or directory"),
     "missing-tensor.log": ("starting", "model_corrupt", True, 65, "'blk.2.attn_norm.weight' not found"),
     "missing-value.log": ("starting", "flag_invalid", True, 2, "expected value for argument"),
@@ -74,7 +76,7 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "old-build-quantised-v.made.log": ("starting", "kv_unsupported", True, 2, "--kv-type f16"),
     "removed-flag-no-advice.made.log": ("starting", "flag_removed", True, 2, "Leave it out"),
     "silent.made.log": ("starting", "unknown", False, 75, "exit code 1"),
-    "uncaught-exception.made.log": ("starting", "aborted", False, 75, "std::out_of_range"),
+    "uncaught-exception.made.log": ("starting", "aborted", True, 75, "unordered_map::at"),
     "unknown-pre-tokenizer.made.log": ("starting", "model_unsupported", True, 65, "'brandnew'"),
     "vulkan-out-of-memory.made.log": ("starting", "out_of_memory_device", True, 71, "4294967296"),
 }  # fmt: skip
@@ -175,6 +177,13 @@ def test_sigbus_names_the_mapped_file() -> None:
 
 def test_an_illegal_instruction_at_start_is_a_binary_for_another_cpu_for_ever() -> None:
     assert diagnose(Exit(None, "SIGILL"), [], phase="starting").deterministic
+
+
+def test_an_uncaught_error_of_a_ready_server_is_a_crash_and_quotes_no_request() -> None:
+    lines = ["terminate called after throwing an instance of 'std::runtime_error'", "  what():  my secret"]
+    diagnosis = diagnose(Exit(None, "SIGABRT"), lines, phase="ready")
+    assert (diagnosis.cause, diagnosis.deterministic) == ("aborted", False)
+    assert diagnosis.message == "llama-server ended with an uncaught std::runtime_error."
 
 
 def test_a_ready_server_is_not_explained_by_what_it_said_while_loading() -> None:

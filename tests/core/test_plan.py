@@ -386,6 +386,12 @@ def test_a_cache_type_that_does_not_exist_is_refused_with_those_that_do() -> Non
     assert "q8_0" in refused.value.remedy
 
 
+def test_a_cache_type_after_the_dashes_is_refused_by_the_name_that_it_was_given_with() -> None:
+    for extra, flag in ((("-ctk", "bogus"), "--cache-type-k"), (("-ctv", "bogus"), "--cache-type-v")):
+        with pytest.raises(UsageInvalid, match=f"^{flag} 'bogus' is no KV cache type"):
+            planned(extra=extra)
+
+
 def test_a_cache_type_that_only_this_build_knows_is_passed_and_counted_as_f16() -> None:
     lines = (f"--cache-type-{side} TYPE  allowed values: f16, q6_x\n" for side in "kv")
     build = from_help("--flash-attn [on|off|auto]  flash\n" + "".join(lines))

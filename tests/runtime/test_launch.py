@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ def test_a_missing_file_beside_the_model_is_reported_with_the_option_that_named_
     server: Path, tiny_model: Path, option: str, path: str
 ) -> None:
     with pytest.raises(ModelMissing) as refused:
-        prepare(str(tiny_model), replace(Settings(), **{option: path}), runtime=str(server), environ={})
+        launch(tiny_model, server, environ={}, **{option: path})
     assert refused.value.message.startswith(f"--{option.replace('_', '-')}: ")
     assert path in refused.value.message
 
