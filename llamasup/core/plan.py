@@ -112,10 +112,13 @@ def plan(
         unified=context.unified,
     )
     pair = None if draft is None else (draft, draft_shape(draft, shape))
+    # On a Mac the devices' memory is the host's.
+    devices = capabilities.devices if on_device and hardware.platform != "darwin" else ()
     memory = estimate(
         model,
         shape,
-        available_bytes=_available_bytes(hardware, capabilities, on_device=on_device),
+        available_bytes=hardware.memory_available_bytes + sum(each.free_bytes for each in devices),
+        physical_bytes=hardware.memory_total_bytes + sum(each.total_bytes for each in devices),
         draft=pair,
         beside_bytes=0 if mmproj is None else mmproj.weights_bytes,
     )
@@ -330,13 +333,6 @@ def _attention(
             line.leave_out(flag, f"f16 as by default: {why}")
         else:
             line.give(flag, cache_type, why, asked=_asked("--kv-type", settings.kv_type))
-
-
-def _available_bytes(hardware: Hardware, capabilities: Capabilities, *, on_device: bool) -> int:
-    """Of the host, and of the devices that are used; on a Mac the devices' memory is the host's."""
-    if not on_device or hardware.platform == "darwin":
-        return hardware.memory_available_bytes
-    return hardware.memory_available_bytes + sum(device.free_bytes for device in capabilities.devices)
 
 
 def _priority(line: CommandLine, why_not: str | None) -> None:

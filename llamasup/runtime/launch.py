@@ -16,6 +16,7 @@ from llamasup.core.errors import ModelInvalid, ModelMissing, UsageInvalid
 from llamasup.core.gguf import ModelFacts
 from llamasup.core.hand_paths import with_absolute_paths
 from llamasup.core.hardware import Hardware
+from llamasup.core.memory import refuse_misfit
 from llamasup.core.naming import names_of
 from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file, plan, plan_as_json
 from llamasup.core.settings import Settings
@@ -64,13 +65,16 @@ class Launch:
     def check(self) -> None:
         """Plan once for the sake of the errors alone, before anything is started.
 
-        Raises what ``plan`` raises. Nothing is written and no port is asked for.
+        Raises what ``plan`` raises, and DoesNotFit for what this machine could never hold. Nothing is
+        written and no port is asked for.
         """
         nowhere = Path("/nonexistent")
         if child_address_kind(self.runtime.capabilities, platform=sys.platform) == "unix":
-            self._plan(nowhere, UnixAddress(str(nowhere / "0.sock")), hardware(), None, None)
+            made = self._plan(nowhere, UnixAddress(str(nowhere / "0.sock")), hardware(), None, None)
         else:
-            self._plan(nowhere, TcpAddress("127.0.0.1", 0), hardware(), "key", str(nowhere / "0.key"))
+            tcp = TcpAddress("127.0.0.1", 0)
+            made = self._plan(nowhere, tcp, hardware(), "key", str(nowhere / "0.key"))
+        refuse_misfit(made.memory)
 
     def _address(self, folder: Path, generation: int) -> Address:
         if child_address_kind(self.runtime.capabilities, platform=sys.platform) == "unix":

@@ -502,6 +502,7 @@ def test_layers_are_left_to_a_build_that_fits_them_itself() -> None:
     assert "gives up on that if told a number" in reason(made, "--gpu-layers")
     assert "the weights go to the device" in reason(made, "--load-mode")
     assert made.memory.available_bytes == 28 * GIB + GPU.free_bytes
+    assert made.memory.physical_bytes == 32 * GIB + GPU.total_bytes
 
 
 def test_a_build_that_does_not_fit_layers_is_told_to_use_its_device() -> None:

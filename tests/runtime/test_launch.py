@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.errors import ModelMissing, UsageInvalid
+from llamasup.core.errors import DoesNotFit, ModelMissing, UsageInvalid
 from llamasup.core.settings import Settings
 from llamasup.runtime.launch import Launch, prepare
 
@@ -135,3 +135,13 @@ def test_a_current_folder_that_is_gone_is_a_sentence(
     gone.rmdir()
     with pytest.raises(ModelMissing, match="current folder no longer exists"):
         launch("x.gguf", server)
+
+
+def test_a_context_that_this_machine_could_never_hold_is_refused_before_the_start(
+    server: Path, tiny_model: Path
+) -> None:
+    huge = launch(tiny_model, server, ctx_size=2_000_000_000, parallel=1)
+    with pytest.raises(DoesNotFit, match="needs at least") as refused:
+        huge.check()
+    assert refused.value.exit_code == 71
+    launch(tiny_model, server).check()
