@@ -160,6 +160,9 @@ def test_a_child_that_the_kernel_reaped_unasked_has_ended_all_the_same(run: Run)
 @pytest.mark.usefixtures("way")
 def test_a_hundred_children_leave_no_descriptor_and_no_thread(run: Run) -> None:
     def count() -> tuple[int, int]:
+        waiting = [thread for thread in threading.enumerate() if thread.name.startswith("wait-")]
+        for thread in waiting:
+            thread.join()
         return psutil.Process().num_fds(), threading.active_count()
 
     async def lives(number: int) -> None:
@@ -171,9 +174,6 @@ def test_a_hundred_children_leave_no_descriptor_and_no_thread(run: Run) -> None:
     run(lives(2))
     before = count()
     run(lives(100))
-    for thread in threading.enumerate():
-        if thread.name.startswith("wait-"):
-            thread.join()
     assert count() == before
 
 
