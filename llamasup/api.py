@@ -56,7 +56,7 @@ class RunOptions:
 class Service:
     """One model, served. Preparing it finds every mistake that can be found before anything is started.
 
-    Raises LlamasupError: ModelMissing, ModelInvalid, RuntimeMissing, UsageInvalid, UnsafeBind.
+    Raises ModelMissing, ModelInvalid, RuntimeMissing, DoesNotFit, UsageInvalid or UnsafeBind.
     """
 
     def __init__(self, options: RunOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
@@ -124,6 +124,7 @@ class Service:
         runner = self._runner = InstanceRunner(
             launch.model_id,
             lambda generation: launch.plan(folder, generation),
+            aliases=launch.aliases,
             policy=Policy(
                 warm_up=options.warm_up,
                 drain_timeout_s=options.drain_timeout_s,

@@ -64,6 +64,7 @@ class InstanceRunner:
         model: str,
         make_plan: Callable[[int], LaunchPlan],
         *,
+        aliases: tuple[str, ...] = (),
         policy: Policy,
         bus: Bus,
         work_folder: Path,
@@ -71,6 +72,7 @@ class InstanceRunner:
         roll: Callable[[], float] = random.random,
     ) -> None:
         self.model = model
+        self.aliases = aliases
         self.instance = Instance()
         self._make_plan = make_plan
         self._policy = policy

@@ -70,7 +70,7 @@ def _model_status(runner: InstanceRunner) -> Mapping[str, Any]:
     last = instance.last
     return {
         "id": runner.model,
-        "aliases": [],
+        "aliases": list(runner.aliases),
         "state": instance.state.value,
         "generation": instance.generation,
         "pid": runner.pid,

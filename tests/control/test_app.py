@@ -12,6 +12,7 @@ import pytest
 from llamasup.api import RunOptions, Service
 from llamasup.control.app import ControlServer
 from llamasup.core.lifecycle import State
+from llamasup.core.settings import Settings
 from llamasup.runtime.events import Bus, Notice, Ready, StateChanged, Stopped
 from llamasup.testing.fake_server import install
 
@@ -23,7 +24,10 @@ class Running:
         self.bus = Bus()
         self.notices: list[Notice] = []
         self.bus.listen(self.notices.append)
-        self.service = Service(RunOptions(model=str(model), runtime=str(runtime), port=0), self.bus)
+        self.service = Service(
+            RunOptions(model=str(model), settings=Settings(alias="tiny,small"), runtime=str(runtime), port=0),
+            self.bus,
+        )
 
     async def until_ready(self) -> str:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -70,6 +74,7 @@ def test_status_over_the_private_socket_has_the_shape_of_the_contract(running: R
             *("slots", "ctx_size", "memory", "until", "last_exit"),
         }
         assert (model["id"], model["state"], model["generation"]) == ("tiny", "ready", 1)
+        assert model["aliases"] == ["small"]
         assert model["pid"] == runner.pid
         assert model["memory"]["ram_bytes"] > 0
         assert model["last_exit"] is None
