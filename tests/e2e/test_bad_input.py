@@ -131,6 +131,16 @@ def test_a_port_in_use_names_its_holder(
     )
 
 
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
+def test_a_privileged_port(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+    start = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    if start < 2:
+        pytest.skip("every port is unprivileged here")
+    plain = ["setpriv", "--bounding-set=-net_bind_service"] if os.geteuid() == 0 else []
+    arguments = ("run", str(tiny_model), "--runtime", fake_server(), "--port", "1")
+    refused(71, ("port 1 ", "1023"), *arguments, prefix=plain)
+
+
 def test_an_address_of_another_machine(run_tiny: tuple[str, ...]) -> None:
     refused(71, "192.0.2.1", *run_tiny, "--host", "192.0.2.1", env={"LLAMASUP_API_KEY": "k"})
 
