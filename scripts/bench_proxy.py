@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """What the proxy costs: CPU per request and per streamed chunk, and added latency (promises P1, P2, P3).
 
-Direct, through nginx and through llamasup, interleaved in the rounds of one run. nginx: one worker, keep-alive
-upstream of at most 100 requests a connection, as llama-server has it, proxy_buffering off. llamasup: API key,
-Host check, look-up of `model`, request ids and metrics all on. The upstream is a fast fake in a process of its
-own, the load comes from a third; each is pinned to a core where there are several.
+Direct, through nginx and through llamasup, interleaved in the rounds of one run. nginx: one worker, upstream
+connections kept for at most 100 requests as llama-server has it, proxy_buffering off. llamasup: API key,
+Host check, look-up of `model`, request ids and metrics all on. The upstream is a fast fake in a process of
+its own, the load comes from a third; each is pinned to a core where there are several.
 
-P1 is measured at the same offered rate for all: a proxy that saturates its core finds the next bytes already
-there and pays for no wake-up, so that at saturation each would be measured under a load of its own. The saturated
+P1 is measured at the same offered rate for all: a proxy that does not saturate its neighbours pays for waking
+them, one that does finds them awake, and so each would be measured under conditions of its own. The saturated
 figures are printed too. Medians over the rounds, with the smallest and largest.
 
     python scripts/bench_proxy.py [--rounds 3] [--requests 20000] [--json FILE] [--profile FILE]

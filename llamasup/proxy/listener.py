@@ -116,6 +116,10 @@ class Proxy:
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep)
 
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop's next round."""
+        self._loop.call_soon(callback)
+
     def left(self, connection: Downstream) -> None:
         self._connections.discard(connection)
         if not self._connections:

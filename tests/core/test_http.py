@@ -257,7 +257,8 @@ def test_status_lines() -> None:
 
 def test_a_response_has_its_framing() -> None:
     assert response(200, b"{}", b"X: y\r\n") == (
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: 2\r\nX: y\r\n\r\n{}"
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\n"
+        b"Content-Length: 2\r\nX: y\r\n\r\n{}"
     )
     assert response(200, b"{}", method=b"HEAD").endswith(b"Content-Length: 2\r\n\r\n")
     assert response(204, b"", close=True) == b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"

@@ -1,7 +1,7 @@
 """A proxy on a loop of its own, with a client before it and a child behind it that both speak raw bytes.
 
-Both are blocking sockets in the test's thread, so that a test reads as a transcript: the client sends, the child
-receives, the child answers, the client receives. Every wait is bounded, and none is for a time to pass.
+Both are blocking sockets in the test's thread, so that a test reads as a transcript: the client sends, the
+child receives, the child answers, the client receives. Every wait is bounded, none is for a time to pass.
 """
 
 from __future__ import annotations

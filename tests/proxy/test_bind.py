@@ -58,7 +58,7 @@ def test_rights_that_lack_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> Non
             raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(socket, "socket", Privileged)
-    with pytest.raises(PortNotAllowed, match="port 80 on 127.0.0.1 needs rights"):
+    with pytest.raises(PortNotAllowed, match=r"port 80 on 127\.0\.0\.1 needs rights"):
         bind("127.0.0.1", 80)
 
 

@@ -112,7 +112,7 @@ def test_a_plain_answer_that_stops_short_is_cut_off(rig: Rig, begun: bytes) -> N
 MALFORMED = {
     "no HTTP": b"garbage\r\n\r\n",
     "a bare LF": b"HTTP/1.1 200 OK\nContent-Length: 2\n\nhi\r\n\r\n",
-    "length and chunks": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "length and chunks": STREAM_HEAD[:-2] + b"Content-Length: 2\r\n\r\n0\r\n\r\n",
     "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi",
     "another coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nhi",
     "more than its length": answer(b"hi") + b"there",
@@ -160,6 +160,20 @@ def test_more_than_the_response_in_mid_stream_is_not_passed_on(rig: Rig, excess:
     client, child = streaming(rig)
     child.send(excess)
     assert b'data: {"error":' in client.rest()
+    assert child.sees_the_end()
+
+
+def test_more_than_the_length_that_was_said_is_cut_off(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get())
+    child = rig.accept()
+    child.head()
+    child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfirst")
+    client.head()
+    assert client.receive(5) == b"first"
+    child.send(b"second and more")
+    with pytest.raises(ConnectionResetError):
+        client.rest()
     assert child.sees_the_end()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,9 @@ from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post
 
 EVENT = chunk(b"data: {}\n\n")
+BUFFER = (
+    1 << 17
+)  # of the client: small, but no smaller than loopback's segments, or the kernel itself dawdles
 
 
 def streaming(rig: Rig, **options: int) -> tuple[Wire, Wire]:
@@ -77,7 +81,7 @@ def test_a_client_that_pipelines_and_leaves_cancels_what_runs(rig: Rig) -> None:
 
 
 def test_a_client_that_does_not_read_pauses_the_child(rig: Rig) -> None:
-    client, child = streaming(rig, receive_buffer=4096)
+    client, child = streaming(rig, receive_buffer=BUFFER)
     piece = chunk(b"x" * 65_536)
     child.sock.setblocking(False)
     sent = 0
@@ -86,7 +90,6 @@ def test_a_client_that_does_not_read_pauses_the_child(rig: Rig) -> None:
             sent += child.sock.send(piece)
     assert sent < 32 << 20  # buffers of the kernel and one of ours; then the child has to wait
     child.sock.settimeout(10)
-    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     received = 0
     while received < sent:
         received += len(client.sock.recv(1 << 20))
@@ -99,7 +102,7 @@ def test_a_client_that_does_not_read_pauses_the_child(rig: Rig) -> None:
 
 def test_a_client_that_takes_nothing_for_too_long_is_let_go(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(limits=Limits(send_stall_s=0.2, sweep_s=0.02)))
-    _, child = streaming(rig, receive_buffer=4096)
+    _, child = streaming(rig, receive_buffer=BUFFER)
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         while True:
             child.send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
@@ -107,7 +110,7 @@ def test_a_client_that_takes_nothing_for_too_long_is_let_go(make_rig: MakeRig) -
 
 
 def test_a_paused_connection_to_the_child_is_fit_for_the_next_request(rig: Rig) -> None:
-    client = rig.connect(receive_buffer=4096)
+    client = rig.connect(receive_buffer=BUFFER)
     body = b"x" * (1 << 20)
     client.send(get())
     child = rig.accept()
@@ -122,7 +125,7 @@ def test_a_paused_connection_to_the_child_is_fit_for_the_next_request(rig: Rig) 
 
 
 def test_one_stalled_client_does_not_hold_up_another(rig: Rig) -> None:
-    stalled, child = streaming(rig, receive_buffer=4096)
+    stalled, child = streaming(rig, receive_buffer=BUFFER)
     child.sock.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:
@@ -171,6 +174,40 @@ def test_an_idle_connection_to_the_child_is_left_before_the_child_leaves_it(rig:
     client.send(get())
     assert child.sees_the_end()
     assert rig.accept().head().startswith(b"GET /props ")
+
+
+def test_connections_that_come_and_go_leave_nothing(rig: Rig) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def come_and_go() -> None:
+        for n in range(50):
+            client = rig.connect()
+            client.send((b"", b"GET", get(b"/livez"), get(b"/a"))[n % 4])
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            client.close()
+
+    def settle() -> None:
+        while rig.call(lambda: rig.proxy.connections + rig.endpoint.in_flight + len(rig.proxy._tasks)):
+            pass
+
+    come_and_go()
+    settle()
+    before = descriptors()
+    for _ in range(4):
+        come_and_go()
+    settle()
+    assert descriptors() <= before + 1
+
+
+def test_a_listener_of_records_that_fails_does_not_fail_the_request(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("not the client's fault")
+
+    monkeypatch.setattr(rig.proxy, "_on_finished", fail)
+    assert rig.ask(get(b"/livez"))[1] == b'{"status":"ok"}'
 
 
 def test_nothing_is_left_when_the_proxy_closes(make_rig: MakeRig) -> None:

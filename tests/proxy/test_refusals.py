@@ -1,4 +1,4 @@
-"""What does not come in: broken framing (X9), foreign hosts and pages (X2, X3), keys (X4), closed paths (X7), limits (X8)."""
+"""What does not come in: framing (X9), Host (X2), Origin (X3), keys (X4), closed paths (X7), limits (X8)."""
 
 from __future__ import annotations
 
@@ -288,8 +288,11 @@ def test_the_health_routes_are_public(make_rig: MakeRig, path: bytes) -> None:
         b"/./health",
         b"/x/../health",
         b"/health;a=b",
-    ]
-    + [b"/livez/../props", b"/v1/health/x", b"/health%2f..%2fprops", b"http://localhost//health"],
+        b"/livez/../props",
+        b"/v1/health/x",
+        b"/health%2f..%2fprops",
+        b"http://localhost//health",
+    ],
 )
 def test_an_odd_spelling_of_a_public_path_needs_a_key(make_rig: MakeRig, path: bytes) -> None:
     assert declined(make_rig(KEYS), get(path), 401)["cause"] == "api_key"

@@ -253,6 +253,15 @@ def test_a_client_that_pipelines_without_end_is_read_no_further(rig: Rig) -> Non
     assert client.message()[1] == b"a"
 
 
+def test_a_thousand_pipelined_requests_are_answered_in_order_and_hold_nobody_up(rig: Rig) -> None:
+    client, other = rig.connect(), rig.connect()
+    ids = [b"id-%d" % n for n in range(1000)]
+    client.send(b"".join(get(b"/livez", b"X-Request-Id: " + each) for each in ids))
+    other.send(get(b"/livez"))
+    assert status(other.message()[0]) == 200
+    assert [field(client.message()[0], b"x-request-id") for _ in ids] == ids
+
+
 def test_a_chunked_request_arrives_whole_with_a_length(rig: Rig) -> None:
     client = rig.connect()
     client.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))

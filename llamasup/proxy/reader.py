@@ -1,0 +1,224 @@
+"""Bytes in, requests out: what a client sends is parsed, bounded and judged before it is acted upon.
+
+Does no I/O of its own: it tells nobody anything, it only fills ``ready``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+import httptools
+
+from llamasup.core.http import HttpError, RawHeaders, read_head
+from llamasup.proxy.door import Door
+from llamasup.proxy.request import UNREAD, Request
+from llamasup.proxy.settings import Limits
+
+__all__ = ["RequestReader"]
+
+_log = logging.getLogger("llamasup.proxy")
+
+
+class RequestReader:
+    """Of one connection.
+
+    ``ready``: whole requests, and refusals of what is none, in order; no more than one read holds.
+    ``partial``: the request whose head is read and whose body is not.
+    ``begun``: a request's first byte was seen, its last was not.
+    """
+
+    __slots__ = (
+        "_door",
+        "_fed",
+        "_headers",
+        "_known_head",
+        "_known_key",
+        "_length",
+        "_limits",
+        "_local_host",
+        "_next_id",
+        "_parser",
+        "_progress",
+        "_read_bytes",
+        "_resume",
+        "_resuming",
+        "_target",
+        "begun",
+        "partial",
+        "ready",
+    )
+
+    def __init__(self, limits: Limits, door: Door, local_host: str, next_id: Callable[[], bytes]) -> None:
+        self.ready: deque[Request] = deque()
+        self.partial: Request | None = None
+        self.begun = False
+        self._limits = limits
+        self._door = door
+        self._local_host = local_host
+        self._next_id = next_id
+        self._parser = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._headers: RawHeaders = []
+        self._length: int | None = None
+        # The last head that was admitted: a client that keeps its connection repeats itself.
+        self._known_key: tuple[bytes, bytes, str, RawHeaders] | None = None
+        self._known_head = UNREAD
+        self._fed = 0  # bytes of earlier reads since the parser last got on
+        self._read_bytes = 0  # of the read being parsed
+        self._progress = False
+        self._resume = b""  # the framing of a body that the parser leaves unread behind an offered upgrade
+        self._resuming = False  # while a new parser is shown that framing
+
+    def feed(self, data: bytes) -> None:
+        """Parse; whole requests end up in the queue, and so does the refusal of bytes that are none."""
+        self._read_bytes = len(data)
+        self._progress = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserCallbackError:
+            _log.exception("our own parser callback failed")
+            self.refuse(HttpError(500, "llamasup failed to read the request", "server_error", close=True))
+        except httptools.HttpParserError as error:
+            self.refuse(HttpError(400, f"malformed request: {error}", close=True))
+        if self._progress:
+            self._fed = 0
+        else:
+            # A head, a trailer or a chunk's extensions that do not come to an end.
+            self._fed += len(data)
+            if self._fed > self._limits.head_bytes:
+                self.refuse(_unbounded(self._limits.head_bytes))
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1, as RFC 9110 §7.8 lets us: Java's client offers h2c with its first request.
+
+        The parser leaves off behind the head of such a request, its body unread. A new one is shown the
+        framing of the body and reads on from there.
+        """
+        self._parser = httptools.HttpRequestParser(self)
+        if self._resume:
+            resume, self._resume = self._resume, b""
+            self._resuming = True
+            self._parser.feed_data(resume)
+            self._resuming = False
+        if rest:
+            self.feed(rest)
+
+    def refuse(self, error: HttpError) -> None:
+        """Queue the refusal of something that is not a whole request; the connection ends with it."""
+        request = self.partial or Request(UNREAD, self._next_id(), keep_alive=False)
+        self.partial = None
+        request.refusal = error
+        request.keep_alive = False
+        if not self.ready or self.ready[-1].keep_alive:
+            self.ready.append(request)
+
+    def close(self) -> None:
+        """Forget all. The parser holds our methods: the pair would wait for the cycle collector."""
+        self.ready.clear()
+        self.partial = None
+        del self._parser
+
+    # --- httptools
+
+    def on_message_begin(self) -> None:
+        self.begun = True
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url  # in pieces when reads split it
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        lower = name.lower()
+        if lower == b"content-length":
+            self._length = int(value)  # digits, and below 2^64: llhttp has seen to that
+        else:
+            self._headers.append((lower, value))
+
+    def on_headers_complete(self) -> None:
+        self._progress = True
+        if self._resuming:
+            self._target = b""
+            self._headers = []
+            return
+        parser = self._parser
+        method: bytes = parser.get_method()
+        version: str = parser.get_http_version()
+        key = (method, self._target, version, self._headers)
+        self._target = b""
+        self._headers = []
+        refusal = None
+        if key == self._known_key:
+            head = self._known_head
+        else:
+            read = self._too_large(key) or read_head(*key)
+            if isinstance(read, HttpError):
+                self.refuse(read)
+                return
+            head = read
+            refusal = self._door.admit(head, self._local_host)
+            if refusal is None:
+                self._known_key, self._known_head = key, head
+        self.partial = request = Request(
+            head,
+            head.request_id or self._next_id(),
+            keep_alive=parser.should_keep_alive(),
+            http_1_0=version == "1.0",
+        )
+        if refusal is None and self._length is not None and self._length > self._limits.body_bytes:
+            refusal = self._body_too_large()
+        request.refusal = refusal
+        if head.upgrades and parser.should_upgrade():
+            if head.chunked:
+                self._resume = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            elif self._length:
+                self._resume = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % self._length
+        if head.origin is not None and refusal is None and self._door.allows_origin(head.origin):
+            request.response_lines += b"Access-Control-Allow-Origin: " + head.origin + b"\r\nVary: Origin\r\n"
+
+    def on_body(self, body: bytes) -> None:
+        self._progress = True
+        request = self.partial
+        if request is not None:
+            request.add(body)
+            if request.body_bytes > self._limits.body_bytes and request.refusal is None:
+                request.refusal = self._body_too_large()
+
+    def on_message_complete(self) -> None:
+        if self._resume:
+            return  # only the parser believes that it has no body
+        request, self.partial = self.partial, None
+        self._length = None
+        if self._headers:  # trailers: nobody here reads them
+            self._headers = []
+        self.begun = False
+        self._progress = True
+        if request is not None:
+            request.received_at = monotonic()
+            request.complete()
+            self.ready.append(request)
+
+    # --- sizes
+
+    def _too_large(self, key: tuple[bytes, bytes, str, RawHeaders]) -> HttpError | None:
+        limits = self._limits
+        _, target, _, headers = key
+        if len(headers) > limits.headers:
+            return HttpError(431, f"{len(headers)} headers; at most {limits.headers} are read", close=True)
+        if self._fed + self._read_bytes <= limits.head_bytes:
+            return None  # all that came since the last request is no more than this
+        if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) <= limits.head_bytes:
+            return None
+        return _unbounded(limits.head_bytes)
+
+    def _body_too_large(self) -> HttpError:
+        limit = self._limits.body_bytes
+        return HttpError(413, f"the body is larger than {limit} bytes", cause="body_limit", close=True)
+
+
+def _unbounded(limit: int) -> HttpError:
+    return HttpError(431, f"the head is larger than {limit} bytes", cause="head_limit", close=True)
