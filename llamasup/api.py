@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamasup.control.app import ControlServer
-from llamasup.core import lifecycle
 from llamasup.core.address import TcpAddress
 from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UnsafeBind, UsageInvalid
-from llamasup.core.lifecycle import Instance, Policy, State
+from llamasup.core.instance import Instance, KillAsked, Policy, StartAsked, State, StopAsked
 from llamasup.core.settings import Settings
 from llamasup.effects.files import ReadyFile, private_folder, run_folder, state_folder
 from llamasup.proxy.bind import bind
@@ -92,7 +91,7 @@ class Service:
         """Stop kindly; asked again, stop now. For the event loop's thread, at any time."""
         self._stops_asked += 1
         if self._runner is not None:
-            self._runner.post(lifecycle.StopAsked() if self._stops_asked == 1 else lifecycle.KillAsked())
+            self._runner.post(StopAsked() if self._stops_asked == 1 else KillAsked())
 
     async def run(self) -> None:
         """Serve until asked to stop, and leave nothing behind.
@@ -149,8 +148,8 @@ class Service:
             try:
                 control.start(tasks)
                 await proxy.start(sockets)
-                runner.post(lifecycle.StartAsked())
-                for stop in (lifecycle.StopAsked(), lifecycle.KillAsked())[: self._stops_asked]:
+                runner.post(StartAsked())
+                for stop in (StopAsked(), KillAsked())[: self._stops_asked]:
                     runner.post(stop)
                 await runner.reached(State.STARTING)
                 started = await runner.reached(State.READY, State.FAILED, State.STOPPED)

@@ -7,7 +7,7 @@ import time
 from llamasup.api import Service
 from llamasup.cli.errors import error_text
 from llamasup.cli.view import Level, View, duration_text, memory_text, plural, table
-from llamasup.core.lifecycle import State
+from llamasup.core.instance import State
 from llamasup.core.plan import LaunchPlan
 from llamasup.runtime.events import Notice, Ready, ServerExited, StateChanged, Stopped
 from llamasup.runtime.metrics import RequestRecord

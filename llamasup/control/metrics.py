@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from llamasup.core.lifecycle import State
+from llamasup.core.instance import State
 from llamasup.runtime.metrics import Histogram, Metrics
 
 __all__ = ["CONTENT_TYPE", "InstanceGauges", "exposition"]

@@ -11,280 +11,43 @@ one place, ``_is_stale``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from llamasup.core.backoff import RestartPolicy, recent_crashes, restart_delay_s
+from llamasup.core.backoff import recent_crashes, restart_delay_s
 from llamasup.core.diagnosis import Diagnosis
-
-__all__ = [
-    "LIVE",
-    "TABLE",
-    "AwaitIdle",
-    "CloseEndpoint",
-    "Effect",
-    "Event",
-    "Exited",
-    "Healthy",
-    "Idle",
-    "ImpossibleEvent",
-    "Instance",
-    "Kill",
-    "KillAsked",
-    "Loading",
-    "Policy",
-    "Probe",
-    "Progressed",
-    "Report",
-    "RestartAsked",
-    "Spawn",
-    "SpawnFailed",
-    "Spawned",
-    "StartAsked",
-    "State",
-    "StopAsked",
-    "Terminate",
-    "WakeAt",
-    "WarmUp",
-    "Warmed",
-    "WarmupFailed",
-    "Woke",
-    "advance",
-]
-
-
-class State(StrEnum):
-    STOPPED = "stopped"  # no child, none wanted
-    STARTING = "starting"  # the child is spawned; nothing heard of it yet
-    LOADING = "loading"  # it lives and answers that it loads
-    WARMING = "warming"  # it says that it is ready; one real token will prove it
-    READY = "ready"  # requests are served
-    DRAINING = "draining"  # no new requests; those in flight finish
-    STOPPING = "stopping"  # told to end; waiting for its exit
-    BACKOFF = "backoff"  # it crashed; the next start waits
-    FAILED = "failed"  # given up: starting it again would fail again
-
-
-LIVE = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.DRAINING, State.STOPPING})
-"""The states in which a child exists that has not been reaped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """All times in seconds."""
-
-    warm_up: bool = True
-    stall_timeout_s: float = 120.0
-    """Longest time without any sign of progress while starting (S6); not a limit on the start itself."""
-    drain_timeout_s: float = 30.0
-    stop_timeout_s: float = 10.0
-    terminate_again_s: float = 0.5
-    """A SIGTERM within 0.5 ms of the ready line is lost (12 of 40 tries at b11434); a second one is not."""
-    kill_again_s: float = 5.0
-    """A SIGKILLed process can linger in uninterruptible I/O; it is killed again at this interval."""
-    restart: RestartPolicy = field(default_factory=RestartPolicy)
-
-    @property
-    def first_patience_s(self) -> float:
-        return min(self.terminate_again_s, self.stop_timeout_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """What is known of one instance. ``generation`` counts its children, the current or last one included."""
-
-    state: State = State.STOPPED
-    generation: int = 0
-    alive: bool = False
-    ticket: int = 0
-    """Number of the newest timer; the wake-ups of older ones are stale."""
-    wanted: bool = False
-    """Whether another child follows when the current one has ended."""
-    insisted: bool = False
-    """Whether the child has been told twice to end, or been killed."""
-    verdict: Diagnosis | None = None
-    """Why we are ending the child ourselves, where it is its fault; counts as its crash."""
-    ready: bool = False
-    """Whether the current or last child ever became ready."""
-    crashes: tuple[float, ...] = ()
-    restarts: int = 0
-    last: Diagnosis | None = None
-
-
-# --- events: asked by people -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartAsked:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """Stop kindly: drain, then SIGTERM."""
-
-
-@dataclass(frozen=True, slots=True)
-class KillAsked:
-    """Stop now: a second Ctrl-C."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestartAsked:
-    pass
-
-
-# --- events: facts about the child -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Spawned:
-    generation: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
-    generation: int
-    diagnosis: Diagnosis
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """It answers, and says that the model is loading."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """A sign of life while starting: log lines, memory that grows, bytes read."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Healthy:
-    """``/health`` says 200."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Warmed:
-    """It produced a real token (or vector, or score)."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class WarmupFailed:
-    generation: int
-    diagnosis: Diagnosis
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """No request is in flight any more."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """It has ended and is reaped."""
-
-    generation: int
-    diagnosis: Diagnosis
-
-
-@dataclass(frozen=True, slots=True)
-class Woke:
-    ticket: int
-
-
-Event = (
-    StartAsked
-    | StopAsked
-    | KillAsked
-    | RestartAsked
-    | Spawned
-    | SpawnFailed
-    | Loading
-    | Progressed
-    | Healthy
-    | Warmed
-    | WarmupFailed
-    | Idle
-    | Exited
-    | Woke
+from llamasup.core.instance import (
+    AwaitIdle,
+    CloseEndpoint,
+    Effect,
+    Event,
+    Exited,
+    Healthy,
+    Idle,
+    Instance,
+    Kill,
+    KillAsked,
+    Loading,
+    Policy,
+    Probe,
+    Progressed,
+    Report,
+    RestartAsked,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    StartAsked,
+    State,
+    StopAsked,
+    Terminate,
+    WakeAt,
+    Warmed,
+    WarmUp,
+    WarmupFailed,
+    Woke,
 )
 
-
-# --- effects -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Watch it until it says that it is ready."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitIdle:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseEndpoint:
-    """End what is in flight: llama-server itself would keep open streams till the next ping (b11434)."""
-
-    generation: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    ticket: int
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Tell people that a child failed. ``restart_in_s`` is None when it will not be restarted.
-
-    ``by_us``: it did not die, but was of no use and was killed for that.
-    """
-
-    generation: int
-    diagnosis: Diagnosis
-    restart_in_s: float | None
-    by_us: bool = False
-
-
-Effect = Spawn | Probe | WarmUp | AwaitIdle | CloseEndpoint | Terminate | Kill | WakeAt | Report
+__all__ = ["TABLE", "ImpossibleEvent", "advance"]
 
 
 class ImpossibleEvent(RuntimeError):

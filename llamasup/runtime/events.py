@@ -11,7 +11,7 @@ from typing import Any
 
 from llamasup.core.address import TcpAddress
 from llamasup.core.diagnosis import Diagnosis, Exit
-from llamasup.core.lifecycle import State
+from llamasup.core.instance import State
 
 __all__ = ["Bus", "Notice", "Ready", "ServerExited", "StateChanged", "Stopped", "as_json"]
 

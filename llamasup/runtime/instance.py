@@ -16,11 +16,12 @@ from typing import assert_never
 
 import httpx
 
-from llamasup.core import lifecycle
+from llamasup.core import instance as core
 from llamasup.core.address import Address, UnixAddress
 from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
 from llamasup.core.errors import BrokenRuntime, LlamasupError
-from llamasup.core.lifecycle import LIVE, Effect, Event, Instance, Policy, State, advance
+from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
+from llamasup.core.lifecycle import advance
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.warmup import warm_up_request, what_is_missing
 from llamasup.effects.logs import LogPump
@@ -184,30 +185,30 @@ class InstanceRunner:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case lifecycle.Spawn(generation):
+            case core.Spawn(generation):
                 self._spawn(generation)
-            case lifecycle.Probe():
+            case core.Probe():
                 self._start_task(self._probe)
                 self._start_task(self._watch_progress)
-            case lifecycle.WarmUp():
+            case core.WarmUp():
                 self._start_task(self._warm_up)
-            case lifecycle.AwaitIdle(generation):
-                self._current.endpoint.when_idle(lambda: self.post(lifecycle.Idle(generation)))
-            case lifecycle.CloseEndpoint(_, reason):
+            case core.AwaitIdle(generation):
+                self._current.endpoint.when_idle(lambda: self.post(core.Idle(generation)))
+            case core.CloseEndpoint(_, reason):
                 if self._generation is not None:
                     self._generation.endpoint.close(reason)
-            case lifecycle.Terminate():
+            case core.Terminate():
                 if self._generation is not None:
                     self._generation.child.terminate()
-            case lifecycle.Kill():
+            case core.Kill():
                 if self._generation is not None:
                     self._generation.child.kill_group()
-            case lifecycle.WakeAt(ticket, at_s):
+            case core.WakeAt(ticket, at_s):
                 if self._timer is not None:
                     self._timer.cancel()
                 loop = asyncio.get_running_loop()
-                self._timer = loop.call_at(at_s, self.post, lifecycle.Woke(ticket))
-            case lifecycle.Report(generation, diagnosis, restart_in_s, by_us):
+                self._timer = loop.call_at(at_s, self.post, core.Woke(ticket))
+            case core.Report(generation, diagnosis, restart_in_s, by_us):
                 self.last_exit = self._generation.exit if self._generation and not by_us else None
                 self._bus.publish(
                     ServerExited(self.model, generation, self.last_exit, diagnosis, restart_in_s)
@@ -231,10 +232,10 @@ class InstanceRunner:
             _remove_socket(plan.address)
             child = spawn(plan.argv, env=plan.env, cwd=self._work_folder)
         except LlamasupError as error:
-            self.post(lifecycle.SpawnFailed(number, _as_diagnosis(error)))
+            self.post(core.SpawnFailed(number, _as_diagnosis(error)))
             return
         except OSError as error:
-            self.post(lifecycle.SpawnFailed(number, _as_diagnosis(_spawn_error(error))))
+            self.post(core.SpawnFailed(number, _as_diagnosis(_spawn_error(error))))
             return
         try:
             self._adopt(number, plan, child)
@@ -251,7 +252,7 @@ class InstanceRunner:
         pump.watch(READY_LINES, lambda _line: generation.heard.set())
         assert self._tasks is not None
         self._tasks.create_task(self._reap(generation), name=f"{self.model}/{number}/reap")
-        self.post(lifecycle.Spawned(number, child.pid))
+        self.post(core.Spawned(number, child.pid))
 
     def _start_task(self, work: Callable[[_Generation], Coroutine[None, None, None]]) -> None:
         """A task that ends with its child, at the latest."""
@@ -268,7 +269,7 @@ class InstanceRunner:
             task.cancel()
         await _clear_away(generation)
         diagnosis = diagnose(exit_, generation.pump.tail(), phase=phase, asked=phase == "stopping")
-        self.post(lifecycle.Exited(generation.number, diagnosis))
+        self.post(core.Exited(generation.number, diagnosis))
 
     def _phase(self) -> Phase:
         match self.instance.state:
@@ -286,12 +287,12 @@ class InstanceRunner:
             nonlocal said
             if not said:
                 said = True
-                self.post(lifecycle.Loading(generation.number))
+                self.post(core.Loading(generation.number))
 
         async with Prober(generation.plan.address, generation.plan.api_key) as prober:
             await prober.until_healthy(generation.heard, on_loading)
         generation.pump.unwatch()
-        self.post(lifecycle.Healthy(generation.number))
+        self.post(core.Healthy(generation.number))
 
     async def _watch_progress(self, generation: _Generation) -> None:
         """Tell of every second in which the start moved: log output, memory, bytes read (S6)."""
@@ -304,7 +305,7 @@ class InstanceRunner:
             now = (generation.pump.bytes_seen, *((seen.rss_bytes, seen.read_bytes) if seen else ()))
             if now != before:
                 before = now
-                self.post(lifecycle.Progressed(generation.number))
+                self.post(core.Progressed(generation.number))
 
     async def _warm_up(self, generation: _Generation) -> None:
         request = warm_up_request(generation.plan.model_class)
@@ -321,9 +322,9 @@ class InstanceRunner:
         else:
             missing = what_is_missing(request, status, body)
         if missing is None:
-            self.post(lifecycle.Warmed(generation.number))
+            self.post(core.Warmed(generation.number))
         else:
-            self.post(lifecycle.WarmupFailed(generation.number, _no_token(missing, generation.pump.tail())))
+            self.post(core.WarmupFailed(generation.number, _no_token(missing, generation.pump.tail())))
 
     async def _put_down(self, generation: _Generation) -> None:
         """The way out when the runner itself is cancelled: no drain, no politeness, but nothing left."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from llamasup import __version__
 from llamasup.core.address import TcpAddress
-from llamasup.core.lifecycle import State
+from llamasup.core.instance import State
 from llamasup.effects.probe import Prober
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner

@@ -11,7 +11,7 @@ import pytest
 
 from llamasup.api import RunOptions, Service
 from llamasup.control.app import ControlServer
-from llamasup.core.lifecycle import State
+from llamasup.core.instance import State
 from llamasup.core.settings import Settings
 from llamasup.runtime.events import Bus, Notice, Ready, StateChanged, Stopped
 from llamasup.testing.fake_server import install

@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from llamasup.control.metrics import InstanceGauges, exposition
-from llamasup.core.lifecycle import State
+from llamasup.core.instance import State
 from llamasup.runtime.metrics import Metrics, RequestRecord
 
 LLAMA_SERVER = """\

@@ -11,9 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from llamasup.core import lifecycle as lc
+from llamasup.core import instance as lc
+from llamasup.core import lifecycle
 from llamasup.core.diagnosis import Diagnosis
-from llamasup.core.lifecycle import LIVE, TABLE, Effect, Event, Instance, Policy, State, advance
+from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
+from llamasup.core.lifecycle import TABLE, ImpossibleEvent, advance
 
 POLICY = Policy()
 CRASH = Diagnosis("killed", "killed from outside", "", (), False, 75)
@@ -273,7 +275,7 @@ def test_news_of_a_reaped_child_is_dropped() -> None:
 
 def test_an_event_without_a_row_is_a_bug_and_says_so() -> None:
     life = ready()
-    with pytest.raises(lc.ImpossibleEvent, match=r"Warmed in state ready"):
+    with pytest.raises(ImpossibleEvent, match=r"Warmed in state ready"):
         life(lc.Warmed(1))
 
 
@@ -317,7 +319,7 @@ class AnyLife(RuleBasedStateMachine):
         self.children = 0
 
     def feed(self, event: Event) -> None:
-        if not lc._is_stale(self.instance, event) and type(event) not in TABLE[self.instance.state]:
+        if not lifecycle._is_stale(self.instance, event) and type(event) not in TABLE[self.instance.state]:
             return  # the runner cannot produce it: e.g. Warmed before WarmUp was ordered
         alive = self.instance.alive
         self.instance, effects = advance(self.instance, event, POLICY, now_s=self.now_s, roll=0.5)
