@@ -14,6 +14,8 @@ import pytest
 
 from tests.e2e.driver import llamasup, run_to_end
 
+pytestmark = pytest.mark.slow
+
 
 def refused(
     code: int,

@@ -101,6 +101,7 @@ def test_a_server_that_ends_while_starting_is_explained(
     assert events[-1]["event"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_server_that_keeps_crashing_is_given_up_with_75(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from tests.e2e.driver import Llamasup, llamasup
 
+pytestmark = pytest.mark.slow
+
 
 def assert_nothing_left(children: list[psutil.Process], home: Path) -> None:
     gone, alive = psutil.wait_procs(children, timeout=5)
@@ -122,7 +124,7 @@ def test_a_second_ctrl_c_does_not_wait(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     pieces: list[bytes] = []
-    with llamasup(tiny_model, "--runtime", fake_server("token_s=5")) as running:
+    with llamasup(tiny_model, "--runtime", fake_server("stall_after=1")) as running:
         stream(running.url, pieces, [])
         wait_until(lambda: pieces, "no first piece")
         children = running.children()

@@ -16,6 +16,8 @@ import pytest
 
 from tests.e2e.driver import PATIENCE_S, command, llamasup
 
+pytestmark = pytest.mark.slow
+
 
 def url_from(ready_file: Path, process: subprocess.Popen[bytes]) -> str:
     deadline = time.monotonic() + PATIENCE_S

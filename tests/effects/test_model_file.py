@@ -337,6 +337,7 @@ def test_a_file_that_grows_while_it_is_read(
     assert "changed while it was read, from 676128 to 700000 bytes" in refused(read, path).message
 
 
+@pytest.mark.slow
 def test_a_huge_file_whose_header_lies_takes_little_memory(folder: Path, read: Read) -> None:
     """A vocabulary of 2^30 empty strings in a sparse file of 64 GiB."""
     name = b"tokenizer.ggml.tokens"
