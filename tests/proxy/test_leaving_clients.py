@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -197,7 +198,11 @@ def test_connections_that_come_and_go_leave_nothing(rig: Rig) -> None:
     for _ in range(4):
         come_and_go()
     settle()
-    assert descriptors() <= before + 1
+    # The kernel may still hold connections that the loop has not accepted: they come and go after `settle`.
+    deadline = monotonic() + 10
+    while descriptors() > before + 1:
+        assert monotonic() < deadline
+        settle()
 
 
 def test_a_listener_of_records_that_fails_does_not_fail_the_request(
