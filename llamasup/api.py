@@ -74,7 +74,6 @@ class Service:
                 remedy="Make the folder, or name another file.",
             )
         self.on_request: Callable[[RequestRecord], None] | None = None
-        self.supervisor: Supervisor | None = None
         self._bus = bus
         self._metrics = Metrics()
         self._runner: InstanceRunner | None = None
@@ -133,7 +132,7 @@ class Service:
             work_folder=folder,
             log_path=_log_path(launch.model_id),
         )
-        self.supervisor = supervisor = Supervisor([runner], address, os.getpid())
+        supervisor = Supervisor([runner], address, os.getpid())
         control = ControlServer(folder / "control.sock", supervisor, self._metrics)
         proxy = self._proxy = Proxy(
             supervisor,

@@ -18,6 +18,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from llamasup.effects.files import cache_folder
+
 __all__ = ["FactCache", "FileIdentity", "default_cache_folder"]
 
 Value = TypeVar("Value")
@@ -55,9 +57,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 def default_cache_folder() -> Path:
     """``facts`` in the user's cache folder for llamasup; not created yet."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("llamasup") / "facts"
+    return cache_folder() / "facts"
 
 
 class FactCache(Generic[Value]):

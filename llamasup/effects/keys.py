@@ -34,8 +34,14 @@ def read_api_keys(path: Path | None, environ: Mapping[str, str]) -> tuple[str, .
 def _lines(path: Path) -> list[str]:
     try:
         text = path.expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:
+        match error:
+            case OSError():
+                reason = error.strerror or str(error)
+            case UnicodeDecodeError():
+                reason = "it is not UTF-8 text"
+            case _:
+                reason = "there is no such user"  # ~name
         raise ConfigInvalid(
             f"The API key file {str(path)!r} cannot be read: {reason}.",
             remedy="Give a file with one key a line.",

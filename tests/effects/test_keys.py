@@ -38,6 +38,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         read_api_keys(tmp_path / "none", {})
 
 
+def test_a_folder_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigInvalid, match="no such user"):
+        read_api_keys(Path("~nobody-of-this-name/keys"), {})
+
+
 def test_a_refused_key_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid) as caught:
         read_api_keys(None, {"LLAMASUP_API_KEY": "geheim €"})
