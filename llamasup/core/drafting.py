@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from llamasup.core.capabilities import Capabilities
+from llamasup.core.context_memory import CACHE_TYPES, ContextShape
 from llamasup.core.errors import UsageInvalid
 from llamasup.core.flags import CommandLine
-from llamasup.core.memory import CACHE_TYPES, ContextShape
 from llamasup.core.model_facts import ModelClass, ModelFacts
 
 __all__ = ["draft_shape", "give_draft"]

@@ -14,11 +14,12 @@ from typing import Any, Literal
 from llamasup.core.address import Address, UnixAddress
 from llamasup.core.capabilities import Capabilities
 from llamasup.core.child_env import RuntimeKind, child_environment
+from llamasup.core.context_memory import ContextShape, has_kv_cache
 from llamasup.core.drafting import draft_shape, give_draft
 from llamasup.core.errors import ModelInvalid, RuntimeMissing, UsageInvalid
 from llamasup.core.flags import ByHand, CommandLine, Reason, read_extra
 from llamasup.core.hardware import Hardware
-from llamasup.core.memory import ContextShape, MemoryEstimate, estimate, has_kv_cache
+from llamasup.core.memory import MemoryEstimate, estimate
 from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.naming import names_of
 from llamasup.core.settings import Settings

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["FlashAttn", "GpuLayers", "Settings"]
+__all__ = ["FlashAttn", "GpuLayers", "Profile", "Settings"]
 
 FlashAttn = Literal["on", "off", "auto"]
+Profile = Literal["latency", "throughput", "memory", "plain"]
 GpuLayers = int | Literal["auto", "all"]
 
 
@@ -28,4 +29,6 @@ class Settings:
     flash_attn: FlashAttn | None = None
     draft_model: str | None = None
     mmproj: str | None = None
+    profile: Profile | None = None
+    check_memory: bool = True
     extra: tuple[str, ...] = ()

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llamasup.core.capabilities import Capabilities, Option
+from llamasup.core.context_memory import CACHE_TYPES, ContextShape, has_kv_cache
 from llamasup.core.errors import UsageInvalid
 from llamasup.core.flags import ByHand
 from llamasup.core.hardware import Hardware
-from llamasup.core.memory import CACHE_TYPES, ContextShape, MemoryEstimate, has_kv_cache
+from llamasup.core.memory import MemoryEstimate
 from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.settings import Settings
 

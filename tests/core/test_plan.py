@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from llamasup.core.address import TcpAddress, UnixAddress
 from llamasup.core.capabilities import Capabilities
+from llamasup.core.context_memory import CACHE_TYPES
 from llamasup.core.errors import LlamasupError, ModelInvalid, RuntimeMissing, UsageInvalid
-from llamasup.core.memory import CACHE_TYPES
 from llamasup.core.model_facts import ModelClass
 from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file, plan_as_json
 from llamasup.core.settings import Settings

@@ -19,7 +19,7 @@ import pytest
 
 from llamasup.core.address import UnixAddress
 from llamasup.core.capabilities import Capabilities
-from llamasup.core.memory import ContextShape, kv_bytes
+from llamasup.core.context_memory import ContextShape, kv_bytes
 from llamasup.core.model_facts import ModelFacts
 from llamasup.core.plan import LaunchPlan, plan
 from llamasup.core.settings import Settings
