@@ -34,6 +34,7 @@ class Hardware:
     memory_available_bytes: int  # what can be had without swapping and without the cgroup's OOM killer
     memlock_limit_bytes: int | None
     may_raise_priority: bool
+    address_space_limit_bytes: int | None = None  # RLIMIT_AS; counts mapped files and reserved pages too
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ def read_hardware(text: HardwareText) -> Hardware:
         memory_available_bytes=available,
         memlock_limit_bytes=_memlock_limit(text.limits, capable),
         may_raise_priority=_may_raise_priority(text.limits, capable),
+        # A file that does not tell (gVisor's has no such row) is no limit.
+        address_space_limit_bytes=_soft_limit(text.limits, "Max address space") or None,
     )
 
 

@@ -192,6 +192,14 @@ def test_root_in_a_rootless_container_has_no_right_to_lock_memory_or_raise_prior
     assert not machine.may_raise_priority
 
 
+def test_an_address_space_limit_is_the_soft_one() -> None:
+    row = "Max address space         {}            unlimited            bytes     \n"
+    limited = replace(vm(), limits=row.format(2 * GIB))
+    assert read_hardware(limited).address_space_limit_bytes == 2 * GIB
+    assert read_hardware(replace(vm(), limits=row.format("unlimited"))).address_space_limit_bytes is None
+    assert read_hardware(vm()).address_space_limit_bytes is None
+
+
 def test_a_machine_that_tells_nothing_promises_nothing() -> None:
     machine = read_hardware(HardwareText("linux", frozenset(), {}))
     assert machine == Hardware("linux", 1, 1, None, 0, 0, 0, may_raise_priority=False)
