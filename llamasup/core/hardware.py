@@ -1,4 +1,4 @@
-"""What the machine allows this process: CPUs, memory, locked memory, priority.
+"""What the machine allows this process: CPUs, memory, locked memory, priority, open files.
 
 Pure reading of text that :mod:`llamasup.effects.hardware` collects from /proc and /sys/fs/cgroup. Of several
 limits on one thing (affinity and quota, host and cgroup, a cgroup and its parents) the tightest one counts.
@@ -35,6 +35,13 @@ class Hardware:
     memlock_limit_bytes: int | None
     may_raise_priority: bool
     address_space_limit_bytes: int | None = None  # RLIMIT_AS; counts mapped files and reserved pages too
+    cgroup_memory_limit_bytes: int | None = None  # the tightest; memory_total_bytes has it counted in
+    swap_total_bytes: int = 0
+    swap_free_bytes: int = 0
+    open_files_limit: int | None = None
+    numa_nodes: int = 1  # those with a CPU that is allowed
+    numa_balancing: bool = False  # the kernel moves pages after the threads that use them
+    huge_pages: str | None = None  # always, madvise, never; None where the kernel does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,9 @@ class HardwareText:
     cgroup: str = ""  # /proc/self/cgroup
     mountinfo: str = ""  # /proc/self/mountinfo
     cgroup_files: Mapping[str, str] = field(default_factory=dict[str, str])  # path → text
+    node_cpus: Mapping[int, str] = field(default_factory=dict[int, str])  # node → node*/cpulist
+    numa_balancing: str = ""  # /proc/sys/kernel/numa_balancing
+    huge_pages: str = ""  # /sys/kernel/mm/transparent_hugepage/enabled
 
 
 def read_hardware(text: HardwareText) -> Hardware:
@@ -58,9 +68,14 @@ def read_hardware(text: HardwareText) -> Hardware:
     groups = _groups(text.cgroup, text.mountinfo)
     files = text.cgroup_files
     total, available = _host_memory(text.meminfo)
-    for limit, used in _memory_limits(groups, files):
+    swap_total, swap_free = _swap(text.meminfo)
+    limits = tuple(_memory_limits(groups, files))
+    for limit, used in limits:
         total = min(total, limit)
         available = min(available, max(0, limit - used))
+    for limit, used in _swap_limits(groups, files):
+        swap_total = min(swap_total, limit)
+        swap_free = min(swap_free, max(0, limit - used))
     capable = _capabilities(text.status) if _in_first_user_namespace(text.uid_map) else 0
     return Hardware(
         platform=text.platform,
@@ -71,8 +86,15 @@ def read_hardware(text: HardwareText) -> Hardware:
         memory_available_bytes=available,
         memlock_limit_bytes=_memlock_limit(text.limits, capable),
         may_raise_priority=_may_raise_priority(text.limits, capable),
-        # A file that does not tell (gVisor's has no such row) is no limit.
+        # A file without that row is no limit.
         address_space_limit_bytes=_soft_limit(text.limits, "Max address space") or None,
+        cgroup_memory_limit_bytes=min((limit for limit, _ in limits), default=None),
+        swap_total_bytes=swap_total,
+        swap_free_bytes=swap_free,
+        open_files_limit=_soft_limit(text.limits, "Max open files") or None,
+        numa_nodes=_numa_nodes(text.cpus_allowed, text.node_cpus),
+        numa_balancing=text.numa_balancing.strip() not in ("", "0"),
+        huge_pages=_chosen(text.huge_pages),
     )
 
 
@@ -100,6 +122,11 @@ def _cpu_list(text: str) -> Iterable[int]:
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
             yield from range(int(first), int(last or first) + 1)
+
+
+def _numa_nodes(allowed: frozenset[int], node_cpus: Mapping[int, str]) -> int:
+    """Nodes with an allowed CPU: the others are out of reach, or have memory only."""
+    return max(1, sum(not allowed.isdisjoint(_cpu_list(cpus)) for cpus in node_cpus.values()))
 
 
 # --- control groups ------------------------------------------------------------------------------
@@ -154,7 +181,8 @@ def _upwards(path: str, root: str, point: str) -> tuple[PurePosixPath, ...]:
 
 def _names(version: int, controllers: frozenset[str]) -> tuple[str, ...]:
     if version == 2:
-        return ("cpu.max", "memory.max", "memory.high", "memory.current", "memory.stat")
+        swap = ("memory.swap.max", "memory.swap.current")
+        return ("cpu.max", "memory.max", "memory.high", "memory.current", "memory.stat", *swap)
     cpu = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if "cpu" in controllers else ()
     memory = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
     return cpu + (memory if "memory" in controllers else ())
@@ -174,8 +202,9 @@ def _cpu_quotas(groups: Iterable[_Group], files: Mapping[str, str]) -> Iterable[
 def _memory_limits(groups: Iterable[_Group], files: Mapping[str, str]) -> Iterable[tuple[int, int]]:
     """Limit and use of every group that has a limit.
 
-    Page cache that the kernel drops first (inactive_file) is not counted as used: a model file that was just
-    downloaded or served would otherwise make its own container look full.
+    Page cache is not counted as used, as MemAvailable does not: it is dropped when memory is asked for. A
+    model file that was just downloaded or served would otherwise make its own container look full. What has
+    been read twice is on the active list, so both are taken; locked and shared memory is on neither.
     """
     for version, _, folder in groups:
         v2 = version == 2
@@ -185,8 +214,17 @@ def _memory_limits(groups: Iterable[_Group], files: Mapping[str, str]) -> Iterab
             continue
         used = files.get(str(folder / ("memory.current" if v2 else "memory.usage_in_bytes")), "0")
         stat = _words(files.get(str(folder / "memory.stat"), ""))
-        droppable = int(stat.get("inactive_file" if v2 else "total_inactive_file", "0"))
+        lists = ("inactive_file", "active_file")
+        droppable = sum(int(stat.get(name if v2 else f"total_{name}", "0")) for name in lists)
         yield limit, max(0, _number(used) - droppable)
+
+
+def _swap_limits(groups: Iterable[_Group], files: Mapping[str, str]) -> Iterable[tuple[int, int]]:
+    """Limit and use of swap. Version 1 limits memory and swap together, which says little about swap."""
+    for version, _, folder in groups:
+        limit = files.get(str(folder / "memory.swap.max"), "") if version == 2 else ""
+        if _number(limit) < _NO_LIMIT_BYTES:
+            yield _number(limit), _number(files.get(str(folder / "memory.swap.current"), "0"))
 
 
 def _number(text: str) -> int:
@@ -208,6 +246,16 @@ def _host_memory(meminfo: str) -> tuple[int, int]:
     words = _words(meminfo)
     available = words.get("MemAvailable", words.get("MemFree", "0"))
     return int(words.get("MemTotal", "0")) * 1024, int(available) * 1024
+
+
+def _swap(meminfo: str) -> tuple[int, int]:
+    words = _words(meminfo)
+    return int(words.get("SwapTotal", "0")) * 1024, int(words.get("SwapFree", "0")) * 1024
+
+
+def _chosen(text: str) -> str | None:
+    """``always [madvise] never`` → madvise."""
+    return next((word.strip("[]") for word in text.split() if word.startswith("[")), None)
 
 
 def _capabilities(status: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from llamasup.core.hardware import Hardware, HardwareText, cgroup_files, read_hardware
@@ -34,7 +35,21 @@ def collect(root: Path = Path("/")) -> HardwareText:
         cgroup=cgroup,
         mountinfo=mountinfo,
         cgroup_files={path: text for path, text in limit_texts.items() if text},
+        node_cpus=dict(_node_cpus(root / "sys/devices/system/node")),
+        numa_balancing=_text(root / "proc/sys/kernel/numa_balancing"),
+        huge_pages=_text(root / "sys/kernel/mm/transparent_hugepage/enabled"),
     )
+
+
+def _node_cpus(folder: Path) -> Iterator[tuple[int, str]]:
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - names are all that is wanted
+    except OSError:  # a kernel without NUMA, or /sys is hidden
+        return
+    for name in names:
+        number = name.removeprefix("node")
+        if name.startswith("node") and number.isdecimal():
+            yield int(number), _text(folder / name / "cpulist")
 
 
 def _text(path: Path) -> str:
@@ -49,7 +64,7 @@ def _elsewhere() -> Hardware:
     """macOS, Windows and the BSDs: no cgroups. psutil costs 24 ms to import, so only here."""
     import psutil
 
-    memory = psutil.virtual_memory()
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     logical = psutil.cpu_count() or 1
     return Hardware(
         platform=sys.platform,
@@ -61,4 +76,17 @@ def _elsewhere() -> Hardware:
         # Not known to be enough: the plan then leaves memory unlocked and says so.
         memlock_limit_bytes=0,
         may_raise_priority=False,
+        swap_total_bytes=swap.total,
+        swap_free_bytes=swap.free,
+        open_files_limit=_open_files_limit(),
     )
+
+
+def _open_files_limit() -> int | None:
+    """The soft limit; 256 on macOS unless raised."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft in (resource.RLIM_INFINITY, 2**63 - 1) else soft  # macOS has a number for it

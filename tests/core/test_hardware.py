@@ -12,6 +12,7 @@ from llamasup.core.hardware import Hardware, HardwareText, cgroup_files, read_ha
 
 MACHINES = Path(__file__).parents[1] / "fixtures" / "hardware"
 GIB = 1 << 30
+MIB = 1 << 20
 KIB = 1 << 10
 
 
@@ -24,6 +25,7 @@ def captured(name: str, siblings: Mapping[int, str]) -> HardwareText:
         return file.read_text() if file.exists() else ""
 
     cgroup, mountinfo = text("proc/self/cgroup"), text("proc/self/mountinfo")
+    nodes = (root / "sys/devices/system/node").glob("node*")
     return HardwareText(
         platform="linux",
         cpus_allowed=frozenset(siblings),
@@ -35,7 +37,15 @@ def captured(name: str, siblings: Mapping[int, str]) -> HardwareText:
         cgroup=cgroup,
         mountinfo=mountinfo,
         cgroup_files={path: text(path) for path in cgroup_files(cgroup, mountinfo)},
+        node_cpus={int(node.name.removeprefix("node")): (node / "cpulist").read_text() for node in nodes},
+        numa_balancing=text("proc/sys/kernel/numa_balancing"),
+        huge_pages=text("sys/kernel/mm/transparent_hugepage/enabled"),
     )
+
+
+def threads_of(cores: int) -> Mapping[int, str]:
+    """So many cores of two threads, numbered as Linux numbers them on most machines."""
+    return {cpu: f"{cpu % cores},{cpu % cores + cores}\n" for cpu in range(2 * cores)}
 
 
 def vm() -> HardwareText:
@@ -49,11 +59,11 @@ def laptop() -> HardwareText:
 
 
 def container() -> HardwareText:
-    return captured("container", {cpu: f"{cpu % 8},{cpu % 8 + 8}\n" for cpu in range(16)})
+    return captured("container", threads_of(8))
 
 
 def server() -> HardwareText:
-    return captured("server", {cpu: f"{cpu % 128},{cpu % 128 + 128}\n" for cpu in range(256)})
+    return captured("server", threads_of(128))
 
 
 def test_a_virtual_machine_with_cgroup_v1_and_no_limits() -> None:
@@ -66,6 +76,8 @@ def test_a_virtual_machine_with_cgroup_v1_and_no_limits() -> None:
         memory_available_bytes=read_meminfo("vm-cgroup-v1", "MemAvailable"),
         memlock_limit_bytes=None,  # root with CAP_IPC_LOCK
         may_raise_priority=True,  # and CAP_SYS_NICE
+        open_files_limit=20000,
+        huge_pages="madvise",
     )
 
 
@@ -87,8 +99,9 @@ def test_a_container_has_its_quota_and_its_memory_and_not_those_of_the_host() ->
     machine = read_hardware(container())
     assert machine.cpu_quota == 1.5
     assert machine.memory_total_bytes == 4 * GIB
-    # 1.5 GiB in use, of which 960 MiB are page cache that is dropped first.
-    assert machine.memory_available_bytes == 4 * GIB - (1536 - 960) * (1 << 20)
+    # 1.5 GiB in use, of which 1 GiB is page cache.
+    assert machine.memory_available_bytes == 3.5 * GIB
+    assert machine.cgroup_memory_limit_bytes == 4 * GIB
     assert machine.memlock_limit_bytes == 64 * KIB
     assert not machine.may_raise_priority
 
@@ -101,6 +114,56 @@ def test_a_server_obeys_the_tightest_of_nested_limits() -> None:
     assert machine.memory_available_bytes == 412 * GIB
     assert machine.memlock_limit_bytes is None
     assert machine.may_raise_priority  # by RLIMIT_NICE and RLIMIT_RTPRIO, without a capability
+    assert machine.open_files_limit == 65536
+    assert (machine.numa_nodes, machine.numa_balancing) == (2, True)
+
+
+def test_a_docker_container_on_cgroup_v1_is_not_full_of_the_model_that_it_served() -> None:
+    machine = read_hardware(captured("docker-cgroup-v1", threads_of(4)))
+    assert machine.cpu_quota == 2.5
+    assert machine.memory_total_bytes == machine.cgroup_memory_limit_bytes == 8 * GIB
+    assert machine.memory_available_bytes == 7 * GIB  # 6 of the 7 GiB in use are page cache
+    assert machine.memlock_limit_bytes == 64 * KIB  # root, but without CAP_IPC_LOCK
+    assert not machine.may_raise_priority
+    assert machine.swap_total_bytes == 2097148 * KIB
+    assert machine.open_files_limit == 1048576
+
+
+def test_a_rootless_container_has_the_memory_of_its_group_and_no_swap() -> None:
+    machine = read_hardware(captured("podman-rootless", threads_of(4)))
+    assert machine.cpu_quota is None
+    assert machine.memory_total_bytes == 6 * GIB
+    assert machine.memory_available_bytes == 3 * GIB + (64 + 2700) * MIB
+    assert (machine.swap_total_bytes, machine.swap_free_bytes) == (0, 0)  # though the host has some
+    assert machine.memlock_limit_bytes == 8 * MIB
+
+
+def test_a_systemd_service_has_the_limits_of_its_unit() -> None:
+    machine = read_hardware(captured("systemd-service", threads_of(6)))
+    assert machine.cpu_quota == 4
+    assert machine.memory_total_bytes == 20 * GIB  # MemoryHigh: above it the service is throttled
+    assert machine.memory_available_bytes == 19 * GIB
+    assert (machine.swap_total_bytes, machine.swap_free_bytes) == (2 * GIB, 1 * GIB)
+    assert machine.memlock_limit_bytes is None  # LimitMEMLOCK=infinity
+    assert machine.open_files_limit == 1024
+
+
+def test_wsl_has_hybrid_groups_and_no_limits() -> None:
+    machine = read_hardware(captured("wsl2", threads_of(8)))
+    assert (machine.cpus_allowed, machine.physical_cores, machine.cpu_quota) == (16, 8, None)
+    assert machine.memory_total_bytes == 16206352 * KIB
+    assert machine.memory_available_bytes == 15051260 * KIB
+    assert machine.cgroup_memory_limit_bytes is None
+    assert machine.huge_pages == "always"
+    assert machine.numa_nodes == 1
+
+
+def test_only_nodes_with_an_allowed_cpu_count() -> None:
+    text = server()
+    one_socket = replace(text, cpus_allowed=frozenset(range(64)))
+    assert read_hardware(one_socket).numa_nodes == 1
+    with_memory_only = replace(text, node_cpus={**text.node_cpus, 2: "\n"})
+    assert read_hardware(with_memory_only).numa_nodes == 2
 
 
 def test_only_allowed_cpus_count_and_a_core_counts_once_even_if_half_of_it_is_allowed() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +25,32 @@ def test_this_machine_is_read_as_psutil_sees_it() -> None:
     assert 1 <= machine.physical_cores <= machine.cpus_allowed
     assert 0 < machine.memory_available_bytes <= machine.memory_total_bytes
     assert machine.memory_total_bytes <= psutil.virtual_memory().total
+    assert machine.swap_total_bytes <= psutil.swap_memory().total
+    assert machine.numa_nodes >= 1
+    assert machine.huge_pages in ("always", "madvise", "never", None)
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        ("-v 8000000", "address_space_limit_bytes", 8_000_000 * 1024),
+        ("-n 300", "open_files_limit", 300),
+        ("-l 64", "memlock_limit_bytes", 64 * 1024),
+    ],
+)
+def test_limits_of_the_shell_are_seen(options: str, field: str, value: int) -> None:
+    program = f"from llamasup.effects.hardware import hardware; print(hardware().{field})"
+    # The right to lock memory, which root has, makes its limit moot.
+    plain = ["setpriv", "--bounding-set=-ipc_lock"] if os.geteuid() == 0 else []
+    script = f'ulimit {options}; exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *plain, sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == str(value), done.stderr
 
 
 @linux_only
@@ -43,6 +71,13 @@ def test_the_control_groups_that_the_process_names_are_the_files_that_are_read()
     assert machine.memory_total_bytes == 4 << 30
 
 
+@linux_only
+def test_the_nodes_of_a_machine_are_all_read() -> None:
+    text = effect.collect(MACHINES / "server")
+    assert text.node_cpus == {0: "0-63,128-191\n", 1: "64-127,192-255\n"}
+    assert text.numa_balancing == "1\n"
+
+
 def test_a_machine_without_proc_is_read_by_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     machine = effect.hardware()
@@ -51,3 +86,5 @@ def test_a_machine_without_proc_is_read_by_psutil(monkeypatch: pytest.MonkeyPatc
     assert machine.memory_total_bytes == psutil.virtual_memory().total
     assert machine.memlock_limit_bytes == 0
     assert not machine.may_raise_priority
+    assert machine.swap_total_bytes == psutil.swap_memory().total
+    assert machine.open_files_limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
