@@ -10,6 +10,7 @@ __all__ = [
     "BrokenRuntime",
     "ConfigInvalid",
     "DoesNotFit",
+    "DraftMismatch",
     "FolderUnusable",
     "GaveUp",
     "LlamasupError",
@@ -18,6 +19,7 @@ __all__ = [
     "OutputFailed",
     "PortInUse",
     "PortNotAllowed",
+    "ProjectorMismatch",
     "RuntimeMissing",
     "ServerFailed",
     "UnsafeBind",
@@ -84,6 +86,18 @@ class ModelInvalid(LlamasupError):
     exit_code = 65
     http_status = 503
     cause = "model_invalid"
+
+
+class DraftMismatch(ModelInvalid):
+    """The draft model and the model do not have the same vocabulary."""
+
+    cause = "draft_mismatch"
+
+
+class ProjectorMismatch(ModelInvalid):
+    """The projector was made for another model."""
+
+    cause = "projector_mismatch"
 
 
 # --- the machine ---------------------------------------------------------------------------------

@@ -110,6 +110,8 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
     pooling = _pooling(keys)
     causal = keys.flag("{a}.attention.causal")
     by_layer, by_experts, input_bytes, output_bytes = _bytes_by_place(tensors, layers)
+    if mtp_layers and len(parts) == split.count and not any(by_layer[: layers - mtp_layers]):
+        model_class = ModelClass.DRAFT  # served alone it ends b11434 with SIGSEGV
 
     return ModelFacts(
         architecture=architecture,
@@ -152,6 +154,7 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
             used=keys.integer("{a}.expert_used_count"),
             shared=keys.integer("{a}.expert_shared_count"),
         ),
+        projection_length=_projection_length(keys, tensors) if model_class is ModelClass.PROJECTOR else 0,
         mtp_layers=mtp_layers,
         vocabulary=_vocabulary(keys),
         fim=_fim(keys),
@@ -276,6 +279,7 @@ def _vocabulary(keys: Keys) -> Vocabulary:
         eos=keys.optional("tokenizer.ggml.eos_token_id"),
         add_bos=keys.flag("tokenizer.ggml.add_bos_token"),
         add_eos=keys.flag("tokenizer.ggml.add_eos_token"),
+        digest=keys.array_digest("tokenizer.ggml.tokens"),
     )
 
 
@@ -291,6 +295,17 @@ def _fim(keys: Keys) -> FimTokens:
         suffix=token("fim_suf", "suffix"),
         middle=token("fim_mid", "middle"),
     )
+
+
+def _projection_length(keys: Keys, tensors: Sequence[Tensor]) -> int:
+    """What a projector turns images or sounds into: embeddings of this length. 0 where it is not certain.
+
+    Converters of 2023 and 2024 wrote the length of CLIP's own projection (768) instead, which is not used;
+    so the stated length counts only where a tensor of the projector has it.
+    """
+    stated = keys.integer("{a}.projection_dim")
+    used = any(tensor.name.startswith("mm.") and stated in tensor.lengths for tensor in tensors)
+    return stated if used else 0
 
 
 # --- bytes ---------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ Format: ggml/docs/gguf.md; the checks are those of gguf.cpp, llama.cpp b11434.
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
+import zlib
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -56,6 +58,9 @@ _SCALARS = {
 _STRING = 8
 _ARRAY = 9
 
+_VOCABULARY = "tokenizer.ggml.tokens"
+_UNSHARED_TOKENS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class NeedMore:
@@ -66,11 +71,16 @@ class NeedMore:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array: how many items of which type; the items themselves only where they are few numbers."""
+    """An array: how many items of which type; the items themselves only where they are few numbers.
+
+    ``digest`` is a CRC-32 of the tokens of a vocabulary, from the first that a draft model has to share
+    on (SPEC_VOCAB_CHECK_START_TOKEN_ID of llama.cpp); 0 for any other array.
+    """
 
     item_type: str
     count: int
     items: tuple[bool | int | float, ...] = ()
+    digest: int = 0
 
 
 Value = bool | int | float | str | Array
@@ -82,6 +92,7 @@ class Tensor:
     elements: int
     type_name: str
     size_bytes: int
+    lengths: tuple[int, ...] = ()  # of its dimensions, that of a row first
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +226,9 @@ class _Reader:
             self._refuse(key, at, "is an array of arrays, which llama.cpp does not read")
         if item_type == _STRING:
             self._check_count(key, count_at, count, 8)
+            begin = self._position
             self._skip_strings(key, count)
-            return Array("str", count)
+            return Array("str", count, digest=self._digest(begin, count) if key == _VOCABULARY else 0)
         if item_type not in self._scalars:
             self._refuse(key, at, f"is an array of the unknown type {item_type}")
         name, packed = self._scalars[item_type]
@@ -253,6 +265,14 @@ class _Reader:
             string_bytes = 1.5 * (position - begin) / max(done, 1)
             self._lacks(position + max(8, int((count - done) * string_bytes)), f"the strings of {key!r}")
 
+    def _digest(self, begin: int, count: int) -> int:
+        """Over the strings that begin at ``begin``, without the first few. 4 ms for 150,000 tokens."""
+        for _ in range(min(_UNSHARED_TOKENS, count)):
+            (length,) = self._u64.unpack_from(self._header, begin)
+            begin += 8 + length
+        with memoryview(self._header) as header:
+            return zlib.crc32(header[begin : self._position])
+
     # --- tensors ---------------------------------------------------------------------------------
 
     def _read_tensors(self, count: int, alignment: int) -> tuple[tuple[Tensor, ...], int, int]:
@@ -286,11 +306,10 @@ class _Reader:
         if dimensions > _MAX_DIMENSIONS:
             self._refuse(f"the number of dimensions of tensor {name!r}", at, f"is {dimensions}, at most 4")
         at = self._position
-        elements = row = 1
-        for index in range(dimensions):
-            length = self._number(self._u64, f"dimension {index} of tensor {name!r}")
-            row = length if index == 0 else row
-            elements *= length
+        lengths = tuple(
+            self._number(self._u64, f"dimension {index} of tensor {name!r}") for index in range(dimensions)
+        )
+        elements, row = math.prod(lengths), lengths[0] if lengths else 1
         type_at = self._position
         type_id = self._number(self._u32, f"the type of tensor {name!r}")
         kind = TENSOR_TYPES.get(type_id)
@@ -310,7 +329,7 @@ class _Reader:
         size_bytes = elements // kind.block_elements * kind.block_bytes
         if size_bytes > _MAX_TENSOR_BYTES:
             self._refuse(f"the size of tensor {name!r}", at, f"would be {size_bytes} bytes")
-        return Tensor(name, elements, kind.name, size_bytes)
+        return Tensor(name, elements, kind.name, size_bytes, lengths)
 
     # --- pieces ----------------------------------------------------------------------------------
 

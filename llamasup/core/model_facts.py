@@ -77,6 +77,7 @@ class Vocabulary:
     eos: int | None = None
     add_bos: bool | None = None
     add_eos: bool | None = None
+    digest: int = 0  # of the texts of the tokens that a draft model must share; 0 where there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class ModelFacts:
     ] = ()  # per layer: has a KV cache (not recurrent, sharing, MTP or encoder layers)
     causal: bool = True
     experts: Experts = Experts()
+    projection_length: int = 0  # of a projector: the width of the models it is for; 0 where it is not certain
     mtp_layers: int = 0  # {a}.nextn_predict_layers: multi-token prediction, for self-speculation
     vocabulary: Vocabulary = Vocabulary()
     fim: FimTokens = FimTokens()

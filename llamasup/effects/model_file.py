@@ -23,10 +23,19 @@ from llamasup.core.errors import ModelInvalid, ModelMissing
 from llamasup.core.gguf import Container, ModelFacts, NeedMore, facts_of, read_container, split_of
 from llamasup.effects.cache import FactCache, FileIdentity, default_cache_folder
 
-__all__ = ["read_model", "split_paths"]
+__all__ = [
+    "REVISION",
+    "Remembered",
+    "SplitName",
+    "os_errors_of",
+    "read_anew",
+    "read_model",
+    "split_name",
+    "split_paths",
+]
 
 # Change it with every change of the reader or of ModelFacts: facts that an older reader found are then stale.
-_REVISION = "1"
+REVISION = "2"
 # Holds the headers of small models whole; a larger header is read at the size that its beginning suggests.
 _FIRST_READ_BYTES = 64 * 1024
 # llama_split_path of llama.cpp.
@@ -41,11 +50,23 @@ _SPECIAL_FILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Remembered:
-    """What the cache holds for the first file of a model; ``parts`` are its other files as they were."""
+class Remembered:
+    """What a cache holds for the first file of a model; ``parts`` are its other files as they were."""
 
     facts: ModelFacts
     parts: tuple[tuple[str, int, int], ...]  # path, size in bytes, mtime in ns
+
+    def is_current(self) -> bool:
+        """Whether those other files are still as they were."""
+        return all(_unchanged(part) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitName:
+    """What the name of one part of a split set says: which part it is, and what the first one is called."""
+
+    number: int
+    first: str
 
 
 def read_model(path: str | Path, *, cache_folder: Path | None = None) -> ModelFacts:
@@ -56,13 +77,19 @@ def read_model(path: str | Path, *, cache_folder: Path | None = None) -> ModelFa
     read, and ModelInvalid where it is nothing that llama-server could load.
     """
     path = Path(path)
-    with _os_errors_of(path):
+    with os_errors_of(path):
         _check_regular(path, path.stat())
         identity = FileIdentity.of(path)
     cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
     remembered = cache.get(identity)
-    if remembered is not None and all(_unchanged(part) for part in remembered.parts):
-        return remembered.facts
+    if remembered is None or not remembered.is_current():
+        remembered = read_anew(path)
+        cache.put(identity, remembered)
+    return remembered.facts
+
+
+def read_anew(path: Path) -> Remembered:
+    """As ``read_model``, from the files themselves, and with what tells whether they have changed since."""
     containers, parts = [_read(path)], []
     with _invalid_naming(path):
         split = split_of(containers[0])
@@ -71,11 +98,18 @@ def read_model(path: str | Path, *, cache_folder: Path | None = None) -> ModelFa
         containers += [_read_part(part, number, path) for number, part in enumerate(parts, start=2)]
     with _invalid_naming(path):
         facts = facts_of(containers)
-    with _os_errors_of(path):
+    with os_errors_of(path):
         identities = (FileIdentity.of(part) for part in parts)
         seen = tuple((part.path, part.size_bytes, part.mtime_ns) for part in identities)
-    cache.put(identity, _Remembered(facts, seen))
-    return facts
+    return Remembered(facts, seen)
+
+
+def split_name(name: str) -> SplitName | None:
+    """The part of a set that a file named ``name`` is; None for a model in one file."""
+    found = _SPLIT_NAME.fullmatch(name)
+    if found is None:
+        return None
+    return SplitName(int(found["part"]), f"{found['prefix']}-00001-of-{found['count']}.gguf")
 
 
 def split_paths(path: Path, count: int) -> list[Path]:
@@ -92,8 +126,8 @@ def split_paths(path: Path, count: int) -> list[Path]:
 
 
 @lru_cache(maxsize=8)  # building msgspec's decoder takes longer than a look-up
-def _cache(folder: Path) -> FactCache[_Remembered]:
-    return FactCache("model", _Remembered, revision=_REVISION, folder=folder)
+def _cache(folder: Path) -> FactCache[Remembered]:
+    return FactCache("model", Remembered, revision=REVISION, folder=folder)
 
 
 def _unchanged(part: tuple[str, int, int]) -> bool:
@@ -128,7 +162,7 @@ def _read(path: Path) -> Container:
     """The header, from as few bytes of the file as it takes."""
     # O_NONBLOCK: a pipe that was put there after the first look cannot make the open wait.
     flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
-    with _os_errors_of(path):
+    with os_errors_of(path):
         _check_regular(path, path.stat())
         with os.fdopen(os.open(path, os.O_RDONLY | flags), "rb", buffering=0) as file:
             before = os.fstat(file.fileno())
@@ -218,7 +252,7 @@ def _model_names(folder: Path) -> list[str]:
             names = sorted(entry.name for entry in entries if entry.name.lower().endswith(".gguf"))
     except OSError:
         return []
-    return [name for name in names if not (part := _SPLIT_NAME.fullmatch(name)) or int(part["part"]) == 1]
+    return [name for name in names if (part := split_name(name)) is None or part.number == 1]
 
 
 def _listed(names: list[str]) -> str:
@@ -236,7 +270,8 @@ def _invalid_naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _os_errors_of(path: Path) -> Iterator[None]:
+def os_errors_of(path: Path) -> Iterator[None]:
+    """Turn what the system says about ``path`` into ModelMissing."""
     try:
         yield
     except FileNotFoundError:
