@@ -1,4 +1,4 @@
-"""What a llama-server binary says it can do: its own ``--help``, ``--version`` and ``--list-devices``, read.
+"""What a llama-server binary says it can do: its own ``--help`` and ``--version``, read.
 
 Options come, go and change their shape between builds (``--flash-attn`` took no value until August 2025 and
 needs one since; ``--mlock`` is fatal since September 2026), and source builds call themselves "build 0".
@@ -20,12 +20,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llamasup.core.devices import Device
+
 __all__ = [
     "Capabilities",
-    "Device",
     "Option",
     "looks_like_llama_server",
-    "parse_devices",
     "parse_help",
     "parse_version",
 ]
@@ -63,20 +63,10 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """A compute device as the binary sees it; ``free_bytes`` is what was free when it was asked."""
-
-    name: str
-    description: str
-    total_bytes: int
-    free_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Capabilities:
     version: str
     options: tuple[Option, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[Device, ...]  # those with memory
 
     def find(self, spelling: str) -> Option | None:
         """The option with this spelling, an accepted one before one that is only listed as removed."""
@@ -170,15 +160,6 @@ def parse_version(text: str) -> str:
     return "unknown"
 
 
-def parse_devices(text: str) -> tuple[Device, ...]:
-    """The devices of ``--list-devices``; none for a build that has no accelerator, or that finds none."""
-    return tuple(
-        Device(match[1], match[2], int(match[3]) * _MIB, int(match[4]) * _MIB)
-        for line in _plain_lines(text)
-        if (match := _DEVICE.fullmatch(line.strip()))
-    )
-
-
 def parse_help(text: str) -> tuple[Option, ...]:
     """Every option that the help text lists, in its order; nothing for a text that lists none."""
     lines = list(_plain_lines(text))
@@ -234,8 +215,6 @@ def _split_head(line: str) -> tuple[str, str]:
 
 # --- one option ----------------------------------------------------------------------------------
 
-_MIB = 1024 * 1024
-_DEVICE = re.compile(r"(\S+): (.*) \((\d{1,12}) MiB, (\d{1,12}) MiB free\)")
 _SPELLING = re.compile(r"(--?[^-\s,=\[][^\s,=\[]*)(.*)")
 _PLURAL = re.compile(r"(.+)\((\w+)\)")
 _ENV = re.compile(r"\(env: ?(\w+)\)")

@@ -20,24 +20,23 @@ from pathlib import Path
 from llamasup import __version__
 from llamasup.core.capabilities import (
     Capabilities,
-    Device,
     looks_like_llama_server,
-    parse_devices,
     parse_help,
     parse_version,
 )
 from llamasup.core.child_env import RuntimeKind, child_environment
-from llamasup.core.errors import BrokenRuntime, RuntimeMissing
+from llamasup.core.devices import Device, parse_devices
+from llamasup.core.errors import BrokenRuntime, FolderUnusable, LlamasupError, RuntimeMissing
 from llamasup.effects import broken_runtimes
 from llamasup.effects.asking import Answer, ask
 from llamasup.effects.cache import FactCache, FileIdentity
 
-__all__ = ["Runtime", "find_runtime", "library_folder"]
+__all__ = ["FoundRuntime", "Runtime", "find_runtime", "library_folder", "list_devices", "survey_runtimes"]
 
 # A cold llama-server answers in 6 ms; one on a cold network disk that initialises CUDA may take seconds.
 _TIMEOUT_S = 20.0
 # Raise it whenever parse_help and its kin read something differently: cached answers are then asked anew.
-_READER_REVISION = 1
+_READER_REVISION = 2
 
 _EXECUTABLE = "llama-server.exe" if sys.platform == "win32" else "llama-server"
 _MEND_EMBEDDED = (
@@ -87,7 +86,54 @@ def find_runtime(
     PATH, ``embedded``, or ``auto`` for whatever is there. ``environ`` is the environment to look in and to
     ask in. Raises RuntimeMissing when there is none, BrokenRuntime when there is one that does not work.
     """
-    candidate = _candidate(choice, environ, configured)
+    return _runtime(_candidate(choice, environ, configured), environ, timeout_s, cache_folder)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRuntime:
+    """Something that was found where runtimes are looked for: one that answers, or what is wrong with it."""
+
+    origin: str
+    answer: Runtime | LlamasupError
+
+
+def survey_runtimes(
+    choice: str | None, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S
+) -> tuple[FoundRuntime, ...]:
+    """What ``find_runtime`` would take, and after it everything else that is there without being asked for.
+
+    The first is an error where it would raise one. Nothing is raised.
+    """
+    try:
+        first = _candidate(choice, environ, None)
+    except RuntimeMissing as error:
+        return (
+            FoundRuntime(choice or "", error),
+            *(_found(each, environ, timeout_s) for each in _automatic(environ)),
+        )
+    same = os.path.realpath(first.path)
+    others = [each for each in _automatic(environ) if os.path.realpath(each.path) != same]
+    return tuple(_found(each, environ, timeout_s) for each in (first, *others))
+
+
+def _found(candidate: _Candidate, environ: Mapping[str, str], timeout_s: float) -> FoundRuntime:
+    try:
+        return FoundRuntime(candidate.origin, _runtime(candidate, environ, timeout_s, None))
+    except LlamasupError as error:
+        return FoundRuntime(candidate.origin, error)
+
+
+def list_devices(
+    runtime: Runtime, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S
+) -> tuple[Device, ...]:
+    """The devices as this runtime sees them now. Raises BrokenRuntime where it does not answer."""
+    candidate = _Candidate(runtime.kind, runtime.path, runtime.command, runtime.origin)
+    return _devices(candidate, environ, timeout_s)
+
+
+def _runtime(
+    candidate: _Candidate, environ: Mapping[str, str], timeout_s: float, cache_folder: Path | None
+) -> Runtime:
     if candidate.kind == "binary":
         broken_runtimes.check_file(Path(candidate.path), candidate.origin)
     capabilities = _capabilities(candidate, environ, timeout_s, cache_folder)
@@ -212,7 +258,10 @@ def _capabilities(
     # The identity is taken before asking: a binary replaced meanwhile is asked anew next time.
     identity = FileIdentity.of(candidate.path)
     revision = f"{__version__}/{_READER_REVISION}/{_surroundings(candidate, environ)}"
-    cache = FactCache("runtime", Capabilities, revision=revision, folder=cache_folder)
+    try:
+        cache = FactCache("runtime", Capabilities, revision=revision, folder=cache_folder)
+    except FolderUnusable:
+        return _asked(candidate, environ, timeout_s)  # slower, and no reason not to serve
     if (known := cache.get(identity)) is not None:
         if not known.devices:
             return known
@@ -292,7 +341,7 @@ def _devices(candidate: _Candidate, environ: Mapping[str, str], timeout_s: float
             remedy="Its GPU driver hangs: see whether nvidia-smi or vulkaninfo answers. "
             "CUDA_VISIBLE_DEVICES= leaves the GPUs out.",
         )
-    return parse_devices(answer.stdout)
+    return parse_devices(answer.stdout, answer.stderr)
 
 
 def _answers(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llamasup.core.address import Address, TcpAddress, UnixAddress
-from llamasup.core.capabilities import Capabilities, Device, parse_help
+from llamasup.core.capabilities import Capabilities, parse_help
+from llamasup.core.devices import Device
 from llamasup.core.hardware import Hardware
 from llamasup.core.model_facts import ChatTemplate, ModelClass, ModelFacts
 from llamasup.core.plan import LaunchPlan, child_address_kind, plan

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from llamasup.core.capabilities import (
     Capabilities,
-    Device,
     Option,
     looks_like_llama_server,
-    parse_devices,
     parse_help,
     parse_version,
 )
@@ -396,7 +394,7 @@ _FRAGMENTS = st.one_of(_PUNCTUATION, _WORDS, _REMOVED)
 def test_no_text_at_all_makes_the_readers_raise(text: str) -> None:
     options = parse_help(text)
     assert all(parsed.spellings and set(parsed.negations) <= set(parsed.spellings) for parsed in options)
-    capabilities = Capabilities(parse_version(text), options, parse_devices(text))
+    capabilities = Capabilities(parse_version(text), options, ())
     assert capabilities.version
     for parsed in options:
         for spelling in parsed.spellings:
@@ -405,7 +403,7 @@ def test_no_text_at_all_makes_the_readers_raise(text: str) -> None:
     assert nearest is None or capabilities.knows(nearest)
 
 
-# --- version and devices -------------------------------------------------------------------------
+# --- version -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -427,24 +425,3 @@ def test_no_text_at_all_makes_the_readers_raise(text: str) -> None:
 )
 def test_the_version_is_what_the_binary_says(text: str, version: str) -> None:
     assert parse_version(text) == version
-
-
-def test_a_build_without_accelerator_has_no_devices() -> None:
-    assert parse_devices((FIXTURES / "devices" / "none.txt").read_text()) == ()
-
-
-def test_devices_are_read_with_their_memory() -> None:
-    text = (
-        "ggml_cuda_init: found 1 CUDA devices:\n"
-        "  Device 0: NVIDIA GeForce RTX 4090, compute capability 8.9, VMM: yes\n"
-        "Available devices:\n"
-        "  CUDA0: NVIDIA GeForce RTX 4090 (24080 MiB, 23671 MiB free)\r\n"
-        "  Vulkan0: AMD Radeon Graphics (RADV RENOIR) (8192 MiB, 8000 MiB free)\n"
-        "  RPC[127.0.0.1:50052]: RPC[127.0.0.1:50052] (1024 MiB, 512 MiB free)\n"
-    )
-    mib = 1024 * 1024
-    assert parse_devices(text) == (
-        Device("CUDA0", "NVIDIA GeForce RTX 4090", 24080 * mib, 23671 * mib),
-        Device("Vulkan0", "AMD Radeon Graphics (RADV RENOIR)", 8192 * mib, 8000 * mib),
-        Device("RPC[127.0.0.1:50052]", "RPC[127.0.0.1:50052]", 1024 * mib, 512 * mib),
-    )

@@ -12,7 +12,7 @@ import pytest
 
 from llamasup.core.errors import BrokenRuntime, RuntimeMissing
 from llamasup.effects import runtimes
-from llamasup.effects.runtimes import Runtime, find_runtime, library_folder
+from llamasup.effects.runtimes import Runtime, find_runtime, library_folder, survey_runtimes
 
 HELP = Path(__file__).parent.parent / "fixtures" / "help"
 
@@ -603,3 +603,49 @@ def test_the_real_embedded_runtime_says_what_it_can_do(tmp_path: Path) -> None:
     assert runtime.kind == "embedded"
     assert runtime.version != "unknown"
     assert runtime.capabilities.unix_sockets
+
+
+def test_a_cache_that_cannot_be_used_does_not_keep_a_runtime_from_being_found(
+    tmp_path: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
+    assert find_runtime(None, {}).version == "10114 (ed7adbfef)"
+
+
+def test_a_survey_has_what_would_be_taken_first_and_then_all_that_is_there(
+    tmp_path: Path, embedded: Path
+) -> None:
+    on_path = script(tmp_path / "bin" / "llama-server")
+    broken = script(tmp_path / "broken" / "server", "exit 3")
+    first, second, third = survey_runtimes(str(broken), {"PATH": str(on_path.parent)})
+    assert (first.origin, second.origin, third.origin) == (
+        "--runtime",
+        "llama-server on PATH",
+        "the embedded runtime",
+    )
+    assert isinstance(first.answer, BrokenRuntime)
+    assert isinstance(second.answer, Runtime)
+    assert second.answer.path == str(on_path)
+    assert isinstance(third.answer, Runtime)
+    assert third.answer.kind == "embedded"
+
+
+def test_a_survey_names_each_runtime_once(tmp_path: Path, packages: dict[str, Path]) -> None:
+    on_path = script(tmp_path / "bin" / "llama-server")
+    link = tmp_path / "link"
+    link.symlink_to(on_path)
+    (only,) = survey_runtimes(str(link), {"PATH": str(on_path.parent)})
+    assert only.origin == "--runtime"
+
+
+def test_a_survey_without_any_runtime_says_what_find_runtime_says(packages: dict[str, Path]) -> None:
+    (nothing,) = survey_runtimes(None, {"PATH": ""})
+    assert isinstance(nothing.answer, RuntimeMissing)
+    assert "pip install" in nothing.answer.remedy
+
+
+def test_a_survey_goes_on_after_a_choice_that_is_not_there(tmp_path: Path, embedded: Path) -> None:
+    missing, other = survey_runtimes("no-such-server", {"PATH": ""})
+    assert isinstance(missing.answer, RuntimeMissing)
+    assert isinstance(other.answer, Runtime)

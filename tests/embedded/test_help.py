@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.capabilities import looks_like_llama_server, parse_devices, parse_help, parse_version
+from llamasup.core.capabilities import looks_like_llama_server, parse_help, parse_version
+from llamasup.core.devices import parse_devices
 from llamasup.embedded.option import Option
 from llamasup.embedded.table import help_text, offered
 from tests.embedded.child import COMMAND

@@ -1,0 +1,65 @@
+"""What the NVIDIA driver says about its GPUs, through NVML (package nvidia-ml-py, the ``gpu`` extra).
+
+Asked once and closed again: no session is held, nothing is polled (P7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from llamasup.core.devices import NvmlGpu
+
+__all__ = ["NvmlAnswer", "ask_nvml"]
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlAnswer:
+    """The GPUs, or why they cannot be seen: ``problem`` is NVML's own sentence, ``error`` its name for it.
+
+    ``error`` is "NVMLError_LibRmVersionMismatch" and the like, "not installed" without the package.
+    """
+
+    gpus: tuple[NvmlGpu, ...] = ()
+    error: str = ""
+    problem: str = ""
+
+
+def ask_nvml() -> NvmlAnswer:
+    """Every GPU that the driver shows to this process. Never raises."""
+    try:
+        import pynvml  # 35 ms: only where there is an NVIDIA device
+    except ImportError:
+        return NvmlAnswer(error="not installed", problem="the package nvidia-ml-py is not installed")
+    try:
+        pynvml.nvmlInit()
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+            return NvmlAnswer(tuple(_gpu(pynvml, index) for index in range(count)))
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return NvmlAnswer(error=type(error).__name__, problem=str(error))
+
+
+def _gpu(pynvml: Any, index: int) -> NvmlGpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        total, free = int(memory.total), int(memory.free)
+    except pynvml.NVMLError_NotSupported:  # GB10 and Jetson have no memory of their own
+        total = free = None
+    return NvmlGpu(
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        bus_id=_text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+        name=_text(pynvml.nvmlDeviceGetName(handle)),
+        total_bytes=total,
+        free_bytes=free,
+    )
+
+
+def _text(value: str | bytes) -> str:
+    """The package answered in bytes until version 11.500."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
