@@ -32,7 +32,7 @@ _MAX_TENSOR_BYTES = 1 << 50
 _KEPT_STRING_BYTES = 1024 * 1024  # chat templates are up to 100 KB; tokenizer.huggingface.json is not wanted
 _KEPT_BYTES = 8 * 1024 * 1024  # of all values together
 _MAX_KEYS = 16_384
-_MAX_TENSORS = 32_768
+_MAX_TENSORS = 16_384  # the largest models have 2,000; bounds memory as much as the header's size does
 _KEPT_ITEMS = 4_096  # arrays per layer are at most LLAMA_MAX_LAYERS (512) long
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, one letter, type, smallest value
 _MIN_TENSOR_BYTES = (
@@ -159,6 +159,8 @@ class _Reader:
         self._order = order
         self._u32 = struct.Struct(order + "I")
         self._u64 = struct.Struct(order + "Q")
+        # By number of dimensions: these, then the type and the offset.
+        self._shapes = tuple(struct.Struct(f"{order}{count}QIQ") for count in range(_MAX_DIMENSIONS + 1))
         self._scalars = {
             type_id: (name, struct.Struct(order + code)) for type_id, (name, code) in _SCALARS.items()
         }
@@ -278,8 +280,8 @@ class _Reader:
     def _read_tensors(self, count: int, alignment: int) -> tuple[tuple[Tensor, ...], int, int]:
         """The tensors, the bytes from the first one's begin to the last one's end, and where they begin."""
         tensors: list[Tensor] = []
-        offsets: list[tuple[int, int]] = []  # of each tensor: as stated, and where that is stated
         names: set[str] = set()
+        end = 0
         for index in range(count):
             at = self._position
             name = self._string(f"the name of tensor {index}", _MAX_TENSOR_NAME_BYTES)
@@ -288,48 +290,46 @@ class _Reader:
                     f"the name of tensor {index}", at, f"is {name!r}, {'twice' if name else 'empty'}"
                 )
             names.add(name)
-            tensors.append(self._tensor(name))
-            offsets.append((self._number(self._u64, f"the offset of tensor {name!r}"), self._position - 8))
-        data_offset = _padded(self._position, alignment)
-        end = 0
-        for tensor, (offset, at) in zip(tensors, offsets, strict=True):
+            tensor, offset = self._tensor(name)
             # llama.cpp takes tensors only one after the other, padded; this also catches every lying offset.
             begin = _padded(end, alignment)
             if offset != begin:
-                self._refuse(f"the offset of tensor {tensor.name!r}", at, f"is {offset}, expected {begin}")
+                at = self._position - 8
+                self._refuse(f"the offset of tensor {name!r}", at, f"is {offset}, expected {begin}")
             end = begin + tensor.size_bytes
-        return tuple(tensors), end, data_offset
+            tensors.append(tensor)
+        return tuple(tensors), end, _padded(self._position, alignment)
 
-    def _tensor(self, name: str) -> Tensor:
+    def _tensor(self, name: str) -> tuple[Tensor, int]:
+        """What follows a tensor's name, and the offset that it states. Models have hundreds: one look each."""
         at = self._position
         dimensions = self._number(self._u32, f"the number of dimensions of tensor {name!r}")
         if dimensions > _MAX_DIMENSIONS:
             self._refuse(f"the number of dimensions of tensor {name!r}", at, f"is {dimensions}, at most 4")
+        packed = self._shapes[dimensions]
         at = self._position
-        lengths = tuple(
-            self._number(self._u64, f"dimension {index} of tensor {name!r}") for index in range(dimensions)
-        )
-        elements, row = math.prod(lengths), lengths[0] if lengths else 1
-        type_at = self._position
-        type_id = self._number(self._u32, f"the type of tensor {name!r}")
+        self._advance(packed.size, f"the shape of tensor {name!r}")
+        *lengths, type_id, offset = packed.unpack_from(self._header, at)
         kind = TENSOR_TYPES.get(type_id)
         if kind is None:
             removed = REMOVED_TENSOR_TYPES.get(type_id)
             raise ModelInvalid(
-                f"the type of tensor {name!r} at offset {type_at} is {type_id}, "
+                f"the type of tensor {name!r} at offset {self._position - 12} is {type_id}, "
                 + (f"{removed}, which llama.cpp has removed" if removed else "an unknown quantisation"),
                 remedy="Use a file of the model with another quantisation.",
             )
+        row = lengths[0] if lengths else 1
         if row % kind.block_elements:
             self._refuse(
                 f"the first dimension of tensor {name!r}",
                 at,
                 f"is {row}, not a multiple of the {kind.block_elements} that {kind.name} packs together",
             )
+        elements = math.prod(lengths)
         size_bytes = elements // kind.block_elements * kind.block_bytes
         if size_bytes > _MAX_TENSOR_BYTES:
             self._refuse(f"the size of tensor {name!r}", at, f"would be {size_bytes} bytes")
-        return Tensor(name, elements, kind.name, size_bytes, lengths)
+        return Tensor(name, elements, kind.name, size_bytes, tuple(lengths)), offset
 
     # --- pieces ----------------------------------------------------------------------------------
 

@@ -245,7 +245,7 @@ def test_a_file_that_ends_inside_its_header() -> None:
     message = refusal(content[:end])
     assert message == (
         f"truncated: the file ends after {end} bytes, inside its header "
-        f"(dimension 0 of tensor 'output.weight' at offset {end - 3})"
+        f"(the shape of tensor 'output.weight' at offset {end - 3})"
     )
 
 
