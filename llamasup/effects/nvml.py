@@ -48,15 +48,14 @@ def _gpu(pynvml: Any, index: int) -> NvmlGpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        total, free = int(memory.total), int(memory.free)
     except pynvml.NVMLError_NotSupported:  # GB10 and Jetson have no memory of their own
-        total = free = None
+        memory = None
     return NvmlGpu(
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
         bus_id=_text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
         name=_text(pynvml.nvmlDeviceGetName(handle)),
-        total_bytes=total,
-        free_bytes=free,
+        total_bytes=None if memory is None else int(memory.total),
+        free_bytes=None if memory is None else int(memory.free),
     )
 
 
