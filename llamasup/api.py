@@ -25,6 +25,7 @@ from llamasup.runtime.events import Bus, Notice, Ready, ServerExited, StateChang
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.launch import Launch, prepare
 from llamasup.runtime.metrics import Metrics, RequestRecord
+from llamasup.runtime.planner import Planner
 from llamasup.runtime.supervisor import Supervisor
 
 __all__ = ["RunOptions", "Service"]
@@ -33,6 +34,7 @@ __all__ = ["RunOptions", "Service"]
 _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
+_NOWHERE = Path("/nonexistent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Service:
             runtime=options.runtime,
             environ=os.environ if environ is None else environ,
         )
-        self.launch.check()
+        Planner(self.launch, _NOWHERE).check()
         if options.ready_file is not None and not options.ready_file.absolute().parent.is_dir():
             raise UsageInvalid(
                 f"The folder of --ready-file {str(options.ready_file)!r} does not exist.",
@@ -121,7 +123,7 @@ class Service:
         options, launch = self.options, self.launch
         runner = self._runner = InstanceRunner(
             launch.model_id,
-            lambda generation: launch.plan(folder, generation),
+            Planner(launch, folder),
             aliases=launch.aliases,
             policy=Policy(
                 warm_up=options.warm_up,

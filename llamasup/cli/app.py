@@ -10,19 +10,22 @@ from typer.core import TyperCommand
 
 from llamasup import __version__
 from llamasup.cli import options as o
+from llamasup.cli.model_options import takes_model_options, words_after_dashes
+from llamasup.core.settings import Settings
 
 __all__ = ["app"]
-
-_DASHES = "llamasup.after_dashes"
 
 
 class _WithExtra(TyperCommand):
     """Remembers what came after ``--``, which the parser itself forgets."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[_DASHES] = args[args.index("--") + 1 :] if "--" in args else []
+        key, words = words_after_dashes(args)
+        ctx.meta[key] = words
         return super().parse_args(ctx, args)
 
+
+_NO_SETTINGS = Settings()
 
 app = typer.Typer(
     name="llamasup",
@@ -51,24 +54,16 @@ def _root(
 
 
 @app.command(cls=_WithExtra)
+@takes_model_options
 def run(
     ctx: typer.Context,
     model: o.Model,
-    extra: o.Extra = None,
     host: o.Host = "127.0.0.1",
     port: o.Port = 8080,
     api_key_file: o.ApiKeyFile = None,
     insecure_no_auth: o.InsecureNoAuth = False,
     runtime: o.RuntimeOption = None,
-    alias: o.Alias = None,
-    ctx_size: o.CtxSize = None,
-    parallel: o.Parallel = None,
-    gpu_layers: o.GpuLayersOption = None,
-    threads: o.Threads = None,
-    kv_type: o.KvType = None,
-    flash_attn: o.FlashAttention = None,
-    draft_model: o.DraftModel = None,
-    mmproj: o.Mmproj = None,
+    settings: Settings = _NO_SETTINGS,
     no_warmup: o.NoWarmup = False,
     drain_timeout: o.DrainTimeout = 30.0,
     stop_timeout: o.StopTimeout = 10.0,
@@ -80,18 +75,6 @@ def run(
     """Serve one model in the foreground."""
     from llamasup.cli.run import OutputOptions, run_command
 
-    settings = o.read_settings(
-        alias=alias,
-        ctx_size=ctx_size,
-        parallel=parallel,
-        gpu_layers=gpu_layers,
-        threads=threads,
-        kv_type=kv_type,
-        flash_attn=flash_attn,
-        draft_model=draft_model,
-        mmproj=mmproj,
-        extra=_after_dashes(ctx, extra),
-    )
     output = OutputOptions(events=events, log_level=log_level, log_format=log_format)
     sys.exit(
         run_command(
@@ -113,46 +96,23 @@ def run(
 
 
 @app.command(cls=_WithExtra)
+@takes_model_options
 def plan(
     ctx: typer.Context,
     model: o.Model,
-    extra: o.Extra = None,
     runtime: o.RuntimeOption = None,
-    alias: o.Alias = None,
-    ctx_size: o.CtxSize = None,
-    parallel: o.Parallel = None,
-    gpu_layers: o.GpuLayersOption = None,
-    threads: o.Threads = None,
-    kv_type: o.KvType = None,
-    flash_attn: o.FlashAttention = None,
-    draft_model: o.DraftModel = None,
-    mmproj: o.Mmproj = None,
+    settings: Settings = _NO_SETTINGS,
     json: o.Json = False,
 ) -> None:
     """Show the command line that run would start, with a reason for every flag; start nothing."""
     from llamasup.cli.plan import plan_command
 
-    settings = o.read_settings(
-        alias=alias,
-        ctx_size=ctx_size,
-        parallel=parallel,
-        gpu_layers=gpu_layers,
-        threads=threads,
-        kv_type=kv_type,
-        flash_attn=flash_attn,
-        draft_model=draft_model,
-        mmproj=mmproj,
-        extra=_after_dashes(ctx, extra),
-    )
     sys.exit(plan_command(model, settings, runtime=runtime, json=json))
 
 
-def _after_dashes(ctx: typer.Context, extra: list[str] | None) -> tuple[str, ...]:
-    """llama-server's own flags. Without the dashes a second argument is a mistake, not a flag."""
-    given, after = extra or [], ctx.meta[_DASHES]
-    if len(given) > len(after):
-        raise typer.BadParameter(
-            f"unexpected argument {given[0]!r}. llama-server's own flags come after --, "
-            "and a path with spaces needs quotes."
-        )
-    return tuple(given)
+@app.command()
+def inspect(model: o.ModelOrFolder, json: o.Json = False) -> None:
+    """Show what a model is, what it takes and whether it fits here; of a folder, every model in it."""
+    from llamasup.cli.inspect import inspect_command
+
+    sys.exit(inspect_command(model, json=json))

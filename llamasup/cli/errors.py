@@ -10,9 +10,11 @@ from llamasup.core.errors import LlamasupError
 __all__ = ["error_text", "show_error"]
 
 
-def error_text(message: str, remedy: str = "", lines: tuple[str, ...] = ()) -> str:
+def error_text(
+    message: str, remedy: str = "", lines: tuple[str, ...] = (), details: tuple[str, ...] = ()
+) -> str:
     """What happened, what llama-server said, what to do."""
-    parts = [message]
+    parts = [message, *(f"    {line}" for line in details)]
     if lines:
         parts += ["  llama-server said:", *(f"    | {line}" for line in lines)]
     if remedy:
@@ -33,10 +35,11 @@ def show_error(view: View, error: Exception) -> int:
     view.say(
         "error",
         "error",
-        error_text(f"llamasup: {error.message}", error.remedy, error.lines),
+        error_text(f"llamasup: {error.message}", error.remedy, error.lines, error.details),
         cause=error.cause,
         remedy=error.remedy,
         exit_code=error.exit_code,
         lines=list(error.lines),
+        details=list(error.details),
     )
     return error.exit_code

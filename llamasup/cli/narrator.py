@@ -6,9 +6,10 @@ import time
 
 from llamasup.api import Service
 from llamasup.cli.errors import error_text
-from llamasup.cli.view import Level, View, duration_text, memory_text, plural, table
+from llamasup.cli.view import Level, View, duration_text, plural, table
 from llamasup.core.instance import State
 from llamasup.core.plan import LaunchPlan
+from llamasup.core.units import memory_text
 from llamasup.runtime.events import Notice, Ready, ServerExited, StateChanged, Stopped
 from llamasup.runtime.metrics import RequestRecord
 
@@ -115,10 +116,13 @@ class Narrator:
         if exited.restart_in_s is None:
             return  # the error that ends the service says it all
         again = "at once" if exited.restart_in_s == 0 else f"in {duration_text(exited.restart_in_s)}"
+        next_start = f"Restarting {again}."
+        if diagnosis.adjustment is not None:
+            next_start = f"Starting again with {diagnosis.adjustment}."
         self._view.say(
             "warning",
             "exit",
-            error_text(f"{diagnosis.message} Restarting {again}.", diagnosis.remedy, diagnosis.lines),
+            error_text(f"{diagnosis.message} {next_start}", diagnosis.remedy, diagnosis.lines),
             model=exited.model,
             generation=exited.generation,
             code=exited.exit.code if exited.exit else None,

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from llamasup.cli.errors import show_error
 from llamasup.cli.outlet import Outlet
-from llamasup.cli.view import TextView, memory_text, table
+from llamasup.cli.view import TextView, table
 from llamasup.core.errors import OutputFailed
-from llamasup.core.plan import LaunchPlan
 from llamasup.core.settings import Settings
+from llamasup.core.units import memory_text
 
 if TYPE_CHECKING:
+    from llamasup.core.ladder import Admission
+    from llamasup.core.plan import LaunchPlan
     from llamasup.runtime.launch import Launch
 
 __all__ = ["plan_command"]
@@ -26,16 +28,18 @@ __all__ = ["plan_command"]
 def plan_command(model: str, settings: Settings, *, runtime: str | None, json: bool) -> int:
     """Print the plan. Returns the exit code."""
     from llamasup.runtime.launch import prepare
+    from llamasup.runtime.planner import Planner
 
     stderr = Outlet(sys.stderr)
     try:
         launch = prepare(model, settings, runtime=runtime, environ=os.environ)
         with tempfile.TemporaryDirectory(prefix="llamasup-") as folder:
-            launch_plan = launch.plan(Path(folder), 1)
+            planner = Planner(launch, Path(folder))
+            admission = planner.admission(1)
         if json:
-            text = json_module.dumps(launch.as_json(launch_plan), indent=2)
+            text = json_module.dumps(planner.as_json(admission), indent=2)
         else:
-            text = _as_text(launch, launch_plan)
+            text = _as_text(launch, admission)
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
@@ -50,16 +54,15 @@ def plan_command(model: str, settings: Settings, *, runtime: str | None, json: b
     return 0
 
 
-def _as_text(launch: Launch, launch_plan: LaunchPlan) -> str:
-    runtime, model, memory = launch.runtime, launch.model, launch_plan.memory
-    passed = [each for each in launch_plan.reasons if each.passed]
-    left_out = [each for each in launch_plan.reasons if not each.passed]
-    environment = [f"{name}={value}" for name, value in sorted(launch_plan.env_shown.items())]
-    need, free = memory_text(memory.total_bytes), memory_text(memory.available_bytes)
+def _as_text(launch: Launch, admission: Admission) -> str:
+    runtime, model, made = launch.runtime, launch.model, admission.plan
+    passed = [each for each in made.reasons if each.passed]
+    left_out = [each for each in made.reasons if not each.passed]
+    environment = [f"{name}={value}" for name, value in sorted(made.env_shown.items())]
     sections = [
         f"{launch.model_id}: {model.architecture} {model.model_class}, {model.quantization}",
         f"Runtime: {runtime.path} ({runtime.kind}, {runtime.capabilities.version})",
-        "Command line:\n  " + shlex.join(launch_plan.argv),
+        "Command line:\n  " + shlex.join(made.argv),
         "Why:\n" + table([(each.flag, each.value or "", each.reason) for each in passed]),
     ]
     if left_out:
@@ -69,15 +72,23 @@ def _as_text(launch: Launch, launch_plan: LaunchPlan) -> str:
                 [(each.flag, each.value or "", each.reason.removeprefix("left out: ")) for each in left_out]
             )
         )
-    sections += [
-        "Environment:\n" + "\n".join(f"  {line}" for line in environment),
-        f"Memory: {need} needed, {free} free: {'fits' if memory.fits else 'does NOT fit'}\n"
-        + table(
-            [
-                ("weights", memory_text(memory.weights_bytes)),
-                ("KV cache", memory_text(memory.kv_bytes)),
-                ("compute", memory_text(memory.compute_bytes)),
-            ]
-        ),
-    ]
+    sections.append("Environment:\n" + "\n".join(f"  {line}" for line in environment))
+    sections.append(_memory(made))
+    if len(admission.considered) > 1:
+        sections.append("Considered:\n" + table([_alternative(each) for each in admission.considered]))
     return "\n\n".join(sections)
+
+
+def _memory(made: LaunchPlan) -> str:
+    from llamasup.core.admission import memory_rows
+
+    memory = made.memory
+    source = "measured at an earlier load" if memory.measured else "estimated"
+    verdict = "fits" if memory.fits else "does NOT fit"
+    return f"Memory ({source}): {verdict}\n" + table(memory_rows(memory))
+
+
+def _alternative(made: LaunchPlan) -> tuple[str, str, str, str]:
+    slots = f"{made.parallel} × {made.ctx_size_of_slot} tokens"
+    verdict = "fits" if made.memory.fits else "does not fit"
+    return slots, f"KV cache {made.kv_type}", memory_text(made.memory.total_bytes), verdict

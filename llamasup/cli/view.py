@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeGuard
 
 from llamasup.cli.outlet import Outlet
+from llamasup.core.printable import printable
 
-__all__ = ["JsonView", "Level", "TextView", "View", "ViewHandler", "duration_text", "is_level", "memory_text"]
+__all__ = ["JsonView", "Level", "TextView", "View", "ViewHandler", "duration_text", "is_level"]
 
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -27,16 +28,6 @@ def is_level(text: str) -> TypeGuard[Level]:
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 CLEAR_LINE = "\r\x1b[2K"
-
-
-def memory_text(count_bytes: int) -> str:
-    """``1.4 GiB``, ``730 MiB``: three digits say enough to a person."""
-    size = float(count_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def duration_text(seconds: float) -> str:
@@ -90,7 +81,8 @@ class TextView:
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         if LEVELS[level] < LEVELS[self.level]:
             return
-        lines = "".join(f"{line}\n" for line in text.splitlines())
+        # What is told may come from a file: its name must not steer the terminal.
+        lines = "".join(f"{printable(line)}\n" for line in text.splitlines())
         self.outlet.write((CLEAR_LINE if self.is_busy else "") + lines, keep=event != "request")
         self.tick()
 

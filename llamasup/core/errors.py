@@ -31,18 +31,27 @@ class LlamasupError(Exception):
     """What happened (with the value seen), and what to do about it.
 
     ``message`` is one sentence; ``remedy`` is an instruction, empty where there is none;
-    ``lines`` are the telling lines of llama-server's own log, oldest first.
+    ``lines`` are the telling lines of llama-server's own log, oldest first; ``details`` are lines of our own
+    that belong to the message, such as a table.
     """
 
     exit_code = 70
     http_status = 500
     cause = "internal"
 
-    def __init__(self, message: str, *, remedy: str = "", lines: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        lines: tuple[str, ...] = (),
+        details: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
         self.lines = lines
+        self.details = details
 
 
 # --- the person at the keyboard ------------------------------------------------------------------

@@ -72,11 +72,15 @@ class ByHand:
 class CommandLine:
     """Collects the flags of one plan, each with its reason. Owned by one call of ``plan``."""
 
-    def __init__(self, command: Iterable[str], capabilities: Capabilities, by_hand: ByHand) -> None:
+    def __init__(
+        self, command: Iterable[str], capabilities: Capabilities, by_hand: ByHand, *, only_asked: bool = False
+    ) -> None:
+        """``only_asked``: pass nothing but what is essential and what was asked for (profile plain)."""
         self._argv = list(command)
         self._reasons: list[Reason] = []
         self._capabilities = capabilities
         self._by_hand = by_hand
+        self._only_asked = only_asked
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -94,11 +98,13 @@ class CommandLine:
         *,
         asked: str | None = None,
         otherwise: str = "",
+        essential: bool = False,
     ) -> bool:
         """Pass a flag in the first of these spellings that the build knows; ``value`` None for a switch.
 
         ``asked`` is the user's own setting that needs the flag: without the flag that is an error.
-        ``otherwise`` says what holds in a build that does not have the flag. Returns whether it is passed.
+        ``otherwise`` says what holds in a build that does not have the flag. ``essential``: the model cannot be
+        served without it. Returns whether it is passed.
         """
         names = (spellings,) if isinstance(spellings, str) else spellings
         text = None if value is None else str(value)
@@ -110,6 +116,9 @@ class CommandLine:
             return False
         if self._by_hand.has(known):
             self.leave_out(known, "", value=text)
+            return False
+        if self._only_asked and asked is None and not essential:
+            self.leave_out(known, "the profile plain passes only what is needed or was asked for", value=text)
             return False
         self._argv += [known] if text is None else [known, text]
         self._reasons.append(Reason(known, text, reason))

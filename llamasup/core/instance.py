@@ -15,6 +15,7 @@ __all__ = [
     "LIVE",
     "AwaitIdle",
     "CloseEndpoint",
+    "Doomed",
     "Effect",
     "Event",
     "Exited",
@@ -175,6 +176,14 @@ class WarmupFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Doomed:
+    """It still loads, and has said itself that this cannot end well."""
+
+    generation: int
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """No request is in flight any more."""
 
@@ -206,6 +215,7 @@ Event = (
     | Healthy
     | Warmed
     | WarmupFailed
+    | Doomed
     | Idle
     | Exited
     | Woke

@@ -19,6 +19,7 @@ from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.instance import (
     AwaitIdle,
     CloseEndpoint,
+    Doomed,
     Effect,
     Event,
     Exited,
@@ -222,7 +223,7 @@ def _then_restart(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
 
 def _condemn(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
     """It lives, but it is of no use: end it, and count that as its crash."""
-    if isinstance(moment.event, WarmupFailed):
+    if isinstance(moment.event, WarmupFailed | Doomed):
         verdict = moment.event.diagnosis
     else:
         seconds = moment.policy.stall_timeout_s
@@ -264,6 +265,11 @@ def _crashed(
     moment: _Moment, diagnosis: Diagnosis, *, by_us: bool = False
 ) -> tuple[Instance, tuple[Effect, ...]]:
     instance, policy = moment.instance, moment.policy.restart
+    if diagnosis.adjustment is not None:
+        # The next plan is another one, so this is no crash loop; the planner bounds how often (S5).
+        smaller = replace(instance, last=diagnosis, verdict=None, wanted=False)
+        after, effects = _restart_now(replace(moment, instance=smaller))
+        return after, (Report(instance.generation, diagnosis, 0.0, by_us), *effects)
     crashes = (*recent_crashes(instance.crashes, moment.now_s, policy), moment.now_s)
     instance = replace(instance, crashes=crashes, last=diagnosis, verdict=None, wanted=False)
     if diagnosis.deterministic or len(crashes) > policy.most_crashes:
@@ -305,6 +311,7 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             Loading: _loading,
             Progressed: _progressed,
             Healthy: _healthy,
+            Doomed: _condemn,
             Exited: _died,
             Woke: _condemn,
         },
@@ -316,6 +323,7 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             Loading: _stay,
             Progressed: _progressed,
             Healthy: _healthy,
+            Doomed: _condemn,
             Exited: _died,
             Woke: _condemn,
         },
@@ -327,6 +335,7 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             Progressed: _progressed,
             Warmed: _serve,
             WarmupFailed: _condemn,
+            Doomed: _stay,
             Exited: _died,
             Woke: _condemn,
         },
@@ -336,6 +345,7 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             KillAsked: _kill,
             RestartAsked: _drain_and_restart,
             Progressed: _stay,
+            Doomed: _stay,
             Exited: _died,
         },
         State.DRAINING: {
@@ -344,6 +354,7 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             KillAsked: _kill_for_good,
             RestartAsked: _then_restart,
             Progressed: _stay,
+            Doomed: _stay,
             Idle: _terminate,
             Exited: _ended_in_drain,
             Woke: _terminate,
@@ -360,6 +371,7 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             Healthy: _stay,
             Warmed: _stay,
             WarmupFailed: _stay,
+            Doomed: _stay,
             Idle: _stay,
             Exited: _ended,
             Woke: _insist,

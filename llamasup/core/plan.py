@@ -6,34 +6,38 @@ build cannot do is left out and said; what the user asked for and the build cann
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Literal
 
 from llamasup.core.address import Address, UnixAddress
+from llamasup.core.bounds import Bounds
 from llamasup.core.capabilities import Capabilities
 from llamasup.core.child_env import RuntimeKind, child_environment
+from llamasup.core.context_choice import Context, decide_context
 from llamasup.core.context_memory import ContextShape, has_kv_cache
-from llamasup.core.drafting import draft_shape, give_draft
-from llamasup.core.errors import ModelInvalid, RuntimeMissing, UsageInvalid
+from llamasup.core.drafting import decide_drafter, draft_shape, give_drafter
+from llamasup.core.errors import ModelInvalid, RuntimeMissing
+from llamasup.core.experience import Experience, correction_of
 from llamasup.core.flags import ByHand, CommandLine, Reason, read_extra
 from llamasup.core.hardware import Hardware
-from llamasup.core.memory import MemoryEstimate, estimate
+from llamasup.core.kv_choice import KvCache, decide_kv_cache
+from llamasup.core.memory import Correction, Load, MemoryEstimate, estimate
 from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.naming import names_of
+from llamasup.core.placement import RUNTIME_BYTES, decide_gpu_layers, give_gpu_layers, room_for
+from llamasup.core.profiles import preferences
+from llamasup.core.projectors import Pairing, give_projector, refuse_wrong_projector
 from llamasup.core.settings import Settings
-from llamasup.core.tuning import (
-    KvCache,
-    cache_ram_mib,
-    decide_context,
-    decide_kv_cache,
-    decide_threads,
-    why_no_lock,
-    why_no_priority,
-)
+from llamasup.core.tuning import decide_prompt_cache, decide_threads, why_no_lock, why_no_priority
 
-__all__ = ["LaunchPlan", "Reason", "child_address_kind", "needs_key_file", "plan", "plan_as_json"]
+__all__ = ["LaunchPlan", "Reason", "child_address_kind", "needs_key_file", "plan", "runtime_id"]
+
+
+_MIB = 1 << 20
+_NO_BOUNDS = Bounds()
+_NO_EXPERIENCE = Experience()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,21 @@ class LaunchPlan:
     kv_type: str  # "q8_0"; "q8_0/f16" where K and V differ
     model_class: ModelClass  # what it is served as: --embedding after "--" makes a decoder an encoder
     api_key: str | None  # the child's own, for the proxy; None over a Unix socket
+    key: str  # what decides the sizes in memory; plans with the same key take the same
+    correction: Correction
+    shape: ContextShape
+    layers: int  # that the model has
+    flash_attn: str | None
+    gpu_layers: int | None  # 0: none; None: as many as the build fits to its devices
+    smaller_kv_type: str | None  # one that takes less memory and may be used
+    bounds: Bounds
+    checked: bool  # against the memory that is free; the build's own warning about it counts then
+    adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
+
+    @property
+    def ctx_size_of_slot(self) -> int:
+        """What ``--ctx-size`` of llamasup means: tokens for each request when all slots are busy."""
+        return self.shape.ctx_total // self.parallel
 
     @property
     def env_shown(self) -> dict[str, str]:
@@ -82,80 +101,90 @@ def plan(
     library_path: str | None = None,
     draft: ModelFacts | None = None,
     mmproj: ModelFacts | None = None,
+    found: Pairing | None = None,
     api_key: str | None = None,
     api_key_file: str | None = None,
+    bounds: Bounds = _NO_BOUNDS,
+    experience: Experience = _NO_EXPERIENCE,
 ) -> LaunchPlan:
     """The command line and environment that suit this model, machine and build, with a reason for each flag.
 
     Paths (``model_path``, and ``draft_model`` and ``mmproj`` of ``settings``) are absolute. ``draft`` and
-    ``mmproj`` are the facts of those two files. ``api_key`` is for a child on TCP;
-    ``api_key_file`` holds it where ``needs_key_file``.
+    ``mmproj`` are the facts of those two files, given so or after ``--``; ``found`` is the projector beside
+    the model where none was given. ``api_key`` is for a child on TCP; ``api_key_file`` holds it where
+    ``needs_key_file``. ``bounds`` keep the plan small, and ``experience`` is
+    what earlier loads of this model took.
 
     Raises UsageInvalid (a setting that cannot be meant, or that the build lacks), ModelInvalid (a file that
     is not to be served by itself) and RuntimeMissing (a build that cannot do what the model is for).
     """
     _refuse_what_is_no_model(model, model_path)
-    if mmproj is not None:
-        _refuse_what_is_no_projector(mmproj, settings.mmproj or "")
     by_hand = read_extra(capabilities, settings.extra)
+    prefers = preferences(settings.profile)
     serves = _served_as(model, by_hand)
-    context = decide_context(model, serves, settings, by_hand)
-    kv = decide_kv_cache(capabilities, model, serves, settings, by_hand)
+    if mmproj is not None:
+        refuse_wrong_projector(model, mmproj, by_hand.value("--mmproj") or settings.mmproj or "")
+    elif found is not None and found.projector is not None:
+        mmproj = found.projector.facts
+    drafter = decide_drafter(capabilities, model, serves, settings, by_hand, draft)
+    context = decide_context(model, serves, settings, by_hand, prefers, bounds)
+    kv = decide_kv_cache(capabilities, model, serves, settings, by_hand, prefers, bounds)
     threads = decide_threads(hardware, settings, by_hand)
-    on_device = _uses_device(capabilities, settings, by_hand)
-    shape = ContextShape(
-        ctx_total=context.total,
-        parallel=context.parallel,
-        ubatch=context.ubatch,
-        k_type=kv.k_type,
-        v_type=kv.v_type,
-        flash_attn=kv.flash in ("on", "auto"),
-        unified=context.unified,
-    )
-    pair = None if draft is None else (draft, draft_shape(draft, shape))
-    # On a Mac the devices' memory is the host's.
-    devices = capabilities.devices if on_device and hardware.platform != "darwin" else ()
+    layers = decide_gpu_layers(capabilities, model, settings, by_hand, bounds)
+    on_device = layers != 0
+    shape = _shape(context, kv)
+    drafts = None if drafter is None else drafter.facts
+    pair = None if drafts is None else (drafts, draft_shape(drafts, shape))
+    key = _key(shape, layers, pair, mmproj)
+    correction = correction_of(experience, runtime_id(command, capabilities), key)
     memory = estimate(
-        model,
-        shape,
-        available_bytes=hardware.memory_available_bytes + sum(each.free_bytes for each in devices),
-        physical_bytes=hardware.memory_total_bytes + sum(each.total_bytes for each in devices),
-        draft=pair,
-        beside_bytes=0 if mmproj is None else mmproj.weights_bytes,
+        Load(model, shape, layers),
+        room_for(capabilities, hardware, on_device=on_device),
+        runtime_bytes=RUNTIME_BYTES[kind],
+        draft=None if pair is None else Load(*pair, layers),
+        projector_bytes=0 if mmproj is None else mmproj.weights_bytes,
+        correction=correction,
     )
+    budget_mib, why_budget = decide_prompt_cache(memory, serves, by_hand, prefers)
 
-    line = CommandLine(command, capabilities, by_hand)
-    line.give("--model", _absolute("model", model_path), "the model asked for")
+    line = CommandLine(command, capabilities, by_hand, only_asked=settings.profile == "plain")
+    line.give("--model", _absolute("model", model_path), "the model asked for", essential=True)
     _name(line, settings, model_path)
     env_key = _address(line, capabilities, address, api_key, api_key_file)
     _purpose(line, capabilities, model, serves)
-    line.give("--ctx-size", context.total, context.why_total)
-    line.give("--parallel", context.parallel, context.why_parallel)
+    line.give("--ctx-size", context.total, context.why_total, asked=_asked("--ctx-size", settings.ctx_size))
+    line.give(
+        "--parallel", context.parallel, context.why_parallel, asked=_asked("--parallel", settings.parallel)
+    )
     line.give("--cont-batching", None, "requests join and leave a running batch", otherwise=_NOT_NEEDED)
     line.give("--batch-size", context.batch, context.why_batch)
     line.give("--ubatch-size", context.ubatch, context.why_batch)
     _attention(line, capabilities, model, settings, kv)
     line.give("--threads", threads.generation, threads.why, asked=_asked("--threads", settings.threads))
     line.give("--threads-batch", threads.batch, "as many as for generation: both wait on the same cores")
-    drafts = pair is not None or by_hand.has("--model-draft")
-    _priority(line, why_no_priority(hardware, threads, draft=drafts))
-    _device_layers(line, capabilities, settings)
-    _lock(line, capabilities, why_no_lock(hardware, memory, on_device=on_device))
-    budget_mib, why_budget = cache_ram_mib(memory, serves, hardware)
+    _priority(line, why_no_priority(hardware, threads, draft=drafter is not None))
+    give_gpu_layers(line, capabilities, settings, bounds)
+    _lock(line, capabilities, why_no_lock(hardware, memory, prefers, on_device=on_device))
     line.give("--cache-ram", budget_mib, why_budget, otherwise="this build keeps no prompts in host memory")
-    if pair is not None:
-        if settings.draft_model is None:
-            raise ValueError("draft holds the facts of settings.draft_model, which is not set")
-        draft_path = _absolute("draft_model", settings.draft_model)
-        give_draft(line, capabilities, pair[0], draft_path, pair[1], on_device=on_device)
-    if settings.mmproj is not None:
-        line.give(
-            "--mmproj", _absolute("mmproj", settings.mmproj), "the projector asked for", asked="--mmproj"
+    if drafter is not None:
+        give_drafter(
+            line,
+            capabilities,
+            drafter,
+            shape if pair is None else pair[1],
+            context_bytes=sum(
+                part.total_bytes
+                for part in memory.parts
+                if part.name.startswith("draft model: ") and part.kind != "weights"
+            ),
+            on_device=on_device,
         )
+    give_projector(line, settings, found)
     if serves is ModelClass.DECODER and model.chat_template.present:
         line.give("--jinja", None, "the model's own chat template, tools included", otherwise=_NO_JINJA)
     line.give("--metrics", None, "progress and token counts are read there")
     line.give("--slots", None, "what each slot is doing is read there", otherwise="this build has it on")
+    _sizes(line, capabilities, measured=correction.measured)
     line.append_by_hand()
 
     env = child_environment(
@@ -172,39 +201,24 @@ def plan(
         env=env,
         secret_names=frozenset() if env_key is None else frozenset({env_key}),
         reasons=line.reasons,
-        memory=memory,
+        memory=memory.with_prompt_cache(budget_mib * _MIB if capabilities.knows("--cache-ram") else 0),
         address=address,
         ctx_size=context.per_request,
         parallel=context.parallel,
         kv_type=kv.name,
         model_class=serves,
         api_key=None if isinstance(address, UnixAddress) else api_key,
+        key=key,
+        correction=correction,
+        shape=shape,
+        layers=model.layers,
+        flash_attn=kv.flash,
+        gpu_layers=layers,
+        smaller_kv_type=kv.smaller,
+        bounds=bounds,
+        checked=settings.check_memory,
+        adjustable=_adjustable(settings, by_hand),
     )
-
-
-def plan_as_json(
-    plan: LaunchPlan, *, model: str, path: str, kind: RuntimeKind, version: str
-) -> dict[str, Any]:
-    """The plan as ``llamasup plan --json`` prints it. Holds no secret."""
-    memory = plan.memory
-    return {
-        "model": model,
-        "runtime": {"path": path, "kind": kind, "version": version},
-        "argv": list(plan.argv),
-        "env": plan.env_shown,
-        "reasons": [
-            {"flag": each.flag, "value": each.value, "reason": each.reason, "passed": each.passed}
-            for each in plan.reasons
-        ],
-        "memory": {
-            "weights_bytes": memory.weights_bytes,
-            "kv_bytes": memory.kv_bytes,
-            "compute_bytes": memory.compute_bytes,
-            "total_bytes": memory.total_bytes,
-            "available_bytes": memory.available_bytes,
-            "fits": memory.fits,
-        },
-    }
 
 
 # --- the model and what it is for ----------------------------------------------------------------
@@ -234,14 +248,6 @@ def _refuse_what_is_no_model(model: ModelFacts, path: str) -> None:
         )
 
 
-def _refuse_what_is_no_projector(mmproj: ModelFacts, path: str) -> None:
-    if mmproj.model_class is not ModelClass.PROJECTOR:
-        raise UsageInvalid(
-            f"--mmproj {PurePath(path).name} is of class {mmproj.model_class}, and has to be a projector",
-            remedy="give the mmproj file that was published with the model",
-        )
-
-
 def _served_as(model: ModelFacts, by_hand: ByHand) -> ModelClass:
     if by_hand.switch("--rerank"):
         return ModelClass.RERANKER
@@ -253,19 +259,24 @@ def _served_as(model: ModelFacts, by_hand: ByHand) -> ModelClass:
 def _purpose(line: CommandLine, capabilities: Capabilities, model: ModelFacts, serves: ModelClass) -> None:
     """Embedding and reranking have to be switched on; their endpoints answer 501 otherwise."""
     if serves is ModelClass.ENCODER:
-        line.give("--embedding", None, "this model gives embeddings")
+        line.give("--embedding", None, "this model gives embeddings", essential=True)
         if model.pooling in (None, "none"):
             # /v1/embeddings refuses pooling "none", which is llama-server's choice where the file has none.
             pooling = "mean" if not has_kv_cache(model) else "last"
-            line.give("--pooling", pooling, f"the file names no pooling; {pooling} is usual for its kind")
+            line.give(
+                "--pooling",
+                pooling,
+                f"the file names no pooling; {pooling} is usual for its kind",
+                essential=True,
+            )
     elif serves is ModelClass.RERANKER:
         pooling_option = capabilities.find("--pooling")
         if capabilities.knows("--rerank"):
             # Alone: builds from October 2024 to mid-2025 rerank only "without --embedding".
-            line.give("--rerank", None, "this model scores documents against a query")
+            line.give("--rerank", None, "this model scores documents against a query", essential=True)
         elif pooling_option is not None and "rank" in pooling_option.allowed:
-            line.give("--embedding", None, "this model scores documents against a query")
-            line.give("--pooling", "rank", "a score for each pair")
+            line.give("--embedding", None, "this model scores documents against a query", essential=True)
+            line.give("--pooling", "rank", "a score for each pair", essential=True)
         else:
             raise RuntimeMissing(
                 f"this llama-server ({capabilities.version}) cannot rerank, and the model is a reranker",
@@ -277,7 +288,7 @@ def _name(line: CommandLine, settings: Settings, model_path: str) -> None:
     name = names_of(model_path, settings.alias).name
     why = "asked for with --alias" if settings.alias else "the file's name, so that answers carry no path"
     # Not an error where the build lacks it: it is llamasup that knows the model by this name.
-    line.give("--alias", name, why)
+    line.give("--alias", name, why, essential=True)
 
 
 # --- where it listens ----------------------------------------------------------------------------
@@ -292,11 +303,18 @@ def _address(
 ) -> str | None:
     """Host, port and key. The name of the environment variable that has to carry the key, if one does."""
     if isinstance(address, UnixAddress):
-        line.give("--host", address.path, "a Unix socket in a private folder: no port for others to find")
-        line.give("--port", 0, "has no meaning for a socket; given because the default is changing")
+        line.give(
+            "--host",
+            address.path,
+            "a Unix socket in a private folder: no port for others to find",
+            essential=True,
+        )
+        line.give(
+            "--port", 0, "has no meaning for a socket; given because the default is changing", essential=True
+        )
         return None
-    line.give("--host", address.host, "loopback only")
-    line.give("--port", address.port, "a free port, known before the start")
+    line.give("--host", address.host, "loopback only", essential=True)
+    line.give("--port", address.port, "a free port, known before the start", essential=True)
     if api_key is None:
         return None
     if not needs_key_file(capabilities):
@@ -304,7 +322,9 @@ def _address(
         return option.env if option is not None else None
     if api_key_file is None:
         raise ValueError("this build takes its API key from a file only: see needs_key_file")
-    line.give("--api-key-file", api_key_file, "other users of this machine could reach the port")
+    line.give(
+        "--api-key-file", api_key_file, "other users of this machine could reach the port", essential=True
+    )
     return None
 
 
@@ -355,29 +375,64 @@ def _lock(line: CommandLine, capabilities: Capabilities, why_not: str | None) ->
         line.give(flag, value, "the weights stay in memory, whatever else runs")
 
 
-def _uses_device(capabilities: Capabilities, settings: Settings, by_hand: ByHand) -> bool:
-    layers = by_hand.value("--gpu-layers") or str(settings.gpu_layers)
-    return bool(capabilities.devices) and layers != "0" and by_hand.value("--device") != "none"
+# --- what later plans of this model learn from ---------------------------------------------------
 
 
-def _device_layers(line: CommandLine, capabilities: Capabilities, settings: Settings) -> None:
-    """By hand, or all of them in a build that has devices but cannot fit layers to them by itself."""
-    option = capabilities.find("--gpu-layers")
-    every = "all" if option is not None and "'all'" in option.description else "999"
-    layers = settings.gpu_layers
-    if isinstance(layers, int) and layers < 0:
-        raise UsageInvalid(f"--gpu-layers {layers} is out of range", remedy="give 0 or more, auto, or all")
-    if layers == 0 and option is None:
-        line.leave_out("--gpu-layers", "this build has no device to put layers on", value="0")
-    elif layers is not None and layers != "auto":
-        value = every if layers == "all" else layers
-        line.give("--gpu-layers", value, "asked for with --gpu-layers", asked="--gpu-layers")
-    elif capabilities.devices and not capabilities.knows("--fit"):
-        line.give("--gpu-layers", every, "this build leaves the device unused unless told otherwise")
+def runtime_id(command: Sequence[str], capabilities: Capabilities) -> str:
+    """Which build a lesson was learnt with."""
+    return f"{' '.join(command)} {capabilities.version}"
+
+
+def _shape(context: Context, kv: KvCache) -> ContextShape:
+    return ContextShape(
+        ctx_total=context.total,
+        parallel=context.parallel,
+        ubatch=context.ubatch,
+        k_type=kv.k_type,
+        v_type=kv.v_type,
+        flash_attn=kv.flash in ("on", "auto"),
+        unified=context.unified,
+    )
+
+
+def _key(
+    shape: ContextShape,
+    layers: int | None,
+    draft: tuple[ModelFacts, ContextShape] | None,
+    mmproj: ModelFacts | None,
+) -> str:
+    beside = (draft and (draft[0].file_bytes, draft[1]), mmproj and mmproj.file_bytes)
+    return f"{shape} {layers} {beside}"
+
+
+def _adjustable(settings: Settings, by_hand: ByHand) -> frozenset[str]:
+    """The options that a smaller plan may change: those not set by hand, here or after ``--``."""
+    passed: Mapping[str, tuple[object, tuple[str, ...]]] = {
+        "--parallel": (settings.parallel, ("--parallel",)),
+        "--ctx-size": (settings.ctx_size, ("--ctx-size",)),
+        "--kv-type": (settings.kv_type, ("--cache-type-k", "--cache-type-v")),
+        "--flash-attn": (settings.flash_attn, ("--flash-attn",)),
+        "--gpu-layers": (None if settings.gpu_layers == "auto" else settings.gpu_layers, ("--gpu-layers",)),
+    }
+    if settings.profile == "plain":
+        return frozenset()
+    return frozenset(
+        option
+        for option, (setting, flags) in passed.items()
+        if setting is None and not any(by_hand.has(flag) for flag in flags)
+    )
+
+
+def _sizes(line: CommandLine, capabilities: Capabilities, *, measured: bool) -> None:
+    """Sizes are logged one level up since 2026, thirty more lines for each request: only where needed."""
+    option = capabilities.find("--verbosity")
+    if option is None or "4: trace" not in option.description:
+        return
+    if measured:
+        line.leave_out("--verbosity", "what this plan takes has been measured", value="4")
     else:
-        fits = "llama-server fits layers to its devices (--fit), and gives up on that if told a number"
-        line.leave_out(
-            "--gpu-layers", fits if capabilities.devices else "there is no device to put layers on"
+        line.give(
+            "--verbosity", 4, "the first load of this plan logs its sizes, for later plans to start from"
         )
 
 

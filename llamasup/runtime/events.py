@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llamasup.core.address import TcpAddress
+from llamasup.core.bounds import Adjustment
 from llamasup.core.diagnosis import Diagnosis, Exit
 from llamasup.core.instance import State
 
@@ -69,6 +70,7 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
                 remedy=diagnosis.remedy,
                 restart_in_s=restart_in_s,
                 generation=generation,
+                **({} if diagnosis.adjustment is None else {"adjustment": _adjustment(diagnosis.adjustment)}),
             )
         case Ready(address, pid, models):
             return _object(
@@ -76,6 +78,17 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
             )
         case Stopped():
             return _object("stopped")
+
+
+def _adjustment(adjustment: Adjustment) -> Mapping[str, Any]:
+    return {
+        "step": adjustment.step,
+        "most_steps": adjustment.most_steps,
+        "changes": [
+            {"setting": change.setting, "before": change.before, "after": change.after}
+            for change in adjustment.changes
+        ],
+    }
 
 
 def _object(event: str, **fields: Any) -> Mapping[str, Any]:

@@ -8,23 +8,25 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import httpx
 
 from llamasup.core import instance as core
 from llamasup.core.address import Address, UnixAddress
-from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
-from llamasup.core.errors import BrokenRuntime, LlamasupError
+from llamasup.core.bounds import Adjustment
+from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose, fit_failure
+from llamasup.core.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.lifecycle import advance
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.warmup import warm_up_request, what_is_missing
 from llamasup.effects.logs import LogPump
+from llamasup.effects.oom_kills import oom_kills
 from llamasup.effects.probe import Prober
 from llamasup.effects.process import Child, spawn
 from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
@@ -37,7 +39,29 @@ REAP_TIMEOUT_S = 5.0
 PUMP_TIMEOUT_S = 1.0
 # Hints only: each of them makes the prober look at once. The first is printed by builds since 2026,
 # the second by those before.
-READY_LINES = re.compile(rb"listening on|server is listening|model loaded")
+READY_LINES = re.compile(r"listening on|server is listening|model loaded")
+# What is looked at while a child starts: those, the sizes of its buffers, and the warning that it will not fit.
+START_LINES = re.compile(
+    READY_LINES.pattern.encode()
+    + rb"|buffer size|model size|n_ctx +=|CLIP using|fitting params|failed to fit params"
+)
+_MOST_SIZE_LINES = 400
+
+
+class PlanMaker(Protocol):
+    """Makes the plans of one model and learns from them; ``runtime.planner`` has the real one."""
+
+    def plan(self, generation: int) -> LaunchPlan:
+        """Runs in a thread. Raises LlamasupError."""
+        ...
+
+    def step_down(self, made: LaunchPlan, diagnosis: Diagnosis) -> Adjustment | None: ...
+
+    def served(
+        self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int, device_bytes: int = 0
+    ) -> None:
+        """Runs in a thread."""
+        ...
 
 
 @dataclass(slots=True)
@@ -49,13 +73,17 @@ class _Generation:
     child: Child
     pump: LogPump
     endpoint: Endpoint
+    oom_kills: int
+    """The kernel's count when the child began."""
     heard: asyncio.Event = field(default_factory=asyncio.Event)
+    size_lines: list[str] = field(default_factory=list)
+    """What the child said about its memory while it started."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     exit: Exit | None = None
 
 
 class InstanceRunner:
-    """Keeps one model's llama-server. ``make_plan`` gives the command line for a generation.
+    """Keeps one model's llama-server, started as ``planner`` says.
 
     ``log_path`` is where the child's output goes. All methods are for the event loop's thread.
     """
@@ -63,7 +91,7 @@ class InstanceRunner:
     def __init__(
         self,
         model: str,
-        make_plan: Callable[[int], LaunchPlan],
+        planner: PlanMaker,
         *,
         aliases: tuple[str, ...] = (),
         policy: Policy,
@@ -75,7 +103,7 @@ class InstanceRunner:
         self.model = model
         self.aliases = aliases
         self.instance = Instance()
-        self._make_plan = make_plan
+        self._planner = planner
         self._policy = policy
         self._bus = bus
         self._work_folder = work_folder
@@ -86,6 +114,7 @@ class InstanceRunner:
         self._generation: _Generation | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._never_served = True
         self.last_exit: Exit | None = None
         """How the last child that ended unasked went; None if we ended it ourselves."""
         self._waiters: list[tuple[frozenset[State], asyncio.Future[Instance]]] = []
@@ -178,6 +207,8 @@ class InstanceRunner:
             self._perform(effect)
         after = self.instance
         if (after.state, after.generation) != (before.state, before.generation):
+            if after.state is State.READY:
+                self._start_task(self._learn)
             self._bus.publish(StateChanged(self.model, after.state, after.generation))
             for states, waiter in self._waiters:
                 if after.state in states and not waiter.done():
@@ -225,34 +256,55 @@ class InstanceRunner:
 
     def _spawn(self, number: int) -> None:
         self._generation = None
+        assert self._tasks is not None
+        self._tasks.create_task(self._plan_and_spawn(number), name=f"{self.model}/{number}/spawn")
+
+    async def _plan_and_spawn(self, number: int) -> None:
+        """The plan in a thread, since devices may have to be asked; the spawn in this one (PDEATHSIG)."""
         try:
+            plan = await asyncio.to_thread(self._planner.plan, number)
+            if self.instance.state is not State.STARTING:  # stopped meanwhile
+                self.post(core.SpawnFailed(number, _NOT_STARTED))
+                return
             # A cleaner of temporary folders may have taken it; without it no child can start again.
             self._work_folder.mkdir(mode=0o700, exist_ok=True)
-            plan = self._make_plan(number)
             _remove_socket(plan.address)
+            kills = oom_kills()
             child = spawn(plan.argv, env=plan.env, cwd=self._work_folder)
         except LlamasupError as error:
-            self.post(core.SpawnFailed(number, _as_diagnosis(error)))
+            self.post(core.SpawnFailed(number, _as_diagnosis(error, first=self._never_served)))
             return
         except OSError as error:
-            self.post(core.SpawnFailed(number, _as_diagnosis(_spawn_error(error))))
+            self.post(core.SpawnFailed(number, _as_diagnosis(_spawn_error(error), first=True)))
             return
         try:
-            self._adopt(number, plan, child)
+            self._adopt(number, plan, child, kills)
         except BaseException:
             # Nobody would know of it.
             child.kill_group()
             child.poll()
             raise
 
-    def _adopt(self, number: int, plan: LaunchPlan, child: Child) -> None:
+    def _adopt(self, number: int, plan: LaunchPlan, child: Child, kills: int) -> None:
         pump = LogPump(child.output_fd, name=f"{self.model}/{number}/log", path=self._log_path)
         endpoint = Endpoint(self.model, number, plan.address, plan.api_key)
-        self._generation = generation = _Generation(number, plan, child, pump, endpoint)
-        pump.watch(READY_LINES, lambda _line: generation.heard.set())
+        self._generation = generation = _Generation(number, plan, child, pump, endpoint, kills)
+        pump.watch(START_LINES, lambda line: self._heard(generation, line))
         assert self._tasks is not None
         self._tasks.create_task(self._reap(generation), name=f"{self.model}/{number}/reap")
         self.post(core.Spawned(number, child.pid))
+
+    def _heard(self, generation: _Generation, line: str) -> None:
+        if READY_LINES.search(line):
+            generation.heard.set()
+        elif (doom := fit_failure(line)) is not None and generation.plan.checked:
+            self.post(core.Doomed(generation.number, self._adjusted(generation, doom)))
+        elif len(generation.size_lines) < _MOST_SIZE_LINES:
+            generation.size_lines.append(line)
+
+    def _adjusted(self, generation: _Generation, diagnosis: Diagnosis) -> Diagnosis:
+        """With what the next start does differently, if a smaller plan may help (S5)."""
+        return replace(diagnosis, adjustment=self._planner.step_down(generation.plan, diagnosis))
 
     def _start_task(self, work: Callable[[_Generation], Coroutine[None, None, None]]) -> None:
         """A task that ends with its child, at the latest."""
@@ -268,7 +320,15 @@ class InstanceRunner:
         for task in generation.tasks:
             task.cancel()
         await _clear_away(generation)
-        diagnosis = diagnose(exit_, generation.pump.tail(), phase=phase, asked=phase == "stopping")
+        diagnosis = diagnose(
+            exit_,
+            generation.pump.tail(),
+            phase=phase,
+            asked=phase == "stopping",
+            oom_killed=oom_kills() > generation.oom_kills,
+        )
+        if phase == "starting":
+            diagnosis = self._adjusted(generation, diagnosis)
         self.post(core.Exited(generation.number, diagnosis))
 
     def _phase(self) -> Phase:
@@ -326,6 +386,17 @@ class InstanceRunner:
         else:
             self.post(core.WarmupFailed(generation.number, _no_token(missing, generation.pump.tail())))
 
+    async def _learn(self, generation: _Generation) -> None:
+        """Compare what the load took with what was planned, for the plans to come."""
+        from llamasup.effects.vitals import vitals
+
+        seen = await asyncio.to_thread(vitals, generation.child.pid)
+        if seen is not None:
+            self._never_served = False
+            await asyncio.to_thread(
+                self._planner.served, generation.plan, generation.size_lines, resident_bytes=seen.rss_bytes
+            )
+
     async def _put_down(self, generation: _Generation) -> None:
         """The way out when the runner itself is cancelled: no drain, no politeness, but nothing left."""
         generation.endpoint.close("the supervisor is ending")
@@ -354,8 +425,14 @@ async def _shielded(work: Awaitable[object], timeout_s: float) -> None:
             await asyncio.shield(future)
 
 
-def _as_diagnosis(error: LlamasupError) -> Diagnosis:
-    return Diagnosis(error.cause, error.message, error.remedy, error.lines, True, error.exit_code)
+def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
+    """``first``: nothing served yet. What fitted before may fit again, once its memory is free (#97)."""
+    deterministic = first or not isinstance(error, DoesNotFit)
+    lines = (*error.details, *error.lines)
+    return Diagnosis(error.cause, error.message, error.remedy, lines, deterministic, error.exit_code)
+
+
+_NOT_STARTED = Diagnosis("stopped", "llama-server was not started: the stop came first.", "", (), False, 0)
 
 
 def _spawn_error(error: OSError) -> LlamasupError:

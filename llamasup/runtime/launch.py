@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import secrets
-import socket
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from llamasup.core.address import Address, TcpAddress, UnixAddress
+from llamasup.core.drafting import draft_path_by_hand
 from llamasup.core.errors import ModelInvalid, ModelMissing, UsageInvalid
-from llamasup.core.gguf import ModelFacts
+from llamasup.core.flags import ByHand, read_extra
+from llamasup.core.gguf import ModelClass, ModelFacts
 from llamasup.core.hand_paths import with_absolute_paths
-from llamasup.core.hardware import Hardware
-from llamasup.core.memory import refuse_misfit
 from llamasup.core.naming import names_of
-from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file, plan, plan_as_json
+from llamasup.core.projectors import Pairing, pair_projector, unwanted
 from llamasup.core.settings import Settings
+from llamasup.effects.beside import projectors_beside
 from llamasup.effects.files import atomic_write, cache_folder, private_folder
-from llamasup.effects.hardware import hardware
 from llamasup.effects.model_file import read_model
-from llamasup.effects.runtimes import Runtime, find_runtime, library_folder
+from llamasup.effects.runtimes import Runtime, find_runtime
 
 __all__ = ["Launch", "find_model", "prepare"]
 
 DEMO = "demo"
-KEY_BYTES = 24
+NO_PROJECTOR = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,75 +39,7 @@ class Launch:
     runtime: Runtime
     settings: Settings
     environ: Mapping[str, str]
-
-    def plan(self, folder: Path, generation: int) -> LaunchPlan:
-        """The plan of one generation, whose private files are in ``folder``.
-
-        Each generation has an address of its own, so that a child that lingers cannot be mistaken for
-        its successor. The machine is looked at anew: memory and limits change. Writes nothing, except
-        the key file of a build that takes its key in no other way.
-
-        Raises UsageInvalid, ModelInvalid or RuntimeMissing.
-        """
-        address = self._address(folder, generation)
-        key = None if isinstance(address, UnixAddress) else secrets.token_urlsafe(KEY_BYTES)
-        key_file = None
-        if key is not None and needs_key_file(self.runtime.capabilities):
-            key_file = folder / f"{generation}.key"
-            atomic_write(key_file, key.encode())
-        return self._plan(folder, address, hardware(), key, None if key_file is None else str(key_file))
-
-    def check(self) -> None:
-        """Plan once for the sake of the errors alone, before anything is started.
-
-        Raises what ``plan`` raises, and DoesNotFit for what this machine could never hold. Nothing is
-        written and no port is asked for.
-        """
-        nowhere = Path("/nonexistent")
-        if child_address_kind(self.runtime.capabilities, platform=sys.platform) == "unix":
-            made = self._plan(nowhere, UnixAddress(str(nowhere / "0.sock")), hardware(), None, None)
-        else:
-            tcp = TcpAddress("127.0.0.1", 0)
-            made = self._plan(nowhere, tcp, hardware(), "key", str(nowhere / "0.key"))
-        refuse_misfit(made.memory)
-
-    def _address(self, folder: Path, generation: int) -> Address:
-        if child_address_kind(self.runtime.capabilities, platform=sys.platform) == "unix":
-            return UnixAddress(str(folder / f"{generation}.sock"))
-        return TcpAddress("127.0.0.1", _free_loopback_port())
-
-    def _plan(
-        self, folder: Path, address: Address, machine: Hardware, key: str | None, key_file: str | None
-    ) -> LaunchPlan:
-        runtime = self.runtime
-        return plan(
-            command=runtime.command,
-            kind=runtime.kind,
-            capabilities=runtime.capabilities,
-            model=self.model,
-            model_path=str(self.model_path),
-            hardware=machine,
-            settings=self.settings,
-            address=address,
-            environ=self.environ,
-            config_home=str(folder),
-            library_path=library_folder(runtime.kind, runtime.path),
-            draft=self.draft,
-            mmproj=self.mmproj,
-            api_key=key,
-            api_key_file=key_file,
-        )
-
-    def as_json(self, launch_plan: LaunchPlan) -> Mapping[str, Any]:
-        """The ``plan`` object of the contract (docs/design.md)."""
-        runtime = self.runtime
-        return plan_as_json(
-            launch_plan,
-            model=str(self.model_path),
-            path=runtime.path,
-            kind=runtime.kind,
-            version=runtime.capabilities.version,
-        )
+    found: Pairing | None = None  # the projector beside the model, where none was given
 
 
 def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
@@ -122,16 +49,20 @@ def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Map
     """
     path = find_model(model)
     facts = read_model(path)
+    look_beside = settings.mmproj is None
     settings = replace(
         settings,
         draft_model=_absolute("--draft-model", settings.draft_model),
-        mmproj=_absolute("--mmproj", settings.mmproj),
+        mmproj=_absolute("--mmproj", None if settings.mmproj == NO_PROJECTOR else settings.mmproj),
     )
-    draft = _read_beside("--draft-model", settings.draft_model)
-    mmproj = _read_beside("--mmproj", settings.mmproj)
     found = find_runtime(runtime, environ)
     # The child runs in a folder of its own, where a relative path would mean something else.
     extra = with_absolute_paths(found.capabilities, settings.extra, lambda name: str(expanded(name)))
+    by_hand = read_extra(found.capabilities, extra)
+    draft = _read_beside("--spec-draft-model", draft_path_by_hand(by_hand)) or _read_beside(
+        "--draft-model", settings.draft_model
+    )
+    mmproj = _read_beside("--mmproj", by_hand.value("--mmproj") or settings.mmproj)
     names = names_of(str(path), settings.alias)
     return Launch(
         model_id=names.name,
@@ -143,7 +74,15 @@ def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Map
         runtime=found,
         settings=replace(settings, extra=extra),
         environ=environ,
+        found=_projector_beside(path, facts, by_hand) if look_beside else None,
     )
+
+
+def _projector_beside(path: Path, model: ModelFacts, by_hand: ByHand) -> Pairing | None:
+    if model.model_class is not ModelClass.DECODER or unwanted(by_hand):
+        return None
+    candidates, neighbours = projectors_beside(path)
+    return pair_projector(model, str(path), candidates, neighbours)
 
 
 def find_model(name: str) -> Path:
@@ -236,11 +175,3 @@ def _naming(option: str) -> Iterator[None]:
         yield
     except (ModelMissing, ModelInvalid) as error:
         raise type(error)(f"{option}: {error.message}", remedy=error.remedy) from None
-
-
-def _free_loopback_port() -> int:
-    """A port that was free a moment ago; if somebody takes it first, the next start asks for another."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -8,7 +8,8 @@ from io import TextIOWrapper
 import pytest
 
 from llamasup.cli.outlet import MOST_LINES, Outlet
-from llamasup.cli.view import JsonView, TextView, duration_text, memory_text, table
+from llamasup.cli.view import JsonView, TextView, duration_text, table
+from llamasup.core.units import memory_text
 
 
 class Pipe:

@@ -35,6 +35,7 @@ def from_help(text: str) -> Capabilities:
 def model(**changes: Any) -> ModelFacts:
     """An 8B decoder with grouped-query attention, as changed."""
     layers = changes.get("layers", 32)
+    weights_bytes = changes.get("weights_bytes", 5 * GIB)
     facts: dict[str, Any] = {
         "architecture": "llama",
         "model_class": ModelClass.DECODER,
@@ -55,7 +56,8 @@ def model(**changes: Any) -> ModelFacts:
         "pooling": None,
         "file_bytes": 5 * GIB,
         "expected_bytes": 5 * GIB,
-        "weights_bytes": 5 * GIB,
+        "weights_bytes": weights_bytes,
+        "layer_bytes": (weights_bytes // layers,) * layers,
     }
     return ModelFacts(**(facts | changes))
 

@@ -14,7 +14,8 @@ from llamasup.core.capabilities import Capabilities
 from llamasup.core.context_memory import CACHE_TYPES
 from llamasup.core.errors import LlamasupError, ModelInvalid, RuntimeMissing, UsageInvalid
 from llamasup.core.model_facts import ModelClass
-from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file, plan_as_json
+from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file
+from llamasup.core.plan_json import plan_as_json
 from llamasup.core.settings import Settings
 from tests.core.planning import (
     BUILDS,
@@ -168,7 +169,7 @@ def test_the_newest_build_gets_the_classic_command_line_in_its_own_words() -> No
         *("--load-mode", "mmap+mlock", "--cache-ram", value(made, "--cache-ram")),
         *("--spec-draft-model", "/models/draft.gguf", "--spec-type", "draft-simple"),
         *("--spec-draft-n-max", "8", "--spec-draft-type-k", "q8_0", "--spec-draft-type-v", "q8_0"),
-        *("--jinja", "--metrics", "--slots"),
+        *("--jinja", "--metrics", "--slots", "--verbosity", "4"),
     )
     assert (made.ctx_size, made.parallel, made.kv_type) == (8192, 4, "q8_0")
     assert made.api_key is None
@@ -473,26 +474,40 @@ def test_memory_is_left_unlocked_with_the_reason(changes: dict[str, Any], becaus
     assert because in reason(made, "--load-mode")
 
 
+def without_prompt_cache(made: LaunchPlan) -> int:
+    return made.memory.total_bytes - made.memory.prompt_cache_bytes
+
+
 def test_a_prompt_cache_is_budgeted_and_off_where_nothing_is_spare() -> None:
+    needed = without_prompt_cache(planned())
     roomy = planned(hardware=machine(memory_available_bytes=100 * GIB))
     assert value(roomy, "--cache-ram") == "8192"
-    half = planned(hardware=machine(memory_available_bytes=planned().memory.total_bytes + 4 * GIB))
+    half = planned(hardware=machine(memory_available_bytes=needed + 4 * GIB))
     assert value(half, "--cache-ram") == "1024"
-    tight = planned(hardware=machine(memory_available_bytes=planned().memory.total_bytes))
+    assert half.memory.prompt_cache_bytes == GIB
+    tight = planned(hardware=machine(memory_available_bytes=needed))
     assert value(tight, "--cache-ram") == "0"
     assert tight.memory.fits
     assert not planned(hardware=machine(memory_available_bytes=GIB)).memory.fits
 
 
+def test_a_prompt_cache_set_by_hand_counts_as_it_was_set() -> None:
+    made = planned(extra=("--cache-ram", "2048"))
+    assert made.memory.prompt_cache_bytes == 2 * GIB
+
+
 def test_prompts_are_kept_in_the_hosts_memory_whatever_a_device_has_free() -> None:
-    known = capabilities(NEW, GPU)  # 22 GiB free, and the model fits
-    small = planned(known, hardware=machine(memory_available_bytes=GIB))
-    assert value(small, "--cache-ram") == "256"
-    assert "a quarter of the 1024 MiB that the host keeps free" in reason(small, "--cache-ram")
+    small = planned(capabilities(NEW, GPU), hardware=machine(memory_available_bytes=GIB))
+    assert small.memory.fits  # 22 GiB are free on the device
+    budget = int(value(small, "--cache-ram") or 0)
+    assert budget == small.memory.spare_host_bytes // 3 // (1 << 20)  # a quarter, before it was counted
     larger = model(weights_bytes=23 * GIB)  # more than the device has: the host holds the rest
-    assert value(planned(known, larger, machine(memory_available_bytes=GIB)), "--cache-ram") == "0"
-    mac = machine(platform="darwin", memory_available_bytes=planned().memory.total_bytes)
-    assert value(planned(known, hardware=mac), "--cache-ram") == "0"
+    assert (
+        value(planned(capabilities(NEW, GPU), larger, machine(memory_available_bytes=GIB)), "--cache-ram")
+        == "0"
+    )
+    mac = machine(platform="darwin", memory_available_bytes=without_prompt_cache(planned()))
+    assert value(planned(capabilities(NEW, GPU), hardware=mac), "--cache-ram") == "0"
 
 
 def test_layers_are_left_to_a_build_that_fits_them_itself() -> None:
@@ -502,7 +517,7 @@ def test_layers_are_left_to_a_build_that_fits_them_itself() -> None:
     assert "gives up on that if told a number" in reason(made, "--gpu-layers")
     assert "the weights go to the device" in reason(made, "--load-mode")
     assert made.memory.available_bytes == 28 * GIB + GPU.free_bytes
-    assert made.memory.physical_bytes == 32 * GIB + GPU.total_bytes
+    assert made.memory.room.devices == 1
 
 
 def test_a_build_that_does_not_fit_layers_is_told_to_use_its_device() -> None:
@@ -779,13 +794,21 @@ def test_the_library_path_has_the_name_that_the_system_gives_it() -> None:
 
 
 def as_json(made: LaunchPlan) -> dict[str, Any]:
-    return plan_as_json(made, model="example", path="/opt/llama/llama-server", kind="binary", version="b1")
+    return plan_as_json(
+        made,
+        model="example",
+        path="/opt/llama/llama-server",
+        kind="binary",
+        version="b1",
+        profile=None,
+        alternatives=[made],
+    )
 
 
 def test_the_plan_as_json_has_the_contracts_shape() -> None:
     made = planned()
     shown = json.loads(json.dumps(as_json(made)))
-    assert shown.keys() == {"model", "runtime", "argv", "env", "reasons", "memory"}
+    assert shown.keys() >= {"model", "runtime", "argv", "env", "reasons", "memory"}
     assert shown["runtime"] == {"path": "/opt/llama/llama-server", "kind": "binary", "version": "b1"}
     assert tuple(shown["argv"]) == made.argv
     assert shown["reasons"][0] == {
@@ -794,7 +817,7 @@ def test_the_plan_as_json_has_the_contracts_shape() -> None:
         "reason": "the model asked for",
         "passed": True,
     }
-    assert shown["memory"] == {
+    contract = {
         "weights_bytes": made.memory.weights_bytes,
         "kv_bytes": made.memory.kv_bytes,
         "compute_bytes": made.memory.compute_bytes,
@@ -802,3 +825,16 @@ def test_the_plan_as_json_has_the_contracts_shape() -> None:
         "available_bytes": 28 * GIB,
         "fits": True,
     }
+    assert shown["memory"].items() >= contract.items()
+    parts = shown["memory"]["parts"]
+    assert sum(part["host_bytes"] + part["device_bytes"] for part in parts) == made.memory.total_bytes
+    assert shown["alternatives"] == [
+        {
+            "parallel": 4,
+            "ctx_size": 8192,
+            "kv_type": "q8_0",
+            "gpu_layers": 0,
+            "total_bytes": made.memory.total_bytes,
+            "fits": True,
+        }
+    ]

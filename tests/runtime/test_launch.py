@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.errors import DoesNotFit, ModelMissing, UsageInvalid
+from llamasup.core.errors import ModelMissing, UsageInvalid
 from llamasup.core.settings import Settings
 from llamasup.runtime.launch import Launch, prepare
+from llamasup.runtime.planner import Planner
 
 HELP = Path(__file__).parents[1] / "fixtures" / "help" / "b11434.txt"
 ANSWERS = f"""#!/bin/sh
@@ -44,7 +45,7 @@ def test_a_linked_llama_server_is_run_with_the_libraries_that_it_was_asked_with(
 ) -> None:
     link = tmp_path / "llama-server"
     link.symlink_to(server)
-    made = launch(tiny_model, link).plan(tmp_path, 1)
+    made = Planner(launch(tiny_model, link), tmp_path).plan(1)
     assert made.argv[0] == str(link)
     assert made.env["LD_LIBRARY_PATH"] == str(server.parent)
 
@@ -54,7 +55,7 @@ def test_llama_server_is_told_the_very_name_that_llamasup_knows_the_model_by(
 ) -> None:
     for alias, name, aliases in ((None, "tiny", ()), ("gpt , small", "gpt", ("small",))):
         found = launch(tiny_model, server, alias=alias)
-        argv = found.plan(tmp_path, 1).argv
+        argv = Planner(found, tmp_path).plan(1).argv
         assert (found.model_id, found.aliases) == (name, aliases)
         assert argv[argv.index("--alias") + 1] == name
 
@@ -72,7 +73,7 @@ def test_a_path_after_the_dashes_means_what_it_means_here_not_in_the_childs_fold
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = launch(tiny_model, server, extra=("--lora-scaled", "a.gguf:0.5", "--temp", "1"))
-    assert found.plan(tmp_path, 1).argv[-4:] == ("--lora-scaled", f"{tmp_path}/a.gguf:0.5", "--temp", "1")
+    assert Planner(found, tmp_path).plan(1).argv[-4:] == ("--lora-scaled", f"{tmp_path}/a.gguf:0.5", "--temp", "1")
 
 
 @pytest.mark.parametrize("option", ["draft_model", "mmproj"])
@@ -86,9 +87,11 @@ def test_a_missing_file_beside_the_model_is_reported_with_the_option_that_named_
     assert path in refused.value.message
 
 
-def test_a_model_given_as_its_own_projector_is_refused(server: Path, tiny_model: Path) -> None:
+def test_a_model_given_as_its_own_projector_is_refused(
+    server: Path, tiny_model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UsageInvalid, match="has to be a projector"):
-        launch(tiny_model, server, mmproj=str(tiny_model)).check()
+        Planner(launch(tiny_model, server, mmproj=str(tiny_model)), tmp_path).check()
 
 
 def test_a_file_called_demo_is_served_and_a_folder_called_demo_is_not(
@@ -135,13 +138,3 @@ def test_a_current_folder_that_is_gone_is_a_sentence(
     gone.rmdir()
     with pytest.raises(ModelMissing, match="current folder no longer exists"):
         launch("x.gguf", server)
-
-
-def test_a_context_that_this_machine_could_never_hold_is_refused_before_the_start(
-    server: Path, tiny_model: Path
-) -> None:
-    huge = launch(tiny_model, server, ctx_size=2_000_000_000, parallel=1)
-    with pytest.raises(DoesNotFit, match="needs at least") as refused:
-        huge.check()
-    assert refused.value.exit_code == 71
-    launch(tiny_model, server).check()

@@ -1,0 +1,70 @@
+"""Where a model goes: layers on devices, and how much room there is there and on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llamasup.core.bounds import Bounds
+from llamasup.core.capabilities import Capabilities
+from llamasup.core.child_env import RuntimeKind
+from llamasup.core.errors import UsageInvalid
+from llamasup.core.flags import ByHand, CommandLine
+from llamasup.core.hardware import Hardware
+from llamasup.core.memory import Room
+from llamasup.core.model_facts import ModelFacts
+from llamasup.core.settings import Settings
+
+__all__ = ["RUNTIME_BYTES", "decide_gpu_layers", "give_gpu_layers", "room_for"]
+
+# What the process takes without a model: its code and libraries, and Python for the embedded one.
+RUNTIME_BYTES: Mapping[RuntimeKind, int] = {"binary": 24 << 20, "embedded": 120 << 20}
+# Address space that it reserves besides what it uses: stacks and arenas of its threads, libraries.
+_RESERVED_BYTES = 512 << 20
+
+
+def room_for(capabilities: Capabilities, hardware: Hardware, *, on_device: bool) -> Room:
+    # On a Mac the devices' memory is the host's.
+    devices = capabilities.devices if on_device and hardware.platform != "darwin" else ()
+    host_bytes = hardware.memory_available_bytes
+    if hardware.address_space_limit_bytes is not None:
+        host_bytes = min(host_bytes, max(0, hardware.address_space_limit_bytes - _RESERVED_BYTES))
+    return Room(host_bytes, sum(each.free_bytes for each in devices), len(devices))
+
+
+def decide_gpu_layers(
+    capabilities: Capabilities, model: ModelFacts, settings: Settings, by_hand: ByHand, bounds: Bounds
+) -> int | None:
+    """Layers that will be on devices; None: as many as the build fits there by itself."""
+    if not capabilities.devices or by_hand.value("--device") == "none":
+        return 0
+    asked = by_hand.value("--gpu-layers") or settings.gpu_layers
+    if asked in (None, "auto"):
+        if bounds.gpu_layers is not None:
+            return bounds.gpu_layers
+        return None if capabilities.knows("--fit") else model.layers + 1
+    return int(asked) if str(asked).isdecimal() else model.layers + 1  # "all", and -1 of older builds
+
+
+def give_gpu_layers(
+    line: CommandLine, capabilities: Capabilities, settings: Settings, bounds: Bounds
+) -> None:
+    """By hand, or all of them in a build that has devices but cannot fit layers to them by itself."""
+    option = capabilities.find("--gpu-layers")
+    every = "all" if option is not None and "'all'" in option.description else "999"
+    layers = settings.gpu_layers
+    if isinstance(layers, int) and layers < 0:
+        raise UsageInvalid(f"--gpu-layers {layers} is out of range", remedy="give 0 or more, auto, or all")
+    if layers == 0 and option is None:
+        line.leave_out("--gpu-layers", "this build has no device to put layers on", value="0")
+    elif layers is not None and layers != "auto":
+        value = every if layers == "all" else layers
+        line.give("--gpu-layers", value, "asked for with --gpu-layers", asked="--gpu-layers")
+    elif capabilities.devices and bounds.gpu_layers is not None:
+        line.give("--gpu-layers", bounds.gpu_layers, f"fewer than fit by the build's own count: {bounds.why}")
+    elif capabilities.devices and not capabilities.knows("--fit"):
+        line.give("--gpu-layers", every, "this build leaves the device unused unless told otherwise")
+    else:
+        fits = "llama-server fits layers to its devices (--fit), and gives up on that if told a number"
+        line.leave_out(
+            "--gpu-layers", fits if capabilities.devices else "there is no device to put layers on"
+        )

@@ -1,0 +1,227 @@
+"""Plans the generations of one model: as large as fits, smaller after a start that was too much (S5).
+
+Owns where on the ladder this run is, and what is kept of it for the next one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from llamasup.core.address import Address, TcpAddress, UnixAddress
+from llamasup.core.admission import refusal
+from llamasup.core.bounds import Adjustment, Bounds
+from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.experience import Setback, bounds_of, learn, remember
+from llamasup.core.hardware import Hardware
+from llamasup.core.ladder import Admission, admit, is_out_of_memory, step_down
+from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file, plan, runtime_id
+from llamasup.core.plan_json import plan_as_json
+from llamasup.core.server_sizes import read_sizes
+from llamasup.core.settings import Settings
+from llamasup.effects.experience import recall, record
+from llamasup.effects.files import atomic_write
+from llamasup.effects.hardware import hardware
+from llamasup.effects.runtimes import library_folder
+from llamasup.runtime.launch import Launch
+
+__all__ = ["Planner"]
+
+_KEY_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """Where a child will listen, and its key if others could reach it there."""
+
+    address: Address
+    key: str | None = None
+    key_file: str | None = None
+
+
+class Planner:
+    """``folder`` is where the private files of this run are."""
+
+    def __init__(self, launch: Launch, folder: Path) -> None:
+        self._launch = launch
+        self._folder = folder
+        self._experience = recall(launch.model_path)
+        self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
+        self._adjustment: Adjustment | None = None
+        self._failed: tuple[Diagnosis, LaunchPlan] | None = None
+
+    # --- before a start ---------------------------------------------------------------------------
+
+    def plan(self, generation: int) -> LaunchPlan:
+        """The plan of one generation. Blocks for a millisecond, longer where devices have to be asked.
+
+        Each generation has an address of its own, so that a child that lingers cannot be mistaken for
+        its successor. The machine is looked at anew: memory and limits change. Writes nothing, except
+        the key file of a build that takes its key in no other way.
+
+        Raises UsageInvalid, ModelInvalid, RuntimeMissing or DoesNotFit.
+        """
+        admission = self.admission(generation)
+        self._refuse_misfit(admission)
+        return admission.plan
+
+    def check(self) -> None:
+        """Plan once for the sake of the errors alone, before anything is started.
+
+        Raises what ``plan`` raises. Nothing is written and no port is asked for.
+        """
+        self._refuse_misfit(self.admission())
+
+    def admission(self, generation: int | None = None) -> Admission:
+        """The plan and what was considered; without a generation for an address that nobody listens on."""
+        at = self._nowhere() if generation is None else self._endpoint(generation)
+        machine = hardware()
+
+        def candidate(bounds: Bounds) -> LaunchPlan:
+            return self._candidate(self._launch.settings, machine, at, bounds)
+
+        preferred = candidate(Bounds())
+        if self._adjustment is not None:
+            start = self._adjustment.bounds
+        else:
+            start = bounds_of(self._experience, self._runtime, preferred.memory.available_bytes)
+        if not self._checks_memory:
+            made = candidate(start)
+            return Admission(made, (made,))
+        return admit(candidate, start)
+
+    def as_json(self, admission: Admission) -> Mapping[str, Any]:
+        """The ``plan`` object of the contract (docs/design.md)."""
+        launch = self._launch
+        return plan_as_json(
+            admission.plan,
+            model=str(launch.model_path),
+            path=launch.runtime.path,
+            kind=launch.runtime.kind,
+            version=launch.runtime.capabilities.version,
+            profile=launch.settings.profile,
+            alternatives=admission.considered,
+        )
+
+    # --- after a start ----------------------------------------------------------------------------
+
+    def step_down(self, made: LaunchPlan, diagnosis: Diagnosis) -> Adjustment | None:
+        """What the next plan does differently after a start of ``made`` failed; None: nothing."""
+        machine = hardware()
+        at = self._nowhere()
+        taken = 0 if self._adjustment is None else self._adjustment.step
+        adjustment = step_down(
+            made,
+            diagnosis,
+            lambda bounds: self._candidate(self._launch.settings, machine, at, bounds),
+            steps_taken=taken,
+        )
+        if adjustment is not None:
+            self._adjustment = adjustment
+            self._failed = (diagnosis, made)
+        return adjustment
+
+    def served(
+        self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int, device_bytes: int = 0
+    ) -> None:
+        """``made`` is up: keep what it takes, and that more than it was too much. Blocks on the disk."""
+        sizes = read_sizes(log)
+        told = sizes.complete
+        self._experience = learn(
+            self._experience,
+            runtime=self._runtime,
+            key=made.key,
+            estimated=made.memory,
+            used=made.correction,
+            weights_bytes=sizes.weights_bytes if told else None,
+            kv_bytes=sizes.kv_bytes if told else None,
+            compute_bytes=sizes.compute_bytes if told else None,
+            resident_bytes=resident_bytes,
+            device_bytes=device_bytes,
+        )
+        if self._failed is not None and self._adjustment is not None:
+            diagnosis, failed = self._failed
+            setback = Setback(
+                self._runtime,
+                replace(self._adjustment.bounds, why=""),
+                cause=diagnosis.cause,
+                out_of_memory=is_out_of_memory(diagnosis),
+                date=datetime.now(UTC).date().isoformat(),
+                available_bytes=failed.memory.available_bytes,
+            )
+            self._experience = remember(self._experience, setback)
+            self._failed = None
+        record(self._launch.model_path, self._experience)
+
+    # --- making one -------------------------------------------------------------------------------
+
+    @property
+    def _checks_memory(self) -> bool:
+        settings = self._launch.settings
+        return settings.check_memory and settings.profile != "plain"
+
+    def _refuse_misfit(self, admission: Admission) -> None:
+        if admission.plan.memory.fits or not self._checks_memory:
+            return
+        machine, at = hardware(), self._nowhere()
+        # What would fit if the person gave way as well; llama-server's own flags after -- stay as they are.
+        yielding = replace(self._launch.settings, parallel=None, ctx_size=None, kv_type=None, gpu_layers=None)
+        fitting = admit(lambda bounds: self._candidate(yielding, machine, at, bounds), Bounds())
+        raise refusal(self._launch.model_id, admission.preferred, fitting.plan)
+
+    def _candidate(self, settings: Settings, machine: Hardware, at: _Endpoint, bounds: Bounds) -> LaunchPlan:
+        launch, runtime = self._launch, self._launch.runtime
+        return plan(
+            command=runtime.command,
+            kind=runtime.kind,
+            capabilities=runtime.capabilities,
+            model=launch.model,
+            model_path=str(launch.model_path),
+            hardware=machine,
+            settings=settings,
+            address=at.address,
+            environ=launch.environ,
+            config_home=str(self._folder),
+            library_path=library_folder(runtime.kind, runtime.path),
+            draft=launch.draft,
+            mmproj=launch.mmproj,
+            found=launch.found,
+            api_key=at.key,
+            api_key_file=at.key_file,
+            bounds=bounds,
+            experience=self._experience,
+        )
+
+    def _endpoint(self, generation: int) -> _Endpoint:
+        if self._on_socket:
+            return _Endpoint(UnixAddress(str(self._folder / f"{generation}.sock")))
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        key_file = None
+        if needs_key_file(self._launch.runtime.capabilities):
+            path = self._folder / f"{generation}.key"
+            atomic_write(path, key.encode())
+            key_file = str(path)
+        return _Endpoint(TcpAddress("127.0.0.1", _free_loopback_port()), key, key_file)
+
+    def _nowhere(self) -> _Endpoint:
+        if self._on_socket:
+            return _Endpoint(UnixAddress(str(self._folder / "0.sock")))
+        return _Endpoint(TcpAddress("127.0.0.1", 0), "key", str(self._folder / "0.key"))
+
+    @property
+    def _on_socket(self) -> bool:
+        return child_address_kind(self._launch.runtime.capabilities, platform=sys.platform) == "unix"
+
+
+def _free_loopback_port() -> int:
+    """A port that was free a moment ago; if somebody takes it first, the next start asks for another."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
