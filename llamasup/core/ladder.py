@@ -63,8 +63,8 @@ def step_down(
 ) -> Adjustment | None:
     """What to try after a start of ``made`` failed; None where nothing smaller may be tried.
 
-    After out of memory the next plan takes at most half of what the failed one took besides its weights:
-    three small steps would lead nowhere.
+    After out of memory one setting goes down far enough that the plan takes half of what it took besides its
+    weights, or as far as it goes: three small steps would lead nowhere.
     """
     if steps_taken >= MOST_STEPS:
         return None
@@ -81,17 +81,20 @@ def step_down(
 
 
 def _half(made: LaunchPlan, candidate: Candidate, diagnosis: Diagnosis) -> Bounds | None:
+    """One setting is made smaller, until half is reached or it cannot go further down."""
     why = "llama-server ran out of memory"
+    bounds = _smaller(made, why)
+    if bounds is None:
+        return None if diagnosis.cause == "out_of_memory_host" else _fewer_layers(made, why)
     limit = _besides_weights(made) // 2
-    last, bounds = made, _smaller(made, why)
-    while bounds is not None:
-        last = candidate(bounds)
-        if _besides_weights(last) <= limit:
-            return bounds
-        bounds = _smaller(last, why)
-    if diagnosis.cause != "out_of_memory_host" and (fewer := _fewer_layers(last, why)):
-        return fewer
-    return last.bounds if last is not made else None
+    last = candidate(bounds)
+    setting = _changes(made, last)[0].setting
+    while _besides_weights(last) > limit and (bounds := _smaller(last, why)) is not None:
+        further = candidate(bounds)
+        if any(change.setting != setting for change in _changes(made, further)):
+            break
+        last = further
+    return last.bounds
 
 
 def _besides_weights(made: LaunchPlan) -> int:

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(parsed, int):
         return parsed
     options, fakes = parsed
-    faults = Faults.parse(fakes)
+    faults = Faults.parse(fakes).under(options)
     faults.die("start")
     if faults.grandchild == "exit":
         return _sleeper()
@@ -96,6 +96,11 @@ def main(argv: Sequence[str]) -> int:
 def _load(options: dict[str, str], faults: Faults) -> int:
     model = options.get("--model", "")
     _say(f"I srv    load_model: loading model '{model}'")
+    if faults.fit_warning:
+        _say(
+            "W cmn  common_fit_params: failed to fit params to free device memory: "
+            "n_ctx_min is too large, abort"
+        )
     faults.die("load")
     end = time.monotonic() + faults.load_s
     while (left := end - time.monotonic()) > 0:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = ["Faults"]
@@ -25,7 +26,10 @@ class Faults:
     signal: str = ""  # PHASE:NAME, e.g. stream:SIGKILL
     after_s: float = 0.0  # how long after the beginning of its phase the exit or signal comes
     once: str = ""  # path: misbehave only in the first start that finds no such file (and makes it)
+    above_ctx: int = 0  # misbehave only with a --ctx-size above this
+    packed_kv: bool = False  # misbehave only with a KV cache type other than f16
     out_of_memory: str = ""  # host or device: llama-server's own lines while loading, then exit 1
+    fit_warning: bool = False  # warns that the model does not fit, and loads on (#27872)
     ignore_sigterm: bool = False
     bind: str = "ok"  # no_accept: listens and never answers
     health: str = "ok"  # garbage, never, or an HTTP status
@@ -70,6 +74,14 @@ class Faults:
             except FileExistsError:
                 return cls(load_s=faults.load_s, token_s=faults.token_s, tokens=faults.tokens)
         return faults
+
+    def under(self, options: Mapping[str, str]) -> Faults:
+        """The faults that these options of the command line bring out."""
+        fits = self.above_ctx and int(options.get("--ctx-size", "0")) <= self.above_ctx
+        plain = self.packed_kv and options.get("--cache-type-v", "f16") == "f16"
+        if fits or plain:
+            return type(self)(load_s=self.load_s, token_s=self.token_s, tokens=self.tokens)
+        return self
 
     def die(self, phase: str) -> None:
         """Die if this phase is the one to die in."""

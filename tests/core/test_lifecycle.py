@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from llamasup.core import instance as lc
 from llamasup.core import lifecycle
+from llamasup.core.bounds import Adjustment, Bounds, Change
 from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.lifecycle import TABLE, ImpossibleEvent, advance
@@ -358,3 +359,54 @@ class AnyLife(RuleBasedStateMachine):
 
 AnyLife.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestAnyLife = AnyLife.TestCase
+
+
+# --- the ladder -----------------------------------------------------------------------------------------
+
+SMALLER = Adjustment(1, 3, (Change("--parallel", "4", "2"),), Bounds(parallel=2))
+TOO_MUCH = Diagnosis("out_of_memory_host", "out of memory", "", (), True, 71, adjustment=SMALLER)
+
+
+def test_a_start_that_was_too_much_is_followed_at_once_by_a_smaller_one() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1))
+    effects = life(lc.Exited(1, TOO_MUCH))
+    assert lc.Report(1, TOO_MUCH, 0.0) in effects
+    assert lc.Spawn(2) in effects
+    assert life.state() is State.STARTING
+    assert life.instance.last == TOO_MUCH
+
+
+def test_smaller_starts_are_no_crash_loop_and_the_last_one_fails_for_good() -> None:
+    life = Life()
+    life(lc.StartAsked())
+    for generation in range(1, 9):  # more than a crash loop would be given
+        life(lc.Spawned(generation, 42), lc.Exited(generation, TOO_MUCH))
+    assert life.instance.crashes == ()
+    life(lc.Spawned(9, 42), lc.Exited(9, replace(TOO_MUCH, adjustment=None)))
+    assert life.state() is State.FAILED
+
+
+@pytest.mark.parametrize("loading", [True, False])
+def test_a_child_that_says_itself_that_it_does_not_fit_is_ended_before_it_runs_out_of_memory(
+    loading: bool,
+) -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), *([lc.Loading(1)] if loading else []))
+    assert lc.Kill(1) in life(lc.Doomed(1, TOO_MUCH))
+    effects = life(lc.Exited(1, CRASH))
+    assert lc.Report(1, TOO_MUCH, 0.0, by_us=True) in effects
+    assert lc.Spawn(2) in effects
+
+
+def test_a_warning_that_comes_late_ends_nothing() -> None:
+    life = ready()
+    assert life(lc.Doomed(1, TOO_MUCH)) == ()
+    assert life.state() is State.READY
+
+
+def test_a_stop_while_a_smaller_start_is_due_stops() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1), lc.Doomed(1, TOO_MUCH), lc.StopAsked())
+    assert life(lc.Exited(1, CRASH)) == ()
+    assert life.state() is State.STOPPED

@@ -1,0 +1,110 @@
+"""Smaller plans after a start that was too much: what is tried, what is said, what the next start remembers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.driver import Llamasup, llamasup, run_to_end
+
+
+def steps(running: Llamasup) -> list[Mapping[str, Any]]:
+    return [event["adjustment"] for event in running.events if "adjustment" in event]
+
+
+def slots_and_context(running: Llamasup) -> tuple[int, int]:
+    (model,) = httpx.get(f"{running.url}/llamasup/v1/status", headers=ADMIN).json()["models"]
+    return model["slots"], model["ctx_size"]
+
+
+ADMIN: dict[str, str] = {}
+
+
+def test_out_of_memory_at_load_is_answered_by_a_smaller_plan_step_by_step(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    server = fake_server("out_of_memory=host", "above_ctx=5000")
+    with llamasup(tiny_model, "--runtime", server) as running:
+        running.wait_for("ready")
+        assert [(step["step"], step["changes"]) for step in steps(running)] == [
+            (1, [{"setting": "--parallel", "before": "4", "after": "1"}]),
+            (2, [{"setting": "--ctx-size", "before": "8192", "after": "2048"}]),
+        ]
+        assert running.stop() == 0
+    assert "Starting again with --parallel 1 instead of 4 (step 1 of 3)" in running.said
+    assert "Starting again with --ctx-size 2048 instead of 8192 (step 2 of 3)" in running.said
+
+
+def test_what_carried_is_remembered_and_explained_at_the_next_start(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    server = fake_server("out_of_memory=host", "above_ctx=20000")
+    with llamasup(tiny_model, "--runtime", server) as running:
+        running.wait_for("ready")
+        assert len(steps(running)) == 1
+        assert running.stop() == 0
+    shown = json.loads(run_to_end("plan", str(tiny_model), "--runtime", server, "--json").stdout)
+    (slots,) = [each for each in shown["reasons"] if each["flag"] == "--parallel"]
+    assert slots["value"] == "1"
+    assert "ran out of memory on 20" in slots["reason"]
+    with llamasup(tiny_model, "--runtime", server) as running:
+        running.wait_for("ready")
+        assert steps(running) == []
+        assert running.stop() == 0
+
+
+def test_what_was_set_by_hand_is_not_made_smaller(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+    server = fake_server("out_of_memory=host")
+    with llamasup(
+        tiny_model, "--runtime", server, "--parallel", "4", "--ctx-size", "8192", "--kv-type", "f16"
+    ) as running:
+        failed = running.wait_for("exit")
+        assert running.end() == 71
+    assert "adjustment" not in failed
+    assert failed["cause"] == "out_of_memory_host"
+
+
+def test_three_steps_and_no_more(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+    with llamasup(tiny_model, "--runtime", fake_server("out_of_memory=host")) as running:
+        running.wait_for("state", state="failed")
+        assert running.end() == 71
+    assert 1 < len(steps(running)) <= 3
+    assert "out of memory" in running.said or "too small" in running.said
+
+
+def test_a_crash_of_the_packed_cache_is_answered_by_f16(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    server = fake_server("signal=load:SIGSEGV", "packed_kv")
+    with llamasup(tiny_model, "--runtime", server) as running:
+        running.wait_for("ready")
+        assert [step["changes"][0] for step in steps(running)] == [
+            {"setting": "--kv-type", "before": "q8_0", "after": "f16"}
+        ]
+        assert running.stop() == 0
+
+
+def test_the_warning_that_it_will_not_fit_counts_before_memory_runs_out(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    server = fake_server("fit_warning", "above_ctx=20000", "load_s=60")
+    with llamasup(tiny_model, "--runtime", server) as running:
+        adjusted = running.wait_for("exit")
+        assert adjusted["cause"] == "fit_failed"
+        assert adjusted["adjustment"]["changes"][0]["setting"] == "--parallel"
+        running.wait_for("state", state="starting", generation=2)
+        assert running.stop() == 0
+
+
+def test_with_the_check_switched_off_the_warning_is_only_logged(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    server = fake_server("fit_warning")
+    with llamasup(tiny_model, "--runtime", server, "--no-memory-check") as running:
+        running.wait_for("ready")
+        assert [event["event"] for event in running.events].count("exit") == 0
+        assert running.stop() == 0
