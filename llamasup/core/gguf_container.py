@@ -301,7 +301,7 @@ class _Reader:
         return tuple(tensors), end, _padded(self._position, alignment)
 
     def _tensor(self, name: str) -> tuple[Tensor, int]:
-        """What follows a tensor's name, and the offset that it states. Models have hundreds: one look each."""
+        """What follows a tensor's name, and the offset that it states: one look, for models have hundreds."""
         at = self._position
         dimensions = self._number(self._u32, f"the number of dimensions of tensor {name!r}")
         if dimensions > _MAX_DIMENSIONS:

@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 # One entry a file: about 100 KB for a runtime, a few KB for a model. Far above any real models folder, low
 # enough that files which come and go (downloads, test runs) cannot fill the disk over the years.
 _MAX_ENTRIES = 5_000
-# An entry that is larger is not one of ours.
+# An entry that is larger is not one of ours, unless its cache says so.
 _MAX_ENTRY_BYTES = 8 * 1024 * 1024
 
 
@@ -69,18 +69,27 @@ class FactCache(Generic[Value]):
     """
 
     def __init__(
-        self, kind: str, value_type: type[Value], *, revision: str, folder: Path | None = None
+        self,
+        kind: str,
+        value_type: type[Value],
+        *,
+        revision: str,
+        folder: Path | None = None,
+        most_bytes: int = _MAX_ENTRY_BYTES,
     ) -> None:
         self._kind = kind
         self._revision = revision
         self._folder = default_cache_folder() if folder is None else folder
+        self._most_bytes = most_bytes
         self._decode = msgspec.json.Decoder(value_type).decode
         self._pruned = False
 
     def get(self, identity: FileIdentity) -> Value | None:
         """The fact about exactly this state of the file, or None."""
         try:
-            entry = msgspec.json.decode(_read_own_file(self._entry_path(identity)), type=_Entry)
+            entry = msgspec.json.decode(
+                _read_own_file(self._entry_path(identity), self._most_bytes), type=_Entry
+            )
             if (entry.revision, entry.path, entry.size_bytes, entry.mtime_ns) != (
                 self._revision,
                 _printable(identity.path),
@@ -129,12 +138,12 @@ def _printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _read_own_file(path: Path) -> bytes:
+def _read_own_file(path: Path, most_bytes: int) -> bytes:
     """The bytes of a regular file of this user; a symbolic link is not followed (X13)."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_ENTRY_BYTES:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
             raise ValueError(f"{path} is not a cache entry")
         if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             raise ValueError(f"{path} belongs to user {status.st_uid}")

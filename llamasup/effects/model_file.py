@@ -234,6 +234,12 @@ def _is_missing(path: Path) -> ModelMissing:
         return ModelMissing(
             f"{path}: there is no such file, nor a folder {folder}", remedy="Check the path of the model."
         )
+    part = split_name(path.name)
+    if part is not None and any(_is_part_of(part.first, entry) for entry in _listed_folder(folder)):
+        return ModelMissing(
+            f"{path}: part {part.number} of this model is missing; other parts of it are there",
+            remedy="Download the missing part into the same folder.",
+        )
     names = _model_names(folder)
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
     if near:
@@ -247,12 +253,21 @@ def _is_missing(path: Path) -> ModelMissing:
 
 def _model_names(folder: Path) -> list[str]:
     """Names of the .gguf files in a folder, sorted; of a split set only the first part."""
+    names = sorted(name for name in _listed_folder(folder) if name.lower().endswith(".gguf"))
+    return [name for name in names if (part := split_name(name)) is None or part.number == 1]
+
+
+def _listed_folder(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.lower().endswith(".gguf"))
+            return [entry.name for entry in entries]
     except OSError:
         return []
-    return [name for name in names if (part := split_name(name)) is None or part.number == 1]
+
+
+def _is_part_of(first: str, name: str) -> bool:
+    part = split_name(name)
+    return part is not None and part.first == first
 
 
 def _listed(names: list[str]) -> str:

@@ -1,0 +1,23 @@
+"""Results on standard output: in whatever encoding it has, and without a word when nobody reads on."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from llamasup.core.errors import OutputFailed
+
+__all__ = ["write_result"]
+
+
+def write_result(text: str) -> None:
+    """Write ``text`` and a newline. Raises OutputFailed, for a full disk for example."""
+    try:
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.buffer.write((text + "\n").encode(encoding, "backslashreplace"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - or the interpreter complains at its end
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - what is left in its buffer fails again
+        raise OutputFailed(f"The result cannot be written: {error.strerror}.") from None

@@ -1,0 +1,245 @@
+"""What a person deciding about a model wants to know: what it is, what it takes, whether it fits here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from llamasup.core.context_memory import ContextShape, compute_bytes, kv_bytes
+from llamasup.core.errors import LlamasupError
+from llamasup.core.hardware import Hardware
+from llamasup.core.model_facts import ModelClass, ModelFacts
+
+__all__ = [
+    "PURPOSES",
+    "Fit",
+    "KvGrowth",
+    "broken_as_json",
+    "fits_here",
+    "is_served",
+    "kv_growth",
+    "model_as_json",
+    "path_text",
+]
+
+PURPOSES: Mapping[ModelClass, str] = MappingProxyType(
+    {
+        ModelClass.DECODER: "chat and text completion",
+        ModelClass.ENCODER: "embeddings (/v1/embeddings)",
+        ModelClass.RERANKER: "sorting documents by a question (/v1/rerank)",
+        ModelClass.ENCODER_DECODER: "text to text (translation, summaries)",
+        ModelClass.PROJECTOR: "images or sound for the model it belongs to: --mmproj FILE",
+        ModelClass.LORA: "adapts the model it was trained on: -- --lora FILE",
+        ModelClass.DRAFT: "guesses ahead for the model it was made for: --draft-model FILE",
+        ModelClass.VOCAB: "a tokenizer without weights: nothing to serve",
+    }
+)
+
+_BESIDE_A_MODEL = frozenset({ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.DRAFT, ModelClass.VOCAB})
+# Beyond every sliding window: from here on the KV cache grows evenly. A multiple of llama.cpp's 256 cells.
+_LONG_CONTEXT = 1 << 20
+# As a plan has them; with less than the least a chat is soon over.
+_DEFAULT_CTX_SIZE, _DEFAULT_PARALLEL, _UBATCH = 8192, 4, 512
+_LEAST_CTX_SIZE = 2048
+
+
+def is_served(facts: ModelFacts) -> bool:
+    """Whether the file is a model that llama-server serves by itself."""
+    return facts.model_class not in _BESIDE_A_MODEL
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KvGrowth:
+    """What one request's context takes: ``slot_bytes``, and ``bytes_per_1000_tokens`` besides."""
+
+    bytes_per_1000_tokens: int
+    slot_bytes: int  # sliding windows and recurrent states: as large for every long context
+
+
+def kv_growth(facts: ModelFacts, cache_type: str) -> KvGrowth:
+    """How the KV cache of one slot grows with the context, in f16, q8_0, …"""
+
+    def size(tokens: int) -> int:
+        return kv_bytes(
+            facts, ContextShape(tokens, parallel=1, ubatch=512, k_type=cache_type, v_type=cache_type)
+        )
+
+    once, twice = size(_LONG_CONTEXT), size(2 * _LONG_CONTEXT)
+    return KvGrowth((twice - once) * 1000 // _LONG_CONTEXT, max(0, 2 * once - twice))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether the model would run here, with which context, and what that takes."""
+
+    needed_bytes: int
+    available_bytes: int
+    ctx_size: int  # tokens per request
+    parallel: int
+    kv_type: str
+    reduced: bool = False  # only with less than the plan's defaults
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.available_bytes
+
+
+def fits_here(facts: ModelFacts, hardware: Hardware) -> Fit | None:
+    """The largest usual context with which it fits into the memory that is free now.
+
+    Where even the smallest is too large, what the defaults would need; None for what is not served by itself.
+    No runtime is asked, so devices do not count: what does not fit here may fit on a GPU.
+    """
+    if not is_served(facts):
+        return None
+    available_bytes = hardware.memory_available_bytes
+    fits = (_fit(facts, shape, available_bytes) for shape in _shapes(facts))
+    first = next(fits)
+    if first.fits:
+        return first
+    return next((replace(fit, reduced=True) for fit in fits if fit.fits), first)
+
+
+def _fit(facts: ModelFacts, shape: ContextShape, available_bytes: int) -> Fit:
+    return Fit(
+        needed_bytes=facts.weights_bytes + kv_bytes(facts, shape) + compute_bytes(facts, shape),
+        available_bytes=available_bytes,
+        ctx_size=shape.ctx_total // shape.parallel,
+        parallel=shape.parallel,
+        kv_type=shape.k_type,
+    )
+
+
+def _shapes(facts: ModelFacts) -> Iterator[ContextShape]:
+    """The context that a plan begins with where nothing is set by hand, and smaller ones: slots go first."""
+    decodes = facts.model_class is ModelClass.DECODER
+    parallel = 1 if facts.model_class is ModelClass.ENCODER_DECODER else _DEFAULT_PARALLEL
+    ctx_size = min(facts.context_length, _DEFAULT_CTX_SIZE)
+    kv_type = "q8_0" if decodes and facts.quantized_kv_fits else "f16"
+    while True:
+        yield ContextShape(
+            ctx_total=ctx_size * parallel,
+            parallel=parallel,
+            ubatch=_UBATCH if decodes else ctx_size,
+            k_type=kv_type,
+            v_type=kv_type,
+        )
+        if parallel > 1:
+            parallel //= 2
+        elif ctx_size > _LEAST_CTX_SIZE:
+            ctx_size //= 2
+        else:
+            return
+
+
+# --- as JSON -------------------------------------------------------------------------------------
+
+
+def model_as_json(path: str, facts: ModelFacts, fit: Fit | None) -> dict[str, Any]:
+    """The ``inspect`` object of the contract (docs/design.md), with more fields after it."""
+    template = facts.chat_template
+    return {
+        "path": path_text(path),
+        "file_bytes": facts.file_bytes,
+        "expected_bytes": facts.expected_bytes,
+        "architecture": facts.architecture,
+        "class": facts.model_class.value,
+        "name": facts.name,
+        "parameters": facts.parameters,
+        "quantization": facts.quantization,
+        "layers": facts.layers,
+        "context_length": facts.context_length,
+        "embedding_length": facts.embedding_length,
+        "head_count": max(facts.head_counts, default=0),
+        "head_count_kv": max(facts.head_counts_kv, default=0),
+        "vocab_size": facts.vocab_size,
+        "chat_template": {
+            "present": template.present,
+            "tools": template.tools,
+            "system": template.system,
+            "reasoning": template.reasoning,
+        },
+        "purpose": PURPOSES[facts.model_class],
+        "files": facts.split.count,
+        "key_length": facts.key_length,
+        "value_length": facts.value_length,
+        "feed_forward_length": max(facts.feed_forward_lengths, default=0),
+        "sliding_window": facts.sliding_window,
+        "sliding_layers": sum(facts.sliding_layers),
+        "mla": facts.mla,
+        "recurrent_layers": sum(facts.recurrent_layers),
+        "experts": {
+            "count": facts.experts.count,
+            "used": facts.experts.used,
+            "shared": facts.experts.shared,
+        }
+        if facts.experts.count
+        else None,
+        "mtp_layers": facts.mtp_layers,
+        "pooling": facts.pooling,
+        "causal": facts.causal,
+        "fill_in_middle": facts.fim.usable,
+        "tokenizer": {
+            "model": facts.vocabulary.model,
+            "pre": facts.vocabulary.pre,
+            "bos": facts.vocabulary.bos,
+            "eos": facts.vocabulary.eos,
+        },
+        "weights": {
+            "total_bytes": facts.weights_bytes,
+            "layers_bytes": sum(facts.layer_bytes),
+            "largest_layer_bytes": max(facts.layer_bytes, default=0),
+            "experts_bytes": sum(facts.expert_bytes),
+            "input_bytes": facts.input_bytes,
+            "output_bytes": facts.output_bytes,
+            "tied_output": facts.tied_output,
+        },
+        "kv_cache": _kv_as_json(facts) if is_served(facts) else None,
+        "fits_here": None
+        if fit is None
+        else {
+            "fits": fit.fits,
+            "needed_bytes": fit.needed_bytes,
+            "available_bytes": fit.available_bytes,
+            "ctx_size": fit.ctx_size,
+            "parallel": fit.parallel,
+            "kv_type": fit.kv_type,
+            "reduced": fit.reduced,
+        },
+        "gguf_version": facts.version,
+        "big_endian": facts.big_endian,
+    }
+
+
+def _kv_as_json(facts: ModelFacts) -> dict[str, Any]:
+    types = ("f16", "q8_0") if facts.quantized_kv_fits else ("f16",)
+    return {
+        cache_type: {
+            "bytes_per_1000_tokens": growth.bytes_per_1000_tokens,
+            "slot_bytes": growth.slot_bytes,
+        }
+        for cache_type, growth in ((each, kv_growth(facts, each)) for each in types)
+    }
+
+
+def broken_as_json(path: str, error: LlamasupError) -> dict[str, Any]:
+    """In a folder's list: a file that cannot be used, and why."""
+    return {
+        "path": path_text(path),
+        "error": {
+            "cause": error.cause,
+            "message": path_text(error.message),
+            "remedy": path_text(error.remedy),
+        },
+    }
+
+
+def path_text(path: str) -> str:
+    """A path with bytes outside UTF-8 as text that every JSON parser takes."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

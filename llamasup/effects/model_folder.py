@@ -1,0 +1,173 @@
+"""Lists the models of a folder and its subfolders, quickly: one entry of the cache holds a whole list.
+
+Bounded in depth, in what is looked at and in what is listed; no folder is entered twice, so that links that
+lead in a circle end. A file that is broken is listed with what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from llamasup.core.errors import LlamasupError, ModelMissing
+from llamasup.core.model_facts import ModelFacts
+from llamasup.effects.cache import FactCache, FileIdentity, default_cache_folder
+from llamasup.effects.model_file import REVISION, Remembered, os_errors_of, read_anew, split_name
+
+__all__ = ["FoundModel", "ModelFolder", "list_models"]
+
+# ~/.cache/huggingface/hub/models--ORG--REPO/snapshots/COMMIT/QUANT/x.gguf: seen from ~/.cache that is six.
+_MOST_DEPTH = 6
+_MOST_ENTRIES = 200_000  # names looked at: some seconds of a home folder
+_MOST_MODELS = 5_000  # facts of one are up to 5 KB in the cache
+_MOST_INDEX_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """One model, or what is wrong with it; of a split set the first file stands for all."""
+
+    path: str
+    outcome: ModelFacts | LlamasupError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """``notes`` say what was left out, and why."""
+
+    models: tuple[FoundModel, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Indexed:
+    size_bytes: int
+    mtime_ns: int
+    remembered: Remembered
+
+
+def list_models(folder: Path, *, cache_folder: Path | None = None) -> ModelFolder:
+    """Every .gguf file in ``folder`` and its subfolders, hidden ones left out, sorted by path.
+
+    Raises ModelMissing where there is none, or where the folder may not be read.
+    """
+    with os_errors_of(folder):
+        walk = _Walk()
+        paths = walk.models_in(folder)
+    if not paths:
+        left_out = f" ({'; '.join(walk.notes)})" if walk.notes else ""
+        raise ModelMissing(
+            f"{folder}: there is no .gguf file in this folder or its subfolders{left_out}",
+            remedy="Give the path of a .gguf file, or the folder that holds your models.",
+        )
+    cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
+    # The list of a folder stays valid as long as its files do; the folder's own times say little about them.
+    identity = FileIdentity(os.path.realpath(folder), 0, 0)
+    known = cache.get(identity) or {}
+    kept: dict[str, _Indexed] = {}
+    models = tuple(_look_at(path, known, kept) for path in sorted(paths, key=str.casefold))
+    if kept != known:
+        cache.put(identity, kept)
+    return ModelFolder(models, tuple(walk.notes))
+
+
+def _look_at(path: str, known: dict[str, _Indexed], kept: dict[str, _Indexed]) -> FoundModel:
+    """The model at ``path``, as known where its files are as they were; adds it to ``kept``."""
+    key = os.fsencode(path).decode("utf-8", "backslashreplace")
+    entry = known.get(key)
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path costs more than the call, and folders hold 1,000 models
+    except OSError:
+        status = None  # reading it says what is wrong
+    if entry is None or status is None or not _is_current(entry, status):
+        try:
+            remembered = read_anew(Path(path))
+        except LlamasupError as error:
+            return FoundModel(path, error)
+        if status is None:  # it came back in this very moment: true now, nothing to be kept
+            return FoundModel(path, remembered.facts)
+        entry = _Indexed(status.st_size, status.st_mtime_ns, remembered)
+    kept[key] = entry
+    return FoundModel(path, entry.remembered.facts)
+
+
+def _is_current(entry: _Indexed, status: os.stat_result) -> bool:
+    return (
+        (entry.size_bytes, entry.mtime_ns) == (status.st_size, status.st_mtime_ns)
+        and stat.S_ISREG(status.st_mode)
+        and entry.remembered.is_current()
+    )
+
+
+@lru_cache(maxsize=8)
+def _cache(folder: Path) -> FactCache[dict[str, _Indexed]]:
+    return FactCache(
+        "folder", dict[str, _Indexed], revision=REVISION, folder=folder, most_bytes=_MOST_INDEX_BYTES
+    )
+
+
+# --- finding files -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One look through folders. Owned by one call of ``list_models``."""
+
+    notes: list[str] = field(default_factory=list[str])
+    _seen_folders: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    _entries: int = 0
+
+    def models_in(self, top: Path) -> list[str]:
+        """Paths of models. Raises OSError where ``top`` itself cannot be listed."""
+        paths: list[str] = []
+        os.scandir(top).close()
+        waiting = [(str(top), 0)]
+        while waiting:
+            folder, depth = waiting.pop()
+            names: set[str] = set()
+            for entry in self._entries_of(folder):
+                if self._entries >= _MOST_ENTRIES or len(paths) + len(names) >= _MOST_MODELS:
+                    self.notes.append(
+                        f"stopped after {self._entries:,} names and {len(paths) + len(names):,} models"
+                    )
+                    return [*paths, *_whole_models(folder, names)]
+                self._entries += 1
+                if entry.name.startswith("."):
+                    continue
+                if _is_folder(entry):
+                    if depth < _MOST_DEPTH:
+                        waiting.append((entry.path, depth + 1))
+                elif entry.name.lower().endswith(".gguf"):
+                    names.add(entry.name)
+            paths += _whole_models(folder, names)
+        return paths
+
+    def _entries_of(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        """What is in a folder; nothing where it was seen before or may not be listed."""
+        try:
+            status = os.stat(folder)  # noqa: PTH116 - as above
+            if (status.st_dev, status.st_ino) in self._seen_folders:
+                return
+            self._seen_folders.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as entries:
+                yield from entries
+        except OSError as error:
+            self.notes.append(f"{folder} is left out: {error.strerror}")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # links in a circle: reading it says so, where it has a model's name
+
+
+def _whole_models(folder: str, names: set[str]) -> Iterator[str]:
+    """Of a split set the first part alone, even where just that one is missing."""
+    parts = {name: split_name(name) for name in names}
+    for name in {name if part is None else part.first for name, part in parts.items()}:
+        yield f"{folder.rstrip('/')}/{name}"

@@ -1,0 +1,30 @@
+"""No text from a file reaches the terminal as anything but letters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamasup.core.printable import printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Qwen3 8B – 模型 ✓", "Qwen3 8B – 模型 ✓"),
+        ("\x1b[2J\x1b]0;owned\x07", "\\x1b[2J\\x1b]0;owned\\x07"),
+        ("one\ntwo\r", "one\\ntwo\\r"),
+        ("\x9b31m", "\\x9b31m"),  # CSI in one byte
+        ("abc\u202egnp.exe", "abc\\u202egnp.exe"),  # turns the direction of reading
+        ("a\udcffb", "a\\udcffb"),  # a byte outside UTF-8 in a file's name
+    ],
+)
+def test_what_moves_the_cursor_is_written_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@given(st.text(st.characters()))
+def test_whatever_it_is_it_can_be_printed(text: str) -> None:
+    assert printable(text).isprintable()
+    printable(text).encode()

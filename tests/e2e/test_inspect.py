@@ -1,0 +1,260 @@
+"""``llamasup inspect`` as a person and a program meet it: a real process on real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamasup.testing import models
+from tests.e2e.driver import PATIENCE_S, command, run_to_end
+
+pytestmark = pytest.mark.slow
+
+CONTRACT = {
+    *("path", "file_bytes", "expected_bytes", "architecture", "class", "name", "parameters", "quantization"),
+    *("layers", "context_length", "embedding_length", "head_count", "head_count_kv", "vocab_size"),
+    "chat_template",
+}
+KINDS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "decoder": (models.tiny_decoder, "decoder"),
+    "big-endian": (models.big_endian_decoder, "decoder"),
+    "encoder": (models.tiny_encoder, "encoder"),
+    "reranker": (models.tiny_reranker, "reranker"),
+    "projector": (models.tiny_projector, "projector"),
+    "lora": (models.tiny_lora, "lora"),
+    "vocab": (models.vocabulary_only, "vocab"),
+}
+
+
+def inspected(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = run_to_end("inspect", *map(str, arguments))
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    if code:
+        assert done.stdout == ""
+        assert "→" in done.stderr
+    else:
+        assert done.stderr == ""
+    return done
+
+
+def as_json(*arguments: str | Path) -> Any:
+    return json.loads(inspected(*arguments, "--json").stdout)
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+# --- one model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_file_has_every_field_of_the_contract(kind: str, tmp_path: Path) -> None:
+    make, model_class = KINDS[kind]
+    path = put(tmp_path / "m.gguf", make())
+    shown = as_json(path)
+    assert shown.keys() >= CONTRACT
+    assert shown["path"] == str(path)
+    assert shown["class"] == model_class
+    assert shown["file_bytes"] == path.stat().st_size
+    assert 0 <= shown["file_bytes"] - shown["expected_bytes"] < 32  # the last tensor's padding
+    assert shown["chat_template"].keys() >= {"present", "tools", "system"}
+    assert shown["big_endian"] is (kind == "big-endian")
+    assert (shown["fits_here"] is None) is (model_class in ("projector", "lora", "vocab"))
+
+
+def test_a_split_set_is_shown_whole(tmp_path: Path) -> None:
+    parts = models.write_split_decoder(tmp_path)
+    shown = as_json(parts[0])
+    assert shown["files"] == 3
+    assert shown["file_bytes"] == sum(part.stat().st_size for part in parts)
+    assert "and 2 more parts" in inspected(parts[0]).stdout
+
+
+def test_a_person_reads_what_it_is_what_it_takes_and_whether_it_fits() -> None:
+    text = inspected("demo").stdout
+    for words in (
+        "decoder: chat and text completion",
+        "context        32,768 tokens",
+        "attention      2 heads of 32",
+        "system messages",
+        "weights        646 KiB: 369 KiB in layers",
+        "for each 1,000 tokens 500 KiB in f16, 266 KiB in q8_0",
+        "fits here      yes: ",
+    ):
+        assert words in text
+
+
+def test_a_lora_says_what_it_is_for(tmp_path: Path) -> None:
+    text = inspected(put(tmp_path / "l.gguf", models.tiny_lora())).stdout
+    assert "adapts the model it was trained on: -- --lora FILE" in text
+    assert "fits here" not in text
+
+
+def test_what_is_in_the_file_does_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+    evil = b"\x1b]0;owned"  # as long as what it replaces, so that the header stays true
+    content = models.tiny_decoder().replace(b"llamasup demo", evil.ljust(13))
+    path = put(tmp_path / "\x1b[31mred\n.gguf", content)
+    text = inspected(path).stdout
+    assert "\\x1b]0;owned" in text
+    assert "\\x1b[31mred\\n.gguf" in text
+    assert "\\x1b[31mred\\n.gguf" in inspected(tmp_path).stdout
+    assert as_json(path)["name"] == evil.decode().ljust(13)
+
+
+def test_an_error_does_not_bring_escapes_to_the_terminal_either(tmp_path: Path) -> None:
+    said = inspected(put(tmp_path / "\x1b[31mred.gguf", b""), code=65).stderr
+    assert "\\x1b[31mred.gguf: the file is empty" in said
+
+
+# --- files that cannot be used -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "words"),
+    [
+        (lambda path: None, 66, "there is no such file"),
+        (lambda path: path.touch(), 65, "the file is empty"),
+        (lambda path: path.write_bytes(models.truncated_decoder(0.25)), 65, "truncated: 169032 of 676128"),
+        (os.mkfifo, 65, "is a named pipe"),
+        (lambda path: path.symlink_to("/dev/zero"), 65, "is a character device"),
+        (lambda path: path.symlink_to(path), 66, "lead in a circle"),
+        (lambda path: path.mkdir(), 66, "there is no .gguf file in this folder"),
+    ],
+    ids=["missing", "empty", "truncated", "fifo", "zero", "loop", "folder"],
+)
+def test_a_file_that_cannot_be_used_has_its_reason_and_exit_code(
+    make: Callable[[Path], object], code: int, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    make(path)
+    assert words in inspected(path, code=code).stderr
+
+
+def test_a_set_without_a_part_names_the_part(tmp_path: Path) -> None:
+    parts = models.write_split_decoder(tmp_path)
+    parts[0].unlink()
+    assert "part 1 of this model is missing" in inspected(parts[0], code=66).stderr
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
+def test_a_file_that_may_not_be_read(tiny_model: Path, tmp_path: Path) -> None:
+    path = put(tmp_path / "secret.gguf", tiny_model.read_bytes())
+    path.chmod(0)
+    # Root reads everything, except without these two capabilities.
+    plain = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    done = run_to_end("inspect", str(path), prefix=plain)
+    assert done.returncode == 66
+    assert "may not be read (Permission denied)" in done.stderr
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Good and broken files, a set, subfolders, and links in a circle."""
+    top = tmp_path / "models"
+    put(top / "good.gguf", models.tiny_decoder())
+    put(top / "org/repo/encoder.gguf", models.tiny_encoder())
+    put(top / "lora.gguf", models.tiny_lora())
+    put(top / "cut.gguf", models.truncated_decoder())
+    put(top / os.fsdecode(b"caf\xe9.gguf"), models.tiny_decoder())
+    models.write_split_decoder(top, "set")
+    (top / "org/up").symlink_to("..")
+    (top / "loop.gguf").symlink_to("loop.gguf")
+    return top
+
+
+def test_a_folder_is_listed_with_its_broken_files_marked(mixed: Path) -> None:
+    rows = [line.split() for line in inspected(mixed).stdout.splitlines()]
+    assert rows[0] == ["NAME", "CLASS", "ARCHITECTURE", "SIZE", "QUANT", "CONTEXT", "FITS", "HERE"]
+    assert {row[0]: row[1] for row in rows[1:]} == {
+        "caf\\udce9.gguf": "decoder",
+        "cut.gguf": "broken",
+        "good.gguf": "decoder",
+        "loop.gguf": "broken",
+        "lora.gguf": "lora",
+        "org/repo/encoder.gguf": "encoder",
+        "set-00001-of-00003.gguf": "decoder",
+    }
+    text = inspected(mixed).stdout
+    assert "truncated: 338064 of 676128 bytes" in text
+    assert "661 KiB in 3 files" in text
+
+
+def test_a_folder_as_json_has_every_model_and_every_error(mixed: Path) -> None:
+    shown = as_json(mixed)["models"]
+    assert len(shown) == 7
+    broken = {Path(each["path"]).name: each["error"] for each in shown if "error" in each}
+    assert broken.keys() == {"cut.gguf", "loop.gguf"}
+    assert broken["cut.gguf"]["cause"] == "model_invalid"
+    assert all(error["message"] and error["remedy"] for error in broken.values())
+    assert all(each.keys() >= CONTRACT for each in shown if "error" not in each)
+
+
+def test_a_folder_of_nothing_but_broken_files_is_listed(tmp_path: Path) -> None:
+    put(tmp_path / "cut.gguf", models.truncated_decoder())
+    assert "broken" in inspected(tmp_path).stdout
+
+
+def test_a_folder_without_models(tmp_path: Path) -> None:
+    put(tmp_path / "readme.md", b"")
+    assert "there is no .gguf file in this folder" in inspected(tmp_path, code=66).stderr
+
+
+# --- whoever reads the output --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_a_reader_that_has_seen_enough_is_no_error(option: tuple[str, ...], tmp_path: Path) -> None:
+    """As ``| head -1``: the pipe is closed before the first byte, and the list would not fit into it."""
+    for number in range(300):
+        put(tmp_path / f"{number:0200}.gguf", b"")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            command("inspect", str(tmp_path), *option),
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_disk_without_room_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command("inspect", "demo"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert done.returncode == 71
+    assert "cannot be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_unicode_gets_escapes(tmp_path: Path) -> None:
+    put(tmp_path / "模型.gguf", models.tiny_decoder())
+    done = run_to_end("inspect", str(tmp_path), env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert "\\u6a21\\u578b.gguf" in done.stdout
