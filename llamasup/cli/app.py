@@ -116,3 +116,16 @@ def inspect(model: o.ModelOrFolder, json: o.Json = False) -> None:
     from llamasup.cli.inspect import inspect_command
 
     sys.exit(inspect_command(model, json=json))
+
+
+@app.command()
+def doctor(
+    model: o.ModelToCheck = None,
+    runtime: o.RuntimeOption = None,
+    port: o.Port = 8080,
+    json: o.Json = False,
+) -> None:
+    """Look at runtime, devices, memory, limits and folders, and say what hurts and what to do about it."""
+    from llamasup.cli.doctor import doctor_command
+
+    sys.exit(doctor_command(model, runtime=runtime, port=port, json=json))

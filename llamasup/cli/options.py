@@ -20,6 +20,7 @@ __all__ = [
     "LogLevel",
     "Model",
     "ModelOrFolder",
+    "ModelToCheck",
     "NoWarmup",
     "Port",
     "ReadyFile",
@@ -36,6 +37,10 @@ ModelOrFolder = Annotated[
         help="A GGUF file, a folder of them, or 'demo'.",
         show_default=False,
     ),
+]
+ModelToCheck = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", help="Whether this model could be served as well.", show_default=False),
 ]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
 Port = Annotated[

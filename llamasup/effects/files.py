@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -30,6 +31,7 @@ __all__ = [
     "cache_folder",
     "private_folder",
     "run_folder",
+    "run_folders",
     "state_folder",
 ]
 
@@ -158,6 +160,22 @@ def run_folder() -> RunFolder:
         return RunFolder(Path(tempfile.mkdtemp(prefix=f"llamasup-{prefix}", dir=_short_temporary_folder())))
     except OSError as error:
         raise _unusable(_short_temporary_folder(), error.strerror or str(error)) from error
+
+
+def run_folders() -> Iterator[tuple[Path, int]]:
+    """Every run folder of this user that is there, our own or another's, with the process that made it."""
+    temporary = _short_temporary_folder()
+    for base, pattern in (*((base, r"(\d+)-.+") for base in _run_bases()), (temporary, r"llamasup-(\d+)-.+")):
+        with contextlib.suppress(OSError):  # not there, or not ours to look into
+            for entry in sorted(base.iterdir()):
+                named = re.fullmatch(pattern, entry.name)
+                if named and _is_own_folder(entry):
+                    yield entry, int(named[1])
+
+
+def _is_own_folder(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and (sys.platform == "win32" or status.st_uid == os.geteuid())
 
 
 def _run_bases() -> Iterator[Path]:

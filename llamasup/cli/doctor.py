@@ -1,0 +1,62 @@
+"""``llamasup doctor``: looks at what can go wrong on this machine, and says what to do. Changes nothing."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import sys
+
+from llamasup.cli.errors import show_error
+from llamasup.cli.outlet import Outlet
+from llamasup.cli.results import write_result
+from llamasup.cli.view import TextView
+from llamasup.core.doctor import as_json, examine
+from llamasup.core.doctor_facts import Check
+from llamasup.core.errors import LlamasupError, UsageInvalid
+from llamasup.core.printable import printable
+
+__all__ = ["doctor_command"]
+
+
+def doctor_command(model: str | None, *, runtime: str | None, port: int, json: bool) -> int:
+    """Print every check. Returns 0 if all is well, 1 if something is not."""
+    from llamasup.runtime.doctor import gather
+
+    stderr = Outlet(sys.stderr)
+    try:
+        facts = gather(
+            model, runtime=runtime, port=port, port_problem=_port_problem(port), environ=os.environ
+        )
+        checks = examine(facts)
+        write_result(json_module.dumps(as_json(checks), indent=2) if json else _as_text(checks))
+    except Exception as error:
+        return show_error(TextView(stderr), error)
+    finally:
+        stderr.close()
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def _port_problem(port: int) -> LlamasupError | None:
+    """Why ``run`` could not listen there, as it would say itself."""
+    from llamasup.proxy.bind import bind
+
+    if not 0 <= port <= 65535:
+        raise UsageInvalid(f"--port {port} is no port.", remedy="Give 1 to 65535, or 0 for any free one.")
+    try:
+        for sock in bind("127.0.0.1", port):
+            sock.close()
+    except LlamasupError as error:
+        return error
+    return None
+
+
+def _as_text(checks: tuple[Check, ...]) -> str:
+    width = max(len(check.name) for check in checks)
+    lines: list[str] = []
+    for check in checks:
+        lines.append(f"{'ok' if check.ok else '!!'}  {check.name:<{width}}  {printable(check.found)}")
+        if check.remedy:
+            lines.append(f"    {'':<{width}}  → {printable(check.remedy)}")
+    bad = sum(not check.ok for check in checks)
+    lines.append("All is well." if not bad else f"{bad} of {len(checks)} checks found what will hurt.")
+    return "\n".join(lines)

@@ -1,0 +1,160 @@
+"""Collects what ``llamasup doctor`` looks at. Starts no server; makes our own folders if there are none."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from llamasup.core.devices import Device
+from llamasup.core.doctor_facts import (
+    ConfigFile,
+    Facts,
+    FolderFact,
+    ModelFact,
+    NvmlFact,
+    Problem,
+    RuntimeFact,
+)
+from llamasup.core.doctor_server import settings_in
+from llamasup.core.errors import FolderUnusable, LlamasupError
+from llamasup.core.settings import Settings
+from llamasup.core.units import memory_text
+from llamasup.effects.devices import devices_now
+from llamasup.effects.files import cache_folder, run_folder, state_folder
+from llamasup.effects.hardware import hardware
+from llamasup.effects.leftovers import leftovers
+from llamasup.effects.nvml import ask_nvml
+from llamasup.effects.runtimes import FoundRuntime, Runtime, survey_runtimes
+from llamasup.runtime.launch import prepare
+from llamasup.runtime.planner import Planner
+
+__all__ = ["gather"]
+
+_DEVICE_FILES = {"NVIDIA": Path("/dev/nvidia0"), "AMD": Path("/dev/kfd")}
+
+
+def gather(
+    model: str | None,
+    *,
+    runtime: str | None,
+    port: int,
+    port_problem: LlamasupError | None,
+    environ: Mapping[str, str],
+) -> Facts:
+    """Everything there is to know. What is broken is a fact, never an error."""
+    found = survey_runtimes(runtime, environ)
+    used = found[0].answer if isinstance(found[0].answer, Runtime) else None
+    runtimes = tuple(map(_runtime_fact, found))
+    devices: tuple[Device, ...] = ()
+    if used is not None:
+        try:
+            devices = devices_now(used, environ)
+        except LlamasupError as error:
+            runtimes = (RuntimeFact(used.origin, _problem(error)), *runtimes[1:])
+    drivers = frozenset(vendor for vendor, file in _DEVICE_FILES.items() if file.exists())
+    return Facts(
+        hardware=hardware(),
+        runtimes=runtimes,
+        environ=environ,
+        port=port,
+        devices=devices,
+        gpu_drivers=drivers,
+        nvml=_nvml_fact() if "NVIDIA" in drivers or any(each.is_cuda for each in devices) else None,
+        folders=tuple(_folder_facts(environ)),
+        left=leftovers(),
+        port_problem=None if port_problem is None else _problem(port_problem),
+        config_files=tuple(_config_files(environ)),
+        model=None if model is None else _model_fact(model, runtime, environ, used is not None),
+    )
+
+
+def _problem(error: LlamasupError) -> Problem:
+    return Problem(error.message, error.remedy)
+
+
+def _runtime_fact(found: FoundRuntime) -> RuntimeFact:
+    answer = found.answer
+    if isinstance(answer, LlamasupError):
+        return RuntimeFact(found.origin, _problem(answer))
+    return RuntimeFact(found.origin, answer.capabilities, answer.path, answer.kind)
+
+
+def _nvml_fact() -> NvmlFact:
+    answer = ask_nvml()
+    return NvmlFact(len(answer.gpus), answer.error, answer.problem)
+
+
+def _model_fact(
+    model: str, runtime: str | None, environ: Mapping[str, str], has_runtime: bool
+) -> ModelFact | None:
+    """What ``run`` would make of it; nothing where only the runtime is missing, which has its own check."""
+    try:
+        launch = prepare(model, Settings(), runtime=runtime, environ=environ)
+        planner = Planner(launch, Path(os.devnull))
+        planner.check()
+        made = planner.admission().plan
+    except LlamasupError as error:
+        if not has_runtime and error.cause in ("runtime_missing", "runtime_broken"):
+            return None
+        return ModelFact(model, problem=_problem(error))
+    facts, memory = launch.model, made.memory
+    sizes = f"{memory_text(memory.total_bytes)} of {memory_text(memory.available_bytes)}"
+    kind = f"{facts.architecture} {facts.model_class}, {facts.quantization}"
+    return ModelFact(launch.model_id, f"{kind}; {made.parallel} slots, {sizes}")
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+def _folder_facts(environ: Mapping[str, str]) -> Iterator[FolderFact]:
+    try:
+        with run_folder() as run:
+            note = _not_at_home(run.path, environ)
+            yield FolderFact("run", str(run.path.parent), note=note)
+    except FolderUnusable as error:
+        yield FolderFact("run", problem=_problem(error))
+    yield _written("cache", cache_folder)
+    yield _written("state", state_folder)
+
+
+def _not_at_home(path: Path, environ: Mapping[str, str]) -> str:
+    home = environ.get("XDG_RUNTIME_DIR")
+    if sys.platform != "linux" or not home or environ.get("RUNTIME_DIRECTORY"):
+        return ""
+    return "" if path.is_relative_to(home) else f"{home} is not writable, or too long for sockets"
+
+
+def _written(name: str, make: Callable[[], Path]) -> FolderFact:
+    """A folder in which a file could be written just now."""
+    try:
+        folder = make()
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                return FolderFact(name, str(folder))
+        except OSError as error:
+            message = f"The folder {str(folder)!r} cannot be written: {error.strerror}."
+            return FolderFact(
+                name, problem=Problem(message, "Make it this user's, or make room on its disk.")
+            )
+    except FolderUnusable as error:
+        return FolderFact(name, problem=_problem(error))
+
+
+# --- where llama-server takes options from -------------------------------------------------------
+
+
+def _config_files(environ: Mapping[str, str]) -> Iterator[ConfigFile]:
+    """Its own configuration (#26118). The user's is shut out by our XDG_CONFIG_HOME, /etc cannot be."""
+    if sys.platform == "win32":
+        return
+    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config"
+    for path, shut_out in ((Path(home) / "llama.cpp", True), (Path("/etc/llama.cpp"), False)):
+        try:
+            settings = settings_in((path / "config.ini").read_text(errors="replace"))
+        except OSError:
+            continue
+        if settings:
+            yield ConfigFile(str(path / "config.ini"), settings, shut_out)
