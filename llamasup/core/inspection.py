@@ -8,10 +8,17 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from llamasup.core.context_memory import ContextShape, compute_bytes, kv_bytes
+from llamasup.core.bounds import Bounds
+from llamasup.core.context_choice import Context, decide_context
+from llamasup.core.context_memory import ContextShape, kv_bytes
 from llamasup.core.errors import LlamasupError
+from llamasup.core.flags import ByHand
 from llamasup.core.hardware import Hardware
+from llamasup.core.memory import Load, Room, estimate
 from llamasup.core.model_facts import ModelClass, ModelFacts
+from llamasup.core.placement import RUNTIME_BYTES, host_room_bytes
+from llamasup.core.profiles import preferences
+from llamasup.core.settings import Settings
 
 __all__ = [
     "PURPOSES",
@@ -41,9 +48,7 @@ PURPOSES: Mapping[ModelClass, str] = MappingProxyType(
 _BESIDE_A_MODEL = frozenset({ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.DRAFT, ModelClass.VOCAB})
 # Beyond every sliding window: from here on the KV cache grows evenly. A multiple of llama.cpp's 256 cells.
 _LONG_CONTEXT = 1 << 20
-# As a plan has them; with less than the least a chat is soon over.
-_DEFAULT_CTX_SIZE, _DEFAULT_PARALLEL, _UBATCH = 8192, 4, 512
-_LEAST_CTX_SIZE = 2048
+_LEAST_CTX_SIZE = 2048  # as the ladder has it
 
 
 def is_served(facts: ModelFacts) -> bool:
@@ -98,44 +103,39 @@ def fits_here(facts: ModelFacts, hardware: Hardware) -> Fit | None:
     """
     if not is_served(facts):
         return None
-    available_bytes = hardware.memory_available_bytes
-    fits = (_fit(facts, shape, available_bytes) for shape in _shapes(facts))
+    fits = (_fit(facts, context, hardware) for context in _contexts(facts))
     first = next(fits)
     if first.fits:
         return first
     return next((replace(fit, reduced=True) for fit in fits if fit.fits), first)
 
 
-def _fit(facts: ModelFacts, shape: ContextShape, available_bytes: int) -> Fit:
-    return Fit(
-        needed_bytes=facts.weights_bytes + kv_bytes(facts, shape) + compute_bytes(facts, shape),
-        available_bytes=available_bytes,
-        ctx_size=shape.ctx_total // shape.parallel,
-        parallel=shape.parallel,
-        kv_type=shape.k_type,
-    )
-
-
-def _shapes(facts: ModelFacts) -> Iterator[ContextShape]:
-    """The context that a plan begins with where nothing is set by hand, and smaller ones: slots go first."""
-    decodes = facts.model_class is ModelClass.DECODER
-    parallel = 1 if facts.model_class is ModelClass.ENCODER_DECODER else _DEFAULT_PARALLEL
-    ctx_size = min(facts.context_length, _DEFAULT_CTX_SIZE)
-    kv_type = "q8_0" if decodes and facts.quantized_kv_fits else "f16"
+def _contexts(facts: ModelFacts) -> Iterator[Context]:
+    """What a plan begins with where nothing is set by hand, and smaller ones down its ladder."""
+    bounds = Bounds()
     while True:
-        yield ContextShape(
-            ctx_total=ctx_size * parallel,
-            parallel=parallel,
-            ubatch=_UBATCH if decodes else ctx_size,
-            k_type=kv_type,
-            v_type=kv_type,
-        )
-        if parallel > 1:
-            parallel //= 2
-        elif ctx_size > _LEAST_CTX_SIZE:
-            ctx_size //= 2
+        context = decide_context(facts, facts.model_class, Settings(), ByHand(), preferences(None), bounds)
+        yield context
+        if context.parallel > 1:
+            bounds = Bounds(parallel=context.parallel // 2)
+        elif context.per_request > _LEAST_CTX_SIZE:
+            bounds = Bounds(parallel=1, ctx_size=max(_LEAST_CTX_SIZE, context.per_request // 2))
         else:
             return
+
+
+def _fit(facts: ModelFacts, context: Context, hardware: Hardware) -> Fit:
+    kv_type = "q8_0" if facts.model_class is ModelClass.DECODER and facts.quantized_kv_fits else "f16"
+    shape = ContextShape(
+        ctx_total=context.total,
+        parallel=context.parallel,
+        ubatch=context.ubatch,
+        k_type=kv_type,
+        v_type=kv_type,
+    )
+    room = Room(host_room_bytes(hardware))
+    memory = estimate(Load(facts, shape, gpu_layers=0), room, runtime_bytes=RUNTIME_BYTES["binary"])
+    return Fit(memory.total_bytes, room.host_bytes, context.per_request, context.parallel, kv_type)
 
 
 # --- as JSON -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from llamasup.core.memory import Room
 from llamasup.core.model_facts import ModelFacts
 from llamasup.core.settings import Settings
 
-__all__ = ["RUNTIME_BYTES", "decide_gpu_layers", "give_gpu_layers", "room_for"]
+__all__ = ["RUNTIME_BYTES", "decide_gpu_layers", "give_gpu_layers", "host_room_bytes", "room_for"]
 
 # What the process takes without a model: its code and libraries, and Python for the embedded one.
 RUNTIME_BYTES: Mapping[RuntimeKind, int] = {"binary": 24 << 20, "embedded": 120 << 20}
@@ -25,10 +25,14 @@ _RESERVED_BYTES = 512 << 20
 def room_for(capabilities: Capabilities, hardware: Hardware, *, on_device: bool) -> Room:
     # On a Mac the devices' memory is the host's.
     devices = capabilities.devices if on_device and hardware.platform != "darwin" else ()
-    host_bytes = hardware.memory_available_bytes
-    if hardware.address_space_limit_bytes is not None:
-        host_bytes = min(host_bytes, max(0, hardware.address_space_limit_bytes - _RESERVED_BYTES))
-    return Room(host_bytes, sum(each.free_bytes for each in devices), len(devices))
+    return Room(host_room_bytes(hardware), sum(each.free_bytes for each in devices), len(devices))
+
+
+def host_room_bytes(hardware: Hardware) -> int:
+    """Memory of the host that a model may take: what is free, and what may be mapped."""
+    if hardware.address_space_limit_bytes is None:
+        return hardware.memory_available_bytes
+    return min(hardware.memory_available_bytes, max(0, hardware.address_space_limit_bytes - _RESERVED_BYTES))
 
 
 def decide_gpu_layers(
