@@ -15,6 +15,7 @@ from llamasup.core.gguf_writer import KeyValue, TensorPlan, write_gguf
 
 __all__ = [
     "CHAT_TEMPLATE",
+    "WORDS",
     "demo_keys",
     "demo_model",
     "demo_tensors",
@@ -42,7 +43,7 @@ _TEXT = (
     "us move try kind hand picture again change off play spell air away animal house point page letter "
     "mother answer found study still learn should world"
 )
-_WORDS = tuple(_TEXT.split())
+WORDS = tuple(_TEXT.split())
 
 # Token types of llama.h.
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
@@ -58,7 +59,7 @@ def demo_model() -> bytes:
     return write_gguf(demo_keys(), demo_tensors())
 
 
-def demo_keys(words: Sequence[str] = _WORDS, *, context_length: int = 32_768) -> dict[str, KeyValue]:
+def demo_keys(words: Sequence[str] = WORDS, *, context_length: int = 32_768) -> dict[str, KeyValue]:
     """The header's keys, for a vocabulary that ends with ``words``."""
     fixed = [*_SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256)), *_PRINTABLE]
     tokens = [*fixed, *(f"▁{word}" for word in words)]
@@ -93,7 +94,7 @@ def demo_keys(words: Sequence[str] = _WORDS, *, context_length: int = 32_768) ->
 
 
 def demo_tensors(
-    words: Sequence[str] = _WORDS, *, seed: str = "llamasup demo"
+    words: Sequence[str] = WORDS, *, seed: str = "llamasup demo"
 ) -> list[tuple[TensorPlan, bytes]]:
     """The weights, for a vocabulary that ends with ``words``.
 

@@ -279,7 +279,7 @@ def _vocabulary(keys: Keys) -> Vocabulary:
         eos=keys.optional("tokenizer.ggml.eos_token_id"),
         add_bos=keys.flag("tokenizer.ggml.add_bos_token"),
         add_eos=keys.flag("tokenizer.ggml.add_eos_token"),
-        digest=keys.array_digest("tokenizer.ggml.tokens"),
+        digests=keys.array_digests("tokenizer.ggml.tokens"),
     )
 
 

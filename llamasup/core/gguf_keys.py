@@ -65,10 +65,10 @@ class Keys:
             self.refuse(key, f"is {_shown(value)}, not an array")
         return value.count
 
-    def array_digest(self, key: str) -> int:
-        """What the container keeps of a vocabulary's texts; 0 where there is no such array."""
+    def array_digests(self, key: str) -> tuple[tuple[int, int], ...]:
+        """What the container keeps of a vocabulary's texts; nothing where there is no such array."""
         value = self._values.get(self._named(key))
-        return value.digest if isinstance(value, Array) else 0
+        return value.digests if isinstance(value, Array) else ()
 
     def per_layer(self, key: str, layers: int, *, trailing: int = 0) -> tuple[int, ...] | None:
         """One number for each layer, from an array or from one number for all; None where there is no key.

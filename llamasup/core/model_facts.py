@@ -77,7 +77,7 @@ class Vocabulary:
     eos: int | None = None
     add_bos: bool | None = None
     add_eos: bool | None = None
-    digest: int = 0  # of the texts of the tokens that a draft model must share; 0 where there are none
+    digests: tuple[tuple[int, int], ...] = ()  # of the first so many tokens (gguf_container.Array)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 
-from llamasup.core.demo_model import demo_keys, demo_tensors, random_weights
+from llamasup.core.demo_model import WORDS, demo_keys, demo_tensors, random_weights
 from llamasup.core.gguf_writer import KeyValue, TensorPlan, write_gguf
 
 __all__ = ["changed_decoder", "draft_head", "mtp_head", "self_drafting_decoder"]
@@ -25,14 +25,23 @@ _Tensors = list[tuple[TensorPlan, bytes]]
 
 
 def changed_decoder(
-    *, words: list[str] | None = None, without: tuple[str, ...] = (), **changes: KeyValue
+    *,
+    more_words: int = 0,
+    first_word: str | None = None,
+    without: tuple[str, ...] = (),
+    **changes: KeyValue,
 ) -> bytes:
-    """The tiny decoder with other ``tokenizer.ggml.*`` keys (``bos_token_id=3``), or with other words."""
-    keys = demo_keys() if words is None else demo_keys(words)
+    """The tiny decoder with other ``tokenizer.ggml.*`` keys (``bos_token_id=3``), or with other words.
+
+    ``more_words`` below zero leaves the last ones out.
+    """
+    own = WORDS if first_word is None else (first_word, *WORDS[1:])
+    words = [*own[: len(own) + min(more_words, 0)], *(f"more{index}" for index in range(more_words))]
+    keys = demo_keys(words)
     for name in without:
         del keys[f"tokenizer.ggml.{name}"]
     keys |= {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
-    return write_gguf(keys, demo_tensors() if words is None else demo_tensors(words))
+    return write_gguf(keys, demo_tensors(words))
 
 
 def self_drafting_decoder() -> bytes:

@@ -161,6 +161,49 @@ SHAPES = {
         EMBEDDING,
         {"sliding_layers": (True, True)},
     ),
+    "gemma2 from before its window was written": Shape(
+        "gemma2", basics(2), EMBEDDING, {"sliding_window": 4096, "sliding_layers": (True, False)}
+    ),
+    "gemma3 without a window": Shape(
+        "gemma3", basics(2), EMBEDDING, {"sliding_window": None, "sliding_layers": (False, False)}
+    ),
+    "llama4, whose chunks have one size": Shape(
+        "llama4",
+        basics(4, attention__sliding_window=64, expert_count=16, expert_feed_forward_length=32),
+        EMBEDDING,
+        {
+            "sliding_window": 8192,
+            "sliding_layers": (True, True, True, False),
+            "experts": Experts(16, feed_forward_length=32),
+        },
+    ),
+    "llama4 without chunks": Shape(
+        "llama4",
+        basics(4, attention__sliding_window=0),
+        EMBEDDING,
+        {"sliding_window": None, "sliding_layers": (False,) * 4},
+    ),
+    "exaone4 32B, the only one with a window": Shape(
+        "exaone4",
+        basics(64),
+        EMBEDDING,
+        {"sliding_window": 4096, "sliding_layers": (True, True, True, False) * 16},
+    ),
+    "exaone4 of another size": Shape(
+        "exaone4",
+        basics(4, attention__sliding_window=4096),
+        EMBEDDING,
+        {"sliding_layers": (False,) * 4},
+    ),
+    "gemma3n, which shares the KV cache of its first layers": Shape(
+        "gemma3n",
+        basics(22, attention__sliding_window=512),
+        EMBEDDING,
+        {
+            "kv_layers": (True,) * 20 + (False, False),
+            "sliding_layers": ((True,) * 4 + (False,)) * 4 + (True, True),
+        },
+    ),
     "llama that carries a window llama.cpp ignores": Shape(
         "llama",
         basics(2, attention__sliding_window=4096),
@@ -190,7 +233,7 @@ SHAPES = {
             "mla": True,
             "key_length": 576,
             "value_length": 512,
-            "experts": Experts(64, 6, 2),
+            "experts": Experts(64, 6, 2, 128),
             "mtp_layers": 1,
             "kv_layers": (True, False),
             "layer_bytes": (4 * 24 * WIDTH,) * 2,
@@ -204,7 +247,7 @@ SHAPES = {
         EMBEDDING | block(2, "ssm_in", (WIDTH, WIDTH)),
         {
             "key_length": 0,
-            "recurrent": RecurrentState(3 * 128, 16 * 128),
+            "recurrent": RecurrentState(3 * 128, 16 * 128, 7 * 128),
             "recurrent_layers": (True, True),
             "kv_layers": (False, False),
         },
@@ -213,7 +256,7 @@ SHAPES = {
         "rwkv7",
         basics(2, 0, wkv__head_size=32),
         EMBEDDING,
-        {"recurrent": RecurrentState(2 * WIDTH, WIDTH * 32), "kv_layers": (False, False)},
+        {"recurrent": RecurrentState(2 * WIDTH, WIDTH * 32, 16 * WIDTH), "kv_layers": (False, False)},
     ),
     "granitehybrid, recurrent where there are no KV heads": Shape(
         "granitehybrid",
@@ -227,7 +270,7 @@ SHAPES = {
         ),
         EMBEDDING,
         {
-            "recurrent": RecurrentState(3 * (128 + 32), 16 * 128),
+            "recurrent": RecurrentState(3 * (128 + 32), 16 * 128, 7 * (128 + 32)),
             "recurrent_layers": (True, False, True),
             "kv_layers": (False, True, False),
         },
@@ -243,13 +286,13 @@ SHAPES = {
         "lfm2",
         basics(2, attention__head_count_kv=[0, 2], shortconv__l_cache=3),
         EMBEDDING,
-        {"recurrent": RecurrentState(2 * WIDTH, 0), "recurrent_layers": (True, False)},
+        {"recurrent": RecurrentState(2 * WIDTH, 0, 6 * WIDTH), "recurrent_layers": (True, False)},
     ),
     "kimi-linear with delta attention": Shape(
         "kimi-linear",
         basics(2, attention__head_count_kv=[0, 2], ssm__conv_kernel=4, kda__head_dim=16),
         EMBEDDING,
-        {"recurrent": RecurrentState(3 * 3 * 4 * 16, 4 * 16 * 16), "recurrent_layers": (True, False)},
+        {"recurrent": RecurrentState(3 * 3 * 4 * 16, 4 * 16 * 16, 7 * 3 * 4 * 16), "recurrent_layers": (True, False)},
     ),
     "qwen3next, full attention in every fourth layer, and a layer for prediction": Shape(
         "qwen3next",
@@ -440,10 +483,10 @@ def test_the_vocabulary_says_what_a_draft_model_must_share(tmp_path: Path) -> No
         "general.name": "Tiny",
     }
     facts = facts_from(write(Shape("qwen2", basics(1), EMBEDDING, {}, general), tmp_path / "model.gguf"))
-    assert replace(facts.vocabulary, digest=0) == Vocabulary(
+    assert replace(facts.vocabulary, digests=()) == Vocabulary(
         "gpt2", "qwen2", 5000, bos=1, eos=2, add_bos=False
     )
-    assert facts.vocabulary.digest
+    assert [count for count, _ in facts.vocabulary.digests] == [4800, 4864, 4928, 4992, 5000]
     assert facts.vocab_size == 5000
     assert facts.name == "Tiny"
 
