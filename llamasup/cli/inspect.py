@@ -195,13 +195,9 @@ def _memory(facts: ModelFacts, fit: Fit | None) -> Iterator[tuple[str, str]]:
         yield "besides", f"{memory_text(fixed)} for each request, however long (f16)"
     if fit is not None:
         kept = f" with a KV cache in {fit.kv_type}" if growths[0][1].bytes_per_1000_tokens else ""
-        yield (
-            "fits here",
-            (
-                f"{_verdict(fit)}: {memory_text(fit.needed_bytes)} for {plural(fit.parallel, 'request')} "
-                f"of {fit.ctx_size:,} tokens{kept}; {memory_text(fit.available_bytes)} are free, GPUs not counted"
-            ),
-        )
+        load = f"{plural(fit.parallel, 'request')} of {fit.ctx_size:,} tokens{kept}"
+        free = f"{memory_text(fit.available_bytes)} are free, GPUs not counted"
+        yield "fits here", f"{_verdict(fit)}: {memory_text(fit.needed_bytes)} for {load}; {free}"
 
 
 def _verdict(fit: Fit) -> str:
