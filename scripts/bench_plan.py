@@ -1,0 +1,418 @@
+#!/usr/bin/env python3
+"""What a plan is worth: llama-server's bare defaults beside llamasup's plan and each profile.
+
+Every contender is one command line of the same server: the bare defaults are ``llama-server -m MODEL`` and
+nothing else, the others what ``llamasup plan`` prints. No proxy is in between. They are started, measured and
+ended one after another, in an order that turns with each round, and each figure is divided by that of the
+bare defaults in the same round: a machine that slows down for a minute slows all of them.
+
+    python scripts/bench_plan.py [--rounds 5] [--contenders default latency] [--quick] [--docs PAGE]
+
+Single flags (and variables of the environment) are compared the same way, on top of the bare defaults or of
+the plan, also with other programs keeping CPUs busy:
+
+    python scripts/bench_plan.py --contenders --try '--threads 1' --try 'OMP_WAIT_POLICY=passive' --busy 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+PROFILES = ("latency", "throughput", "memory", "plain")
+BARE = "bare defaults"
+BEGIN, END = "<!-- bench_plan -->", "<!-- /bench_plan -->"
+START_LIMIT_S = 300
+ANSWER_LIMIT_S = 900
+
+# Every figure: its key, what people read, and whether more of it is better.
+FIGURES = (
+    ("ready_ms", "exec to ready, ms", False),
+    ("first_token_ms", "exec to the first real token, ms", False),
+    ("prompt_tps", "prompt, tokens/s", True),
+    ("generation_tps", "generation, one client, tokens/s", True),
+    ("deep_tps", "generation behind the long prompt, tokens/s", True),
+    ("cpu_ms_per_token", "CPU time per generated token, ms", False),
+    ("served4_tps", "4 clients: generated tokens/s in all", True),
+    ("first4_ms", "4 clients: first token, median, ms", False),
+    ("worst4_ms", "4 clients: first token, worst, ms", False),
+    ("served8_tps", "8 clients: generated tokens/s in all", True),
+    ("anon_mb", "memory of its own after all that, MB", False),
+    ("pss_mb", "memory with its share of mapped files, MB", False),
+    ("peak_mb", "highest resident memory, MB", False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    name: str
+    argv: tuple[str, ...]  # without an address
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What each contender is asked to do in a round, in tokens."""
+
+    long_prompt: int
+    short_prompt: int
+    client_prompt: int
+    answer: int
+
+
+# --- the contenders --------------------------------------------------------------------------------
+
+
+def planned(given: argparse.Namespace, model: Path, *options: str) -> dict[str, Any]:
+    """What ``llamasup plan`` says, with the options given."""
+    argv = [sys.executable, "-m", "llamasup", "plan", str(model), "--json", *options]
+    argv += ["--runtime", given.runtime] if given.runtime else []
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(argv)} ended with {done.returncode}")
+    return dict(json.loads(done.stdout))
+
+
+def contenders(given: argparse.Namespace, model: Path, folder: str) -> Iterator[Contender]:
+    default = planned(given, model)
+    command = default["argv"][: default["argv"].index("--model")]
+    # The bare defaults get what any shell would give them, and where the server's own libraries are.
+    bare_env = {
+        name: value
+        for name, value in default["env"].items()
+        if name in os.environ or name.endswith("LIBRARY_PATH") or name == "GGML_NO_BACKTRACE"
+    }
+    bare = Contender(BARE, (*command, "-m", str(model)), bare_env | {"XDG_CONFIG_HOME": folder})
+    yield bare
+    base = bare
+    for name in given.contenders:
+        plan = default if name == "default" else planned(given, model, "--profile", name)
+        yield _of_plan(name, plan, folder)
+    if given.base == "default":
+        base = _of_plan("default", default, folder)
+    for words in given.trials:
+        flags = shlex.split(words)
+        env = dict(base.env)
+        while flags and "=" in flags[0] and not flags[0].startswith("-"):
+            name, _, value = flags.pop(0).partition("=")
+            env[name] = value
+        yield Contender(words, (*base.argv, *flags), env)
+
+
+def _of_plan(name: str, plan: Mapping[str, Any], folder: str) -> Contender:
+    """The plan's command line without its address: the round gives each one a port of its own."""
+    argv = list(plan["argv"])
+    for flag in ("--host", "--port", "--api-key-file"):
+        if flag in argv:
+            at = argv.index(flag)
+            del argv[at : at + 2]
+    env = {name: value for name, value in plan["env"].items() if value != "***"}
+    return Contender(name, tuple(argv), env | {"XDG_CONFIG_HOME": folder})
+
+
+@contextlib.contextmanager
+def running(contender: Contender) -> Iterator[tuple[subprocess.Popen[bytes], int, float]]:
+    """The server, its port, and when it was started."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = int(sock.getsockname()[1])
+    argv = [*contender.argv, "--host", "127.0.0.1", "--port", str(port)]
+    with tempfile.TemporaryFile() as log:
+        began = time.monotonic()
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(contender.env)
+        )
+        try:
+            yield process, port, began
+        except OSError:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace")[-2000:])
+            raise
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+# --- one round -------------------------------------------------------------------------------------
+
+
+def measure(contender: Contender, work: Work) -> dict[str, float]:
+    with running(contender) as (process, port, began):
+        seen: dict[str, float] = {}
+        wait_until_ready(port, process)
+        seen["ready_ms"] = (time.monotonic() - began) * 1e3
+        ask(port, prompt=tokens(8, seed=1), answer=1)
+        seen["first_token_ms"] = (time.monotonic() - began) * 1e3
+
+        long = ask(port, prompt=tokens(work.long_prompt, seed=2), answer=work.answer // 2)
+        seen["prompt_tps"] = long["prompt_per_second"]
+        seen["deep_tps"] = long["predicted_per_second"]
+
+        cpu_before = cpu_s(process.pid)
+        alone = ask(port, prompt=tokens(work.short_prompt, seed=3), answer=work.answer)
+        seen["generation_tps"] = alone["predicted_per_second"]
+        seen["cpu_ms_per_token"] = (cpu_s(process.pid) - cpu_before) / work.answer * 1e3
+
+        for count in (4, 8):
+            served_tps, first_s = crowd(port, work, count)
+            seen[f"served{count}_tps"] = served_tps
+            if count == 4:
+                seen["first4_ms"] = statistics.median(first_s) * 1e3
+                seen["worst4_ms"] = max(first_s) * 1e3
+        return seen | memory(process.pid)
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """A prompt of exactly so many tokens; no two seeds share a beginning, so nothing comes from a cache."""
+    return [256 + (seed * 31 + index * 7) % 90 for index in range(count)]
+
+
+def wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(ConnectionError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("GET", "/health")
+            ready = connection.getresponse().status == 200
+            connection.close()
+            if ready:
+                return
+        time.sleep(0.005)
+    raise ConnectionError(f"{shlex.join(map(str, process.args))} did not become ready")  # type: ignore[arg-type]
+
+
+def _post(port: int, prompt: list[int], answer: int, *, stream: bool) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_LIMIT_S)
+    body = {
+        "prompt": prompt,
+        "n_predict": answer,
+        "ignore_eos": True,
+        "temperature": 0,
+        "cache_prompt": False,
+        "stream": stream,
+    }
+    connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise SystemExit(f"/completion answered {response.status}: {response.read(500)!r}")
+    return response
+
+
+def ask(port: int, *, prompt: list[int], answer: int) -> dict[str, float]:
+    """The server's own timings of one request."""
+    with _post(port, prompt, answer, stream=False) as response:
+        return dict(json.load(response)["timings"])
+
+
+def crowd(port: int, work: Work, count: int) -> tuple[float, list[float]]:
+    """Tokens/s of so many clients that start together, and each one's time to its first token."""
+    first_s: list[float] = []
+    together = threading.Barrier(count + 1)
+
+    def client(number: int) -> None:
+        prompt = tokens(work.client_prompt, seed=10 + count + number)
+        together.wait()
+        began = time.monotonic()
+        with _post(port, prompt, work.answer, stream=True) as response:
+            response.readline()
+            first_s.append(time.monotonic() - began)
+            response.read()
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    together.wait()
+    began = time.monotonic()
+    for thread in threads:
+        thread.join()
+    if len(first_s) != count:
+        raise SystemExit(f"{count - len(first_s)} of {count} clients got no answer")
+    return count * work.answer / (time.monotonic() - began), first_s
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory(pid: int) -> dict[str, float]:
+    """Own memory (weights that are mapped are not in it), with the share of mapped files, and the peak."""
+    kib = {}
+    for name in ("status", "smaps_rollup"):
+        for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if value.endswith("kB"):
+                kib[key] = int(value.split()[0])
+    return {
+        "anon_mb": kib["RssAnon"] * 1024 / 1e6,
+        "pss_mb": kib["Pss"] * 1024 / 1e6,
+        "peak_mb": kib["VmHWM"] * 1024 / 1e6,
+    }
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Other programs that never stop computing."""
+    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+
+
+# --- what comes out --------------------------------------------------------------------------------
+
+
+def ratios(rounds: list[dict[str, dict[str, float]]], name: str, figure: str) -> list[float]:
+    """A contender's figure by that of the bare defaults, round by round."""
+    return [each[name][figure] / each[BARE][figure] for each in rounds]
+
+
+def table(rounds: list[dict[str, dict[str, float]]]) -> str:
+    names = list(rounds[0])
+    lines = [
+        f"| | {' | '.join(names)} |",
+        f"|---|{'---:|' * len(names)}",
+    ]
+    for figure, label, more_is_better in FIGURES:
+        bare = statistics.median(each[BARE][figure] for each in rounds)
+        cells = [f"{bare:,.0f}" if bare >= 100 else f"{bare:.1f}"]
+        for name in names[1:]:
+            all_rounds = ratios(rounds, name, figure)
+            spread = f" ({min(all_rounds):.2f}–{max(all_rounds):.2f})" if len(rounds) > 1 else ""
+            cells.append(f"{statistics.median(all_rounds):.2f}{spread}")
+        lines.append(f"| {label} {'↑' if more_is_better else '↓'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    cpu = platform.processor() or platform.machine()
+    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in cpu_lines if line.startswith("model name")), cpu)
+    ram_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{cpu}, {len(os.sched_getaffinity(0))} CPUs, {ram_gib:.0f} GiB, {platform.system()}"
+
+
+def write_between(path: Path, text: str) -> None:
+    """Put the text between the two markers of a page."""
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{path} has no {BEGIN} and {END}")
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def model_file(given: argparse.Namespace, folder: str) -> Path:
+    """The model given, or one of random weights: as good as trained ones for speed and memory."""
+    if given.model is not None:
+        return Path(given.model).resolve()
+    from llamasup.testing.models import write_large_decoder
+
+    model = write_large_decoder(Path(folder, "large.gguf"), given.size_mb * 1_000_000)
+    if given.quantize is None:
+        return model
+    plan = planned(given, model)
+    quantize = shutil.which("llama-quantize", path=str(Path(plan["argv"][0]).parent))
+    if quantize is None:
+        raise SystemExit("--quantize needs llama-quantize beside llama-server")
+    smaller = Path(folder, f"large-{given.quantize.lower()}.gguf")
+    argv = [quantize, "--allow-requantize", str(model), str(smaller), given.quantize]
+    subprocess.run(argv, check=True, env=plan["env"], capture_output=True)
+    model.unlink()
+    return smaller
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runtime", help="as llamasup's own option")
+    parser.add_argument("--model", metavar="FILE", help="measure this one; else one is made")
+    parser.add_argument("--size-mb", type=int, default=600, help="of the model that is made (q8_0)")
+    parser.add_argument("--quantize", metavar="TYPE", help="then make it that, with llama-quantize (Q4_K_M)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--contenders", nargs="*", default=["default", *PROFILES], metavar="NAME")
+    parser.add_argument(
+        "--try",
+        action="append",
+        default=[],
+        dest="trials",
+        metavar="'[NAME=VALUE …] FLAGS'",
+        help="see above",
+    )
+    parser.add_argument("--base", choices=("bare", "default"), default="bare", help="what --try adds to")
+    parser.add_argument("--busy", type=int, default=0, help="other programs that keep a CPU each busy")
+    parser.add_argument("--prompt", type=int, default=1024, help="tokens of the long prompt")
+    parser.add_argument("--answer", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--quick", action="store_true", help="one short round, to see that it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help=f"write the table between {BEGIN} and {END}"
+    )
+    given = parser.parse_args()
+    if unknown := set(given.contenders) - {"default", *PROFILES}:
+        parser.error(f"no such contender: {', '.join(sorted(unknown))}")
+    if given.quick:
+        given.rounds, given.prompt, given.answer = 1, 128, 8
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    work = Work(given.prompt, short_prompt=16, client_prompt=max(16, given.prompt // 8), answer=given.answer)
+    rounds: list[dict[str, dict[str, float]]] = []
+    with tempfile.TemporaryDirectory(prefix="bench-plan-") as folder, busy(given.busy):
+        model = model_file(given, folder)
+        config_home = str(Path(folder, "config"))
+        field = list(contenders(given, model, config_home))
+        for number in range(given.rounds):
+            turned = field[number % len(field) :] + field[: number % len(field)]
+            seen = {}
+            for contender in turned:
+                seen[contender.name] = measure(contender, work)
+                print(f"round {number + 1}: {contender.name}", file=sys.stderr)
+            rounds.append({contender.name: seen[contender.name] for contender in field})
+        size_mb = model.stat().st_size / 1e6
+
+    about = (
+        f"{machine()}; a model of {size_mb:,.0f} MB; {given.rounds} rounds; prompts of {work.long_prompt} "
+        f"tokens ({work.client_prompt} with several clients), answers of {work.answer}"
+        + (f"; {given.busy} CPUs kept busy by others" if given.busy else "")
+        + f". First column: absolute; the others as ratios to it{', with the spread' * (given.rounds > 1)}."
+    )
+    text = f"{about}\n\n{table(rounds)}"
+    print(text)
+    if given.json:
+        lines = {each.name: shlex.join(each.argv) for each in field}
+        given.json.write_text(json.dumps({"about": about, "argv": lines, "rounds": rounds}, indent=1))
+    if given.docs:
+        write_between(given.docs, text)
+
+
+if __name__ == "__main__":
+    main()
