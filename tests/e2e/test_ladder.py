@@ -7,21 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 
 
 def steps(running: Llamasup) -> list[Mapping[str, Any]]:
     return [event["adjustment"] for event in running.events if "adjustment" in event]
-
-
-def slots_and_context(running: Llamasup) -> tuple[int, int]:
-    (model,) = httpx.get(f"{running.url}/llamasup/v1/status", headers=ADMIN).json()["models"]
-    return model["slots"], model["ctx_size"]
-
-
-ADMIN: dict[str, str] = {}
 
 
 def test_out_of_memory_at_load_is_answered_by_a_smaller_plan_step_by_step(

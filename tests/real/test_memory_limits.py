@@ -1,0 +1,193 @@
+"""Models that are too large for what the process may have: refused before the start, or made to fit.
+
+The limits are real ones, on the address space (``ulimit -v``) and on a memory cgroup.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from llamasup.testing.models import write_large_decoder
+from tests.e2e.driver import Llamasup, command, llamasup, run_to_end
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def fat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 MB of weights, and 48 KB of q8_0 KV cache for each token: 1.6 GB at 4 × 8192 tokens."""
+    path = tmp_path_factory.mktemp("fat") / "fat.gguf"
+    return write_large_decoder(path, 300_000_000, head_count_kv=16)
+
+
+@pytest.fixture
+def own_address_space(runtime: str, tiny_model: Path) -> int:
+    """Bytes of address space that this runtime takes for a model of nearly nothing."""
+    with llamasup(tiny_model, "--runtime", runtime) as running:
+        running.wait_for("ready")
+        taken = max(peak_address_space(child) for child in running.children())
+        assert running.stop() == 0
+    return taken
+
+
+def peak_address_space(process: psutil.Process) -> int:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmPeak")]
+    return int(line.split()[1]) * 1024
+
+
+def limited_to(size_bytes: int) -> Mapping[str, Any]:
+    """Options of a child process that may have this much address space, and so may its own children."""
+    return {"preexec_fn": partial(resource.setrlimit, resource.RLIMIT_AS, (size_bytes, size_bytes))}
+
+
+def slots(running: Llamasup) -> int:
+    total: int = httpx.get(f"{running.url}/props").json()["total_slots"]
+    return total
+
+
+def answers(running: Llamasup) -> bool:
+    body = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
+    answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=60)
+    tokens: int = answer.json()["usage"]["completion_tokens"]
+    return tokens > 0
+
+
+def test_what_cannot_fit_is_refused_before_the_start_with_the_largest_setting_that_does(
+    runtime: str, fat_model: Path, own_address_space: int
+) -> None:
+    limit = limited_to(own_address_space + 2000 * MIB)
+    asked = ("--runtime", runtime, "--ctx-size", "32768", "--parallel", "4")
+    refused = run_to_end("run", str(fat_model), "--port", "0", "--events", "jsonl", *asked, **limit)
+
+    assert refused.returncode == 71
+    assert '"starting"' not in refused.stdout
+    for part in ("does not fit", "weights", "KV cache", "compute buffers", "needed", "free"):
+        assert part in refused.stderr
+    # What it says fits is then tried.
+    words = refused.stderr.split("Fits: ")[1].split(". Or")[0].split()
+    with llamasup(fat_model, "--runtime", runtime, *words, **limit) as running:
+        assert answers(running)
+        assert slots(running) == int(words[words.index("--parallel") + 1])
+        assert running.stop() == 0
+
+
+def test_a_plan_that_nobody_set_by_hand_is_made_to_fit(
+    runtime: str, fat_model: Path, own_address_space: int
+) -> None:
+    limit = limited_to(own_address_space + 1200 * MIB)
+    shown = json.loads(run_to_end("plan", str(fat_model), "--runtime", runtime, "--json", **limit).stdout)
+    assert [each["fits"] for each in shown["alternatives"]][-1]
+    assert not shown["alternatives"][0]["fits"]
+    with llamasup(fat_model, "--runtime", runtime, **limit) as running:
+        assert answers(running)
+        assert slots(running) < 4
+        assert not [event for event in running.events if event["event"] == "exit"]
+        assert running.stop() == 0
+
+
+def test_with_the_check_switched_off_the_ladder_finds_a_plan_that_runs(
+    runtime: str, fat_model: Path, own_address_space: int
+) -> None:
+    limit = limited_to(own_address_space + 1200 * MIB)
+    with llamasup(fat_model, "--runtime", runtime, "--no-memory-check", **limit) as running:
+        assert answers(running)
+        steps = [event["adjustment"] for event in running.events if event["event"] == "exit"]
+        assert 1 <= len(steps) <= 3
+        assert steps[0]["changes"][0]["setting"] == "--parallel"
+        assert slots(running) == int(steps[0]["changes"][0]["after"])
+        assert running.stop() == 0
+
+
+# --- memory cgroups ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A cgroup of our own with a memory limit, where this user may make one (v1, or a delegated v2)."""
+    group = next(filter(None, map(_made_group, _group_folders())), None)
+    if group is None:
+        pytest.skip("no memory cgroup can be made here")
+    yield group
+    with suppress(OSError):
+        group.rmdir()
+
+
+def _group_folders() -> list[Path]:
+    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    root = Path("/sys/fs/cgroup")
+    return [root / "memory", root / own.get("", "/").lstrip("/")]
+
+
+def _made_group(parent: Path) -> Path | None:
+    group = parent / f"llamasup-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        return None
+    if _limit_file(group) is None:
+        group.rmdir()
+        return None
+    return group
+
+
+def _limit_file(group: Path) -> Path | None:
+    files = [group / name for name in ("memory.limit_in_bytes", "memory.max")]
+    return next((file for file in files if file.exists() and os.access(file, os.W_OK)), None)
+
+
+def in_group(group: Path, limit_bytes: int) -> list[str]:
+    """A program that runs another in the group."""
+    limit = _limit_file(group)
+    assert limit is not None
+    limit.write_text(str(limit_bytes))
+    return ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
+
+
+def test_a_memory_cgroup_is_a_limit_like_the_machines_own(
+    runtime: str, fat_model: Path, memory_group: Path
+) -> None:
+    prefix = in_group(memory_group, 1000 * MIB)
+    asked = ("--ctx-size", "32768", "--parallel", "4", "--runtime", runtime)
+    refused = run_to_end("run", str(fat_model), "--port", "0", *asked, prefix=prefix)
+    assert refused.returncode == 71
+    assert "does not fit" in refused.stderr
+
+
+def test_the_kernels_out_of_memory_killer_is_recognised_and_answered_by_a_smaller_plan(
+    runtime: str, fat_model: Path, memory_group: Path, tmp_path: Path
+) -> None:
+    prefix = in_group(memory_group, 1000 * MIB)
+    words = ("run", str(fat_model), "--port", "0", "--events", "jsonl", "--runtime", runtime)
+    process = subprocess.Popen(
+        [*prefix, *command(*words, "--no-memory-check")],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    running = Llamasup(process)
+    try:
+        assert answers(running)
+        exits = [event for event in running.events if event["event"] == "exit"]
+        assert {event["cause"] for event in exits} == {"out_of_memory_host"}
+        assert "SIGKILL" in {event["signal"] for event in exits}
+        assert running.stop() == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+        running.end()
