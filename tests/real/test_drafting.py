@@ -1,0 +1,202 @@
+"""Speculative decoding on a real llama-server: which drafts it accepts, and that those we pass are used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llamasup.core.demo_model import demo_model
+from llamasup.testing import models, speculative
+from llamasup.testing.architectures import tiny_model as tiny_of
+from tests.e2e.driver import llamasup, run_to_end
+
+pytestmark = pytest.mark.real
+
+STORY: dict[str, Any] = {
+    "prompt": "Once upon a time",
+    "n_predict": 40,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+REFUSED = "the target and draft vocabs are not compatible"
+
+
+def drafted(model: Path, runtime: str, *arguments: str) -> dict[str, Any]:
+    """The timings of a completion that llamasup serves."""
+    with llamasup(model, "--runtime", runtime, *arguments) as running:
+        answer = httpx.post(f"{running.url}/completion", json=STORY, timeout=60).json()
+        assert running.stop() == 0
+    timings = answer["timings"]
+    print(f"draft_n {timings.get('draft_n')}, accepted {timings.get('draft_n_accepted')}")
+    assert timings["predicted_n"] == 40
+    return dict(timings)
+
+
+# --- whether the two belong together -------------------------------------------------------------
+
+
+def changed(**changes: Any) -> Callable[[], bytes]:
+    return lambda: speculative.changed_decoder(**changes)
+
+
+CASES: dict[str, tuple[Callable[[], bytes], bool]] = {
+    # Whether llama-server drafts with it.
+    "itself": (demo_model, True),
+    "another EOS, which nothing adds": (changed(eos_token_id=3), True),
+    "no BOS stated": (changed(without=("bos_token_id",)), True),
+    "another pre-tokenizer": (changed(pre="default"), True),
+    "128 words more": (changed(more_words=128), True),
+    "129 words more": (changed(more_words=129), False),
+    "100 words fewer": (changed(more_words=-100), True),
+    "another word": (changed(more_words=0, first_word="altered"), False),
+    "another BOS": (changed(bos_token_id=3), False),
+    "no BOS added": (changed(add_bos_token=False), False),
+    "EOS added": (changed(add_eos_token=True), False),
+    "another vocabulary": (models.other_vocabulary, False),
+}
+
+
+def log_of_start(llama_server: str, *arguments: str) -> str:
+    """What llama-server says until it listens."""
+    child = subprocess.Popen(
+        [llama_server, "--ctx-size", "512", *arguments, "--host", "127.0.0.1", "--port", "0", "--offline"],
+        env={**os.environ, "LD_LIBRARY_PATH": str(Path(llama_server).parent)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    said = []
+    try:
+        for line in child.stderr:  # ends when the child does
+            said.append(line)
+            if "listening on http" in line:
+                break
+    finally:
+        child.kill()
+        child.communicate()
+    return "".join(said)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_refused_before_the_start_is_what_llama_server_would_not_draft_with(
+    case: str, llama_server: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    make, accepted = CASES[case]
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(make())
+
+    log = log_of_start(
+        llama_server, "-m", str(tiny_model), "--spec-draft-model", str(draft), "--spec-type", "draft-simple"
+    )
+    assert "listening on" in log, log
+    assert (REFUSED not in log) == accepted, log
+
+    planned = run_to_end("plan", str(tiny_model), "--runtime", llama_server, "--draft-model", str(draft))
+    assert planned.returncode == (0 if accepted else 65), planned.stderr
+    if not accepted:
+        assert "draft.gguf cannot draft for this model" in planned.stderr
+
+
+def test_a_mismatch_that_headers_do_not_tell_is_served_without_drafting_and_only_logged(
+    llama_server: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Other words in vocabularies of slightly different size: the texts are compared by llama-server only."""
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(speculative.changed_decoder(more_words=1, first_word="altered"))
+    log = log_of_start(
+        llama_server, "-m", str(tiny_model), "--spec-draft-model", str(draft), "--spec-type", "draft-simple"
+    )
+    assert REFUSED in log
+    assert "failed to initialize speculative decoding context" in log
+    assert "listening on" in log
+
+
+def test_a_mismatch_ends_the_run_before_anything_is_started(
+    llama_server: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(models.other_vocabulary())
+    for arguments in (("--draft-model", str(draft)), ("--", "-md", str(draft))):
+        ended = run_to_end("run", str(tiny_model), "--port", "0", "--runtime", llama_server, *arguments)
+        assert ended.returncode == 65
+        assert "draft.gguf cannot draft for this model: " in ended.stderr
+        assert "same family" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+# --- that it is used -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--spec-draft-model", "--model-draft"])
+def test_a_draft_model_given_by_hand_is_used_too(flag: str, runtime: str, tiny_model: Path) -> None:
+    """b11434 loads it and does not use it unless told the type (#25345), which llamasup adds."""
+    assert drafted(tiny_model, runtime, "--", flag, str(tiny_model))["draft_n_accepted"] > 0
+
+
+def test_a_model_with_mtp_layers_drafts_for_itself(runtime: str, tmp_path: Path) -> None:
+    model = tmp_path / "self.gguf"
+    model.write_bytes(speculative.self_drafting_decoder())
+    assert drafted(model, runtime)["draft_n"] > 0
+
+
+def test_other_architectures_with_mtp_layers_do_too(llama_server: str, tmp_path: Path) -> None:
+    for name in ("qwen35", "glm4moe"):
+        model = tmp_path / f"{name}.gguf"
+        model.write_bytes(tiny_of(name))
+        assert drafted(model, llama_server, "--ctx-size", "512")["draft_n"] > 0
+
+
+def test_the_context_of_the_mtp_layers_is_in_the_estimate(llama_server: str, tmp_path: Path) -> None:
+    model = tmp_path / "self.gguf"
+    model.write_bytes(speculative.self_drafting_decoder())
+    planned = run_to_end("plan", str(model), "--json", "--runtime", llama_server)
+    plan = json.loads(planned.stdout)
+    arguments = plan["argv"]
+    flags = [*arguments[1 : arguments.index("--host")], *arguments[arguments.index("--ctx-size") :]]
+    log = log_of_start(llama_server, *flags, "--verbosity", "4")
+    sizes = [
+        float(line.split("size =")[1].split("MiB")[0])
+        for line in log.splitlines()
+        if "llama_kv_cache: size =" in line or "llama_memory_recurrent: size =" in line
+    ]
+    print(f"logged {sum(sizes)} MiB, estimated {plan['memory']['kv_bytes'] / (1 << 20):.2f} MiB")
+    assert len(sizes) == 3  # attention, recurrence, MTP
+    assert plan["memory"]["kv_bytes"] / (1 << 20) == pytest.approx(sum(sizes), rel=0.1)
+
+
+# --- heads ---------------------------------------------------------------------------------------
+
+
+def test_mtp_layers_in_a_file_of_their_own_draft_for_their_model_and_are_not_served_alone(
+    llama_server: str, runtime: str, tmp_path: Path
+) -> None:
+    model, head = tmp_path / "self.gguf", tmp_path / "mtp-self.gguf"
+    model.write_bytes(speculative.self_drafting_decoder())
+    head.write_bytes(speculative.mtp_head())
+    assert drafted(model, runtime, "--draft-model", str(head))["draft_n"] > 0
+
+    alone = run_to_end("run", str(head), "--port", "0", "--runtime", runtime)
+    assert alone.returncode == 65
+    assert "is a draft head, not a model that can be served" in alone.stderr
+    assert "listening on" not in log_of_start(llama_server, "-m", str(head))  # it would crash
+
+
+def test_llama_server_tells_dflash_by_the_file_so_that_no_type_is_passed(
+    llama_server: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    head = tmp_path / "dflash.gguf"
+    head.write_bytes(speculative.draft_head("dflash"))
+    log = log_of_start(llama_server, "-m", str(tiny_model), "--spec-draft-model", str(head))
+    assert "auto-detected speculative type 'draft-dflash'" in log
+    planned = run_to_end("plan", str(tiny_model), "--runtime", llama_server, "--draft-model", str(head))
+    assert planned.returncode == 0
+    assert "llama-server tells the kind of this draft from its file" in planned.stdout
