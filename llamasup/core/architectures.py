@@ -7,14 +7,18 @@ from __future__ import annotations
 
 __all__ = [
     "ATTENTION_BESIDE_RECURRENCE",
+    "DEFAULT_WINDOWS",
     "DIFFUSION",
     "DRAFT_HEADS",
     "ENCODERS",
     "ENCODER_DECODERS",
+    "FIXED_WINDOWS",
     "FULL_ATTENTION_INTERVAL",
     "KNOWN",
+    "LAYERS_WITH_OWN_KV",
     "RECURRENT",
     "RECURRENT_WITHOUT_KV_HEADS",
+    "SLIDING_ONLY_WITH_LAYERS",
     "SLIDING_PERIODS",
 ]
 
@@ -71,6 +75,18 @@ SLIDING_PERIODS: dict[str, tuple[int, bool]] = {
     "olmo2": (4, False),
     "smallthinker": (4, True),
 }
+
+# Tokens, where the header does not say how wide the window is.
+DEFAULT_WINDOWS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192}
+
+# Whatever the header says, unless it says 0.
+FIXED_WINDOWS = frozenset({"llama4"})
+
+# The window is that of one size of the model only, which is told by its layers: EXAONE 4 32B.
+SLIDING_ONLY_WITH_LAYERS = {"exaone4": 64}
+
+# So many layers have a KV cache of their own, later ones use one of theirs. Others say it in the header.
+LAYERS_WITH_OWN_KV = {"gemma3n": 20}
 
 KNOWN = (
     ENCODERS

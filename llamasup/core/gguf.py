@@ -17,7 +17,13 @@ from llamasup.core.errors import ModelInvalid
 from llamasup.core.ggml_types import FILE_TYPES
 from llamasup.core.gguf_container import Container, NeedMore, Tensor, read_container
 from llamasup.core.gguf_keys import Keys
-from llamasup.core.layer_memory import attention_layers, recurrent_layers, recurrent_state, sliding_layers
+from llamasup.core.layer_memory import (
+    attention_layers,
+    recurrent_layers,
+    recurrent_state,
+    sliding_layers,
+    sliding_window,
+)
 from llamasup.core.model_facts import (
     ChatTemplate,
     Experts,
@@ -129,7 +135,7 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
         head_counts_kv=head_counts_kv,
         key_length=key_length,
         value_length=value_length,
-        sliding_window=keys.integer("{a}.attention.sliding_window") or None,
+        sliding_window=sliding_window(keys, architecture, layers),
         vocab_size=keys.integer("{a}.vocab_size") or keys.array_length("tokenizer.ggml.tokens"),
         chat_template=read_chat_template(
             keys.text("tokenizer.chat_template") or "",
@@ -153,6 +159,7 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
             count=keys.integer("{a}.expert_count"),
             used=keys.integer("{a}.expert_used_count"),
             shared=keys.integer("{a}.expert_shared_count"),
+            feed_forward_length=keys.integer("{a}.expert_feed_forward_length", max(feed_forward, default=0)),
         ),
         projection_length=_projection_length(keys, tensors) if model_class is ModelClass.PROJECTOR else 0,
         mtp_layers=mtp_layers,

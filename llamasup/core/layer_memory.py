@@ -9,15 +9,28 @@ from llamasup.core import architectures
 from llamasup.core.gguf_keys import Keys
 from llamasup.core.model_facts import RecurrentState
 
-__all__ = ["attention_layers", "recurrent_layers", "recurrent_state", "sliding_layers"]
+__all__ = ["attention_layers", "recurrent_layers", "recurrent_state", "sliding_layers", "sliding_window"]
 
+_WINDOW = "{a}.attention.sliding_window"
 _PATTERN = "{a}.attention.sliding_window_pattern"
+
+
+def sliding_window(keys: Keys, architecture: str, layers: int) -> int | None:
+    """Tokens that a sliding layer attends to: the header's, or what llama.cpp takes without it."""
+    usual = architectures.SLIDING_ONLY_WITH_LAYERS.get(architecture, layers)
+    default = architectures.DEFAULT_WINDOWS.get(architecture, 0) if layers == usual else 0
+    window = keys.integer(_WINDOW, default)
+    if window and architecture in architectures.FIXED_WINDOWS:
+        return default
+    return window or None
 
 
 def sliding_layers(keys: Keys, architecture: str, layers: int) -> tuple[bool, ...]:
     """Per layer, whether it attends only to the sliding window."""
     nowhere = (False,) * layers
-    if not keys.integer("{a}.attention.sliding_window"):
+    if layers != architectures.SLIDING_ONLY_WITH_LAYERS.get(architecture, layers):
+        return nowhere
+    if sliding_window(keys, architecture, layers) is None:
         return nowhere
     if keys.is_array(_PATTERN):
         pattern = keys.per_layer(_PATTERN, layers, trailing=keys.integer("{a}.nextn_predict_layers"))
@@ -71,7 +84,9 @@ def attention_layers(
     layers = len(head_counts_kv)
     if architecture in architectures.ENCODERS | architectures.DIFFUSION | architectures.RECURRENT:
         return (False,) * layers
-    own = layers - mtp_layers - keys.integer("{a}.attention.shared_kv_layers", most=layers - mtp_layers)
+    main = layers - mtp_layers
+    shared = max(main - architectures.LAYERS_WITH_OWN_KV.get(architecture, main), 0)
+    own = main - keys.integer("{a}.attention.shared_kv_layers", shared, most=main)
     beside = architecture in architectures.ATTENTION_BESIDE_RECURRENCE
     return tuple(
         layer < own and heads > 0 and (beside or not recurs)
@@ -84,15 +99,16 @@ def recurrent_state(keys: Keys, embedding_length: int, heads: int) -> RecurrentS
     wkv_head = keys.integer("{a}.wkv.head_size")
     if wkv_head:  # RWKV
         shifts = keys.integer("{a}.token_shift_count", 2)
-        return RecurrentState(shifts * embedding_length, embedding_length * wkv_head)
+        return RecurrentState(shifts * embedding_length, embedding_length * wkv_head, 16 * embedding_length)
     short_conv = keys.integer("{a}.shortconv.l_cache")
     if short_conv:  # LFM2
-        return RecurrentState(embedding_length * (short_conv - 1), 0)
+        return RecurrentState(embedding_length * (short_conv - 1), 0, 6 * embedding_length)
     kernel = max(keys.integer("{a}.ssm.conv_kernel") - 1, 0)
     kda_head = keys.integer("{a}.kda.head_dim")
     if kda_head:  # Kimi delta attention
-        return RecurrentState(3 * kernel * heads * kda_head, heads * kda_head * kda_head)
-    inner = keys.integer("{a}.ssm.inner_size")
-    state = keys.integer("{a}.ssm.state_size")
-    groups = keys.integer("{a}.ssm.group_count")
-    return RecurrentState(kernel * (inner + 2 * groups * state), state * inner)
+        convolved, state = 3 * heads * kda_head, heads * kda_head * kda_head
+    else:
+        inner, state_size = keys.integer("{a}.ssm.inner_size"), keys.integer("{a}.ssm.state_size")
+        convolved = inner + 2 * keys.integer("{a}.ssm.group_count") * state_size
+        state = state_size * inner
+    return RecurrentState(kernel * convolved, state, 7 * convolved)

@@ -51,6 +51,7 @@ class Experts:
     count: int = 0
     used: int = 0
     shared: int = 0
+    feed_forward_length: int = 0  # of one expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class RecurrentState:
 
     conv_elements: int
     state_elements: int
+    work_elements: int = 0  # that a layer computes with for each token of a batch, about (measured, b11434)
 
     @property
     def bytes_per_layer(self) -> int:

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 # Change it with every change of the reader or of ModelFacts: facts that an older reader found are then stale.
-REVISION = "3"
+REVISION = "4"
 # Holds the headers of small models whole; a larger header is read at the size that its beginning suggests.
 _FIRST_READ_BYTES = 64 * 1024
 # llama_split_path of llama.cpp.

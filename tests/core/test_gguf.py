@@ -292,7 +292,10 @@ SHAPES = {
         "kimi-linear",
         basics(2, attention__head_count_kv=[0, 2], ssm__conv_kernel=4, kda__head_dim=16),
         EMBEDDING,
-        {"recurrent": RecurrentState(3 * 3 * 4 * 16, 4 * 16 * 16, 7 * 3 * 4 * 16), "recurrent_layers": (True, False)},
+        {
+            "recurrent": RecurrentState(3 * 3 * 4 * 16, 4 * 16 * 16, 7 * 3 * 4 * 16),
+            "recurrent_layers": (True, False),
+        },
     ),
     "qwen3next, full attention in every fourth layer, and a layer for prediction": Shape(
         "qwen3next",
