@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from llamasup.core.errors import BrokenRuntime, RuntimeMissing
-from llamasup.effects import runtimes
+from llamasup.effects import runtime_search, runtimes
 from llamasup.effects.runtimes import Runtime, find_runtime, library_folder, survey_runtimes
 
 HELP = Path(__file__).parent.parent / "fixtures" / "help"
@@ -56,7 +56,7 @@ def refusal(
 def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """The installed packages, none at first: the test decides, whatever this environment has."""
     installed: dict[str, Path] = {}
-    monkeypatch.setattr(runtimes, "_package_folder", installed.get)
+    monkeypatch.setattr(runtime_search, "_package_folder", installed.get)
     return installed
 
 
@@ -69,7 +69,7 @@ def embedded(packages: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monk
     module.parent.mkdir(parents=True)
     module.write_bytes(b"\x7fELF module")
     packages["xllamacpp"] = module.parent
-    monkeypatch.setattr(runtimes, "_EMBEDDED_COMMAND", (str(program),))
+    monkeypatch.setattr(runtime_search, "_EMBEDDED_COMMAND", (str(program),))
     return module
 
 
@@ -516,7 +516,7 @@ def test_a_library_that_was_replaced_beside_the_program_counts_as_a_change(tmp_p
     server.write_bytes(b"\x7fELF stub")
     library = tmp_path / "libllama-server-impl.so"
     library.write_bytes(b"1")
-    candidate = runtimes._Candidate("binary", str(server), (str(server),), "")
+    candidate = runtime_search.Candidate("binary", str(server), (str(server),), "")
     before = runtimes._surroundings(candidate, {})
     assert runtimes._surroundings(candidate, {}) == before
     os.utime(library, ns=(0, 1))
