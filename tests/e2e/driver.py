@@ -120,10 +120,15 @@ class Llamasup:
 
 
 @contextmanager
-def llamasup(model: Path | str, *arguments: str, **options: Any) -> Iterator[Llamasup]:
-    """``llamasup run MODEL --port 0 --events jsonl ARGUMENTS…``, surely ended afterwards."""
+def llamasup(
+    model: Path | str, *arguments: str, prefix: Sequence[str] = (), **options: Any
+) -> Iterator[Llamasup]:
+    """``llamasup run MODEL --port 0 --events jsonl ARGUMENTS…``, surely ended afterwards.
+
+    ``prefix`` is a program that becomes it (``exec``).
+    """
     process = subprocess.Popen(
-        command("run", str(model), "--port", "0", "--events", "jsonl", *arguments),
+        [*prefix, *command("run", str(model), "--port", "0", "--events", "jsonl", *arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -20,7 +19,7 @@ import psutil
 import pytest
 
 from llamasup.testing.models import write_large_decoder
-from tests.e2e.driver import Llamasup, command, llamasup, run_to_end
+from tests.e2e.driver import Llamasup, llamasup, run_to_end
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -169,25 +168,12 @@ def test_a_memory_cgroup_is_a_limit_like_the_machines_own(
 
 
 def test_the_kernels_out_of_memory_killer_is_recognised_and_answered_by_a_smaller_plan(
-    runtime: str, fat_model: Path, memory_group: Path, tmp_path: Path
+    runtime: str, fat_model: Path, memory_group: Path
 ) -> None:
     prefix = in_group(memory_group, 1000 * MIB)
-    words = ("run", str(fat_model), "--port", "0", "--events", "jsonl", "--runtime", runtime)
-    process = subprocess.Popen(
-        [*prefix, *command(*words, "--no-memory-check")],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    running = Llamasup(process)
-    try:
+    with llamasup(fat_model, "--runtime", runtime, "--no-memory-check", prefix=prefix) as running:
         assert answers(running)
         exits = [event for event in running.events if event["event"] == "exit"]
         assert {event["cause"] for event in exits} == {"out_of_memory_host"}
         assert "SIGKILL" in {event["signal"] for event in exits}
         assert running.stop() == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-        running.end()
