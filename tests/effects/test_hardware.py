@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from llamasup.core.hardware import read_hardware
 from llamasup.effects import hardware as effect
 
 MACHINES = Path(__file__).parents[1] / "fixtures" / "hardware"
+MIB = 1 << 20
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
@@ -76,6 +78,50 @@ def test_the_nodes_of_a_machine_are_all_read() -> None:
     text = effect.collect(MACHINES / "server")
     assert text.node_cpus == {0: "0-63,128-191\n", 1: "64-127,192-255\n"}
     assert text.numa_balancing == "1\n"
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group of this machine with 512 MiB, of whichever version it has."""
+    for base, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        group = Path("/sys/fs/cgroup") / base / f"llamasup-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            if (group / limit).exists():
+                (group / limit).write_text(str(512 * MIB))
+                yield group
+                return
+        finally:
+            group.rmdir()
+    pytest.skip("may not make a control group with a memory limit here")
+
+
+@linux_only
+def test_a_real_group_has_its_limit_and_is_not_full_of_files_that_were_read(
+    memory_group: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model").write_bytes(bytes(200 * MIB))
+    program = (
+        "import os, sys\n"
+        f"open({str(memory_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+        # Written anew, so that the page cache is this group's; then read twice, as a model is.
+        f"path = {str(tmp_path / 'copy')!r}\n"
+        f"copy = open(path, 'wb')\n"
+        f"copy.write(open({str(tmp_path / 'model')!r}, 'rb').read())\n"
+        "copy.flush(), os.fsync(copy.fileno())\n"
+        "for _ in range(2): open(path, 'rb').read()\n"
+        "from llamasup.effects.hardware import hardware\n"
+        "machine = hardware()\n"
+        "print(machine.memory_total_bytes, machine.cgroup_memory_limit_bytes, machine.memory_available_bytes)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    total, limit, available = map(int, done.stdout.split())
+    assert total == limit == 512 * MIB
+    assert 400 * MIB < available < 512 * MIB
 
 
 def test_a_machine_without_proc_is_read_by_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
