@@ -46,10 +46,8 @@ def main() -> None:
         _write_vocabulary(vocabulary)
         _write_folder(folder, options.models)
         _write_real(real, options.models // 50)
-        print(
-            f"{options.runs} runs, milliseconds; folder: {options.models} models of 21 tensors and 554 tokens;"
-        )
-        print(f"real: {options.models // 50} models of 32 layers, 291 tensors and {VOCABULARY:,} tokens\n")
+        print(f"{options.runs} runs, milliseconds. folder: {options.models} models, 21 tensors, 554 tokens;")
+        print(f"real: {options.models // 50} models, 291 tensors, {VOCABULARY:,} tokens\n")
         print(f"| {'':30} | median | {'10 %':>6} | {'90 %':>6} |\n|{'-' * 32}|-------:|-------:|-------:|")
         medians: dict[str, float] = {}
         for label, path, read in (

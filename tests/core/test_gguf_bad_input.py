@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 import struct
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamasup.core import architectures, gguf
 from llamasup.core.demo_model import demo_keys, demo_tensors
 from llamasup.core.errors import ModelInvalid
 from llamasup.core.gguf import ModelFacts, NeedMore, read_header
 from llamasup.core.gguf_writer import I32, KeyValue, TensorPlan, write_gguf
+from llamasup.core.hardware import Hardware
+from llamasup.core.inspection import fits_here, model_as_json
 from llamasup.core.not_gguf import what_it_is
 
 U8, U32, STRING, ARRAY = 0, 4, 8, 9
@@ -449,3 +455,75 @@ def test_a_tensor_without_dimensions_has_one_element() -> None:
     facts = read_header(*whole(write_gguf(keys, [(TensorPlan("one", (1,)), bytes(4))])))
     assert isinstance(facts, ModelFacts)
     assert facts.parameters == 1
+
+
+# --- any keys in a sound container ---------------------------------------------------------------
+
+# Every key that the readers look for, found in their sources so that a new one is tried as well.
+CORE = Path(gguf.__file__).parent
+LOOKED_FOR = sorted(
+    {
+        key
+        for source in ("gguf.py", "layer_memory.py")
+        for key in re.findall(
+            r'"((?:\{a\}|general|tokenizer|split|adapter)\.[\w.]+)"', (CORE / source).read_text()
+        )
+    }
+    - {"general.architecture"}
+)
+NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 7, 32, 64, 255, 4096, 65_535, 2**31 - 1, 2**31, 2**32 - 1, 2**63])
+VALUES: st.SearchStrategy[KeyValue] = st.one_of(
+    NUMBERS,
+    st.integers(-(2**31), 2**32 - 1),
+    st.booleans(),
+    st.floats(width=32),
+    st.text(max_size=8),
+    st.lists(st.integers(0, 2**31 - 1), max_size=5),
+    st.lists(st.text(max_size=3), max_size=5),
+    st.just([1, 0, 2, 1]),
+)
+MACHINE = Hardware(
+    platform="linux",
+    cpus_allowed=2,
+    physical_cores=2,
+    cpu_quota=None,
+    memory_total_bytes=8 << 30,
+    memory_available_bytes=4 << 30,
+    memlock_limit_bytes=None,
+    may_raise_priority=False,
+)
+
+
+def test_the_keys_that_are_looked_for_were_found_in_the_sources() -> None:
+    assert {"{a}.block_count", "{a}.attention.head_count_kv", "{a}.ssm.state_size"} <= set(LOOKED_FOR)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(sorted(architectures.KNOWN)),
+    st.dictionaries(st.sampled_from(LOOKED_FOR), VALUES, max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_whatever_the_keys_say_it_is_an_error_or_a_model_that_can_be_shown(
+    architecture: str, changes: dict[str, KeyValue], big_endian: bool, with_tensor: bool
+) -> None:
+    keys: dict[str, KeyValue] = {
+        "general.architecture": architecture,
+        "{a}.block_count": 4,
+        "{a}.context_length": 512,
+        "{a}.embedding_length": 64,
+        "{a}.attention.head_count": 2,
+        "tokenizer.ggml.tokens": ["a", "b"],
+    }
+    named = {key.replace("{a}", architecture): value for key, value in (keys | changes).items()}
+    tensors = [(TensorPlan("blk.0.ffn_up_exps.weight", (32,)), bytes(128))] if with_tensor else []
+    content = write_gguf(named, tensors, big_endian=big_endian)
+    try:
+        facts = read_header(content, len(content))
+    except ModelInvalid as refused:
+        told = bool(refused.message and refused.remedy)
+    else:
+        assert isinstance(facts, ModelFacts)
+        told = bool(json.dumps(model_as_json("m.gguf", facts, fits_here(facts, MACHINE))))
+    assert told
