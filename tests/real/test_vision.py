@@ -1,0 +1,107 @@
+"""A chat with an image: a tiny generated projector beside the tiny model, found and passed by llamasup."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llamasup.testing import models, vision
+from tests.e2e.driver import Llamasup, llamasup, run_to_end
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
+    """A model with its projector, named as people name them."""
+    own = tmp_path / "models"
+    own.mkdir()
+    shutil.copy(tiny_model, own / "tiny-F32.gguf")
+    (own / "mmproj-F16.gguf").write_bytes(vision.vision_projector())
+    return own
+
+
+def chat(running: Llamasup, *parts: dict[str, Any]) -> httpx.Response:
+    message = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, *parts]}
+    body = {"messages": [message], "max_tokens": 8, "temperature": 0, "cache_prompt": False}
+    return httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def image(content: bytes | None = None) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": vision.picture_url(content)}}
+
+
+def test_a_chat_about_an_image_through_the_projector_beside_the_model(runtime: str, folder: Path) -> None:
+    red = vision.picture(colour=lambda _x, _y: (255, 0, 0))
+    with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime) as running:
+        blind, seeing, other = chat(running), chat(running, image()), chat(running, image(red))
+        both = chat(running, image(), image(red))
+        models_said = httpx.get(f"{running.url}/v1/models").json()
+        assert running.stop() == 0
+
+    assert [answer.status_code for answer in (blind, seeing, other, both)] == [200] * 4, seeing.text
+    tokens = [answer.json()["usage"]["prompt_tokens"] for answer in (blind, seeing, both)]
+    said = [answer.json()["choices"][0]["message"]["content"] for answer in (blind, seeing, other)]
+    print(f"prompt tokens without, with one and with two images: {tokens}; said {said}")
+    assert tokens[1] == tokens[0] + vision.IMAGE_TOKENS
+    assert tokens[2] == tokens[1] + vision.IMAGE_TOKENS
+    assert len(set(said)) == 3  # it answers to what it is shown
+    assert "multimodal" in models_said["models"][0]["capabilities"]
+
+
+@pytest.mark.parametrize("arguments", [("--mmproj", "none"), ("--", "--no-mmproj")])
+def test_no_projector_is_passed_where_none_is_wanted(
+    arguments: tuple[str, ...], llama_server: str, folder: Path
+) -> None:
+    with llamasup(folder / "tiny-F32.gguf", "--runtime", llama_server, *arguments) as running:
+        assert chat(running).status_code == 200
+        refused = chat(running, image())
+        assert running.stop() == 0
+    assert refused.status_code == 500
+    assert "image input is not supported" in refused.text
+
+
+def test_the_projector_asked_for_goes_before_the_one_beside_the_model(
+    llama_server: str, folder: Path, tmp_path: Path
+) -> None:
+    asked = tmp_path / "another.gguf"
+    asked.write_bytes(vision.vision_projector())
+    (folder / "mmproj-F16.gguf").write_bytes(b"GGUF, but broken")
+    for arguments in (("--mmproj", str(asked)), ("--", "--mmproj", str(asked))):
+        with llamasup(folder / "tiny-F32.gguf", "--runtime", llama_server, *arguments) as running:
+            assert chat(running, image()).status_code == 200
+            assert running.stop() == 0
+
+
+def test_a_projector_of_another_width_is_refused_with_both_numbers_and_left_out_where_it_lies_beside(
+    runtime: str, folder: Path, tiny_model: Path
+) -> None:
+    wrong = folder / "mmproj-F16.gguf"
+    wrong.write_bytes(vision.vision_projector(48))
+    refused = run_to_end("run", str(tiny_model), "--port", "0", "--runtime", runtime, "--mmproj", str(wrong))
+    assert refused.returncode == 65
+    assert "--mmproj mmproj-F16.gguf is for models of width 48, and this one has 64" in refused.stderr
+
+    planned = run_to_end("plan", str(folder / "tiny-F32.gguf"), "--runtime", runtime)
+    assert planned.returncode == 0
+    assert "is for models of width 48, and this one has 64" in planned.stdout
+    with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime) as running:
+        assert chat(running).status_code == 200
+        assert running.stop() == 0
+
+
+def test_between_two_models_the_name_decides(llama_server: str, folder: Path) -> None:
+    (folder / "other-F32.gguf").write_bytes(models.other_vocabulary())
+    planned = run_to_end("plan", str(folder / "tiny-F32.gguf"), "--runtime", llama_server)
+    assert "mmproj-F16.gguf may belong to this model or to other-F32.gguf" in planned.stdout
+    assert "--mmproj none" in planned.stdout
+
+    (folder / "mmproj-F16.gguf").rename(folder / "mmproj-tiny-F16.gguf")
+    planned = run_to_end("plan", str(folder / "tiny-F32.gguf"), "--runtime", llama_server)
+    assert f"--mmproj {folder / 'mmproj-tiny-F16.gguf'}" in planned.stdout
+    planned = run_to_end("plan", str(folder / "other-F32.gguf"), "--runtime", llama_server)
+    assert "--mmproj " + str(folder) not in planned.stdout
