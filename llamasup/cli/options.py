@@ -40,7 +40,7 @@ ModelOrFolder = Annotated[
 ]
 ModelToCheck = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="Whether this model could be served as well.", show_default=False),
+    typer.Argument(metavar="MODEL", help="Also look whether this one can be served.", show_default=False),
 ]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
 Port = Annotated[

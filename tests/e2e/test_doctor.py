@@ -146,6 +146,32 @@ def test_a_broken_runtime_is_told_and_the_others_are_looked_at(tmp_path: Path) -
     assert all(check["ok"] for check in others)
 
 
+HELP = Path(__file__).parents[1] / "fixtures" / "help" / "b11434.txt"
+
+
+def with_devices(folder: Path, *lines: str) -> str:
+    """A runtime that lists these."""
+    program = folder / "llama-server"
+    listed = "".join(f"echo '  {line}'; " for line in ("Available devices:", *lines))
+    program.write_text(f"#!/bin/sh\ncase $1 in --help) cat '{HELP}' ;; --list-devices) {listed};; esac\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a real NVIDIA driver")
+def test_devices_are_told_with_what_is_free_even_where_nvml_does_not_answer(tmp_path: Path) -> None:
+    listed = "CUDA0: NVIDIA H200 (143156 MiB, 71578 MiB free)"
+    report = doctor("--runtime", with_devices(tmp_path, listed), "--port", "0")
+    assert report.bad == set()
+    assert report.found("devices") == "CUDA0 NVIDIA H200, 70 GiB free of 140 GiB"
+    assert report.remedy("NVML") != ""  # no driver here, or no package
+
+
+def test_a_device_that_only_computes_is_no_gpu(tmp_path: Path) -> None:
+    runtime = with_devices(tmp_path, "BLAS: OpenBLAS (0 MiB, 0 MiB free)")
+    assert doctor("--runtime", runtime, "--port", "0").found("devices") == "none: the CPU computes"
+
+
 def test_a_port_that_is_taken_names_its_holder(fake: tuple[str, ...]) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
