@@ -1,0 +1,211 @@
+"""What a real llama-server says it took, for tiny models of many architectures, against what we said before.
+
+Tiny files, so that every shape can be tried; that the same formulas hold in the width of real models is shown
+by files of zeros with holes (``write_hollow``): llama-server reserves everything and reads nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from llamasup.core.context_memory import ContextShape, compute_bytes, kv_bytes, mtp_kv_bytes
+from llamasup.core.model_facts import ModelClass, ModelFacts
+from llamasup.core.server_sizes import ServerSizes, read_sizes
+from llamasup.effects.model_file import read_model
+from llamasup.testing import models
+from llamasup.testing.architectures import ARCHITECTURES, tiny_model
+
+pytestmark = pytest.mark.real
+
+MIB = 1 << 20
+ROUNDING = 0.0051 * MIB  # the log has two decimals
+DECODERS = tuple(name for name in ARCHITECTURES if name != "t5")
+
+
+@dataclass(frozen=True)
+class Logged:
+    sizes: ServerSizes
+    lines: list[str]
+
+    def count(self, *words: str) -> int:
+        return sum(any(word in line for word in words) for line in self.lines)
+
+
+Load = Callable[..., Logged]
+
+
+@contextmanager
+def child(argv: Sequence[str], home: Path) -> Iterator[subprocess.Popen[str]]:
+    environ = {"PATH": os.environ.get("PATH", ""), "XDG_CONFIG_HOME": str(home)}
+    environ["LD_LIBRARY_PATH"] = str(Path(argv[0]).parent)
+    with subprocess.Popen(
+        argv,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def load(runtime: str, tmp_path: Path) -> Load:
+    """``load(model, *flags)``: what the log of a start says, which must succeed."""
+    command = [sys.executable, "-m", "llamasup.embedded"] if runtime == "embedded" else [runtime]
+
+    def loading(model: Path, *flags: str) -> Logged:
+        common = ("--model", str(model), "--host", "127.0.0.1", "--port", "0", "--threads", "1")
+        lines = []
+        with child([*command, *common, "--offline", "-lv", "4", *flags], tmp_path) as process:
+            assert process.stderr is not None
+            for line in process.stderr:  # ends when the child does
+                lines.append(line)
+                if "listening on" in line:
+                    return Logged(read_sizes(lines), lines)
+        raise AssertionError("".join(lines[-30:]))
+
+    return loading
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The file of a tiny model, written once."""
+    folder = tmp_path_factory.mktemp("architectures")
+
+    def path_of(name: str) -> Path:
+        path = folder / f"{name.replace(' ', '-')}.gguf"
+        if not path.exists():
+            path.write_bytes(tiny_model(name))
+        return path
+
+    return path_of
+
+
+def flags_of(shape: ContextShape) -> list[str]:
+    flags = ["--ctx-size", str(shape.ctx_total), "--parallel", str(shape.parallel)]
+    flags += ["--ubatch-size", str(shape.ubatch), "--batch-size", "2048"]
+    flags += ["--cache-type-k", shape.k_type, "--cache-type-v", shape.v_type]
+    flags += ["--flash-attn", "on" if shape.flash_attn else "off"]
+    flags += ["--kv-unified" if shape.unified else "--no-kv-unified"]
+    return [*flags, "--swa-full"] if shape.swa_full else flags
+
+
+def check(model: ModelFacts, shape: ContextShape, logged: Logged) -> None:
+    caches = logged.count("KV buffer size", "RS buffer size")
+    assert kv_bytes(model, shape) == pytest.approx(logged.sizes.kv_bytes, abs=ROUNDING * caches)
+    assert logged.sizes.compute_bytes <= compute_bytes(model, shape) <= 2 * logged.sizes.compute_bytes
+    assert logged.sizes.complete
+    if model.mtp_layers == 0:  # without draft-mtp their weights stay on the disk
+        assert model.weights_bytes == pytest.approx(logged.sizes.weights_bytes, abs=ROUNDING)
+
+
+def lean(
+    ctx_total: int,
+    parallel: int,
+    ubatch: int = 512,
+    *,
+    kv_type: str = "f16",
+    flash_attn: bool = True,
+    unified: bool = False,
+    swa_full: bool = False,
+) -> ContextShape:
+    """As current builds have it: room for the logits of one token per slot."""
+    return ContextShape(
+        ctx_total,
+        parallel,
+        ubatch,
+        k_type=kv_type,
+        v_type=kv_type,
+        flash_attn=flash_attn,
+        unified=unified,
+        swa_full=swa_full,
+        outputs_per_slot=1,
+    )
+
+
+SHAPES = {
+    "four slots": lean(8192, 4),
+    "sixteen slots that share their cells": lean(16384, 16, unified=True),
+    "without flash attention": lean(4096, 2, flash_attn=False),
+    "packed": lean(8192, 2, kv_type="q8_0"),
+    "sliding layers in full": lean(8192, 2, swa_full=True),
+    "small micro-batches": lean(8192, 2, 64),
+    "large micro-batches": lean(8192, 1, 2048),
+    "a length that is rounded up": lean(1000, 3, 128),
+}
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_the_context_takes_what_was_said_in_every_shape(
+    architecture: str, load: Load, files: Callable[[str], Path]
+) -> None:
+    path = files(architecture)
+    model = read_model(path)
+    assert model.model_class is ModelClass.DECODER
+    for shape in SHAPES.values():
+        check(model, shape, load(path, *flags_of(shape)))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [lean(2048, 1), lean(8192, 1, 2048), lean(8192, 4, unified=True), lean(4096, 1, flash_attn=False)],
+    ids=["one slot", "large micro-batches", "slots that share their cells", "without flash attention"],
+)
+def test_an_encoder_decoder_with_one_sequence_at_a_time(
+    shape: ContextShape, load: Load, files: Callable[[str], Path]
+) -> None:
+    """Its bias by position has no room for slots of their own: llama-server aborts there (b11434)."""
+    path = files("t5")
+    flags = flags_of(replace(shape, flash_attn=False)) if not shape.flash_attn else flags_of(shape)
+    if shape.flash_attn:
+        flags[flags.index("--flash-attn") + 1] = "auto"
+    check(read_model(path), shape, load(path, *flags))
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_an_encoder_keeps_nothing(parallel: int, load: Load, tmp_path: Path) -> None:
+    path = tmp_path / "bert.gguf"
+    path.write_bytes(models.tiny_encoder())
+    shape = lean(512 * parallel, parallel)
+    check(read_model(path), shape, load(path, "--embedding", *flags_of(shape)))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rollback"), [("glm4moe", 0), ("qwen35", 3)], ids=["attention", "recurrence"]
+)
+def test_prediction_of_further_tokens_takes_a_context_of_its_own_and_snapshots(
+    architecture: str, rollback: int, load: Load, files: Callable[[str], Path]
+) -> None:
+    path = files(architecture)
+    model = read_model(path)
+    shape = replace(lean(8192, 2), rollback=rollback, outputs_per_slot=4)
+    logged = load(path, *flags_of(shape), "--spec-type", "draft-mtp", "--spec-draft-n-max", "3")
+    both = kv_bytes(model, shape) + mtp_kv_bytes(model, shape)
+    assert both == pytest.approx(logged.sizes.kv_bytes, abs=ROUNDING * 3)
+    assert logged.sizes.compute_bytes <= 2 * compute_bytes(model, shape) <= 4 * logged.sizes.compute_bytes
+
+
+def test_a_draft_model_has_a_context_like_the_targets(load: Load, files: Callable[[str], Path]) -> None:
+    target, draft = files("gemma3"), files("llama")
+    shape = lean(8192, 2)
+    logged = load(target, *flags_of(shape), "--spec-type", "draft-simple", "--spec-draft-model", str(draft))
+    facts = (read_model(target), read_model(draft))
+    assert sum(kv_bytes(each, shape) for each in facts) == pytest.approx(
+        logged.sizes.kv_bytes, abs=3 * ROUNDING
+    )
+    assert sum(each.weights_bytes for each in facts) == pytest.approx(
+        logged.sizes.weights_bytes, abs=2 * ROUNDING
+    )
