@@ -6,6 +6,7 @@ limits on one thing (affinity and quota, host and cgroup, a cgroup and its paren
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -19,6 +20,7 @@ _NICE_LIMIT_WANTED = 20 + 10  # RLIMIT_NICE counts 20 - nice
 _RT_PRIORITY_WANTED = 80
 # cgroup v1 says "no limit" with the largest multiple of the page size; no machine has an exbibyte.
 _NO_LIMIT_BYTES = 1 << 60
+_MOST_CPUS = 8192  # NR_CPUS is at most that; a longer list is nonsense
 _WHOLE_UID_RANGE = ("0", "0", "4294967295")
 
 
@@ -121,7 +123,7 @@ def _cpu_list(text: str) -> Iterable[int]:
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
-            yield from range(int(first), int(last or first) + 1)
+            yield from range(int(first), min(int(last or first), _MOST_CPUS) + 1)
 
 
 def _numa_nodes(allowed: frozenset[int], node_cpus: Mapping[int, str]) -> int:
@@ -213,9 +215,9 @@ def _memory_limits(groups: Iterable[_Group], files: Mapping[str, str]) -> Iterab
         if limit >= _NO_LIMIT_BYTES:
             continue
         used = files.get(str(folder / ("memory.current" if v2 else "memory.usage_in_bytes")), "0")
-        stat = _words(files.get(str(folder / "memory.stat"), ""))
+        stat = _counts(files.get(str(folder / "memory.stat"), ""))
         lists = ("inactive_file", "active_file")
-        droppable = sum(int(stat.get(name if v2 else f"total_{name}", "0")) for name in lists)
+        droppable = sum(stat.get(name if v2 else f"total_{name}", 0) for name in lists)
         yield limit, max(0, _number(used) - droppable)
 
 
@@ -233,9 +235,10 @@ def _number(text: str) -> int:
     return min(int(word), _NO_LIMIT_BYTES) if word.isdecimal() else _NO_LIMIT_BYTES
 
 
-def _words(text: str) -> dict[str, str]:
+def _counts(text: str) -> dict[str, int]:
+    """``MemTotal:  32594412 kB`` and ``inactive_file 4096`` by name; what is no number is left out."""
     pairs = (line.split() for line in text.splitlines())
-    return {pair[0].rstrip(":"): pair[1] for pair in pairs if len(pair) >= 2}
+    return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if len(pair) >= 2 and pair[1].isdecimal()}
 
 
 # --- memory and rights ---------------------------------------------------------------------------
@@ -243,14 +246,14 @@ def _words(text: str) -> dict[str, str]:
 
 def _host_memory(meminfo: str) -> tuple[int, int]:
     """Total and available bytes; /proc/meminfo counts in KiB. MemFree where MemAvailable is not known."""
-    words = _words(meminfo)
-    available = words.get("MemAvailable", words.get("MemFree", "0"))
-    return int(words.get("MemTotal", "0")) * 1024, int(available) * 1024
+    counts = _counts(meminfo)
+    available = counts.get("MemAvailable", counts.get("MemFree", 0))
+    return counts.get("MemTotal", 0) * 1024, available * 1024
 
 
 def _swap(meminfo: str) -> tuple[int, int]:
-    words = _words(meminfo)
-    return int(words.get("SwapTotal", "0")) * 1024, int(words.get("SwapFree", "0")) * 1024
+    counts = _counts(meminfo)
+    return counts.get("SwapTotal", 0) * 1024, counts.get("SwapFree", 0) * 1024
 
 
 def _chosen(text: str) -> str | None:
@@ -259,7 +262,8 @@ def _chosen(text: str) -> str | None:
 
 
 def _capabilities(status: str) -> int:
-    return int(_words(status).get("CapEff", "0"), 16)
+    effective = re.search(r"^CapEff:\s*([0-9a-fA-F]+)$", status, re.MULTILINE)
+    return int(effective[1], 16) if effective else 0
 
 
 def _in_first_user_namespace(uid_map: str) -> bool:
@@ -285,6 +289,6 @@ def _soft_limit(limits: str, name: str) -> int | None:
     """The soft limit in /proc/self/limits: None if unlimited, 0 if the file does not tell."""
     for line in limits.splitlines():
         if line.startswith(name):
-            word = line.removeprefix(name).split()[0]
+            word = line.removeprefix(name).strip().partition(" ")[0]
             return int(word) if word.isdecimal() else None
     return 0

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamasup.core.hardware import Hardware, HardwareText, cgroup_files, read_hardware
 
@@ -271,3 +273,29 @@ def test_a_machine_that_tells_nothing_promises_nothing() -> None:
 def test_kernels_before_memavailable_count_what_is_free() -> None:
     text = HardwareText("linux", frozenset({0}), {}, meminfo="MemTotal: 2048 kB\nMemFree: 1024 kB\n")
     assert read_hardware(text).memory_available_bytes == 1024 * KIB
+
+
+_NAMES = ("MemTotal:", "MemAvailable:", "SwapTotal:", "CapEff:", "Max open files", "inactive_file", "kB")
+_VALUES = ("max", "-1", "7", "9" * 30, "unlimited", "zz", "0-", "3-1", "²", "[always]", "0::/a", "1:memory:/")
+_BETWEEN = (" ", "  ", "\t", "\n", ":", ",", "\\040")
+_FRAGMENTS = st.sampled_from([*_NAMES, *_VALUES, *_BETWEEN])
+_TEXTS = st.lists(_FRAGMENTS, max_size=25).map("".join)
+
+
+@given(_TEXTS, _TEXTS, _TEXTS, _TEXTS)
+def test_no_text_at_all_makes_the_reader_raise(one: str, two: str, three: str, four: str) -> None:
+    text = replace(
+        container(),
+        meminfo=one,
+        limits=two,
+        status=three,
+        huge_pages=four,
+        uid_map=four,
+        thread_siblings={0: one},
+        node_cpus={0: two},
+        cgroup_files={f"/sys/fs/cgroup/{name}": three for name in ("cpu.max", "memory.max", "memory.current")}
+        | {"/sys/fs/cgroup/memory.stat": four, "/sys/fs/cgroup/memory.swap.max": one},
+    )
+    machine = read_hardware(text)
+    assert machine.memory_available_bytes >= 0
+    assert cgroup_files(one, two) == () or "cgroup" in two
