@@ -24,13 +24,16 @@ from llamasup.core.inspection import (
     is_served,
     kv_growth,
     model_as_json,
+    projectors_of,
 )
-from llamasup.core.model_facts import ModelFacts
+from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.printable import printable
+from llamasup.core.projectors import pair_projector
 from llamasup.core.units import memory_text
+from llamasup.effects.beside import projectors_beside
 from llamasup.effects.hardware import hardware
 from llamasup.effects.model_file import read_model
-from llamasup.effects.model_folder import FoundModel, ModelFolder, list_models
+from llamasup.effects.model_folder import ModelFolder, list_models
 from llamasup.runtime.launch import find_model
 
 __all__ = ["inspect_command"]
@@ -46,12 +49,14 @@ def inspect_command(model: str, *, json: bool) -> int:
             folder = list_models(path)
             write_result(_folder_json(folder, machine) if json else _folder_text(path, folder, machine))
             for note in folder.notes:
-                view.say("warning", "left_out", printable(f"llamasup: {note}"))
+                view.say("warning", "left_out", f"llamasup: {note}")
         else:
             facts = read_model(path)
-            fit = fits_here(facts, machine)
+            fit, projector = fits_here(facts, machine, sys.byteorder), _projector(path, facts)
             write_result(
-                _json(model_as_json(str(path), facts, fit)) if json else _model_text(path, facts, fit)
+                _json(model_as_json(str(path), facts, fit, projector))
+                if json
+                else _model_text(path, facts, fit, projector)
             )
     except Exception as error:
         return show_error(view, error)
@@ -60,14 +65,35 @@ def inspect_command(model: str, *, json: bool) -> int:
     return 0
 
 
+def _projector(path: Path, facts: ModelFacts) -> str | None:
+    """The projector that ``run`` would find beside the model."""
+    if facts.model_class is not ModelClass.DECODER:
+        return None
+    candidates, neighbours = projectors_beside(path)
+    found = pair_projector(facts, str(path), candidates, neighbours)
+    return None if found is None or found.projector is None else found.projector.path
+
+
 # --- a folder ------------------------------------------------------------------------------------
 
 
+def _sound(folder: ModelFolder) -> dict[str, ModelFacts]:
+    return {
+        found.path: found.outcome for found in folder.models if not isinstance(found.outcome, LlamasupError)
+    }
+
+
 def _folder_json(folder: ModelFolder, machine: Hardware) -> str:
+    pairs = projectors_of(_sound(folder))
     models = [
         broken_as_json(found.path, found.outcome)
         if isinstance(found.outcome, LlamasupError)
-        else model_as_json(found.path, found.outcome, fits_here(found.outcome, machine))
+        else model_as_json(
+            found.path,
+            found.outcome,
+            fits_here(found.outcome, machine, sys.byteorder),
+            pairs.get(found.path),
+        )
         for found in folder.models
     ]
     return _json({"models": models, "notes": [printable(note) for note in folder.notes]})
@@ -79,31 +105,41 @@ def _json(value: dict[str, Any]) -> str:
 
 
 def _folder_text(top: Path, folder: ModelFolder, machine: Hardware) -> str:
+    pairs = projectors_of(_sound(folder))
     rows = [("NAME", "CLASS", "ARCHITECTURE", "SIZE", "QUANT", "CONTEXT", "FITS HERE")]
-    rows += [_row(top, found, machine) for found in folder.models]
+    for found in folder.models:
+        name = printable(os.path.relpath(found.path, top))
+        if isinstance(found.outcome, LlamasupError):
+            why = found.outcome.message.removeprefix(f"{found.path}: ")
+            rows.append((name, "broken", "", "", "", "", printable(why)))
+            continue
+        fit = fits_here(found.outcome, machine, sys.byteorder)
+        projector = pairs.get(found.path)
+        last = _fit_text(found.outcome, fit) + (f", with {_file_name(projector)}" if projector else "")
+        rows.append((name, *_columns(found.outcome), last))
     return table(rows, indent="")
 
 
-def _row(top: Path, found: FoundModel, machine: Hardware) -> tuple[str, str, str, str, str, str, str]:
-    name = printable(os.path.relpath(found.path, top))
-    facts = found.outcome
-    if isinstance(facts, LlamasupError):
-        return name, "broken", "", "", "", "", printable(facts.message.removeprefix(f"{found.path}: "))
+def _file_name(path: str) -> str:
+    return printable(Path(path).name)
+
+
+def _columns(facts: ModelFacts) -> tuple[str, str, str, str, str]:
     files = f" in {facts.split.count} files" if facts.split.count > 1 else ""
     return (
-        name,
         facts.model_class,
         printable(facts.architecture),
         memory_text(facts.file_bytes) + files,
         facts.quantization,
         f"{facts.context_length:,}" if facts.context_length else "",
-        _fit_text(facts, fits_here(facts, machine)),
     )
 
 
 def _fit_text(facts: ModelFacts, fit: Fit | None) -> str:
     if fit is None:
         return f"({PURPOSES[facts.model_class]})"
+    if fit.foreign:
+        return _verdict(fit)
     need, free = memory_text(fit.needed_bytes), memory_text(fit.available_bytes)
     return f"{_verdict(fit)}: {need} of {free}"
 
@@ -111,9 +147,9 @@ def _fit_text(facts: ModelFacts, fit: Fit | None) -> str:
 # --- one model -----------------------------------------------------------------------------------
 
 
-def _model_text(path: Path, facts: ModelFacts, fit: Fit | None) -> str:
+def _model_text(path: Path, facts: ModelFacts, fit: Fit | None, projector: str | None) -> str:
     sections = (
-        ("Model", list(_identity(path, facts))),
+        ("Model", list(_identity(path, facts, projector))),
         ("Inside", list(_inside(facts))),
         ("Memory", list(_memory(facts, fit))),
     )
@@ -125,7 +161,7 @@ def _model_text(path: Path, facts: ModelFacts, fit: Fit | None) -> str:
     )
 
 
-def _identity(path: Path, facts: ModelFacts) -> Iterator[tuple[str, str]]:
+def _identity(path: Path, facts: ModelFacts, projector: str | None) -> Iterator[tuple[str, str]]:
     split = facts.split.count
     yield "file", printable(str(path)) + (f" and {plural(split - 1, 'more part')}" if split > 1 else "")
     if facts.name:
@@ -137,6 +173,8 @@ def _identity(path: Path, facts: ModelFacts) -> Iterator[tuple[str, str]]:
     surplus = facts.file_bytes - facts.expected_bytes
     more = f", {memory_text(surplus)} more than its header accounts for" if surplus > 4096 else ""
     yield "size", memory_text(facts.file_bytes) + more
+    if projector is not None:
+        yield "projector", f"{_file_name(projector)}, beside it"
     if facts.big_endian:
         yield "byte order", "big-endian: for big-endian machines only"
 
@@ -193,7 +231,9 @@ def _memory(facts: ModelFacts, fit: Fit | None) -> Iterator[tuple[str, str]]:
     fixed = growths[0][1].slot_bytes
     if fixed:
         yield "besides", f"{memory_text(fixed)} for each request, however long (f16)"
-    if fit is not None:
+    if fit is not None and fit.foreign:
+        yield "fits here", _verdict(fit)
+    elif fit is not None:
         kept = f" with a KV cache in {fit.kv_type}" if growths[0][1].bytes_per_1000_tokens else ""
         load = f"{plural(fit.parallel, 'request')} of {fit.ctx_size:,} tokens{kept}"
         free = f"{memory_text(fit.available_bytes)} are free, GPUs not counted"
@@ -201,6 +241,8 @@ def _memory(facts: ModelFacts, fit: Fit | None) -> Iterator[tuple[str, str]]:
 
 
 def _verdict(fit: Fit) -> str:
+    if fit.foreign:
+        return "no: its byte order is not this machine's, and llama-server does not turn it"
     return "no" if not fit.fits else "yes, with less" if fit.reduced else "yes"
 
 

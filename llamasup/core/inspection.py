@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +20,7 @@ from llamasup.core.memory import Load, Room, estimate
 from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.placement import RUNTIME_BYTES, host_room_bytes
 from llamasup.core.profiles import preferences
+from llamasup.core.projectors import Candidate, pair_projector
 from llamasup.core.settings import Settings
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "kv_growth",
     "model_as_json",
     "path_text",
+    "projectors_of",
 ]
 
 PURPOSES: Mapping[ModelClass, str] = MappingProxyType(
@@ -49,6 +53,8 @@ _BESIDE_A_MODEL = frozenset({ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.D
 # Beyond every sliding window: from here on the KV cache grows evenly. A multiple of llama.cpp's 256 cells.
 _LONG_CONTEXT = 1 << 20
 _LEAST_CTX_SIZE = 2048  # as the ladder has it
+# Every name is compared with every other; a folder of more models is a heap, and a name in it says little.
+_MOST_PAIRED = 200
 
 
 def is_served(facts: ModelFacts) -> bool:
@@ -89,14 +95,17 @@ class Fit:
     parallel: int
     kv_type: str
     reduced: bool = False  # only with less than the plan's defaults
+    foreign: bool = False  # the file has the other byte order, which llama-server refuses (b11434 [run])
 
     @property
     def fits(self) -> bool:
-        return self.needed_bytes <= self.available_bytes
+        return not self.foreign and self.needed_bytes <= self.available_bytes
 
 
-def fits_here(facts: ModelFacts, hardware: Hardware) -> Fit | None:
+def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little") -> Fit | None:
     """The largest usual context with which it fits into the memory that is free now.
+
+    ``byte_order`` is the machine's, as in sys.byteorder.
 
     Where even the smallest is too large, what the defaults would need; None for what is not served by itself.
     No runtime is asked, so devices do not count: what does not fit here may fit on a GPU.
@@ -104,8 +113,8 @@ def fits_here(facts: ModelFacts, hardware: Hardware) -> Fit | None:
     if not is_served(facts):
         return None
     fits = (_fit(facts, context, hardware) for context in _contexts(facts))
-    first = next(fits)
-    if first.fits:
+    first = replace(next(fits), foreign=facts.big_endian != (byte_order == "big"))
+    if first.fits or first.foreign:
         return first
     return next((replace(fit, reduced=True) for fit in fits if fit.fits), first)
 
@@ -138,11 +147,45 @@ def _fit(facts: ModelFacts, context: Context, hardware: Hardware) -> Fit:
     return Fit(memory.total_bytes, room.host_bytes, context.per_request, context.parallel, kv_type)
 
 
+# --- projectors ----------------------------------------------------------------------------------
+
+
+def projectors_of(models: Mapping[str, ModelFacts]) -> dict[str, str]:
+    """Model → projector, of the files of any number of folders: those that ``run`` would pair."""
+    folders: dict[PurePath, list[str]] = defaultdict(list)
+    for path in models:
+        folders[PurePath(path).parent].append(path)
+    pairs = {}
+    for paths in folders.values():
+        named = [path for path in paths if "mmproj" in PurePath(path).name.lower()]
+        candidates = [
+            Candidate(path, models[path])
+            for path in named
+            if models[path].model_class is ModelClass.PROJECTOR
+        ]
+        others = [path for path in paths if path not in named]
+        if not candidates or len(paths) > _MOST_PAIRED:
+            continue
+        for path in others:
+            if models[path].model_class is not ModelClass.DECODER:
+                continue
+            neighbours = [PurePath(other).name for other in others if other != path]
+            found = pair_projector(models[path], path, candidates, neighbours)
+            if found is not None and found.projector is not None:
+                pairs[path] = found.projector.path
+    return pairs
+
+
 # --- as JSON -------------------------------------------------------------------------------------
 
 
-def model_as_json(path: str, facts: ModelFacts, fit: Fit | None) -> dict[str, Any]:
-    """The ``inspect`` object of the contract (docs/design.md), with more fields after it."""
+def model_as_json(
+    path: str, facts: ModelFacts, fit: Fit | None, projector: str | None = None
+) -> dict[str, Any]:
+    """The ``inspect`` object of the contract (docs/design.md), with more fields after it.
+
+    ``projector`` is the path of the one that would be loaded with the model.
+    """
     template = facts.chat_template
     return {
         "path": path_text(path),
@@ -211,7 +254,9 @@ def model_as_json(path: str, facts: ModelFacts, fit: Fit | None) -> dict[str, An
             "parallel": fit.parallel,
             "kv_type": fit.kv_type,
             "reduced": fit.reduced,
+            "foreign_byte_order": fit.foreign,
         },
+        "projector": None if projector is None else path_text(projector),
         "gguf_version": facts.version,
         "big_endian": facts.big_endian,
     }

@@ -18,6 +18,7 @@ from llamasup.core.inspection import (
     is_served,
     kv_growth,
     model_as_json,
+    projectors_of,
 )
 from llamasup.core.model_facts import Experts, ModelClass, ModelFacts, RecurrentState
 from llamasup.testing import models
@@ -164,6 +165,44 @@ def test_what_goes_beside_a_model_is_not_asked_whether_it_fits(make: Any) -> Non
     facts = facts_of(make())
     assert not is_served(facts)
     assert fits_here(facts, machine(GIB)) is None
+
+
+def test_the_other_byte_order_fits_nowhere() -> None:
+    """llama-server b11434: "is there a mismatch between the host and model endianness?"."""
+    facts = facts_of(models.big_endian_decoder())
+    here, there = fits_here(facts, machine(GIB), "little"), fits_here(facts, machine(GIB), "big")
+    assert here is not None
+    assert there is not None
+    assert (here.fits, here.foreign) == (False, True)
+    assert (there.fits, there.foreign) == (True, False)
+
+
+# --- projectors ----------------------------------------------------------------------------------
+
+
+def test_a_projector_beside_a_model_is_paired_as_run_would_pair_it() -> None:
+    decoder, encoder, projector = map(
+        facts_of, (models.tiny_decoder(), models.tiny_encoder(), models.tiny_projector())
+    )
+    assert projectors_of(
+        {
+            "/m/one/eyes-Q8_0.gguf": decoder,
+            "/m/one/mmproj-F16.gguf": projector,
+            "/m/two/blind.gguf": decoder,
+            "/m/three/embeds.gguf": encoder,
+            "/m/three/mmproj.gguf": projector,
+            "/m/four/a.gguf": decoder,
+            "/m/four/b.gguf": decoder,
+            "/m/four/mmproj.gguf": projector,
+            "/m/five/mmproj-not-one.gguf": decoder,
+        }
+    ) == {"/m/one/eyes-Q8_0.gguf": "/m/one/mmproj-F16.gguf"}
+
+
+def test_in_a_heap_of_models_nothing_is_paired() -> None:
+    decoder, projector = facts_of(models.tiny_decoder()), facts_of(models.tiny_projector())
+    heap = {f"/m/{number}.gguf": decoder for number in range(200)}
+    assert projectors_of({**heap, "/m/mmproj-7.gguf": projector}) == {}
 
 
 def test_every_class_has_a_purpose() -> None:

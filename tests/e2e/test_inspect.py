@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,24 @@ def test_a_folder_as_json_has_every_model_and_every_error(mixed: Path) -> None:
     assert broken["cut.gguf"]["cause"] == "model_invalid"
     assert all(error["message"] and error["remedy"] for error in broken.values())
     assert all(each.keys() >= CONTRACT for each in shown if "error" not in each)
+
+
+def test_a_projector_beside_a_model_is_shown_with_it(tmp_path: Path) -> None:
+    model = put(tmp_path / "eyes.gguf", models.tiny_decoder())
+    projector = put(tmp_path / "mmproj-F16.gguf", models.tiny_projector())
+    assert as_json(model)["projector"] == str(projector)
+    shown = {each["path"]: each["projector"] for each in as_json(tmp_path)["models"]}
+    assert shown == {str(model): str(projector), str(projector): None}
+    assert ", with mmproj-F16.gguf" in inspected(tmp_path).stdout
+    assert "mmproj-F16.gguf, beside it" in inspected(model).stdout
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="the other way round")
+def test_a_model_of_the_other_byte_order_does_not_fit(tmp_path: Path) -> None:
+    path = put(tmp_path / "m.gguf", models.big_endian_decoder())
+    assert as_json(path)["fits_here"]["foreign_byte_order"] is True
+    for text in (inspected(path).stdout, inspected(tmp_path).stdout):
+        assert "no: its byte order is not this machine's" in text
 
 
 def test_a_folder_of_nothing_but_broken_files_is_listed(tmp_path: Path) -> None:
