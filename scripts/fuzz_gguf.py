@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import atheris
+import msgspec
 
 with atheris.instrument_imports(include=["llamasup"]):
     from llamasup.core import architectures
@@ -24,6 +25,8 @@ with atheris.instrument_imports(include=["llamasup"]):
     from llamasup.core.gguf import ModelFacts, facts_of, read_container, split_of
     from llamasup.core.gguf_container import Container, NeedMore
     from llamasup.core.gguf_writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
+    from llamasup.core.hardware import Hardware
+    from llamasup.core.inspection import fits_here, model_as_json
     from llamasup.testing import models
 
 # A file of this size has room for whatever a header of some KB states, so that facts are reached as well.
@@ -44,6 +47,8 @@ _NUMBERS = (
     1 << 63,
     (1 << 64) - 1,
 )
+
+_MACHINE = Hardware("linux", 2, 2, None, 8 << 30, 4 << 30, None, may_raise_priority=False)
 
 
 def fuzz_one(content: bytes) -> None:
@@ -102,6 +107,7 @@ def check_facts(facts: ModelFacts) -> None:
     placed = sum(facts.layer_bytes) + facts.input_bytes + facts.output_bytes
     if placed != facts.weights_bytes:
         raise AssertionError(f"{placed} bytes placed of {facts.weights_bytes}")
+    msgspec.json.encode(model_as_json("m.gguf", facts, fits_here(facts, _MACHINE)))
 
 
 # --- what it starts from -------------------------------------------------------------------------
