@@ -17,7 +17,15 @@ from llamasup.core.flags import ByHand, CommandLine
 from llamasup.core.model_facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.core.settings import Settings
 
-__all__ = ["Drafter", "decide_drafter", "draft_path_by_hand", "draft_shape", "give_drafter"]
+__all__ = [
+    "Drafter",
+    "decide_drafter",
+    "draft_gpu_layers",
+    "draft_path_by_hand",
+    "draft_shape",
+    "give_drafter",
+    "shape_with_drafts",
+]
 
 _ASKED = "--draft-model"
 _MODEL = ("--spec-draft-model", "--model-draft")
@@ -35,6 +43,8 @@ _AHEAD = {
     "draft-mtp": (2, "an MTP layer learns to see one token further, and is right less often beyond"),
     "draft-dflash": (15, "a DFlash head drafts a block of 16 at once, the given token included"),
 }
+
+_AHEAD_BY_DEFAULT = 3
 
 _SIZE_TOLERANCE = 128  # SPEC_VOCAB_MAX_SIZE_DIFFERENCE: vocabularies of one family are padded differently
 _FIT_TARGET_MIB = 1024  # what --fit leaves free on each device by default
@@ -108,6 +118,34 @@ def draft_shape(draft: ModelFacts, shape: ContextShape) -> ContextShape:
         k_type=_suits(shape.k_type, draft.key_length),
         v_type=_suits(shape.v_type, draft.value_length),
     )
+
+
+def shape_with_drafts(shape: ContextShape, drafter: Drafter, by_hand: ByHand) -> ContextShape:
+    """The model's own context, which has to check the drafts and to go back behind those that it refuses.
+
+    Recurrent states cannot be cut back as a KV cache can: with draft-mtp there is a snapshot for each drafted
+    token (``rs_seq`` in b11434's log); other kinds of drafts copy them to the host where needed.
+    """
+    ahead = by_hand.number("--spec-draft-n-max")
+    if ahead is None:
+        ahead = _AHEAD.get(drafter.spec_type or "", (_AHEAD_BY_DEFAULT, ""))[0]
+    outputs = shape.outputs_per_slot
+    return replace(
+        shape,
+        rollback=ahead if drafter.spec_type == "draft-mtp" else 0,
+        outputs_per_slot=None if outputs is None else outputs + ahead,
+    )
+
+
+def draft_gpu_layers(draft: ModelFacts, by_hand: ByHand, model_layers: int | None) -> int | None:
+    """Layers of the draft on devices, where the model has ``model_layers`` there (None: as many as fit).
+
+    Told nothing, llama-server puts all of a draft model where it puts any of the model.
+    """
+    asked = by_hand.value("--gpu-layers-draft")
+    if model_layers == 0 or asked is None or not asked.isdecimal():
+        return model_layers and draft.layers + 1
+    return int(asked)
 
 
 def give_drafter(

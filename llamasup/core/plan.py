@@ -17,7 +17,13 @@ from llamasup.core.capabilities import Capabilities
 from llamasup.core.child_env import RuntimeKind, child_environment
 from llamasup.core.context_choice import Context, decide_context
 from llamasup.core.context_memory import ContextShape, has_kv_cache
-from llamasup.core.drafting import decide_drafter, draft_shape, give_drafter
+from llamasup.core.drafting import (
+    decide_drafter,
+    draft_gpu_layers,
+    draft_shape,
+    give_drafter,
+    shape_with_drafts,
+)
 from llamasup.core.errors import ModelInvalid, RuntimeMissing
 from llamasup.core.experience import Experience, correction_of
 from llamasup.core.flags import ByHand, CommandLine, Reason, read_extra
@@ -135,13 +141,14 @@ def plan(
     shape = _shape(context, kv)
     drafts = None if drafter is None else drafter.facts
     pair = None if drafts is None else (drafts, draft_shape(drafts, shape))
+    shape = shape if drafter is None else shape_with_drafts(shape, drafter, by_hand)
     key = _key(shape, layers, pair, mmproj)
     correction = correction_of(experience, runtime_id(command, capabilities), key)
     memory = estimate(
         Load(model, shape, layers),
         room_for(capabilities, hardware, on_device=on_device),
         runtime_bytes=RUNTIME_BYTES[kind],
-        draft=None if pair is None else Load(*pair, layers),
+        draft=None if pair is None else Load(*pair, draft_gpu_layers(pair[0], by_hand, layers)),
         projector_bytes=0 if mmproj is None else mmproj.weights_bytes,
         correction=correction,
     )
@@ -229,7 +236,7 @@ _NO_JINJA = "this build knows the usual chat templates by name, and reads no oth
 _NO_MODEL = {
     ModelClass.PROJECTOR: "give it as --mmproj beside the model that it belongs to",
     ModelClass.LORA: "give it after -- as --lora FILE beside the model that it was trained for",
-    ModelClass.DRAFT: "it drafts for another model: serve that one, with this after -- as --spec-draft-model",
+    ModelClass.DRAFT: "it drafts for another model: serve that one, with this as --draft-model",
     ModelClass.VOCAB: "get the file with the weights: this one has only the tokenizer",
 }
 _WHAT_IT_IS = {

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from llamasup.core.capabilities import Capabilities
+from llamasup.core.context_memory import ContextShape
+from llamasup.core.drafting import Drafter, shape_with_drafts
 from llamasup.core.errors import DraftMismatch, UsageInvalid
+from llamasup.core.flags import read_extra
 from llamasup.core.gguf import read_header
 from llamasup.core.gguf_writer import KeyValue, TensorPlan, write_gguf
 from llamasup.core.model_facts import ModelClass, ModelFacts, Vocabulary
@@ -276,6 +279,29 @@ def test_their_context_counts_in_memory_and_their_weights_only_once() -> None:
     assert own.memory.kv_bytes > plain.memory.kv_bytes
 
 
+def test_a_recurrent_state_has_a_snapshot_for_each_token_drafted() -> None:
+    content = speculative.self_drafting_decoder()
+    facts = read_header(content, len(content))
+    assert isinstance(facts, ModelFacts)
+    assert facts.recurrent is not None
+    state_bytes = facts.recurrent.bytes_per_layer * 4  # slots
+    two, five, simple = (
+        planned(facts=facts),
+        planned(facts=facts, extra=("--spec-draft-n-max", "5")),
+        drafted(facts=facts, draft=facts),
+    )
+    assert (two.shape.rollback, five.shape.rollback, simple.shape.rollback) == (2, 5, 0)
+    assert five.memory.kv_bytes - two.memory.kv_bytes == 3 * state_bytes
+
+
+def test_the_context_has_room_to_check_all_drafts_at_once() -> None:
+    shape = ContextShape(1024, 4, 512, outputs_per_slot=1)
+    by_hand = read_extra(capabilities(NEW), ())
+    for spec_type, outputs in (("draft-simple", 9), ("draft-mtp", 3), ("draft-eagle3", 4), (None, 4)):
+        made = shape_with_drafts(shape, Drafter(DRAFT, None, spec_type), by_hand)
+        assert made.outputs_per_slot == outputs
+
+
 @pytest.mark.parametrize(
     "rest",
     [
@@ -323,6 +349,19 @@ def test_layers_for_the_draft_by_hand_are_kept() -> None:
     made = drafted(with_device(), extra=("--spec-draft-ngl", "3"))
     assert made.argv[-2:] == ("--spec-draft-ngl", "3")
     assert "set by hand" in reason(made, "--spec-draft-ngl")
+
+
+def test_the_drafts_layers_are_counted_where_they_will_be() -> None:
+    def on_device(**rest: Any) -> list[int]:
+        small = model(layers=4, layer_bytes=(GIB // 8,) * 4, weights_bytes=GIB // 2)
+        parts = drafted(with_device(), draft=small, **rest).memory.parts
+        return [part.device_bytes for part in parts if part.name == "draft model: weights"]
+
+    assert on_device() == [GIB // 2]
+    assert on_device(extra=("--spec-draft-ngl", "3")) == [2 * GIB // 8]  # and the output
+    assert on_device(extra=("--spec-draft-ngl", "0")) == [0]
+    assert on_device(extra=("--spec-draft-ngl", "all")) == [GIB // 2]
+    assert on_device(gpu_layers=0) == [0]
 
 
 def test_a_model_kept_off_the_device_keeps_its_draft_off_too() -> None:

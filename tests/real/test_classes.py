@@ -1,0 +1,198 @@
+"""Models that do not chat, served end to end as their class asks; and files that are no models at all."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from llamasup.core.demo_model import demo_keys, demo_tensors
+from llamasup.core.gguf_writer import write_gguf
+from llamasup.testing import models, speculative, vision
+from llamasup.testing.architectures import tiny_model as tiny_of
+from tests.e2e.driver import Llamasup, llamasup, run_to_end
+
+pytestmark = pytest.mark.real
+
+MEAN, CLS, LAST = 1, 2, 3
+WIDTH = 64
+
+
+def embedding_decoder() -> bytes:
+    """A decoder that gives the embedding of the last token, as Qwen3-Embedding does."""
+    return write_gguf(demo_keys() | {"llama.pooling_type": LAST}, demo_tensors())
+
+
+ENCODERS: dict[str, Callable[[], bytes]] = {
+    "mean": lambda: models.tiny_encoder(MEAN),
+    "cls": lambda: models.tiny_encoder(CLS),
+    "last": embedding_decoder,
+}
+
+
+@pytest.fixture(params=ENCODERS)
+def pooling(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def encoder(pooling: str, tmp_path: Path) -> Path:
+    path = tmp_path / f"{pooling}.gguf"
+    path.write_bytes(ENCODERS[pooling]())
+    return path
+
+
+@pytest.fixture
+def server(encoder: Path, runtime: str) -> Iterator[Llamasup]:
+    with llamasup(encoder, "--runtime", runtime) as running:
+        running.wait_for("ready")
+        yield running
+        assert running.stop() == 0
+
+
+def embeddings(server: Llamasup, texts: str | list[str]) -> list[list[float]]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.embeddings.create(model="any", input=texts)
+    assert [each.index for each in answer.data] == list(range(len(answer.data)))
+    return [each.embedding for each in answer.data]
+
+
+def close(one: Sequence[float], other: Sequence[float]) -> bool:
+    return math.dist(one, other) < 1e-3
+
+
+def test_one_text_several_and_long_ones_are_embedded(server: Llamasup, pooling: str) -> None:
+    (one,) = embeddings(server, "hello world")
+    several = embeddings(server, ["hello world", "cat", "dog", "cat", "a", "b"])
+    # Longer than a micro-batch by default (512) where the model can read as much; else all that it can.
+    words = 2000 if pooling == "last" else 500
+    (long,) = embeddings(server, "cat " * words)
+    more_at_once = embeddings(server, ["dog " * words] * 6)
+
+    assert [len(vector) for vector in (one, *several, long)] == [WIDTH] * 8
+    assert close(several[0], one)
+    assert close(several[1], several[3])
+    assert not close(several[1], several[2])
+    assert all(close(vector, more_at_once[0]) for vector in more_at_once)
+    assert math.hypot(*one) == pytest.approx(1, abs=1e-3)
+
+
+def test_what_is_longer_than_the_context_is_refused_and_the_rest_is_served_on(server: Llamasup) -> None:
+    answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": "cat " * 40_000}, timeout=60)
+    assert answer.status_code in (400, 500)
+    assert "error" in answer.json()
+    assert len(embeddings(server, "cat")) == 1
+
+
+def test_the_pooling_is_the_models_own(pooling: str, encoder: Path, llama_server: str) -> None:
+    given = {}
+    for kind in ("", "mean", "cls", "last"):
+        by_hand = ("--", "--pooling", kind) if kind else ()
+        with llamasup(encoder, "--runtime", llama_server, *by_hand) as running:
+            (given[kind],) = embeddings(running, "hello big world")
+            assert running.stop() == 0
+    assert [kind for kind in ("mean", "cls", "last") if close(given[kind], given[""])] == [pooling]
+
+
+# --- reranker ------------------------------------------------------------------------------------
+
+
+def test_a_reranker_scores_documents(runtime: str, tmp_path: Path) -> None:
+    path = tmp_path / "reranker.gguf"
+    path.write_bytes(models.tiny_reranker())
+    documents = ["dog", "hello world", "dog", "cat " * 400, "x", "y"]
+    with llamasup(path, "--runtime", runtime) as running:
+        answers = [
+            httpx.post(f"{running.url}{endpoint}", json={"query": "cat", "documents": documents}, timeout=60)
+            for endpoint in ("/v1/rerank", "/rerank")
+        ]
+        first = httpx.post(
+            f"{running.url}/v1/rerank", json={"query": "cat", "documents": documents, "top_n": 2}, timeout=60
+        ).json()["results"]
+        chat = httpx.post(f"{running.url}/completion", json={"prompt": "cat", "n_predict": 2}, timeout=60)
+        assert running.stop() == 0
+
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        results = answer.json()["results"]
+        scores = {each["index"]: each["relevance_score"] for each in results}
+        assert sorted(scores) == list(range(len(documents)))
+        assert scores[0] == pytest.approx(scores[2], abs=1e-5)
+        assert len({round(score, 4) for score in scores.values()}) > 3
+    assert len(first) == 2
+    assert chat.status_code >= 400  # it is no chat model, and says so
+
+
+# --- encoder and decoder -------------------------------------------------------------------------
+
+
+def test_an_encoder_decoder_gets_one_slot_and_answers(runtime: str, tmp_path: Path) -> None:
+    path = tmp_path / "t5.gguf"
+    path.write_bytes(tiny_of("t5"))
+    with llamasup(path, "--runtime", runtime) as running:
+        props = httpx.get(f"{running.url}/props").json()
+        answers = [
+            httpx.post(
+                f"{running.url}/completion", json={"prompt": prompt, "n_predict": 5}, timeout=60
+            ).json()
+            for prompt in ("Hello", "Hello again " * 200)
+        ]
+        assert running.stop() == 0
+    assert props["total_slots"] == 1
+    assert [answer["tokens_predicted"] for answer in answers] == [5, 5]
+
+
+# --- no models -----------------------------------------------------------------------------------
+
+
+def imatrix() -> bytes:
+    return write_gguf({"general.type": "imatrix", "general.architecture": "llama"}, [])
+
+
+NOT_SERVED: dict[str, tuple[Callable[[], bytes], str, str]] = {
+    "adapter": (models.tiny_lora, "is a LoRA adapter, not a model", "after -- as --lora FILE"),
+    "projector": (vision.vision_projector, "is a multimodal projector, not a model", "as --mmproj"),
+    "vocabulary": (
+        models.vocabulary_only,
+        "is a vocabulary without weights, not a model",
+        "with the weights",
+    ),
+    "head": (speculative.draft_head, "is a draft head, not a model", "--draft-model"),
+    "mtp": (speculative.mtp_head, "is a draft head, not a model", "--draft-model"),
+    "importance": (imatrix, "not a model: an importance matrix, which llama-quantize reads", "own .gguf"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_SERVED)
+def test_a_file_that_is_no_model_is_refused_with_what_to_do_with_it(
+    kind: str, llama_server: str, tmp_path: Path
+) -> None:
+    make, says, remedy = NOT_SERVED[kind]
+    path = tmp_path / f"{kind}.gguf"
+    path.write_bytes(make())
+    ended = run_to_end("run", str(path), "--port", "0", "--runtime", llama_server)
+    print(ended.stderr)
+    assert ended.returncode == 65
+    assert says in ended.stderr
+    assert remedy in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_what_is_refused_as_a_model_works_as_what_it_is(
+    llama_server: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter.gguf"
+    adapter.write_bytes(models.tiny_lora())
+    own = tmp_path / "model" / "tiny.gguf"
+    own.parent.mkdir()
+    shutil.copy(tiny_model, own)
+    with llamasup(own, "--runtime", llama_server, "--", "--lora", str(adapter)) as running:
+        adapters: list[dict[str, Any]] = httpx.get(f"{running.url}/lora-adapters").json()
+        assert running.stop() == 0
+    assert [Path(each["path"]).name for each in adapters] == ["adapter.gguf"]
