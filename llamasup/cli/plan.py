@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from llamasup.cli.errors import show_error
 from llamasup.cli.outlet import Outlet
+from llamasup.cli.results import write_result
 from llamasup.cli.view import TextView, table
-from llamasup.core.errors import OutputFailed
+from llamasup.core.printable import printable
 from llamasup.core.settings import Settings
 from llamasup.core.units import memory_text
 
@@ -39,14 +40,9 @@ def plan_command(model: str, settings: Settings, *, runtime: str | None, json: b
         if json:
             text = json_module.dumps(planner.as_json(admission), indent=2)
         else:
-            text = _as_text(launch, admission)
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - or the interpreter complains at its end
-        return 0  # the reader has seen enough (| head)
-    except OSError as error:
-        return show_error(TextView(stderr), OutputFailed(f"The plan cannot be written: {error.strerror}."))
+            # A file's name must not steer the terminal.
+            text = "\n".join(map(printable, _as_text(launch, admission).split("\n")))
+        write_result(text)
     except Exception as error:
         return show_error(TextView(stderr), error)
     finally:

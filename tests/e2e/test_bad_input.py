@@ -108,6 +108,22 @@ def test_a_leading_dash_works_after_the_dashes(
     assert str(tmp_path / "-weird.gguf") in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [(b"\x1b[31mred.gguf", "\\x1b[31mred.gguf"), (b"caf\xe9.gguf", "caf\\udce9.gguf")]
+)
+def test_a_name_reaches_the_terminal_as_letters_alone(
+    name: bytes, shown: str, tiny_model: Path, tmp_path: Path, fake_server: Callable[..., str]
+) -> None:
+    path = tmp_path / os.fsdecode(name)
+    path.write_bytes(tiny_model.read_bytes())
+    done = run_to_end("plan", str(path), "--runtime", fake_server())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shown in done.stdout
+    assert "\x1b" not in done.stdout
+    path.unlink()
+    assert shown in refused(66, "there is no such file", "plan", str(path))
+
+
 def test_a_hub_name_says_that_downloads_are_not_there_yet() -> None:
     refused(66, "cannot download", "run", "org/repo:Q4_K_M")
 
