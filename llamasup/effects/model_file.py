@@ -215,7 +215,8 @@ def _is_folder(path: Path) -> ModelMissing:
     names = _model_names(path)
     if not names:
         return ModelMissing(
-            f"{path}: is a folder, and there is no .gguf file in it", remedy="Give the path of a .gguf file."
+            f"{path}: is a folder, and there is no .gguf file in it",
+            remedy="Give the path of a .gguf file; `llamasup inspect FOLDER` looks into subfolders as well.",
         )
     return ModelMissing(
         f"{path}: is a folder; the models in it are {_listed(names)}",

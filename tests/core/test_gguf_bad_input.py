@@ -179,6 +179,15 @@ def test_a_string_that_is_too_long_to_be_kept_is_stepped_over() -> None:
     assert isinstance(facts, ModelFacts)
 
 
+def test_a_string_that_is_no_utf8_is_read_with_marks_in_its_place() -> None:
+    content = demo(general__name="name").replace(
+        b"\x04" + bytes(7) + b"name", b"\x04" + bytes(7) + b"n\xff\xfee"
+    )
+    facts = read_header(*whole(content))
+    assert isinstance(facts, ModelFacts)
+    assert facts.name == "n\ufffd\ufffde"
+
+
 def whole(content: bytes) -> tuple[bytes, int]:
     return content, len(content)
 
