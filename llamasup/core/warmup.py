@@ -7,13 +7,14 @@ missing kernel shows (llama.cpp #13085). One real token finds it before a user d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llamasup.core.gguf import ModelClass
+from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.model_facts import ModelClass
 
-__all__ = ["WarmUpRequest", "warm_up_request", "what_is_missing"]
+__all__ = ["WarmUpRequest", "explain_failure", "warm_up_request", "what_is_missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,28 @@ def what_is_missing(request: WarmUpRequest, status: int, body: bytes) -> str | N
     if not _holds_proof(request, answer):
         return f"{request.path} answered 200 without {request.proves}: {body[:200].decode(errors='replace')}"
     return None
+
+
+def explain_failure(missing: str, tail: Sequence[str], *, status: int | None) -> Diagnosis:
+    """A server that says it is ready and gives no proof. ``status`` is that of its answer, if there was one."""
+    if status == 401:
+        # Whatever XDG_CONFIG_HOME says, b11434 reads /etc/llama.cpp/config.ini.
+        return Diagnosis(
+            cause="locked_out",
+            message="llama-server asks for an API key that llamasup did not set",
+            remedy="Take api-key out of /etc/llama.cpp/config.ini; `llamasup doctor` shows what is set there.",
+            lines=(),
+            deterministic=True,
+            exit_code=69,
+        )
+    return Diagnosis(
+        cause="warm_up_failed",
+        message=f"llama-server says that it is ready, but {missing}",
+        remedy="See its log. To serve without this proof, use --no-warmup.",
+        lines=tuple(tail[-8:]),
+        deterministic=False,
+        exit_code=75,
+    )
 
 
 def _holds_proof(request: WarmUpRequest, answer: Any) -> bool:

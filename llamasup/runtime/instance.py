@@ -24,7 +24,7 @@ from llamasup.core.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.lifecycle import advance
 from llamasup.core.plan import LaunchPlan
-from llamasup.core.warmup import warm_up_request, what_is_missing
+from llamasup.core.warmup import explain_failure, warm_up_request, what_is_missing
 from llamasup.effects.logs import LogPump
 from llamasup.effects.oom_kills import oom_kills
 from llamasup.effects.probe import Prober
@@ -369,6 +369,7 @@ class InstanceRunner:
 
     async def _warm_up(self, generation: _Generation) -> None:
         request = warm_up_request(generation.plan.model_class)
+        status: int | None = None
         try:
             async with Prober(generation.plan.address, generation.plan.api_key) as prober:
                 status, body = await prober.ask(request)
@@ -384,7 +385,8 @@ class InstanceRunner:
         if missing is None:
             self.post(core.Warmed(generation.number))
         else:
-            self.post(core.WarmupFailed(generation.number, _no_token(missing, generation.pump.tail())))
+            diagnosis = explain_failure(missing, generation.pump.tail(), status=status)
+            self.post(core.WarmupFailed(generation.number, diagnosis))
 
     async def _learn(self, generation: _Generation) -> None:
         """Compare what the load took with what was planned, for the plans to come."""
@@ -439,15 +441,4 @@ def _spawn_error(error: OSError) -> LlamasupError:
     return BrokenRuntime(
         f"llama-server could not be started: {error.strerror or error}",
         remedy="Check limits on processes and open files (ulimit -a).",
-    )
-
-
-def _no_token(missing: str, tail: tuple[str, ...]) -> Diagnosis:
-    return Diagnosis(
-        cause="warm_up_failed",
-        message=f"llama-server says that it is ready, but {missing}",
-        remedy="See its log. To serve without this proof, use --no-warmup.",
-        lines=tail[-8:],
-        deterministic=False,
-        exit_code=75,
     )

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from llamasup.core.gguf import ModelClass
-from llamasup.core.warmup import warm_up_request, what_is_missing
+from llamasup.core.warmup import explain_failure, warm_up_request, what_is_missing
 
 TOKEN = warm_up_request(ModelClass.DECODER)
 VECTOR = warm_up_request(ModelClass.ENCODER)
@@ -61,3 +61,17 @@ def test_a_refusal_is_quoted(status: int, body: bytes, says: str) -> None:
     missing = what_is_missing(TOKEN, status, body)
     assert missing is not None
     assert says in missing
+
+
+def test_a_failure_is_a_crash_that_may_pass_with_the_last_lines_of_the_log() -> None:
+    tail = [f"line {number}" for number in range(20)]
+    failure = explain_failure("it was silent", tail, status=500)
+    assert (failure.cause, failure.deterministic, failure.exit_code) == ("warm_up_failed", False, 75)
+    assert "it was silent" in failure.message
+    assert failure.lines == tuple(tail[-8:])
+
+
+def test_a_key_that_is_not_ours_keeps_us_out_for_good() -> None:
+    failure = explain_failure("/completion answered 401", [], status=401)
+    assert (failure.cause, failure.deterministic, failure.exit_code) == ("locked_out", True, 69)
+    assert "/etc/llama.cpp/config.ini" in failure.remedy

@@ -1,4 +1,4 @@
-"""Smaller plans after a start that was too much: what is tried, what is said, what the next start remembers."""
+"""Smaller plans after a start that was too much: what is tried, what is said, what is remembered."""
 
 from __future__ import annotations
 

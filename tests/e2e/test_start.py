@@ -218,3 +218,13 @@ def test_the_childs_environment_holds_nothing_of_ours(
         assert not {"HF_TOKEN", "LLAMA_ARG_CTX_SIZE", "AWS_SECRET_ACCESS_KEY"} & set(environment)
         assert Path(child.cwd()).name.startswith(f"{running.pid}-")
         assert running.stop() == 0
+
+
+def test_a_server_that_asks_for_a_key_of_its_own_is_not_started_again_and_again(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    with llamasup(tiny_model, "--runtime", fake_server("status=401")) as running:
+        failed = running.wait_for("exit")
+        assert running.end() == 69
+    assert (failed["cause"], failed["restart_in_s"]) == ("locked_out", None)
+    assert "config.ini" in running.said
