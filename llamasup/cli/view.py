@@ -91,7 +91,7 @@ class TextView:
             self._since_s = time.monotonic()
         if text is None and self.is_busy:
             self.outlet.write(CLEAR_LINE)
-        self._going_on = text
+        self._going_on = None if text is None else printable(text)
         self.tick()
 
     def tick(self) -> None:

@@ -24,6 +24,7 @@ __all__ = ["FoundModel", "ModelFolder", "list_models"]
 _MOST_DEPTH = 6
 _MOST_ENTRIES = 200_000  # names looked at: some seconds of a home folder
 _MOST_MODELS = 5_000  # facts of one are up to 5 KB in the cache
+_SHOWN_NOTES = 3
 _MOST_INDEX_BYTES = 32 * 1024 * 1024
 
 
@@ -72,7 +73,7 @@ def list_models(folder: Path, *, cache_folder: Path | None = None) -> ModelFolde
     models = tuple(_look_at(path, known, kept) for path in sorted(paths, key=str.casefold))
     if kept != known:
         cache.put(identity, kept)
-    return ModelFolder(models, tuple(walk.notes))
+    return ModelFolder(models, walk.notes)
 
 
 def _look_at(path: str, known: dict[str, _Indexed], kept: dict[str, _Indexed]) -> FoundModel:
@@ -117,9 +118,20 @@ def _cache(folder: Path) -> FactCache[dict[str, _Indexed]]:
 class _Walk:
     """One look through folders. Owned by one call of ``list_models``."""
 
-    notes: list[str] = field(default_factory=list[str])
+    _stopped: str = ""
+    _closed: list[str] = field(default_factory=list[str])
     _seen_folders: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     _entries: int = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, in a few lines."""
+        more = len(self._closed) - _SHOWN_NOTES
+        return (
+            *self._closed[:_SHOWN_NOTES],
+            *([f"{more} more folders are left out"] if more > 0 else []),
+            *filter(None, [self._stopped]),
+        )
 
     def models_in(self, top: Path) -> list[str]:
         """Paths of models. Raises OSError where ``top`` itself cannot be listed."""
@@ -131,9 +143,8 @@ class _Walk:
             names: set[str] = set()
             for entry in self._entries_of(folder):
                 if self._entries >= _MOST_ENTRIES or len(paths) + len(names) >= _MOST_MODELS:
-                    self.notes.append(
-                        f"stopped after {self._entries:,} names and {len(paths) + len(names):,} models"
-                    )
+                    found = len(paths) + len(names)
+                    self._stopped = f"stopped after {self._entries:,} names and {found:,} models"
                     return [*paths, *_whole_models(folder, names)]
                 self._entries += 1
                 if entry.name.startswith("."):
@@ -156,7 +167,7 @@ class _Walk:
             with os.scandir(folder) as entries:
                 yield from entries
         except OSError as error:
-            self.notes.append(f"{folder} is left out: {error.strerror}")
+            self._closed.append(f"{folder} is left out: {error.strerror}")
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -42,6 +42,18 @@ def test_off_a_terminal_there_is_no_live_line(pipe: Pipe) -> None:
     assert pipe.everything() == "two\nlines\n"
 
 
+def test_what_a_file_is_called_does_not_steer_the_terminal(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.stream)
+    outlet.is_terminal = True
+    view = TextView(outlet)
+    view.say("info", "found", "\x1b[31mred.gguf\nis here")
+    view.loading("loading \x1b[2Jgone.gguf")
+    outlet.close()
+    seen = pipe.everything()
+    assert seen.startswith("\\x1b[31mred.gguf\nis here\n")
+    assert "loading \\x1b[2Jgone.gguf" in seen
+
+
 def test_a_line_below_the_level_is_not_written(pipe: Pipe) -> None:
     outlet = Outlet(pipe.stream)
     TextView(outlet, level="warning").say("info", "ready", "ready")

@@ -188,6 +188,10 @@ def test_a_folder_that_may_not_be_listed_is_left_out_and_said(
     assert folder.notes == (f"{top / 'closed'} is left out: Permission denied",)
     with pytest.raises(ModelMissing, match="may not be read"):
         listed(top / "closed")
+    for number in range(5):
+        (top / f"{number}-closed").mkdir()
+    *_, last = listed(top).notes
+    assert last == "3 more folders are left out"
 
 
 # --- nothing to list -----------------------------------------------------------------------------
