@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llamasup.core.errors import DoesNotFit
 from llamasup.core.memory import MemoryEstimate, Part
 from llamasup.core.plan import LaunchPlan
@@ -10,22 +12,45 @@ from llamasup.core.units import memory_text
 __all__ = ["memory_rows", "refusal"]
 
 
-def refusal(name: str, preferred: LaunchPlan, fitting: LaunchPlan) -> DoesNotFit:
-    """The error for ``preferred``; ``fitting`` is the largest plan found, if it fits at all."""
+def refusal(
+    name: str, preferred: LaunchPlan, fitting: LaunchPlan, *, extra: Sequence[str] = ()
+) -> DoesNotFit:
+    """The error for ``preferred``; ``fitting`` is the largest plan found, if it fits at all.
+
+    ``extra`` is what was passed after ``--``, which was left as it is.
+    """
     memory = preferred.memory
-    needed, free = memory_text(memory.total_bytes), memory_text(memory.available_bytes)
     what = (
         f"{preferred.parallel} × {preferred.ctx_size_of_slot} tokens of context, KV cache {preferred.kv_type}"
     )
-    if fitting.memory.fits:
-        remedy = f"Fits: {_options(fitting)}. Or free memory; --no-memory-check starts it all the same."
-    else:
-        remedy = "No setting fits: use a smaller quantization or model, or free memory."
     return DoesNotFit(
-        f"{name} does not fit: it needs {needed} ({what}), and {free} are free.",
-        remedy=remedy,
+        f"{name} does not fit: it needs {_short_of(memory)} ({what}).",
+        remedy=_remedy(preferred, fitting, extra),
         details=tuple(f"{name:24}{amount}" for name, amount in memory_rows(memory)),
     )
+
+
+def _short_of(memory: MemoryEstimate) -> str:
+    needed, free, where = memory.host_bytes, memory.room.host_bytes, ""
+    if memory.room.devices and memory.lacks_device:
+        needed, free, where = memory.device_bytes, memory.room.device_bytes, " on the device"
+    elif memory.room.devices:
+        where = " of the host's memory"
+    return f"{memory_text(needed)}{where}, and {memory_text(free)} are free"
+
+
+def _remedy(preferred: LaunchPlan, fitting: LaunchPlan, extra: Sequence[str]) -> str:
+    memory = fitting.memory
+    if memory.fits:
+        options = _options(preferred, fitting)
+        return f"Fits: {options}. Or free memory; --no-memory-check starts it all the same."
+    if memory.host_bytes - memory.prompt_cache_bytes <= memory.room.host_bytes and not memory.lacks_device:
+        # Ours is never more than what is spare.
+        cache = memory_text(memory.prompt_cache_bytes)
+        return f"Make the prompt cache smaller: the --cache-ram after -- takes up to {cache}."
+    if extra:
+        return "No setting fits beside what is passed after --: make that smaller, or free memory."
+    return "No setting fits: use a smaller quantization or model, or free memory."
 
 
 def memory_rows(memory: MemoryEstimate) -> tuple[tuple[str, str], ...]:
@@ -47,6 +72,13 @@ def _sum(host_bytes: int, device_bytes: int, *, split: bool) -> str:
     return f"{memory_text(host_bytes)} host, {memory_text(device_bytes)} device"
 
 
-def _options(made: LaunchPlan) -> str:
-    kv_type = "" if "/" in made.kv_type else f" --kv-type {made.kv_type}"
-    return f"--parallel {made.parallel} --ctx-size {made.ctx_size_of_slot}{kv_type}"
+def _options(preferred: LaunchPlan, fitting: LaunchPlan) -> str:
+    """The options of llamasup that make the one out of the other."""
+    layers = "auto" if fitting.gpu_layers is None else fitting.gpu_layers
+    pairs = (
+        ("--parallel", fitting.parallel, fitting.parallel != preferred.parallel),
+        ("--ctx-size", fitting.ctx_size_of_slot, fitting.ctx_size_of_slot != preferred.ctx_size_of_slot),
+        ("--kv-type", fitting.kv_type, fitting.kv_type != preferred.kv_type and "/" not in fitting.kv_type),
+        ("--gpu-layers", layers, fitting.gpu_layers != preferred.gpu_layers),
+    )
+    return " ".join(f"{option} {value}" for option, value, differs in pairs if differs)

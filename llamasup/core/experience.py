@@ -12,12 +12,10 @@ from llamasup.core.memory import ESTIMATED, Correction, MemoryEstimate
 
 __all__ = ["Experience", "Lesson", "Setback", "bounds_of", "correction_of", "learn", "remember"]
 
+# Plans of one model that people use in turn: a few profiles and contexts.
 _MOST_LESSONS = 16
 # A plan that was too much is tried again once there is so much more free memory than there was then.
 _MORE_ROOM = 1.5
-_LEAST_RUNTIME_BYTES = (
-    8 << 20
-)  # below it, part of the weights was not resident and the difference says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +26,17 @@ class Lesson:
     key: str  # of the plan: what decides its sizes
     kv: float
     compute: float
-    runtime_bytes: int | None
+    runtime_bytes: int
     resident_bytes: int
     device_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """A plan that this machine could not carry, and what was tried instead."""
+    """A plan that this machine could not carry, and the bounds of the one that it could."""
 
     runtime: str
+    asked: str  # the key of the plan without bounds: another wish says nothing about this one
     bounds: Bounds
     cause: str
     out_of_memory: bool
@@ -47,10 +46,10 @@ class Setback:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Of one model file; the newest lesson is the last."""
+    """Of one model file; the newest is the last."""
 
     lessons: tuple[Lesson, ...] = ()
-    setback: Setback | None = None
+    setbacks: tuple[Setback, ...] = ()
 
 
 def correction_of(experience: Experience, runtime: str, key: str) -> Correction:
@@ -77,26 +76,25 @@ def learn(
     key: str,
     estimated: MemoryEstimate,
     used: Correction,
-    kv_bytes: int | None,
-    compute_bytes: int | None,
-    weights_bytes: int | None,
+    weights_bytes: int,
+    kv_bytes: int,
+    compute_bytes: int,
     resident_bytes: int,
     device_bytes: int = 0,
 ) -> Experience:
-    """Add a load: sizes from llama-server's log (None where it did not tell), and of its process.
+    """Add a load: sizes from llama-server's log, and of its process.
 
-    ``used`` is the correction that ``estimated`` was made with.
+    ``used`` is the correction that ``estimated`` was made with. What the process takes besides the logged
+    sizes is its own; less than nothing where a part was not resident, or is on a device that was not asked.
     """
-    own = None
-    if kv_bytes is not None and compute_bytes is not None and weights_bytes is not None:
-        own = resident_bytes + device_bytes - kv_bytes - compute_bytes - weights_bytes
+    own = resident_bytes + device_bytes - kv_bytes - compute_bytes - weights_bytes
     earlier = [each for each in experience.lessons if (each.runtime, each.key) != (runtime, key)]
     lesson = Lesson(
         runtime,
         key,
         kv=_ratio(kv_bytes, estimated.kv_bytes, used.kv),
         compute=_ratio(compute_bytes, estimated.compute_bytes, used.compute),
-        runtime_bytes=own if own is not None and own >= _LEAST_RUNTIME_BYTES else used.runtime_bytes,
+        runtime_bytes=max(0, own),
         resident_bytes=resident_bytes,
         device_bytes=device_bytes,
     )
@@ -104,22 +102,25 @@ def learn(
 
 
 def remember(experience: Experience, setback: Setback) -> Experience:
-    """The next start begins with the bounds of this setback."""
-    return replace(experience, setback=setback)
+    """The next start of the same wish begins with the bounds of this setback."""
+    asked = (setback.runtime, setback.asked)
+    earlier = [each for each in experience.setbacks if (each.runtime, each.asked) != asked]
+    return replace(experience, setbacks=(*earlier, setback)[-_MOST_LESSONS:])
 
 
-def bounds_of(experience: Experience, runtime: str, available_bytes: int) -> Bounds:
+def bounds_of(experience: Experience, runtime: str, asked: str, available_bytes: int) -> Bounds:
     """Where the ladder begins: at the step that carried last time, unless things have changed since."""
-    setback = experience.setback
-    if setback is None or setback.runtime != runtime:
-        return Bounds()
-    if setback.out_of_memory and available_bytes >= _MORE_ROOM * setback.available_bytes:
-        return Bounds()
-    happened = "more than this ran out of memory" if setback.out_of_memory else f"{setback.cause} without it"
-    return replace(setback.bounds, why=f"{happened} on {setback.date}")
+    for setback in experience.setbacks:
+        if (setback.runtime, setback.asked) != (runtime, asked):
+            continue
+        if setback.out_of_memory and available_bytes >= _MORE_ROOM * setback.available_bytes:
+            break
+        happened = "more than this ran out of memory"
+        if not setback.out_of_memory:
+            happened = f"it ended with {setback.cause} otherwise"
+        return replace(setback.bounds, why=f"{happened} on {setback.date}")
+    return Bounds()
 
 
-def _ratio(measured: int | None, estimated: int, used: float) -> float:
-    if measured is None or estimated == 0:
-        return used
-    return measured * used / estimated
+def _ratio(measured: int, estimated: int, used: float) -> float:
+    return measured * used / estimated if estimated else used

@@ -7,14 +7,15 @@ did not set by hand is made smaller.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from llamasup.core.bounds import Adjustment, Bounds, Change
 from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.plan import LaunchPlan
+from llamasup.core.settings import Settings
 
-__all__ = ["MOST_STEPS", "Admission", "admit", "is_out_of_memory", "step_down"]
+__all__ = ["MOST_STEPS", "Admission", "admit", "give_way", "is_out_of_memory", "step_down"]
 
 MOST_STEPS = 3
 # Below this a chat with a system prompt and tools no longer fits; a person can still ask for it.
@@ -43,15 +44,41 @@ class Admission:
 
 def admit(candidate: Candidate, start: Bounds) -> Admission:
     """The first plan down the ladder that fits; the preferred one where none does."""
-    made = candidate(start)
-    considered = [made]
-    while not made.memory.fits:
-        bounds = _smaller(made, "so that it fits in memory")
-        if bounds is None:
+    considered = [candidate(start)]
+    while not considered[-1].memory.fits:
+        smaller = _smaller(considered[-1], candidate, "so that it fits in memory")
+        if smaller is None:
             return Admission(considered[0], tuple(considered))
-        made = candidate(bounds)
-        considered.append(made)
-    return Admission(made, tuple(considered))
+        considered.append(smaller)
+    return Admission(considered[-1], tuple(considered))
+
+
+def give_way(
+    smallest: LaunchPlan, settings: Settings, candidate: Callable[[Settings, Bounds], LaunchPlan]
+) -> LaunchPlan:
+    """What would fit if the user gave way too, from the smallest plan within what was set by hand.
+
+    In the order of the ladder, but for layers: told no number, llama-server finds out how many fit. What was
+    passed after ``--`` stays. A plan that does not fit is returned where none does.
+    """
+    made, bounds = smallest, smallest.bounds
+    now = replace(settings, parallel=made.parallel, ctx_size=made.ctx_size_of_slot)
+    while not made.memory.fits:
+        parallel, ctx_size = now.parallel or 1, now.ctx_size or _LEAST_CTX_SIZE
+        if made.memory.lacks_device and now.gpu_layers is not None:
+            now = replace(now, gpu_layers=None)
+        elif parallel > 1:
+            now = replace(now, parallel=parallel // 2)
+        elif ctx_size > _LEAST_CTX_SIZE:
+            now = replace(now, ctx_size=max(_LEAST_CTX_SIZE, ctx_size // 2))
+        elif now.kv_type is not None:
+            now = replace(now, kv_type=None)
+        elif made.smaller_kv_type is not None and bounds.kv_type is None:
+            bounds = replace(bounds, kv_type=made.smaller_kv_type)
+        else:
+            break
+        made = candidate(now, bounds)
+    return made
 
 
 def is_out_of_memory(diagnosis: Diagnosis) -> bool:
@@ -83,39 +110,41 @@ def step_down(
 def _half(made: LaunchPlan, candidate: Candidate, diagnosis: Diagnosis) -> Bounds | None:
     """One setting is made smaller, until half is reached or it cannot go further down."""
     why = "llama-server ran out of memory"
-    bounds = _smaller(made, why)
-    if bounds is None:
+    last = _smaller(made, candidate, why)
+    if last is None:
         return None if diagnosis.cause == "out_of_memory_host" else _fewer_layers(made, why)
-    limit = _besides_weights(made) // 2
-    last = candidate(bounds)
     setting = _changes(made, last)[0].setting
-    while _besides_weights(last) > limit and (bounds := _smaller(last, why)) is not None:
-        further = candidate(bounds)
-        if any(change.setting != setting for change in _changes(made, further)):
+    while last.memory.context_bytes > made.memory.context_bytes // 2:
+        further = _smaller(last, candidate, why)
+        if further is None or any(change.setting != setting for change in _changes(made, further)):
             break
         last = further
     return last.bounds
 
 
-def _besides_weights(made: LaunchPlan) -> int:
-    return made.memory.kv_bytes + made.memory.compute_bytes
+def _smaller(made: LaunchPlan, candidate: Candidate, why: str) -> LaunchPlan | None:
+    """The next plan down that takes less: fewer slots of a context set by hand, say, take as much."""
+    plans = (candidate(bounds) for bounds in _rungs(made, why))
+    return next((plan for plan in plans if plan.memory.context_bytes < made.memory.context_bytes), None)
 
 
-def _smaller(made: LaunchPlan, why: str) -> Bounds | None:
+def _rungs(made: LaunchPlan, why: str) -> Iterator[Bounds]:
     bounds, free = replace(made.bounds, why=why), made.adjustable
     if "--parallel" in free and made.parallel > 1:
-        return replace(bounds, parallel=made.parallel // 2)
+        yield replace(bounds, parallel=made.parallel // 2)
     if "--ctx-size" in free and made.ctx_size_of_slot > _LEAST_CTX_SIZE:
-        return replace(bounds, ctx_size=max(_LEAST_CTX_SIZE, made.ctx_size_of_slot // 2))
-    if made.smaller_kv_type is not None:
-        return replace(bounds, kv_type=made.smaller_kv_type)
-    return None
+        yield replace(bounds, ctx_size=max(_LEAST_CTX_SIZE, made.ctx_size_of_slot // 2))
+    # Bounded to f16, it is because the packed one crashed.
+    if "--kv-type" in free and made.smaller_kv_type is not None and bounds.kv_type is None:
+        yield replace(bounds, kv_type=made.smaller_kv_type)
 
 
 def _fewer_layers(made: LaunchPlan, why: str) -> Bounds | None:
     if "--gpu-layers" not in made.adjustable or made.gpu_layers == 0:
         return None
-    now = made.layers if made.gpu_layers is None else made.gpu_layers
+    # As many as fit by the estimate, where llama-server counts by itself and does not tell.
+    expected = (made.gpu_layers, made.memory.gpu_layers, made.layers)
+    now = next(layers for layers in expected if layers is not None)
     return replace(made.bounds, gpu_layers=now // 2, why=why)
 
 
@@ -141,10 +170,15 @@ def _changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:
         ("--parallel", before.parallel, after.parallel),
         ("--ctx-size", before.ctx_size_of_slot, after.ctx_size_of_slot),
         ("--kv-type", before.kv_type, after.kv_type),
-        ("--flash-attn", before.flash_attn, after.flash_attn),
+        ("--flash-attn", _flash(before), _flash(after)),
         ("--gpu-layers", _layers(before), _layers(after)),
     )
     return tuple(Change(name, str(old), str(new)) for name, old, new in pairs if old != new)
+
+
+def _flash(made: LaunchPlan) -> str:
+    """A packed cache turns "auto" into "on", which is no change to speak of."""
+    return "off" if made.flash_attn == "off" else "on"
 
 
 def _layers(made: LaunchPlan) -> str:

@@ -7,7 +7,7 @@ the estimate starts from what it really took (:mod:`llamasup.core.experience`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from llamasup.core.context_memory import ContextShape, compute_bytes, kv_bytes_per_layer
 from llamasup.core.model_facts import ModelFacts
@@ -25,8 +25,9 @@ class Room:
     """Bytes that can be had now, without swapping."""
 
     host_bytes: int
-    device_bytes: int = 0  # over all devices that will be used
+    device_bytes: int = 0  # over all devices that will be used and have memory of their own
     devices: int = 0
+    known: bool = True  # False: the system does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Load:
 
     model: ModelFacts
     shape: ContextShape
-    gpu_layers: int | None = None  # None: as many as fit
+    gpu_layers: int | None = None  # None: as many as fit; as --gpu-layers counts, the output is one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class Correction:
 
     kv: float = 1.0
     compute: float = 1.0
-    runtime_bytes: int | None = None
-    measured: bool = False
+    runtime_bytes: int = 0  # raises what is assumed, never lowers it: not every page is resident at once
+    measured: bool = False  # this very plan
 
 
 ESTIMATED = Correction()
@@ -70,6 +71,7 @@ class MemoryEstimate:
     parts: tuple[Part, ...]
     room: Room
     measured: bool = False  # corrected by what an earlier load took
+    gpu_layers: int | None = None  # that go to devices with memory of their own; None where there are none
 
     def _of(self, kind: Kind) -> int:
         return sum(part.total_bytes for part in self.parts if part.kind == kind)
@@ -104,6 +106,15 @@ class MemoryEstimate:
         return self.host_bytes + self.device_bytes
 
     @property
+    def context_bytes(self) -> int:
+        """What smaller settings make smaller: KV caches, and the larger side of each compute buffer.
+
+        Not both sides: whether layers are split between host and device changes from plan to plan.
+        """
+        compute = (part for part in self.parts if part.kind == "compute")
+        return self.kv_bytes + sum(max(part.host_bytes, part.device_bytes) for part in compute)
+
+    @property
     def available_bytes(self) -> int:
         return self.room.host_bytes + self.room.device_bytes
 
@@ -113,13 +124,20 @@ class MemoryEstimate:
 
     @property
     def fits(self) -> bool:
-        """Memory that is not known (0 bytes in all) refuses nothing."""
-        if self.available_bytes == 0:
-            return True
-        return self.host_bytes <= self.room.host_bytes and self.device_bytes <= self.room.device_bytes
+        """Memory that is not known refuses nothing."""
+        return not self.room.known or not (self.lacks_host or self.lacks_device)
+
+    @property
+    def lacks_host(self) -> bool:
+        return self.host_bytes > self.room.host_bytes
+
+    @property
+    def lacks_device(self) -> bool:
+        return self.device_bytes > self.room.device_bytes
 
     def with_prompt_cache(self, size_bytes: int) -> MemoryEstimate:
-        if size_bytes == 0:
+        """Below 0 is llama-server's "no limit", which is the user's own choice: nothing to reckon with."""
+        if size_bytes <= 0:
             return self
         return replace(self, parts=(*self.parts, Part("prompt cache", "prompt cache", size_bytes)))
 
@@ -131,6 +149,7 @@ def estimate(
     runtime_bytes: int,
     draft: Load | None = None,
     projector_bytes: int = 0,
+    projector_on_device: bool = True,
     correction: Correction = ESTIMATED,
 ) -> MemoryEstimate:
     """What loading ``target`` takes, with its draft model and projector, and where it will be.
@@ -140,42 +159,62 @@ def estimate(
     loads = [("", target)] if draft is None else [("", target), ("draft model: ", draft)]
     parts: list[Part] = []
     if projector_bytes:
-        on_device = room.devices > 0 and target.gpu_layers != 0
+        on_device = projector_on_device and room.devices > 0
         place = (0, projector_bytes) if on_device else (projector_bytes, 0)
         parts.append(Part("projector", "weights", *place))
+    on_devices: list[int] = []
     for prefix, load in loads:
         left = room.device_bytes - room.devices * _DEVICE_MARGIN_BYTES - sum(p.device_bytes for p in parts)
-        parts += _parts(prefix, load, left if room.devices else 0, correction)
-    own = runtime_bytes if correction.runtime_bytes is None else correction.runtime_bytes
+        layers, more = _parts(prefix, load, left if room.devices else None, correction)
+        parts += more
+        on_devices.append(layers)
+    own = max(runtime_bytes, correction.runtime_bytes)
     parts.append(Part("llama-server itself", "runtime", own))
-    return MemoryEstimate(tuple(parts), room, correction.measured)
+    gpu_layers = on_devices[0] if room.devices else None
+    return MemoryEstimate(tuple(parts), room, correction.measured, gpu_layers)
 
 
-def _parts(prefix: str, load: Load, device_left: int, correction: Correction) -> list[Part]:
+def _parts(
+    prefix: str, load: Load, device_left: int | None, correction: Correction
+) -> tuple[int, list[Part]]:
+    """Layers on the devices, and what goes where. ``device_left`` None: all memory is the host's."""
     model, kv = load.model, kv_bytes_per_layer(load.model, load.shape)
     kv = tuple(round(size * correction.kv) for size in kv)
     compute = round(compute_bytes(model, load.shape) * correction.compute)
-    layers = load.gpu_layers
-    if layers is None:
+    if device_left is None:
+        layers = 0
+    elif load.gpu_layers is None:
         layers = _most_layers(model, kv, compute, device_left)
-    weights_there, kv_there = _on_device(model, kv, layers)
+    else:
+        layers = min(load.gpu_layers, model.layers + 1)
+    there = _on_device(model, kv, layers)
     # Layers on both sides compute on both; the host's own part is small once all layers are on the device.
     compute_here = compute if layers <= model.layers else 0
-    return [
-        Part(f"{prefix}weights", "weights", model.weights_bytes - weights_there, weights_there),
-        Part(f"{prefix}KV cache", "kv", sum(kv) - kv_there, kv_there),
+    weights_here = max(0, model.weights_bytes - there.weights)
+    return layers, [
+        Part(f"{prefix}weights", "weights", weights_here, there.weights + there.copied),
+        Part(f"{prefix}KV cache", "kv", sum(kv) - there.kv, there.kv),
         Part(f"{prefix}compute buffers", "compute", compute_here, compute if layers else 0),
     ]
 
 
-def _on_device(model: ModelFacts, kv: tuple[int, ...], layers: int) -> tuple[int, int]:
-    """Bytes of weights and KV cache of the last ``layers`` layers; one more is the output."""
-    first = max(0, model.layers - layers)
-    weights = sum(model.layer_bytes[first:]) if layers else 0
-    if layers > model.layers:
-        # A tied output is a second copy of the token embeddings, on the device.
-        weights += model.output_bytes + (model.input_bytes if model.tied_output else 0)
-    return min(weights, model.weights_bytes), sum(kv[first:]) if layers else 0
+class _OnDevice(NamedTuple):
+    weights: int
+    copied: int  # weights that the host keeps as well
+    kv: int
+
+
+def _on_device(model: ModelFacts, kv: tuple[int, ...], layers: int) -> _OnDevice:
+    """Bytes on the devices: the first of ``layers`` is the output, the others the last blocks (b11434).
+
+    Builds before December 2025 take the output last; that makes a difference of one layer.
+    """
+    if layers == 0:
+        return _OnDevice(0, 0, 0)
+    first = model.layers + 1 - layers
+    weights = sum(model.layer_bytes[first:]) + model.output_bytes
+    # A tied output is a second copy of the token embeddings, which themselves stay on the host.
+    return _OnDevice(weights, model.input_bytes if model.tied_output else 0, sum(kv[first:]))
 
 
 def _most_layers(model: ModelFacts, kv: tuple[int, ...], compute: int, device_left: int) -> int:

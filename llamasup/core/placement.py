@@ -18,21 +18,40 @@ __all__ = ["RUNTIME_BYTES", "decide_gpu_layers", "give_gpu_layers", "host_room_b
 
 # What the process takes without a model: its code and libraries, and Python for the embedded one.
 RUNTIME_BYTES: Mapping[RuntimeKind, int] = {"binary": 24 << 20, "embedded": 120 << 20}
-# Address space that it reserves besides what it uses: stacks and arenas of its threads, libraries.
+# Address space that it reserves besides what it uses: libraries, and the arenas of its first threads (490 MiB
+# with 8 threads, b11434). Where an arena cannot be had glibc does without; each stack has to be there.
 _RESERVED_BYTES = 512 << 20
+_STACK_BYTES = 8 << 20
+_THREADS_PER_CPU = 2  # one that computes, one for HTTP (--threads-http is the number of CPUs, less one)
 
 
-def room_for(capabilities: Capabilities, hardware: Hardware, *, on_device: bool) -> Room:
-    # On a Mac the devices' memory is the host's.
-    devices = capabilities.devices if on_device and hardware.platform != "darwin" else ()
-    return Room(host_room_bytes(hardware), sum(each.free_bytes for each in devices), len(devices))
+def room_for(capabilities: Capabilities, hardware: Hardware, by_hand: ByHand, *, on_device: bool) -> Room:
+    """What is free on the host, and on those devices that will be used and have memory of their own."""
+    chosen = by_hand.value("--device")
+    names = None if chosen is None else chosen.split(",")
+    devices = [
+        each
+        for each in capabilities.devices
+        if on_device and not each.shares_host_memory and (names is None or each.name in names)
+    ]
+    return Room(
+        host_room_bytes(hardware),
+        sum(each.free_bytes for each in devices),
+        len(devices),
+        known=hardware.memory_total_bytes > 0,
+    )
 
 
 def host_room_bytes(hardware: Hardware) -> int:
-    """Memory of the host that a model may take: what is free, and what may be mapped."""
-    if hardware.address_space_limit_bytes is None:
+    """Memory of the host that a model may take: what is free, and what may be mapped.
+
+    The limit on address space counts for each process by itself: all of it is llama-server's.
+    """
+    limit = hardware.address_space_limit_bytes
+    if limit is None:
         return hardware.memory_available_bytes
-    return min(hardware.memory_available_bytes, max(0, hardware.address_space_limit_bytes - _RESERVED_BYTES))
+    reserved = _RESERVED_BYTES + hardware.cpus_allowed * _THREADS_PER_CPU * _STACK_BYTES
+    return min(hardware.memory_available_bytes, max(0, limit - reserved))
 
 
 def decide_gpu_layers(

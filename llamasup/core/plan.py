@@ -146,10 +146,11 @@ def plan(
     correction = correction_of(experience, runtime_id(command, capabilities), key)
     memory = estimate(
         Load(model, shape, layers),
-        room_for(capabilities, hardware, on_device=on_device),
+        room_for(capabilities, hardware, by_hand, on_device=on_device),
         runtime_bytes=RUNTIME_BYTES[kind],
         draft=None if pair is None else Load(*pair, draft_gpu_layers(pair[0], by_hand, layers)),
         projector_bytes=0 if mmproj is None else mmproj.weights_bytes,
+        projector_on_device=not by_hand.has("--no-mmproj-offload") or by_hand.switch("--mmproj-offload"),
         correction=correction,
     )
     budget_mib, why_budget = decide_prompt_cache(memory, serves, by_hand, prefers)

@@ -13,7 +13,7 @@ from llamasup.effects.files import private_folder, state_folder
 __all__ = ["recall", "record"]
 
 # Change it when the meaning of what is kept changes.
-_REVISION = "1"
+_REVISION = "2"
 
 
 def recall(model_path: Path) -> Experience:

@@ -5,6 +5,7 @@ Owns where on the ladder this run is, and what is kept of it for the next one.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import sys
@@ -18,13 +19,15 @@ from llamasup.core.address import Address, TcpAddress, UnixAddress
 from llamasup.core.admission import refusal
 from llamasup.core.bounds import Adjustment, Bounds
 from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.errors import BrokenRuntime
 from llamasup.core.experience import Setback, bounds_of, learn, remember
 from llamasup.core.hardware import Hardware
-from llamasup.core.ladder import Admission, admit, is_out_of_memory, step_down
+from llamasup.core.ladder import Admission, admit, give_way, is_out_of_memory, step_down
 from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file, plan, runtime_id
 from llamasup.core.plan_json import plan_as_json
 from llamasup.core.server_sizes import read_sizes
 from llamasup.core.settings import Settings
+from llamasup.effects.devices import devices_now
 from llamasup.effects.experience import recall, record
 from llamasup.effects.files import atomic_write
 from llamasup.effects.hardware import hardware
@@ -45,6 +48,16 @@ class _Endpoint:
     key_file: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """The last start, which was too much, and what is tried instead."""
+
+    plan: LaunchPlan
+    diagnosis: Diagnosis
+    adjustment: Adjustment
+    available_bytes: int
+
+
 class Planner:
     """``folder`` is where the private files of this run are."""
 
@@ -53,8 +66,9 @@ class Planner:
         self._folder = folder
         self._experience = recall(launch.model_path)
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
-        self._adjustment: Adjustment | None = None
-        self._failed: tuple[Diagnosis, LaunchPlan] | None = None
+        self._devices = launch.runtime.capabilities.devices
+        self._asked = ""  # the key of the plan that would be made with memory enough
+        self._failed: _Failed | None = None
 
     # --- before a start ---------------------------------------------------------------------------
 
@@ -82,15 +96,21 @@ class Planner:
         """The plan and what was considered; without a generation for an address that nobody listens on."""
         at = self._nowhere() if generation is None else self._endpoint(generation)
         machine = hardware()
+        if generation is not None and generation > 1:
+            # For the first one the runtime has just been asked.
+            with contextlib.suppress(BrokenRuntime):
+                self._devices = devices_now(self._launch.runtime, self._launch.environ)
 
         def candidate(bounds: Bounds) -> LaunchPlan:
             return self._candidate(self._launch.settings, machine, at, bounds)
 
         preferred = candidate(Bounds())
-        if self._adjustment is not None:
-            start = self._adjustment.bounds
+        self._asked = preferred.key
+        if self._failed is not None:
+            start = self._failed.adjustment.bounds
         else:
-            start = bounds_of(self._experience, self._runtime, preferred.memory.available_bytes)
+            available_bytes = preferred.memory.available_bytes
+            start = bounds_of(self._experience, self._runtime, preferred.key, available_bytes)
         if not self._checks_memory:
             made = candidate(start)
             return Admission(made, (made,))
@@ -112,19 +132,23 @@ class Planner:
     # --- after a start ----------------------------------------------------------------------------
 
     def step_down(self, made: LaunchPlan, diagnosis: Diagnosis) -> Adjustment | None:
-        """What the next plan does differently after a start of ``made`` failed; None: nothing."""
-        machine = hardware()
-        at = self._nowhere()
-        taken = 0 if self._adjustment is None else self._adjustment.step
-        adjustment = step_down(
-            made,
-            diagnosis,
-            lambda bounds: self._candidate(self._launch.settings, machine, at, bounds),
-            steps_taken=taken,
-        )
+        """What the next plan does differently after a start of ``made`` failed; None: nothing.
+
+        Asked again about the same start, it answers the same: a failure can show in the log and in the exit.
+        """
+        if self._failed is not None and self._failed.plan is made:
+            return self._failed.adjustment
+        machine, at = hardware(), self._nowhere()
+
+        def candidate(bounds: Bounds) -> LaunchPlan:
+            return self._candidate(self._launch.settings, machine, at, bounds)
+
+        taken = 0 if self._failed is None else self._failed.adjustment.step
+        adjustment = step_down(made, diagnosis, candidate, steps_taken=taken)
         if adjustment is not None:
-            self._adjustment = adjustment
-            self._failed = (diagnosis, made)
+            # Somebody else may have taken memory after the plan was made; then it is tried again earlier.
+            available_bytes = min(each.memory.available_bytes for each in (made, candidate(Bounds())))
+            self._failed = _Failed(made, diagnosis, adjustment, available_bytes)
         return adjustment
 
     def served(
@@ -132,30 +156,34 @@ class Planner:
     ) -> None:
         """``made`` is up: keep what it takes, and that more than it was too much. Blocks on the disk."""
         sizes = read_sizes(log)
-        told = sizes.complete
-        self._experience = learn(
-            self._experience,
-            runtime=self._runtime,
-            key=made.key,
-            estimated=made.memory,
-            used=made.correction,
-            weights_bytes=sizes.weights_bytes if told else None,
-            kv_bytes=sizes.kv_bytes if told else None,
-            compute_bytes=sizes.compute_bytes if told else None,
-            resident_bytes=resident_bytes,
-            device_bytes=device_bytes,
-        )
-        if self._failed is not None and self._adjustment is not None:
-            diagnosis, failed = self._failed
+        if self._launch.settings.profile == "plain":
+            return  # nothing of what was planned was passed on
+        if sizes.complete:
+            self._experience = learn(
+                self._experience,
+                runtime=self._runtime,
+                key=made.key,
+                estimated=made.memory,
+                used=made.correction,
+                weights_bytes=sizes.weights_bytes,
+                kv_bytes=sizes.kv_bytes,
+                compute_bytes=sizes.compute_bytes,
+                resident_bytes=resident_bytes,
+                device_bytes=device_bytes,
+            )
+        if self._failed is not None:
+            failed = self._failed
             setback = Setback(
                 self._runtime,
-                replace(self._adjustment.bounds, why=""),
-                cause=diagnosis.cause,
-                out_of_memory=is_out_of_memory(diagnosis),
+                self._asked,
+                replace(failed.adjustment.bounds, why=""),
+                cause=failed.diagnosis.cause,
+                out_of_memory=is_out_of_memory(failed.diagnosis),
                 date=datetime.now(UTC).date().isoformat(),
-                available_bytes=failed.memory.available_bytes,
+                available_bytes=failed.available_bytes,
             )
             self._experience = remember(self._experience, setback)
+            # Experience from now on, which fades when there is more memory. Later starts may step down anew.
             self._failed = None
         record(self._launch.model_path, self._experience)
 
@@ -170,17 +198,20 @@ class Planner:
         if admission.plan.memory.fits or not self._checks_memory:
             return
         machine, at = hardware(), self._nowhere()
-        # What would fit if the person gave way as well; llama-server's own flags after -- stay as they are.
-        yielding = replace(self._launch.settings, parallel=None, ctx_size=None, kv_type=None, gpu_layers=None)
-        fitting = admit(lambda bounds: self._candidate(yielding, machine, at, bounds), Bounds())
-        raise refusal(self._launch.model_id, admission.preferred, fitting.plan)
+        fitting = give_way(
+            admission.considered[-1],
+            self._launch.settings,
+            lambda settings, bounds: self._candidate(settings, machine, at, bounds),
+        )
+        extra = self._launch.settings.extra
+        raise refusal(self._launch.model_id, admission.preferred, fitting, extra=extra)
 
     def _candidate(self, settings: Settings, machine: Hardware, at: _Endpoint, bounds: Bounds) -> LaunchPlan:
         launch, runtime = self._launch, self._launch.runtime
         return plan(
             command=runtime.command,
             kind=runtime.kind,
-            capabilities=runtime.capabilities,
+            capabilities=replace(runtime.capabilities, devices=self._devices),
             model=launch.model,
             model_path=str(launch.model_path),
             hardware=machine,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from llamasup.core.address import Address, TcpAddress, UnixAddress
+from llamasup.core.bounds import Bounds
 from llamasup.core.capabilities import Capabilities, parse_help
 from llamasup.core.devices import Device
 from llamasup.core.hardware import Hardware
@@ -131,6 +132,20 @@ def planned(
         "api_key_file": None if isinstance(address, UnixAddress) else "/run/llamasup/1/key",
     }
     return plan(**(options | rest))
+
+
+def ladder(*args: Any, **rest: Any) -> Callable[[Bounds], LaunchPlan]:
+    """What ``planned`` makes of these, within bounds."""
+
+    def candidate(bounds: Bounds) -> LaunchPlan:
+        return planned(*args, **rest, bounds=bounds)
+
+    return candidate
+
+
+def needed_bytes(made: LaunchPlan) -> int:
+    """Of the host, without what is kept only because there is memory to spare."""
+    return made.memory.host_bytes - made.memory.prompt_cache_bytes
 
 
 def value(made: LaunchPlan, flag: str) -> str | None:

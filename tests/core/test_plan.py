@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -507,7 +508,8 @@ def test_prompts_are_kept_in_the_hosts_memory_whatever_a_device_has_free() -> No
         == "0"
     )
     mac = machine(platform="darwin", memory_available_bytes=without_prompt_cache(planned()))
-    assert value(planned(capabilities(NEW, GPU), hardware=mac), "--cache-ram") == "0"
+    unified = replace(GPU, shares_host_memory=True)
+    assert value(planned(capabilities(NEW, unified), hardware=mac), "--cache-ram") == "0"
 
 
 def test_layers_are_left_to_a_build_that_fits_them_itself() -> None:
@@ -542,8 +544,8 @@ def test_memory_of_a_device_that_is_not_used_does_not_count() -> None:
     known = capabilities(NEW, GPU)
     for without in ({"gpu_layers": 0}, {"extra": ("-ngl", "0")}, {"extra": ("-dev", "none")}):
         assert planned(known, **without).memory.available_bytes == 28 * GIB
-    mac = planned(known, hardware=machine(platform="darwin"))
-    assert mac.memory.available_bytes == 28 * GIB
+    unified = capabilities(NEW, replace(GPU, shares_host_memory=True))
+    assert planned(unified).memory.available_bytes == 28 * GIB
 
 
 # --- drafts and projectors -----------------------------------------------------------------------
