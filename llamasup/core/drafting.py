@@ -154,10 +154,10 @@ def give_drafter(
     drafter: Drafter,
     shape: ContextShape,
     *,
-    context_bytes: int,
+    memory_bytes: int,
     on_device: bool,
 ) -> None:
-    """Pass what drafts, whose context has this ``shape`` and takes ``context_bytes``. Raises UsageInvalid."""
+    """Pass what drafts, whose context has this ``shape``; it takes ``memory_bytes``. Raises UsageInvalid."""
     if drafter.path is not None:
         _give_path(line, capabilities, drafter)
     if capabilities.knows("--spec-type"):
@@ -167,8 +167,9 @@ def give_drafter(
         line.give("--ctx-size-draft", shape.ctx_total, "the draft model sees what the model sees")
     if drafter.path is not None and capabilities.devices:
         _give_layers(line, capabilities, on_device=on_device)
-    if drafter.path is None and capabilities.devices and on_device:
-        _leave_room(line, context_bytes)
+    is_head = drafter.facts is not None and drafter.facts.model_class is ModelClass.DRAFT
+    if is_head and capabilities.devices and on_device:
+        _leave_room(line, memory_bytes)
     for flags, cache_type in ((_TYPE_K, shape.k_type), (_TYPE_V, shape.v_type)):
         if cache_type != "f16":
             line.give(flags, cache_type, "as the model's own cache", otherwise="f16 in this build")
@@ -336,12 +337,16 @@ def _give_layers(line: CommandLine, capabilities: Capabilities, *, on_device: bo
         line.give(_LAYERS, 999, "a draft model is worth it only where it is fast")
 
 
-def _leave_room(line: CommandLine, context_bytes: int) -> None:
-    """``--fit`` fills the device and does not count the context of MTP layers (#28172, #23472)."""
-    needed_mib = -(-context_bytes // _MIB)
+def _leave_room(line: CommandLine, memory_bytes: int) -> None:
+    """``--fit`` measures what drafts and adds it (b11434), MTP layers in the model's own file included [run].
+
+    A head that borrows tensors of its target cannot be loaded for that: "failed to measure the memory of the
+    extra model, fitting without it", and then it does not fit (#28172, #23472).
+    """
+    needed_mib = -(-memory_bytes // _MIB)
     line.give(
         "--fit-target",
         _FIT_TARGET_MIB + needed_mib,
-        f"--fit does not count the {needed_mib} MiB that the MTP layers' own context takes",
+        f"--fit may not be able to measure the {needed_mib} MiB of the draft head",
         otherwise="this build does not fit layers to its devices",
     )

@@ -180,10 +180,8 @@ def plan(
             capabilities,
             drafter,
             shape if pair is None else pair[1],
-            context_bytes=sum(
-                part.total_bytes
-                for part in memory.parts
-                if part.name.startswith("draft model: ") and part.kind != "weights"
+            memory_bytes=sum(
+                part.total_bytes for part in memory.parts if part.name.startswith("draft model: ")
             ),
             on_device=on_device,
         )

@@ -251,6 +251,20 @@ def test_a_build_without_the_type_refuses_the_head(build: str) -> None:
         drafted(build, draft=head("eagle3"))
 
 
+def test_fit_is_told_to_leave_room_for_a_head_that_it_may_not_be_able_to_measure() -> None:
+    small = head("eagle3", weights_bytes=GIB)
+    made = drafted(with_device(), draft=small)
+    assert int(value(made, "--fit-target") or 0) > 1024 + 1024
+    assert "may not be able to measure" in reason(made, "--fit-target")
+    by_hand = drafted(with_device(), draft=small, extra=("--fit-target", "512"))
+    assert by_hand.argv.count("--fit-target") == 1
+    # Nothing to leave room on; and what --fit does measure.
+    assert "--fit-target" not in drafted(draft=small).argv
+    assert "--fit-target" not in drafted(with_device(), draft=small, gpu_layers=0).argv
+    assert "--fit-target" not in drafted(with_device()).argv
+    assert "--fit-target" not in planned(with_device(), facts=self_drafting()).argv
+
+
 def test_mtp_layers_alone_in_a_file_are_a_draft_and_no_model() -> None:
     content = speculative.mtp_head()
     facts = read_header(content, len(content))
@@ -324,16 +338,6 @@ def test_the_type_given_by_hand_is_not_given_twice_and_the_room_is_still_counted
 
 def test_a_draft_model_asked_for_goes_before_the_models_own_layers() -> None:
     assert value(drafted(facts=self_drafting()), "--spec-type") == "draft-simple"
-
-
-def test_fit_is_told_to_leave_room_for_their_context_on_the_device() -> None:
-    made = planned(with_device(), facts=self_drafting())
-    assert int(value(made, "--fit-target") or 0) > 1024
-    assert "--fit does not count" in reason(made, "--fit-target")
-    by_hand = planned(with_device(), facts=self_drafting(), extra=("--fit-target", "512"))
-    assert by_hand.argv.count("--fit-target") == 1
-    assert "--fit-target" not in planned(facts=self_drafting()).argv
-    assert "--fit-target" not in planned(with_device(), facts=self_drafting(), gpu_layers=0).argv
 
 
 # --- where the draft goes ------------------------------------------------------------------------
