@@ -1,7 +1,6 @@
 """Tiny models of many architectures, with random weights: one for each way that layers keep memory.
 
-Two heads of 32 elements, so that quantised KV caches work; one KV head; width 64. Keys and tensors as
-llama.cpp b11434 wants them (src/models/*.cpp); it loads all of them, as tests/real/test_memory.py shows.
+llama.cpp b11434 loads all of them and reserves what models of their kind take (tests/real/test_memory.py).
 """
 
 from __future__ import annotations
@@ -9,38 +8,55 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from llamasup.core.demo_model import demo_keys, random_weights
-from llamasup.core.gguf_writer import KeyValue, TensorPlan, write_gguf
+from llamasup.core.gguf_writer import KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
+from llamasup.testing.layers import Model, Tensors, Widths, layer_of
 
-__all__ = ["ARCHITECTURES", "tiny_model"]
-
-Tensors = dict[str, tuple[int, ...]]  # shapes in ggml's order: the length of a row comes first
-Keys = dict[str, KeyValue]
-
-_WIDTH, _HEADS, _KV_HEADS, _HEAD, _FEED_FORWARD = 64, 2, 1, 32, 96
-_EXPERTS, _EXPERTS_USED, _EXPERT_WIDTH = 4, 2, 32
-_CONV, _INNER, _STATE, _SSM_HEADS, _GROUPS = 4, 128, 32, 4, 1
-_WORDS = ("the", "of", "and", "to", "in", "is", "you", "that")
-_TOKENIZER = {key: value for key, value in demo_keys(_WORDS).items() if key.startswith("tokenizer.")}
-_VOCAB = 5 + 256 + 96 + len(_WORDS)
-_WINDOW = 64
+__all__ = ["ARCHITECTURES", "Widths", "tiny_model", "write_hollow"]
 
 
 def tiny_model(name: str) -> bytes:
     """The file of one of ARCHITECTURES, byte for byte the same each time."""
-    architecture, keys, tensors = ARCHITECTURES[name]()
-    named: Keys = {
+    keys, plans = _contents(name, Widths())
+    return write_gguf(keys, [(plan, _weights(plan, name)) for plan in plans])
+
+
+def write_hollow(path: Path, name: str, widths: Widths) -> Path:
+    """One of ARCHITECTURES as wide as a real model, for measuring what it reserves; its weights are a hole.
+
+    Takes no space on a disk that knows sparse files. llama-server faults in all that it maps, so the weights
+    are of the smallest type. Load it with ``--no-warmup``: nothing can be computed with it.
+    """
+    keys, plans = _contents(name, widths)
+    plans = [TensorPlan(plan.name, plan.shape, _small_type(plan)) for plan in plans]
+    header = write_gguf_header(keys, plans)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + sum(tensor_bytes(plan) + -tensor_bytes(plan) % 32 for plan in plans))
+    return path
+
+
+def _small_type(plan: TensorPlan) -> str:
+    """1.6 bits for matrices with rows that divide by its block, f32 for what llama.cpp wants in f32."""
+    matrix = len(plan.shape) > 1 and plan.shape[0] % 256 == 0
+    return "IQ1_S" if matrix and "norm" not in plan.name else "F32"
+
+
+def _contents(name: str, widths: Widths) -> tuple[dict[str, KeyValue], list[TensorPlan]]:
+    architecture, keys, tensors = ARCHITECTURES[name](widths)
+    words = [f"word{index}" for index in range(widths.words)]
+    named: dict[str, KeyValue] = {
         "general.architecture": architecture,
         "general.type": "model",
         "general.name": f"llamasup {name}",
         "general.file_type": 0,
         **{f"{architecture}.{key}": value for key, value in keys.items()},
-        **_TOKENIZER,
+        **{key: value for key, value in demo_keys(words).items() if key.startswith("tokenizer.")},
     }
-    plans = [TensorPlan(tensor, shape) for tensor, shape in tensors.items()]
-    return write_gguf(named, [(plan, _weights(plan, name)) for plan in plans])
+    return named, [TensorPlan(tensor, shape) for tensor, shape in tensors.items()]
 
 
 def _weights(plan: TensorPlan, seed: str) -> bytes:
@@ -52,422 +68,270 @@ def _weights(plan: TensorPlan, seed: str) -> bytes:
     return random_weights(count, 0.1, f"{seed} {plan.name}")
 
 
-# --- what layers are made of ----------------------------------------------------------------------
-
-
-def _basics(layers: int, **more: KeyValue) -> Keys:
-    """Keys that all have; ``__`` in a keyword stands for the point."""
-    return {
-        "block_count": layers,
-        "context_length": 8192,
-        "embedding_length": _WIDTH,
-        "feed_forward_length": _FEED_FORWARD,
-        "attention.head_count": _HEADS,
-        "attention.head_count_kv": _KV_HEADS,
-        "attention.key_length": _HEAD,
-        "attention.value_length": _HEAD,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.dimension_count": _HEAD,
-        "vocab_size": _VOCAB,
-        **{key.replace("__", "."): value for key, value in more.items()},
-    }
-
-
-def _ends(*norms: str) -> Tensors:
-    return {
-        "token_embd.weight": (_WIDTH, _VOCAB),
-        **{f"{norm}.weight": (_WIDTH,) for norm in norms or ("output_norm",)},
-        "output.weight": (_WIDTH, _VOCAB),
-    }
-
-
-def _layer(index: int, *parts: Tensors) -> Tensors:
-    return {f"blk.{index}.{name}": shape for part in parts for name, shape in part.items()}
-
-
-def _norms(*names: str, width: int = _WIDTH) -> Tensors:
-    return {f"{name}.weight": (width,) for name in names}
-
-
-def _attention(
-    *, query: int = 1, heads: int = _HEADS, kv_heads: int = _KV_HEADS, head: int = _HEAD
-) -> Tensors:
-    return {
-        "attn_q.weight": (_WIDTH, query * heads * head),
-        "attn_k.weight": (_WIDTH, kv_heads * head),
-        "attn_v.weight": (_WIDTH, kv_heads * head),
-        "attn_output.weight": (heads * head, _WIDTH),
-    }
-
-
-def _feed_forward(width: int = _FEED_FORWARD, suffix: str = "") -> Tensors:
-    return {
-        f"ffn_gate{suffix}.weight": (_WIDTH, width),
-        f"ffn_up{suffix}.weight": (_WIDTH, width),
-        f"ffn_down{suffix}.weight": (width, _WIDTH),
-    }
-
-
-def _experts(width: int = _EXPERT_WIDTH) -> Tensors:
-    return {
-        "ffn_gate_inp.weight": (_WIDTH, _EXPERTS),
-        "ffn_gate_exps.weight": (_WIDTH, width, _EXPERTS),
-        "ffn_up_exps.weight": (_WIDTH, width, _EXPERTS),
-        "ffn_down_exps.weight": (width, _WIDTH, _EXPERTS),
-    }
-
-
-_EXPERT_KEYS: Keys = {
-    "expert_count": _EXPERTS,
-    "expert_used_count": _EXPERTS_USED,
-    "expert_feed_forward_length": _EXPERT_WIDTH,
-}
-_QK_NORMS = _norms("attn_q_norm", "attn_k_norm", width=_HEAD)
-_MAMBA_KEYS: Keys = {
-    "ssm.conv_kernel": _CONV,
-    "ssm.inner_size": _INNER,
-    "ssm.state_size": _STATE,
-    "ssm.time_step_rank": _SSM_HEADS,
-}
-_MAMBA2_KEYS: Keys = _MAMBA_KEYS | {"ssm.group_count": _GROUPS}
-
-
-def _mamba(*norms: str) -> Tensors:
-    widths = {"ssm_dt_norm": _SSM_HEADS, "ssm_b_norm": _STATE, "ssm_c_norm": _STATE}
-    return {
-        "ssm_in.weight": (_WIDTH, 2 * _INNER),
-        "ssm_conv1d.weight": (_CONV, _INNER),
-        "ssm_conv1d.bias": (_INNER,),
-        "ssm_x.weight": (_INNER, _SSM_HEADS + 2 * _STATE),
-        "ssm_dt.weight": (_SSM_HEADS, _INNER),
-        "ssm_dt.bias": (_INNER,),
-        "ssm_a": (_STATE, _INNER),
-        "ssm_d": (_INNER,),
-        "ssm_out.weight": (_INNER, _WIDTH),
-        **{f"{norm}.weight": (widths[norm],) for norm in norms},
-    }
-
-
-def _mamba2() -> Tensors:
-    convolved = _INNER + 2 * _GROUPS * _STATE
-    return {
-        "ssm_in.weight": (_WIDTH, _INNER + convolved + _SSM_HEADS),
-        "ssm_conv1d.weight": (_CONV, convolved),
-        "ssm_conv1d.bias": (convolved,),
-        "ssm_dt.bias": (_SSM_HEADS,),
-        "ssm_a": (1, _SSM_HEADS),
-        "ssm_d": (1, _SSM_HEADS),
-        "ssm_norm.weight": (_INNER // _GROUPS, _GROUPS),
-        "ssm_out.weight": (_INNER, _WIDTH),
-    }
-
-
-def _delta_net() -> Tensors:
-    """Gated delta net, as Qwen3.5 has it."""
-    convolved = _INNER + 2 * _GROUPS * _STATE
-    return {
-        "attn_qkv.weight": (_WIDTH, convolved),
-        "attn_gate.weight": (_WIDTH, _INNER),
-        "ssm_conv1d.weight": (_CONV, convolved),
-        "ssm_dt.bias": (_SSM_HEADS,),
-        "ssm_a": (_SSM_HEADS,),
-        "ssm_beta.weight": (_WIDTH, _SSM_HEADS),
-        "ssm_alpha.weight": (_WIDTH, _SSM_HEADS),
-        "ssm_norm.weight": (_STATE,),
-        "ssm_out.weight": (_INNER, _WIDTH),
-    }
-
-
-_PREDICTION: Tensors = {
-    "nextn.eh_proj.weight": (2 * _WIDTH, _WIDTH),
-    "nextn.enorm.weight": (_WIDTH,),
-    "nextn.hnorm.weight": (_WIDTH,),
-    "nextn.shared_head_norm.weight": (_WIDTH,),
-}
-
-Model = tuple[str, Keys, Tensors]
-
-
-def _of_layers(architecture: str, keys: Keys, *layers: Tensors, tied: bool = False) -> Model:
-    tensors = _ends()
-    if tied:  # the token embeddings are the output head too
-        del tensors["output.weight"]
-    for index, layer in enumerate(layers):
-        tensors |= _layer(index, layer)
-    return architecture, keys, tensors
-
-
 # --- attention ------------------------------------------------------------------------------------
 
 
-def _llama() -> Model:
-    layer = _norms("attn_norm", "ffn_norm") | _attention() | _feed_forward()
-    return _of_layers("llama", _basics(3), *[layer] * 3)
+def _llama(w: Widths) -> Model:
+    layer = w.norms("attn_norm", "ffn_norm") | w.attention() | w.feed_forward()
+    return w.model("llama", w.basics(3), *[layer] * 3)
 
 
-def _llama_experts() -> Model:
-    layer = _norms("attn_norm", "ffn_norm") | _attention() | _experts(_FEED_FORWARD)
-    keys = _basics(2, expert_count=_EXPERTS, expert_used_count=_EXPERTS_USED)
-    return _of_layers("llama", keys, *[layer] * 2)
+def _llama_experts(w: Widths) -> Model:
+    layer = w.norms("attn_norm", "ffn_norm") | w.attention() | w.experts(w.forward_width)
+    keys = w.basics(2, expert_count=w.expert_count, expert_used_count=w.experts_used)
+    return w.model("llama", keys, *[layer] * 2)
 
 
-def _qwen2moe() -> Model:
+def _qwen2moe(w: Widths) -> Model:
     layer = (
-        _norms("attn_norm", "ffn_norm")
-        | _attention()
-        | {
-            "attn_q.bias": (_HEADS * _HEAD,),
-            "attn_k.bias": (_KV_HEADS * _HEAD,),
-            "attn_v.bias": (_KV_HEADS * _HEAD,),
-        }
-        | _experts()
-        | _feed_forward(_EXPERT_WIDTH, "_shexp")
-        | {"ffn_gate_inp_shexp.weight": (_WIDTH,)}
+        w.norms("attn_norm", "ffn_norm")
+        | w.attention(biased=True)
+        | w.experts()
+        | w.feed_forward(w.expert_width, "_shexp")
+        | {"ffn_gate_inp_shexp.weight": (w.width,)}
     )
-    keys = _basics(2) | _EXPERT_KEYS | {"expert_shared_feed_forward_length": _EXPERT_WIDTH}
-    return _of_layers("qwen2moe", keys, *[layer] * 2)
+    keys = w.basics(2) | w.expert_keys | {"expert_shared_feed_forward_length": w.expert_width}
+    return w.model("qwen2moe", keys, *[layer] * 2)
 
 
-def _qwen3moe() -> Model:
-    layer = _norms("attn_norm", "ffn_norm") | _attention() | _QK_NORMS | _experts()
-    return _of_layers("qwen3moe", _basics(2) | _EXPERT_KEYS, *[layer] * 2)
+def _qwen3moe(w: Widths) -> Model:
+    layer = w.norms("attn_norm", "ffn_norm") | w.attention() | w.qk_norms | w.experts()
+    return w.model("qwen3moe", w.basics(2) | w.expert_keys, *[layer] * 2)
 
 
-def _gemma2() -> Model:
-    norms = _norms("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
-    keys = _basics(
+def _gemma2(w: Widths) -> Model:
+    norms = w.norms("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+    keys = w.basics(
         4,
-        attention__sliding_window=_WINDOW,
+        attention__sliding_window=w.window,
         attn_logit_softcapping=50.0,
         final_logit_softcapping=30.0,
     )
-    return _of_layers("gemma2", keys, *[norms | _attention() | _feed_forward()] * 4, tied=True)
+    return w.model("gemma2", keys, *[norms | w.attention() | w.feed_forward()] * 4, tied=True)
 
 
-def _gemma3() -> Model:
-    norms = _norms("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
-    layer = norms | _attention() | _QK_NORMS | _feed_forward()
-    return _of_layers("gemma3", _basics(7, attention__sliding_window=_WINDOW), *[layer] * 7, tied=True)
+def _gemma3(w: Widths) -> Model:
+    norms = w.norms("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+    layer = norms | w.attention() | w.qk_norms | w.feed_forward()
+    return w.model("gemma3", w.basics(7, attention__sliding_window=w.window), *[layer] * 7, tied=True)
 
 
-def _gemma4() -> Model:
+def _gemma4(w: Widths) -> Model:
     """Wider heads in the full layer, and a last layer that uses the KV cache of an earlier one."""
     slides = [True, True, False, True, False]
-    norms = _norms("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+    norms = w.norms("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
     layers = []
     for sliding in slides:
-        head = _HEAD if sliding else 2 * _HEAD
-        qk_norms = _norms("attn_q_norm", "attn_k_norm", width=head)
-        layers.append(norms | _attention(head=head) | qk_norms | _feed_forward())
-    keys = _basics(
+        head = w.head if sliding else 2 * w.head
+        qk_norms = w.norms("attn_q_norm", "attn_k_norm", width=head)
+        layers.append(norms | w.attention(head=head) | qk_norms | w.feed_forward())
+    keys = w.basics(
         5,
-        attention__sliding_window=_WINDOW,
+        attention__sliding_window=w.window,
         attention__sliding_window_pattern=slides,
         attention__shared_kv_layers=2,
-        attention__key_length_swa=_HEAD,
-        attention__value_length_swa=_HEAD,
-        rope__dimension_count_swa=_HEAD,
+        attention__key_length_swa=w.head,
+        attention__value_length_swa=w.head,
+        rope__dimension_count_swa=w.head,
         embedding_length_per_layer_input=0,
     ) | {
-        "attention.key_length": 2 * _HEAD,
-        "attention.value_length": 2 * _HEAD,
-        "rope.dimension_count": 2 * _HEAD,
+        "attention.key_length": 2 * w.head,
+        "attention.value_length": 2 * w.head,
+        "rope.dimension_count": 2 * w.head,
     }
-    architecture, keys, tensors = _of_layers("gemma4", keys, *layers)
-    return architecture, keys, tensors | {"rope_freqs.weight": (_HEAD,)}
+    architecture, keys, tensors = w.model("gemma4", keys, *layers)
+    return architecture, keys, tensors | {"rope_freqs.weight": (w.head,)}
 
 
-def _gpt_oss() -> Model:
+def _gpt_oss(w: Widths) -> Model:
     layer = (
-        _norms("attn_norm", "post_attention_norm")
-        | _attention()
+        w.norms("attn_norm", "post_attention_norm")
+        | w.attention(biased=True)
+        | {"attn_output.bias": (w.width,), "attn_sinks.weight": (w.heads,)}
+        | w.experts()
         | {
-            "attn_q.bias": (_HEADS * _HEAD,),
-            "attn_k.bias": (_KV_HEADS * _HEAD,),
-            "attn_v.bias": (_KV_HEADS * _HEAD,),
-        }
-        | {"attn_output.bias": (_WIDTH,), "attn_sinks.weight": (_HEADS,)}
-        | _experts()
-        | {
-            "ffn_gate_inp.bias": (_EXPERTS,),
-            "ffn_gate_exps.bias": (_EXPERT_WIDTH, _EXPERTS),
-            "ffn_up_exps.bias": (_EXPERT_WIDTH, _EXPERTS),
-            "ffn_down_exps.bias": (_WIDTH, _EXPERTS),
+            "ffn_gate_inp.bias": (w.expert_count,),
+            "ffn_gate_exps.bias": (w.expert_width, w.expert_count),
+            "ffn_up_exps.bias": (w.expert_width, w.expert_count),
+            "ffn_down_exps.bias": (w.width, w.expert_count),
         }
     )
-    keys = _basics(4, attention__sliding_window=_WINDOW) | _EXPERT_KEYS
-    return _of_layers("gpt-oss", keys, *[layer] * 4)
+    keys = w.basics(4, attention__sliding_window=w.window) | w.expert_keys
+    return w.model("gpt-oss", keys, *[layer] * 4)
 
 
-def _cohere2() -> Model:
-    layer = _norms("attn_norm") | _attention() | _feed_forward()
-    keys = _basics(4, attention__sliding_window=_WINDOW, attention__layer_norm_epsilon=1e-5, logit_scale=0.25)
-    return _of_layers("cohere2", keys, *[layer] * 4, tied=True)
+def _cohere2(w: Widths) -> Model:
+    layer = w.norms("attn_norm") | w.attention() | w.feed_forward()
+    keys = w.basics(
+        4, attention__sliding_window=w.window, attention__layer_norm_epsilon=1e-5, logit_scale=0.25
+    )
+    return w.model("cohere2", keys, *[layer] * 4, tied=True)
 
 
-def _deepseek2() -> Model:
+def _deepseek2(w: Widths) -> Model:
     """Multi-head latent attention: one key of rank + rope elements for all heads, and no value."""
-    rank, rope = 64, 32
-    layer = _norms("attn_norm", "ffn_norm") | {
-        "attn_q_a.weight": (_WIDTH, rank),
+    rank, rope = w.latent_rank, w.latent_rope
+    layer = w.norms("attn_norm", "ffn_norm") | {
+        "attn_q_a.weight": (w.width, rank),
         "attn_q_a_norm.weight": (rank,),
-        "attn_q_b.weight": (rank, _HEADS * (_HEAD + rope)),
-        "attn_kv_a_mqa.weight": (_WIDTH, rank + rope),
+        "attn_q_b.weight": (rank, w.heads * (w.head + rope)),
+        "attn_kv_a_mqa.weight": (w.width, rank + rope),
         "attn_kv_a_norm.weight": (rank,),
-        "attn_k_b.weight": (_HEAD, rank, _HEADS),
-        "attn_v_b.weight": (rank, _HEAD, _HEADS),
-        "attn_output.weight": (_HEADS * _HEAD, _WIDTH),
+        "attn_k_b.weight": (w.head, rank, w.heads),
+        "attn_v_b.weight": (rank, w.head, w.heads),
+        "attn_output.weight": (w.heads * w.head, w.width),
     }
     keys = (
-        _basics(
+        w.basics(
             3,
             attention__kv_lora_rank=rank,
             attention__q_lora_rank=rank,
-            attention__key_length_mla=_HEAD + rope,
-            attention__value_length_mla=_HEAD,
+            attention__key_length_mla=w.head + rope,
+            attention__value_length_mla=w.head,
             leading_dense_block_count=1,
             expert_shared_count=1,
             expert_weights_scale=1.0,
         )
-        | _EXPERT_KEYS
+        | w.expert_keys
         | {
             "attention.key_length": rank + rope,
             "attention.value_length": rank,
             "rope.dimension_count": rope,
         }
     )
-    experts = layer | _experts() | _feed_forward(_EXPERT_WIDTH, "_shexp")
-    return _of_layers("deepseek2", keys, layer | _feed_forward(), experts, experts)
+    experts = layer | w.experts() | w.feed_forward(w.expert_width, "_shexp")
+    return w.model("deepseek2", keys, layer | w.feed_forward(), experts, experts)
 
 
-def _glm4moe() -> Model:
+def _glm4moe(w: Widths) -> Model:
     """The last layer predicts further tokens."""
-    layer = (
-        _norms("attn_norm", "post_attention_norm")
-        | _attention()
-        | {
-            "attn_q.bias": (_HEADS * _HEAD,),
-            "attn_k.bias": (_KV_HEADS * _HEAD,),
-            "attn_v.bias": (_KV_HEADS * _HEAD,),
-        }
+    layer = w.norms("attn_norm", "post_attention_norm") | w.attention(biased=True)
+    experts = (
+        layer
+        | w.experts()
+        | {"exp_probs_b.bias": (w.expert_count,)}
+        | w.feed_forward(w.expert_width, "_shexp")
     )
-    experts = layer | _experts() | {"exp_probs_b.bias": (_EXPERTS,)} | _feed_forward(_EXPERT_WIDTH, "_shexp")
     keys = (
-        _basics(3, leading_dense_block_count=1, expert_shared_count=1, nextn_predict_layers=1) | _EXPERT_KEYS
+        w.basics(3, leading_dense_block_count=1, expert_shared_count=1, nextn_predict_layers=1)
+        | w.expert_keys
     )
-    return _of_layers("glm4moe", keys, layer | _feed_forward(), experts, experts | _PREDICTION)
+    return w.model("glm4moe", keys, layer | w.feed_forward(), experts, experts | w.prediction)
 
 
 # --- recurrence -----------------------------------------------------------------------------------
 
 
-def _mamba1_model() -> Model:
-    keys = _basics(2) | _MAMBA_KEYS | {"attention.head_count": 0, "feed_forward_length": 0}
+def _mamba1_model(w: Widths) -> Model:
+    keys = w.basics(2) | w.mamba_keys | {"attention.head_count": 0, "feed_forward_length": 0}
     del keys["attention.head_count_kv"]
-    return _of_layers("mamba", keys, *[_norms("attn_norm") | _mamba()] * 2)
+    return w.model("mamba", keys, *[w.norms("attn_norm") | w.mamba()] * 2)
 
 
-def _mamba2_model() -> Model:
-    keys = _basics(2) | _MAMBA2_KEYS | {"attention.head_count": 0, "feed_forward_length": 0}
+def _mamba2_model(w: Widths) -> Model:
+    keys = w.basics(2) | w.mamba2_keys | {"attention.head_count": 0, "feed_forward_length": 0}
     del keys["attention.head_count_kv"]
-    return _of_layers("mamba2", keys, *[_norms("attn_norm") | _mamba2()] * 2)
+    return w.model("mamba2", keys, *[w.norms("attn_norm") | w.mamba2()] * 2)
 
 
-def _jamba() -> Model:
-    ends = _norms("attn_norm", "ffn_norm") | _feed_forward()
-    recurrent = ends | _mamba("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
-    keys = _basics(4) | _MAMBA_KEYS | {"attention.head_count_kv": [0, _KV_HEADS, 0, _KV_HEADS]}
-    return _of_layers("jamba", keys, *[recurrent, ends | _attention()] * 2)
+def _jamba(w: Widths) -> Model:
+    ends = w.norms("attn_norm", "ffn_norm") | w.feed_forward()
+    recurrent = ends | w.mamba("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
+    keys = w.basics(4) | w.mamba_keys | {"attention.head_count_kv": [0, w.kv_heads, 0, w.kv_heads]}
+    return w.model("jamba", keys, *[recurrent, ends | w.attention()] * 2)
 
 
-def _falcon_h1() -> Model:
-    layer = _norms("attn_norm") | {"ffn_norm": (_WIDTH,)} | _attention() | _mamba2() | _feed_forward()
-    return _of_layers("falcon-h1", _basics(2) | _MAMBA2_KEYS, *[layer] * 2)
+def _falcon_h1(w: Widths) -> Model:
+    layer = w.norms("attn_norm") | {"ffn_norm": (w.width,)} | w.attention() | w.mamba2() | w.feed_forward()
+    return w.model("falcon-h1", w.basics(2) | w.mamba2_keys, *[layer] * 2)
 
 
-def _granite_hybrid() -> Model:
-    ends = _norms("attn_norm", "ffn_norm") | _feed_forward()
-    keys = _basics(3) | _MAMBA2_KEYS | {"attention.head_count_kv": [0, _KV_HEADS, 0]}
-    recurrent = ends | _mamba2()
-    return _of_layers("granitehybrid", keys, recurrent, ends | _attention(), recurrent)
+def _granite_hybrid(w: Widths) -> Model:
+    ends = w.norms("attn_norm", "ffn_norm") | w.feed_forward()
+    keys = w.basics(3) | w.mamba2_keys | {"attention.head_count_kv": [0, w.kv_heads, 0]}
+    recurrent = ends | w.mamba2()
+    return w.model("granitehybrid", keys, recurrent, ends | w.attention(), recurrent)
 
 
-def _nemotron_h() -> Model:
+def _nemotron_h(w: Widths) -> Model:
     """A layer is recurrence, attention, or a feed-forward network alone."""
-    norm = _norms("attn_norm")
-    forward = {"ffn_up.weight": (_WIDTH, _FEED_FORWARD), "ffn_down.weight": (_FEED_FORWARD, _WIDTH)}
+    norm = w.norms("attn_norm")
+    forward = {"ffn_up.weight": (w.width, w.forward_width), "ffn_down.weight": (w.forward_width, w.width)}
     keys = (
-        _basics(4)
-        | _MAMBA2_KEYS
-        | {"attention.head_count_kv": [0, 0, _KV_HEADS, 0], "feed_forward_length": [0, _FEED_FORWARD, 0, 0]}
+        w.basics(4)
+        | w.mamba2_keys
+        | {
+            "attention.head_count_kv": [0, 0, w.kv_heads, 0],
+            "feed_forward_length": [0, w.forward_width, 0, 0],
+        }
         | {"attention.layer_norm_epsilon": 1e-5}
     )
-    return _of_layers(
-        "nemotron_h", keys, norm | _mamba2(), norm | forward, norm | _attention(), norm | _mamba2()
+    return w.model(
+        "nemotron_h", keys, norm | w.mamba2(), norm | forward, norm | w.attention(), norm | w.mamba2()
     )
 
 
-def _lfm2() -> Model:
+def _lfm2(w: Widths) -> Model:
     cached = 3
-    ends = _norms("attn_norm", "ffn_norm") | _feed_forward()
+    ends = w.norms("attn_norm", "ffn_norm") | w.feed_forward()
     convolution: Tensors = {
-        "shortconv.conv.weight": (cached, _WIDTH),
-        "shortconv.in_proj.weight": (_WIDTH, 3 * _WIDTH),
-        "shortconv.out_proj.weight": (_WIDTH, _WIDTH),
+        "shortconv.conv.weight": (cached, w.width),
+        "shortconv.in_proj.weight": (w.width, 3 * w.width),
+        "shortconv.out_proj.weight": (w.width, w.width),
     }
-    keys = _basics(3, shortconv__l_cache=cached) | {"attention.head_count_kv": [0, _KV_HEADS, 0]}
-    attention = ends | _attention() | _QK_NORMS
-    architecture, keys, tensors = _of_layers("lfm2", keys, ends | convolution, attention, ends | convolution)
+    keys = w.basics(3, shortconv__l_cache=cached) | {"attention.head_count_kv": [0, w.kv_heads, 0]}
+    attention = ends | w.attention() | w.qk_norms
+    architecture, keys, tensors = w.model("lfm2", keys, ends | convolution, attention, ends | convolution)
     tensors["token_embd_norm.weight"] = tensors.pop("output_norm.weight")
     return architecture, keys, tensors
 
 
-def _qwen35() -> Model:
+def _qwen35(w: Widths) -> Model:
     """Attention in every fourth layer, the others recurrent; the last one predicts further tokens."""
-    ends = _norms("attn_norm", "post_attention_norm") | _feed_forward()
-    recurrent, attention = ends | _delta_net(), ends | _attention(query=2) | _QK_NORMS
+    ends = w.norms("attn_norm", "post_attention_norm") | w.feed_forward()
+    recurrent, attention = ends | w.delta_net(), ends | w.attention(query=2) | w.qk_norms
     keys = (
-        _basics(5, nextn_predict_layers=1, full_attention_interval=4)
-        | _MAMBA2_KEYS
+        w.basics(5, nextn_predict_layers=1, full_attention_interval=4)
+        | w.mamba2_keys
         | {"rope.dimension_sections": [4, 4, 4, 4]}
     )
-    return _of_layers("qwen35", keys, *[recurrent] * 3, attention, attention | _PREDICTION)
+    return w.model("qwen35", keys, *[recurrent] * 3, attention, attention | w.prediction)
 
 
-def _rwkv7() -> Model:
+def _rwkv7(w: Widths) -> Model:
     rank = 32
     names: Tensors = {}
     for index in range(2):
         lora: Tensors = {}
         for part in ("w", "a", "v", "g"):
-            lora |= {f"time_mix_{part}1.weight": (_WIDTH, rank), f"time_mix_{part}2.weight": (rank, _WIDTH)}
+            lora |= {f"time_mix_{part}1.weight": (w.width, rank), f"time_mix_{part}2.weight": (rank, w.width)}
             if part != "g":
-                lora[f"time_mix_{part}0.weight"] = (_WIDTH,)
-        names |= _layer(
+                lora[f"time_mix_{part}0.weight"] = (w.width,)
+        names |= layer_of(
             index,
             {
-                f"{norm}.{kind}": (_WIDTH,)
+                f"{norm}.{kind}": (w.width,)
                 for norm in ("attn_norm", "attn_norm_2")
                 for kind in ("weight", "bias")
             },
             lora,
-            {"time_mix_lerp_fused.weight": (_WIDTH, 1, 1, 6)},
-            {f"time_mix_{part}.weight": (_WIDTH,) for part in ("k_k", "k_a")},
-            {"time_mix_r_k.weight": (_WIDTH,)},
+            {"time_mix_lerp_fused.weight": (w.width, 1, 1, 6)},
+            {f"time_mix_{part}.weight": (w.width,) for part in ("k_k", "k_a")},
+            {"time_mix_r_k.weight": (w.width,)},
             {
-                f"time_mix_{part}.weight": (_WIDTH, _WIDTH)
+                f"time_mix_{part}.weight": (w.width, w.width)
                 for part in ("key", "value", "receptance", "output")
             },
-            {"time_mix_ln.weight": (_WIDTH,), "time_mix_ln.bias": (_WIDTH,)},
-            {"channel_mix_lerp_k.weight": (_WIDTH, 1, 1)},
+            {"time_mix_ln.weight": (w.width,), "time_mix_ln.bias": (w.width,)},
+            {"channel_mix_lerp_k.weight": (w.width, 1, 1)},
             {
-                "channel_mix_key.weight": (_WIDTH, _FEED_FORWARD),
-                "channel_mix_value.weight": (_FEED_FORWARD, _WIDTH),
+                "channel_mix_key.weight": (w.width, w.forward_width),
+                "channel_mix_value.weight": (w.forward_width, w.width),
             },
         )
-    ends = _ends("token_embd_norm", "output_norm")
-    ends |= {"token_embd_norm.bias": (_WIDTH,), "output_norm.bias": (_WIDTH,)}
-    keys = _basics(
+    ends = w.ends("token_embd_norm", "output_norm")
+    ends |= {"token_embd_norm.bias": (w.width,), "output_norm.bias": (w.width,)}
+    keys = w.basics(
         2,
         wkv__head_size=32,
         attention__layer_norm_epsilon=1e-5,
@@ -484,25 +348,27 @@ def _rwkv7() -> Model:
 # --- encoder and decoder --------------------------------------------------------------------------
 
 
-def _t5() -> Model:
+def _t5(w: Widths) -> Model:
     """Two encoder and two decoder layers; the latter also attend to the encoder's output."""
     buckets = 8
-    tensors = _ends("enc.output_norm", "dec.output_norm")
+    tensors = w.ends("enc.output_norm", "dec.output_norm")
     for index in range(2):
         for side, crosses in (("enc", ("attn",)), ("dec", ("attn", "cross_attn"))):
             block = f"{side}.blk.{index}."
             for kind in crosses:
-                tensors |= {f"{block}{kind}_{part}.weight": (_WIDTH, _WIDTH) for part in ("q", "k", "v", "o")}
-                tensors[f"{block}{kind}_norm.weight"] = (_WIDTH,)
+                tensors |= {
+                    f"{block}{kind}_{part}.weight": (w.width, w.width) for part in ("q", "k", "v", "o")
+                }
+                tensors[f"{block}{kind}_norm.weight"] = (w.width,)
             if index == 0:
-                tensors[f"{block}attn_rel_b.weight"] = (_HEADS, buckets)
-            tensors[f"{block}ffn_norm.weight"] = (_WIDTH,)
-            tensors |= {f"{block}{name}": shape for name, shape in _feed_forward().items()}
-    keys = _basics(2, attention__relative_buckets_count=buckets, decoder_start_token_id=1)
-    return "t5", keys | {"attention.head_count_kv": _HEADS}, tensors
+                tensors[f"{block}attn_rel_b.weight"] = (w.heads, buckets)
+            tensors[f"{block}ffn_norm.weight"] = (w.width,)
+            tensors |= {f"{block}{name}": shape for name, shape in w.feed_forward().items()}
+    keys = w.basics(2, attention__relative_buckets_count=buckets, decoder_start_token_id=1)
+    return "t5", keys | {"attention.head_count_kv": w.heads}, tensors
 
 
-ARCHITECTURES: Mapping[str, Callable[[], Model]] = MappingProxyType(
+ARCHITECTURES: Mapping[str, Callable[[Widths], Model]] = MappingProxyType(
     {
         "llama": _llama,
         "llama with experts": _llama_experts,

@@ -1,7 +1,7 @@
 """What a real llama-server says it took, for tiny models of many architectures, against what we said before.
 
-Tiny files, so that every shape can be tried; that the same formulas hold in the width of real models is shown
-by files of zeros with holes (``write_hollow``): llama-server reserves everything and reads nothing.
+Tiny files, so that every shape can be tried. That the same holds in the width of real models is shown by
+files whose weights are a hole: llama-server maps them, reserves the rest, and computes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.server_sizes import ServerSizes, read_sizes
 from llamasup.effects.model_file import read_model
 from llamasup.testing import models
-from llamasup.testing.architectures import ARCHITECTURES, tiny_model
+from llamasup.testing.architectures import ARCHITECTURES, Widths, tiny_model, write_hollow
 
 pytestmark = pytest.mark.real
 
@@ -209,3 +209,81 @@ def test_a_draft_model_has_a_context_like_the_targets(load: Load, files: Callabl
     assert sum(each.weights_bytes for each in facts) == pytest.approx(
         logged.sizes.weights_bytes, abs=2 * ROUNDING
     )
+
+
+# Widths of real models; of layers there are as many as in the tiny ones.
+WIDE = {
+    "llama": Widths(  # Llama 3 8B
+        width=4096, heads=32, kv_heads=8, head=128, forward_width=14336, words=127_899
+    ),
+    "qwen3moe": Widths(  # Qwen3 30B A3B
+        width=2048,
+        heads=32,
+        kv_heads=4,
+        head=128,
+        expert_count=128,
+        experts_used=8,
+        expert_width=768,
+        words=151_579,
+    ),
+    "gemma3": Widths(  # Gemma 3 12B
+        width=3840, heads=16, kv_heads=8, head=256, forward_width=15360, window=1024, words=261_787
+    ),
+    "deepseek2": Widths(  # DeepSeek V2, with fewer experts
+        width=5120,
+        heads=128,
+        head=128,
+        forward_width=12288,
+        expert_count=16,
+        experts_used=6,
+        expert_width=1536,
+        latent_rank=512,
+        latent_rope=64,
+        words=102_043,
+    ),
+    "granitehybrid": Widths(  # Granite 4.0 H Small, without its experts
+        width=4096,
+        heads=32,
+        kv_heads=8,
+        head=128,
+        forward_width=1536,
+        inner=8192,
+        state=128,
+        ssm_heads=128,
+        words=99_995,
+    ),
+    "qwen35": Widths(  # Qwen3.5 9B
+        width=4096,
+        heads=16,
+        kv_heads=4,
+        head=256,
+        forward_width=12288,
+        inner=4096,
+        state=128,
+        ssm_heads=32,
+        groups=16,
+        words=247_963,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", WIDE)
+def test_the_same_holds_for_models_as_wide_as_real_ones(
+    architecture: str, load: Load, tmp_path: Path
+) -> None:
+    path = write_hollow(tmp_path / "wide.gguf", architecture, WIDE[architecture])
+    model = read_model(path)
+    for shape in (lean(4096, 1), lean(4096, 4, 128), lean(4096, 1, flash_attn=False)):
+        check(model, shape, load(path, "--no-warmup", *flags_of(shape)))
+
+
+@pytest.mark.slow
+def test_a_decoder_that_embeds_has_room_for_the_logits_of_every_token(load: Load, tmp_path: Path) -> None:
+    """More than twice what the same model computes with when it generates."""
+    path = write_hollow(tmp_path / "wide.gguf", "llama", WIDE["llama"])
+    shape = lean(4096, 1)
+    embedder = replace(read_model(path), model_class=ModelClass.ENCODER)
+    logged = load(path, "--no-warmup", "--embedding", "--pooling", "last", *flags_of(shape))
+    check(embedder, shape, logged)
+    assert logged.sizes.compute_bytes > 2 * compute_bytes(read_model(path), shape)
