@@ -230,7 +230,7 @@ def _memory(facts: ModelFacts, fit: Fit | None) -> Iterator[tuple[str, str]]:
         yield "KV cache", "for each 1,000 tokens " + ", ".join(sizes)
     fixed = growths[0][1].slot_bytes
     if fixed:
-        yield "besides", f"{memory_text(fixed)} for each request, however long (f16)"
+        yield "besides", f"{memory_text(fixed)} for each request, however long it is"
     if fit is not None and fit.foreign:
         yield "fits here", _verdict(fit)
     elif fit is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from llamasup.testing import models
+from llamasup.testing.architectures import tiny_model
 from tests.e2e.driver import PATIENCE_S, command, run_to_end
 
 pytestmark = pytest.mark.slow
@@ -95,6 +96,22 @@ def test_a_person_reads_what_it_is_what_it_takes_and_whether_it_fits() -> None:
         "fits here      yes: ",
     ):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("gpt-oss", ["window 64 tokens in 2 layers", "experts 2 of 4 for each token"]),
+        ("falcon-h1", ["recurrent 2 layers of 2", "attention 2 heads of 32, 1 for keys and values"]),
+        ("deepseek2", ["experts 2 of 4 and 1 shared for each token", "for keys and values, latent (MLA)"]),
+        ("glm4moe", ["layers 3, width 64, 1 of them to guess ahead (MTP)", "192 KiB experts"]),
+        ("rwkv7", ["besides 17 KiB for each request, however long it is"]),
+    ],
+)
+def test_a_person_reads_what_is_special_about_it(name: str, lines: list[str], tmp_path: Path) -> None:
+    text = " ".join(inspected(put(tmp_path / "m.gguf", tiny_model(name))).stdout.split())
+    for line in lines:
+        assert line in text
 
 
 def test_a_lora_says_what_it_is_for(tmp_path: Path) -> None:
