@@ -173,6 +173,18 @@ def test_the_context_of_the_mtp_layers_is_in_the_estimate(llama_server: str, tmp
     assert plan["memory"]["kv_bytes"] / (1 << 20) == pytest.approx(sum(sizes), rel=0.1)
 
 
+def test_fit_measures_the_context_of_the_mtp_layers_so_that_no_room_is_left_for_it(
+    llama_server: str, tmp_path: Path
+) -> None:
+    """It did not always (#28172)."""
+    model = tmp_path / "self.gguf"
+    model.write_bytes(speculative.self_drafting_decoder())
+    measured = "getting device memory data for the extra model"
+    chatty = ("-m", str(model), "--verbosity", "5")
+    assert measured in log_of_start(llama_server, *chatty, "--spec-type", "draft-mtp")
+    assert measured not in log_of_start(llama_server, *chatty)
+
+
 # --- heads ---------------------------------------------------------------------------------------
 
 

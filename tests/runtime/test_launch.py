@@ -13,6 +13,8 @@ from llamasup.core.errors import ModelMissing, UsageInvalid
 from llamasup.core.settings import Settings
 from llamasup.runtime.launch import Launch, prepare
 from llamasup.runtime.planner import Planner
+from llamasup.testing.models import tiny_encoder
+from llamasup.testing.vision import vision_projector
 
 HELP = Path(__file__).parents[1] / "fixtures" / "help" / "b11434.txt"
 ANSWERS = f"""#!/bin/sh
@@ -73,7 +75,8 @@ def test_a_path_after_the_dashes_means_what_it_means_here_not_in_the_childs_fold
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = launch(tiny_model, server, extra=("--lora-scaled", "a.gguf:0.5", "--temp", "1"))
-    assert Planner(found, tmp_path).plan(1).argv[-4:] == ("--lora-scaled", f"{tmp_path}/a.gguf:0.5", "--temp", "1")
+    argv = Planner(found, tmp_path).plan(1).argv
+    assert argv[-4:] == ("--lora-scaled", f"{tmp_path}/a.gguf:0.5", "--temp", "1")
 
 
 @pytest.mark.parametrize("option", ["draft_model", "mmproj"])
@@ -92,6 +95,41 @@ def test_a_model_given_as_its_own_projector_is_refused(
 ) -> None:
     with pytest.raises(UsageInvalid, match="has to be a projector"):
         Planner(launch(tiny_model, server, mmproj=str(tiny_model)), tmp_path).check()
+
+
+@pytest.mark.parametrize("flag", ["--spec-draft-model", "--mmproj"])
+def test_a_file_given_after_the_dashes_is_looked_into_like_one_given_before_them(
+    server: Path, tiny_model: Path, tmp_path: Path, flag: str
+) -> None:
+    with pytest.raises(ModelMissing) as refused:
+        launch(tiny_model, server, extra=(flag, str(tmp_path / "nope.gguf")))
+    assert refused.value.message.startswith(f"{flag}: ")
+    found = launch(tiny_model, server, extra=("-md", str(tiny_model)))
+    assert found.draft == found.model
+
+
+def test_the_projector_beside_the_model_is_found_unless_another_or_none_is_wanted(
+    server: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model" / "tiny.gguf"
+    model.parent.mkdir()
+    model.write_bytes(tiny_model.read_bytes())
+    beside = model.with_name("mmproj-F16.gguf")
+    beside.write_bytes(vision_projector())
+
+    found = launch(model, server).found
+    assert found is not None
+    assert found.projector is not None
+    assert found.projector.path == str(beside)
+    asked = launch(model, server, mmproj=str(beside))
+    assert (asked.found, asked.mmproj) == (None, found.projector.facts)
+    assert launch(model, server, mmproj="none").found is None
+    assert launch(model, server, extra=("--no-mmproj",)).found is None
+    assert launch(model, server, extra=("--mmproj", str(beside))).found is None
+    assert launch(tiny_model, server).found is None
+    encoder = model.with_name("encoder.gguf")
+    encoder.write_bytes(tiny_encoder())
+    assert launch(encoder, server).found is None
 
 
 def test_a_file_called_demo_is_served_and_a_folder_called_demo_is_not(
