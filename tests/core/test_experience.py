@@ -1,0 +1,163 @@
+"""What loads teach: measured sizes, and plans that were too much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llamasup.core.bounds import Bounds
+from llamasup.core.experience import (
+    Experience,
+    Setback,
+    bounds_of,
+    correction_of,
+    learn,
+    remember,
+)
+from llamasup.core.memory import ESTIMATED
+from llamasup.core.plan import LaunchPlan, runtime_id
+from tests.core.planning import GIB, NEW, bert, capabilities, planned
+
+MIB = 1 << 20
+RUNTIME = runtime_id(("/opt/llama/llama-server",), capabilities(NEW))
+
+
+def taught(
+    made: LaunchPlan,
+    *,
+    kv: float = 1.0,
+    compute: float = 1.0,
+    own: int = 0,
+    earlier: Experience | None = None,
+) -> Experience:
+    """A load of ``made`` whose sizes were so many times the estimated ones."""
+    sizes = {
+        "weights_bytes": made.memory.weights_bytes,
+        "kv_bytes": round(made.memory.kv_bytes * kv),
+        "compute_bytes": round(made.memory.compute_bytes * compute),
+    }
+    return learn(
+        earlier or Experience(),
+        runtime=RUNTIME,
+        key=made.key,
+        estimated=made.memory,
+        used=made.correction,
+        resident_bytes=sum(sizes.values()) + own,
+        **sizes,
+    )
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kv", "compute"), [(1.2, 1.5), (0.9, 0.25)])
+def test_the_same_plan_is_estimated_at_what_was_measured_higher_or_lower(kv: float, compute: float) -> None:
+    first = planned()
+    second = planned(experience=taught(first, kv=kv, compute=compute, own=300 * MIB))
+    assert second.key == first.key
+    assert second.memory.measured
+    assert second.memory.kv_bytes == pytest.approx(first.memory.kv_bytes * kv, abs=first.layers)
+    assert second.memory.compute_bytes == pytest.approx(first.memory.compute_bytes * compute, abs=1)
+    (own,) = [part for part in second.memory.parts if part.kind == "runtime"]
+    assert own.total_bytes == 300 * MIB
+
+
+def test_another_plan_of_the_model_is_only_estimated_higher() -> None:
+    lower = taught(planned(), kv=0.5, compute=0.5)
+    other = planned(ctx_size=4096)
+    assert planned(ctx_size=4096, experience=lower).memory == other.memory
+    higher = planned(ctx_size=4096, experience=taught(planned(), kv=1.5, compute=2.0))
+    assert not higher.memory.measured
+    assert higher.memory.kv_bytes == pytest.approx(1.5 * other.memory.kv_bytes, rel=1e-6)
+    assert higher.memory.compute_bytes == pytest.approx(2.0 * other.memory.compute_bytes, rel=1e-6)
+
+
+def test_a_second_measurement_is_compared_with_the_first_estimate_not_with_the_corrected_one() -> None:
+    first = planned()
+    experience = taught(first, kv=2.0)
+    second = planned(experience=experience)
+    experience = taught(second, kv=1.0, earlier=experience)  # as corrected, so exactly right
+    assert len(experience.lessons) == 1
+    third = planned(experience=experience)
+    assert third.memory.kv_bytes == pytest.approx(2 * first.memory.kv_bytes, abs=first.layers)
+
+
+def test_another_build_has_to_be_measured_itself() -> None:
+    experience = taught(planned(), kv=3.0)
+    assert correction_of(experience, "another 1.0", planned().key) == ESTIMATED
+    assert planned(command=("/opt/other/llama-server",), experience=experience).memory == planned().memory
+
+
+def test_a_process_that_seems_to_take_less_than_nothing_takes_what_was_assumed() -> None:
+    first = planned()
+    assert planned(experience=taught(first, own=-GIB)).memory.total_bytes == first.memory.total_bytes
+
+
+def test_a_part_that_was_not_estimated_keeps_its_factor() -> None:
+    first = planned(facts=bert())
+    assert first.memory.kv_bytes == 0
+    assert taught(first).lessons[0].kv == 1.0
+
+
+def test_the_sizes_are_logged_until_the_plan_has_been_measured() -> None:
+    first = planned()
+    assert "--verbosity" in first.argv
+    assert "--verbosity" not in planned(experience=taught(first)).argv
+    assert "--verbosity" in planned(ctx_size=4096, experience=taught(first)).argv
+
+
+def test_the_oldest_lessons_are_dropped() -> None:
+    experience = Experience()
+    for size in range(2048, 2048 + 40):
+        experience = taught(planned(ctx_size=size), earlier=experience)
+    assert len(experience.lessons) == 16
+    assert experience.lessons[-1].key == planned(ctx_size=2048 + 39).key
+
+
+# --- setbacks ------------------------------------------------------------------------------------
+
+SETBACK = Setback(
+    RUNTIME,
+    asked="a wish",
+    bounds=Bounds(parallel=2),
+    cause="out_of_memory_host",
+    out_of_memory=True,
+    date="2026-11-20",
+    available_bytes=10 * GIB,
+)
+KNOWN = remember(Experience(), SETBACK)
+
+
+def test_the_next_start_begins_where_the_ladder_ended_and_says_so() -> None:
+    bounds = bounds_of(KNOWN, RUNTIME, "a wish", 10 * GIB)
+    assert bounds == Bounds(parallel=2, why="more than this ran out of memory on 2026-11-20")
+    assert bounds_of(KNOWN, RUNTIME, "a wish", 5 * GIB) == bounds
+
+
+def test_with_half_as_much_memory_again_the_whole_plan_is_tried_again() -> None:
+    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB - 1) != Bounds()
+    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB) == Bounds()
+
+
+def test_a_crash_is_not_forgotten_for_more_memory() -> None:
+    crash = replace(SETBACK, bounds=Bounds(kv_type="f16"), cause="segfault", out_of_memory=False)
+    bounds = bounds_of(remember(Experience(), crash), RUNTIME, "a wish", 99 * GIB)
+    assert bounds == Bounds(kv_type="f16", why="it ended with segfault otherwise on 2026-11-20")
+
+
+def test_another_build_and_another_wish_begin_at_the_top() -> None:
+    assert bounds_of(KNOWN, "another 1.0", "a wish", 10 * GIB) == Bounds()
+    assert bounds_of(KNOWN, RUNTIME, "another wish", 10 * GIB) == Bounds()
+    assert bounds_of(Experience(), RUNTIME, "a wish", 10 * GIB) == Bounds()
+
+
+def test_the_latest_setback_of_a_wish_counts_and_those_of_other_wishes_stay() -> None:
+    further = replace(SETBACK, bounds=Bounds(parallel=1))
+    other = replace(SETBACK, asked="another wish", bounds=Bounds(ctx_size=2048))
+    experience = remember(remember(KNOWN, other), further)
+    assert bounds_of(experience, RUNTIME, "a wish", GIB).parallel == 1
+    assert bounds_of(experience, RUNTIME, "another wish", GIB).ctx_size == 2048
+    for number in range(40):
+        experience = remember(experience, replace(SETBACK, asked=str(number)))
+    assert len(experience.setbacks) == 16
