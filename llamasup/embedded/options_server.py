@@ -88,6 +88,10 @@ SERVER: tuple[Option, ...] = (
     Option("-mm --mmproj", "FILE", "LLAMA_ARG_MMPROJ", text("mmproj.path"),
            "path to a multimodal projector file. see tools/mtmd/README.md\n"
            "note: if -hf is used, this argument can be omitted"),
+    Option("--mmproj-auto | --no-mmproj --no-mmproj-auto", "", "LLAMA_ARG_MMPROJ_AUTO",
+           switch("no_mmproj", sets=False),
+           "whether to use multimodal projector file (if available), useful when using -hf (default: "
+           "enabled)"),
     Option("--mmproj-offload | --no-mmproj-offload", "", "LLAMA_ARG_MMPROJ_OFFLOAD",
            switch("mmproj_use_gpu"),
            "whether to enable GPU offloading for multimodal projector (default: enabled)"),

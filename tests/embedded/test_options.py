@@ -84,6 +84,7 @@ def value_at(params: Any, path: str) -> Any:
         ("--log-verbosity 4", "verbosity", 4),
         ("--verbose", "verbosity", 2**31 - 1),
         ("--mmproj /p.gguf", "mmproj.path", "/p.gguf"),
+        ("--no-mmproj", "no_mmproj", True),
         ("--spec-draft-model /d.gguf", "speculative.draft.mparams.path", "/d.gguf"),
         ("--model-draft /d.gguf", "speculative.draft.mparams.path", "/d.gguf"),
         ("--spec-draft-n-max 8", "speculative.draft.n_max", 8),

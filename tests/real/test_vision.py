@@ -55,9 +55,9 @@ def test_a_chat_about_an_image_through_the_projector_beside_the_model(runtime: s
 
 @pytest.mark.parametrize("arguments", [("--mmproj", "none"), ("--", "--no-mmproj")])
 def test_no_projector_is_passed_where_none_is_wanted(
-    arguments: tuple[str, ...], llama_server: str, folder: Path
+    arguments: tuple[str, ...], runtime: str, folder: Path
 ) -> None:
-    with llamasup(folder / "tiny-F32.gguf", "--runtime", llama_server, *arguments) as running:
+    with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime, *arguments) as running:
         assert chat(running).status_code == 200
         refused = chat(running, image())
         assert running.stop() == 0
