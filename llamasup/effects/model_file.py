@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from llamasup import __version__
 from llamasup.core.errors import ModelInvalid, ModelMissing
 from llamasup.core.gguf import Container, ModelFacts, NeedMore, facts_of, read_container, split_of
 from llamasup.effects.cache import FactCache, FileIdentity, default_cache_folder
@@ -34,8 +35,9 @@ __all__ = [
     "split_paths",
 ]
 
-# Change it with every change of the reader or of ModelFacts: facts that an older reader found are then stale.
-REVISION = "4"
+# Change the number with every change of the reader or of ModelFacts: what an older one found is then stale.
+# The version makes sure of that from one release to the next.
+REVISION = f"{__version__}/4"
 # Holds the headers of small models whole; a larger header is read at the size that its beginning suggests.
 _FIRST_READ_BYTES = 64 * 1024
 # llama_split_path of llama.cpp.
