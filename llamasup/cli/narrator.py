@@ -10,7 +10,7 @@ from llamasup.cli.view import Level, View, duration_text, plural, table
 from llamasup.core.instance import State
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.units import memory_text
-from llamasup.runtime.events import Notice, Ready, ServerExited, StateChanged, Stopped
+from llamasup.runtime.events import Notice, Ready, ServerExited, ServerWarned, StateChanged, Stopped
 from llamasup.runtime.metrics import RequestRecord
 
 __all__ = ["Narrator"]
@@ -53,6 +53,9 @@ class Narrator:
                 self._state_changed(model, state, generation)
             case ServerExited():
                 self._server_exited(notice)
+            case ServerWarned(model, message, remedy):
+                text = error_text(message, remedy)
+                self._view.say("warning", "warning", text, model=model, remedy=remedy)
             case Ready():
                 self._ready(notice)
             case Stopped():

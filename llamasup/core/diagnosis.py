@@ -18,7 +18,7 @@ from typing import Literal
 
 from llamasup.core.bounds import Adjustment
 
-__all__ = ["FIT_FAILED", "Diagnosis", "Exit", "Phase", "diagnose", "fit_failure"]
+__all__ = ["Diagnosis", "Exit", "Phase", "diagnose"]
 
 Phase = Literal["starting", "ready", "stopping"]
 
@@ -301,26 +301,6 @@ def diagnose(
                 if found := rule.pattern.search(line):
                     return _apply(rule, exit, lines, phase, found)
     return _apply(_ENDS.get(exit.signal or "", _UNKNOWN), exit, lines, phase)
-
-
-# A warning after which llama-server loads all the same, and runs out of memory (#27872). "already set by user"
-# only says that it was not asked to fit.
-FIT_FAILED = re.compile(r"failed to fit params to free device memory: (?!.*already set by user)(?P<why>.+)")
-
-
-def fit_failure(line: str) -> Diagnosis | None:
-    """What it means that llama-server could not fit the model to its devices; None for any other line."""
-    found = FIT_FAILED.search(line)
-    if found is None:
-        return None
-    return Diagnosis(
-        cause="fit_failed",
-        message=f"llama-server found that the model does not fit: {found['why'].rstrip('.')}.",
-        remedy=_DEVICE_MEMORY,
-        lines=(_STAMP.sub("", line),),
-        deterministic=True,
-        exit_code=_MACHINE,
-    )
 
 
 # The signals that somebody sends, as opposed to those that a program earns.

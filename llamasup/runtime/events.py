@@ -14,7 +14,7 @@ from llamasup.core.bounds import Adjustment
 from llamasup.core.diagnosis import Diagnosis, Exit
 from llamasup.core.instance import State
 
-__all__ = ["Bus", "Notice", "Ready", "ServerExited", "StateChanged", "Stopped", "as_json"]
+__all__ = ["Bus", "Notice", "Ready", "ServerExited", "ServerWarned", "StateChanged", "Stopped", "as_json"]
 
 PROTOCOL = 1
 
@@ -38,6 +38,15 @@ class ServerExited:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerWarned:
+    """A child will serve, but not as it was asked to."""
+
+    model: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """Every model that was asked for at the start serves requests."""
 
@@ -51,7 +60,7 @@ class Stopped:
     pass
 
 
-Notice = StateChanged | ServerExited | Ready | Stopped
+Notice = StateChanged | ServerExited | ServerWarned | Ready | Stopped
 
 
 def as_json(notice: Notice) -> Mapping[str, Any]:
@@ -72,6 +81,8 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
                 generation=generation,
                 **({} if diagnosis.adjustment is None else {"adjustment": _adjustment(diagnosis.adjustment)}),
             )
+        case ServerWarned(model, message, remedy):
+            return _object("warning", model=model, message=message, remedy=remedy)
         case Ready(address, pid, models):
             return _object(
                 "ready", url=address.url, host=address.host, port=address.port, pid=pid, models=list(models)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,32 +18,25 @@ import httpx
 from llamasup.core import instance as core
 from llamasup.core.address import Address, UnixAddress
 from llamasup.core.bounds import Adjustment
-from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose, fit_failure
+from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
 from llamasup.core.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.lifecycle import advance
 from llamasup.core.plan import LaunchPlan
+from llamasup.core.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
 from llamasup.core.warmup import explain_failure, warm_up_request, what_is_missing
 from llamasup.effects.logs import LogPump
 from llamasup.effects.oom_kills import oom_kills
 from llamasup.effects.probe import Prober
 from llamasup.effects.process import Child, spawn
 from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
-from llamasup.runtime.events import Bus, ServerExited, StateChanged
+from llamasup.runtime.events import Bus, ServerExited, ServerWarned, StateChanged
 
 __all__ = ["InstanceRunner"]
 
 PROGRESS_INTERVAL_S = 1.0
 REAP_TIMEOUT_S = 5.0
 PUMP_TIMEOUT_S = 1.0
-# Hints only: each of them makes the prober look at once. The first is printed by builds since 2026,
-# the second by those before.
-READY_LINES = re.compile(r"listening on|server is listening|model loaded")
-# What is looked at while a child starts: those, the sizes of its buffers, and the warning that it will not fit.
-START_LINES = re.compile(
-    READY_LINES.pattern.encode()
-    + rb"|buffer size|model size|n_ctx +=|CLIP using|fitting params|failed to fit params"
-)
 _MOST_SIZE_LINES = 400
 
 
@@ -289,18 +281,23 @@ class InstanceRunner:
         pump = LogPump(child.output_fd, name=f"{self.model}/{number}/log", path=self._log_path)
         endpoint = Endpoint(self.model, number, plan.address, plan.api_key)
         self._generation = generation = _Generation(number, plan, child, pump, endpoint, kills)
-        pump.watch(START_LINES, lambda line: self._heard(generation, line))
+        pump.watch(TELLING, lambda line: self._heard(generation, line))
         assert self._tasks is not None
         self._tasks.create_task(self._reap(generation), name=f"{self.model}/{number}/reap")
         self.post(core.Spawned(number, child.pid))
 
     def _heard(self, generation: _Generation, line: str) -> None:
-        if READY_LINES.search(line):
-            generation.heard.set()
-        elif (doom := fit_failure(line)) is not None and generation.plan.checked:
-            self.post(core.Doomed(generation.number, self._adjusted(generation, doom)))
-        elif len(generation.size_lines) < _MOST_SIZE_LINES:
-            generation.size_lines.append(line)
+        match read_line(line):
+            case Ready():
+                generation.heard.set()
+            case Doom(diagnosis) if generation.plan.checked:
+                self.post(core.Doomed(generation.number, self._adjusted(generation, diagnosis)))
+            case Warned(message, remedy):
+                self._bus.publish(ServerWarned(self.model, message, remedy))
+            case SizeTold() if len(generation.size_lines) < _MOST_SIZE_LINES:
+                generation.size_lines.append(line)
+            case _:
+                pass
 
     def _adjusted(self, generation: _Generation, diagnosis: Diagnosis) -> Diagnosis:
         """With what the next start does differently, if a smaller plan may help (S5)."""
