@@ -1,22 +1,21 @@
 """The GGUF container: the first bytes of a file in, its keys and tensors out.
 
-Knows the format (versions 2 and 3, either byte order) and nothing of models. Every length is checked against
-the file's size before it is believed, arrays are stepped over without being built, and what is kept is
-bounded, so that a header that lies costs an error and not memory or time (X12).
+Knows the format (versions 2 and 3, either byte order) and nothing of models. Arrays are stepped over without
+being built, counts and sizes are bounded, and the cursor checks every length that it reads, so that a header
+that lies costs an error and not memory or time (X12).
 Format: ggml/docs/gguf.md; the checks are those of gguf.cpp, llama.cpp b11434.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import NoReturn
 
 from llamasup.core.errors import ModelInvalid
 from llamasup.core.ggml_types import REMOVED_TENSOR_TYPES, TENSOR_TYPES
+from llamasup.core.gguf_cursor import DAMAGED, Cursor, Short
 from llamasup.core.not_gguf import what_it_is
 
 __all__ = ["MAX_HEADER_BYTES", "Array", "Container", "NeedMore", "Tensor", "Value", "read_container"]
@@ -29,8 +28,6 @@ _MAX_KEY_BYTES = 65_535  # gguf.md
 _MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME is 64 with its NUL
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 _MAX_TENSOR_BYTES = 1 << 50
-_KEPT_STRING_BYTES = 1024 * 1024  # chat templates are up to 100 KB; tokenizer.huggingface.json is not wanted
-_KEPT_BYTES = 8 * 1024 * 1024  # of all values together
 _MAX_KEYS = 16_384
 _MAX_TENSORS = 16_384  # the largest models have 2,000; bounds memory as much as the header's size does
 _KEPT_ITEMS = 4_096  # arrays per layer are at most LLAMA_MAX_LAYERS (512) long
@@ -39,8 +36,6 @@ _MIN_TENSOR_BYTES = (
     8 + 1 + 4 + 8 + 4 + 8
 )  # length, one letter, count of dimensions, one of them, type, offset
 _FIRST_BYTES = 64 * 1024
-_DAMAGED = "The file is damaged or was not downloaded completely: download it again."
-
 # id: (name, struct code); strings (8) and arrays (9) are read by hand.
 _SCALARS = {
     0: ("u8", "B"),
@@ -112,13 +107,6 @@ class Container:
     expected_bytes: int
 
 
-class _Short(Exception):
-    """Private to this module: the bytes given end, the file does not."""
-
-    def __init__(self, bytes_needed: int) -> None:
-        self.bytes_needed = bytes_needed
-
-
 def read_container(header: bytes | bytearray | memoryview, file_bytes: int) -> Container | NeedMore:
     """Read the header of a file of ``file_bytes`` from its first bytes.
 
@@ -133,15 +121,15 @@ def read_container(header: bytes | bytearray | memoryview, file_bytes: int) -> C
     if file_bytes < 24:
         raise ModelInvalid(
             f"the file has {file_bytes} bytes, fewer than the 24 that a GGUF file begins with",
-            remedy=_DAMAGED,
+            remedy=DAMAGED,
         )
     try:
         return _Reader(header, file_bytes).read()
-    except _Short as short:
+    except Short as short:
         if given >= MAX_HEADER_BYTES:
             raise ModelInvalid(
                 f"the header does not end within {MAX_HEADER_BYTES >> 20} MiB; no vocabulary needs more",
-                remedy=_DAMAGED,
+                remedy=DAMAGED,
             ) from None
         # Far more than before, so that a header is parsed three times at most: 64 KiB, some MiB, all.
         wanted = max(short.bytes_needed, 4 * given, _FIRST_BYTES)
@@ -149,19 +137,12 @@ def read_container(header: bytes | bytearray | memoryview, file_bytes: int) -> C
 
 
 class _Reader:
-    """A position in the header; every method moves it on or raises."""
+    """What the format says comes next, read with one cursor."""
 
     def __init__(self, header: bytes | bytearray | memoryview, file_bytes: int) -> None:
-        self._header = header
-        self._given = len(header)
-        self._file_bytes = file_bytes
-        self._position = 8
-        self._kept_bytes = 0
         self._version, self._big_endian = _version(bytes(header[4:8]))
-        order = ">" if self._big_endian else "<"
-        self._order = order
-        self._u32 = struct.Struct(order + "I")
-        self._u64 = struct.Struct(order + "Q")
+        self._order = order = ">" if self._big_endian else "<"
+        self._at = Cursor(header, file_bytes, order, position=8)
         # By number of dimensions: these, then the type and the offset.
         self._shapes = tuple(struct.Struct(f"{order}{count}QIQ") for count in range(_MAX_DIMENSIONS + 1))
         self._scalars = {
@@ -169,19 +150,19 @@ class _Reader:
         }
 
     def read(self) -> Container:
-        tensor_count = self._count("the tensor count", _MIN_TENSOR_BYTES, _MAX_TENSORS)
-        key_count = self._count("the key count", _MIN_KEY_BYTES, _MAX_KEYS)
+        tensor_count = self._at.count("the tensor count", _MIN_TENSOR_BYTES, _MAX_TENSORS)
+        key_count = self._at.count("the key count", _MIN_KEY_BYTES, _MAX_KEYS)
         values, offsets = self._read_keys(key_count)
         alignment = values.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             at = offsets["general.alignment"]
-            self._refuse("general.alignment", at, f"is {alignment!r}, not a power of two")
+            self._at.refuse("general.alignment", at, f"is {alignment!r}, not a power of two")
         tensors, data_bytes, data_offset = self._read_tensors(tensor_count, alignment)
-        expected_bytes = data_offset + data_bytes if tensors else self._position
-        if expected_bytes > self._file_bytes:
+        expected_bytes = data_offset + data_bytes if tensors else self._at.position
+        if expected_bytes > self._at.file_bytes:
             raise ModelInvalid(
-                f"truncated: {self._file_bytes} of {expected_bytes} bytes, "
-                f"{100 * self._file_bytes / expected_bytes:.1f} %",
+                f"truncated: {self._at.file_bytes} of {expected_bytes} bytes, "
+                f"{100 * self._at.file_bytes / expected_bytes:.1f} %",
                 remedy="Finish the download (most tools resume it), or download the file again.",
             )
         return Container(
@@ -190,8 +171,8 @@ class _Reader:
             tensors=tensors,
             version=self._version,
             big_endian=self._big_endian,
-            header_bytes=self._position,
-            file_bytes=self._file_bytes,
+            header_bytes=self._at.position,
+            file_bytes=self._at.file_bytes,
             expected_bytes=expected_bytes,
         )
 
@@ -201,95 +182,66 @@ class _Reader:
         values: dict[str, Value] = {}
         offsets: dict[str, int] = {}
         for index in range(count):
-            at = self._position
-            key = self._string(f"the name of key {index}", _MAX_KEY_BYTES)
+            at = self._at.position
+            key = self._at.string(f"the name of key {index}", _MAX_KEY_BYTES)
             if not key:
-                self._refuse(f"the name of key {index}", at, "is empty")
+                self._at.refuse(f"the name of key {index}", at, "is empty")
             if key in offsets:
-                self._refuse(f"key {key!r}", at, f"is there twice, first at offset {offsets[key]}")
-            type_id = self._number(self._u32, f"the type of {key!r}")
-            offsets[key] = self._position
+                self._at.refuse(f"key {key!r}", at, f"is there twice, first at offset {offsets[key]}")
+            type_id = self._at.u32(f"the type of {key!r}")
+            offsets[key] = self._at.position
             if type_id == _STRING:
-                values[key] = self._string(key, self._file_bytes)
+                values[key] = self._at.string(key, self._at.file_bytes)
             elif type_id == _ARRAY:
                 values[key] = self._array(key)
             elif type_id in self._scalars:
                 packed = self._scalars[type_id][1]
-                at = self._position
-                self._advance(packed.size, key)
-                values[key] = packed.unpack_from(self._header, at)[0]
+                at = self._at.position
+                self._at.advance(packed.size, key)
+                values[key] = packed.unpack_from(self._at.header, at)[0]
             else:
-                self._refuse(key, offsets[key] - 4, f"has the unknown type {type_id}")
+                self._at.refuse(key, offsets[key] - 4, f"has the unknown type {type_id}")
         return values, offsets
 
     def _array(self, key: str) -> Array:
-        at = self._position
-        item_type = self._number(self._u32, f"the item type of {key!r}")
-        count_at = self._position
-        count = self._number(self._u64, f"the length of {key!r}")
+        at = self._at.position
+        item_type = self._at.u32(f"the item type of {key!r}")
+        count_at = self._at.position
+        count = self._at.u64(f"the length of {key!r}")
         if item_type == _ARRAY:
-            self._refuse(key, at, "is an array of arrays, which llama.cpp does not read")
+            self._at.refuse(key, at, "is an array of arrays, which llama.cpp does not read")
         if item_type == _STRING:
-            self._check_count(key, count_at, count, 8)
+            self._at.check_count(key, count_at, count, 8)
             if key == _VOCABULARY:
                 return Array("str", count, digests=self._skip_vocabulary(key, count))
-            self._skip_strings(key, count)
+            self._at.skip_strings(key, count)
             return Array("str", count)
         if item_type not in self._scalars:
-            self._refuse(key, at, f"is an array of the unknown type {item_type}")
+            self._at.refuse(key, at, f"is an array of the unknown type {item_type}")
         name, packed = self._scalars[item_type]
-        self._check_count(key, count_at, count, packed.size)
-        at = self._position
-        self._advance(count * packed.size, key)
+        self._at.check_count(key, count_at, count, packed.size)
+        at = self._at.position
+        self._at.advance(count * packed.size, key)
         if count > _KEPT_ITEMS:
             return Array(name, count)
-        self._keep(key, at, 40 * count)
+        self._at.keep(key, at, 40 * count)
         code = _SCALARS[item_type][1]
-        return Array(name, count, struct.unpack_from(f"{self._order}{count}{code}", self._header, at))
-
-    def _skip_strings(self, key: str, count: int, *, more: int = 0) -> None:
-        """Step over ``count`` strings: for vocabularies the costly part of the whole header (P8).
-
-        ``more`` strings will follow; they count where the header's end has to be guessed.
-        Nothing is compared in the loop: a length that leads outside makes the next look fail, and then the
-        string that led there is examined. Measured: 430,000 strings in 20 ms.
-        """
-        header, length_at = self._header, self._u64.unpack_from
-        begin = before = position = self._position
-        done = 0
-        with contextlib.suppress(struct.error, OverflowError):
-            for done in range(count):  # noqa: B007 - how far it came is used below
-                (length,) = length_at(header, position)
-                before = position
-                position += 8 + length
-            done = count
-        if position > self._file_bytes:
-            (length,) = length_at(header, before)
-            self._check_length(f"a string in {key!r}", before, length)
-        self._position = position
-        if position > self._given or done < count:
-            # Guess how far to read. Early tokens are shorter than late ones, and a vocabulary is followed by
-            # scores, types and merges: 39 bytes a token in all where the first ones take 11 (Qwen3). To read
-            # too much takes 0.3 ms per MiB; to read too little, all strings once more.
-            string_bytes = 3.5 * (position - begin) / max(done, 1)
-            self._lacks(
-                position + max(8, int((count - done + more) * string_bytes)), f"the strings of {key!r}"
-            )
+        return Array(name, count, struct.unpack_from(f"{self._order}{count}{code}", self._at.header, at))
 
     def _skip_vocabulary(self, key: str, count: int) -> tuple[tuple[int, int], ...]:
         """Step over the tokens; their digests take 4 ms for 150,000."""
         last = count - count % _DIGEST_STEP
         ends = sorted({count, *(last - step * _DIGEST_STEP for step in range(_DIGEST_STEPS))})
         done = min(_UNSHARED_TOKENS, count)
-        self._skip_strings(key, done, more=count - done)
+        self._at.skip_strings(key, done, more=count - done)
         digests = []
         checksum = 0
         for end in ends:
             if end > done:
-                begin = self._position
-                self._skip_strings(key, end - done, more=count - end)
-                with memoryview(self._header) as header:
-                    checksum = zlib.crc32(header[begin : self._position], checksum)
+                begin = self._at.position
+                self._at.skip_strings(key, end - done, more=count - end)
+                with memoryview(self._at.header) as header:
+                    checksum = zlib.crc32(header[begin : self._at.position], checksum)
                 digests.append((end, checksum))
                 done = end
         return tuple(digests)
@@ -302,10 +254,10 @@ class _Reader:
         names: set[str] = set()
         end = 0
         for index in range(count):
-            at = self._position
-            name = self._string(f"the name of tensor {index}", _MAX_TENSOR_NAME_BYTES)
+            at = self._at.position
+            name = self._at.string(f"the name of tensor {index}", _MAX_TENSOR_NAME_BYTES)
             if not name or name in names:
-                self._refuse(
+                self._at.refuse(
                     f"the name of tensor {index}", at, f"is {name!r}, {'twice' if name else 'empty'}"
                 )
             names.add(name)
@@ -313,33 +265,33 @@ class _Reader:
             # llama.cpp takes tensors only one after the other, padded; this also catches every lying offset.
             begin = _padded(end, alignment)
             if offset != begin:
-                at = self._position - 8
-                self._refuse(f"the offset of tensor {name!r}", at, f"is {offset}, expected {begin}")
+                at = self._at.position - 8
+                self._at.refuse(f"the offset of tensor {name!r}", at, f"is {offset}, expected {begin}")
             end = begin + tensor.size_bytes
             tensors.append(tensor)
-        return tuple(tensors), end, _padded(self._position, alignment)
+        return tuple(tensors), end, _padded(self._at.position, alignment)
 
     def _tensor(self, name: str) -> tuple[Tensor, int]:
         """What follows a tensor's name, and the offset that it states: one look, for models have hundreds."""
-        at = self._position
-        dimensions = self._number(self._u32, f"the number of dimensions of tensor {name!r}")
+        at = self._at.position
+        dimensions = self._at.u32(f"the number of dimensions of tensor {name!r}")
         if dimensions > _MAX_DIMENSIONS:
-            self._refuse(f"the number of dimensions of tensor {name!r}", at, f"is {dimensions}, at most 4")
+            self._at.refuse(f"the number of dimensions of tensor {name!r}", at, f"is {dimensions}, at most 4")
         packed = self._shapes[dimensions]
-        at = self._position
-        self._advance(packed.size, f"the shape of tensor {name!r}")
-        *lengths, type_id, offset = packed.unpack_from(self._header, at)
+        at = self._at.position
+        self._at.advance(packed.size, f"the shape of tensor {name!r}")
+        *lengths, type_id, offset = packed.unpack_from(self._at.header, at)
         kind = TENSOR_TYPES.get(type_id)
         if kind is None:
             removed = REMOVED_TENSOR_TYPES.get(type_id)
             raise ModelInvalid(
-                f"the type of tensor {name!r} at offset {self._position - 12} is {type_id}, "
+                f"the type of tensor {name!r} at offset {self._at.position - 12} is {type_id}, "
                 + (f"{removed}, which llama.cpp has removed" if removed else "an unknown quantisation"),
                 remedy="Use a file of the model with another quantisation.",
             )
         row = lengths[0] if lengths else 1
         if row % kind.block_elements:
-            self._refuse(
+            self._at.refuse(
                 f"the first dimension of tensor {name!r}",
                 at,
                 f"is {row}, not a multiple of the {kind.block_elements} that {kind.name} packs together",
@@ -347,75 +299,8 @@ class _Reader:
         elements = math.prod(lengths)
         size_bytes = elements // kind.block_elements * kind.block_bytes
         if size_bytes > _MAX_TENSOR_BYTES:
-            self._refuse(f"the size of tensor {name!r}", at, f"would be {size_bytes} bytes")
+            self._at.refuse(f"the size of tensor {name!r}", at, f"would be {size_bytes} bytes")
         return Tensor(name, elements, kind.name, size_bytes, tuple(lengths)), offset
-
-    # --- pieces ----------------------------------------------------------------------------------
-
-    def _count(self, field: str, item_bytes: int, most: int) -> int:
-        at = self._position
-        count = self._number(self._u64, field)
-        self._check_count(field, at, count, item_bytes)
-        if count > most:
-            self._refuse(field, at, f"is {count}, more than any model has ({most})")
-        return count
-
-    def _number(self, packed: struct.Struct, field: str) -> int:
-        at = self._position
-        self._advance(packed.size, field)
-        number: int = packed.unpack_from(self._header, at)[0]
-        return number
-
-    def _string(self, field: str, most: int) -> str:
-        at = self._position
-        length = self._number(self._u64, f"the length of {field}")
-        self._check_length(field, at, length)
-        if length > most:
-            self._refuse(field, at, f"is {length} bytes long, at most {most}")
-        begin = self._position
-        self._advance(length, field)
-        if length > _KEPT_STRING_BYTES:
-            return ""
-        self._keep(field, at, 4 * length)
-        return bytes(self._header[begin : begin + length]).decode("utf-8", "replace")
-
-    def _keep(self, field: str, at: int, size_bytes: int) -> None:
-        self._kept_bytes += size_bytes
-        if self._kept_bytes > _KEPT_BYTES:
-            self._refuse(field, at, f"brings the values to more than {_KEPT_BYTES >> 20} MiB, like no model")
-
-    def _advance(self, count: int, field: str) -> None:
-        end = self._position + count
-        if end > self._given:
-            self._lacks(end, field)
-        self._position = end
-
-    def _lacks(self, end: int, field: str) -> NoReturn:
-        if self._given >= self._file_bytes:
-            raise ModelInvalid(
-                f"truncated: the file ends after {self._file_bytes} bytes, inside its header "
-                f"({field} at offset {self._position})",
-                remedy=_DAMAGED,
-            )
-        raise _Short(end)
-
-    def _check_length(self, field: str, at: int, length: int) -> None:
-        rest = self._file_bytes - at - 8
-        if length > rest:
-            self._refuse(field, at, f"claims {length} bytes, but the file has only {max(rest, 0)} more")
-
-    def _check_count(self, field: str, at: int, count: int, item_bytes: int) -> None:
-        rest = self._file_bytes - at - 8
-        if count * item_bytes > rest:
-            self._refuse(
-                field,
-                at,
-                f"is {count}, for which {count * item_bytes} bytes are needed, "
-                f"but the file has only {max(rest, 0)} more",
-            )
-
-    def _refuse(self, field: str, at: int, why: str) -> NoReturn:
-        raise ModelInvalid(f"{field} at offset {at} {why}", remedy=_DAMAGED)
 
 
 def _version(field: bytes) -> tuple[int, bool]:
