@@ -127,3 +127,11 @@ def test_a_prompt_cache_set_by_hand_that_is_too_large_is_named() -> None:
 def test_where_only_what_is_after_the_dashes_is_too_large_that_is_said() -> None:
     wanted = planned(hardware=machine(memory_available_bytes=6 * GIB), extra=("-c", "131072"))
     assert "passed after --" in refused(wanted, wanted, extra=("-c", "131072")).remedy
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "said"),
+    [(0, "0 B"), (300 << 20, "300 MiB"), (5 << 30, "5.0 GiB"), (28 * GIB, "28 GiB"), (3 << 40, "3.0 TiB")],
+)
+def test_sizes_are_said_as_people_say_them(size_bytes: int, said: str) -> None:
+    assert memory_text(size_bytes) == said

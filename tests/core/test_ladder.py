@@ -272,6 +272,7 @@ def test_the_warning_that_it_does_not_fit_counts_as_out_of_memory() -> None:
     warning = fit_failure("common_fit_params: failed to fit params to free device memory: n_gpu_layers is -1")
     assert warning is not None
     assert is_out_of_memory(warning)
+    assert fit_failure("failed to fit params to free device memory: n_gpu_layers already set by user") is None
     candidate = ladder(capabilities(NEW, GPU))
     assert step_down(candidate(Bounds()), warning, candidate, steps_taken=0) is not None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llamasup.core.address import UnixAddress
 from llamasup.core.diagnosis import Diagnosis, Exit, diagnose
 from llamasup.core.errors import DoesNotFit
 from llamasup.core.hardware import Hardware
@@ -44,7 +44,8 @@ class Here:
     def build(self, name: str, version: str = "1 (a)") -> None:
         self._program.write_text(
             f"#!/bin/sh\ncase $1 in --help) /bin/cat '{HELP / name}.txt' ;;\n"
-            f"--version) echo 'version: {version}' >&2 ;; --list-devices) /bin/cat '{self._devices}' ;; esac\n"
+            f"--version) echo 'version: {version}' >&2 ;;\n"
+            f"--list-devices) /bin/cat '{self._devices}' ;; esac\n"
         )
         self._program.chmod(0o755)
 
@@ -130,7 +131,7 @@ def test_without_the_check_and_in_the_profile_plain_nothing_is_refused(here: Her
 def test_each_generation_has_an_address_of_its_own_and_a_check_has_none(here: Here) -> None:
     planner = here.planner()
     assert [planner.plan(number).address for number in (1, 2)] == [
-        module.UnixAddress(str(here.folder / f"{number}.sock")) for number in (1, 2)
+        UnixAddress(str(here.folder / f"{number}.sock")) for number in (1, 2)
     ]
     here.build("0.2.90")  # on TCP, with its key in a file
     old = here.planner()
@@ -328,12 +329,9 @@ def test_a_runtime_that_no_longer_answers_is_planned_for_as_it_was(here: Here) -
     assert planner.plan(2).memory.room.device_bytes == 20000 * MIB
 
 
-def test_devices_are_asked_before_the_first_start_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Callable[..., object]] = []
-    monkeypatch.setattr(module, "devices_now", lambda runtime, environ: asked.append(runtime) or ())
+def test_the_first_generation_takes_the_devices_as_they_were_just_listed(here: Here) -> None:
+    here.devices("Vulkan0: A card (24000 MiB, 20000 MiB free)")
     planner = here.planner()
+    here.devices("Vulkan0: A card (24000 MiB, 5000 MiB free)")
     planner.check()
-    planner.plan(1)
-    assert asked == []
-    planner.plan(2)
-    assert len(asked) == 1
+    assert planner.plan(1).memory.room.device_bytes == 20000 * MIB
