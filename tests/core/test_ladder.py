@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from llamasup.core.bounds import Bounds, Change
 from llamasup.core.context_memory import has_kv_cache
-from llamasup.core.diagnosis import Diagnosis, Exit, diagnose, fit_failure
+from llamasup.core.diagnosis import Diagnosis, Exit, diagnose
 from llamasup.core.ladder import MOST_STEPS, admit, give_way, is_out_of_memory, step_down
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.settings import Settings
+from llamasup.core.start_log import Doom, read_line
 from tests.core.planning import (
     GIB,
     GPU,
@@ -269,12 +270,11 @@ def test_once_no_layer_is_left_on_the_device_there_is_nothing_smaller() -> None:
 
 
 def test_the_warning_that_it_does_not_fit_counts_as_out_of_memory() -> None:
-    warning = fit_failure("common_fit_params: failed to fit params to free device memory: n_gpu_layers is -1")
-    assert warning is not None
-    assert is_out_of_memory(warning)
-    assert fit_failure("failed to fit params to free device memory: n_gpu_layers already set by user") is None
+    heard = read_line("common_fit_params: failed to fit params to free device memory: n_ctx_min is too large")
+    assert isinstance(heard, Doom)
+    assert is_out_of_memory(heard.diagnosis)
     candidate = ladder(capabilities(NEW, GPU))
-    assert step_down(candidate(Bounds()), warning, candidate, steps_taken=0) is not None
+    assert step_down(candidate(Bounds()), heard.diagnosis, candidate, steps_taken=0) is not None
 
 
 # --- crashes of the cache's kernels --------------------------------------------------------------
