@@ -16,6 +16,7 @@ from llamasup.core.errors import ModelInvalid
 from llamasup.core.gguf import ModelClass, ModelFacts, NeedMore, facts_of, read_container, read_header
 from llamasup.core.gguf_container import Container
 from llamasup.core.model_facts import Experts, FimTokens, RecurrentState, Vocabulary
+from llamasup.testing.architectures import ARCHITECTURES, tiny_model
 
 WIDTH = 64
 Tensors = dict[str, tuple[int, ...]]  # shapes in numpy's order
@@ -428,6 +429,40 @@ def test_a_header_written_by_the_gguf_package_gives_its_facts(
         last = oracle.tensors[-1]
         assert facts.expected_bytes == int(last.data_offset + last.n_bytes)
     assert facts.expected_bytes <= facts.file_bytes == path.stat().st_size
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_models_that_the_server_is_asked_about_are_what_the_oracle_reads(
+    name: str, tmp_path: Path
+) -> None:
+    """tests/real/test_memory.py loads them. Each number is the key's own, or one for each layer."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_model(name))
+    facts = facts_from(path)
+    oracle = gguf.GGUFReader(path)
+
+    def stated(key: str, *, layers: int = 0) -> Any:
+        found = oracle.get_field(f"{facts.architecture}.{key}")
+        value = None if found is None else found.contents()
+        return (value,) * layers if layers and isinstance(value, int) else value
+
+    assert facts.layers == stated("block_count")
+    assert facts.context_length == stated("context_length")
+    assert facts.embedding_length == stated("embedding_length")
+    assert facts.key_length == stated("attention.key_length")
+    assert facts.value_length == stated("attention.value_length")
+    assert facts.head_counts == stated("attention.head_count", layers=facts.layers)
+    heads_kv = stated("attention.head_count_kv", layers=facts.layers) or facts.head_counts
+    assert facts.head_counts_kv == tuple(heads_kv)
+    assert facts.feed_forward_lengths == tuple(stated("feed_forward_length", layers=facts.layers))
+    assert facts.sliding_window == stated("attention.sliding_window")
+    assert facts.experts.count == (stated("expert_count") or 0)
+    assert facts.mtp_layers == (stated("nextn_predict_layers") or 0)
+    assert facts.weights_bytes == sum(int(tensor.n_bytes) for tensor in oracle.tensors)
+    for layer in range(facts.layers):
+        blocks = (f"blk.{layer}.", f"enc.blk.{layer}.", f"dec.blk.{layer}.")
+        of_layer = (tensor.n_bytes for tensor in oracle.tensors if tensor.name.startswith(blocks))
+        assert facts.layer_bytes[layer] == sum(map(int, of_layer))
 
 
 @pytest.mark.parametrize(
