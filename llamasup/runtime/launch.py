@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Map
     """
     path = find_model(model)
     facts = read_model(path)
+    _refuse_foreign_byte_order(path, facts)
     look_beside = settings.mmproj is None
     settings = replace(
         settings,
@@ -83,6 +85,16 @@ def _projector_beside(path: Path, model: ModelFacts, by_hand: ByHand) -> Pairing
         return None
     candidates, neighbours = projectors_beside(path)
     return pair_projector(model, str(path), candidates, neighbours)
+
+
+def _refuse_foreign_byte_order(path: Path, facts: ModelFacts) -> None:
+    """b11434 says "file version 50331648 is extremely large, is there a mismatch between endianness?"."""
+    if facts.big_endian != (sys.byteorder == "big"):
+        order = "big" if facts.big_endian else "little"
+        raise ModelInvalid(
+            f"{path}: is written for {order}-endian machines, and this one is {sys.byteorder}-endian",
+            remedy="Get the file for this kind of machine, or turn it with gguf-convert-endian.",
+        )
 
 
 def find_model(name: str) -> Path:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.errors import ModelMissing, UsageInvalid
+from llamasup.core.errors import ModelInvalid, ModelMissing, UsageInvalid
 from llamasup.core.settings import Settings
 from llamasup.runtime.launch import Launch, prepare
 from llamasup.runtime.planner import Planner
+from llamasup.testing.models import big_endian_decoder
 from llamasup.testing.models import tiny_encoder
 from llamasup.testing.vision import vision_projector
 
@@ -65,6 +66,13 @@ def test_llama_server_is_told_the_very_name_that_llamasup_knows_the_model_by(
 def test_an_empty_alias_is_refused_before_the_start(server: Path, tiny_model: Path) -> None:
     with pytest.raises(UsageInvalid, match="empty name"):
         launch(tiny_model, server, alias="")
+
+
+def test_a_model_of_the_other_byte_order_is_refused_before_the_start(server: Path, tmp_path: Path) -> None:
+    path = tmp_path / "big.gguf"
+    path.write_bytes(big_endian_decoder())
+    with pytest.raises(ModelInvalid, match="big-endian"):
+        launch(path, server)
 
 
 # --- paths ---------------------------------------------------------------------------------------
