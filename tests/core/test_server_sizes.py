@@ -105,14 +105,15 @@ def test_the_lines_of_other_builds_and_devices(build: str) -> None:
 
 
 def test_a_context_that_reserves_again_has_the_buffers_it_reserved_last() -> None:
-    log = """
-        llama_context: n_ctx                 = 512
-        sched_reserve:        CPU compute buffer size =    10.00 MiB
-        sched_reserve:        CPU compute buffer size =    12.00 MiB
-        llama_context: n_ctx                 = 512
-        sched_reserve:        CPU compute buffer size =     3.00 MiB
-        """
-    assert mib(read_sizes(log.splitlines()).compute_bytes) == 15
+    """That for multi-token prediction does, beside the target's (b11434)."""
+    log = (LOGS / "mtp.log").read_text()
+    assert [log.count(f"{mib} MiB") for mib in ("compute buffer size =     3.40", "2.77")] == [1, 2]
+    assert in_mib(read_sizes(log.splitlines())) == (1.03, 0.71, 3.40 + 2.77)
+
+
+def test_a_projector_is_counted() -> None:
+    sizes = read_sizes((LOGS / "projector.log").read_text().splitlines())
+    assert in_mib(sizes) == (0.63 + 0.16, 1.00, 3.58 + 0.05)
 
 
 def test_a_projector_is_counted_where_it_is() -> None:
