@@ -210,6 +210,25 @@ def test_a_step_halves_what_the_failed_plan_took_besides_its_weights_or_goes_as_
         assert one_less.memory.context_bytes > made.memory.context_bytes // 2
 
 
+def test_a_step_that_cannot_reach_half_goes_as_far_as_its_one_setting_goes() -> None:
+    buffers_rule = model(head_counts_kv=(1,) * 32, feed_forward_lengths=(100_000,) * 32)
+    candidate = ladder(facts=buffers_rule)
+    made = candidate(Bounds())
+    adjustment = step_down(made, HOST_FULL, candidate, steps_taken=0)
+    assert adjustment is not None
+    after = candidate(adjustment.bounds)
+    assert [change.setting for change in adjustment.changes] == ["--parallel"]
+    assert after.parallel == 1
+    assert after.memory.context_bytes > made.memory.context_bytes // 2
+
+
+def test_no_step_goes_below_the_least_useful_context() -> None:
+    odd = model(context_length=5000)
+    assert admit(ladder(NEW, odd, NOTHING), Bounds()).considered[-1].ctx_size_of_slot == 2048
+    short = model(context_length=1000)
+    assert admit(ladder(NEW, short, NOTHING), Bounds()).considered[-1].ctx_size_of_slot == 1000
+
+
 def test_a_step_is_told_with_what_was_before_and_after_and_its_reason_reaches_the_plan() -> None:
     candidate = ladder(parallel=1)
     adjustment = step_down(candidate(Bounds()), HOST_FULL, candidate, steps_taken=1)
@@ -364,6 +383,24 @@ def test_layers_that_the_device_cannot_hold_are_given_up_before_anything_else() 
     found = give_way(candidate(asked, Bounds()), asked, candidate)
     assert found.memory.fits
     assert (found.gpu_layers, found.ctx_size_of_slot, found.parallel) == (None, 16384, 2)
+
+
+def test_layers_by_hand_stay_where_it_is_the_host_that_is_too_small() -> None:
+    known = capabilities(NEW, GPU)
+    asked = Settings(gpu_layers=1, ctx_size=65536, parallel=1)
+    free = machine(memory_available_bytes=8 * GIB)
+
+    def candidate(now: Settings, bounds: Bounds) -> LaunchPlan:
+        return planned(
+            known, None, free, bounds=bounds, gpu_layers=now.gpu_layers, ctx_size=now.ctx_size, parallel=1
+        )
+
+    preferred = candidate(asked, Bounds())
+    assert preferred.memory.lacks_host
+    found = give_way(preferred, asked, candidate)
+    assert found.memory.fits
+    assert found.gpu_layers == 1
+    assert found.ctx_size_of_slot < 65536
 
 
 def test_what_was_passed_after_the_dashes_stays_and_then_nothing_may_fit() -> None:
