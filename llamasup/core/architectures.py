@@ -14,6 +14,7 @@ __all__ = [
     "ENCODER_DECODERS",
     "FIXED_WINDOWS",
     "FULL_ATTENTION_INTERVAL",
+    "INDEXED",
     "KNOWN",
     "LAYERS_WITH_OWN_KV",
     "RECURRENT",
@@ -87,6 +88,9 @@ SLIDING_ONLY_WITH_LAYERS = {"exaone4": 64}
 
 # So many layers have a KV cache of their own, later ones use one of theirs. Others say it in the header.
 LAYERS_WITH_OWN_KV = {"gemma3n": 20}
+
+# An indexer chooses which cells are attended to (DSA); its own key is cached beside the latent one.
+INDEXED = frozenset({"deepseek32", "glm-dsa"})
 
 KNOWN = (
     ENCODERS

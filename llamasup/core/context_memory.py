@@ -1,7 +1,7 @@
 """What a context of one model takes: its KV cache, its recurrent states, the buffers it computes in.
 
 KV cache and recurrent state are those that llama-server logs at ``-lv 4``, to the byte; compute buffers are
-bounded from above (tests/real/test_memory.py, b11434, 21 architectures).
+bounded from above (tests/real/test_memory.py, b11434, 22 architectures).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ CACHE_TYPES = MappingProxyType(
 
 _EMBEDDING = (ModelClass.ENCODER, ModelClass.RERANKER)
 _GRAPH_BYTES = 1 << 16  # what the smallest graphs take beside all that (b11434)
+# Of an indexer, per token and cell: its score and the masks made of it; per cell that it chooses (b11434).
+_SCORED_BYTES, _CHOSEN_BYTES = 12, 16
 _CELL_MULTIPLE = 256  # llama_context rounds the cells of every sequence up to this (-c 100 gives 256 [run])
 
 
@@ -131,7 +133,7 @@ def compute_bytes(model: ModelFacts, shape: ContextShape) -> int:
 
     ggml gives memory that one part of the graph is done with to the next, so the widest part decides:
     attention, feed-forward, recurrence or output head. The masks, and the recurrent states that are read and
-    written, are held throughout. Widths were measured (b11434) on 21 architectures in small and on 15 models
+    written, are held throughout. Widths were measured (b11434) on 22 architectures in small and on 15 models
     in their real width: the bound is 1.0 to 1.7 times what is logged (tests/real/test_memory.py).
     """
     tokens = min(shape.ubatch, shape.ctx_total)
@@ -165,10 +167,13 @@ def _attention_bytes(model: ModelFacts, shape: ContextShape, tokens: int) -> tup
         # the encoder's output as if it were as long as it can be.
         crossed = model.context_length
         return 8 * masked + 4 * crossed, max(4 * (1 + 3 * heads) * cells, 4 * heads * crossed)
+    indexed = 0
+    if model.indexer.key_length:
+        indexed = _SCORED_BYTES * cells + _CHOSEN_BYTES * min(cells, model.indexer.top_k)
     if shape.flash_attn:
         # Builds before #23861 make the mask in f32 and copy it to f16.
-        return masked * (6 if shape.outputs_per_slot is None else 2), 0
-    return 4 * masked, 4 * heads * cells
+        return masked * (6 if shape.outputs_per_slot is None else 2) + indexed, 0
+    return 4 * masked + indexed, 4 * heads * cells
 
 
 def _outputs(model: ModelFacts, shape: ContextShape, tokens: int) -> int:
@@ -210,7 +215,7 @@ def _cache_bytes(model: ModelFacts, shape: ContextShape, layer: _Layer, widest: 
     if model.mla and not shape.mla_values:
         values = 0
     stored = _stored_bytes(layer.keys, shape.k_type) + _stored_bytes(values, shape.v_type)
-    return cells * shape.streams * stored
+    return cells * shape.streams * (stored + _stored_bytes(model.indexer.key_length, shape.k_type))
 
 
 def _stored_bytes(elements: int, cache_type: str) -> int:

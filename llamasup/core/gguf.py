@@ -28,6 +28,7 @@ from llamasup.core.model_facts import (
     ChatTemplate,
     Experts,
     FimTokens,
+    Indexer,
     ModelClass,
     ModelFacts,
     Split,
@@ -149,6 +150,12 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
         key_length_swa=keys.integer("{a}.attention.key_length_swa", key_length),
         value_length_swa=keys.integer("{a}.attention.value_length_swa", value_length),
         mla="{a}.attention.key_length_mla" in keys and "{a}.attention.value_length_mla" in keys,
+        indexer=Indexer(
+            key_length=keys.integer("{a}.attention.indexer.key_length"),
+            top_k=keys.integer("{a}.attention.indexer.top_k"),
+        )
+        if architecture in architectures.INDEXED
+        else Indexer(),
         recurrent=recurrent_state(keys, embedding_length, max(head_counts, default=0))
         if any(recurrent)
         else None,

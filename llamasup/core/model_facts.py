@@ -13,6 +13,7 @@ __all__ = [
     "ChatTemplate",
     "Experts",
     "FimTokens",
+    "Indexer",
     "ModelClass",
     "ModelFacts",
     "RecurrentState",
@@ -52,6 +53,14 @@ class Experts:
     used: int = 0
     shared: int = 0
     feed_forward_length: int = 0  # of one expert
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """What chooses the cells that a layer attends to (DeepSeek V3.2, GLM 5); nothing where all are."""
+
+    key_length: int = 0  # elements of the key that it caches for itself
+    top_k: int = 0  # cells that it chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +145,7 @@ class ModelFacts:
     key_length_swa: int = 0  # of one head in a sliding layer
     value_length_swa: int = 0
     mla: bool = False  # multi-head latent attention: K alone is cached, V is a view of it
+    indexer: Indexer = Indexer()
     recurrent: RecurrentState | None = None
     recurrent_layers: tuple[bool, ...] = ()  # per layer: keeps a recurrent state
     kv_layers: tuple[

@@ -203,6 +203,32 @@ def _deepseek2(w: Widths) -> Model:
     return w.model("deepseek2", keys, layer | w.feed_forward(), experts, experts)
 
 
+def _deepseek32(w: Widths) -> Model:
+    """As deepseek2, and each layer has an indexer that chooses which cells are attended to."""
+    heads, head = 2, 64
+    _, keys, tensors = _deepseek2(w)
+    for layer in range(3):
+        tensors |= layer_of(
+            layer,
+            {
+                "indexer.k_norm.weight": (head,),
+                "indexer.k_norm.bias": (head,),
+                "indexer.proj.weight": (w.width, heads),
+                "indexer.attn_k.weight": (w.width, head),
+                "indexer.attn_q_b.weight": (w.latent_rank, heads * head),
+            },
+            {"exp_probs_b.bias": (w.expert_count,)} if layer else {},
+        )
+    keys |= {
+        "attention.indexer.head_count": heads,
+        "attention.indexer.key_length": head,
+        "attention.indexer.top_k": 2048,
+        "attention.layer_norm_epsilon": 1e-5,
+        "expert_gating_func": 2,
+    }
+    return "deepseek32", keys, tensors
+
+
 def _glm4moe(w: Widths) -> Model:
     """The last layer predicts further tokens."""
     layer = w.norms("attn_norm", "post_attention_norm") | w.attention(biased=True)
@@ -380,6 +406,7 @@ ARCHITECTURES: Mapping[str, Callable[[Widths], Model]] = MappingProxyType(
         "gpt-oss": _gpt_oss,
         "cohere2": _cohere2,
         "deepseek2": _deepseek2,
+        "deepseek32": _deepseek32,
         "glm4moe": _glm4moe,
         "mamba": _mamba1_model,
         "mamba2": _mamba2_model,

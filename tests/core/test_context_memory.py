@@ -17,7 +17,7 @@ from llamasup.core.context_memory import (
     kv_bytes_per_layer,
     mtp_kv_bytes,
 )
-from llamasup.core.model_facts import Experts, ModelClass, ModelFacts, RecurrentState
+from llamasup.core.model_facts import Experts, Indexer, ModelClass, ModelFacts, RecurrentState
 from tests.core.planning import bert, model
 
 MIB = 1 << 20
@@ -185,6 +185,15 @@ def test_latent_attention_caches_one_key_and_no_value() -> None:
     shape = ContextShape(2048, 1, 512)
     assert kv_bytes(deepseek, shape) == 4 * 2048 * 96 * 2
     assert kv_bytes(deepseek, replace(shape, mla_values=True)) == 4 * 2048 * (96 + 64) * 2
+
+
+def test_an_indexer_caches_a_key_of_its_own_and_scores_every_cell() -> None:
+    """DeepSeek V3.2; b11434 logs 50.66 MiB for a tiny one with 8192 cells."""
+    plain = replace(SLIDING, sliding_layers=(), key_length=96, value_length=64, mla=True)
+    indexed = replace(plain, indexer=Indexer(64, 2048))
+    shape = ContextShape(8192, 1, 512, outputs_per_slot=1)
+    assert kv_bytes(indexed, shape) - kv_bytes(plain, shape) == 4 * 8192 * 64 * 2
+    assert compute_bytes(indexed, shape) - compute_bytes(plain, shape) == 512 * (12 * 8192 + 16 * 2048)
 
 
 def test_a_layer_can_have_a_cache_and_a_recurrent_state_and_its_snapshots() -> None:

@@ -15,7 +15,7 @@ import pytest
 from llamasup.core.errors import ModelInvalid
 from llamasup.core.gguf import ModelClass, ModelFacts, NeedMore, facts_of, read_container, read_header
 from llamasup.core.gguf_container import Container
-from llamasup.core.model_facts import Experts, FimTokens, RecurrentState, Vocabulary
+from llamasup.core.model_facts import Experts, FimTokens, Indexer, RecurrentState, Vocabulary
 from llamasup.testing.architectures import ARCHITECTURES, tiny_model
 
 WIDTH = 64
@@ -241,6 +241,18 @@ SHAPES = {
             "expert_bytes": (4 * 16 * WIDTH,) * 2,
             "input_bytes": 4 * 41 * WIDTH,
         },
+    ),
+    "glm-dsa with an indexer": Shape(
+        "glm-dsa",
+        basics(
+            2,
+            attention__key_length_mla=192,
+            attention__value_length_mla=128,
+            attention__indexer__key_length=128,
+            attention__indexer__top_k=2048,
+        ),
+        EMBEDDING,
+        {"mla": True, "indexer": Indexer(128, 2048)},
     ),
     "mamba": Shape(
         "mamba",
