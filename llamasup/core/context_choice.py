@@ -19,6 +19,7 @@ from llamasup.core.settings import Settings
 __all__ = ["Context", "decide_context"]
 
 _OWN_SLOTS = 4  # llama-server's choice at --parallel -1
+_OWN_CONTEXT = 4096  # of a model that names none
 _MOST_SLOTS = 256  # LLAMA_MAX_SEQ: "n_seq_max must be <= 256" (b11434 [run])
 # A context of one token, or a batch of fewer tokens than slots, aborts in llama-server's own warm-up
 # ("get_sub_batch: failed to add token", b11434 [run]).
@@ -49,10 +50,18 @@ def decide_context(
     by_hand: ByHand,
     prefers: Preferences,
     bounds: Bounds,
+    *,
+    can_share: bool,
 ) -> Context:
-    """Slots, and tokens for each. Raises UsageInvalid for numbers that cannot be meant."""
+    """Slots, and tokens for each; ``can_share``: the build knows ``--kv-unified``.
+
+    Raises UsageInvalid for numbers that cannot be meant.
+    """
     parallel, auto, why_parallel = _parallel(serves, settings, by_hand, prefers, bounds)
-    unified = by_hand.switch("--kv-unified") or auto
+    shares = prefers.shared_cells and can_share and serves is ModelClass.DECODER and parallel > 1
+    if by_hand.has("--kv-unified"):
+        shares = by_hand.switch("--kv-unified")
+    unified = shares or auto
     total = by_hand.number("--ctx-size")
     if total is not None:
         total = model.context_length if total == 0 else total
@@ -67,6 +76,7 @@ def decide_context(
         why_total = f"{per_request} tokens for each of {parallel} slots: {why}"
         if unified:
             per_request = total
+            why_total += "; a request may take what the others leave"
     if total > _MOST_TOKENS:
         raise _bad("--ctx-size times --parallel", total, f"at most {_MOST_TOKENS}")
     cells = ContextShape(total, parallel, ubatch=1, unified=unified).cells_per_stream
@@ -91,6 +101,8 @@ def _parallel(
         return passed, False, "set by hand"
     if settings.parallel is not None:
         return settings.parallel, False, "asked for with --parallel"
+    if prefers.own_choice:
+        return _OWN_SLOTS, True, "left to llama-server"
     if serves is ModelClass.ENCODER_DECODER:
         return 1, False, "llama.cpp runs an encoder-decoder for one sequence at a time"
     if bounds.parallel is not None and bounds.parallel < prefers.parallel:
@@ -105,6 +117,8 @@ def _per_request(
 ) -> tuple[int, str]:
     own = model.context_length
     asked = settings.ctx_size
+    if asked is None and prefers.own_choice:
+        return -(-(own or _OWN_CONTEXT) // _OWN_SLOTS), "left to llama-server"
     if asked is None:
         preferred = min(own, prefers.ctx_size) if own else prefers.ctx_size
         if bounds.ctx_size is not None and bounds.ctx_size < preferred:

@@ -46,6 +46,8 @@ def decide_kv_cache(
     by_hand: ByHand,
     prefers: Preferences,
     bounds: Bounds,
+    *,
+    on_device: bool,
 ) -> KvCache:
     """Cache types and flash attention together, since a quantised V needs it. Raises UsageInvalid."""
     flash, why_flash = _flash(capabilities, model, settings, by_hand, bounds)
@@ -58,7 +60,8 @@ def decide_kv_cache(
     if not has_kv_cache(model):
         why = f"a {model.architecture} model keeps no keys and values"
         return KvCache(flash, "f16", "f16", why_flash, why, why)
-    wanted, why_wanted = prefers.kv_type, _WHY_TYPE.get(prefers.kv_type, "the profile's")
+    wanted = prefers.kv_type_on_device if on_device else prefers.kv_type_on_cpu
+    why_wanted = _WHY_PACKED if wanted != "f16" else _WHY_F16
     if bounds.kv_type is not None:
         wanted, why_wanted = bounds.kv_type, bounds.why
     sides: list[tuple[str, str]] = []
@@ -84,11 +87,8 @@ def decide_kv_cache(
     return KvCache(flash, k_type, v_type, why_flash, why_k, why_v, "q8_0" if packed else None)
 
 
-# Why a plan has these types where nobody asked for one.
-_WHY_TYPE = {
-    "q8_0": "half the memory of f16, for nearly the same answers",
-    "f16": "the fastest on this machine",
-}
+_WHY_PACKED = "half the memory of f16, for nearly the same answers"
+_WHY_F16 = "a packed cache would cost a CPU a third of its speed in long contexts"
 
 
 def _flash(

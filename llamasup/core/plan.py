@@ -36,7 +36,13 @@ from llamasup.core.placement import RUNTIME_BYTES, decide_gpu_layers, give_gpu_l
 from llamasup.core.profiles import preferences
 from llamasup.core.projectors import Pairing, give_projector, refuse_wrong_projector
 from llamasup.core.settings import Settings
-from llamasup.core.tuning import decide_prompt_cache, decide_threads, why_no_lock, why_no_priority
+from llamasup.core.tuning import (
+    decide_prompt_cache,
+    decide_threads,
+    spin_settings,
+    why_no_lock,
+    why_no_priority,
+)
 
 __all__ = ["LaunchPlan", "Reason", "child_address_kind", "needs_key_file", "plan", "runtime_id"]
 
@@ -133,11 +139,13 @@ def plan(
     elif found is not None and found.projector is not None:
         mmproj = found.projector.facts
     drafter = decide_drafter(capabilities, model, serves, settings, by_hand, draft)
-    context = decide_context(model, serves, settings, by_hand, prefers, bounds)
-    kv = decide_kv_cache(capabilities, model, serves, settings, by_hand, prefers, bounds)
+    context = decide_context(
+        model, serves, settings, by_hand, prefers, bounds, can_share=bool(capabilities.knows("--kv-unified"))
+    )
     threads = decide_threads(hardware, settings, by_hand)
     layers = decide_gpu_layers(capabilities, model, settings, by_hand, bounds)
     on_device = layers != 0
+    kv = decide_kv_cache(capabilities, model, serves, settings, by_hand, prefers, bounds, on_device=on_device)
     shape = _shape(context, kv)
     drafts = None if drafter is None else drafter.facts
     pair = None if drafts is None else (drafts, draft_shape(drafts, shape))
@@ -165,6 +173,8 @@ def plan(
         "--parallel", context.parallel, context.why_parallel, asked=_asked("--parallel", settings.parallel)
     )
     line.give("--cont-batching", None, "requests join and leave a running batch", otherwise=_NOT_NEEDED)
+    if context.unified and prefers.shared_cells:
+        line.give("--kv-unified", None, "slots share the context: a long request may take what others leave")
     line.give("--batch-size", context.batch, context.why_batch)
     line.give("--ubatch-size", context.ubatch, context.why_batch)
     _attention(line, capabilities, model, settings, kv)
@@ -172,8 +182,12 @@ def plan(
     line.give("--threads-batch", threads.batch, "as many as for generation: both wait on the same cores")
     _priority(line, why_no_priority(hardware, threads, draft=drafter is not None))
     give_gpu_layers(line, capabilities, settings, bounds)
-    _lock(line, capabilities, why_no_lock(hardware, memory, prefers, on_device=on_device))
+    _lock(line, capabilities, why_no_lock(hardware, model, memory, prefers, on_device=on_device))
     line.give("--cache-ram", budget_mib, why_budget, otherwise="this build keeps no prompts in host memory")
+    if not prefers.checkpoints:
+        line.give("--ctx-checkpoints", 0, "states of earlier points in a prompt take memory")
+    if not prefers.repack:
+        line.give("--no-repack", None, "weights that are rewritten for the CPU are a second copy of them")
     if drafter is not None:
         give_drafter(
             line,
@@ -200,6 +214,7 @@ def plan(
         config_home=config_home,
         library_path=library_path,
     )
+    env |= spin_settings(env, prefers)
     if env_key is not None and api_key is not None:
         env[env_key] = api_key
     return LaunchPlan(
@@ -222,7 +237,7 @@ def plan(
         gpu_layers=layers,
         smaller_kv_type=kv.smaller,
         bounds=bounds,
-        checked=settings.check_memory,
+        checked=settings.check_memory and not prefers.own_choice,
         adjustable=_adjustable(settings, by_hand),
     )
 
