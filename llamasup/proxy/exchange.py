@@ -128,6 +128,7 @@ class Exchange:
     def relay(self, data: bytes) -> None:
         """Pass on bytes of the body as they are. On the path of every streamed token."""
         self.bytes_out += len(data)
+        self._lease.endpoint.bytes_relayed += len(data)
         self._tail.append(data)
         self._write(data)
 
@@ -137,6 +138,9 @@ class Exchange:
 
     def finished(self) -> None:
         """The whole response has gone downstream."""
+        endpoint = self._lease.endpoint
+        endpoint.answered += 1
+        endpoint.failures = endpoint.failures + 1 if self.status >= 500 else 0
         self._let_go()
         self._tell("ok")
         self._downstream.exchange_over(self._request)

@@ -33,7 +33,19 @@ class Endpoint:
     ``api_key`` is the child's own key (loopback children only); the client's key never reaches the child.
     """
 
-    __slots__ = ("_leases", "_on_close", "_on_idle", "address", "api_key", "closed", "generation", "model")
+    __slots__ = (
+        "_leases",
+        "_on_close",
+        "_on_idle",
+        "address",
+        "answered",
+        "api_key",
+        "bytes_relayed",
+        "closed",
+        "failures",
+        "generation",
+        "model",
+    )
 
     def __init__(self, model: str, generation: int, address: Address, api_key: str | None = None) -> None:
         self.model = model
@@ -41,6 +53,10 @@ class Endpoint:
         self.address = address
         self.api_key = api_key
         self.closed = False
+        # What the proxy sees of its progress; plain counters, since they are on the path of every token.
+        self.bytes_relayed = 0
+        self.answered = 0  # responses that came to their end
+        self.failures = 0  # answers of 500 and more in a row
         self._leases: set[Lease] = set()
         self._on_idle: Callable[[], None] | None = None
         self._on_close: list[Callable[[], None]] = []
