@@ -19,6 +19,7 @@ __all__ = [
     "LAYERS_WITH_OWN_KV",
     "RECURRENT",
     "RECURRENT_WITHOUT_KV_HEADS",
+    "SIDE_LENGTHS",
     "SLIDING_ONLY_WITH_LAYERS",
     "SLIDING_PERIODS",
 ]
@@ -88,6 +89,9 @@ SLIDING_ONLY_WITH_LAYERS = {"exaone4": 64}
 
 # So many layers have a KV cache of their own, later ones use one of theirs. Others say it in the header.
 LAYERS_WITH_OWN_KV = {"gemma3n": 20}
+
+# Elements of the input that each layer gets beside its own. Others say it in the header.
+SIDE_LENGTHS = {"gemma3n": 256}
 
 # An indexer chooses which cells are attended to (DSA); its own key is cached beside the latent one.
 INDEXED = frozenset({"deepseek32", "glm-dsa"})

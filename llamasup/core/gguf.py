@@ -156,7 +156,10 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
         )
         if architecture in architectures.INDEXED
         else Indexer(),
-        recurrent=recurrent_state(keys, embedding_length, max(head_counts, default=0))
+        side_length=keys.integer(
+            "{a}.embedding_length_per_layer_input", architectures.SIDE_LENGTHS.get(architecture, 0)
+        ),
+        recurrent=recurrent_state(keys, architecture, embedding_length, max(head_counts, default=0))
         if any(recurrent)
         else None,
         recurrent_layers=recurrent,

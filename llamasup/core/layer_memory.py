@@ -94,7 +94,7 @@ def attention_layers(
     )
 
 
-def recurrent_state(keys: Keys, embedding_length: int, heads: int) -> RecurrentState:
+def recurrent_state(keys: Keys, architecture: str, embedding_length: int, heads: int) -> RecurrentState:
     """Elements of one recurrent layer's state (n_embd_r and n_embd_s of llama-hparams.cpp)."""
     wkv_head = keys.integer("{a}.wkv.head_size")
     if wkv_head:  # RWKV
@@ -106,9 +106,9 @@ def recurrent_state(keys: Keys, embedding_length: int, heads: int) -> RecurrentS
     kernel = max(keys.integer("{a}.ssm.conv_kernel") - 1, 0)
     kda_head = keys.integer("{a}.kda.head_dim")
     if kda_head:  # Kimi delta attention
-        convolved, state = 3 * heads * kda_head, heads * kda_head * kda_head
-    else:
-        inner, state_size = keys.integer("{a}.ssm.inner_size"), keys.integer("{a}.ssm.state_size")
-        convolved = inner + 2 * keys.integer("{a}.ssm.group_count") * state_size
-        state = state_size * inner
-    return RecurrentState(kernel * convolved, state, 7 * convolved)
+        convolved = 3 * heads * kda_head
+        return RecurrentState(kernel * convolved, heads * kda_head * kda_head, 4 * convolved)
+    inner, state_size = keys.integer("{a}.ssm.inner_size"), keys.integer("{a}.ssm.state_size")
+    convolved = inner + 2 * keys.integer("{a}.ssm.group_count") * state_size
+    passes = 5 if architecture in architectures.FULL_ATTENTION_INTERVAL else 7  # gated delta net; Mamba
+    return RecurrentState(kernel * convolved, state_size * inner, passes * convolved)

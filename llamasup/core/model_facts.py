@@ -146,6 +146,7 @@ class ModelFacts:
     value_length_swa: int = 0
     mla: bool = False  # multi-head latent attention: K alone is cached, V is a view of it
     indexer: Indexer = Indexer()
+    side_length: int = 0  # of the input that each layer gets beside its own (Gemma 3n, Gemma 4)
     recurrent: RecurrentState | None = None
     recurrent_layers: tuple[bool, ...] = ()  # per layer: keeps a recurrent state
     kv_layers: tuple[

@@ -116,15 +116,53 @@ def _gemma3(w: Widths) -> Model:
     return w.model("gemma3", w.basics(7, attention__sliding_window=w.window), *[layer] * 7, tied=True)
 
 
+def _gemma3n(w: Widths) -> Model:
+    """22 layers, since the first 20 have KV caches; side streams of fixed widths make it 11 MB."""
+    streams, laurel, side = 4, 64, 256
+    norms = w.norms("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+    mixing: Tensors = {
+        "altup_correct_coef.weight": (streams, streams),
+        "altup_correct_scale.weight": (w.width,),
+        "altup_predict_coef.weight": (streams, streams * streams),
+        "altup_router.weight": (w.width, streams),
+        "laurel_l.weight": (w.width, laurel),
+        "laurel_r.weight": (laurel, w.width),
+        **w.norms("altup_router_norm", "laurel_post_norm"),
+    }
+    layer = norms | w.attention() | w.qk_norms | w.feed_forward() | mixing | _side_input(w, side)
+    keys = w.basics(22, attention__sliding_window=w.window)
+    architecture, keys, tensors = w.model("gemma3n", keys, *[layer] * 22, tied=True)
+    tensors |= {
+        "altup_proj.weight": (w.width, w.width, streams - 1),
+        "altup_unembd_proj.weight": (w.width, w.width, streams - 1),
+    }
+    return architecture, keys, tensors | _side_ends(w, side, 22)
+
+
+def _side_input(w: Widths, side: int) -> Tensors:
+    """What takes a layer's own input in."""
+    return {"inp_gate.weight": (w.width, side), "proj.weight": (side, w.width), **w.norms("post_norm")}
+
+
+def _side_ends(w: Widths, side: int, layers: int) -> Tensors:
+    """What makes the inputs of all layers."""
+    return {
+        "per_layer_token_embd.weight": (layers * side, w.vocab),
+        "per_layer_model_proj.weight": (w.width, layers * side),
+        "per_layer_proj_norm.weight": (side,),
+    }
+
+
 def _gemma4(w: Widths) -> Model:
-    """Wider heads in the full layer, and a last layer that uses the KV cache of an earlier one."""
+    """Wider heads in the full layers, two layers that use the KV caches of earlier ones, an input to each."""
+    side = 32
     slides = [True, True, False, True, False]
     norms = w.norms("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
     layers = []
     for sliding in slides:
         head = w.head if sliding else 2 * w.head
         qk_norms = w.norms("attn_q_norm", "attn_k_norm", width=head)
-        layers.append(norms | w.attention(head=head) | qk_norms | w.feed_forward())
+        layers.append(norms | w.attention(head=head) | qk_norms | w.feed_forward() | _side_input(w, side))
     keys = w.basics(
         5,
         attention__sliding_window=w.window,
@@ -133,14 +171,14 @@ def _gemma4(w: Widths) -> Model:
         attention__key_length_swa=w.head,
         attention__value_length_swa=w.head,
         rope__dimension_count_swa=w.head,
-        embedding_length_per_layer_input=0,
+        embedding_length_per_layer_input=side,
     ) | {
         "attention.key_length": 2 * w.head,
         "attention.value_length": 2 * w.head,
         "rope.dimension_count": 2 * w.head,
     }
     architecture, keys, tensors = w.model("gemma4", keys, *layers)
-    return architecture, keys, tensors | {"rope_freqs.weight": (w.head,)}
+    return architecture, keys, tensors | _side_ends(w, side, 5) | {"rope_freqs.weight": (w.head,)}
 
 
 def _gpt_oss(w: Widths) -> Model:
@@ -324,6 +362,55 @@ def _qwen35(w: Widths) -> Model:
     return w.model("qwen35", keys, *[recurrent] * 3, attention, attention | w.prediction)
 
 
+def _kimi_linear(w: Widths) -> Model:
+    """Latent attention in one layer, delta attention of Kimi's own in the others."""
+    rank, rope, inner = w.latent_rank, w.latent_rope, w.heads * w.head
+    latent: Tensors = {
+        "attn_q.weight": (w.width, w.heads * (w.head + rope)),
+        "attn_kv_a_mqa.weight": (w.width, rank + rope),
+        "attn_kv_a_norm.weight": (rank,),
+        "attn_k_b.weight": (w.head, rank, w.heads),
+        "attn_v_b.weight": (rank, w.head, w.heads),
+        "attn_output.weight": (w.heads * w.head, w.width),
+    }
+    delta: Tensors = {
+        **{f"attn_{part}.weight": (w.width, inner) for part in "qkv"},
+        **{f"ssm_conv1d_{part}.weight": (w.conv_kernel, 1, inner, 1) for part in "qkv"},
+        **{f"ssm_{part}_a.weight": (w.width, w.head) for part in "fg"},
+        **{f"ssm_{part}_b.weight": (w.head, inner) for part in "fg"},
+        "ssm_beta.weight": (w.width, w.heads),
+        "ssm_a": (1, w.heads),
+        "ssm_dt.bias": (inner,),
+        "ssm_norm.weight": (w.head,),
+        "attn_output.weight": (inner, w.width),
+    }
+    ends = w.norms("attn_norm", "ffn_norm")
+    experts = w.experts() | {"exp_probs_b.bias": (w.expert_count,)} | w.feed_forward(w.expert_width, "_shexp")
+    keys = (
+        w.basics(
+            3,
+            ssm__conv_kernel=w.conv_kernel,
+            kda__head_dim=w.head,
+            attention__kv_lora_rank=rank,
+            attention__key_length_mla=w.head + rope,
+            attention__value_length_mla=w.head,
+            leading_dense_block_count=1,
+            expert_shared_count=1,
+            expert_weights_scale=1.0,
+            expert_gating_func=2,
+        )
+        | w.expert_keys
+        | {
+            "attention.head_count_kv": [0, 1, 0],
+            "attention.key_length": rank + rope,
+            "attention.value_length": rank,
+            "rope.dimension_count": rope,
+        }
+    )
+    layers = (ends | delta | w.feed_forward(), ends | latent | experts, ends | delta | experts)
+    return w.model("kimi-linear", keys, *layers)
+
+
 def _rwkv7(w: Widths) -> Model:
     rank = 32
     names: Tensors = {}
@@ -402,6 +489,7 @@ ARCHITECTURES: Mapping[str, Callable[[Widths], Model]] = MappingProxyType(
         "qwen3moe": _qwen3moe,
         "gemma2": _gemma2,
         "gemma3": _gemma3,
+        "gemma3n": _gemma3n,
         "gemma4": _gemma4,
         "gpt-oss": _gpt_oss,
         "cohere2": _cohere2,
@@ -417,6 +505,7 @@ ARCHITECTURES: Mapping[str, Callable[[Widths], Model]] = MappingProxyType(
         "nemotron_h": _nemotron_h,
         "lfm2": _lfm2,
         "qwen35": _qwen35,
+        "kimi-linear": _kimi_linear,
         "t5": _t5,
     }
 )

@@ -241,6 +241,15 @@ def test_the_experts_that_a_token_uses_decide_where_they_are_wider_than_the_rest
     assert 92.60 <= estimated_mib <= 1.1 * 92.60
 
 
+def test_inputs_of_all_layers_are_made_at_once() -> None:
+    """Gemma 3n: 47.41 MiB logged for a tiny one of 22 layers with inputs of 256."""
+    gemma3n = replace(NARROW, layers=22, side_length=256)
+    plain = replace(gemma3n, side_length=0)
+    shape = ContextShape(2048, 1, 512, outputs_per_slot=1)
+    more_mib = (compute_bytes(gemma3n, shape) - compute_bytes(plain, shape)) / MIB
+    assert 45 <= more_mib <= 1.3 * 45
+
+
 def test_recurrence_is_computed_per_token_and_reads_the_state_of_each_slot() -> None:
     """Mamba 2 2.7B: 79.42 MiB logged for one slot, 37.68 for four with 128 tokens."""
     convolved = 5120 + 2 * 128

@@ -202,6 +202,7 @@ SHAPES = {
         EMBEDDING,
         {
             "kv_layers": (True,) * 20 + (False, False),
+            "side_length": 256,
             "sliding_layers": ((True,) * 4 + (False,)) * 4 + (True, True),
         },
     ),
@@ -306,7 +307,7 @@ SHAPES = {
         basics(2, attention__head_count_kv=[0, 2], ssm__conv_kernel=4, kda__head_dim=16),
         EMBEDDING,
         {
-            "recurrent": RecurrentState(3 * 3 * 4 * 16, 4 * 16 * 16, 7 * 3 * 4 * 16),
+            "recurrent": RecurrentState(3 * 3 * 4 * 16, 4 * 16 * 16, 4 * 3 * 4 * 16),
             "recurrent_layers": (True, False),
         },
     ),

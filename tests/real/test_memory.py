@@ -144,7 +144,7 @@ SHAPES = {
     "sliding layers in full": lean(8192, 2, swa_full=True),
     "small micro-batches": lean(8192, 2, 64),
     "large micro-batches": lean(8192, 1, 2048),
-    "a length that is rounded up": lean(1000, 3, 128),
+    "a length that is rounded up": lean(1000, 3, 192),
 }
 
 
