@@ -52,6 +52,10 @@ class ServerSizes:
         return self.weights_bytes + self.kv_bytes + self.compute_bytes
 
     @property
+    def device_bytes(self) -> int:
+        return self.total_bytes - self.by_device.get(HOST, 0)
+
+    @property
     def complete(self) -> bool:
         """Whether the log says enough to learn from: weights, and a context that was made."""
         return self.weights_bytes > 0 and self.compute_bytes > 0

@@ -49,9 +49,7 @@ class PlanMaker(Protocol):
 
     def step_down(self, made: LaunchPlan, diagnosis: Diagnosis) -> Adjustment | None: ...
 
-    def served(
-        self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int, device_bytes: int = 0
-    ) -> None:
+    def served(self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int) -> None:
         """Runs in a thread."""
         ...
 

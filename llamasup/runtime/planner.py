@@ -151,9 +151,7 @@ class Planner:
             self._failed = _Failed(made, diagnosis, adjustment, available_bytes)
         return adjustment
 
-    def served(
-        self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int, device_bytes: int = 0
-    ) -> None:
+    def served(self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int) -> None:
         """``made`` is up: keep what it takes, and that more than it was too much. Blocks on the disk."""
         sizes = read_sizes(log)
         if self._launch.settings.profile == "plain":
@@ -169,7 +167,7 @@ class Planner:
                 kv_bytes=sizes.kv_bytes,
                 compute_bytes=sizes.compute_bytes,
                 resident_bytes=resident_bytes,
-                device_bytes=device_bytes,
+                device_bytes=sizes.device_bytes,
             )
         if self._failed is not None:
             failed = self._failed

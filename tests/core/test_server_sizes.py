@@ -127,6 +127,7 @@ def test_a_projector_is_counted_where_it_is() -> None:
     sizes = read_sizes(log.splitlines())
     assert in_mib(sizes) == (854.99, 0, 104)
     assert {device: mib(size) for device, size in sizes.by_device.items()} == {"CPU": 4, "CUDA0": 954.99}
+    assert mib(sizes.device_bytes) == 954.99
 
 
 def test_a_log_without_sizes_is_not_complete() -> None:
