@@ -6,6 +6,7 @@ better is ok, with the advice as its remedy: a laptop in its usual state is heal
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,8 +56,9 @@ def _left(facts: Facts) -> Iterator[Check]:
             "See which process holds it (ss -xlp), and end that one.",
         )
     elif facts.left:
-        paths = " ".join(folder.path for folder in facts.left)
-        yield Check("left behind", True, f"by a llamasup that was killed: {paths}", f"rm -r {paths}")
+        paths = [folder.path for folder in facts.left]
+        found = f"by a llamasup that was killed: {' '.join(paths)}"
+        yield Check("left behind", True, found, f"rm -r {shlex.join(paths)}")
     else:
         yield Check("left behind", True, "nothing")
 
