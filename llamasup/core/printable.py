@@ -12,4 +12,8 @@ def printable(text: str) -> str:
 
 def _escaped(letter: str) -> str:
     # str.isprintable: neither "Other" (controls, formats, surrogates, private use) nor "Separator" but space.
-    return letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+    if letter.isprintable():
+        return letter
+    if "\udc80" <= letter <= "\udcff":  # PEP 383: a byte of a path, which JSON shows as \xff as well
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    return letter.encode("unicode_escape").decode("ascii")

@@ -17,7 +17,8 @@ from llamasup.core.printable import printable
         ("one\ntwo\r", "one\\ntwo\\r"),
         ("\x9b31m", "\\x9b31m"),  # CSI in one byte
         ("abc\u202egnp.exe", "abc\\u202egnp.exe"),  # turns the direction of reading
-        ("a\udcffb", "a\\udcffb"),  # a byte outside UTF-8 in a file's name
+        ("a\udcffb", "a\\xffb"),  # a byte outside UTF-8 in a file's name
+        ("a\ud800b", "a\\ud800b"),  # no byte of anything
     ],
 )
 def test_what_moves_the_cursor_is_written_out(text: str, shown: str) -> None:
