@@ -119,6 +119,7 @@ class _Walk:
     """One look through folders. Owned by one call of ``list_models``."""
 
     _stopped: str = ""
+    _too_deep: bool = False
     _closed: list[str] = field(default_factory=list[str])
     _seen_folders: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     _entries: int = 0
@@ -130,6 +131,7 @@ class _Walk:
         return (
             *self._closed[:_SHOWN_NOTES],
             *([f"{more} more folders are left out"] if more > 0 else []),
+            *([f"folders more than {_MOST_DEPTH} levels down are left out"] if self._too_deep else []),
             *filter(None, [self._stopped]),
         )
 
@@ -152,6 +154,8 @@ class _Walk:
                 if _is_folder(entry):
                     if depth < _MOST_DEPTH:
                         waiting.append((entry.path, depth + 1))
+                    else:
+                        self._too_deep = True
                 elif entry.name.lower().endswith(".gguf"):
                     names.add(entry.name)
             paths += _whole_models(folder, names)

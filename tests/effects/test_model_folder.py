@@ -154,8 +154,17 @@ def test_a_folder_that_two_links_lead_to_is_entered_once(top: Path, tmp_path: Pa
 
 def test_folders_are_followed_down_to_a_depth(top: Path, listed: List) -> None:
     put(top / "1/2/3/4/5/6/deep.gguf")
+    assert listed(top).notes == ()
     put(top / "1/2/3/4/5/6/7/too-deep.gguf")
-    assert list(shown(listed(top), top)) == ["1/2/3/4/5/6/deep.gguf"]
+    folder = listed(top)
+    assert list(shown(folder, top)) == ["1/2/3/4/5/6/deep.gguf"]
+    assert folder.notes == ("folders more than 6 levels down are left out",)
+
+
+def test_a_model_that_lies_too_deep_is_not_said_to_be_absent(top: Path, listed: List) -> None:
+    put(top / "1/2/3/4/5/6/7/too-deep.gguf")
+    with pytest.raises(ModelMissing, match="more than 6 levels down are left out"):
+        listed(top)
 
 
 def test_a_folder_with_too_many_names_is_listed_in_part_and_says_so(
