@@ -26,15 +26,14 @@ from llamasup.core.inspection import (
     model_as_json,
     projectors_of,
 )
-from llamasup.core.model_facts import ModelClass, ModelFacts
+from llamasup.core.model_facts import ModelFacts
 from llamasup.core.printable import printable
-from llamasup.core.projectors import pair_projector
+from llamasup.core.projectors import Pairing
 from llamasup.core.units import memory_text
-from llamasup.effects.beside import projectors_beside
 from llamasup.effects.hardware import hardware
 from llamasup.effects.model_file import read_model
 from llamasup.effects.model_folder import ModelFolder, list_models
-from llamasup.runtime.launch import find_model
+from llamasup.runtime.launch import find_model, projector_beside
 
 __all__ = ["inspect_command"]
 
@@ -52,11 +51,11 @@ def inspect_command(model: str, *, json: bool) -> int:
                 view.say("warning", "left_out", f"llamasup: {note}")
         else:
             facts = read_model(path)
-            fit, projector = fits_here(facts, machine, sys.byteorder), _projector(path, facts)
+            fit, found = fits_here(facts, machine, sys.byteorder), projector_beside(path, facts)
             write_result(
-                _json(model_as_json(str(path), facts, fit, projector))
+                _json(model_as_json(str(path), facts, fit, _projector_path(found)))
                 if json
-                else _model_text(path, facts, fit, projector)
+                else _model_text(path, facts, fit, found)
             )
     except Exception as error:
         return show_error(view, error)
@@ -65,26 +64,18 @@ def inspect_command(model: str, *, json: bool) -> int:
     return 0
 
 
-def _projector(path: Path, facts: ModelFacts) -> str | None:
-    """The projector that ``run`` would find beside the model."""
-    if facts.model_class is not ModelClass.DECODER:
-        return None
-    candidates, neighbours = projectors_beside(path)
-    found = pair_projector(facts, str(path), candidates, neighbours)
-    return None if found is None or found.projector is None else found.projector.path
-
-
 # --- a folder ------------------------------------------------------------------------------------
 
 
-def _sound(folder: ModelFolder) -> dict[str, ModelFacts]:
-    return {
+def _pairs(folder: ModelFolder) -> dict[str, str]:
+    sound = {
         found.path: found.outcome for found in folder.models if not isinstance(found.outcome, LlamasupError)
     }
+    return projectors_of(sound, [found.path for found in folder.models if found.path not in sound])
 
 
 def _folder_json(folder: ModelFolder, machine: Hardware) -> str:
-    pairs = projectors_of(_sound(folder))
+    pairs = _pairs(folder)
     models = [
         broken_as_json(found.path, found.outcome)
         if isinstance(found.outcome, LlamasupError)
@@ -105,7 +96,7 @@ def _json(value: dict[str, Any]) -> str:
 
 
 def _folder_text(top: Path, folder: ModelFolder, machine: Hardware) -> str:
-    pairs = projectors_of(_sound(folder))
+    pairs = _pairs(folder)
     rows = [("NAME", "CLASS", "ARCHITECTURE", "SIZE", "QUANT", "CONTEXT", "FITS HERE")]
     for found in folder.models:
         name = printable(os.path.relpath(found.path, top))
@@ -147,9 +138,9 @@ def _fit_text(facts: ModelFacts, fit: Fit | None) -> str:
 # --- one model -----------------------------------------------------------------------------------
 
 
-def _model_text(path: Path, facts: ModelFacts, fit: Fit | None, projector: str | None) -> str:
+def _model_text(path: Path, facts: ModelFacts, fit: Fit | None, found: Pairing | None) -> str:
     sections = (
-        ("Model", list(_identity(path, facts, projector))),
+        ("Model", list(_identity(path, facts, found))),
         ("Inside", list(_inside(facts))),
         ("Memory", list(_memory(facts, fit))),
     )
@@ -161,7 +152,11 @@ def _model_text(path: Path, facts: ModelFacts, fit: Fit | None, projector: str |
     )
 
 
-def _identity(path: Path, facts: ModelFacts, projector: str | None) -> Iterator[tuple[str, str]]:
+def _projector_path(found: Pairing | None) -> str | None:
+    return None if found is None or found.projector is None else found.projector.path
+
+
+def _identity(path: Path, facts: ModelFacts, found: Pairing | None) -> Iterator[tuple[str, str]]:
     split = facts.split.count
     yield "file", printable(str(path)) + (f" and {plural(split - 1, 'more part')}" if split > 1 else "")
     if facts.name:
@@ -173,8 +168,10 @@ def _identity(path: Path, facts: ModelFacts, projector: str | None) -> Iterator[
     surplus = facts.file_bytes - facts.expected_bytes
     more = f", {memory_text(surplus)} more than its header accounts for" if surplus > 4096 else ""
     yield "size", memory_text(facts.file_bytes) + more
-    if projector is not None:
+    if projector := _projector_path(found):
         yield "projector", f"{_file_name(projector)}, beside it"
+    elif found is not None:
+        yield "projector", printable(found.reason)
     if facts.big_endian:
         yield "byte order", "big-endian: for big-endian machines only"
 

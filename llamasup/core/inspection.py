@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from types import MappingProxyType
@@ -150,10 +150,14 @@ def _fit(facts: ModelFacts, context: Context, hardware: Hardware) -> Fit:
 # --- projectors ----------------------------------------------------------------------------------
 
 
-def projectors_of(models: Mapping[str, ModelFacts]) -> dict[str, str]:
-    """Model → projector, of the files of any number of folders: those that ``run`` would pair."""
+def projectors_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, str]:
+    """Model → projector, of the files of any number of folders: those that ``run`` would pair.
+
+    ``broken`` are the model files that cannot be read: whose a projector is may be in doubt for them, too.
+    In a heap of more than 200 files nothing is paired.
+    """
     folders: dict[PurePath, list[str]] = defaultdict(list)
-    for path in models:
+    for path in (*models, *broken):
         folders[PurePath(path).parent].append(path)
     pairs = {}
     for paths in folders.values():
@@ -161,13 +165,13 @@ def projectors_of(models: Mapping[str, ModelFacts]) -> dict[str, str]:
         candidates = [
             Candidate(path, models[path])
             for path in named
-            if models[path].model_class is ModelClass.PROJECTOR
+            if path in models and models[path].model_class is ModelClass.PROJECTOR
         ]
         others = [path for path in paths if path not in named]
         if not candidates or len(paths) > _MOST_PAIRED:
             continue
         for path in others:
-            if models[path].model_class is not ModelClass.DECODER:
+            if path not in models or models[path].model_class is not ModelClass.DECODER:
                 continue
             neighbours = [PurePath(other).name for other in others if other != path]
             found = pair_projector(models[path], path, candidates, neighbours)

@@ -70,6 +70,8 @@ def pair_projector(
             None,
             f"{_listed(candidates)} beside the model is for models of width "
             f"{candidates[0].facts.projection_length}, and this one has {width}",
+    # llama-server turns no file's bytes round (b11434).
+    candidates = [each for each in candidates if each.facts.big_endian == model.big_endian]
         )
     group, why = _named_alike(model_path, fitting), "its name is the model's"
     if not group:

@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamasup.core.drafting import draft_path_by_hand
-from llamasup.core.errors import ModelInvalid, ModelMissing, UsageInvalid
-from llamasup.core.flags import ByHand, read_extra
+from llamasup.core.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
+from llamasup.core.flags import read_extra
 from llamasup.core.gguf import ModelClass, ModelFacts
 from llamasup.core.hand_paths import with_absolute_paths
 from llamasup.core.naming import names_of
 from llamasup.core.projectors import Pairing, pair_projector, unwanted
 from llamasup.core.settings import Settings
 from llamasup.effects.beside import projectors_beside
-from llamasup.effects.files import atomic_write, cache_folder, private_folder
+from llamasup.effects.files import atomic_write, cache_folder
 from llamasup.effects.model_file import read_model
 from llamasup.effects.runtimes import Runtime, find_runtime
 
-__all__ = ["Launch", "find_model", "prepare"]
+__all__ = ["Launch", "find_model", "prepare", "projector_beside"]
 
 DEMO = "demo"
 NO_PROJECTOR = "none"
@@ -76,12 +76,13 @@ def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Map
         runtime=found,
         settings=replace(settings, extra=extra),
         environ=environ,
-        found=_projector_beside(path, facts, by_hand) if look_beside else None,
+        found=projector_beside(path, facts) if look_beside and not unwanted(by_hand) else None,
     )
 
 
-def _projector_beside(path: Path, model: ModelFacts, by_hand: ByHand) -> Pairing | None:
-    if model.model_class is not ModelClass.DECODER or unwanted(by_hand):
+def projector_beside(path: Path, model: ModelFacts) -> Pairing | None:
+    """The projector that the model at ``path`` is started with where nothing is said about one."""
+    if model.model_class is not ModelClass.DECODER:
         return None
     candidates, neighbours = projectors_beside(path)
     return pair_projector(model, str(path), candidates, neighbours)
@@ -160,9 +161,15 @@ def _demo_file() -> Path:
     from llamasup.core.demo_model import demo_model
 
     content = demo_model()
-    path = private_folder(cache_folder()) / "demo.gguf"
-    if not path.exists() or path.read_bytes() != content:
-        atomic_write(path, content)
+    path = cache_folder() / "demo.gguf"
+    try:
+        if not path.exists() or path.read_bytes() != content:
+            atomic_write(path, content)
+    except OSError as error:
+        raise FolderUnusable(
+            f"{path}: the demo model cannot be written: {error.strerror}",
+            remedy="Make room there, or remove what is in its place; or give a model of your own.",
+        ) from None
     return path
 
 
@@ -178,7 +185,9 @@ def _read_beside(option: str, path: str | None) -> ModelFacts | None:
     if path is None:
         return None
     with _naming(option):
-        return read_model(path)
+        facts = read_model(path)
+        _refuse_foreign_byte_order(Path(path), facts)
+        return facts
 
 
 @contextmanager

@@ -229,6 +229,15 @@ def test_the_object_begins_with_the_fields_of_the_contract() -> None:
 def test_the_weights_are_told_by_place_and_add_up() -> None:
     weights = as_json(facts_of(models.tiny_decoder()))["weights"]
     places = ("layers_bytes", "input_bytes", "output_bytes")
+def test_a_broken_model_beside_a_projector_may_be_the_one_it_belongs_to() -> None:
+    decoder, projector = facts_of(models.tiny_decoder()), facts_of(models.tiny_projector())
+    folder = {"/m/eyes.gguf": decoder, "/m/mmproj-F16.gguf": projector}
+    assert projectors_of(folder, ["/n/cut.gguf", "/m/mmproj-cut.gguf"]) == {
+        "/m/eyes.gguf": "/m/mmproj-F16.gguf"
+    }
+    assert projectors_of(folder, ["/m/cut.gguf"]) == {}
+
+
     assert sum(weights[place] for place in places) == weights["total_bytes"]
     assert 0 < weights["largest_layer_bytes"] < weights["layers_bytes"]
 

@@ -45,6 +45,12 @@ def test_a_folder_without_projectors_says_nothing() -> None:
     assert pair_projector(model(), MODEL, [], ["other.gguf"]) is None
 
 
+def test_a_projector_of_the_other_byte_order_is_none() -> None:
+    foreign = projector("mmproj-F16.gguf", big_endian=True)
+    assert pair_projector(model(), MODEL, [foreign], []) is None
+    assert chosen(foreign, projector("mmproj-Q8_0.gguf")) == "mmproj-Q8_0.gguf"
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -199,7 +199,7 @@ def test_a_folder_is_listed_with_its_broken_files_marked(mixed: Path) -> None:
     rows = [line.split() for line in inspected(mixed).stdout.splitlines()]
     assert rows[0] == ["NAME", "CLASS", "ARCHITECTURE", "SIZE", "QUANT", "CONTEXT", "FITS", "HERE"]
     assert {row[0]: row[1] for row in rows[1:]} == {
-        "caf\\udce9.gguf": "decoder",
+        "caf\\xe9.gguf": "decoder",
         "cut.gguf": "broken",
         "good.gguf": "decoder",
         "loop.gguf": "broken",
@@ -230,6 +230,9 @@ def test_a_projector_beside_a_model_is_shown_with_it(tmp_path: Path) -> None:
     assert shown == {str(model): str(projector), str(projector): None}
     assert ", with mmproj-F16.gguf" in inspected(tmp_path).stdout
     assert "mmproj-F16.gguf, beside it" in inspected(model).stdout
+    put(tmp_path / "cut.gguf", b"GGUF")
+    assert ", with mmproj-F16.gguf" not in inspected(tmp_path).stdout
+    assert "may belong to this model or to cut.gguf: give it with --mmproj" in inspected(model).stdout
 
 
 @pytest.mark.skipif(sys.byteorder == "big", reason="the other way round")

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.errors import ModelInvalid, ModelMissing, UsageInvalid
+from llamasup.core.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
 from llamasup.core.settings import Settings
 from llamasup.runtime.launch import Launch, prepare
 from llamasup.runtime.planner import Planner
-from llamasup.testing.models import big_endian_decoder
-from llamasup.testing.models import tiny_encoder
+from llamasup.testing.models import big_endian_decoder, tiny_encoder
 from llamasup.testing.vision import vision_projector
 
 HELP = Path(__file__).parents[1] / "fixtures" / "help" / "b11434.txt"
@@ -68,11 +67,17 @@ def test_an_empty_alias_is_refused_before_the_start(server: Path, tiny_model: Pa
         launch(tiny_model, server, alias="")
 
 
-def test_a_model_of_the_other_byte_order_is_refused_before_the_start(server: Path, tmp_path: Path) -> None:
+def test_a_model_of_the_other_byte_order_is_refused_before_the_start(
+    server: Path, tiny_model: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "big.gguf"
     path.write_bytes(big_endian_decoder())
     with pytest.raises(ModelInvalid, match="big-endian"):
         launch(path, server)
+    for option in ("draft_model", "mmproj"):
+        given: dict[str, Any] = {option: str(path)}
+        with pytest.raises(ModelInvalid, match=f"--{option.replace('_', '-')}: .*big-endian"):
+            launch(tiny_model, server, **given)
 
 
 # --- paths ---------------------------------------------------------------------------------------
@@ -149,6 +154,15 @@ def test_a_file_called_demo_is_served_and_a_folder_called_demo_is_not(
     (tmp_path / "demo").rmdir()
     (tmp_path / "demo").write_bytes(tiny_model.read_bytes())
     assert launch("demo", server).model_path == tmp_path / "demo"
+
+
+def test_a_demo_model_that_cannot_be_written_is_a_sentence(
+    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "llamasup" / "demo.gguf").mkdir(parents=True)
+    with pytest.raises(FolderUnusable, match="the demo model cannot be written: Is a directory"):
+        launch("demo", server)
 
 
 @pytest.mark.parametrize(
