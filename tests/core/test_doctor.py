@@ -293,7 +293,7 @@ def test_a_folder_that_was_left_is_told_and_one_that_still_answers_hurts() -> No
         "rm -r /run/llamasup/17-abc",
     )
     blank = LeftFolder("/run/my folder/17-abc", 17)
-    assert only("left behind", left=(blank, dead)).remedy == "rm -r '/run/my folder/17-abc' /run/llamasup/17-abc"
+    assert only("left behind", left=(blank,)).remedy == "rm -r '/run/my folder/17-abc'"
     orphan = LeftFolder("/run/llamasup/18-abc", 18, ("/run/llamasup/18-abc/1.sock",))
     check = only("left behind", left=(dead, orphan))
     assert not check.ok
