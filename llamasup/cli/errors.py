@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 from llamasup.cli.view import View
 from llamasup.core.errors import LlamasupError
@@ -29,8 +30,8 @@ def show_error(view: View, error: Exception) -> int:
     if not isinstance(error, LlamasupError):
         view.say("debug", "traceback", "".join(traceback.format_exception(error)))
         error = LlamasupError(
-            f"Something went wrong inside llamasup: {type(error).__name__}: {error}",
-            remedy="This is a bug. Please report it with what --log-level debug shows.",
+            f"Something went wrong inside llamasup{_where(error)}: {type(error).__name__}: {error}",
+            remedy="This is a bug. Please report this line; run says more with --log-level debug.",
         )
     view.say(
         "error",
@@ -43,3 +44,13 @@ def show_error(view: View, error: Exception) -> int:
         details=list(error.details),
     )
     return error.exit_code
+
+
+def _where(error: Exception) -> str:
+    """The innermost line of our own that it came through: most commands have no log that would tell."""
+    package = Path(__file__).parents[1]
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
+    if not ours:
+        return ""
+    return f" ({Path(ours[-1].filename).relative_to(package.parent).as_posix()}:{ours[-1].lineno})"
