@@ -15,7 +15,7 @@ from llamasup.core.capabilities import Option
 from llamasup.core.errors import BrokenRuntime, RuntimeMissing
 from llamasup.effects.asking import Answer
 
-__all__ = ["cannot_start", "check_file", "no_use"]
+__all__ = ["cannot_start", "check_file", "no_devices", "no_use"]
 
 _ANOTHER = "give another llama-server with --runtime, or use --runtime embedded"
 _INSIDE_A_FOLDER = ("llama-server", "bin/llama-server", "build/bin/llama-server", "llama-server.exe")
@@ -130,6 +130,17 @@ def no_use(name: str, answer: Answer, options: tuple[Option, ...], timeout_s: fl
             lines=_last_lines(printed),
         )
     return _not_llama_server(name, answer, options)
+
+
+def no_devices(name: str, answer: Answer) -> BrokenRuntime:
+    """It answers ``--help`` and failed at ``--list-devices``: no sign that there are none."""
+    how = _signal_name(-answer.exit_code) if answer.exit_code < 0 else f"exit code {answer.exit_code}"
+    return BrokenRuntime(
+        f"{name} answers --help, but fails at --list-devices ({how}).",
+        remedy="Its GPU driver may be broken: see whether nvidia-smi or vulkaninfo answers. "
+        "CUDA_VISIBLE_DEVICES= leaves NVIDIA's GPUs out.",
+        lines=_last_lines(answer.stderr or answer.stdout),
+    )
 
 
 def _not_llama_server(name: str, answer: Answer, options: tuple[Option, ...]) -> BrokenRuntime:

@@ -230,7 +230,10 @@ def _devices(candidate: Candidate, environ: Mapping[str, str], timeout_s: float)
             remedy="Its GPU driver hangs: see whether nvidia-smi or vulkaninfo answers. "
             "CUDA_VISIBLE_DEVICES= leaves the GPUs out.",
         )
-    return parse_devices(answer.stdout, answer.stderr)
+    devices = parse_devices(answer.stdout, answer.stderr)
+    if answer.exit_code != 0 and not devices:
+        raise broken_runtimes.no_devices(_name(candidate), answer)
+    return devices
 
 
 def _answers(

@@ -400,6 +400,14 @@ def test_a_driver_that_hangs_is_told_from_a_server_that_does(tmp_path: Path) -> 
     assert "not --list-devices within 1.5 s" in error.message
 
 
+@pytest.mark.parametrize(("end", "how"), [("kill -SEGV $$", "SIGSEGV"), ("exit 3", "exit code 3")])
+def test_a_crash_at_the_devices_is_not_taken_for_none(tmp_path: Path, end: str, how: str) -> None:
+    body = f'[ "$1" = --list-devices ] && {{ echo "no CUDA driver" >&2; {end}; }}\n{ANSWERS}'
+    error = refusal(script(tmp_path / "llama-server", body), tmp_path)
+    assert f"fails at --list-devices ({how})" in error.message
+    assert error.lines == ("no CUDA driver",)
+
+
 # --- how it asks ---------------------------------------------------------------------------------
 
 
