@@ -31,7 +31,8 @@ from llamasup.effects.runtimes import FoundRuntime, Runtime, survey_runtimes
 
 __all__ = ["gather"]
 
-_DEVICE_FILES = {"NVIDIA": Path("/dev/nvidia0"), "AMD": Path("/dev/kfd")}
+# A container may have been given /dev/nvidia1 alone; /dev/nvidiactl alone is no GPU.
+_DEVICE_FILES = {"NVIDIA": "nvidia[0-9]*", "AMD": "kfd"}
 
 
 def gather(
@@ -52,7 +53,7 @@ def gather(
             devices = devices_now(used, environ)
         except LlamasupError as error:
             runtimes = (RuntimeFact(used.origin, _problem(error)), *runtimes[1:])
-    drivers = frozenset(vendor for vendor, file in _DEVICE_FILES.items() if file.exists())
+    drivers = _gpu_drivers()
     return Facts(
         hardware=hardware(),
         runtimes=runtimes,
@@ -67,6 +68,10 @@ def gather(
         config_files=tuple(_config_files(environ)),
         model=None if model is None else _model_fact(model, runtime, environ, used is not None),
     )
+
+
+def _gpu_drivers(devices: Path = Path("/dev")) -> frozenset[str]:
+    return frozenset(vendor for vendor, names in _DEVICE_FILES.items() if any(devices.glob(names)))
 
 
 def _problem(error: LlamasupError) -> Problem:
