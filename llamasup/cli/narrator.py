@@ -140,7 +140,7 @@ class Narrator:
         runner = self._service.runner
         plan = runner.plan if runner else None
         lines = [f"{', '.join(ready.models)} is ready at {ready.address.url} after {duration_text(took_s)}"]
-        if plan is not None:
+        if isinstance(plan, LaunchPlan):
             lines.append(table(self._facts(plan)))
         self._view.say(
             "info",

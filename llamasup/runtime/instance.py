@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import httpx
 
@@ -22,7 +22,6 @@ from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
 from llamasup.core.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.lifecycle import advance
-from llamasup.core.plan import LaunchPlan
 from llamasup.core.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
 from llamasup.core.warmup import explain_failure, warm_up_request, what_is_missing
 from llamasup.effects.logs import LogPump
@@ -31,6 +30,7 @@ from llamasup.effects.probe import Prober
 from llamasup.effects.process import Child, spawn
 from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
 from llamasup.runtime.events import Bus, ServerExited, ServerWarned, StateChanged
+from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
 
 __all__ = ["InstanceRunner"]
 
@@ -40,26 +40,12 @@ PUMP_TIMEOUT_S = 1.0
 _MOST_SIZE_LINES = 400
 
 
-class PlanMaker(Protocol):
-    """Makes the plans of one model and learns from them; ``runtime.planner`` has the real one."""
-
-    def plan(self, generation: int) -> LaunchPlan:
-        """Runs in a thread. Raises LlamasupError."""
-        ...
-
-    def step_down(self, made: LaunchPlan, diagnosis: Diagnosis) -> Adjustment | None: ...
-
-    def served(self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int) -> None:
-        """Runs in a thread."""
-        ...
-
-
 @dataclass(slots=True)
 class _Generation:
     """One child and everything that lives and dies with it."""
 
     number: int
-    plan: LaunchPlan
+    plan: ChildPlan
     child: Child
     pump: LogPump
     endpoint: Endpoint
@@ -72,22 +58,30 @@ class _Generation:
     exit: Exit | None = None
 
 
+def prober_of(plan: ChildPlan) -> Prober:
+    """For asking a child that was started so."""
+    return Prober(plan.address, plan.api_key)
+
+
 class InstanceRunner:
     """Keeps one model's llama-server, started as ``planner`` says.
 
-    ``log_path`` is where the child's output goes. All methods are for the event loop's thread.
+    ``log_path`` is where the child's output goes, ``cwd`` the folder that it runs in (by default its work
+    folder). All methods are for the event loop's thread.
     """
 
     def __init__(
         self,
         model: str,
-        planner: PlanMaker,
+        planner: AnyPlanMaker,
         *,
         aliases: tuple[str, ...] = (),
         policy: Policy,
         bus: Bus,
         work_folder: Path,
         log_path: Path | None,
+        cwd: Path | None = None,
+        prober: Callable[[ChildPlan], Prober] = prober_of,
         roll: Callable[[], float] = random.random,
     ) -> None:
         self.model = model
@@ -98,6 +92,8 @@ class InstanceRunner:
         self._bus = bus
         self._work_folder = work_folder
         self._log_path = log_path
+        self._cwd = cwd
+        self._prober = prober
         self._roll = roll
         # Unbounded, but each generation adds a handful of events and one per second while it starts.
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -163,8 +159,12 @@ class InstanceRunner:
         return generation.child.pid if generation and self.instance.alive else None
 
     @property
-    def plan(self) -> LaunchPlan | None:
+    def plan(self) -> ChildPlan | None:
         return self._generation.plan if self._generation else None
+
+    def prober(self) -> Prober | None:
+        """For asking the current child itself."""
+        return self._prober(self._generation.plan) if self._generation else None
 
     @property
     def in_flight(self) -> int:
@@ -260,7 +260,7 @@ class InstanceRunner:
             self._work_folder.mkdir(mode=0o700, exist_ok=True)
             _remove_socket(plan.address)
             kills = oom_kills()
-            child = spawn(plan.argv, env=plan.env, cwd=self._work_folder)
+            child = spawn(plan.argv, env=plan.env, cwd=self._cwd or self._work_folder)
         except LlamasupError as error:
             self.post(core.SpawnFailed(number, _as_diagnosis(error, first=self._never_served)))
             return
@@ -275,7 +275,7 @@ class InstanceRunner:
             child.poll()
             raise
 
-    def _adopt(self, number: int, plan: LaunchPlan, child: Child, kills: int) -> None:
+    def _adopt(self, number: int, plan: ChildPlan, child: Child, kills: int) -> None:
         pump = LogPump(child.output_fd, name=f"{self.model}/{number}/log", path=self._log_path)
         endpoint = Endpoint(self.model, number, plan.address, plan.api_key)
         self._generation = generation = _Generation(number, plan, child, pump, endpoint, kills)
@@ -344,7 +344,7 @@ class InstanceRunner:
                 said = True
                 self.post(core.Loading(generation.number))
 
-        async with Prober(generation.plan.address, generation.plan.api_key) as prober:
+        async with self._prober(generation.plan) as prober:
             await prober.until_healthy(generation.heard, on_loading)
         generation.pump.unwatch()
         self.post(core.Healthy(generation.number))
@@ -366,7 +366,7 @@ class InstanceRunner:
         request = warm_up_request(generation.plan.model_class)
         status: int | None = None
         try:
-            async with Prober(generation.plan.address, generation.plan.api_key) as prober:
+            async with self._prober(generation.plan) as prober:
                 status, body = await prober.ask(request)
         except httpx.HTTPError as error:
             # Most likely it died of the request (#13085); then its exit says more than this.
