@@ -15,7 +15,7 @@ from pathlib import Path
 from llamasup.control.app import ControlServer
 from llamasup.core.address import TcpAddress
 from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UnsafeBind, UsageInvalid
-from llamasup.core.instance import Instance, KillAsked, Policy, StartAsked, State, StopAsked
+from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, StartAsked, State, StopAsked
 from llamasup.core.settings import Settings
 from llamasup.effects.files import ReadyFile, private_folder, run_folder, state_folder
 from llamasup.proxy.bind import bind
@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
 _NOWHERE = Path("/nonexistent")
+_TOLD = (State.READY, State.FAILED, State.STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,16 @@ class RunOptions:
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     ready_file: Path | None = None
+    sockets: tuple[socket.socket, ...] = ()
+    """Listening sockets to serve on instead of ``host`` and ``port``; the service closes them."""
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(
+            warm_up=self.warm_up,
+            drain_timeout_s=self.drain_timeout_s,
+            stop_timeout_s=self.stop_timeout_s,
+        )
 
 
 class Service:
@@ -94,6 +105,11 @@ class Service:
         if self._runner is not None:
             self._runner.post(StopAsked() if self._stops_asked == 1 else KillAsked())
 
+    def ask_restart(self) -> None:
+        """Let the requests in flight finish, then start the server anew. Nothing while stopping."""
+        if self._runner is not None and not self._stops_asked:
+            self._runner.post(RestartAsked())
+
     async def run(self) -> None:
         """Serve until asked to stop, and leave nothing behind.
 
@@ -101,9 +117,9 @@ class Service:
         cannot be started, GaveUp when it crashed too often.
         """
         options = self.options
-        sockets = bind(options.host, options.port)
-        port = sockets[0].getsockname()[1]
-        address = TcpAddress(options.host, port)
+        sockets = list(options.sockets) or bind(options.host, options.port)
+        host, port = sockets[0].getsockname()[:2]
+        address = TcpAddress(host if options.sockets else options.host, port)
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
         try:
             with run_folder() as folder:
@@ -125,11 +141,7 @@ class Service:
             launch.model_id,
             Planner(launch, folder),
             aliases=launch.aliases,
-            policy=Policy(
-                warm_up=options.warm_up,
-                drain_timeout_s=options.drain_timeout_s,
-                stop_timeout_s=options.stop_timeout_s,
-            ),
+            policy=options.policy,
             bus=self._bus,
             work_folder=folder,
             log_path=_log_path(launch.model_id),
@@ -153,12 +165,14 @@ class Service:
                 for stop in (StopAsked(), KillAsked())[: self._stops_asked]:
                     runner.post(stop)
                 await runner.reached(State.STARTING)
-                started = await runner.reached(State.READY, State.FAILED, State.STOPPED)
-                if started.state is State.READY is runner.instance.state:
+                while (await runner.reached(*_TOLD)).state is State.READY:
+                    if runner.instance.state is not State.READY:
+                        continue  # it crashed before we came round to say so
                     ready = Ready(address, os.getpid(), (launch.model_id,))
                     if ready_file is not None:
                         ready_file.write(as_json(ready))
                     self._bus.publish(ready)
+                    break
                 return await runner.reached(State.FAILED, State.STOPPED)
             finally:
                 for close in (proxy.aclose, control.aclose):
@@ -193,10 +207,15 @@ def refuse_bad_address(options: RunOptions) -> None:
         raise UsageInvalid(
             f"--port {options.port} is no port.", remedy="Give 1 to 65535, or 0 for any free one."
         )
-    if is_loopback(options.host) or options.api_keys or options.insecure_no_auth:
+    if options.api_keys or options.insecure_no_auth:
         return
+    given = [sock.getsockname()[0] for sock in options.sockets]
+    outside = [host for host in given or [options.host] if not is_loopback(host)]
+    if not outside:
+        return
+    what = f"The socket on {outside[0]}" if given else f"--host {outside[0]}"
     raise UnsafeBind(
-        f"--host {options.host} can be reached from other machines, and no API key is set.",
+        f"{what} can be reached from other machines, and no API key is set.",
         remedy="Set a key with --api-key-file or $LLAMASUP_API_KEY, "
         "or accept requests from anybody with --insecure-no-auth.",
     )

@@ -47,6 +47,9 @@ class Narrator:
         else:
             self._view.say("warning", "kill", f"{signal_name} again: stopping now.")
 
+    def restart_asked(self, signal_name: str) -> None:
+        self._view.say("info", "restart", f"{signal_name}: restarting the model.")
+
     def notice(self, notice: Notice) -> None:
         match notice:
             case StateChanged(model, state, generation):

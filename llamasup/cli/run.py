@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ from llamasup.core.settings import Settings
 
 if TYPE_CHECKING:
     from llamasup.api import Service
+    from llamasup.effects.systemd import Systemd
     from llamasup.runtime.events import Bus
+    from llamasup.runtime.service_manager import ServiceManager
 
 __all__ = ["OutputOptions", "run_command"]
 
@@ -81,41 +84,66 @@ def _serve(
 ) -> int:
     from llamasup.api import RunOptions, Service
     from llamasup.effects.keys import read_api_keys
+    from llamasup.effects.systemd import take_sockets, take_systemd
     from llamasup.runtime.events import Bus, as_json
 
     bus = Bus()
     if output.events is not None:
         bus.listen(lambda notice: stdout.write(json.dumps(as_json(notice)) + "\n", keep=True))
     view.loading("looking at the model and the machine")
+    systemd = take_systemd(os.environ)
     run_options = RunOptions(
-        model=model, settings=settings, api_keys=read_api_keys(api_key_file, os.environ), **options
+        model=model,
+        settings=settings,
+        api_keys=read_api_keys(api_key_file, os.environ),
+        sockets=take_sockets(os.environ),
+        **options,
     )
     service = Service(run_options, bus)
     narrator = Narrator(view, service, began_s)
     bus.listen(narrator.notice)
     service.on_request = narrator.request
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_supervise(service, bus, view, narrator))
+        runner.run(_supervise(service, bus, view, narrator, systemd))
     return 0
 
 
-async def _supervise(service: Service, bus: Bus, view: View, narrator: Narrator) -> None:
+async def _supervise(
+    service: Service, bus: Bus, view: View, narrator: Narrator, systemd: Systemd | None
+) -> None:
     loop = asyncio.get_running_loop()
+    with ExitStack() as opened:
+        manager: ServiceManager | None = None
+        if systemd is not None:
+            from llamasup.runtime.service_manager import ServiceManager
 
-    def stop_asked(name: str) -> None:
-        narrator.stop_asked(name)
-        service.ask_stop()
+            manager = opened.enter_context(
+                ServiceManager(systemd, lambda: service.runner, service.options.policy)
+            )
+            bus.listen(manager.notice)
 
-    def deliver(name: str) -> None:
-        loop.call_soon_threadsafe(stop_asked, name)
+        def signalled(name: str) -> None:
+            if name == "SIGHUP" and manager is not None and not os.isatty(0):
+                # A service has no terminal that could be closed: there it means "begin anew".
+                narrator.restart_asked(name)
+                manager.reload_asked()
+                service.ask_restart()
+                return
+            narrator.stop_asked(name)
+            if manager is not None:
+                manager.stop_asked()
+            service.ask_stop()
 
-    STOP_SIGNALS.deliver_to(deliver)
-    ticker = _Ticker(loop, view)
-    bus.listen(lambda _notice: ticker.wake())
-    try:
-        await service.run()
-    finally:
-        STOP_SIGNALS.end()
+        def deliver(name: str) -> None:
+            loop.call_soon_threadsafe(signalled, name)
+
+        STOP_SIGNALS.deliver_to(deliver)
+        ticker = _Ticker(loop, view)
+        bus.listen(lambda _notice: ticker.wake())
+        try:
+            await service.run()
+        finally:
+            STOP_SIGNALS.end()
 
 
 class _Ticker:

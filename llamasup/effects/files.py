@@ -68,8 +68,8 @@ def _unusable(path: Path, reason: str) -> FolderUnusable:
     )
 
 
-def atomic_write(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Give ``path`` this content at once, mode 0600: a reader sees the old file or the new one.
+def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
+    """Give ``path`` this content at once: a reader sees the old file or the new one.
 
     ``durable`` also survives a power cut (fsync of the file and its folder). Raises OSError.
     """
@@ -78,6 +78,8 @@ def atomic_write(path: Path, content: bytes, *, durable: bool = False) -> None:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
+            if mode != 0o600:
+                os.fchmod(file.fileno(), mode)  # whatever the umask says
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -118,7 +120,8 @@ def _folder(systemd_variable: str, kind: str) -> Path:
 def _systemd_folder(variable: str) -> Path | None:
     # systemd.exec(5): set by RuntimeDirectory= and its kin; several are separated by colons.
     first = os.environ.get(variable, "").partition(":")[0]
-    return Path(first) if first else None
+    # With DynamicUser= it is a symlink of systemd's own: /var/lib/x -> private/x.
+    return Path(first).resolve() if first else None
 
 
 class RunFolder:
