@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,6 @@ import httpx
 
 from llamasup.core import instance as core
 from llamasup.core.address import Address, UnixAddress
-from llamasup.core.bounds import Adjustment
 from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
 from llamasup.core.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
@@ -31,6 +30,7 @@ from llamasup.effects.process import Child, spawn
 from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
 from llamasup.runtime.events import Bus, ServerExited, ServerWarned, StateChanged
 from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
+from llamasup.runtime.waiting import WaitingRoom
 
 __all__ = ["InstanceRunner"]
 
@@ -95,6 +95,7 @@ class InstanceRunner:
         self._cwd = cwd
         self._prober = prober
         self._roll = roll
+        self.room = WaitingRoom(self.serving, timeout_s=policy.wait_timeout_s)
         # Unbounded, but each generation adds a handful of events and one per second while it starts.
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._generation: _Generation | None = None
@@ -129,16 +130,24 @@ class InstanceRunner:
             return self._generation.endpoint.lease()
         return self.unavailable()
 
+    def serving(self) -> Endpoint | Unavailable:
+        """The generation that serves now, or why none does."""
+        if self.instance.state is State.READY and self._generation is not None:
+            return self._generation.endpoint
+        return self.unavailable()
+
     def unavailable(self) -> Unavailable:
-        """Why no request is served now."""
+        """Why no request is served now, and whether one may wait for it (S9)."""
         instance = self.instance
         match instance.state:
             case State.STARTING | State.LOADING | State.WARMING | State.READY:
-                return Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0)
+                return Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, may_wait=True)
             case State.DRAINING | State.STOPPING if instance.verdict is None and not instance.wanted:
-                return Unavailable(503, "The server is stopping", cause="stopping")
+                return _STOPPING
             case State.DRAINING | State.STOPPING:
-                return Unavailable(503, "The server is restarting", cause="restarting", retry_after_s=1.0)
+                return Unavailable(
+                    503, "The server is restarting", cause="restarting", retry_after_s=1.0, may_wait=True
+                )
             case State.STOPPED:
                 return Unavailable(503, "The model is not running", cause="stopped")
             case State.BACKOFF | State.FAILED:
@@ -148,10 +157,16 @@ class InstanceRunner:
                     last.message if last else "llama-server ended",
                     cause=last.cause if last else "",
                     remedy=last.remedy if last else "",
-                    retry_after_s=self._policy.restart.longest_delay_s,
+                    retry_after_s=self._next_start_in_s(),
+                    may_wait=instance.state is State.BACKOFF,
                 )
             case _ as unreachable:
                 assert_never(unreachable)
+
+    def _next_start_in_s(self) -> float:
+        if self.instance.state is State.BACKOFF and self._timer is not None:
+            return max(1.0, self._timer.when() - asyncio.get_running_loop().time())
+        return self._policy.restart.longest_delay_s
 
     @property
     def pid(self) -> int | None:
@@ -186,6 +201,7 @@ class InstanceRunner:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            self.room.close(_STOPPING)
             if self._generation is not None and self.instance.state in LIVE:
                 await self._put_down(self._generation)
 
@@ -193,6 +209,7 @@ class InstanceRunner:
         before = self.instance
         now_s = asyncio.get_running_loop().time()
         self.instance, effects = advance(before, event, self._policy, now_s=now_s, roll=self._roll())
+        self.room.changed()  # before an endpoint closes: what that breaks off may have to wait as well
         for effect in effects:
             self._perform(effect)
         after = self.instance
@@ -429,6 +446,7 @@ def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
     return Diagnosis(error.cause, error.message, error.remedy, lines, deterministic, error.exit_code)
 
 
+_STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
 _NOT_STARTED = Diagnosis("stopped", "llama-server was not started: the stop came first.", "", (), False, 0)
 
 
