@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["Device", "NvmlGpu", "parse_devices", "with_nvml_memory"]
+__all__ = ["Device", "NvmlGpu", "is_amd_card", "parse_devices", "with_nvml_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,19 @@ def _shares_host_memory(name: str, description: str, log: str) -> bool:
         if backend == "ROCm" and (chip := re.search(_ROCM_CHIP.format(number), log, re.MULTILINE)):
             return chip[1] in _AMD_APUS
     return _INTEGRATED.search(description) is not None
+
+
+def is_amd_card(properties: str) -> bool:
+    """Whether a node of the kernel's KFD topology is a GPU that is no part of a processor.
+
+    It numbers what ROCm calls gfx90c as ``gfx_target_version 90012``, and processors as 0. Ryzen laptops have
+    /dev/kfd, too: that the CPU computes there is usual, and no fault.
+    """
+    found = re.search(r"^gfx_target_version (\d{5,6})$", properties, re.MULTILINE)
+    if found is None:
+        return False
+    major, rest = divmod(int(found[1]), 10_000)
+    return f"gfx{major}{rest // 100:x}{rest % 100:x}" not in _AMD_APUS
 
 
 # --- NVML ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 from llamasup.core import doctor_machine as machine
 from llamasup.core import doctor_server as server
 from llamasup.core.doctor_facts import Check, Facts
+from llamasup.core.printable import printable
 
 __all__ = ["as_json", "examine"]
 
@@ -27,7 +28,13 @@ def as_json(checks: tuple[Check, ...]) -> dict[str, Any]:
     return {
         "ok": all(check.ok for check in checks),
         "checks": [
-            {"name": check.name, "ok": check.ok, "found": check.found, "remedy": check.remedy}
+            # A path may hold bytes that are no UTF-8, which strict parsers refuse in JSON.
+            {
+                "name": check.name,
+                "ok": check.ok,
+                "found": printable(check.found),
+                "remedy": printable(check.remedy),
+            }
             for check in checks
         ],
     }

@@ -100,7 +100,7 @@ class Facts:
     environ: Mapping[str, str]
     port: int
     devices: tuple[Device, ...] = ()
-    gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": their device files are there
+    gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": of a card that is there
     nvml: NvmlFact | None = None  # None where there is nothing to ask about
     folders: tuple[FolderFact, ...] = ()
     left: tuple[LeftFolder, ...] = ()

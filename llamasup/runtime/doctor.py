@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from llamasup.core.devices import Device
+from llamasup.core.devices import Device, is_amd_card
 from llamasup.core.doctor_facts import (
     ConfigFile,
     Facts,
@@ -31,8 +31,7 @@ from llamasup.effects.runtimes import FoundRuntime, Runtime, survey_runtimes
 
 __all__ = ["gather"]
 
-# A container may have been given /dev/nvidia1 alone; /dev/nvidiactl alone is no GPU.
-_DEVICE_FILES = {"NVIDIA": "nvidia[0-9]*", "AMD": "kfd"}
+_KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
 def gather(
@@ -70,8 +69,23 @@ def gather(
     )
 
 
-def _gpu_drivers(devices: Path = Path("/dev")) -> frozenset[str]:
-    return frozenset(vendor for vendor, names in _DEVICE_FILES.items() if any(devices.glob(names)))
+def _gpu_drivers(root: Path = Path("/")) -> frozenset[str]:
+    """Whose cards are there and have a driver that this process could use."""
+    found = set()
+    # A container may have been given /dev/nvidia1 alone; /dev/nvidiactl alone is no GPU.
+    if any((root / "dev").glob("nvidia[0-9]*")):
+        found.add("NVIDIA")
+    nodes = (root / _KFD_NODES).glob("*/properties") if (root / "dev/kfd").exists() else ()
+    if any(is_amd_card(_text(node)) for node in nodes):
+        found.add("AMD")
+    return frozenset(found)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # a container may not read the nodes of GPUs that it was not given
+        return ""
 
 
 def _problem(error: LlamasupError) -> Problem:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamasup.core.devices import Device, NvmlGpu, parse_devices, with_nvml_memory
+from llamasup.core.devices import Device, NvmlGpu, is_amd_card, parse_devices, with_nvml_memory
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "devices"
 MIB = 1 << 20
@@ -134,6 +134,29 @@ def test_a_card_has_memory_of_its_own(line: str) -> None:
 )
 def test_what_the_backend_logs_counts_before_the_name(line: str, log: str, shared: bool) -> None:
     assert only(line, log).shares_host_memory is shared
+
+
+@pytest.mark.parametrize(
+    ("version", "is_card"),
+    [
+        (0, False),  # a processor
+        (90012, False),  # gfx90c, Renoir
+        (110501, False),  # gfx1151, Strix Halo
+        (90006, True),  # gfx906, MI50
+        (90010, True),  # gfx90a, MI250
+        (90402, True),  # gfx942, MI300X
+        (110000, True),  # gfx1100, RX 7900
+        (120001, True),  # gfx1201, RX 9070
+    ],
+)
+def test_a_card_is_told_from_a_processors_graphics_by_its_chip(version: int, is_card: bool) -> None:
+    properties = f"cpu_cores_count 0\nsimd_count 28\ngfx_target_version {version}\nvendor_id 4098\n"
+    assert is_amd_card(properties) is is_card
+
+
+def test_a_kernel_that_does_not_name_the_chip_shows_no_card() -> None:
+    assert not is_amd_card("cpu_cores_count 16\nsimd_count 0\n")
+    assert not is_amd_card("")
 
 
 # --- NVML ----------------------------------------------------------------------------------------

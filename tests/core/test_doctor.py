@@ -74,6 +74,8 @@ def test_json_is_the_contracts() -> None:
         ],
     }
     assert as_json(made[:1])["ok"] is True
+    odd = as_json((Check("model", False, "/m/\udcff.gguf: is a folder", "Name /m/\udcff.gguf"),))["checks"][0]
+    assert (odd["found"], odd["remedy"]) == ("/m/\\xff.gguf: is a folder", "Name /m/\\xff.gguf")
 
 
 # --- the runtime ---------------------------------------------------------------------------------

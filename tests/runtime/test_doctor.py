@@ -8,20 +8,32 @@ import pytest
 
 from llamasup.runtime import doctor
 
+PROCESSOR = "cpu_cores_count 16\nsimd_count 0\ngfx_target_version 0\n"
+RENOIR = "cpu_cores_count 0\nsimd_count 28\ngfx_target_version 90012\n"
+MI50 = "cpu_cores_count 0\nsimd_count 240\ngfx_target_version 90006\n"
+
 
 @pytest.mark.parametrize(
-    ("files", "vendors"),
+    ("files", "nodes", "vendors"),
     [
-        ((), set()),
-        (("nvidiactl", "nvidia-uvm"), set()),
-        (("nvidiactl", "nvidia0"), {"NVIDIA"}),
-        (("nvidia3",), {"NVIDIA"}),  # a container that was given one GPU of several
-        (("kfd", "null"), {"AMD"}),
+        ((), (), set()),
+        (("nvidiactl", "nvidia-uvm"), (), set()),
+        (("nvidiactl", "nvidia0"), (), {"NVIDIA"}),
+        (("nvidia3",), (), {"NVIDIA"}),  # a container that was given one GPU of several
+        (("kfd",), (PROCESSOR, RENOIR), set()),  # a laptop in its usual state
+        (("kfd",), (PROCESSOR, RENOIR, MI50), {"AMD"}),
+        ((), (PROCESSOR, MI50), set()),  # a container that was not given it
     ],
 )
-def test_the_driver_of_a_gpu_is_known_by_its_device_files(
-    files: tuple[str, ...], vendors: set[str], tmp_path: Path
+def test_a_card_with_a_driver_is_known_by_what_the_kernel_shows(
+    files: tuple[str, ...], nodes: tuple[str, ...], vendors: set[str], tmp_path: Path
 ) -> None:
+    (tmp_path / "dev").mkdir()
     for name in files:
-        (tmp_path / name).touch()
+        (tmp_path / "dev" / name).touch()
+    for number, properties in enumerate(nodes):
+        node = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(number)
+        node.mkdir(parents=True)
+        (node / "properties").write_text(properties)
+    (tmp_path / "sys/class/kfd/kfd/topology/nodes/closed/properties").mkdir(parents=True)
     assert doctor._gpu_drivers(tmp_path) == vendors
