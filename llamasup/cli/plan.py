@@ -50,11 +50,13 @@ def plan_command(model: str, settings: Settings, *, runtime: str | None, json: b
     return 0
 
 
-def _as_text(launch: Launch, admission: Admission) -> str:
+def _as_text(launch: Launch, admission: Admission[LaunchPlan]) -> str:
     runtime, model, made = launch.runtime, launch.model, admission.plan
     passed = [each for each in made.reasons if each.passed]
     left_out = [each for each in made.reasons if not each.passed]
-    environment = [f"{name}={value}" for name, value in sorted(made.env_shown.items())]
+    environment, why = sorted(made.env_shown.items()), made.env_reasons
+    inherited = [f"  {name}={value}" for name, value in environment if name not in why]
+    ours = table([(f"{name}={value}", why[name]) for name, value in environment if name in why])
     sections = [
         f"{launch.model_id}: {model.architecture} {model.model_class}, {model.quantization}",
         f"Runtime: {runtime.path} ({runtime.kind}, {runtime.capabilities.version})",
@@ -68,7 +70,7 @@ def _as_text(launch: Launch, admission: Admission) -> str:
                 [(each.flag, each.value or "", each.reason.removeprefix("left out: ")) for each in left_out]
             )
         )
-    sections.append("Environment:\n" + "\n".join(f"  {line}" for line in environment))
+    sections.append("\n".join(["Environment:", *inherited, ours]))
     sections.append(_memory(made))
     if len(admission.considered) > 1:
         sections.append("Considered:\n" + table([_alternative(each) for each in admission.considered]))

@@ -5,9 +5,13 @@ What the user set by hand is never bounded (S5).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Adjustment", "Bounds", "Change"]
+from llamasup.core.flags import ByHand
+from llamasup.core.settings import Settings
+
+__all__ = ["Adjustment", "Bounds", "Change", "adjustable_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +50,21 @@ class Adjustment:
     def __str__(self) -> str:
         changes = ", ".join(str(change) for change in self.changes)
         return f"{changes} (step {self.step} of {self.most_steps})"
+
+
+def adjustable_of(settings: Settings, by_hand: ByHand) -> frozenset[str]:
+    """The options that a smaller plan may change: those not set by hand, here or after ``--``."""
+    if settings.profile == "plain":
+        return frozenset()  # all of it is llama-server's to choose
+    passed: Mapping[str, tuple[object, tuple[str, ...]]] = {
+        "--parallel": (settings.parallel, ("--parallel",)),
+        "--ctx-size": (settings.ctx_size, ("--ctx-size",)),
+        "--kv-type": (settings.kv_type, ("--cache-type-k", "--cache-type-v")),
+        "--flash-attn": (settings.flash_attn, ("--flash-attn",)),
+        "--gpu-layers": (None if settings.gpu_layers == "auto" else settings.gpu_layers, ("--gpu-layers",)),
+    }
+    return frozenset(
+        option
+        for option, (setting, flags) in passed.items()
+        if setting is None and not any(by_hand.has(flag) for flag in flags)
+    )

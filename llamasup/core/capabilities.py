@@ -87,6 +87,12 @@ class Capabilities:
                 return spelling
         return None
 
+    def default_number(self, spelling: str) -> int | None:
+        """What holds where the option is not given: -1 of "default: -1, -1 = auto"; None if no number."""
+        option = self.find(spelling)
+        number = re.match(r"-?\d+\b", (option.default if option else None) or "")
+        return int(number[0]) if number else None
+
     def nearest(self, spelling: str) -> str | None:
         """The accepted spelling that the user most likely wants instead, None rather than a far guess.
 

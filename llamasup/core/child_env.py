@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["RuntimeKind", "child_environment"]
+__all__ = ["WHY_SET", "RuntimeKind", "child_environment"]
 
 RuntimeKind = Literal["binary", "embedded"]
 
@@ -31,6 +32,14 @@ _ALLOWED = (
 _ALLOWED_EMBEDDED = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "VIRTUAL_ENV")
 _LIBRARY_PATHS = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}
 
+WHY_SET: Mapping[str, str] = MappingProxyType(
+    {
+        "XDG_CONFIG_HOME": "an empty folder: llama-server reads flags from llama.cpp/config.ini there",
+        "GGML_NO_BACKTRACE": "ggml's abort handler would start a debugger and wait for it without limit",
+    }
+)
+"""The variables that ``child_environment`` sets whatever the user has."""
+
 
 def child_environment(
     environ: Mapping[str, str],
@@ -42,7 +51,7 @@ def child_environment(
 ) -> dict[str, str]:
     """What of ``environ`` the child gets, and what is set for it.
 
-    ``config_home`` is an empty folder: llama-server reads flags from llama.cpp/config.ini there (#26118).
+    ``config_home`` is an empty folder.
     ``library_path`` is the binary's own folder, so that it finds its own libraries first.
     """
     allowed = _ALLOWED + _ALLOWED_EMBEDDED if kind == "embedded" else _ALLOWED
@@ -54,7 +63,6 @@ def child_environment(
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
     }
     env["XDG_CONFIG_HOME"] = config_home
-    # ggml's abort handler would start a debugger and wait for it without limit (b11434).
     env["GGML_NO_BACKTRACE"] = "1"
     if library_path is not None:
         name = _LIBRARY_PATHS.get(platform, "LD_LIBRARY_PATH")

@@ -9,16 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llamasup.core.bounds import Bounds
+from llamasup.core.capabilities import Capabilities
 from llamasup.core.context_memory import ContextShape
 from llamasup.core.errors import UsageInvalid
-from llamasup.core.flags import ByHand
+from llamasup.core.flags import ByHand, CommandLine, asked_with
 from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.profiles import Preferences
 from llamasup.core.settings import Settings
 
-__all__ = ["Context", "decide_context"]
+__all__ = ["Context", "decide_context", "give_context"]
 
-_OWN_SLOTS = 4  # llama-server's choice at --parallel -1
+_AUTO = -1  # as --parallel: four slots that share the context
+_AUTO_SLOTS = 4
 _OWN_CONTEXT = 4096  # of a model that names none
 _MOST_SLOTS = 256  # LLAMA_MAX_SEQ: "n_seq_max must be <= 256" (b11434 [run])
 # A context of one token, or a batch of fewer tokens than slots, aborts in llama-server's own warm-up
@@ -44,56 +46,79 @@ class Context:
 
 
 def decide_context(
+    capabilities: Capabilities,
     model: ModelFacts,
     serves: ModelClass,
     settings: Settings,
     by_hand: ByHand,
     prefers: Preferences,
     bounds: Bounds,
-    *,
-    can_share: bool,
 ) -> Context:
-    """Slots, and tokens for each; ``can_share``: the build knows ``--kv-unified``.
-
-    Raises UsageInvalid for numbers that cannot be meant.
-    """
-    parallel, auto, why_parallel = _parallel(serves, settings, by_hand, prefers, bounds)
+    """Slots, and tokens for each. Raises UsageInvalid for numbers that cannot be meant."""
+    parallel, auto, why_parallel = _parallel(capabilities, serves, settings, by_hand, prefers, bounds)
+    can_share = capabilities.knows("--kv-unified") is not None
     shares = prefers.shared_cells and can_share and serves is ModelClass.DECODER and parallel > 1
     if by_hand.has("--kv-unified"):
         shares = by_hand.switch("--kv-unified")
-    unified = shares or auto
-    total = by_hand.number("--ctx-size")
-    if total is not None:
-        total = model.context_length if total == 0 else total
-        if total < _LEAST_TOKENS * parallel:
-            least = f"{_LEAST_TOKENS * parallel} or more, since {parallel} slots share it"
-            raise _bad("--ctx-size", total, f"{least}, or 0 for the model's own")
-        per_request = total if unified else total // parallel
-        why_total = "set by hand"
-    else:
-        per_request, why = _per_request(model, settings, prefers, bounds)
-        total = per_request * parallel
-        why_total = f"{per_request} tokens for each of {parallel} slots: {why}"
+    unified = shares or auto  # "auto" shares even beside --no-kv-unified (b11434 [run])
+    total, why_total = by_hand.number("--ctx-size"), "set by hand"
+    if total is None and settings.ctx_size is None and prefers.own_choice:
+        total, why_total = capabilities.default_number("--ctx-size") or 0, "left to llama-server"
+    if total == 0:
+        # b11434 gives the model's context to every slot [run]; builds before slots were "auto" divide it.
+        each = parallel if _has_auto_slots(capabilities) and not unified else 1
+        total = (model.context_length or _OWN_CONTEXT) * each
+    if total is None:
+        each, why = _per_request(model, settings, prefers, bounds)
+        total, why_total = each * parallel, f"{each} tokens for each of {parallel} slots: {why}"
         if unified:
-            per_request = total
             why_total += "; a request may take what the others leave"
+    elif total < _LEAST_TOKENS * parallel:
+        least = f"{_LEAST_TOKENS * parallel} or more, since {parallel} slots share it"
+        raise _bad("--ctx-size", total, f"{least}, or 0 for the model's own")
     if total > _MOST_TOKENS:
         raise _bad("--ctx-size times --parallel", total, f"at most {_MOST_TOKENS}")
+    per_request = total if unified else total // parallel
+    if _has_auto_slots(capabilities) and 0 < model.context_length < per_request:
+        # "the slot context exceeds the training context of the model - capping" (b11434 [run]).
+        per_request = model.context_length
+        why_total += f"; this build gives no request more than the model's {per_request}"
     cells = ContextShape(total, parallel, ubatch=1, unified=unified).cells_per_stream
     batch, ubatch, why_batch = _batches(serves, cells, parallel, by_hand, prefers)
     return Context(per_request, parallel, total, batch, ubatch, unified, why_total, why_parallel, why_batch)
 
 
+def give_context(line: CommandLine, settings: Settings, prefers: Preferences, context: Context) -> None:
+    """Slots, context and batches."""
+    asked = asked_with("--ctx-size", settings.ctx_size)
+    line.give("--ctx-size", context.total, context.why_total, asked=asked)
+    asked = asked_with("--parallel", settings.parallel)
+    line.give("--parallel", context.parallel, context.why_parallel, asked=asked)
+    by_itself = "this build does so by itself"
+    line.give("--cont-batching", None, "requests join and leave a running batch", otherwise=by_itself)
+    if context.unified and prefers.shared_cells:
+        line.give("--kv-unified", None, "slots share the context: a long request may take what others leave")
+    line.give("--batch-size", context.batch, context.why_batch)
+    line.give("--ubatch-size", context.ubatch, context.why_batch)
+
+
+def _has_auto_slots(capabilities: Capabilities) -> bool:
+    return capabilities.default_number("--parallel") == _AUTO
+
+
 def _parallel(
-    serves: ModelClass, settings: Settings, by_hand: ByHand, prefers: Preferences, bounds: Bounds
+    capabilities: Capabilities,
+    serves: ModelClass,
+    settings: Settings,
+    by_hand: ByHand,
+    prefers: Preferences,
+    bounds: Bounds,
 ) -> tuple[int, bool, str]:
+    """How many slots, whether llama-server was left to choose that, and why."""
     passed = by_hand.number("--parallel")
-    if passed == -1:
-        return (
-            _OWN_SLOTS,
-            True,
-            f"set by hand: as many as llama-server likes, which is {_OWN_SLOTS} with one KV cache",
-        )
+    if passed == _AUTO:
+        why = f"set by hand: as many as llama-server likes, which is {_AUTO_SLOTS} with one KV cache"
+        return _AUTO_SLOTS, True, why
     for asked in (passed, settings.parallel):
         if asked is not None and not 1 <= asked <= _MOST_SLOTS:
             raise _bad("--parallel", asked, f"1 to {_MOST_SLOTS}")
@@ -102,7 +127,8 @@ def _parallel(
     if settings.parallel is not None:
         return settings.parallel, False, "asked for with --parallel"
     if prefers.own_choice:
-        return _OWN_SLOTS, True, "left to llama-server"
+        auto = _has_auto_slots(capabilities)
+        return _AUTO_SLOTS if auto else 1, auto, "left to llama-server"
     if serves is ModelClass.ENCODER_DECODER:
         return 1, False, "llama.cpp runs an encoder-decoder for one sequence at a time"
     if bounds.parallel is not None and bounds.parallel < prefers.parallel:
@@ -117,8 +143,6 @@ def _per_request(
 ) -> tuple[int, str]:
     own = model.context_length
     asked = settings.ctx_size
-    if asked is None and prefers.own_choice:
-        return -(-(own or _OWN_CONTEXT) // _OWN_SLOTS), "left to llama-server"
     if asked is None:
         preferred = min(own, prefers.ctx_size) if own else prefers.ctx_size
         if bounds.ctx_size is not None and bounds.ctx_size < preferred:
@@ -139,7 +163,7 @@ def _batches(
 ) -> tuple[int, int, str]:
     batch, ubatch = prefers.batch, prefers.ubatch
     why = "fast prompts in a small compute buffer"
-    if serves in _WHOLE_INPUT:
+    if serves in _WHOLE_INPUT and not prefers.own_choice:
         # Else: "input is too large to process. increase the physical batch size".
         # A slot has more cells than were asked for (256 at least), and an input may fill them all.
         batch = ubatch = max(cells, parallel)

@@ -5,12 +5,14 @@ Kept per model file in the state folder (:mod:`llamasup.effects.experience`); re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llamasup.core.bounds import Bounds
+from llamasup.core.capabilities import Capabilities
 from llamasup.core.memory import ESTIMATED, Correction, MemoryEstimate
 
-__all__ = ["Experience", "Lesson", "Setback", "bounds_of", "correction_of", "learn", "remember"]
+__all__ = ["Experience", "Lesson", "Setback", "bounds_of", "correction_of", "learn", "remember", "runtime_id"]
 
 # Plans of one model that people use in turn: a few profiles and contexts.
 _MOST_LESSONS = 16
@@ -50,6 +52,11 @@ class Experience:
 
     lessons: tuple[Lesson, ...] = ()
     setbacks: tuple[Setback, ...] = ()
+
+
+def runtime_id(command: Sequence[str], capabilities: Capabilities) -> str:
+    """Which build a lesson was learnt with."""
+    return f"{' '.join(command)} {capabilities.version}"
 
 
 def correction_of(experience: Experience, runtime: str, key: str) -> Correction:

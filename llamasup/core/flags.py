@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llamasup.core.capabilities import Capabilities, Option
 from llamasup.core.errors import UsageInvalid
 
-__all__ = ["ByHand", "CommandLine", "Reason", "read_extra"]
+__all__ = ["ByHand", "CommandLine", "Reason", "asked_with", "read_extra"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class CommandLine:
         """Pass a flag in the first of these spellings that the build knows; ``value`` None for a switch.
 
         ``asked`` is the user's own setting that needs the flag: without the flag that is an error.
-        ``otherwise`` says what holds in a build that does not have the flag. ``essential``: the model cannot be
-        served without it. Returns whether it is passed.
+        ``otherwise`` says what holds in a build that does not have the flag. ``essential``: what was asked
+        for cannot be served without it. Returns whether it is passed.
         """
         names = (spellings,) if isinstance(spellings, str) else spellings
         text = None if value is None else str(value)
@@ -136,6 +136,11 @@ class CommandLine:
             self._argv += [flag.spelling, *flag.values]
             value = " ".join(flag.values) if flag.values else None
             self._reasons.append(Reason(flag.spelling, value, "given by hand after --"))
+
+
+def asked_with(option: str, setting: object) -> str | None:
+    """For ``give``: llamasup's own option where the user set it."""
+    return None if setting is None else option
 
 
 def unknown_flag(capabilities: Capabilities, flag: str, asked: str) -> UsageInvalid:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
 from llamasup.core.bounds import Bounds
-from llamasup.core.context_choice import Context, decide_context
+from llamasup.core.capabilities import Capabilities, parse_help
 from llamasup.core.context_memory import ContextShape, kv_bytes
 from llamasup.core.errors import LlamasupError
 from llamasup.core.flags import ByHand
 from llamasup.core.hardware import Hardware
-from llamasup.core.memory import Load, Room, estimate
+from llamasup.core.ladder import admit
 from llamasup.core.model_facts import ModelClass, ModelFacts
-from llamasup.core.placement import RUNTIME_BYTES, host_room_bytes
-from llamasup.core.profiles import preferences
 from llamasup.core.projectors import Candidate, pair_projector
 from llamasup.core.settings import Settings
+from llamasup.core.sizing import Sizing, size_up
 
 __all__ = [
     "PURPOSES",
@@ -52,7 +51,23 @@ PURPOSES: Mapping[ModelClass, str] = MappingProxyType(
 _BESIDE_A_MODEL = frozenset({ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.DRAFT, ModelClass.VOCAB})
 # Beyond every sliding window: from here on the KV cache grows evenly. A multiple of llama.cpp's 256 cells.
 _LONG_CONTEXT = 1 << 20
-_LEAST_CTX_SIZE = 2048  # as the ladder has it
+# The sizes of a plan depend on no more than these; no runtime is asked, and b11434 and later have them all.
+_TODAYS_BUILD = Capabilities(
+    "of today",
+    parse_help(
+        """
+-c,    --ctx-size N              (default: 0)
+-np,   --parallel N              (default: -1)
+-fa,   --flash-attn [on|off|auto]  (default: 'auto')
+-ctk,  --cache-type-k TYPE       allowed values: f16, q8_0
+-ctv,  --cache-type-v TYPE       allowed values: f16, q8_0
+--spec-type none,draft-simple,draft-mtp  (default: none)
+"""
+    ),
+    devices=(),
+)
+_NOTHING_ASKED = Settings()
+_NOTHING_BY_HAND = ByHand()
 # Every name is compared with every other; a folder of more models is a heap, and a name in it says little.
 _MOST_PAIRED = 200
 
@@ -89,62 +104,44 @@ def kv_growth(facts: ModelFacts, cache_type: str) -> KvGrowth:
 class Fit:
     """Whether the model would run here, with which context, and what that takes."""
 
+    fits: bool
     needed_bytes: int
     available_bytes: int
     ctx_size: int  # tokens per request
     parallel: int
     kv_type: str
-    reduced: bool = False  # only with less than the plan's defaults
-    foreign: bool = False  # the file has the other byte order, which llama-server refuses (b11434 [run])
-
-    @property
-    def fits(self) -> bool:
-        return not self.foreign and self.needed_bytes <= self.available_bytes
+    reduced: bool  # only with less than the plan's defaults
+    foreign: bool  # the file has the other byte order, which llama-server refuses (b11434 [run])
 
 
 def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little") -> Fit | None:
-    """The largest usual context with which it fits into the memory that is free now.
+    """What ``plan`` would choose where nothing is set by hand; None for what is not served by itself.
 
-    ``byte_order`` is the machine's, as in sys.byteorder.
-
-    Where even the smallest is too large, what the defaults would need; None for what is not served by itself.
-    No runtime is asked, so devices do not count: what does not fit here may fit on a GPU.
+    ``byte_order`` is the machine's, as in sys.byteorder. Where even the smallest is too large, what the
+    defaults would need. No runtime is asked, so devices do not count: what does not fit may fit on a GPU.
     """
     if not is_served(facts):
         return None
-    fits = (_fit(facts, context, hardware) for context in _contexts(facts))
-    first = replace(next(fits), foreign=facts.big_endian != (byte_order == "big"))
-    if first.fits or first.foreign:
-        return first
-    return next((replace(fit, reduced=True) for fit in fits if fit.fits), first)
 
+    def candidate(bounds: Bounds) -> Sizing:
+        return size_up(
+            _TODAYS_BUILD, facts, hardware, _NOTHING_ASKED, _NOTHING_BY_HAND, kind="binary", bounds=bounds
+        )
 
-def _contexts(facts: ModelFacts) -> Iterator[Context]:
-    """What a plan begins with where nothing is set by hand, and smaller ones down its ladder."""
-    bounds = Bounds()
-    while True:
-        context = decide_context(facts, facts.model_class, Settings(), ByHand(), preferences(None), bounds)
-        yield context
-        if context.parallel > 1:
-            bounds = Bounds(parallel=context.parallel // 2)
-        elif context.per_request > _LEAST_CTX_SIZE:
-            bounds = Bounds(parallel=1, ctx_size=max(_LEAST_CTX_SIZE, context.per_request // 2))
-        else:
-            return
-
-
-def _fit(facts: ModelFacts, context: Context, hardware: Hardware) -> Fit:
-    kv_type = "q8_0" if facts.model_class is ModelClass.DECODER and facts.quantized_kv_fits else "f16"
-    shape = ContextShape(
-        ctx_total=context.total,
-        parallel=context.parallel,
-        ubatch=context.ubatch,
-        k_type=kv_type,
-        v_type=kv_type,
+    admission = admit(candidate, Bounds())
+    sizes, foreign = admission.plan, facts.big_endian != (byte_order == "big")
+    if foreign:
+        sizes = admission.preferred  # how large it would be is all there is to say
+    return Fit(
+        fits=sizes.memory.fits and not foreign,
+        needed_bytes=sizes.memory.total_bytes,
+        available_bytes=sizes.memory.available_bytes,
+        ctx_size=sizes.ctx_size_of_slot,
+        parallel=sizes.parallel,
+        kv_type=sizes.kv_type,
+        reduced=sizes is not admission.preferred,
+        foreign=foreign,
     )
-    room = Room(host_room_bytes(hardware))
-    memory = estimate(Load(facts, shape, gpu_layers=0), room, runtime_bytes=RUNTIME_BYTES["binary"])
-    return Fit(memory.total_bytes, room.host_bytes, context.per_request, context.parallel, kv_type)
 
 
 # --- projectors ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which types the KV cache has, and whether flash attention is on: one decision, since a packed V needs it."""
+"""Which types the KV cache has, and whether flash attention is on: one decision, as a packed V needs it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from llamasup.core.bounds import Bounds
 from llamasup.core.capabilities import Capabilities, Option
 from llamasup.core.context_memory import CACHE_TYPES, has_kv_cache
 from llamasup.core.errors import UsageInvalid
-from llamasup.core.flags import ByHand
+from llamasup.core.flags import ByHand, CommandLine, asked_with
 from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.profiles import Preferences
 from llamasup.core.settings import Settings
 
-__all__ = ["KvCache", "decide_kv_cache"]
+__all__ = ["KvCache", "decide_kv_cache", "give_kv_cache"]
 
 # llama-server's other words for the same (common/arg.cpp: is_truthy, is_falsey).
 _FLASH_WORDS = {"1": "on", "true": "on", "enabled": "on", "0": "off", "false": "off", "disabled": "off"}
@@ -50,7 +50,7 @@ def decide_kv_cache(
     on_device: bool,
 ) -> KvCache:
     """Cache types and flash attention together, since a quantised V needs it. Raises UsageInvalid."""
-    flash, why_flash = _flash(capabilities, model, settings, by_hand, bounds)
+    flash, why_flash = _flash(capabilities, model, settings, by_hand, prefers, bounds)
     flash_works = flash in ("on", "auto")
     asked = {}
     for flag in ("--cache-type-k", "--cache-type-v"):
@@ -62,11 +62,14 @@ def decide_kv_cache(
         return KvCache(flash, "f16", "f16", why_flash, why, why)
     wanted = prefers.kv_type_on_device if on_device else prefers.kv_type_on_cpu
     why_wanted = _WHY_PACKED if wanted != "f16" else _WHY_F16
+    if prefers.own_choice:
+        why_wanted = _LEFT
     if bounds.kv_type is not None:
         wanted, why_wanted = bounds.kv_type, bounds.why
-    sides: list[tuple[str, str]] = []
-    for flag in ("--cache-type-k", "--cache-type-v"):
-        sides.append(_cache_type(capabilities, flag, asked[flag], model, serves, wanted, why_wanted))
+    sides = [
+        _cache_type(capabilities, flag, given, model, serves, wanted, why_wanted)
+        for flag, given in asked.items()
+    ]
     (k_type, why_k), (v_type, why_v) = sides
     if _block(v_type) > 1 and not flash_works:
         why_v = "a quantised V needs flash attention, which " + (
@@ -87,12 +90,39 @@ def decide_kv_cache(
     return KvCache(flash, k_type, v_type, why_flash, why_k, why_v, "q8_0" if packed else None)
 
 
+def give_kv_cache(
+    line: CommandLine, capabilities: Capabilities, model: ModelFacts, settings: Settings, kv: KvCache
+) -> None:
+    """Flash attention, and the cache types where they are not llama-server's own."""
+    option = capabilities.find("--flash-attn")
+    asked = asked_with("--flash-attn", settings.flash_attn if settings.flash_attn == "on" else None)
+    if option is not None and option.argument is None and kv.flash == "off":
+        line.leave_out("--flash-attn", kv.why_flash)
+    else:
+        bare = option is None or option.argument is None
+        # Without the bare switch a packed V ends llama-server; builds with "auto" turn it on for that.
+        needed = bare and _block(kv.v_type) > 1
+        line.give("--flash-attn", None if bare else kv.flash, kv.why_flash, asked=asked, essential=needed)
+    sides = (("--cache-type-k", kv.k_type, kv.why_k), ("--cache-type-v", kv.v_type, kv.why_v))
+    for flag, cache_type, why in sides:
+        if cache_type == "f16" and (settings.kv_type != "f16" or not has_kv_cache(model)):
+            line.leave_out(flag, f"f16 as by default: {why}")
+        else:
+            line.give(flag, cache_type, why, asked=asked_with("--kv-type", settings.kv_type))
+
+
 _WHY_PACKED = "half the memory of f16, for nearly the same answers"
+_LEFT = "left to llama-server"
 _WHY_F16 = "a packed cache would cost a CPU a third of its speed in long contexts"
 
 
 def _flash(
-    capabilities: Capabilities, model: ModelFacts, settings: Settings, by_hand: ByHand, bounds: Bounds
+    capabilities: Capabilities,
+    model: ModelFacts,
+    settings: Settings,
+    by_hand: ByHand,
+    prefers: Preferences,
+    bounds: Bounds,
 ) -> tuple[str | None, str]:
     option = _accepted(capabilities, "--flash-attn")
     if option is None:
@@ -107,6 +137,8 @@ def _flash(
         return "off", bounds.why
     if bare and not has_kv_cache(model):
         return "off", "this model has no KV cache"
+    if bare and prefers.own_choice and settings.kv_type is None and not by_hand.has("--cache-type-v"):
+        return "off", _LEFT
     if bare:
         return "on", "attention in less memory, and a quantised V cache needs it"
     return "auto", "on wherever the device can"

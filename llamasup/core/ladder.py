@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 from llamasup.core.bounds import Adjustment, Bounds, Change
 from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.memory import MemoryEstimate
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.settings import Settings
 
@@ -27,22 +29,40 @@ _KV_KERNEL = re.compile(
 )
 _CRASHES = frozenset({"segfault", "assertion", "aborted", "device_error", "kv_unsupported"})
 
-Candidate = Callable[[Bounds], LaunchPlan]
+
+class Sized(Protocol):
+    """A plan, or just the sizes of one: what ``admit`` makes smaller."""
+
+    @property
+    def parallel(self) -> int: ...
+    @property
+    def ctx_size_of_slot(self) -> int: ...
+    @property
+    def smaller_kv_type(self) -> str | None: ...
+    @property
+    def bounds(self) -> Bounds: ...
+    @property
+    def adjustable(self) -> frozenset[str]: ...
+    @property
+    def memory(self) -> MemoryEstimate: ...
+
+
+S = TypeVar("S", bound=Sized)
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Generic[S]):
     """The plan to start, and what was considered on the way to it, the preferred plan first."""
 
-    plan: LaunchPlan
-    considered: tuple[LaunchPlan, ...]
+    plan: S
+    considered: tuple[S, ...]
 
     @property
-    def preferred(self) -> LaunchPlan:
+    def preferred(self) -> S:
         return self.considered[0]
 
 
-def admit(candidate: Candidate, start: Bounds) -> Admission:
+def admit(candidate: Callable[[Bounds], S], start: Bounds) -> Admission[S]:
     """The first plan down the ladder that fits; the preferred one where none does."""
     considered = [candidate(start)]
     while not considered[-1].memory.fits:
@@ -86,7 +106,7 @@ def is_out_of_memory(diagnosis: Diagnosis) -> bool:
 
 
 def step_down(
-    made: LaunchPlan, diagnosis: Diagnosis, candidate: Candidate, *, steps_taken: int
+    made: LaunchPlan, diagnosis: Diagnosis, candidate: Callable[[Bounds], LaunchPlan], *, steps_taken: int
 ) -> Adjustment | None:
     """What to try after a start of ``made`` failed; None where nothing smaller may be tried.
 
@@ -107,7 +127,7 @@ def step_down(
     return Adjustment(steps_taken + 1, MOST_STEPS, changes, bounds) if changes else None
 
 
-def _half(made: LaunchPlan, candidate: Candidate, diagnosis: Diagnosis) -> Bounds | None:
+def _half(made: LaunchPlan, candidate: Callable[[Bounds], LaunchPlan], diagnosis: Diagnosis) -> Bounds | None:
     """One setting is made smaller, until half is reached or it cannot go further down."""
     why = "llama-server ran out of memory"
     last = _smaller(made, candidate, why)
@@ -122,13 +142,13 @@ def _half(made: LaunchPlan, candidate: Candidate, diagnosis: Diagnosis) -> Bound
     return last.bounds
 
 
-def _smaller(made: LaunchPlan, candidate: Candidate, why: str) -> LaunchPlan | None:
+def _smaller(made: S, candidate: Callable[[Bounds], S], why: str) -> S | None:
     """The next plan down that takes less: fewer slots of a context set by hand, say, take as much."""
     plans = (candidate(bounds) for bounds in _rungs(made, why))
     return next((plan for plan in plans if plan.memory.context_bytes < made.memory.context_bytes), None)
 
 
-def _rungs(made: LaunchPlan, why: str) -> Iterator[Bounds]:
+def _rungs(made: Sized, why: str) -> Iterator[Bounds]:
     bounds, free = replace(made.bounds, why=why), made.adjustable
     if "--parallel" in free and made.parallel > 1:
         yield replace(bounds, parallel=made.parallel // 2)

@@ -60,6 +60,7 @@ class Part:
     kind: Kind
     host_bytes: int
     device_bytes: int = 0
+    drafts: bool = False  # of the draft model, or of what drafts in the model's own file
 
     @property
     def total_bytes(self) -> int:
@@ -104,6 +105,11 @@ class MemoryEstimate:
     @property
     def total_bytes(self) -> int:
         return self.host_bytes + self.device_bytes
+
+    @property
+    def draft_bytes(self) -> int:
+        """All that drafting takes."""
+        return sum(part.total_bytes for part in self.parts if part.drafts)
 
     @property
     def context_bytes(self) -> int:
@@ -156,16 +162,16 @@ def estimate(
 
     ``runtime_bytes`` is what the process takes without any model.
     """
-    loads = [("", target)] if draft is None else [("", target), ("draft model: ", draft)]
+    loads = [(target, False)] if draft is None else [(target, False), (draft, True)]
     parts: list[Part] = []
     if projector_bytes:
         on_device = projector_on_device and room.devices > 0
         place = (0, projector_bytes) if on_device else (projector_bytes, 0)
         parts.append(Part("projector", "weights", *place))
     on_devices: list[int] = []
-    for prefix, load in loads:
+    for load, drafts in loads:
         left = room.device_bytes - room.devices * _DEVICE_MARGIN_BYTES - sum(p.device_bytes for p in parts)
-        layers, more = _parts(prefix, load, left if room.devices else None, correction)
+        layers, more = _parts(load, left if room.devices else None, correction, drafts=drafts)
         parts += more
         on_devices.append(layers)
     own = max(runtime_bytes, correction.runtime_bytes)
@@ -175,7 +181,7 @@ def estimate(
 
 
 def _parts(
-    prefix: str, load: Load, device_left: int | None, correction: Correction
+    load: Load, device_left: int | None, correction: Correction, *, drafts: bool
 ) -> tuple[int, list[Part]]:
     """Layers on the devices, and what goes where. ``device_left`` None: all memory is the host's."""
     model, kv = load.model, kv_bytes_per_layer(load.model, load.shape)
@@ -191,10 +197,11 @@ def _parts(
     # Layers on both sides compute on both; the host's own part is small once all layers are on the device.
     compute_here = compute if layers <= model.layers else 0
     weights_here = max(0, model.weights_bytes - there.weights)
+    prefix = "draft model: " if drafts else ""
     return layers, [
-        Part(f"{prefix}weights", "weights", weights_here, there.weights + there.copied),
-        Part(f"{prefix}KV cache", "kv", sum(kv) - there.kv, there.kv),
-        Part(f"{prefix}compute buffers", "compute", compute_here, compute if layers else 0),
+        Part(f"{prefix}weights", "weights", weights_here, there.weights + there.copied, drafts),
+        Part(f"{prefix}KV cache", "kv", sum(kv) - there.kv, there.kv, drafts),
+        Part(f"{prefix}compute buffers", "compute", compute_here, compute if layers else 0, drafts),
     ]
 
 

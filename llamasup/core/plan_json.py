@@ -29,6 +29,7 @@ def plan_as_json(
         "runtime": {"path": path, "kind": kind, "version": version},
         "argv": list(plan.argv),
         "env": plan.env_shown,
+        "env_reasons": dict(plan.env_reasons),
         "reasons": [
             {"flag": each.flag, "value": each.value, "reason": each.reason, "passed": each.passed}
             for each in plan.reasons

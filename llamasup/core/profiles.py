@@ -19,9 +19,9 @@ __all__ = ["Preferences", "preferences"]
 class Preferences:
     """Where a plan starts from; memory, the model and the build may make it less.
 
-    A packed KV cache halves memory and costs a CPU a third of its speed in long contexts; on a device it costs
-    little. Threads that spin shortly before they sleep lose little on an idle machine and win much beside
-    other programs.
+    A packed KV cache halves memory and costs a CPU a third of its speed in long contexts; on a device it
+    costs little. Threads that spin shortly before they sleep lose little on an idle machine and win much
+    beside other programs.
     """
 
     ctx_size: int = 8192  # tokens per request

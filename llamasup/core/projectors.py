@@ -13,12 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from llamasup.core.capabilities import Capabilities
 from llamasup.core.errors import ProjectorMismatch, UsageInvalid
 from llamasup.core.flags import ByHand, CommandLine
 from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.settings import Settings
 
-__all__ = ["Candidate", "Pairing", "give_projector", "pair_projector", "refuse_wrong_projector", "unwanted"]
+__all__ = [
+    "Candidate",
+    "Pairing",
+    "give_projector",
+    "pair_projector",
+    "projector_loaded",
+    "refuse_wrong_projector",
+    "unwanted",
+]
 
 _FLAG = "--mmproj"
 _BY_HAND = "give it with --mmproj, or --mmproj none"
@@ -61,6 +70,8 @@ def pair_projector(
 
     ``neighbours`` are the names of the other model files in the folder.
     """
+    # llama-server turns no file's bytes round (b11434).
+    candidates = [each for each in candidates if each.facts.big_endian == model.big_endian]
     if not candidates:
         return None
     width = model.embedding_length
@@ -70,8 +81,6 @@ def pair_projector(
             None,
             f"{_listed(candidates)} beside the model is for models of width "
             f"{candidates[0].facts.projection_length}, and this one has {width}",
-    # llama-server turns no file's bytes round (b11434).
-    candidates = [each for each in candidates if each.facts.big_endian == model.big_endian]
         )
     group, why = _named_alike(model_path, fitting), "its name is the model's"
     if not group:
@@ -93,6 +102,26 @@ def pair_projector(
 def unwanted(by_hand: ByHand) -> bool:
     """Whether the user's own arguments settle the projector: another one, or none (``--no-mmproj``)."""
     return by_hand.has(_FLAG) or by_hand.has("--mmproj-url") or by_hand.has("--no-mmproj")
+
+
+def projector_loaded(
+    capabilities: Capabilities,
+    model: ModelFacts,
+    settings: Settings,
+    by_hand: ByHand,
+    mmproj: ModelFacts | None,
+    found: Pairing | None,
+) -> ModelFacts | None:
+    """The projector that llama-server will load: ``mmproj``, which the user named, or else the one found.
+
+    Raises what ``refuse_wrong_projector`` raises.
+    """
+    if mmproj is not None:
+        refuse_wrong_projector(model, mmproj, by_hand.value(_FLAG) or settings.mmproj or "")
+        return mmproj
+    if found is None or found.projector is None or settings.profile == "plain":
+        return None
+    return found.projector.facts if capabilities.knows(_FLAG) else None
 
 
 def refuse_wrong_projector(model: ModelFacts, mmproj: ModelFacts, path: str) -> None:

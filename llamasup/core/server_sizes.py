@@ -2,7 +2,7 @@
 
 The lines are those of ggml's buffers: "load_tensors: CUDA0 model buffer size = 4096.00 MiB" and the like.
 Builds before 2025 have other function names before them, and write "buffer size" alone for weights. Reads,
-decides nothing.
+decides no more than whether they are asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-__all__ = ["HOST", "ServerSizes", "read_sizes"]
+from llamasup.core.capabilities import Capabilities
+from llamasup.core.flags import CommandLine
+
+__all__ = ["HOST", "ServerSizes", "give_size_log", "read_sizes"]
 
 HOST = "CPU"  # the key of host memory in ``by_device``
 
@@ -108,3 +111,15 @@ def _device(buffer: str) -> str:
 
 def _bytes(mib: str) -> int:
     return round(float(mib) * _MIB)
+
+
+def give_size_log(line: CommandLine, capabilities: Capabilities, *, measured: bool) -> None:
+    """Sizes are logged one level up since 2026, thirty more lines for each request: only where needed."""
+    option = capabilities.find("--verbosity")
+    if option is None or "4: trace" not in option.description:
+        return
+    if measured:
+        line.leave_out("--verbosity", "what this plan takes has been measured", value="4")
+    else:
+        why = "the first load of this plan logs its sizes, for later plans to start from"
+        line.give("--verbosity", 4, why)

@@ -9,15 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llamasup.core.capabilities import Capabilities
 from llamasup.core.errors import UsageInvalid
-from llamasup.core.flags import ByHand
+from llamasup.core.flags import ByHand, CommandLine, asked_with
 from llamasup.core.hardware import Hardware
 from llamasup.core.memory import MemoryEstimate
 from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.profiles import Preferences
 from llamasup.core.settings import Settings
 
-__all__ = ["Threads", "decide_prompt_cache", "decide_threads", "why_no_lock", "why_no_priority"]
+__all__ = [
+    "WHY_SPIN",
+    "Threads",
+    "decide_prompt_cache",
+    "decide_threads",
+    "give_lock",
+    "give_priority",
+    "give_threads",
+    "spin_settings",
+    "why_no_lock",
+    "why_no_priority",
+]
 
 _MIB = 1 << 20
 # Quantised types, which b11434 rewrites for the CPU as it loads them: 329 of 339 MB locked were not used.
@@ -56,6 +68,11 @@ def _own_threads(hardware: Hardware) -> tuple[int, str]:
     return cores, f"one for each of the {cores} CPUs allowed"
 
 
+def give_threads(line: CommandLine, settings: Settings, threads: Threads) -> None:
+    line.give("--threads", threads.generation, threads.why, asked=asked_with("--threads", settings.threads))
+    line.give("--threads-batch", threads.batch, "as many as for generation: both wait on the same cores")
+
+
 def why_no_priority(hardware: Hardware, threads: Threads, *, draft: bool) -> str | None:
     """None if ``--prio 2`` may be passed.
 
@@ -74,11 +91,22 @@ def why_no_priority(hardware: Hardware, threads: Threads, *, draft: bool) -> str
     return None
 
 
+def give_priority(line: CommandLine, why_not: str | None) -> None:
+    if why_not is not None:
+        line.leave_out("--prio", why_not, value="2")
+    else:
+        line.give("--prio", 2, "compute threads go before everything else; a CPU stays free for the rest")
+
+
+WHY_SPIN = "a thread that waits for others sleeps soon: one that spins takes the CPU that they wait for"
+
+
 def spin_settings(env: Mapping[str, str], prefers: Preferences) -> Mapping[str, str]:
     """Variables for the OpenMP of the child, unless the user set any of that kind.
 
     GNU's spins 300,000 rounds at each barrier; where another program has the CPU, that time is lost for all:
-    2.9 tokens/s with one busy CPU of two, 7.7 with 3,000 rounds and 17 with 1,000; idle 79, 77 and 71 (b11434).
+    2.9 tokens/s with one busy CPU of two, 7.7 with 3,000 rounds and 17 with 1,000; idle 79, 77 and 71
+    (b11434).
     LLVM's and Microsoft's read no such variable.
     """
     if prefers.spin_count is None or any(name.startswith(("OMP_WAIT", "GOMP_SPIN")) for name in env):
@@ -112,8 +140,24 @@ def why_no_lock(
     return None
 
 
+def give_lock(line: CommandLine, capabilities: Capabilities, why_not: str | None) -> None:
+    """``--mlock`` until September 2026 (#28334), ``--load-mode mmap+mlock`` since July 2026 (#20834)."""
+    mode = capabilities.find("--load-mode")
+    flag, value = "--mlock", None
+    if not capabilities.knows("--mlock") and mode is not None and "mmap+mlock" in mode.allowed:
+        flag, value = "--load-mode", "mmap+mlock"
+    if why_not is not None:
+        line.leave_out(flag, why_not, value=value)
+    else:
+        line.give(flag, value, "the weights stay in memory, whatever else runs")
+
+
 def decide_prompt_cache(
-    memory: MemoryEstimate, serves: ModelClass, by_hand: ByHand, prefers: Preferences
+    capabilities: Capabilities,
+    memory: MemoryEstimate,
+    serves: ModelClass,
+    by_hand: ByHand,
+    prefers: Preferences,
 ) -> tuple[int, str]:
     """Budget of the prompt cache in MiB. Its default of 8 GiB has killed small hosts (#27725, #20509).
 
@@ -124,6 +168,8 @@ def decide_prompt_cache(
         return asked, "set by hand"
     if serves is not ModelClass.DECODER:
         return 0, f"{serves} models have no prompts to keep"
+    if prefers.own_choice:
+        return capabilities.default_number("--cache-ram") or 0, "left to llama-server"
     if not prefers.prompt_cache:
         return 0, "this profile keeps no prompts in memory"
     spare_bytes = memory.spare_host_bytes

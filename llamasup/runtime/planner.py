@@ -18,12 +18,13 @@ from typing import Any
 from llamasup.core.address import Address, TcpAddress, UnixAddress
 from llamasup.core.admission import refusal
 from llamasup.core.bounds import Adjustment, Bounds
+from llamasup.core.child_address import child_address_kind, needs_key_file
 from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.errors import BrokenRuntime
-from llamasup.core.experience import Setback, bounds_of, learn, remember
+from llamasup.core.experience import Setback, bounds_of, learn, remember, runtime_id
 from llamasup.core.hardware import Hardware
 from llamasup.core.ladder import Admission, admit, give_way, is_out_of_memory, step_down
-from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file, plan, runtime_id
+from llamasup.core.plan import LaunchPlan, plan
 from llamasup.core.plan_json import plan_as_json
 from llamasup.core.server_sizes import read_sizes
 from llamasup.core.settings import Settings
@@ -92,7 +93,7 @@ class Planner:
         """
         self._refuse_misfit(self.admission())
 
-    def admission(self, generation: int | None = None) -> Admission:
+    def admission(self, generation: int | None = None) -> Admission[LaunchPlan]:
         """The plan and what was considered; without a generation for an address that nobody listens on."""
         at = self._nowhere() if generation is None else self._endpoint(generation)
         machine = hardware()
@@ -116,7 +117,7 @@ class Planner:
             return Admission(made, (made,))
         return admit(candidate, start)
 
-    def as_json(self, admission: Admission) -> Mapping[str, Any]:
+    def as_json(self, admission: Admission[LaunchPlan]) -> Mapping[str, Any]:
         """The ``plan`` object of the contract (docs/design.md)."""
         launch = self._launch
         return plan_as_json(
@@ -192,7 +193,7 @@ class Planner:
         settings = self._launch.settings
         return settings.check_memory and settings.profile != "plain"
 
-    def _refuse_misfit(self, admission: Admission) -> None:
+    def _refuse_misfit(self, admission: Admission[LaunchPlan]) -> None:
         if admission.plan.memory.fits or not self._checks_memory:
             return
         machine, at = hardware(), self._nowhere()

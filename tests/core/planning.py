@@ -9,10 +9,11 @@ from typing import Any
 from llamasup.core.address import Address, TcpAddress, UnixAddress
 from llamasup.core.bounds import Bounds
 from llamasup.core.capabilities import Capabilities, parse_help
+from llamasup.core.child_address import child_address_kind
 from llamasup.core.devices import Device
 from llamasup.core.hardware import Hardware
 from llamasup.core.model_facts import ChatTemplate, ModelClass, ModelFacts
-from llamasup.core.plan import LaunchPlan, child_address_kind, plan
+from llamasup.core.plan import LaunchPlan, plan
 from llamasup.core.settings import Settings
 
 HELP = Path(__file__).parents[1] / "fixtures" / "help"

@@ -14,9 +14,10 @@ from llamasup.core.experience import (
     correction_of,
     learn,
     remember,
+    runtime_id,
 )
 from llamasup.core.memory import ESTIMATED
-from llamasup.core.plan import LaunchPlan, runtime_id
+from llamasup.core.plan import LaunchPlan
 from tests.core.planning import GIB, NEW, bert, capabilities, planned
 
 MIB = 1 << 20

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from llamasup.core.bounds import Bounds
 from llamasup.core.errors import ModelInvalid
 from llamasup.core.gguf import read_header
 from llamasup.core.hardware import Hardware
@@ -20,8 +21,10 @@ from llamasup.core.inspection import (
     model_as_json,
     projectors_of,
 )
+from llamasup.core.ladder import admit
 from llamasup.core.model_facts import Experts, ModelClass, ModelFacts, RecurrentState
 from llamasup.testing import models
+from tests.core import planning
 
 GIB = 1 << 30
 # docs/design.md: these may not be renamed.
@@ -108,8 +111,8 @@ def test_a_model_fits_where_weights_context_and_buffers_have_room() -> None:
     assert fit is not None
     assert fit.fits
     assert not fit.reduced
-    assert (fit.ctx_size, fit.parallel, fit.kv_type) == (8192, 4, "q8_0")
-    kv = kv_growth(llama_8b(), "q8_0").bytes_per_1000_tokens * 4 * 8192 // 1000
+    assert (fit.ctx_size, fit.parallel, fit.kv_type) == (8192, 4, "f16")
+    kv = kv_growth(llama_8b(), "f16").bytes_per_1000_tokens * 4 * 8192 // 1000
     assert fit.needed_bytes > 4_920_000_000 + kv
     assert fit.available_bytes == 16 * GIB
 
@@ -121,14 +124,41 @@ def test_less_memory_leaves_fewer_slots_and_then_a_shorter_context() -> None:
         assert fit is not None
         if fit.fits:
             assert fit.needed_bytes <= free_mib << 20
-            seen.append((fit.parallel, fit.ctx_size, fit.reduced))
+            seen.append((fit.parallel, fit.ctx_size, fit.kv_type, fit.reduced))
     assert list(dict.fromkeys(seen)) == [
-        (4, 8192, False),
-        (2, 8192, True),
-        (1, 8192, True),
-        (1, 4096, True),
-        (1, 2048, True),
+        (4, 8192, "f16", False),
+        (2, 8192, "f16", True),
+        (1, 8192, "f16", True),
+        (1, 4096, "f16", True),
+        (1, 2048, "f16", True),
+        (1, 2048, "q8_0", True),
     ]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        planning.model(),
+        planning.model(context_length=3000),
+        planning.model(key_length=80, value_length=80),
+        planning.model(mtp_layers=1),
+        planning.bert(),
+        planning.bert(ModelClass.RERANKER, context_length=8192),
+        planning.model(architecture="t5", model_class=ModelClass.ENCODER_DECODER),
+    ],
+)
+def test_inspect_says_what_a_plan_of_the_newest_build_would_do(facts: ModelFacts) -> None:
+    for free_mib in range(1000, 20_000, 500):
+        here = planning.machine(memory_available_bytes=free_mib << 20)
+        fit = fits_here(facts, here)
+        made = admit(planning.ladder(planning.NEW, facts, here), Bounds()).plan
+        assert fit is not None
+        assert (fit.parallel, fit.ctx_size, fit.kv_type) == (
+            made.parallel,
+            made.ctx_size_of_slot,
+            made.kv_type,
+        )
+        assert (fit.needed_bytes, fit.fits) == (planning.needed_bytes(made), made.memory.fits)
 
 
 def test_what_does_not_fit_says_what_the_defaults_would_need() -> None:
@@ -199,6 +229,15 @@ def test_a_projector_beside_a_model_is_paired_as_run_would_pair_it() -> None:
     ) == {"/m/one/eyes-Q8_0.gguf": "/m/one/mmproj-F16.gguf"}
 
 
+def test_a_broken_model_beside_a_projector_may_be_the_one_it_belongs_to() -> None:
+    decoder, projector = facts_of(models.tiny_decoder()), facts_of(models.tiny_projector())
+    folder = {"/m/eyes.gguf": decoder, "/m/mmproj-F16.gguf": projector}
+    assert projectors_of(folder, ["/n/cut.gguf", "/m/mmproj-cut.gguf"]) == {
+        "/m/eyes.gguf": "/m/mmproj-F16.gguf"
+    }
+    assert projectors_of(folder, ["/m/cut.gguf"]) == {}
+
+
 def test_in_a_heap_of_models_nothing_is_paired() -> None:
     decoder, projector = facts_of(models.tiny_decoder()), facts_of(models.tiny_projector())
     heap = {f"/m/{number}.gguf": decoder for number in range(200)}
@@ -229,15 +268,6 @@ def test_the_object_begins_with_the_fields_of_the_contract() -> None:
 def test_the_weights_are_told_by_place_and_add_up() -> None:
     weights = as_json(facts_of(models.tiny_decoder()))["weights"]
     places = ("layers_bytes", "input_bytes", "output_bytes")
-def test_a_broken_model_beside_a_projector_may_be_the_one_it_belongs_to() -> None:
-    decoder, projector = facts_of(models.tiny_decoder()), facts_of(models.tiny_projector())
-    folder = {"/m/eyes.gguf": decoder, "/m/mmproj-F16.gguf": projector}
-    assert projectors_of(folder, ["/n/cut.gguf", "/m/mmproj-cut.gguf"]) == {
-        "/m/eyes.gguf": "/m/mmproj-F16.gguf"
-    }
-    assert projectors_of(folder, ["/m/cut.gguf"]) == {}
-
-
     assert sum(weights[place] for place in places) == weights["total_bytes"]
     assert 0 < weights["largest_layer_bytes"] < weights["layers_bytes"]
 

@@ -303,7 +303,7 @@ def test_the_warning_that_it_does_not_fit_counts_as_out_of_memory() -> None:
 def test_a_crash_of_the_caches_kernels_goes_to_f16_then_does_without_flash_attention(
     crash: Diagnosis,
 ) -> None:
-    plans, changes = walk(ladder(), crash)
+    plans, changes = walk(ladder(capabilities(NEW, GPU)), crash)
     assert [change.setting for (change,) in changes] == ["--kv-type", "--flash-attn"]
     assert [plan.kv_type for plan in plans] == ["q8_0", "f16", "f16"]
     assert plans[-1].flash_attn == "off"

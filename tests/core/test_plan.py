@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from llamasup.core.address import TcpAddress, UnixAddress
 from llamasup.core.capabilities import Capabilities
+from llamasup.core.child_address import child_address_kind, needs_key_file
 from llamasup.core.context_memory import CACHE_TYPES
 from llamasup.core.errors import LlamasupError, ModelInvalid, RuntimeMissing, UsageInvalid
 from llamasup.core.model_facts import ModelClass
-from llamasup.core.plan import LaunchPlan, child_address_kind, needs_key_file
+from llamasup.core.plan import LaunchPlan
 from llamasup.core.plan_json import plan_as_json
 from llamasup.core.settings import Settings
 from tests.core.planning import (
@@ -44,6 +45,8 @@ SERVED = {
     "reranker": bert(ModelClass.RERANKER),
     "encoder-decoder": model(architecture="t5", model_class=ModelClass.ENCODER_DECODER),
 }
+# Of a type that b11434 does not rewrite for the CPU: what it maps is what it uses, and may be locked.
+UNPACKED_WEIGHTS = model(quantization="F16")
 SOME_SETTINGS: dict[str, dict[str, Any]] = {
     "nothing set": {},
     "sizes": {"ctx_size": 1000, "parallel": 3, "threads": 2, "alias": "m"},
@@ -159,7 +162,8 @@ def test_whatever_is_asked_no_unknown_flag_and_no_thread_too_many_is_passed(
 
 def test_the_newest_build_gets_the_classic_command_line_in_its_own_words() -> None:
     hardware = machine(memlock_limit_bytes=None, may_raise_priority=True)
-    made = planned(NEW, hardware=hardware, draft=model(layers=4), draft_model="/models/draft.gguf")
+    draft: dict[str, Any] = {"draft": model(layers=4), "draft_model": "/models/draft.gguf"}
+    made = planned(NEW, UNPACKED_WEIGHTS, hardware, kv_type="q8_0", **draft)
     assert made.argv == (
         *("/opt/llama/llama-server", "--model", "/models/example-8b.gguf", "--alias", "example-8b"),
         *("--host", "/run/llamasup/1/a.sock", "--port", "0"),
@@ -178,7 +182,8 @@ def test_the_newest_build_gets_the_classic_command_line_in_its_own_words() -> No
 
 def test_a_build_of_2025_gets_a_bare_flash_attention_switch_mlock_and_draft_max() -> None:
     hardware = machine(memlock_limit_bytes=None, may_raise_priority=True)
-    made = planned(MIDDLE, hardware=hardware, draft=model(layers=4), draft_model="/models/draft.gguf")
+    draft: dict[str, Any] = {"draft": model(layers=4), "draft_model": "/models/draft.gguf"}
+    made = planned(MIDDLE, UNPACKED_WEIGHTS, hardware, kv_type="q8_0", **draft)
     after_flash = made.argv[made.argv.index("--flash-attn") + 1]
     assert after_flash == "--cache-type-k"
     assert "--mlock" in made.argv
@@ -191,7 +196,7 @@ def test_a_build_of_2025_gets_a_bare_flash_attention_switch_mlock_and_draft_max(
 
 
 def test_a_build_of_2024_gets_what_it_knows_and_the_rest_is_left_out_and_said() -> None:
-    made = planned(OLD, hardware=machine(may_raise_priority=True))
+    made = planned(OLD, hardware=machine(may_raise_priority=True), kv_type="q8_0")
     assert value(made, "--host") == "127.0.0.1"
     assert value(made, "--port") == "40001"
     assert value(made, "--api-key-file") == "/run/llamasup/1/key"
@@ -204,7 +209,7 @@ def test_a_build_of_2024_gets_what_it_knows_and_the_rest_is_left_out_and_said() 
 
 def test_a_build_between_mlock_and_load_mode_is_left_without_a_lock() -> None:
     modes = "--load-mode MODE    how\n                    - none: no\n                    - mlock: yes\n"
-    made = planned(from_help(modes), hardware=machine(memlock_limit_bytes=None))
+    made = planned(from_help(modes), UNPACKED_WEIGHTS, machine(memlock_limit_bytes=None))
     assert "--load-mode" not in made.argv
     assert "this build does not have it" in reason(made, "--mlock")
 
@@ -223,8 +228,18 @@ def test_context_is_never_above_the_models_own_unless_asked() -> None:
     small = model(context_length=2048)
     assert planned(facts=small).ctx_size == 2048
     asked = planned(facts=small, ctx_size=4096)
-    assert asked.ctx_size == 4096
+    assert asked.ctx_size_of_slot == 4096
     assert "beyond the 2048 that the model was trained for" in reason(asked, "--ctx-size")
+
+
+def test_a_build_that_keeps_requests_within_the_models_context_is_not_said_to_give_more() -> None:
+    small = model(context_length=2048)
+    asked = planned(facts=small, ctx_size=4096)
+    assert asked.ctx_size == 2048
+    assert "gives no request more than the model's 2048" in reason(asked, "--ctx-size")
+    before = planned(MIDDLE, facts=small, ctx_size=4096)
+    assert before.ctx_size == 4096
+    assert "gives no request more" not in reason(before, "--ctx-size")
 
 
 def test_a_file_that_names_no_context_gets_the_default() -> None:
@@ -350,7 +365,7 @@ def test_a_file_that_is_no_model_is_refused_with_the_sentence_that_helps(
 
 
 def test_odd_heads_keep_an_f16_cache_and_the_reason_names_the_block() -> None:
-    made = planned(facts=model(key_length=80, value_length=80))
+    made = planned(capabilities(NEW, GPU), model(key_length=80, value_length=80))
     assert made.kv_type == "f16"
     assert "--cache-type-k" not in made.argv
     assert "32 values together" in reason(made, "--cache-type-k")
@@ -358,7 +373,7 @@ def test_odd_heads_keep_an_f16_cache_and_the_reason_names_the_block() -> None:
 
 
 def test_flash_attention_switched_off_leaves_v_in_f16() -> None:
-    made = planned(flash_attn="off")
+    made = planned(capabilities(NEW, GPU), flash_attn="off")
     assert made.kv_type == "q8_0/f16"
     assert value(made, "--cache-type-k") == "q8_0"
     assert "--cache-type-v" not in made.argv
@@ -405,7 +420,7 @@ def test_a_cache_type_that_only_this_build_knows_is_passed_and_counted_as_f16() 
 
 def test_a_build_without_flash_attention_keeps_v_in_f16() -> None:
     build = from_help("--cache-type-k TYPE  k\n--cache-type-v TYPE  v\n")
-    made = planned(build)
+    made = planned(replace(build, devices=(GPU,)))
     assert made.kv_type == "q8_0/f16"
     assert "which this build does not have" in reason(made, "--cache-type-v")
     with pytest.raises(UsageInvalid, match="this build does not have"):
@@ -470,7 +485,7 @@ def test_threads_follow_cores_affinity_and_quota(changes: dict[str, Any], thread
     ],
 )
 def test_memory_is_left_unlocked_with_the_reason(changes: dict[str, Any], because: str) -> None:
-    made = planned(hardware=machine(**changes))
+    made = planned(facts=UNPACKED_WEIGHTS, hardware=machine(**changes))
     assert "--load-mode" not in made.argv
     assert because in reason(made, "--load-mode")
 
@@ -507,9 +522,9 @@ def test_prompts_are_kept_in_the_hosts_memory_whatever_a_device_has_free() -> No
         value(planned(capabilities(NEW, GPU), larger, machine(memory_available_bytes=GIB)), "--cache-ram")
         == "0"
     )
-    mac = machine(platform="darwin", memory_available_bytes=without_prompt_cache(planned()))
-    unified = replace(GPU, shares_host_memory=True)
-    assert value(planned(capabilities(NEW, unified), hardware=mac), "--cache-ram") == "0"
+    unified = capabilities(NEW, replace(GPU, shares_host_memory=True))
+    mac = machine(platform="darwin", memory_available_bytes=without_prompt_cache(planned(unified)))
+    assert value(planned(unified, hardware=mac), "--cache-ram") == "0"
 
 
 def test_layers_are_left_to_a_build_that_fits_them_itself() -> None:
@@ -563,7 +578,7 @@ def test_a_draft_model_has_to_be_a_decoder() -> None:
 
 def test_a_draft_model_counts_in_memory_and_keeps_its_own_cache_types() -> None:
     odd = model(layers=4, key_length=80, weights_bytes=GIB)
-    made = planned(draft=odd, draft_model="/d.gguf")
+    made = planned(draft=odd, draft_model="/d.gguf", kv_type="q8_0")
     assert "--spec-draft-type-k" not in made.argv
     assert value(made, "--spec-draft-type-v") == "q8_0"
     assert made.memory.weights_bytes == 6 * GIB
@@ -591,7 +606,7 @@ def test_what_is_no_projector_is_refused_as_one() -> None:
 
 
 def test_arguments_of_the_user_come_last_and_unchanged_and_replace_ours() -> None:
-    made = planned(extra=("--temp", "0.5", "-fa", "off", "--lora", "a b.gguf"))
+    made = planned(capabilities(NEW, GPU), extra=("--temp", "0.5", "-fa", "off", "--lora", "a b.gguf"))
     assert made.argv[-6:] == ("--temp", "0.5", "-fa", "off", "--lora", "a b.gguf")
     assert "--flash-attn" not in made.argv
     assert reason(made, "--flash-attn") == "left out: set by hand after --"
@@ -606,8 +621,16 @@ def test_what_the_plan_derives_follows_the_arguments_of_the_user() -> None:
 
 
 def test_the_context_of_the_model_itself_is_meant_by_zero() -> None:
-    made = planned(facts=model(context_length=4096), extra=("--ctx-size", "0"))
-    assert (made.ctx_size, made.parallel) == (1024, 4)
+    """For each slot, or for the one context that they share (b11434 [run]); older builds divide it."""
+    facts = model(context_length=4096)
+    for build, extra, per_request, total in (
+        (NEW, (), 4096, 16384),
+        (NEW, ("-np", "-1"), 4096, 4096),
+        (NEW, ("-kvu",), 4096, 4096),
+        (MIDDLE, (), 1024, 4096),
+    ):
+        made = planned(build, facts, extra=("--ctx-size", "0", *extra))
+        assert (made.ctx_size, made.parallel, made.shape.ctx_total) == (per_request, 4, total)
 
 
 def test_slots_left_to_llama_server_share_one_cache() -> None:
@@ -764,6 +787,7 @@ def test_the_environment_is_an_allowlist() -> None:
         "LD_LIBRARY_PATH": "/opt/llama:/usr/local/lib",
         "XDG_CONFIG_HOME": "/run/llamasup/1/config",
         "GGML_NO_BACKTRACE": "1",
+        "GOMP_SPINCOUNT": "3000",
     }
     embedded = planned(environ=environ, kind="embedded")
     assert embedded.env["PYTHONPATH"] == "/src"
@@ -834,7 +858,7 @@ def test_the_plan_as_json_has_the_contracts_shape() -> None:
         {
             "parallel": 4,
             "ctx_size": 8192,
-            "kv_type": "q8_0",
+            "kv_type": "f16",
             "gpu_layers": 0,
             "total_bytes": made.memory.total_bytes,
             "fits": True,

@@ -97,12 +97,19 @@ def test_what_does_not_fit_is_refused_before_anything_is_started_or_written(here
 
 
 def test_the_refusal_names_what_does_fit_and_that_is_accepted(here: Here) -> None:
-    half = here.planner(parallel=1, ctx_size=200_000).plan(1)
+    half = here.planner(parallel=1, ctx_size=200_000, kv_type="f16").plan(1)
     here.free(needed_bytes(half))
     with pytest.raises(DoesNotFit, match=r"1 × 400000 tokens of context") as refused:
-        here.planner(parallel=1, ctx_size=400_000).check()
+        here.planner(parallel=1, ctx_size=400_000, kv_type="f16").check()
     assert refused.value.remedy.startswith("Fits: --ctx-size 200000. ")
-    here.planner(parallel=1, ctx_size=200_000).check()
+    here.planner(parallel=1, ctx_size=200_000, kv_type="f16").check()
+
+
+def test_a_cache_that_nobody_asked_for_is_packed_before_a_context_by_hand_is_refused(here: Here) -> None:
+    packed = here.planner(parallel=1, ctx_size=400_000, kv_type="q8_0").plan(1)
+    here.free(needed_bytes(packed))
+    made = here.planner(parallel=1, ctx_size=400_000).plan(1)
+    assert (made.ctx_size_of_slot, made.kv_type) == (400_000, "q8_0")
 
 
 def test_what_was_not_set_by_hand_is_made_to_fit(here: Here) -> None:
