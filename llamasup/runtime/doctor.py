@@ -22,7 +22,6 @@ from llamasup.core.doctor_server import settings_in
 from llamasup.core.errors import FolderUnusable, LlamasupError
 from llamasup.core.settings import Settings
 from llamasup.core.units import memory_text
-from llamasup.effects.devices import devices_now
 from llamasup.effects.files import cache_folder, run_folder, state_folder
 from llamasup.effects.hardware import hardware
 from llamasup.effects.leftovers import leftovers
@@ -46,12 +45,8 @@ def gather(
     found = survey_runtimes(runtime, environ)
     used = found[0].answer if isinstance(found[0].answer, Runtime) else None
     runtimes = tuple(map(_runtime_fact, found))
-    devices: tuple[Device, ...] = ()
-    if used is not None:
-        try:
-            devices = devices_now(used, environ)
-        except LlamasupError as error:
-            runtimes = (RuntimeFact(used.origin, _problem(error)), *runtimes[1:])
+    # Those of a moment ago: what is free on them is never remembered, and asking takes up to a second.
+    devices: tuple[Device, ...] = () if used is None else used.capabilities.devices
     drivers = _gpu_drivers()
     return Facts(
         hardware=hardware(),
@@ -108,17 +103,18 @@ def _model_fact(
     model: str, runtime: str | None, environ: Mapping[str, str], has_runtime: bool
 ) -> ModelFact | None:
     """What ``run`` would make of it; nothing where only the runtime is missing, which has its own check."""
-    from llamasup.runtime.launch import prepare  # with the planner 70 ms, for nothing without a model
+    from llamasup.runtime.launch import prepare, read_given  # with the planner 70 ms, for nothing without one
     from llamasup.runtime.planner import Planner
 
     try:
+        if not has_runtime:  # and not asked again: one whose driver hangs takes 20 s
+            read_given(model)
+            return None
         launch = prepare(model, Settings(), runtime=runtime, environ=environ)
         planner = Planner(launch, Path(os.devnull))
         planner.check()
         made = planner.admission().plan
     except LlamasupError as error:
-        if not has_runtime and error.cause in ("runtime_missing", "runtime_broken"):
-            return None
         return ModelFact(model, problem=_problem(error))
     facts, memory = launch.model, made.memory
     sizes = f"{memory_text(memory.total_bytes)} of {memory_text(memory.available_bytes)}"

@@ -21,7 +21,7 @@ from llamasup.effects.files import atomic_write, cache_folder
 from llamasup.effects.model_file import read_model
 from llamasup.effects.runtimes import Runtime, find_runtime
 
-__all__ = ["Launch", "find_model", "prepare", "projector_beside"]
+__all__ = ["Launch", "find_model", "prepare", "projector_beside", "read_given"]
 
 DEMO = "demo"
 NO_PROJECTOR = "none"
@@ -48,9 +48,7 @@ def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Map
 
     Raises ModelMissing, ModelInvalid, RuntimeMissing or UsageInvalid; nothing has been started then.
     """
-    path = find_model(model)
-    facts = read_model(path)
-    _refuse_foreign_byte_order(path, facts)
+    path, facts = read_given(model)
     look_beside = settings.mmproj is None
     settings = replace(
         settings,
@@ -86,6 +84,14 @@ def projector_beside(path: Path, model: ModelFacts) -> Pairing | None:
         return None
     candidates, neighbours = projectors_beside(path)
     return pair_projector(model, str(path), candidates, neighbours)
+
+
+def read_given(model: str) -> tuple[Path, ModelFacts]:
+    """The file that MODEL means and its facts. Raises ModelMissing, ModelInvalid or UsageInvalid."""
+    path = find_model(model)
+    facts = read_model(path)
+    _refuse_foreign_byte_order(path, facts)
+    return path, facts
 
 
 def _refuse_foreign_byte_order(path: Path, facts: ModelFacts) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from llamasup.testing.models import big_endian_decoder
 from tests.e2e.driver import command, run_to_end
 
 pytestmark = [
@@ -156,6 +157,22 @@ def with_devices(folder: Path, *lines: str) -> str:
     program.write_text(f"#!/bin/sh\ncase $1 in --help) cat '{HELP}' ;; --list-devices) {listed};; esac\n")
     program.chmod(0o755)
     return str(program)
+
+
+def test_a_runtime_that_does_not_answer_is_waited_for_once(tmp_path: Path, tiny_model: Path) -> None:
+    asked = tmp_path / "asked"
+    program = tmp_path / "llama-server"
+    program.write_text(
+        f"#!/bin/sh\ncase $1 in --help) cat '{HELP}' ;; --list-devices) echo x >> '{asked}'; exit 3;; esac\n"
+    )
+    program.chmod(0o755)
+    report = doctor("--runtime", str(program), "--port", "0", str(tiny_model))
+    assert report.bad == {"runtime"}
+    assert "fails at --list-devices (exit code 3)" in report.found("runtime")
+    assert asked.read_text() == "x\n"
+    big = tmp_path / "big.gguf"
+    big.write_bytes(big_endian_decoder())
+    assert doctor("--runtime", str(program), "--port", "0", str(big)).bad == {"runtime", "model"}
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a real NVIDIA driver")
