@@ -109,7 +109,7 @@ def application(supervisor: Supervisor, metrics: Metrics) -> Starlette:
     async def show_metrics(request: Request) -> Response:
         scraped = await supervisor.scrape()
         instances = [
-            InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=0)
+            InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.room))
             for runner in supervisor.runners
         ]
         text = exposition(metrics, instances, scraped)

@@ -63,6 +63,12 @@ class _Own(Collector):
         yield _counter(
             "llamasup_restarts", "Restarts by model and cause.", ("model", "cause"), metrics.restarts
         )
+        yield _counter(
+            "llamasup_replays",
+            "Requests that were sent again after their server ended.",
+            ("model",),
+            {(model,): count for model, count in metrics.replays.items()},
+        )
         yield _histogram("llamasup_request_seconds", "Whole request.", {(): metrics.request_s})
         yield _histogram("llamasup_first_byte_seconds", "To the first byte.", {(): metrics.first_byte_s})
         yield _histogram("llamasup_queue_seconds", "Waiting before it was sent on.", {(): metrics.queue_s})

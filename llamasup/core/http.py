@@ -53,6 +53,7 @@ class Route(msgspec.Struct, frozen=True):
 
     label: str
     infers: bool = False  # its answer ends with token counts
+    waits: bool = False  # its POSTs wait for a model that loads, and may be sent again after a crash
 
 
 class Head(msgspec.Struct):
@@ -254,11 +255,14 @@ _INFERENCE = """
     /v1/messages /infill /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking
     /audio/transcriptions /v1/audio/transcriptions
 """
+_TEXT = "/tokenize /detokenize /apply-template /v1/messages/count_tokens"
+# Those who ask about the server, or tell it something, want an answer now: the web interface and monitors
+# take llama-server's 503 for "still loading", and a change must not reach another server than was meant.
 _PLAIN = """
-    / /health /v1/health /livez /readyz /metrics /props /slots /models /v1/models /lora-adapters /tokenize
-    /detokenize /apply-template /v1/messages/count_tokens /v1/stream
+    / /health /v1/health /livez /readyz /metrics /props /slots /models /v1/models /lora-adapters /v1/stream
 """
-_ROUTES = {path.encode(): Route(path, infers=True) for path in _INFERENCE.split()}
+_ROUTES = {path.encode(): Route(path, infers=True, waits=True) for path in _INFERENCE.split()}
+_ROUTES |= {path.encode(): Route(path, waits=True) for path in _TEXT.split()}
 _ROUTES |= {path.encode(): Route(path) for path in _PLAIN.split()}
 _CONTROL = Route("/llamasup")
 _OTHER = Route("other")

@@ -14,6 +14,7 @@ from llamasup.proxy.door import CONTROL_PREFIX, Door
 from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
+from llamasup.proxy.waiting import Waiting
 from llamasup.runtime.endpoint import Lease, Unavailable
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Downstream(asyncio.Protocol):
         self.proxy = proxy
         self.paused = False  # the client takes no more for now
         self._door = door
-        self._exchange: Exchange | None = None
+        self._exchange: Exchange | Waiting | None = None  # what runs: it has a generation, or waits for one
         self._held: list[bytes] = []  # read while an exchange runs, not parsed yet
         self._held_bytes = 0
         self._reading = True
@@ -181,12 +182,24 @@ class Downstream(asyncio.Protocol):
         else:
             lease = self._lease_for(request)
             if isinstance(lease, Unavailable):
-                error = local.as_error(lease)
-                self.proxy.tell(record_of(request, error.status, "unavailable"))
-                self._answer_error(request, error)
+                self._wait(request, lease)
             else:
                 self._exchange = exchange = Exchange(self, request, lease)
                 exchange.start()
+
+    def _wait(self, request: Request, why: Unavailable) -> None:
+        """Let it wait for a generation that serves, or say why not."""
+        if why.may_wait and request.may_wait:
+            room = self.proxy.backend.room(self._model_of(request))
+            waiting = Waiting(self, request, room)
+            refusal = waiting.enter()
+            if refusal is None:
+                self._exchange = waiting
+                return
+            why = refusal
+        error = local.as_error(why)
+        self.proxy.tell(record_of(request, error.status, "unavailable"))
+        self._answer_error(request, error)
 
     def _lease_for(self, request: Request) -> Lease | Unavailable:
         path = request.head.path
@@ -195,7 +208,10 @@ class Downstream(asyncio.Protocol):
             if control is None or control.closed:
                 return Unavailable(404, "there is no control API here", type="not_found_error")
             return control.lease()
-        return self.proxy.backend.lease(request.model() if self.proxy.config.route_by_model else None)
+        return self.proxy.backend.lease(self._model_of(request))
+
+    def _model_of(self, request: Request) -> str | None:
+        return request.model() if self.proxy.config.route_by_model else None
 
     def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
         self.transport.write(answer)
@@ -214,6 +230,15 @@ class Downstream(asyncio.Protocol):
         method = request.head.method
         self.transport.write(error_response(error, request.response_lines, method=method, close=close))
         self._after(request)
+
+    def wait_over(self, waiting: Waiting, request: Request, lease: Lease) -> None:
+        """A generation serves the request that waited."""
+        self._exchange = exchange = Exchange(self, request, lease, waiting)
+        exchange.start()
+
+    def exchange_waits(self, waiting: Waiting) -> None:
+        """The exchange has ended without a byte of a response, and its request waits for another."""
+        self._exchange = waiting
 
     def exchange_failed(self, request: Request, error: HttpError) -> None:
         """The exchange has ended before any byte of a response."""

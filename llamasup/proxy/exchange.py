@@ -13,6 +13,7 @@ from llamasup.core.http import HttpError, error_body, status_line
 from llamasup.core.sse import error_event, read_token_counts, tail_of
 from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
+from llamasup.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.runtime.endpoint import Lease
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ __all__ = ["Dechunker", "Exchange"]
 # References to the last reads. A stream ends with at most four events (last token, timings, usage, [DONE])
 # and the last chunk, each of which may be a read of its own; one read is at most 256 KiB.
 TAIL_PIECES: Final = 8
-CLIENT_GONE: Final = 499  # nginx's number for it; only ever logged and counted
 
 _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
+# A child that is gone, whose socket file is gone, or that accepts nothing for now: supervision puts it right.
+_MAY_PASS = (ConnectionRefusedError, FileNotFoundError, BlockingIOError, TimeoutError)
 _EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with the end of an event
 
 
@@ -39,6 +41,7 @@ class Exchange:
         "_retried",
         "_tail",
         "_upstream",
+        "_waiting",
         "_write",
         "answered",
         "bytes_out",
@@ -49,12 +52,16 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, downstream: Downstream, request: Request, lease: Lease) -> None:
+    def __init__(
+        self, downstream: Downstream, request: Request, lease: Lease, waiting: Waiting | None = None
+    ) -> None:
+        """``waiting``: where it waited before, if it had to."""
         self._downstream = downstream
         self._request = request
         self._lease = lease
         self._upstream: Upstream | None = None
         self._retried = False
+        self._waiting = waiting
         self._write: Callable[[bytes], None] = downstream.transport.write
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.is_head = request.head.method == b"HEAD"
@@ -69,7 +76,7 @@ class Exchange:
         lease = self._lease
         lease.when_revoked(self._revoked)
         pool = self._downstream.proxy.pool_of(lease.endpoint)
-        upstream = pool.take(self._request.received_at)
+        upstream = pool.take(self._request.received_at if self._waiting is None else monotonic())
         if upstream is not None:
             self.connected(upstream)
         else:
@@ -99,6 +106,7 @@ class Exchange:
         self.first_byte_at = monotonic()
         self.status = upstream.status
         request, downstream = self._request, self._downstream
+        request.body = b""  # from here on it cannot be sent again, and a stream may last for minutes
         write = self._write
         if framing is None:
             request.keep_alive = False
@@ -111,7 +119,9 @@ class Exchange:
                 upstream.lines,
                 framing or b"",
                 request.response_lines,
-                b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0),
+                b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
+                if self._waiting is None
+                else self._timing(self._waiting),
                 b"\r\n" if downstream.keeps_alive(request) else b"Connection: close\r\n\r\n",
             )
         )
@@ -124,6 +134,12 @@ class Exchange:
         self._tail.append(body)
         if downstream.paused:
             upstream.pause()
+
+    def _timing(self, waiting: Waiting) -> bytes:
+        """Where the time before it was sent went: until a generation served, and the rest."""
+        load_s = waiting.waited_s
+        queue_s = self.sent_at - self._request.received_at - load_s
+        return b"Server-Timing: queue;dur=%.1f, load;dur=%.1f\r\n" % (queue_s * 1000.0, load_s * 1000.0)
 
     def relay(self, data: bytes) -> None:
         """Pass on bytes of the body as they are. On the path of every streamed token."""
@@ -146,6 +162,8 @@ class Exchange:
         self._downstream.exchange_over(self._request)
 
     def connect_failed(self, error: OSError | TimeoutError) -> None:
+        if self.over or (isinstance(error, _MAY_PASS) and self._put_back()):
+            return
         if isinstance(error, TimeoutError):
             status, what = 504, "llama-server accepted no connection in time"
         elif isinstance(error, (ConnectionRefusedError, FileNotFoundError, BlockingIOError)):
@@ -157,8 +175,8 @@ class Exchange:
             "upstream_failed",
         )
 
-    def upstream_broke(self, what: str) -> None:
-        """The connection is gone before the response was whole."""
+    def upstream_broke(self, what: str, *, closed: bool = False) -> None:
+        """The response cannot be completed; ``closed``: because the connection ended."""
         if self.over:
             return
         upstream, endpoint = self._upstream, self._lease.endpoint
@@ -169,12 +187,14 @@ class Exchange:
             self._upstream = None
             self._downstream.proxy.pool_of(endpoint).connect(self)
             return
+        if closed and self._put_back():
+            return
         error = HttpError(502, f"llama-server {what}", "server_error", "upstream_broke", "see llamasup's log")
         self._fail(error, "upstream_failed")
 
     def _revoked(self, reason: str) -> None:
         """The generation goes (S13, S16) or went (S1)."""
-        if not self.over:
+        if not self.over and not self._put_back():
             error = HttpError(503, reason, "unavailable_error", "generation_ended", retry_after_s=1.0)
             self._fail(error, "revoked")
 
@@ -195,6 +215,21 @@ class Exchange:
             self._upstream.resume()
 
     # --- the end
+
+    def _put_back(self) -> bool:
+        """Let the request wait for the next generation (S10), as long as its client has not had a byte."""
+        request, endpoint = self._request, self._lease.endpoint
+        if self.status or not request.may_wait:
+            return False
+        downstream = self._downstream
+        waiting = self._waiting
+        if waiting is None:
+            waiting = Waiting(downstream, request, downstream.proxy.backend.room(endpoint.model))
+        if not waiting.put_back(endpoint, sent=self.sent_at > 0.0):
+            return False
+        self._let_go(abort=True)
+        downstream.exchange_waits(waiting)
+        return True
 
     def _let_go(self, *, abort: bool = False) -> None:
         self.over = True
@@ -242,6 +277,7 @@ class Exchange:
                 first_byte_s=self.first_byte_at - request.received_at if self.first_byte_at else None,
                 bytes_out=self.bytes_out,
                 counts=counts,
+                waiting=self._waiting,
             )
         )
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from llamasup.core.http import Head, HttpError, Route
 from llamasup.core.sse import TokenCounts
 from llamasup.runtime.metrics import RequestRecord
+
+if TYPE_CHECKING:
+    from llamasup.proxy.waiting import Waiting
 
 __all__ = ["UNREAD", "Request", "record_of"]
 
@@ -69,6 +73,11 @@ class Request:
             self.body = b"".join(self._pieces)
             self._pieces = None
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether it may wait for a generation, and be sent again if nothing of an answer has come."""
+        return self.head.route.waits and self.head.method == b"POST"
+
     def model(self) -> str | None:
         """The ``model`` that a JSON body names. A body that is no JSON is for llama-server to refuse."""
         if not self.body:
@@ -90,8 +99,9 @@ def record_of(
     first_byte_s: float | None = None,
     bytes_out: int = 0,
     counts: TokenCounts | None = None,
+    waiting: Waiting | None = None,
 ) -> RequestRecord:
-    """The record of a request that is over now."""
+    """The record of a request that is over now. ``waiting``: it had to wait for a generation."""
     head = request.head
     return RequestRecord(
         request.id.decode("ascii"),
@@ -110,4 +120,6 @@ def record_of(
         monotonic() - request.received_at if request.received_at else 0.0,
         bytes_out,
         outcome,
+        waiting.waited_s if waiting else 0.0,
+        waiting is not None and waiting.replayed,
     )

@@ -168,12 +168,12 @@ class Upstream(asyncio.Protocol):
             self._keep_alive = False
             self._finish(exchange)
         else:
-            self._broken(exchange, "closed the connection")
+            self._lost(exchange, "closed the connection")
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.exchange is not None:
             why = f"closed the connection ({exc})" if exc else "closed the connection"
-            self._broken(self.exchange, why)
+            self._lost(self.exchange, why)
         self.pool.gone(self)
         # The parser holds our methods: without this the pair would wait for the cycle collector.
         del self._feed, self._parser
@@ -309,6 +309,10 @@ class Upstream(asyncio.Protocol):
             transport.abort()
         self._reset()
         exchange.finished()
+
+    def _lost(self, exchange: Exchange, what: str) -> None:
+        self.abort()
+        exchange.upstream_broke(what, closed=True)
 
     def _broken(self, exchange: Exchange, what: str) -> None:
         self.abort()

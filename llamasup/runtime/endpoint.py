@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llamasup.core.address import Address
+
+if TYPE_CHECKING:
+    from llamasup.runtime.waiting import WaitingRoom
 
 __all__ = ["Backend", "Endpoint", "Lease", "Unavailable"]
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Why a request cannot be served now, in the words of llama-server's error object."""
+    """Why a request cannot be served now, in the words of llama-server's error object.
+
+    ``may_wait``: a generation that serves is on its way, so that a request may wait for it.
+    """
 
     status: int
     message: str
@@ -25,6 +31,7 @@ class Unavailable:
     cause: str = ""
     remedy: str = ""
     retry_after_s: float | None = None
+    may_wait: bool = False
 
 
 class Endpoint:
@@ -130,6 +137,10 @@ class Backend(Protocol):
 
     def lease(self, model: str | None) -> Lease | Unavailable:
         """A lease on a ready generation of ``model`` (None: the request named none), or why not."""
+        ...
+
+    def room(self, model: str | None) -> WaitingRoom:
+        """Where the requests for ``model`` wait. Only for a model that ``lease`` knows."""
         ...
 
     def readiness(self) -> Unavailable | None:

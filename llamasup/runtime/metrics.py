@@ -52,7 +52,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ``outcome``: ``ok``; ``local`` (llamasup's own answer); ``refused`` (a 4xx of our own); ``unavailable``
     (no generation to serve it); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation went).
     ``model`` is empty and ``generation`` 0 where no child was involved. Times are in seconds;
-    ``first_byte_s`` is None where no response came.
+    ``first_byte_s`` is None where no response came. ``queue_s`` is all until the request was sent on;
+    ``waited_s`` the part of it that was waiting for a generation to serve. ``replayed``: it was sent again
+    after the generation that had it ended.
     """
 
     request_id: str
@@ -71,6 +73,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     duration_s: float
     bytes_out: int
     outcome: str
+    waited_s: float = 0.0
+    replayed: bool = False
 
 
 class Histogram:
@@ -91,12 +95,22 @@ class Histogram:
 class Metrics:
     """What /metrics says about llamasup itself. Owned by the event loop's thread."""
 
-    __slots__ = ("first_byte_s", "load_s", "queue_s", "request_s", "requests", "restarts", "tokens")
+    __slots__ = (
+        "first_byte_s",
+        "load_s",
+        "queue_s",
+        "replays",
+        "request_s",
+        "requests",
+        "restarts",
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, int], int] = {}  # (model, route, code)
         self.tokens: dict[tuple[str, str], int] = {}  # (model, kind: prompt | cached | completion)
         self.restarts: dict[tuple[str, str], int] = {}  # (model, cause)
+        self.replays: dict[str, int] = {}  # by model
         self.load_s: dict[str, Histogram] = {}  # by model
         self.request_s = Histogram(REQUEST_BOUNDS_S)
         self.first_byte_s = Histogram(FIRST_BYTE_BOUNDS_S)
@@ -121,6 +135,10 @@ class Metrics:
 
     def count_restart(self, model: str, cause: str) -> None:
         self.restarts[model, cause] = self.restarts.get((model, cause), 0) + 1
+
+    def count_replay(self, model: str) -> None:
+        """A request was put back because the generation that had it ended."""
+        self.replays[model] = self.replays.get(model, 0) + 1
 
     def observe_load(self, model: str, seconds: float) -> None:
         if (histogram := self.load_s.get(model)) is None:

@@ -9,9 +9,9 @@ from typing import Any
 from llamasup import __version__
 from llamasup.core.address import TcpAddress
 from llamasup.core.instance import State
-from llamasup.effects.probe import Prober
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner
+from llamasup.runtime.waiting import WaitingRoom
 
 __all__ = ["Supervisor"]
 
@@ -30,6 +30,9 @@ class Supervisor:
     def lease(self, model: str | None) -> Lease | Unavailable:
         # One instance serves whatever name a request gives, as llama-server itself does.
         return self.runners[0].lease()
+
+    def room(self, model: str | None) -> WaitingRoom:
+        return self.runners[0].room
 
     def readiness(self) -> Unavailable | None:
         for runner in self.runners:
@@ -54,8 +57,8 @@ class Supervisor:
         """Every serving child's own Prometheus text, by model. Asked only when somebody asks us."""
         texts: dict[str, str] = {}
         for runner in self.runners:
-            if runner.instance.state is State.READY and runner.plan is not None:
-                async with Prober(runner.plan.address, runner.plan.api_key) as prober:
+            if runner.instance.state is State.READY and (prober := runner.prober()) is not None:
+                async with prober:
                     text = await prober.metrics()
                 if text is not None:
                     texts[runner.model] = text
@@ -76,7 +79,7 @@ def _model_status(runner: InstanceRunner) -> Mapping[str, Any]:
         "pid": runner.pid,
         "restarts": instance.restarts,
         "in_flight": runner.in_flight,
-        "queued": 0,
+        "queued": len(runner.room),
         "slots": plan.parallel if plan else None,
         "ctx_size": plan.ctx_size if plan else None,
         "memory": {"ram_bytes": seen.rss_bytes if seen else None, "vram_bytes": None},

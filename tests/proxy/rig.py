@@ -20,6 +20,7 @@ from llamasup.core.address import UnixAddress
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
 from llamasup.runtime.metrics import RequestRecord
+from llamasup.runtime.waiting import WaitingRoom
 
 PATIENCE_S = 10.0
 Result = TypeVar("Result")
@@ -104,16 +105,20 @@ def status(head: bytes) -> int:
 
 
 class OneModel:
-    """A backend with one model; a test may take it away."""
+    """A backend with one model; a test may take it away, and give another generation in its place."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, wait_timeout_s: float) -> None:
         self.endpoint = endpoint
         self.unavailable: Unavailable | None = None
+        self.waiting = WaitingRoom(lambda: self.unavailable or self.endpoint, timeout_s=wait_timeout_s)
         self.asked_for: list[str | None] = []
 
     def lease(self, model: str | None) -> Lease | Unavailable:
         self.asked_for.append(model)
         return self.unavailable or self.endpoint.lease()
+
+    def room(self, model: str | None) -> WaitingRoom:
+        return self.waiting
 
     def readiness(self) -> Unavailable | None:
         return self.unavailable
@@ -131,6 +136,7 @@ class Rig:
         sockets: Sequence[socket.socket] | None = None,
         trusted: bool = False,
         child_path: str | None = None,
+        wait_timeout_s: float = PATIENCE_S,
     ) -> None:
         """``child_path``: where a real server listens; else the test itself is the child."""
         self._loop = uvloop.new_event_loop() if loop_name == "uvloop" else asyncio.new_event_loop()
@@ -140,7 +146,7 @@ class Rig:
         self._records: queue.Queue[RequestRecord] = queue.Queue()
         self._child = socket.socket() if child_path else self._listen(str(folder / "child.sock"))
         self.endpoint = Endpoint("tiny", 1, UnixAddress(child_path or str(folder / "child.sock")), api_key)
-        self.backend = OneModel(self.endpoint)
+        self.backend = OneModel(self.endpoint, wait_timeout_s)
         self._control: socket.socket | None = None
         control_endpoint = None
         if control:

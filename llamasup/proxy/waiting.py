@@ -1,0 +1,95 @@
+"""A request between a client and no server: it came too early, or its server ended before it answered."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from llamasup.proxy.local import as_error
+from llamasup.proxy.request import Request, record_of
+from llamasup.runtime.waiting import Ticket, WaitingRoom
+
+if TYPE_CHECKING:
+    from llamasup.proxy.downstream import Downstream
+    from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+
+__all__ = ["CLIENT_GONE", "Waiting"]
+
+CLIENT_GONE: Final = 499  # nginx's number for it; only ever logged and counted
+
+
+class Waiting:
+    """Holds the place of an exchange on its connection while the request waits, and hands it over then.
+
+    Made when a request first has to wait. The exchange that follows keeps it, in case that it comes back.
+    """
+
+    __slots__ = ("_downstream", "_generation", "_model", "_request", "_room", "_ticket")
+
+    def __init__(self, downstream: Downstream, request: Request, room: WaitingRoom) -> None:
+        self._downstream = downstream
+        self._request = request
+        self._room = room
+        self._ticket = Ticket(self, request.received_at, len(request.body))
+        self._model = ""  # of the last generation that had it
+        self._generation = 0
+
+    # --- going in
+
+    def enter(self) -> Unavailable | None:
+        """Wait, or learn why not."""
+        return self._room.enter(self._ticket)
+
+    def put_back(self, broken: Endpoint, *, sent: bool) -> bool:
+        """Wait again, if that is allowed: ``broken`` ended without a byte of a response."""
+        if not self._room.put_back(self._ticket, broken, sent=sent):
+            return False
+        self._model, self._generation = broken.model, broken.generation
+        if sent:
+            self._downstream.proxy.metrics.count_replay(broken.model)
+        return True
+
+    # --- what comes of it
+
+    def served(self, lease: Lease) -> None:
+        self._downstream.wait_over(self, self._request, lease)
+
+    def refused(self, why: Unavailable) -> None:
+        self._tell(why.status, "unavailable")
+        self._downstream.exchange_failed(self._request, as_error(why))
+
+    @property
+    def replayed(self) -> bool:
+        return self._ticket.replayed
+
+    @property
+    def waited_s(self) -> float:
+        """For a generation, in all."""
+        return self._ticket.waited_s
+
+    # --- from the client's connection, as an exchange hears it
+
+    def cancel(self) -> None:
+        """The client left: its place is free at once (S11)."""
+        self._room.leave(self._ticket)
+        self._tell(CLIENT_GONE, "client_gone")
+
+    def pause(self) -> None:
+        """There is nothing to hold back."""
+
+    def resume(self) -> None:
+        pass
+
+    def _tell(self, status: int, outcome: str) -> None:
+        request = self._request
+        self._downstream.proxy.tell(
+            record_of(
+                request,
+                status,
+                outcome,
+                model=self._model,
+                generation=self._generation,
+                queue_s=monotonic() - request.received_at,
+                waiting=self,
+            )
+        )
