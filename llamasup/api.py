@@ -50,6 +50,7 @@ class RunOptions:
     api_keys: tuple[str, ...] = ()
     insecure_no_auth: bool = False
     warm_up: bool = True
+    wait_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     ready_file: Path | None = None
@@ -60,6 +61,7 @@ class RunOptions:
     def policy(self) -> Policy:
         return Policy(
             warm_up=self.warm_up,
+            wait_timeout_s=self.wait_timeout_s,
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
         )
@@ -160,11 +162,11 @@ class Service:
             running = tasks.create_task(runner.run(), name=f"{launch.model_id}/run")
             try:
                 control.start(tasks)
-                await proxy.start(sockets)
                 runner.post(StartAsked())
                 for stop in (StopAsked(), KillAsked())[: self._stops_asked]:
                     runner.post(stop)
                 await runner.reached(State.STARTING)
+                await proxy.start(sockets)  # no earlier: a request must find a model that it may wait for
                 while (await runner.reached(*_TOLD)).state is State.READY:
                     if runner.instance.state is not State.READY:
                         continue  # it crashed before we came round to say so
@@ -189,8 +191,9 @@ class Service:
                 self._load_began_s = asyncio.get_running_loop().time()
             case StateChanged(model, State.READY, _):
                 self._metrics.observe_load(model, asyncio.get_running_loop().time() - self._load_began_s)
-            case StateChanged(_, State.DRAINING, _) if self._proxy is not None and self._stops_asked:
-                self._proxy.drain()
+            case StateChanged(_, State.DRAINING | State.STOPPING, _) if self._stops_asked:
+                if self._proxy is not None:
+                    self._proxy.drain()
             case ServerExited(model, _, _, diagnosis, restart_in_s) if restart_in_s is not None:
                 self._metrics.count_restart(model, diagnosis.cause)
             case _:

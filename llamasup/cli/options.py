@@ -26,6 +26,7 @@ __all__ = [
     "ReadyFile",
     "RuntimeOption",
     "StopTimeout",
+    "WaitTimeout",
 ]
 
 
@@ -84,6 +85,15 @@ StopTimeout = Annotated[
         parser=seconds,
         metavar="SECONDS",
         help="How long llama-server may take to end before it is killed.",
+    ),
+]
+WaitTimeout = Annotated[
+    float,
+    typer.Option(
+        "--wait-timeout",
+        parser=seconds,
+        metavar="SECONDS",
+        help="How long a request may wait for a model that loads or restarts; 0: answer 503 at once.",
     ),
 ]
 ReadyFile = Annotated[
