@@ -20,6 +20,7 @@ from llamasup.core.doctor_facts import (
 )
 from llamasup.core.doctor_server import settings_in
 from llamasup.core.errors import FolderUnusable, LlamasupError
+from llamasup.core.memory import MemoryEstimate
 from llamasup.core.settings import Settings
 from llamasup.core.units import memory_text
 from llamasup.effects.files import cache_folder, run_folder, state_folder
@@ -116,10 +117,19 @@ def _model_fact(
         made = planner.admission().plan
     except LlamasupError as error:
         return ModelFact(model, problem=_problem(error))
-    facts, memory = launch.model, made.memory
-    sizes = f"{memory_text(memory.total_bytes)} of {memory_text(memory.available_bytes)}"
+    facts = launch.model
     kind = f"{facts.architecture} {facts.model_class}, {facts.quantization}"
-    return ModelFact(launch.model_id, f"{kind}; {made.parallel} slots, {sizes}")
+    slots = f"{made.parallel} slot{'' if made.parallel == 1 else 's'}"
+    return ModelFact(launch.model_id, f"{kind}; {slots}, {_needs(made.memory)}")
+
+
+def _needs(memory: MemoryEstimate) -> str:
+    """Host and devices apart, since neither lends to the other; nor is the prompt cache the model's need."""
+    room, kept = memory.room, memory.prompt_cache_bytes
+    needs = f"{memory_text(memory.host_bytes - kept)} of {memory_text(room.host_bytes)}"
+    if memory.device_bytes:
+        needs += f" and {memory_text(memory.device_bytes)} of {memory_text(room.device_bytes)} on devices"
+    return needs + (f"; up to {memory_text(kept)} for prompts already read" if kept else "")
 
 
 # --- folders -------------------------------------------------------------------------------------

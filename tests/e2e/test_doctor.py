@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -103,7 +104,10 @@ def test_people_get_lines_and_the_remedy_beneath(fake: tuple[str, ...]) -> None:
 def test_a_model_that_fits(fake: tuple[str, ...], tiny_model: Path) -> None:
     report = doctor(str(tiny_model), *fake)
     assert report.bad == set()
-    assert report.found("model").startswith("tiny: llama decoder")
+    assert re.fullmatch(
+        r"tiny: llama decoder, F32; \d slots?, \d\d MiB of .* GiB; up to .* for prompts already read",
+        report.found("model"),
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"GGUF"])
@@ -176,11 +180,15 @@ def test_a_runtime_that_does_not_answer_is_waited_for_once(tmp_path: Path, tiny_
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a real NVIDIA driver")
-def test_devices_are_told_with_what_is_free_even_where_nvml_does_not_answer(tmp_path: Path) -> None:
+def test_devices_are_told_with_what_is_free_even_where_nvml_does_not_answer(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     listed = "CUDA0: NVIDIA H200 (143156 MiB, 71578 MiB free)"
     report = doctor("--runtime", with_devices(tmp_path, listed), "--port", "0")
     assert report.bad == set()
     assert report.found("devices") == "CUDA0 NVIDIA H200, 70 GiB free of 140 GiB"
+    with_model = doctor("--runtime", with_devices(tmp_path, listed), "--port", "0", str(tiny_model))
+    assert "MiB of 70 GiB on devices" in with_model.found("model")
     assert report.remedy("NVML") != ""  # no driver here, or no package
 
 
