@@ -263,4 +263,6 @@ def _arrival(ticket: Ticket) -> float:
 
 def _due_s(ticket: Ticket, now_s: float) -> float:
     """When something is to be done about it, if nothing happens to the instance until then."""
-    return ticket.held_until_s if now_s < ticket.held_until_s else ticket.deadline_s
+    if now_s < ticket.held_until_s < ticket.deadline_s:
+        return ticket.held_until_s
+    return ticket.deadline_s
