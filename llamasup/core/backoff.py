@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RestartPolicy", "recent_crashes", "restart_delay_s"]
+__all__ = ["HALF_OPEN_S", "RestartPolicy", "recent_crashes", "restart_delay_s"]
+
+HALF_OPEN_S = 300.0
+"""Between two tries of a service that is to live long (S3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class RestartPolicy:
     """Crashes older than this are forgotten: ten minutes of health start the count anew."""
     most_crashes: int = 5
     """More than this many crashes within the window are a crash loop."""
+    half_open_s: float | None = None
+    """After a crash loop one start is tried at this interval (``HALF_OPEN_S``); None: never."""
 
 
 def recent_crashes(crashes: tuple[float, ...], now_s: float, policy: RestartPolicy) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.liveness import LivenessPolicy
 
 __all__ = [
     "LIVE",
@@ -20,6 +21,7 @@ __all__ = [
     "Event",
     "Exited",
     "Healthy",
+    "Hung",
     "Idle",
     "Instance",
     "Kill",
@@ -41,6 +43,7 @@ __all__ = [
     "WarmUp",
     "Warmed",
     "WarmupFailed",
+    "Watch",
     "Woke",
 ]
 
@@ -54,7 +57,7 @@ class State(StrEnum):
     DRAINING = "draining"  # no new requests; those in flight finish
     STOPPING = "stopping"  # told to end; waiting for its exit
     BACKOFF = "backoff"  # it crashed; the next start waits
-    FAILED = "failed"  # given up: starting it again would fail again
+    FAILED = "failed"  # given up: starting it again would fail again; or tried once in minutes (half-open)
 
 
 LIVE = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.DRAINING, State.STOPPING})
@@ -77,6 +80,7 @@ class Policy:
     kill_again_s: float = 5.0
     """A SIGKILLed process can linger in uninterruptible I/O; it is killed again at this interval."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
+    liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
 
     @property
     def first_patience_s(self) -> float:
@@ -103,6 +107,15 @@ class Instance:
     crashes: tuple[float, ...] = ()
     restarts: int = 0
     last: Diagnosis | None = None
+    next_start_s: float | None = None
+    """When it will be started without being asked: in BACKOFF, and in FAILED where that is tried."""
+    trial_s: float | None = None
+    """When it was started out of FAILED; a crash soon after leads back there (half-open)."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing more will happen until somebody asks."""
+        return self.state is State.STOPPED or (self.state is State.FAILED and self.next_start_s is None)
 
 
 # --- events: asked by people -------------------------------------------------------------------------
@@ -186,6 +199,14 @@ class Doomed:
 
 
 @dataclass(frozen=True, slots=True)
+class Hung:
+    """It lives, but serves no more: it does not answer, or what it works at does not move (S7, S8)."""
+
+    generation: int
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """No request is in flight any more."""
 
@@ -218,6 +239,7 @@ Event = (
     | Warmed
     | WarmupFailed
     | Doomed
+    | Hung
     | Idle
     | Exited
     | Woke
@@ -241,6 +263,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Look after it while it serves: does it still live?"""
+
     generation: int
 
 
@@ -286,4 +315,4 @@ class Report:
     by_us: bool = False
 
 
-Effect = Spawn | Probe | WarmUp | AwaitIdle | CloseEndpoint | Terminate | Kill | WakeAt | Report
+Effect = Spawn | Probe | WarmUp | Watch | AwaitIdle | CloseEndpoint | Terminate | Kill | WakeAt | Report

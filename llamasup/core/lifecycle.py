@@ -24,6 +24,7 @@ from llamasup.core.instance import (
     Event,
     Exited,
     Healthy,
+    Hung,
     Idle,
     Instance,
     Kill,
@@ -45,6 +46,7 @@ from llamasup.core.instance import (
     Warmed,
     WarmUp,
     WarmupFailed,
+    Watch,
     Woke,
 )
 
@@ -121,6 +123,7 @@ def _spawn(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
         wanted=False,
         verdict=None,
         ready=False,
+        next_start_s=None,
     )
     fresh, wake = moment.deadline(fresh, moment.policy.stall_timeout_s)
     return fresh, (Spawn(generation), wake)
@@ -128,7 +131,12 @@ def _spawn(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
 
 def _start_afresh(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
     """A start that a person asks for forgets the crashes before it."""
-    return _spawn(replace(moment, instance=replace(moment.instance, crashes=())))
+    return _spawn(replace(moment, instance=replace(moment.instance, crashes=(), trial_s=None)))
+
+
+def _try_again(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    """One start out of a crash loop: if it lives, all is well again; if not, back at once."""
+    return _restart_now(replace(moment, instance=replace(moment.instance, trial_s=moment.now_s)))
 
 
 def _restart_now(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
@@ -162,7 +170,8 @@ def _healthy(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
 
 def _serve(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
     # A new ticket without a timer: the start deadline must not strike a server that serves.
-    return replace(moment.instance, state=State.READY, ready=True, ticket=moment.instance.ticket + 1), ()
+    serving = replace(moment.instance, state=State.READY, ready=True, ticket=moment.instance.ticket + 1)
+    return serving, (Watch(serving.generation),)
 
 
 def _drain(moment: _Moment, *, wanted: bool = False) -> tuple[Instance, tuple[Effect, ...]]:
@@ -223,7 +232,7 @@ def _then_restart(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
 
 def _condemn(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
     """It lives, but it is of no use: end it, and count that as its crash."""
-    if isinstance(moment.event, WarmupFailed | Doomed):
+    if isinstance(moment.event, WarmupFailed | Doomed | Hung):
         verdict = moment.event.diagnosis
     else:
         seconds = moment.policy.stall_timeout_s
@@ -272,15 +281,29 @@ def _crashed(
         return after, (Report(instance.generation, diagnosis, 0.0, by_us), *effects)
     crashes = (*recent_crashes(instance.crashes, moment.now_s, policy), moment.now_s)
     instance = replace(instance, crashes=crashes, last=diagnosis, verdict=None, wanted=False)
-    if diagnosis.deterministic or len(crashes) > policy.most_crashes:
+    on_trial = instance.trial_s is not None and moment.now_s - instance.trial_s < policy.window_s
+    if diagnosis.deterministic:
         return _rest(instance, State.FAILED), (Report(instance.generation, diagnosis, None, by_us),)
+    if on_trial or len(crashes) > policy.most_crashes:
+        return _give_up(replace(moment, instance=instance), diagnosis, by_us=by_us)
+    instance = replace(instance, trial_s=None)
     delay_s = restart_delay_s(len(crashes), was_ready=instance.ready, roll=moment.roll, policy=policy)
     report = Report(instance.generation, diagnosis, delay_s, by_us)
     if delay_s == 0.0:
         after, effects = _restart_now(replace(moment, instance=instance))
         return after, (report, *effects)
     waiting, wake = moment.deadline(replace(instance, state=State.BACKOFF), delay_s)
-    return waiting, (report, wake)
+    return replace(waiting, next_start_s=wake.at_s), (report, wake)
+
+
+def _give_up(moment: _Moment, diagnosis: Diagnosis, *, by_us: bool) -> tuple[Instance, tuple[Effect, ...]]:
+    """A crash loop: for good, or till the next single try."""
+    instance, delay_s = _rest(moment.instance, State.FAILED), moment.policy.restart.half_open_s
+    report = Report(instance.generation, diagnosis, delay_s, by_us)
+    if delay_s is None:
+        return instance, (report,)
+    waiting, wake = moment.deadline(instance, delay_s)
+    return replace(waiting, next_start_s=wake.at_s), (report, wake)
 
 
 def _rest_now(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
@@ -288,7 +311,7 @@ def _rest_now(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
 
 
 def _rest(instance: Instance, state: State) -> Instance:
-    return replace(instance, state=state, ticket=instance.ticket + 1)
+    return replace(instance, state=state, ticket=instance.ticket + 1, next_start_s=None)
 
 
 # --- the table ---------------------------------------------------------------------------------------
@@ -346,6 +369,7 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             RestartAsked: _drain_and_restart,
             Progressed: _stay,
             Doomed: _stay,
+            Hung: _condemn,
             Exited: _died,
         },
         State.DRAINING: {
@@ -355,6 +379,7 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             RestartAsked: _then_restart,
             Progressed: _stay,
             Doomed: _stay,
+            Hung: _kill,
             Idle: _terminate,
             Exited: _ended_in_drain,
             Woke: _terminate,
@@ -372,6 +397,7 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             Warmed: _stay,
             WarmupFailed: _stay,
             Doomed: _stay,
+            Hung: _stay,
             Idle: _stay,
             Exited: _ended,
             Woke: _insist,
@@ -388,6 +414,7 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             StopAsked: _rest_now,
             KillAsked: _rest_now,
             RestartAsked: _start_afresh,
+            Woke: _try_again,
         },
     }
 )

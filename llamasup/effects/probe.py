@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +12,9 @@ import httpx
 from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_exponential
 
 from llamasup.core.address import Address, UnixAddress
-from llamasup.core.warmup import WarmUpRequest
+from llamasup.core.liveness import Health, Proof
+from llamasup.core.server_work import ServerWork, read_server_work
+from llamasup.core.warmup import WarmUpRequest, what_is_missing
 
 __all__ = ["Health", "Prober"]
 
@@ -22,20 +23,21 @@ LONGEST_PROBE_DELAY_S = 1.0
 PROBE_TIMEOUT_S = 2.0
 
 
-class Health(Enum):
-    OK = "ok"
-    LOADING = "loading"
-    SILENT = "silent"  # nothing listens yet, or nothing sensible answers
-
-
 class Prober:
-    """Talks to one generation. An asynchronous context manager; ``api_key`` is the child's own."""
+    """Talks to one generation. An asynchronous context manager; ``api_key`` is the child's own.
+
+    Every question has a connection of its own: llama-server closes one that
+    was idle for 5 s (b11434), which is just the time between two looks, and the question that crosses the
+    closing would seem to be a dead server.
+    """
 
     def __init__(self, address: Address, api_key: str | None = None) -> None:
         socket_path = address.path if isinstance(address, UnixAddress) else None
         self._client = httpx.AsyncClient(
             # verify=False: plain HTTP on this machine; building a TLS context takes 20 ms.
-            transport=httpx.AsyncHTTPTransport(uds=socket_path, verify=False),
+            transport=httpx.AsyncHTTPTransport(
+                uds=socket_path, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
+            ),
             base_url=address.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=PROBE_TIMEOUT_S,
@@ -51,11 +53,13 @@ class Prober:
     ) -> None:
         await self._client.__aexit__(kind, error, trace)
 
-    async def health(self) -> Health:
+    async def health(self, timeout_s: float = PROBE_TIMEOUT_S) -> Health:
         """One look. Never raises for what the server does."""
         try:
-            response = await self._client.get("/health")
-        except httpx.HTTPError:
+            # httpx starts its own time-out anew with every byte.
+            async with asyncio.timeout(timeout_s):
+                response = await self._client.get("/health", timeout=None)
+        except (httpx.HTTPError, TimeoutError):
             return Health.SILENT
         match response.status_code:
             case 200:
@@ -111,8 +115,26 @@ class Prober:
 
     async def metrics(self) -> str | None:
         """The server's own Prometheus text, or None if it has none to give."""
+        body = await self._get("/metrics", PROBE_TIMEOUT_S)
+        return None if body is None else body.decode(errors="replace")
+
+    async def work(self, timeout_s: float = PROBE_TIMEOUT_S) -> ServerWork:
+        """What it says of its own work, if anything."""
+        slots = await self._get("/slots", timeout_s)
+        return read_server_work(slots, await self._get("/metrics", timeout_s))
+
+    async def prove(self, request: WarmUpRequest) -> Proof:
+        """Ask for one token, for as long as the caller lets it. A refusal (4xx) proves that it works."""
         try:
-            response = await self._client.get("/metrics")
-        except httpx.HTTPError:
+            status, body = await self.ask(request)
+        except httpx.HTTPError as error:
+            return Proof(f"{request.path} was not answered: {error!r}")
+        return Proof(None if 400 <= status < 500 else what_is_missing(request, status, body))
+
+    async def _get(self, path: str, timeout_s: float) -> bytes | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._client.get(path, timeout=None)
+        except (httpx.HTTPError, TimeoutError):
             return None
-        return response.text if response.status_code == 200 else None
+        return response.content if response.status_code == 200 else None

@@ -31,6 +31,7 @@ from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
 from llamasup.runtime.events import Bus, ServerExited, ServerWarned, StateChanged
 from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
 from llamasup.runtime.waiting import WaitingRoom
+from llamasup.runtime.watch import watch
 
 __all__ = ["InstanceRunner"]
 
@@ -56,6 +57,8 @@ class _Generation:
     """What the child said about its memory while it started."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     exit: Exit | None = None
+    warm_up_s: float = 0.0
+    """What its first token took."""
 
 
 def prober_of(plan: ChildPlan) -> Prober:
@@ -164,8 +167,8 @@ class InstanceRunner:
                 assert_never(unreachable)
 
     def _next_start_in_s(self) -> float:
-        if self.instance.state is State.BACKOFF and self._timer is not None:
-            return max(1.0, self._timer.when() - asyncio.get_running_loop().time())
+        if self.instance.next_start_s is not None:
+            return max(1.0, self.instance.next_start_s - asyncio.get_running_loop().time())
         return self._policy.restart.longest_delay_s
 
     @property
@@ -230,6 +233,8 @@ class InstanceRunner:
                 self._start_task(self._watch_progress)
             case core.WarmUp():
                 self._start_task(self._warm_up)
+            case core.Watch():
+                self._start_task(self._watch)
             case core.AwaitIdle(generation):
                 self._current.endpoint.when_idle(lambda: self.post(core.Idle(generation)))
             case core.CloseEndpoint(_, reason):
@@ -277,7 +282,8 @@ class InstanceRunner:
             self._work_folder.mkdir(mode=0o700, exist_ok=True)
             _remove_socket(plan.address)
             kills = oom_kills()
-            child = spawn(plan.argv, env=plan.env, cwd=self._cwd or self._work_folder)
+            cwd = self._cwd or self._work_folder
+            child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=self._work_folder)
         except LlamasupError as error:
             self.post(core.SpawnFailed(number, _as_diagnosis(error, first=self._never_served)))
             return
@@ -381,6 +387,7 @@ class InstanceRunner:
 
     async def _warm_up(self, generation: _Generation) -> None:
         request = warm_up_request(generation.plan.model_class)
+        began_s = asyncio.get_running_loop().time()
         status: int | None = None
         try:
             async with self._prober(generation.plan) as prober:
@@ -395,10 +402,25 @@ class InstanceRunner:
         else:
             missing = what_is_missing(request, status, body)
         if missing is None:
+            generation.warm_up_s = asyncio.get_running_loop().time() - began_s
             self.post(core.Warmed(generation.number))
         else:
             diagnosis = explain_failure(missing, generation.pump.tail(), status=status)
             self.post(core.WarmupFailed(generation.number, diagnosis))
+
+    async def _watch(self, generation: _Generation) -> None:
+        """Look after it while it serves (S7, S8)."""
+        async with self._prober(generation.plan) as prober:
+            verdict = await watch(
+                prober,
+                generation.endpoint,
+                generation.child.pid,
+                warm_up_request(generation.plan.model_class),
+                self._policy.liveness,
+                warm_up_s=generation.warm_up_s,
+            )
+        if verdict is not None:
+            self.post(core.Hung(generation.number, verdict))
 
     async def _learn(self, generation: _Generation) -> None:
         """Compare what the load took with what was planned, for the plans to come."""
@@ -420,7 +442,8 @@ class InstanceRunner:
 
 
 async def _clear_away(generation: _Generation) -> None:
-    """What a child leaves that is ours: its pipe and its socket."""
+    """What a child leaves that is ours: its pipe and its socket; and what it started and left alone."""
+    await asyncio.to_thread(generation.child.end_descendants)
     await generation.pump.aclose(PUMP_TIMEOUT_S)
     _remove_socket(generation.plan.address)
 

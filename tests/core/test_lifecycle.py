@@ -9,10 +9,11 @@ from typing import get_args
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from llamasup.core import instance as lc
 from llamasup.core import lifecycle
+from llamasup.core.backoff import HALF_OPEN_S, RestartPolicy
 from llamasup.core.bounds import Adjustment, Bounds, Change
 from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
@@ -21,6 +22,10 @@ from llamasup.core.lifecycle import TABLE, ImpossibleEvent, advance
 POLICY = Policy()
 CRASH = Diagnosis("killed", "killed from outside", "", (), False, 75)
 BAD_FLAG = Diagnosis("bad_flag", "unknown flag", "", (), True, 2)
+SMALLER = Adjustment(1, 3, (Change("--parallel", "4", "2"),), Bounds(parallel=2))
+TOO_MUCH = Diagnosis("out_of_memory_host", "out of memory", "", (), True, 71, adjustment=SMALLER)
+WEDGED = Diagnosis("wedged", "nothing moves", "", (), False, 75)
+KEEP_TRYING = Policy(restart=RestartPolicy(half_open_s=HALF_OPEN_S))
 
 
 class Life:
@@ -69,13 +74,13 @@ def test_a_start_goes_through_loading_and_warming_to_ready() -> None:
     assert life.state() is State.LOADING
     assert life(lc.Healthy(1)) == (lc.WarmUp(1), lc.WakeAt(3, 1120.0))
     assert life.state() is State.WARMING
-    assert life(lc.Warmed(1)) == ()
+    assert life(lc.Warmed(1)) == (lc.Watch(1),)
     assert life.state() is State.READY
 
 
 def test_without_warm_up_a_healthy_server_is_ready() -> None:
     life = Life(Policy(warm_up=False))
-    assert life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1)) == ()
+    assert life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1)) == (lc.Watch(1),)
     assert life.state() is State.READY
 
 
@@ -280,6 +285,133 @@ def test_an_event_without_a_row_is_a_bug_and_says_so() -> None:
         life(lc.Warmed(1))
 
 
+# --- hangs ----------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_hangs_is_killed_at_once_and_started_again() -> None:
+    life = ready()
+    effects = life(lc.Hung(1, WEDGED))
+    assert lc.Kill(1) in effects
+    assert not any(isinstance(effect, lc.Terminate) for effect in effects)  # it would not hear it
+    report, spawn, _wake = life(lc.Exited(1, CRASH))
+    assert report == lc.Report(1, WEDGED, 0.0, by_us=True)
+    assert spawn == lc.Spawn(2)
+    assert len(life.instance.crashes) == 1
+
+
+def test_a_server_that_hangs_again_and_again_is_a_crash_loop() -> None:
+    life = ready()
+    for generation in itertools.count(1):
+        life(lc.Hung(generation, WEDGED), lc.Exited(generation, CRASH))
+        if life.state() is State.FAILED:
+            break
+        if life.state() is State.BACKOFF:
+            life.wake()
+        life(lc.Spawned(generation + 1, 42), lc.Healthy(generation + 1), lc.Warmed(generation + 1))
+    assert (life.instance.generation, life.instance.last) == (6, WEDGED)
+
+
+def test_a_stop_while_a_server_that_hangs_is_killed_stops() -> None:
+    life = ready()
+    life(lc.Hung(1, WEDGED), lc.StopAsked())
+    assert life(lc.Exited(1, CRASH)) == ()
+    assert life.state() is State.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("asked", "after"), [(lc.StopAsked(), State.STOPPED), (lc.RestartAsked(), State.STARTING)]
+)
+def test_a_hang_ends_the_drain_and_not_what_it_was_for(asked: Event, after: State) -> None:
+    life = ready()
+    life(asked)
+    assert lc.Kill(1) in life(lc.Hung(1, WEDGED))
+    life(lc.Exited(1, CRASH))
+    assert (life.state(), life.instance.crashes) == (after, ())
+
+
+def test_news_of_a_hang_that_comes_while_it_ends_is_no_news() -> None:
+    life = ready()
+    life(lc.StopAsked(), lc.Idle(1))
+    assert life(lc.Hung(1, WEDGED)) == ()
+
+
+# --- half-open ------------------------------------------------------------------------------------------
+
+
+def crash_loop(policy: Policy) -> Life:
+    """An instance that has just failed in its sixth crash, at 1000 s."""
+    life = ready(policy)
+    for generation in itertools.count(1):
+        effects = life(lc.Exited(generation, CRASH))
+        if life.state() is State.FAILED:
+            assert effects[1] == lc.Report(generation, CRASH, policy.restart.half_open_s)
+            return life
+        if life.state() is State.BACKOFF:
+            life.wake()
+
+
+def test_without_half_open_a_crash_loop_is_the_end() -> None:
+    life = crash_loop(POLICY)
+    assert not any(isinstance(effect, lc.WakeAt) for effect in life.effects)
+    assert life.instance.at_rest
+
+
+def test_half_open_tries_once_and_a_failure_leads_back() -> None:
+    life = crash_loop(KEEP_TRYING)
+    for trial in range(1, 5):  # much longer than the window in which crashes count
+        assert life.instance.next_start_s == 1000.0 + 300 * trial
+        assert not life.instance.at_rest
+        life.now_s = 1000.0 + 300 * trial
+        assert lc.Spawn(6 + trial) in life.wake()
+        assert life.instance.next_start_s is None
+        life(lc.Spawned(6 + trial, 42), lc.Healthy(6 + trial), lc.Warmed(6 + trial))
+        report = life(lc.Exited(6 + trial, CRASH))[1]
+        assert report == lc.Report(6 + trial, CRASH, 300.0)
+        assert life.state() is State.FAILED
+
+
+def test_half_open_leaves_failed_when_the_try_lives() -> None:
+    life = crash_loop(KEEP_TRYING)
+    life.now_s = 1300.0
+    life.wake()
+    life(lc.Spawned(7, 42), lc.Healthy(7), lc.Warmed(7))
+    assert life.state() is State.READY
+    effects = life(lc.Exited(7, CRASH), at_s=1900.0)  # ten minutes later: an ordinary crash
+    assert lc.Spawn(8) in effects
+    assert life.instance.trial_s is None
+
+
+def test_half_open_is_never_for_what_would_fail_again() -> None:
+    life = Life(KEEP_TRYING)
+    life(lc.StartAsked(), lc.Spawned(1, 42))
+    assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
+    assert life.instance.at_rest
+
+
+def test_a_half_open_try_that_fails_for_good_ends_the_trying() -> None:
+    life = crash_loop(KEEP_TRYING)
+    life.now_s = 1300.0
+    life.wake()
+    life(lc.Spawned(7, 42), lc.Exited(7, BAD_FLAG))
+    assert life.instance.at_rest
+
+
+@pytest.mark.parametrize("asked", [lc.StopAsked(), lc.KillAsked()])
+def test_a_stop_ends_the_trying(asked: Event) -> None:
+    life = crash_loop(KEEP_TRYING)
+    ticket = life.instance.ticket
+    life(asked)
+    assert life(lc.Woke(ticket)) == ()
+    assert (life.state(), life.instance.at_rest) == (State.STOPPED, True)
+
+
+def test_a_start_by_hand_does_not_wait_for_the_try_and_is_none() -> None:
+    life = crash_loop(KEEP_TRYING)
+    assert lc.Spawn(7) in life(lc.StartAsked())
+    life(lc.Spawned(7, 42), lc.Exited(7, CRASH))
+    assert life.state() is State.BACKOFF
+
+
 # --- sweeps ---------------------------------------------------------------------------------------------
 
 
@@ -297,14 +429,13 @@ def test_every_live_state_has_a_row_for_the_exit() -> None:
 
 def _events_of(generation: int, ticket: int) -> st.SearchStrategy[Event]:
     child = (lc.Loading, lc.Progressed, lc.Healthy, lc.Warmed, lc.Idle)
+    by_verdict = (lc.Exited, lc.SpawnFailed, lc.WarmupFailed, lc.Doomed, lc.Hung)
     return st.one_of(
         st.sampled_from([lc.StartAsked(), lc.StopAsked(), lc.KillAsked(), lc.RestartAsked()]),
         st.sampled_from(child).map(lambda kind: kind(generation)),
         st.just(lc.Spawned(generation, 42)),
-        st.sampled_from([CRASH, BAD_FLAG]).flatmap(
-            lambda verdict: st.sampled_from(
-                [lc.Exited(generation, verdict), lc.WarmupFailed(generation, verdict)]
-            )
+        st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]).flatmap(
+            lambda verdict: st.sampled_from(by_verdict).map(lambda kind: kind(generation, verdict))
         ),
         st.just(lc.Woke(ticket)),
     )
@@ -313,25 +444,35 @@ def _events_of(generation: int, ticket: int) -> st.SearchStrategy[Event]:
 class AnyLife(RuleBasedStateMachine):
     """Whatever happens in whatever order: never two children, every spawn reaped, always a way out."""
 
+    policy = POLICY
+
     def __init__(self) -> None:
         super().__init__()
         self.instance = Instance()
         self.now_s = 0.0
-        self.children = 0
+        self.spawned: list[int] = []
+        self.reaped: list[int] = []
+        self.timers: dict[int, float] = {}
+        self.orders: set[tuple[type, int]] = set()
 
     def feed(self, event: Event) -> None:
-        if not lifecycle._is_stale(self.instance, event) and type(event) not in TABLE[self.instance.state]:
+        stale = lifecycle._is_stale(self.instance, event)
+        if not stale and type(event) not in TABLE[self.instance.state]:
             return  # the runner cannot produce it: e.g. Warmed before WarmUp was ordered
-        alive = self.instance.alive
-        self.instance, effects = advance(self.instance, event, POLICY, now_s=self.now_s, roll=0.5)
-        if alive and isinstance(event, lc.Exited | lc.SpawnFailed) and event.generation:
-            self.children -= event.generation <= self.instance.generation and (
-                not self.instance.alive or any(isinstance(effect, lc.Spawn) for effect in effects)
-            )
+        self.instance, effects = advance(self.instance, event, self.policy, now_s=self.now_s, roll=0.5)
+        if not stale and isinstance(event, lc.Exited | lc.SpawnFailed):
+            self.reaped.append(event.generation)
         for effect in effects:
-            if isinstance(effect, lc.Spawn):
-                self.children += 1
-                assert effect.generation == self.instance.generation
+            match effect:
+                case lc.Spawn(generation):
+                    assert generation == self.instance.generation
+                    self.spawned.append(generation)
+                case lc.WakeAt(ticket, at_s):
+                    self.timers[ticket] = at_s
+                case lc.Report():
+                    pass
+                case _:
+                    self.orders.add((type(effect), effect.generation))
 
     @rule(choice=st.data(), seconds=st.floats(0, 700))
     def anything_happens(self, choice: st.DataObject, seconds: float) -> None:
@@ -342,29 +483,58 @@ class AnyLife(RuleBasedStateMachine):
         ticket = choice.draw(st.sampled_from([self.instance.ticket, self.instance.ticket - 1]))
         self.feed(choice.draw(_events_of(generation, ticket)))
 
-    @precondition(lambda self: self.instance.state is not State.STOPPED)
+    @rule(bad_end=st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]))
+    def a_stop_leads_to_rest(self, bad_end: Diagnosis) -> None:
+        """However the child takes it: the timers alone lead to a kill, and a kill to its exit."""
+        self.feed(lc.StopAsked())
+        for _ in range(4):
+            if (lc.Kill, self.instance.generation) in self.orders or not self.instance.alive:
+                break
+            self.now_s = max(self.now_s, self.timers[self.instance.ticket])
+            self.feed(lc.Woke(self.instance.ticket))
+        if self.instance.alive:
+            assert (lc.Kill, self.instance.generation) in self.orders
+            self.feed(lc.Exited(self.instance.generation, bad_end))
+        self.rests()
+
     @rule()
     def a_kill_leads_to_rest(self) -> None:
         self.feed(lc.KillAsked())
         if self.instance.alive:
+            assert (lc.Kill, self.instance.generation) in self.orders
             self.feed(lc.Exited(self.instance.generation, CRASH))
+        self.rests()
+
+    def rests(self) -> None:
         assert self.instance.state is State.STOPPED
-        assert self.children == 0
+        assert self.instance.at_rest
+        assert self.reaped == self.spawned
 
     @invariant()
-    def never_two_children(self) -> None:
-        assert self.children == int(self.instance.alive)
+    def never_two_children_and_every_one_is_reaped(self) -> None:
+        alive = [self.instance.generation] if self.instance.alive else []
+        assert self.reaped + alive == self.spawned
         assert self.instance.alive == (self.instance.state in LIVE)
 
+    @invariant()
+    def a_state_in_which_nothing_more_happens_is_one_of_rest(self) -> None:
+        """A child's own end, or a timer, leads out of every other one."""
+        timed = self.instance.ticket in self.timers
+        assert self.instance.at_rest or self.instance.alive or timed
+        assert (self.instance.next_start_s is not None) == (timed and not self.instance.alive)
 
-AnyLife.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+class AnyLifeThatIsTriedAgain(AnyLife):
+    policy = KEEP_TRYING
+
+
+for machine in (AnyLife, AnyLifeThatIsTriedAgain):
+    machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestAnyLife = AnyLife.TestCase
+TestAnyLifeThatIsTriedAgain = AnyLifeThatIsTriedAgain.TestCase
 
 
 # --- the ladder -----------------------------------------------------------------------------------------
-
-SMALLER = Adjustment(1, 3, (Change("--parallel", "4", "2"),), Bounds(parallel=2))
-TOO_MUCH = Diagnosis("out_of_memory_host", "out of memory", "", (), True, 71, adjustment=SMALLER)
 
 
 def test_a_start_that_was_too_much_is_followed_at_once_by_a_smaller_one() -> None:
