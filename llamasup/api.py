@@ -17,7 +17,10 @@ from llamasup.core.address import TcpAddress
 from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UnsafeBind, UsageInvalid
 from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, StartAsked, State, StopAsked
 from llamasup.core.settings import Settings
-from llamasup.effects.files import ReadyFile, private_folder, run_folder, state_folder
+from llamasup.effects.files import private_folder, state_folder
+from llamasup.effects.guardian import guarded_run_folder
+from llamasup.effects.leftovers import remember_ready_file, sweep
+from llamasup.effects.ready_file import ReadyFile, clear_place
 from llamasup.proxy.bind import bind
 from llamasup.proxy.listener import Proxy
 from llamasup.proxy.settings import ProxyConfig
@@ -75,6 +78,9 @@ class Service:
 
     def __init__(self, options: RunOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
         refuse_bad_address(options)
+        # First of all: what an earlier run left alive has the memory that this one asks for.
+        for swept in sweep():
+            _log.warning("%s", swept)
         self.options = options
         self.launch: Launch = prepare(
             options.model,
@@ -83,11 +89,8 @@ class Service:
             environ=os.environ if environ is None else environ,
         )
         Planner(self.launch, _NOWHERE).check()
-        if options.ready_file is not None and not options.ready_file.absolute().parent.is_dir():
-            raise UsageInvalid(
-                f"The folder of --ready-file {str(options.ready_file)!r} does not exist.",
-                remedy="Make the folder, or name another file.",
-            )
+        if options.ready_file is not None:
+            clear_place(options.ready_file)
         self.on_request: Callable[[RequestRecord], None] | None = None
         self._bus = bus
         self._metrics = Metrics()
@@ -124,8 +127,10 @@ class Service:
         address = TcpAddress(host if options.sockets else options.host, port)
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
         try:
-            with run_folder() as folder:
-                last = await self._serve(sockets, address, folder.path, ready_file)
+            with guarded_run_folder() as folder:
+                if ready_file is not None:
+                    remember_ready_file(folder, ready_file.path)
+                last = await self._serve(sockets, address, folder, ready_file)
         finally:
             for each in sockets:
                 each.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -16,19 +15,22 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from llamasup.core.errors import FolderUnusable
+from llamasup.effects.identity import start_of
 
 __all__ = [
     "LONGEST_SOCKET_NAME",
-    "ReadyFile",
+    "OWNER",
+    "Claimed",
     "RunFolder",
     "atomic_write",
     "cache_folder",
+    "claim",
     "private_folder",
     "run_folder",
     "run_folders",
@@ -39,6 +41,8 @@ __all__ = [
 _SOCKET_PATH_BYTES = (108 if sys.platform == "linux" else 104) - 1
 # The name of a socket in the run folder may be this long, e.g. `child-3-12.sock`.
 LONGEST_SOCKET_NAME = 24
+# In the run folder: when the process began that made it.
+OWNER = "owner"
 
 
 def private_folder(path: Path) -> Path:
@@ -73,7 +77,7 @@ def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int
 
     ``durable`` also survives a power cut (fsync of the file and its folder). Raises OSError.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
@@ -125,10 +129,14 @@ def _systemd_folder(variable: str) -> Path | None:
 
 
 class RunFolder:
-    """A fresh private folder for this run, removed with all it holds. Its path is short, for sockets."""
+    """A fresh private folder for this run, removed with all it holds. Its path is short, for sockets.
 
-    def __init__(self, path: Path) -> None:
+    ``lock`` is the descriptor that says that the run goes on (``claim``); None where folders know no locks.
+    """
+
+    def __init__(self, path: Path, lock: int | None = None) -> None:
         self.path = path
+        self._lock = lock
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -137,6 +145,9 @@ class RunFolder:
         atexit.unregister(self.close)
         if os.getpid() == self._pid:  # a forked copy of this process ends without taking it along
             shutil.rmtree(self.path, ignore_errors=True)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +156,33 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Claimed(Exception):
+    """A living process has this folder."""
+
+
+def claim(folder: Path) -> int | None:
+    """Take ``folder`` for as long as the descriptor is open; a process that dies lets go by itself.
+
+    A lock, and not a process's number and start: it is exact whatever the clock does, in other containers
+    too, and of two that find a folder left behind one gets it. None where folders cannot be locked (Windows,
+    NFS). Raises Claimed where somebody has it, OSError where it is no folder.
+    """
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise Claimed(str(folder)) from None
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
 
 
 def run_folder() -> RunFolder:
@@ -158,11 +196,24 @@ def run_folder() -> RunFolder:
         if len(os.fsencode(base)) + len(f"/{prefix}12345678/") + LONGEST_SOCKET_NAME > _SOCKET_PATH_BYTES:
             continue
         with contextlib.suppress(FolderUnusable, OSError):
-            return RunFolder(Path(tempfile.mkdtemp(prefix=prefix, dir=private_folder(base))))
+            return _made(prefix, private_folder(base))
     try:
-        return RunFolder(Path(tempfile.mkdtemp(prefix=f"llamasup-{prefix}", dir=_short_temporary_folder())))
+        return _made(f"llamasup-{prefix}", _short_temporary_folder())
     except OSError as error:
         raise _unusable(_short_temporary_folder(), error.strerror or str(error)) from error
+
+
+def _made(prefix: str, base: Path) -> RunFolder:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        # Until it is claimed it looks as if it had been left behind: somebody who sweeps may have it.
+        with contextlib.suppress(Claimed, FileNotFoundError):
+            lock = claim(path)
+            if path.exists():
+                (path / OWNER).write_text(start_of(os.getpid()) or "")
+                return RunFolder(path, lock)
+            if lock is not None:
+                os.close(lock)
 
 
 def run_folders() -> Iterator[tuple[Path, int]]:
@@ -197,30 +248,3 @@ def _run_bases() -> Iterator[Path]:
 def _short_temporary_folder() -> Path:
     # $TMPDIR is 50 bytes and more on macOS, and under pytest.
     return Path(tempfile.gettempdir() if sys.platform == "win32" else "/tmp")  # noqa: S108 - 0700 below it
-
-
-class ReadyFile:
-    """The file that says where we listen, for as long as we do (``--ready-file``)."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._written: tuple[int, int] | None = None
-
-    def write(self, ready: Mapping[str, object]) -> None:
-        """Write one JSON object and a line feed, atomically. Raises FolderUnusable."""
-        try:
-            atomic_write(self._path, json.dumps(ready).encode() + b"\n")
-            status = self._path.lstat()
-        except OSError as error:
-            raise _unusable(self._path.parent, error.strerror or str(error)) from error
-        self._written = status.st_dev, status.st_ino
-
-    def remove(self) -> None:
-        """Remove it if it is still the one written here: another run may have taken the place."""
-        written, self._written = self._written, None
-        if written is None:
-            return
-        with contextlib.suppress(OSError):
-            status = self._path.lstat()
-            if (status.st_dev, status.st_ino) == written:
-                self._path.unlink()

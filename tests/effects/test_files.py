@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import stat
@@ -18,7 +17,6 @@ from llamasup.core.errors import FolderUnusable
 from llamasup.effects import files
 from llamasup.effects.files import (
     LONGEST_SOCKET_NAME,
-    ReadyFile,
     atomic_write,
     cache_folder,
     private_folder,
@@ -194,37 +192,3 @@ def test_the_folder_goes_when_the_interpreter_ends_and_not_when_a_forked_copy_do
     path, was_there = done.stdout.split()
     assert was_there == "True"
     assert not Path(path).exists()
-
-
-# --- the ready file --------------------------------------------------------------------------------
-
-
-def test_a_ready_file_is_one_json_line_and_goes_at_the_end(tmp_path: Path) -> None:
-    ready = ReadyFile(tmp_path / "ready.json")
-    ready.write({"event": "ready", "port": 43121, "models": ["tïny"]})
-    content = (tmp_path / "ready.json").read_bytes()
-    assert json.loads(content) == {"event": "ready", "port": 43121, "models": ["tïny"]}
-    assert content.count(b"\n") == 1
-    ready.remove()
-    ready.remove()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_ready_file_of_another_run_is_left_alone(tmp_path: Path) -> None:
-    mine, theirs = ReadyFile(tmp_path / "ready"), ReadyFile(tmp_path / "ready")
-    mine.write({"pid": 1})
-    theirs.write({"pid": 2})
-    mine.remove()
-    assert json.loads((tmp_path / "ready").read_bytes()) == {"pid": 2}
-
-
-def test_a_ready_file_that_has_gone_already_is_no_error(tmp_path: Path) -> None:
-    ready = ReadyFile(tmp_path / "ready")
-    ready.write({})
-    (tmp_path / "ready").unlink()
-    ready.remove()
-
-
-def test_a_ready_file_in_a_missing_folder_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(FolderUnusable, match="gone"):
-        ReadyFile(tmp_path / "gone" / "ready").write({})
