@@ -15,8 +15,10 @@ import msgspec
 
 __all__ = [
     "METHODS",
+    "OWN_RULES",
     "STATUS_LINES",
     "Head",
+    "HeadRules",
     "HttpError",
     "RawHeaders",
     "Route",
@@ -54,6 +56,22 @@ class Route(msgspec.Struct, frozen=True):
     label: str
     infers: bool = False  # its answer ends with token counts
     waits: bool = False  # its POSTs wait for a model that loads, and may be sent again after a crash
+
+
+class HeadRules(msgspec.Struct, frozen=True):
+    """Whose business a request's head is.
+
+    ``transparent``: llama-server's alone, as if nobody stood before it. Host, Origin, keys, and what is said
+    about clients go on to it. ``credentials``: the keys that clients send are llama-server's. ``prefix`` is
+    what its paths begin with (``--api-prefix``).
+    """
+
+    transparent: bool = False
+    credentials: bool = False
+    prefix: bytes = b""
+
+
+OWN_RULES = HeadRules()
 
 
 class Head(msgspec.Struct):
@@ -109,7 +127,14 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}").fullmatch
 _PERSISTENCE = frozenset({b"close", b"keep-alive", b""})
 
 
-def read_head(method: bytes, target: bytes, version: str, headers: RawHeaders) -> Head | HttpError:
+# What of it goes on when llama-server is to see its client as it is. `x-request-id` is llamasup's own.
+_PASSED = frozenset({b"host", b"origin", b"forwarded", b"x-real-ip", b"x-conversation-id"})
+_CREDENTIALS = frozenset({_BEARER, _KEY})
+
+
+def read_head(
+    method: bytes, target: bytes, version: str, headers: RawHeaders, rules: HeadRules = OWN_RULES
+) -> Head | HttpError:
     """Sort the headers into what llamasup needs, what goes upstream, and what is dropped.
 
     An ``HttpError`` is returned for heads that cannot be forwarded safely.
@@ -123,15 +148,18 @@ def read_head(method: bytes, target: bytes, version: str, headers: RawHeaders) -
         return HttpError(400, "the request target is neither a path nor an http URL", close=True)
     authority, path, query = split
     lines: list[bytes] = []
-    head = Head(method, path, query, route_of(path))
+    head = Head(method, path, query, route_of(path.removeprefix(rules.prefix)))
     hosts = 0
     nominated: set[bytes] = set()
     for name, value in headers:
         kind = _KINDS.get(name)
         if kind is None:
-            if not name.startswith(b"x-forwarded-"):
+            if rules.transparent or not name.startswith(b"x-forwarded-"):
                 lines.append(name + b": " + value + b"\r\n")
-        elif kind == _HOST:
+            continue
+        if (rules.transparent and name in _PASSED) or (rules.credentials and kind in _CREDENTIALS):
+            lines.append(name + b": " + value + b"\r\n")
+        if kind == _HOST:
             hosts += 1
             head.authority = value
         elif kind == _BEARER:
@@ -163,14 +191,15 @@ def read_head(method: bytes, target: bytes, version: str, headers: RawHeaders) -
             if value.strip().lower() != b"100-continue":
                 return HttpError(417, "the only expectation served here is 100-continue", close=True)
             head.expects_continue = version == "1.1"
-    if hosts > 1 or (hosts == 0 and version == "1.1"):
+    if hosts > 1 or (hosts == 0 and version == "1.1" and not rules.transparent):
         return HttpError(400, f"a request carries exactly one Host header; this one has {hosts}", close=True)
     if authority:
         head.authority = authority  # RFC 9112 §3.2.2: the absolute form overrules Host
     if nominated:
         lines = [line for line in lines if line.partition(b":")[0] not in nominated]
     query = b"?" + query if query else b""
-    head.opening = b"".join((method, b" ", path, query, b" HTTP/1.1\r\nHost: localhost\r\n", *lines))
+    host = b"" if rules.transparent and hosts else b"Host: localhost\r\n"
+    head.opening = b"".join((method, b" ", path, query, b" HTTP/1.1\r\n", host, *lines))
     return head
 
 
@@ -228,7 +257,7 @@ _KEPT_BACK = frozenset(
 )
 
 
-def read_response_headers(headers: RawHeaders) -> tuple[bytes, bool]:
+def read_response_headers(headers: RawHeaders, rules: HeadRules = OWN_RULES) -> tuple[bytes, bool]:
     """The header lines that go downstream, and whether the body is a stream of events (SSE)."""
     lines: list[bytes] = []
     streams_events = False
@@ -240,7 +269,9 @@ def read_response_headers(headers: RawHeaders) -> tuple[bytes, bool]:
     }
     for name, value in headers:
         lower = name.lower()
-        if lower in _KEPT_BACK or lower in nominated or lower.startswith(b"access-control-"):
+        if lower in _KEPT_BACK or lower in nominated:
+            continue
+        if lower.startswith(b"access-control-") and not rules.transparent:
             continue
         if lower == b"content-type" and value.startswith(b"text/event-stream"):
             streams_events = True
@@ -303,7 +334,7 @@ _CLOSED = (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload
 _READS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
-def closed_by_default(method: bytes, path: bytes) -> bool:
+def closed_by_default(method: bytes, path: bytes, prefix: bytes = b"") -> bool:
     """Whether X7 keeps this closed: tools, CORS and MCP proxies, changes of /props, saved and restored slots.
 
     Any change below ``/slots/`` is closed, whatever its query says: ``action`` may also come in a form body.
@@ -311,6 +342,8 @@ def closed_by_default(method: bytes, path: bytes) -> bool:
     if path in _ROUTES and path != b"/props":
         return False
     canonical = canonical_path(path)
+    if prefix:
+        canonical = canonical.removeprefix(canonical_path(prefix))
     for closed in _CLOSED:
         if canonical == closed or canonical.startswith(closed + b"/"):
             return True

@@ -14,9 +14,10 @@ from ipaddress import ip_address
 from llamasup.core.http import Head, HttpError, closed_by_default, parse_authority
 from llamasup.proxy.settings import ProxyConfig
 
-__all__ = ["CONTROL_PREFIX", "PUBLIC_PATHS", "Door", "KeyRing"]
+__all__ = ["CONTROL_PREFIX", "HEALTH_PATHS", "PUBLIC_PATHS", "Door", "KeyRing"]
 
-PUBLIC_PATHS = frozenset({b"/livez", b"/readyz", b"/health", b"/v1/health"})
+HEALTH_PATHS = frozenset({b"/health", b"/v1/health"})  # llama-server's own
+PUBLIC_PATHS = HEALTH_PATHS | {b"/livez", b"/readyz"}
 CONTROL_PREFIX = b"/llamasup/"
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -51,7 +52,18 @@ class KeyRing:
 class Door:
     """The policy of one listener. ``trusted``: a socket whose file permissions are the authority."""
 
-    __slots__ = ("_admin", "_good_hosts", "_inference", "_names", "_open_paths", "_origins", "_trusted")
+    __slots__ = (
+        "_admin",
+        "_good_hosts",
+        "_inference",
+        "_names",
+        "_open_paths",
+        "_origins",
+        "_public_paths",
+        "_trusted",
+        "own_paths",
+        "rules",
+    )
 
     def __init__(self, config: ProxyConfig, *, trusted: bool = False) -> None:
         self._names = frozenset((*_LOOPBACK, *(name.lower().rstrip(".") for name in config.hosts)))
@@ -61,9 +73,16 @@ class Door:
         self._inference = KeyRing((*config.api_keys, *config.admin_keys) if config.api_keys else ())
         self._open_paths = frozenset(path.encode() for path in config.open_paths)
         self._trusted = trusted
+        self.rules = config.rules
+        health = frozenset(config.rules.prefix + path for path in HEALTH_PATHS)
+        self._public_paths = PUBLIC_PATHS | health
+        # Where llamasup answers itself: in the place of a transparent llama-server only while that cannot.
+        self.own_paths = health if config.rules.transparent else PUBLIC_PATHS
 
     def admit(self, head: Head, local_host: str) -> HttpError | None:
         """None, or why not. ``local_host`` is the address at which this connection reached us."""
+        if self.rules.transparent:
+            return None
         if head.authority not in self._good_hosts and (
             refusal := self._judge_host(head.authority, local_host)
         ):
@@ -71,13 +90,13 @@ class Door:
         path = head.path
         if head.origin is not None and (refusal := self._judge_origin(head)):
             return refusal
-        if path in PUBLIC_PATHS or (head.origin is not None and self.is_preflight(head)):
+        if path in self._public_paths or (head.origin is not None and self.is_preflight(head)):
             return None
         if path.startswith(CONTROL_PREFIX):
             return self._judge_control(head)
         if self._inference and not self._inference.opens(head.credentials):
             return _unauthorized(head)
-        if path not in self._open_paths and closed_by_default(head.method, path):
+        if path not in self._open_paths and closed_by_default(head.method, path, self.rules.prefix):
             return HttpError(
                 403,
                 f"{head.method.decode()} {path.decode('latin-1')} is closed",

@@ -172,7 +172,7 @@ class Downstream(asyncio.Protocol):
             self._refused(request, request.refusal)
             return
         head = request.head
-        if head.path in local.LOCAL_PATHS:
+        if head.path in self._door.own_paths and not self._is_seen_through():
             close = not self.keeps_alive(request)
             status, answer = local.answer(head, self.proxy.backend, request.response_lines, close=close)
             self._answer_locally(request, status, answer)
@@ -201,9 +201,15 @@ class Downstream(asyncio.Protocol):
         self.proxy.tell(record_of(request, error.status, "unavailable"))
         self._answer_error(request, error)
 
+    def _is_seen_through(self) -> bool:
+        """Whether llama-server itself answers what llamasup answers elsewhere."""
+        return self._door.rules.transparent and self.proxy.backend.readiness() is None
+
     def _lease_for(self, request: Request) -> Lease | Unavailable:
         path = request.head.path
-        if path in local.CONTROL_PATHS or path.startswith(CONTROL_PREFIX):
+        if not self._door.rules.transparent and (
+            path in local.CONTROL_PATHS or path.startswith(CONTROL_PREFIX)
+        ):
             control = self.proxy.control
             if control is None or control.closed:
                 return Unavailable(404, "there is no control API here", type="not_found_error")

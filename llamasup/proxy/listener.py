@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from socket import socket
+from ssl import SSLContext
 from time import monotonic
 
 from llamasup.proxy.door import Door
@@ -63,11 +64,14 @@ class Proxy:
 
     # --- life
 
-    async def start(self, sockets: Sequence[socket], *, trusted: bool = False) -> None:
+    async def start(
+        self, sockets: Sequence[socket], *, trusted: bool = False, tls: SSLContext | None = None
+    ) -> None:
         """Serve on listening sockets. ``trusted``: a Unix socket whose file permissions are the authority."""
         door = Door(self.config, trusted=trusted)
         for sock in sockets:
-            self._servers.append(await self._loop.create_server(lambda: Downstream(self, door), sock=sock))
+            server = await self._loop.create_server(lambda: Downstream(self, door), sock=sock, ssl=tls)
+            self._servers.append(server)
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; connections go on."""
@@ -128,7 +132,7 @@ class Proxy:
     def pool_of(self, endpoint: Endpoint) -> Pool:
         pool = self._pools.get(endpoint)
         if pool is None:
-            pool = Pool(endpoint, self._loop, self._tasks, self.limits.connect_s)
+            pool = Pool(endpoint, self._loop, self._tasks, self.limits.connect_s, self.config.rules)
             self._pools[endpoint] = pool
             endpoint.when_closed(lambda: self._drop_pool(endpoint))
         return pool

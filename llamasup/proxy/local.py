@@ -5,16 +5,15 @@ from __future__ import annotations
 from llamasup.core.http import Head, HttpError, error_response, response
 from llamasup.runtime.endpoint import Backend, Unavailable
 
-__all__ = ["CONTROL_PATHS", "LOCAL_PATHS", "answer", "as_error", "preflight"]
+__all__ = ["CONTROL_PATHS", "answer", "as_error", "preflight"]
 
-LOCAL_PATHS = frozenset({b"/livez", b"/readyz", b"/health", b"/v1/health"})
 CONTROL_PATHS = frozenset({b"/metrics"})  # and everything below /llamasup/
 
 _OK = b'{"status":"ok"}'  # llama-server's own words (b11434)
 
 
 def answer(head: Head, backend: Backend, *lines: bytes, close: bool) -> tuple[int, bytes]:
-    """Status and whole response for one of ``LOCAL_PATHS``."""
+    """Status and whole response for a path that is llamasup's own (``Door.own_paths``)."""
     if head.method not in (b"GET", b"HEAD"):
         error = HttpError(405, f"{head.path.decode()} is read with GET")
         return 405, error_response(error, b"Allow: GET, HEAD\r\n", *lines, close=close)

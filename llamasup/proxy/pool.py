@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from llamasup.core.address import UnixAddress
-from llamasup.core.http import RawHeaders
+from llamasup.core.http import OWN_RULES, HeadRules, RawHeaders
 from llamasup.proxy.upstream import Upstream
 from llamasup.runtime.endpoint import Endpoint
 
@@ -41,15 +41,22 @@ class Pool:
         "known_headers",
         "known_lines",
         "known_streams_events",
+        "rules",
     )
 
     def __init__(
-        self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop, tasks: Tasks, connect_s: float
+        self,
+        endpoint: Endpoint,
+        loop: asyncio.AbstractEventLoop,
+        tasks: Tasks,
+        connect_s: float,
+        rules: HeadRules = OWN_RULES,
     ) -> None:
         self._endpoint = endpoint
         self._loop = loop
         self._tasks = tasks
         self._connect_s = connect_s
+        self.rules = rules
         self._idle: list[Upstream] = []
         self._open: set[Upstream] = set()
         self._all_gone = asyncio.Event()

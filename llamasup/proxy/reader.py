@@ -155,7 +155,7 @@ class RequestReader:
         if key == self._known_key:
             head = self._known_head
         else:
-            read = self._too_large(key) or read_head(*key)
+            read = self._too_large(key) or read_head(*key, self._door.rules)
             if isinstance(read, HttpError):
                 self.refuse(read)
                 return

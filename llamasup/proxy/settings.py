@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llamasup.core.http import OWN_RULES, HeadRules
+
 __all__ = ["Limits", "ProxyConfig"]
 
 MIB = 1 << 20
@@ -33,6 +35,8 @@ class ProxyConfig:
     """``hosts``: names accepted in Host beside the loopback ones and the bound address. ``origins``: web
     pages that may call, as ``https://name[:port]``. ``admin_keys`` may do what ``api_keys`` may, and control.
     ``open_paths`` lifts X7 for these paths. ``route_by_model``: read ``model`` in the body for the backend.
+    ``rules``: what is left for llama-server to judge. If all (``transparent``), the door stands open: of the
+    rest here only the limits count.
     """
 
     hosts: tuple[str, ...] = ()
@@ -41,4 +45,5 @@ class ProxyConfig:
     admin_keys: tuple[str, ...] = ()
     open_paths: frozenset[str] = frozenset()
     route_by_model: bool = True
+    rules: HeadRules = OWN_RULES
     limits: Limits = field(default_factory=Limits)

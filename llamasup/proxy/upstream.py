@@ -232,7 +232,7 @@ class Upstream(asyncio.Protocol):
     def _read_headers(self) -> None:
         pool, headers = self.pool, self._headers
         if headers != pool.known_headers:
-            pool.known_lines, pool.known_streams_events = read_response_headers(headers)
+            pool.known_lines, pool.known_streams_events = read_response_headers(headers, pool.rules)
             pool.known_headers = headers.copy()
         self.lines = pool.known_lines
         self.streams_events = pool.known_streams_events
