@@ -98,6 +98,7 @@ def decide_drafter(
             remedy=f"give a small model of the same family as {_ASKED}",
         )
     if draft.model_class is ModelClass.DRAFT:
+        _refuse_layers_of_another(model, draft, path)
         return Drafter(path, draft, _type_of_head(capabilities, draft, path), by_hand=passed is not None)
     chosen = by_hand.value("--spec-type")
     if chosen is None or "draft-simple" in chosen.split(","):
@@ -215,6 +216,20 @@ def _type_of_head(capabilities: Capabilities, head: ModelFacts, path: str) -> st
     if wanted == "draft-dflash" and _available(capabilities, _DSPARK) is not None:
         return None  # a DSpark head has the same architecture; builds that know both tell them apart
     return wanted
+
+
+def _refuse_layers_of_another(model: ModelFacts, head: ModelFacts, path: str) -> None:
+    """MTP layers in a file of their own have the architecture and the width of the model they were cut from.
+
+    b11434 loads those of any model and drafts nonsense: one of 35 tokens was accepted [run].
+    """
+    ours, theirs = (model.architecture, model.embedding_length), (head.architecture, head.embedding_length)
+    if head.mtp_layers and ours != theirs:
+        raise DraftMismatch(
+            f"{PurePath(path).name} cannot draft for this model: it has the MTP layers of a {theirs[0]} "
+            f"model of width {theirs[1]}, and this one is {ours[0]} of width {ours[1]}",
+            remedy="give the MTP file that was published with the model, or leave the draft out",
+        )
 
 
 def _available(capabilities: Capabilities, spec_type: str) -> str | None:

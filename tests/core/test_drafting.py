@@ -272,6 +272,16 @@ def test_mtp_layers_alone_in_a_file_are_a_draft_and_no_model() -> None:
     assert facts.model_class is ModelClass.DRAFT
 
 
+def test_mtp_layers_that_were_cut_from_another_model_are_refused_with_the_difference() -> None:
+    def layers(architecture: str = "llama", width: int = model().embedding_length) -> ModelFacts:
+        return head(architecture, embedding_length=width, mtp_layers=1)
+
+    assert value(drafted(draft=layers()), "--spec-type") == "draft-mtp"
+    for strange in (layers("qwen35"), layers(width=64)):
+        with pytest.raises(DraftMismatch, match=r"MTP layers of a .* and this one is llama of width"):
+            drafted(draft=strange)
+
+
 # --- a model that drafts for itself --------------------------------------------------------------
 
 
