@@ -36,6 +36,8 @@ def plan_as_json(
         ],
         "memory": _memory_as_json(plan.memory),
         "profile": profile,
+        "slots": plan.parallel,
+        "ctx_size": plan.ctx_size,  # that one request may use, as in the status
         "alternatives": [_alternative_as_json(each) for each in alternatives],
     }
 

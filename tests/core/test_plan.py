@@ -854,6 +854,9 @@ def test_the_plan_as_json_has_the_contracts_shape() -> None:
     assert shown["memory"].items() >= contract.items()
     parts = shown["memory"]["parts"]
     assert sum(part["host_bytes"] + part["device_bytes"] for part in parts) == made.memory.total_bytes
+    assert (shown["slots"], shown["ctx_size"]) == (4, 8192)
+    assert shown["env_reasons"] == dict(made.env_reasons)
+    assert shown["env_reasons"].keys() <= shown["env"].keys()
     assert shown["alternatives"] == [
         {
             "parallel": 4,

@@ -70,7 +70,7 @@ def test_a_crash_of_the_packed_cache_is_answered_by_f16(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     server = fake_server("signal=load:SIGSEGV", "packed_kv")
-    with llamasup(tiny_model, "--runtime", server) as running:
+    with llamasup(tiny_model, "--runtime", server, "--profile", "memory") as running:
         running.wait_for("ready")
         assert [step["changes"][0] for step in steps(running)] == [
             {"setting": "--kv-type", "before": "q8_0", "after": "f16"}

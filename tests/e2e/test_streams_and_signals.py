@@ -112,11 +112,12 @@ def test_a_hangup_that_the_parent_ignores_stays_ignored(
 
 
 def test_a_ready_file_in_no_folder_is_refused_before_the_start(
-    tiny_model: Path, fake_server: Callable[..., str]
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
-    with llamasup(tiny_model, "--runtime", fake_server(), "--ready-file", "/nonexistent/r.json") as running:
+    nowhere = str(tmp_path / "none" / "r.json")
+    with llamasup(tiny_model, "--runtime", fake_server(), "--ready-file", nowhere) as running:
         assert running.end() == 2
-        assert "/nonexistent/r.json" in running.said
+        assert nowhere in running.said
         assert "starting" not in running.said
 
 

@@ -73,7 +73,8 @@ def test_a_key_in_the_systems_config_locks_llamasup_out_and_doctor_says_so(
                 event for event in map(json.loads, events) if event["event"] in ("ready", "exit")
             )
         assert first_end["event"] == "exit"
-        assert "401" in first_end["message"]
+        assert first_end["cause"] == "locked_out"
+        assert "/etc/llama.cpp/config.ini" in first_end["remedy"]
     finally:
         running.terminate()
         running.wait(60)

@@ -176,15 +176,15 @@ def test_the_kv_cache_is_as_large_as_estimated(launcher: Launcher, settings: dic
 def test_a_q8_0_cache_takes_half_the_memory_of_f16(
     launcher: Launcher, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with launcher.start(ctx_size=16384, extra=SIZES) as packed:
+    with launcher.start(ctx_size=16384, kv_type="q8_0", extra=SIZES) as packed:
         pass
     packed_mib = logged_kv_mib(packed)
-    with launcher.start(ctx_size=16384, kv_type="f16", extra=SIZES) as plain:
+    with launcher.start(ctx_size=16384, extra=SIZES) as plain:
         pass
     plain_mib = logged_kv_mib(plain)
     with capsys.disabled():
         print(f"\nKV cache of 4 x 16384 tokens: f16 {plain_mib} MiB, q8_0 {packed_mib} MiB")
-    assert packed.plan.kv_type == "q8_0"
+    assert (packed.plan.kv_type, plain.plan.kv_type) == ("q8_0", "f16")
     assert packed_mib / plain_mib == pytest.approx(34 / 64, rel=0.02)
     shape = ContextShape(65536, 4, 512)
     assert plain_mib == pytest.approx(kv_bytes(launcher.model, shape) / MIB, rel=0.01)

@@ -1,0 +1,79 @@
+"""The profile plain leaves everything to llama-server: what the plan shows of it is what the server takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llamasup.core.demo_model import demo_model
+from llamasup.testing.models import tiny_encoder
+from tests.e2e.driver import llamasup, run_to_end
+
+pytestmark = pytest.mark.real
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    done = run_to_end("plan", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (),
+        ("--parallel", "2"),
+        ("--ctx-size", "2048"),
+        ("--ctx-size", "2048", "--parallel", "2"),
+        ("--", "--ctx-size", "0", "-np", "2"),
+        ("--", "--no-kv-unified"),
+        ("--", "-c", "4096", "-np", "2", "-kvu"),
+        ("--", "-c", "65536", "-np", "1"),  # the model has 32768
+    ],
+    ids=" ".join,
+)
+def test_slots_and_context_are_those_that_the_server_says_it_has(
+    asked: tuple[str, ...], runtime: str, tiny_model: Path
+) -> None:
+    options = ("--runtime", runtime, "--profile", "plain", *asked)
+    shown = planned(str(tiny_model), *options)
+    with llamasup(tiny_model, *options) as running:
+        props = httpx.get(f"{running.url}/props").json()
+        assert running.stop() == 0
+    assert (shown["slots"], shown["ctx_size"]) == (
+        props["total_slots"],
+        props["default_generation_settings"]["n_ctx"],
+    )
+
+
+def test_nothing_is_passed_but_the_model_its_name_and_its_address(runtime: str, tiny_model: Path) -> None:
+    shown = planned(str(tiny_model), "--runtime", runtime, "--profile", "plain")
+    command = shown["argv"][shown["argv"].index("--model") :]
+    assert set(command[::2]) == {"--model", "--alias", "--host", "--port"}
+    assert len(command) == 8
+    assert "GOMP_SPINCOUNT" not in shown["env"]
+
+
+def test_an_embedding_model_is_told_so_and_embeds(runtime: str, tmp_path: Path) -> None:
+    path = tmp_path / "embeds.gguf"
+    path.write_bytes(tiny_encoder())
+    with llamasup(path, "--runtime", runtime, "--profile", "plain") as running:
+        answer = httpx.post(f"{running.url}/v1/embeddings", json={"input": "hello"})
+        assert running.stop() == 0
+    assert answer.status_code == 200
+    assert answer.json()["data"][0]["embedding"]
+
+
+def test_a_draft_model_that_was_asked_for_drafts(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(demo_model())
+    options = ("--runtime", runtime, "--profile", "plain", "--draft-model", str(draft))
+    with llamasup(tiny_model, *options) as running:
+        asked = {"prompt": "Once", "n_predict": 40, "temperature": 0}
+        answer = httpx.post(f"{running.url}/completion", json=asked).json()
+        assert running.stop() == 0
+    assert answer["timings"]["draft_n"] > 0
