@@ -21,7 +21,7 @@ import msgspec
 
 __all__ = ["ServerWork", "read_server_work"]
 
-_TOTAL = re.compile(rb"^llamacpp:\w+_total(?:\{[^}]*\})? +([\d.eE+]+)$", re.MULTILINE)
+_TOTAL = re.compile(rb"^llamacpp:\w+_total(?:\{[^}]*\})? +(\d+(?:\.\d+)?(?:e[+-]?\d+)?)$", re.MULTILINE)
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
