@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from llamasup import __version__
 from llamasup.cli import options as o
-from llamasup.cli.model_options import takes_model_options, words_after_dashes
+from llamasup.cli.model_options import WithExtra, takes_model_options
+from llamasup.cli.service_commands import service
 from llamasup.core.settings import Settings
 
 __all__ = ["app"]
-
-
-class _WithExtra(TyperCommand):
-    """Remembers what came after ``--``, which the parser itself forgets."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        key, words = words_after_dashes(args)
-        ctx.meta[key] = words
-        return super().parse_args(ctx, args)
 
 
 _NO_SETTINGS = Settings()
@@ -36,6 +27,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+
+
+app.add_typer(service)
 
 
 def _show_version(wanted: bool) -> None:
@@ -53,7 +47,7 @@ def _root(
     pass
 
 
-@app.command(cls=_WithExtra)
+@app.command(cls=WithExtra)
 @takes_model_options
 def run(
     ctx: typer.Context,
@@ -97,7 +91,7 @@ def run(
     )
 
 
-@app.command(cls=_WithExtra)
+@app.command(cls=WithExtra)
 @takes_model_options
 def plan(
     ctx: typer.Context,

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from llamasup.cli.values import whole_number
 from llamasup.core.settings import FlashAttn, GpuLayers, Profile, Settings
 
-__all__ = ["Extra", "takes_model_options", "words_after_dashes"]
+__all__ = ["Extra", "WithExtra", "takes_model_options"]
 
 _DASHES = "llamasup.after_dashes"
 _FLASH: tuple[FlashAttn, ...] = get_args(FlashAttn)
@@ -61,9 +62,12 @@ Extra = Annotated[
 ]
 
 
-def words_after_dashes(args: list[str]) -> tuple[str, list[str]]:
-    """What came after ``--``, which the parser itself forgets, and the key to keep it under."""
-    return _DASHES, args[args.index("--") + 1 :] if "--" in args else []
+class WithExtra(TyperCommand):
+    """Remembers what came after ``--``, which the parser itself forgets."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_DASHES] = args[args.index("--") + 1 :] if "--" in args else []
+        return super().parse_args(ctx, args)
 
 
 def takes_model_options(command: Callable[..., None]) -> Callable[..., None]:

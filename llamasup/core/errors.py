@@ -22,6 +22,8 @@ __all__ = [
     "ProjectorMismatch",
     "RuntimeMissing",
     "ServerFailed",
+    "ServiceManagerFailed",
+    "UnitNotOurs",
     "UnsafeBind",
     "UsageInvalid",
 ]
@@ -76,6 +78,12 @@ class UnsafeBind(ConfigInvalid):
     """A non-loopback address without an API key (X1)."""
 
     cause = "unsafe_bind"
+
+
+class UnitNotOurs(ConfigInvalid):
+    """A systemd unit of that name is there, and llamasup has not written it."""
+
+    cause = "unit_not_ours"
 
 
 # --- the model file ------------------------------------------------------------------------------
@@ -146,6 +154,13 @@ class FolderUnusable(LlamasupError):
 
     exit_code = 71
     cause = "folder_unusable"
+
+
+class ServiceManagerFailed(LlamasupError):
+    """systemd is not there, or will not do what it was asked."""
+
+    exit_code = 71
+    cause = "service_manager"
 
 
 # --- llama-server --------------------------------------------------------------------------------

@@ -1,0 +1,200 @@
+"""``llamasup service …``: writes, removes and shows the systemd unit of one model."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llamasup.cli.errors import show_error
+from llamasup.cli.outlet import Outlet
+from llamasup.cli.results import write_result
+from llamasup.cli.view import LEVELS, TextView, View, is_level, table
+from llamasup.core.errors import UsageInvalid
+from llamasup.core.unit_file import Unit, checked_name, name_for, unit_text
+from llamasup.effects.units import Units
+
+__all__ = ["install_command", "print_command", "status_command", "uninstall_command"]
+
+_PASSED_IF_CHANGED = {
+    "wait_timeout": ("--wait-timeout", 120.0),
+    "log_level": ("--log-level", "info"),
+    "log_format": ("--log-format", "text"),
+}
+
+
+def print_command(model: str, *, json: bool, **request: Any) -> int:
+    """Print the unit. Returns the exit code, as all of these do."""
+
+    def act(view: View) -> None:
+        unit = _unit(model, **request)
+        text = unit_text(unit)
+        path = str(Units(unit.of_user).path(unit.file_name))
+        if json:
+            _write_json({"unit": unit.file_name, "path": path, "text": text})
+        else:
+            write_result(text.rstrip("\n"))
+
+    return _guarded(act)
+
+
+def install_command(model: str, *, json: bool, now: bool, **request: Any) -> int:
+    """Write the unit and tell systemd; with ``now`` also start it, now and at every boot."""
+
+    def act(view: View) -> None:
+        units = Units(request["user"])
+        units.demand()
+        unit = _unit(model, **request)
+        path = units.path(unit.file_name)
+        was_there = units.own(unit.file_name) is not None
+        changed = units.write(unit.file_name, unit_text(unit))
+        _say(
+            view, f"{'Changed' if was_there else 'Wrote'} {path}" if changed else f"{path} is as it should be"
+        )
+        units.systemctl("daemon-reload")
+        if now:
+            units.systemctl("enable", unit.file_name)
+            # Waits until the model serves; a change only counts for a fresh start.
+            units.systemctl("restart" if changed else "start", unit.file_name)
+            _say(view, f"{unit.file_name} serves, and starts at every boot")
+        else:
+            prefix = "systemctl --user" if unit.of_user else "systemctl"
+            _say(view, f"  → Start it: {prefix} enable --now {unit.file_name}")
+        if unit.of_user:
+            _say(view, "  → It ends with your last session, unless you say: loginctl enable-linger")
+        if os.environ.get("LLAMASUP_API_KEY") and unit.api_key_file is None:
+            _say(view, "  → The service does not see your $LLAMASUP_API_KEY: use --api-key-file.")
+        if json:
+            _write_json({"unit": unit.file_name, "path": str(path), "changed": changed, "started": now})
+
+    return _guarded(act)
+
+
+def uninstall_command(name: str, *, user: bool, json: bool) -> int:
+    """Stop the service, and remove its unit if it is ours."""
+
+    def act(view: View) -> None:
+        units, file_name = Units(user), _file_name(name)
+        units.demand()
+        path = units.path(file_name)
+        removed = units.own(file_name) is not None
+        if removed:
+            units.systemctl("disable", "--now", file_name)
+            units.remove(file_name)
+            units.systemctl("daemon-reload")
+            _say(view, f"Stopped {file_name} and removed {path}. Its logs in the state folder are left.")
+        else:
+            _say(view, f"There is no {path}.")
+        if json:
+            _write_json({"unit": file_name, "path": str(path), "removed": removed})
+
+    return _guarded(act)
+
+
+def status_command(name: str, *, user: bool, json: bool) -> int:
+    """Show how the service does."""
+
+    def act(view: View) -> None:
+        units, file_name = Units(user), _file_name(name)
+        path = units.path(file_name)
+        text = units.read(file_name)
+        state = _state(units, file_name)
+        shown = {"unit": file_name, "path": str(path), "installed": text is not None, **state}
+        if json:
+            _write_json(shown)
+        else:
+            write_result(table([(key, _shown(value)) for key, value in shown.items()], indent=""))
+
+    return _guarded(act)
+
+
+def _guarded(act: Callable[[View], None]) -> int:
+    stderr = Outlet(sys.stderr)
+    view = TextView(stderr)
+    try:
+        act(view)
+    except Exception as error:
+        return show_error(view, error)
+    finally:
+        stderr.close()
+    return 0
+
+
+def _unit(model: str, *, user: bool, name: str | None, run_as: str | None, given: Mapping[str, Any]) -> Unit:
+    from llamasup.api import is_loopback
+    from llamasup.runtime.service_unit import ServiceRequest, unit_for
+
+    if not 0 <= given["port"] <= 65535:
+        raise UsageInvalid(
+            f"--port {given['port']} is no port.", remedy="Give 1 to 65535, or 0 for any free one."
+        )
+    if not is_level(given["log_level"]):
+        raise UsageInvalid(f"--log-level takes {', '.join(LEVELS)}; not {given['log_level']!r}.")
+    if given["log_format"] not in ("text", "json"):
+        raise UsageInvalid(f"--log-format takes text or json; not {given['log_format']!r}.")
+    switches = ["--no-warmup"] if given["no_warmup"] else []
+    switches += ["--insecure-no-auth"] if given["insecure_no_auth"] else []
+    for key, (option, default) in _PASSED_IF_CHANGED.items():
+        if given[key] != default:
+            switches += [option, str(given[key])]
+    request = ServiceRequest(
+        model=model,
+        settings=given["settings"],
+        host=given["host"],
+        port=given["port"],
+        is_local=is_loopback(given["host"]),
+        runtime=given["runtime"],
+        api_key_file=given["api_key_file"],
+        drain_timeout_s=given["drain_timeout"],
+        stop_timeout_s=given["stop_timeout"],
+        of_user=user,
+        name=None if name is None else checked_name(name),
+        run_as=run_as,
+        switches=switches,
+    )
+    return unit_for(request, os.environ)
+
+
+def _file_name(text: str) -> str:
+    """Of what a person calls the service: its name, its unit, or its model."""
+    name = text.removeprefix("llamasup-").removesuffix(".service") if text.endswith(".service") else text
+    return f"llamasup-{checked_name(name_for(name))}.service"
+
+
+def _state(units: Units, file_name: str) -> Mapping[str, Any]:
+    found = units.state(file_name)
+    pid, restarts = found.get("MainPID", "0"), found.get("NRestarts", "0")
+    memory = found.get("MemoryCurrent", "")
+    return {
+        "loaded": found.get("LoadState") == "loaded",
+        "enabled": found.get("UnitFileState") == "enabled",
+        "active": found.get("ActiveState", "unknown"),
+        "sub": found.get("SubState", ""),
+        "result": found.get("Result", ""),
+        "exit_code": int(found.get("ExecMainStatus") or 0),
+        "status": found.get("StatusText", ""),
+        "pid": int(pid) or None,
+        "restarts": int(restarts),
+        "since": found.get("ActiveEnterTimestamp") or None,
+        "memory_bytes": int(memory) if memory.isdecimal() and int(memory) < 1 << 63 else None,
+    }
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None | "":
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case _:
+            return str(value)
+
+
+def _say(view: View, text: str) -> None:
+    view.say("info", "service", text)
+
+
+def _write_json(shown: Mapping[str, Any]) -> None:
+    write_result(json_module.dumps(shown, indent=2))
