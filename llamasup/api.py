@@ -14,8 +14,10 @@ from pathlib import Path
 
 from llamasup.control.app import ControlServer
 from llamasup.core.address import TcpAddress
+from llamasup.core.backoff import RestartPolicy
 from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UnsafeBind, UsageInvalid
 from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, StartAsked, State, StopAsked
+from llamasup.core.liveness import LivenessPolicy
 from llamasup.core.settings import Settings
 from llamasup.effects.files import private_folder, state_folder
 from llamasup.effects.guardian import guarded_run_folder
@@ -38,7 +40,6 @@ _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
 _NOWHERE = Path("/nonexistent")
-_TOLD = (State.READY, State.FAILED, State.STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class RunOptions:
     wait_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
     ready_file: Path | None = None
     sockets: tuple[socket.socket, ...] = ()
     """Listening sockets to serve on instead of ``host`` and ``port``; the service closes them."""
@@ -67,6 +70,8 @@ class RunOptions:
             wait_timeout_s=self.wait_timeout_s,
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
+            restart=self.restart,
+            liveness=self.liveness,
         )
 
 
@@ -103,6 +108,10 @@ class Service:
     def runner(self) -> InstanceRunner | None:
         """The instance, once the service runs."""
         return self._runner
+
+    @property
+    def stops_asked(self) -> int:
+        return self._stops_asked
 
     def ask_stop(self) -> None:
         """Stop kindly; asked again, stop now. For the event loop's thread, at any time."""
@@ -172,7 +181,7 @@ class Service:
                     runner.post(stop)
                 await runner.reached(State.STARTING)
                 await proxy.start(sockets)  # no earlier: a request must find a model that it may wait for
-                while (await runner.reached(*_TOLD)).state is State.READY:
+                while (await runner.until(_ready_or_at_rest)).state is State.READY:
                     if runner.instance.state is not State.READY:
                         continue  # it crashed before we came round to say so
                     ready = Ready(address, os.getpid(), (launch.model_id,))
@@ -180,7 +189,7 @@ class Service:
                         ready_file.write(as_json(ready))
                     self._bus.publish(ready)
                     break
-                return await runner.reached(State.FAILED, State.STOPPED)
+                return await runner.until(_at_rest)
             finally:
                 for close in (proxy.aclose, control.aclose):
                     try:
@@ -207,6 +216,14 @@ class Service:
     def _finished(self, record: RequestRecord) -> None:
         if self.on_request is not None:
             self.on_request(record)
+
+
+def _at_rest(instance: Instance) -> bool:
+    return instance.at_rest
+
+
+def _ready_or_at_rest(instance: Instance) -> bool:
+    return instance.state is State.READY or instance.at_rest
 
 
 def refuse_bad_address(options: RunOptions) -> None:

@@ -64,13 +64,17 @@ def run(
     stop_timeout: o.StopTimeout = 10.0,
     ready_file: o.ReadyFile = None,
     events: o.Events = None,
+    sidecar: o.Sidecar = False,
+    parent_pid: o.ParentPid = None,
     log_level: o.LogLevel = "info",
     log_format: o.LogFormat = "text",
 ) -> None:
     """Serve one model in the foreground."""
     from llamasup.cli.run import OutputOptions, run_command
 
-    output = OutputOptions(events=events, log_level=log_level, log_format=log_format)
+    output = OutputOptions(events, log_level, log_format, sidecar=sidecar, parent_pid=parent_pid)
+    if sidecar and not o.was_given(ctx, "port"):
+        port = 0
     sys.exit(
         run_command(
             model,

@@ -22,11 +22,14 @@ __all__ = [
     "ModelOrFolder",
     "ModelToCheck",
     "NoWarmup",
+    "ParentPid",
     "Port",
     "ReadyFile",
     "RuntimeOption",
+    "Sidecar",
     "StopTimeout",
     "WaitTimeout",
+    "was_given",
 ]
 
 
@@ -108,6 +111,24 @@ Events = Annotated[
     str | None,
     typer.Option("--events", metavar="jsonl", help="Events on standard output, one object a line."),
 ]
+Sidecar = Annotated[
+    bool,
+    typer.Option(
+        "--sidecar",
+        help="For the program that starts it: any free port, events on standard output, "
+        "stop when standard input ends.",
+    ),
+]
+ParentPid = Annotated[
+    int | None,
+    typer.Option("--parent-pid", parser=whole_number, metavar="PID", help="Stop when this process ends."),
+]
 LogLevel = Annotated[str, typer.Option("--log-level", metavar="debug|info|warning|error")]
 LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def was_given(ctx: typer.Context, option: str) -> bool:
+    """Whether somebody chose ``option``, rather than leaving it at its default."""
+    source = ctx.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"

@@ -5,6 +5,7 @@ Imported before everything else: a signal may come while the rest is still being
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -17,9 +18,10 @@ __all__ = ["STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_stream
 class Interrupted(BaseException):
     """A signal to stop came before there was anything to stop. Not an error: nobody may swallow it."""
 
-    def __init__(self, signal_number: int) -> None:
+    def __init__(self, signal_number: int, why: str = "") -> None:
         super().__init__(signal_number)
         self.signal_number = signal_number
+        self.why = why
 
 
 class StopSignals:
@@ -31,6 +33,7 @@ class StopSignals:
     def __init__(self) -> None:
         self._deliver: Callable[[str], None] | None = None
         self._over = False
+        self._why = ""
 
     def install(self) -> None:
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
@@ -42,6 +45,21 @@ class StopSignals:
     def deliver_to(self, listener: Callable[[str], None]) -> None:
         """From now on ``listener`` hears the signal's name. It is called between any two instructions."""
         self._deliver = listener
+        if self._why:  # and the signal that was to say so is ignored
+            listener(self._why)
+
+    def stop(self, why: str) -> None:
+        """Stop for another reason than a signal. From any thread but the main one, at any time."""
+        if self._deliver is not None:
+            if not self._over:
+                self._deliver(why)
+            return
+        # Nothing runs yet that could be told. A signal also ends what the main thread is waiting for.
+        self._why = why
+        if sys.platform == "win32":
+            _thread.interrupt_main(signal.SIGTERM)  # there os.kill would end the process
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def end(self) -> None:
         """Everything is stopped: a signal can change nothing any more."""
@@ -50,9 +68,10 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._over:
             return
+        why, self._why = self._why, ""
         if self._deliver is None:
-            raise Interrupted(number)
-        self._deliver(signal.Signals(number).name)
+            raise Interrupted(number, why)
+        self._deliver(why or signal.Signals(number).name)
 
 
 STOP_SIGNALS = StopSignals()

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamasup.cli.errors import show_error
+from llamasup.cli.lifeline import ENDINGS, HURRY_S, tie_to_parent
 from llamasup.cli.narrator import Narrator
 from llamasup.cli.outlet import Outlet
-from llamasup.cli.process import STOP_SIGNALS
+from llamasup.cli.process import STOP_SIGNALS, Interrupted
 from llamasup.cli.view import LEVELS, JsonView, TextView, View, ViewHandler, is_level
 from llamasup.core.errors import UsageInvalid
 from llamasup.core.settings import Settings
@@ -34,9 +35,13 @@ TICK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
+    """What is told where, and who is there to listen."""
+
     events: str | None
     log_level: str
     log_format: str
+    sidecar: bool = False
+    parent_pid: int | None = None
 
 
 def run_command(model: str, settings: Settings, output: OutputOptions, **options: Any) -> int:
@@ -46,7 +51,12 @@ def run_command(model: str, settings: Settings, output: OutputOptions, **options
     try:
         view = _view(output, stderr)
         logging.basicConfig(handlers=[ViewHandler(view)], format="%(message)s", level=logging.WARNING)
+        tie_to_parent(stdin=output.sidecar, parent_pid=output.parent_pid)
         return _serve(model, settings, output, view, stdout, **options)
+    except Interrupted as interrupted:
+        if interrupted.why:
+            view.say("info", "stop", f"{interrupted.why}: stopping.")
+        raise
     except Exception as error:
         view.loading(None)
         return show_error(view, error)
@@ -88,7 +98,7 @@ def _serve(
     from llamasup.runtime.events import Bus, as_json
 
     bus = Bus()
-    if output.events is not None:
+    if output.events is not None or output.sidecar:
         bus.listen(lambda notice: stdout.write(json.dumps(as_json(notice)) + "\n", keep=True))
     view.loading("looking at the model and the machine")
     systemd = take_systemd(os.environ)
@@ -129,6 +139,10 @@ async def _supervise(
                 manager.reload_asked()
                 service.ask_restart()
                 return
+            if name in ENDINGS:
+                loop.call_later(HURRY_S, service.ask_stop)
+                if service.stops_asked:
+                    return
             narrator.stop_asked(name)
             if manager is not None:
                 manager.stop_asked()

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["carriers_of", "carries", "kill_if", "start_of"]
+__all__ = ["began_after", "carriers_of", "carries", "kill_if", "start_of"]
 
 _ENDED = frozenset("ZXx")  # proc(5): zombie, dead
 
@@ -35,6 +35,16 @@ def start_of(pid: int, proc: Path = Path("/proc")) -> str | None:
     fields = stat[stat.rindex(b")") + 2 :].decode().split()  # a process may have a `)` in its name
     state, ticks = fields[0], fields[19]
     return None if state in _ENDED else f"{boot}/{ticks}"
+
+
+def began_after(pid: int, other: int) -> bool:
+    """Whether ``pid`` began later than ``other``; not where it cannot be told."""
+    one, two = start_of(pid), start_of(other)
+    return one is not None and two is not None and _moment(one) > _moment(two)
+
+
+def _moment(start: str) -> float:
+    return float(start.rpartition("/")[2])
 
 
 def _start_by_psutil(pid: int) -> str | None:
