@@ -33,7 +33,7 @@ from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
 from llamasup.runtime.waiting import WaitingRoom
 from llamasup.runtime.watch import watch
 
-__all__ = ["InstanceRunner"]
+__all__ = ["InstanceRunner", "prober_of"]
 
 PROGRESS_INTERVAL_S = 1.0
 REAP_TIMEOUT_S = 5.0
@@ -107,7 +107,7 @@ class InstanceRunner:
         self._never_served = True
         self.last_exit: Exit | None = None
         """How the last child that ended unasked went; None if we ended it ourselves."""
-        self._waiters: list[tuple[frozenset[State], asyncio.Future[Instance]]] = []
+        self._waiters: list[tuple[Callable[[Instance], bool], asyncio.Future[Instance]]] = []
 
     # --- what others ask ------------------------------------------------------------------------------
 
@@ -117,10 +117,14 @@ class InstanceRunner:
 
     async def reached(self, *states: State) -> Instance:
         """Wait until the instance is in one of ``states``."""
-        if self.instance.state in states:
+        return await self.until(lambda instance: instance.state in states)
+
+    async def until(self, holds: Callable[[Instance], bool]) -> Instance:
+        """Wait for a state or a generation of which ``holds`` is true."""
+        if holds(self.instance):
             return self.instance
         waiter: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
-        entry = (frozenset(states), waiter)
+        entry = (holds, waiter)
         self._waiters.append(entry)
         try:
             return await waiter
@@ -220,8 +224,8 @@ class InstanceRunner:
             if after.state is State.READY:
                 self._start_task(self._learn)
             self._bus.publish(StateChanged(self.model, after.state, after.generation))
-            for states, waiter in self._waiters:
-                if after.state in states and not waiter.done():
+            for holds, waiter in self._waiters:
+                if holds(after) and not waiter.done():
                     waiter.set_result(after)
 
     def _perform(self, effect: Effect) -> None:
