@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from llamasup.core.errors import FolderUnusable
 from llamasup.effects.files import cache_folder
 
 __all__ = ["FactCache", "FileIdentity", "default_cache_folder"]
@@ -55,9 +56,15 @@ class _Entry(msgspec.Struct, frozen=True):
     value: msgspec.Raw
 
 
-def default_cache_folder() -> Path:
-    """``facts`` in the user's cache folder for llamasup; not created yet."""
-    return cache_folder() / "facts"
+def default_cache_folder() -> Path | None:
+    """``facts`` in the user's cache folder for llamasup, not created yet; None where there can be none.
+
+    A service without a home, or a container with a read-only root: facts are then read anew each time.
+    """
+    try:
+        return cache_folder() / "facts"
+    except FolderUnusable:
+        return None
 
 
 class FactCache(Generic[Value]):
@@ -86,9 +93,11 @@ class FactCache(Generic[Value]):
 
     def get(self, identity: FileIdentity) -> Value | None:
         """The fact about exactly this state of the file, or None."""
+        if self._folder is None:
+            return None
         try:
             entry = msgspec.json.decode(
-                _read_own_file(self._entry_path(identity), self._most_bytes), type=_Entry
+                _read_own_file(self._entry_path(self._folder, identity), self._most_bytes), type=_Entry
             )
             if (entry.revision, entry.path, entry.size_bytes, entry.mtime_ns) != (
                 self._revision,
@@ -103,6 +112,8 @@ class FactCache(Generic[Value]):
 
     def put(self, identity: FileIdentity, value: Value) -> None:
         """Keep the fact, in place of what was known about an earlier state of the file."""
+        if self._folder is None:
+            return
         with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
             entry = _Entry(
                 self._revision,
@@ -112,19 +123,19 @@ class FactCache(Generic[Value]):
                 msgspec.Raw(msgspec.json.encode(value)),
             )
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(self._entry_path(identity), msgspec.json.encode(entry))
-            self._prune()
+            _replace(self._entry_path(self._folder, identity), msgspec.json.encode(entry))
+            self._prune(self._folder)
 
-    def _entry_path(self, identity: FileIdentity) -> Path:
+    def _entry_path(self, folder: Path, identity: FileIdentity) -> Path:
         digest = hashlib.sha256(os.fsencode(identity.path)).hexdigest()
-        return self._folder / f"{self._kind}-{digest[:32]}.json"
+        return folder / f"{self._kind}-{digest[:32]}.json"
 
-    def _prune(self) -> None:
+    def _prune(self, folder: Path) -> None:
         """Drop the oldest half once the folder is full; looked at once in the cache's life."""
         if self._pruned:
             return
         self._pruned = True
-        with os.scandir(self._folder) as entries:
+        with os.scandir(folder) as entries:
             names = [entry.path for entry in entries if entry.name.startswith(f"{self._kind}-")]
         if len(names) <= _MAX_ENTRIES:
             return

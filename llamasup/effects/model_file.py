@@ -128,7 +128,7 @@ def split_paths(path: Path, count: int) -> list[Path]:
 
 
 @lru_cache(maxsize=8)  # building msgspec's decoder takes longer than a look-up
-def _cache(folder: Path) -> FactCache[Remembered]:
+def _cache(folder: Path | None) -> FactCache[Remembered]:
     return FactCache("model", Remembered, revision=REVISION, folder=folder)
 
 

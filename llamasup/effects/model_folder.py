@@ -105,7 +105,7 @@ def _is_current(entry: _Indexed, status: os.stat_result) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _cache(folder: Path) -> FactCache[dict[str, _Indexed]]:
+def _cache(folder: Path | None) -> FactCache[dict[str, _Indexed]]:
     return FactCache(
         "folder", dict[str, _Indexed], revision=REVISION, folder=folder, most_bytes=_MOST_INDEX_BYTES
     )

@@ -22,7 +22,7 @@ from llamasup.core.capabilities import (
 )
 from llamasup.core.child_env import RuntimeKind, child_environment
 from llamasup.core.devices import Device, parse_devices
-from llamasup.core.errors import BrokenRuntime, FolderUnusable, LlamasupError, RuntimeMissing
+from llamasup.core.errors import BrokenRuntime, LlamasupError, RuntimeMissing
 from llamasup.effects import broken_runtimes
 from llamasup.effects.asking import Answer, ask
 from llamasup.effects.cache import FactCache, FileIdentity
@@ -147,10 +147,7 @@ def _capabilities(
     # The identity is taken before asking: a binary replaced meanwhile is asked anew next time.
     identity = FileIdentity.of(candidate.path)
     revision = f"{__version__}/{_READER_REVISION}/{_surroundings(candidate, environ)}"
-    try:
-        cache = FactCache("runtime", Capabilities, revision=revision, folder=cache_folder)
-    except FolderUnusable:
-        return _asked(candidate, environ, timeout_s)  # slower, and no reason not to serve
+    cache = FactCache("runtime", Capabilities, revision=revision, folder=cache_folder)
     if (known := cache.get(identity)) is not None:
         if not known.devices:
             return known

@@ -235,6 +235,16 @@ def test_a_projector_beside_a_model_is_shown_with_it(tmp_path: Path) -> None:
     assert "may belong to this model or to cut.gguf: give it with --mmproj" in inspected(model).stdout
 
 
+def test_a_user_without_a_place_for_a_cache_is_answered_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service without a home, or a container whose root is read-only."""
+    model = put(tmp_path / "models" / "m.gguf", models.tiny_decoder())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(put(tmp_path / "file", b"")))
+    assert as_json(model)["class"] == "decoder"
+    assert len(as_json(model.parent)["models"]) == 1
+
+
 @pytest.mark.skipif(sys.byteorder == "big", reason="the other way round")
 def test_a_model_of_the_other_byte_order_does_not_fit(tmp_path: Path) -> None:
     path = put(tmp_path / "m.gguf", models.big_endian_decoder())

@@ -204,3 +204,14 @@ def test_the_default_folder_is_the_users_cache_folder(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache_folder() == tmp_path / "llamasup" / "facts"
+
+
+def test_without_a_users_cache_folder_nothing_is_kept_and_nothing_fails(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert default_cache_folder() is None
+    cache = FactCache("fact", Fact, revision="1")
+    cache.put(FileIdentity.of(model), FACT)
+    assert cache.get(FileIdentity.of(model)) is None
