@@ -17,8 +17,8 @@ import difflib
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from llamasup.core.devices import Device
 
@@ -67,17 +67,19 @@ class Capabilities:
     version: str
     options: tuple[Option, ...]
     devices: tuple[Device, ...]  # those with memory
+    # A plan asks a hundred times; a build lists 250 options.
+    _by_spelling: Mapping[str, Option] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found: dict[str, Option] = {}
+        for option in sorted(self.options, key=lambda option: option.removed):
+            for spelling in option.spellings:
+                found.setdefault(spelling, option)
+        object.__setattr__(self, "_by_spelling", found)
 
     def find(self, spelling: str) -> Option | None:
         """The option with this spelling, an accepted one before one that is only listed as removed."""
-        wanted = _canonical(spelling)
-        removed = None
-        for option in self.options:
-            if wanted in option.spellings:
-                if not option.removed:
-                    return option
-                removed = removed or option
-        return removed
+        return self._by_spelling.get(_canonical(spelling))
 
     def knows(self, *spellings: str) -> str | None:
         """The first of these spellings that the binary accepts today, None if it accepts none."""
@@ -90,7 +92,7 @@ class Capabilities:
     def default_number(self, spelling: str) -> int | None:
         """What holds where the option is not given: -1 of "default: -1, -1 = auto"; None if no number."""
         option = self.find(spelling)
-        number = re.match(r"-?\d+\b", (option.default if option else None) or "")
+        number = _NUMBER.match((option.default if option else None) or "")
         return int(number[0]) if number else None
 
     def nearest(self, spelling: str) -> str | None:
@@ -227,6 +229,7 @@ _ENV = re.compile(r"\(env: ?(\w+)\)")
 _ARGUMENT_WORD = re.compile(r"(?:<[^<>]*>|\[[^\[\]]*\]|\{[^{}]*\}|\S)+")
 _REMOVED = re.compile(r"\bargument has been removed\b(?:.*?\buse (.*?)\.?$)?", re.IGNORECASE)
 _HINTED = re.compile(r"--?[A-Za-z][\w*-]*")
+_NUMBER = re.compile(r"-?\d+\b")
 _COMMON_VALUES = frozenset({"auto", "none", "off", "on"})  # too many options have them to mean one
 _BULLET = re.compile(r"- ([\w.+-]+)(?: \([^()]*\))?:(?: |$)")
 _VALUE = r"[\w.+-]+"

@@ -66,6 +66,8 @@ class ByHand:
             ) from None
 
     def _last(self, spelling: str) -> HandFlag | None:
+        if not self.flags:  # as in most plans, and twenty times in each
+            return None
         return next((flag for flag in reversed(self.flags) if spelling in flag.option.spellings), None)
 
 
