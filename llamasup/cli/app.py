@@ -62,6 +62,7 @@ def run(
     wait_timeout: o.WaitTimeout = 120.0,
     drain_timeout: o.DrainTimeout = 30.0,
     stop_timeout: o.StopTimeout = 10.0,
+    keep_trying: o.KeepTrying = False,
     ready_file: o.ReadyFile = None,
     events: o.Events = None,
     sidecar: o.Sidecar = False,
@@ -71,6 +72,7 @@ def run(
 ) -> None:
     """Serve one model in the foreground."""
     from llamasup.cli.run import OutputOptions, run_command
+    from llamasup.core.backoff import HALF_OPEN_S, RestartPolicy
 
     output = OutputOptions(events, log_level, log_format, sidecar=sidecar, parent_pid=parent_pid)
     if sidecar and not o.was_given(ctx, "port"):
@@ -90,6 +92,7 @@ def run(
             wait_timeout_s=wait_timeout,
             drain_timeout_s=drain_timeout,
             stop_timeout_s=stop_timeout,
+            restart=RestartPolicy(half_open_s=HALF_OPEN_S if keep_trying else None),
             ready_file=ready_file,
         )
     )

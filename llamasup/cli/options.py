@@ -16,6 +16,7 @@ __all__ = [
     "Host",
     "InsecureNoAuth",
     "Json",
+    "KeepTrying",
     "LogFormat",
     "LogLevel",
     "Model",
@@ -98,6 +99,10 @@ WaitTimeout = Annotated[
         metavar="SECONDS",
         help="How long a request may wait for a model that loads or restarts; 0: answer 503 at once.",
     ),
+]
+KeepTrying = Annotated[
+    bool,
+    typer.Option("--keep-trying", help="After too many crashes try again every 5 minutes, and do not end."),
 ]
 ReadyFile = Annotated[
     Path | None,
