@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamasup.control.app import ControlServer
-from llamasup.core.address import TcpAddress
+from llamasup.core.address import is_loopback
 from llamasup.core.backoff import RestartPolicy
-from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UnsafeBind, UsageInvalid
+from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UsageInvalid
 from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, StartAsked, State, StopAsked
 from llamasup.core.liveness import LivenessPolicy
 from llamasup.core.settings import Settings
@@ -23,7 +22,8 @@ from llamasup.effects.files import private_folder, state_folder
 from llamasup.effects.guardian import guarded_run_folder
 from llamasup.effects.leftovers import remember_ready_file, sweep
 from llamasup.effects.ready_file import ReadyFile, clear_place
-from llamasup.proxy.bind import bind
+from llamasup.jobs import Job, WrapOptions, given_front, refuse_outside, wrap_job
+from llamasup.proxy.front import Front, listen
 from llamasup.proxy.listener import Proxy
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.runtime.events import Bus, Notice, Ready, ServerExited, StateChanged, Stopped, as_json
@@ -32,8 +32,9 @@ from llamasup.runtime.launch import Launch, prepare
 from llamasup.runtime.metrics import Metrics, RequestRecord
 from llamasup.runtime.planner import Planner
 from llamasup.runtime.supervisor import Supervisor
+from llamasup.runtime.wrapped import Wrapping
 
-__all__ = ["RunOptions", "Service"]
+__all__ = ["RunOptions", "Service", "WrapOptions", "is_loopback"]
 
 
 _log = logging.getLogger(__name__)
@@ -81,19 +82,28 @@ class Service:
     Raises ModelMissing, ModelInvalid, RuntimeMissing, DoesNotFit, UsageInvalid or UnsafeBind.
     """
 
-    def __init__(self, options: RunOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
-        refuse_bad_address(options)
+    def __init__(
+        self, options: RunOptions | WrapOptions, bus: Bus, environ: Mapping[str, str] | None = None
+    ) -> None:
+        if isinstance(options, RunOptions):
+            refuse_bad_address(options)
         # First of all: what an earlier run left alive has the memory that this one asks for.
         for swept in sweep():
             _log.warning("%s", swept)
         self.options = options
-        self.launch: Launch = prepare(
-            options.model,
-            options.settings,
-            runtime=options.runtime,
-            environ=os.environ if environ is None else environ,
-        )
-        Planner(self.launch, _NOWHERE).check()
+        self.launch: Launch | Wrapping
+        if isinstance(options, RunOptions):
+            self.launch = launch = prepare(
+                options.model,
+                options.settings,
+                runtime=options.runtime,
+                environ=os.environ if environ is None else environ,
+            )
+            Planner(launch, _NOWHERE).check()
+            self._job = _run_job(options, launch)
+        else:
+            self.launch = options.wrapping
+            self._job = wrap_job(options)
         if options.ready_file is not None:
             clear_place(options.ready_file)
         self.on_request: Callable[[RequestRecord], None] | None = None
@@ -131,60 +141,58 @@ class Service:
         cannot be started, GaveUp when it crashed too often.
         """
         options = self.options
-        sockets = list(options.sockets) or bind(options.host, options.port)
-        host, port = sockets[0].getsockname()[:2]
-        address = TcpAddress(host if options.sockets else options.host, port)
+        front = self._job.listen()
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
         try:
             with guarded_run_folder() as folder:
                 if ready_file is not None:
                     remember_ready_file(folder, ready_file.path)
-                last = await self._serve(sockets, address, folder, ready_file)
+                last = await self._serve(front, folder, ready_file)
         finally:
-            for each in sockets:
-                each.close()
+            front.close()
             if ready_file is not None:
                 ready_file.remove()
             self._bus.publish(Stopped())
         if last.state is State.FAILED:
-            raise _failure(last)
+            raise _failure(last, self._exit_code_of_child())
 
-    async def _serve(
-        self, sockets: list[socket.socket], address: TcpAddress, folder: Path, ready_file: ReadyFile | None
-    ) -> Instance:
-        options, launch = self.options, self.launch
+    async def _serve(self, front: Front, folder: Path, ready_file: ReadyFile | None) -> Instance:
+        job = self._job
         runner = self._runner = InstanceRunner(
-            launch.model_id,
-            Planner(launch, folder),
-            aliases=launch.aliases,
-            policy=options.policy,
+            job.name,
+            job.planner(folder),
+            aliases=job.aliases,
+            policy=self.options.policy,
             bus=self._bus,
             work_folder=folder,
-            log_path=_log_path(launch.model_id),
+            log_path=_log_path(job.name),
+            cwd=job.cwd,
+            prober=job.prober,
         )
-        supervisor = Supervisor([runner], address, os.getpid())
+        supervisor = Supervisor([runner], front.address, os.getpid())
         control = ControlServer(folder / "control.sock", supervisor, self._metrics)
         proxy = self._proxy = Proxy(
             supervisor,
-            ProxyConfig(api_keys=options.api_keys, route_by_model=False),
+            job.proxy,
             metrics=self._metrics,
             control=control.endpoint,
             on_finished=self._finished,
         )
         self._bus.listen(self._notice)
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(runner.run(), name=f"{launch.model_id}/run")
+            running = tasks.create_task(runner.run(), name=f"{job.name}/run")
             try:
                 control.start(tasks)
                 runner.post(StartAsked())
                 for stop in (StopAsked(), KillAsked())[: self._stops_asked]:
                     runner.post(stop)
                 await runner.reached(State.STARTING)
-                await proxy.start(sockets)  # no earlier: a request must find a model that it may wait for
+                # No earlier: a request must find a model that it may wait for.
+                await proxy.start(front.sockets, tls=front.tls)
                 while (await runner.until(_ready_or_at_rest)).state is State.READY:
                     if runner.instance.state is not State.READY:
                         continue  # it crashed before we came round to say so
-                    ready = Ready(address, os.getpid(), (launch.model_id,))
+                    ready = Ready(front.address, os.getpid(), (job.name,))
                     if ready_file is not None:
                         ready_file.write(as_json(ready))
                     self._bus.publish(ready)
@@ -198,6 +206,13 @@ class Service:
                     except Exception:
                         _log.exception("closing failed")  # the child must be put down all the same
                 running.cancel()
+
+    def _exit_code_of_child(self) -> int | None:
+        """As a shell would have seen it; None where it does not decide how we end."""
+        exit_ = self._runner.last_exit if self._runner and self._job.passes_exit_code else None
+        if exit_ is None or exit_.signal is None:
+            return None if exit_ is None else exit_.code
+        return 128 + getattr(signal, exit_.signal, 0)
 
     def _notice(self, notice: Notice) -> None:
         match notice:
@@ -226,6 +241,18 @@ def _ready_or_at_rest(instance: Instance) -> bool:
     return instance.state is State.READY or instance.at_rest
 
 
+def _run_job(options: RunOptions, launch: Launch) -> Job:
+    return Job(
+        name=launch.model_id,
+        aliases=launch.aliases,
+        planner=lambda folder: Planner(launch, folder),
+        listen=lambda: (
+            given_front(options.sockets) if options.sockets else listen([options.host], options.port)
+        ),
+        proxy=ProxyConfig(api_keys=options.api_keys, route_by_model=False),
+    )
+
+
 def refuse_bad_address(options: RunOptions) -> None:
     """X1: whoever can reach the port can use the model, so a way in from outside needs a key."""
     if not 0 <= options.port <= 65535:
@@ -234,28 +261,11 @@ def refuse_bad_address(options: RunOptions) -> None:
         )
     if options.api_keys or options.insecure_no_auth:
         return
-    given = [sock.getsockname()[0] for sock in options.sockets]
-    outside = [host for host in given or [options.host] if not is_loopback(host)]
-    if not outside:
-        return
-    what = f"The socket on {outside[0]}" if given else f"--host {outside[0]}"
-    raise UnsafeBind(
-        f"{what} can be reached from other machines, and no API key is set.",
-        remedy="Set a key with --api-key-file or $LLAMASUP_API_KEY, "
-        "or accept requests from anybody with --insecure-no-auth.",
-    )
+    refuse_outside([options.host], options.sockets)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``. Any other name may resolve to anything: no."""
-    if host.lower() == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
-
-
-def _failure(last: Instance) -> ServerFailed | GaveUp:
+def _failure(last: Instance, exit_code: int | None) -> ServerFailed | GaveUp:
+    """``exit_code`` is what the child ended with, where we are to end with the same."""
     diagnosis = last.last
     if diagnosis is None:
         return GaveUp("llama-server failed.")
@@ -263,7 +273,7 @@ def _failure(last: Instance) -> ServerFailed | GaveUp:
         return ServerFailed(
             diagnosis.message,
             cause=diagnosis.cause,
-            exit_code=diagnosis.exit_code,
+            exit_code=diagnosis.exit_code if exit_code is None else exit_code,
             remedy=diagnosis.remedy,
             lines=diagnosis.lines,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 
 from llamasup.api import Service
@@ -11,7 +12,10 @@ from llamasup.core.instance import State
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.units import memory_text
 from llamasup.runtime.events import Notice, Ready, ServerExited, ServerWarned, StateChanged, Stopped
+from llamasup.runtime.launch import Launch
 from llamasup.runtime.metrics import RequestRecord
+from llamasup.runtime.plans import ChildPlan
+from llamasup.runtime.wrapped import Wrapping
 
 __all__ = ["Narrator"]
 
@@ -143,7 +147,7 @@ class Narrator:
         runner = self._service.runner
         plan = runner.plan if runner else None
         lines = [f"{', '.join(ready.models)} is ready at {ready.address.url} after {duration_text(took_s)}"]
-        if isinstance(plan, LaunchPlan):
+        if plan is not None:
             lines.append(table(self._facts(plan)))
         self._view.say(
             "info",
@@ -154,16 +158,14 @@ class Narrator:
             took_s=round(took_s, 3),
         )
 
-    def _facts(self, plan: LaunchPlan) -> list[tuple[str, str]]:
+    def _facts(self, plan: ChildPlan) -> list[tuple[str, str]]:
         launch, runner = self._service.launch, self._service.runner
-        runtime = launch.runtime
-        devices = ", ".join(device.description for device in runtime.capabilities.devices) or "CPU"
-        facts = [
-            ("model", f"{launch.model_path} ({launch.model.architecture}, {launch.model.quantization})"),
-            ("server", f"{runtime.path if runtime.kind == 'binary' else runtime.kind} ({runtime.version})"),
-            ("slots", f"{plan.parallel} × {plan.ctx_size} tokens, KV cache {plan.kv_type}"),
-            ("device", devices),
-        ]
+        facts: list[tuple[str, str]] = []
+        if isinstance(launch, Wrapping):
+            # Not the words behind it: there may be a key among them (X13).
+            facts = [("server", f"{shlex.join(launch.line.program)} ({launch.capabilities.version})")]
+        elif isinstance(plan, LaunchPlan):
+            facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:
             from llamasup.effects.vitals import vitals
 
@@ -171,3 +173,14 @@ class Narrator:
             if seen is not None:
                 facts.append(("memory", f"{memory_text(seen.rss_bytes)} in use"))
         return facts
+
+
+def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:
+    runtime = launch.runtime
+    devices = ", ".join(device.description for device in runtime.capabilities.devices) or "CPU"
+    return [
+        ("model", f"{launch.model_path} ({launch.model.architecture}, {launch.model.quantization})"),
+        ("server", f"{runtime.path if runtime.kind == 'binary' else runtime.kind} ({runtime.version})"),
+        ("slots", f"{plan.parallel} × {plan.ctx_size} tokens, KV cache {plan.kv_type}"),
+        ("device", devices),
+    ]

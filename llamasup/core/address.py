@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
+from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["Address", "TcpAddress", "UnixAddress"]
+__all__ = ["Address", "TcpAddress", "UnixAddress", "is_loopback"]
 
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
     host: str
     port: int
+    tls: bool = False
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http{'s' if self.tls else ''}://{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +32,12 @@ class UnixAddress:
 
 
 Address = TcpAddress | UnixAddress
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. Any other name may resolve to anything: no."""
+    if host.lower() == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False

@@ -24,21 +24,22 @@ PROBE_TIMEOUT_S = 2.0
 
 
 class Prober:
-    """Talks to one generation. An asynchronous context manager; ``api_key`` is the child's own.
+    """Talks to one generation. An asynchronous context manager; ``api_key`` is one that the child takes,
+    ``prefix`` what its paths begin with.
 
     Every question has a connection of its own: llama-server closes one that
     was idle for 5 s (b11434), which is just the time between two looks, and the question that crosses the
     closing would seem to be a dead server.
     """
 
-    def __init__(self, address: Address, api_key: str | None = None) -> None:
+    def __init__(self, address: Address, api_key: str | None = None, *, prefix: str = "") -> None:
         socket_path = address.path if isinstance(address, UnixAddress) else None
         self._client = httpx.AsyncClient(
             # verify=False: plain HTTP on this machine; building a TLS context takes 20 ms.
             transport=httpx.AsyncHTTPTransport(
                 uds=socket_path, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
             ),
-            base_url=address.url,
+            base_url=address.url + prefix,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=PROBE_TIMEOUT_S,
             trust_env=False,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamasup.core.address import TcpAddress
+from llamasup.core.address import Address, TcpAddress
 from llamasup.core.bounds import Adjustment
 from llamasup.core.diagnosis import Diagnosis, Exit
 from llamasup.core.instance import State
@@ -50,7 +50,7 @@ class ServerWarned:
 class Ready:
     """Every model that was asked for at the start serves requests."""
 
-    address: TcpAddress
+    address: Address
     pid: int
     models: tuple[str, ...]
 
@@ -84,11 +84,16 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
         case ServerWarned(model, message, remedy):
             return _object("warning", model=model, message=message, remedy=remedy)
         case Ready(address, pid, models):
-            return _object(
-                "ready", url=address.url, host=address.host, port=address.port, pid=pid, models=list(models)
-            )
+            return _object("ready", url=address.url, **_place(address), pid=pid, models=list(models))
         case Stopped():
             return _object("stopped")
+
+
+def _place(address: Address) -> Mapping[str, Any]:
+    """Of a Unix socket the path is what llama-server calls the host; the port has no meaning there."""
+    if isinstance(address, TcpAddress):
+        return {"host": address.host, "port": address.port}
+    return {"host": address.path, "port": None}
 
 
 def _adjustment(adjustment: Adjustment) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llamasup import __version__
-from llamasup.core.address import TcpAddress
+from llamasup.core.address import Address
 from llamasup.core.instance import State
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner
@@ -19,7 +19,7 @@ __all__ = ["Supervisor"]
 class Supervisor:
     """Owns the instances; ``address`` is where their requests come in."""
 
-    def __init__(self, runners: Sequence[InstanceRunner], address: TcpAddress, pid: int) -> None:
+    def __init__(self, runners: Sequence[InstanceRunner], address: Address, pid: int) -> None:
         self.runners = tuple(runners)
         self._address = address
         self._pid = pid

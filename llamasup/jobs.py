@@ -1,0 +1,129 @@
+"""What there is to serve: a model that llamasup plans for, or a llama-server command line as it is."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamasup.core.address import TcpAddress, is_loopback
+from llamasup.core.errors import UnsafeBind
+from llamasup.core.http import HeadRules
+from llamasup.core.instance import Policy
+from llamasup.effects.probe import Prober
+from llamasup.proxy.front import Front, listen, tls_context
+from llamasup.proxy.settings import MIB, Limits, ProxyConfig
+from llamasup.runtime.instance import prober_of
+from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
+from llamasup.runtime.wrapped import WrappedPlanner, Wrapping, prober_for
+
+__all__ = ["Job", "WrapOptions", "given_front", "refuse_outside", "wrap_job"]
+
+# As llama-server has it unless it is told otherwise (b11434).
+_TIMEOUT_S = 3600.0
+_BODY_BYTES = 100 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What sets one kind of service apart from another."""
+
+    name: str
+    aliases: tuple[str, ...]
+    planner: Callable[[Path], AnyPlanMaker]
+    listen: Callable[[], Front]
+    proxy: ProxyConfig
+    cwd: Path | None = None
+    prober: Callable[[ChildPlan], Prober] = prober_of
+    passes_exit_code: bool = False
+    """End with the exit code that llama-server ended with."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrapOptions:
+    """What ``llamasup wrap`` can be told. Times in seconds. ``wrapping`` is what ``understand`` makes."""
+
+    wrapping: Wrapping
+    strict: bool = False
+    """Judge Host, Origin and paths as for ``RunOptions``, where llama-server would let them pass."""
+    insecure_no_auth: bool = False
+    warm_up: bool = True
+    wait_timeout_s: float = 120.0
+    drain_timeout_s: float = 30.0
+    stop_timeout_s: float = 10.0
+    ready_file: Path | None = None
+    sockets: tuple[socket.socket, ...] = ()
+    """Listening sockets to serve on instead of those of the command line; the service closes them."""
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(
+            # Where nobody knows what to ask, /health has to do.
+            warm_up=self.warm_up and self.wrapping.tried_as is not None,
+            wait_timeout_s=self.wait_timeout_s,
+            drain_timeout_s=self.drain_timeout_s,
+            stop_timeout_s=self.stop_timeout_s,
+        )
+
+
+def wrap_job(options: WrapOptions) -> Job:
+    """The command line as it is. ``strict`` closes on top of that what llamasup closes elsewhere.
+
+    Raises UnsafeBind and ConfigInvalid.
+    """
+    wrapping = options.wrapping
+    line = wrapping.line
+    if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
+        refuse_outside([host for host in line.hosts if not host.endswith(".sock")], options.sockets)
+    tls = tls_context(line.tls.key_file, line.tls.cert_file) if line.tls else None
+    patience_s = line.timeout_s or _TIMEOUT_S
+    limits = Limits(
+        body_bytes=_BODY_BYTES, head_s=patience_s, body_idle_s=patience_s, send_stall_s=patience_s
+    )
+    return Job(
+        name=line.name,
+        aliases=(),
+        planner=lambda folder: WrappedPlanner(wrapping, folder),
+        listen=lambda: (
+            given_front(options.sockets)
+            if options.sockets
+            else listen(line.hosts, line.port, reuse_port=line.reuse_port, tls=tls)
+        ),
+        proxy=ProxyConfig(
+            api_keys=wrapping.api_keys if options.strict else (),
+            route_by_model=False,
+            rules=HeadRules(
+                transparent=not options.strict,
+                credentials=not wrapping.needs_own_key,
+                prefix=line.api_prefix.encode(),
+            ),
+            limits=Limits() if options.strict else limits,
+        ),
+        cwd=wrapping.cwd,
+        prober=lambda plan: prober_for(wrapping, plan),
+        passes_exit_code=True,
+    )
+
+
+def given_front(sockets: Sequence[socket.socket]) -> Front:
+    """Sockets that somebody else has bound: the service manager."""
+    host, port = sockets[0].getsockname()[:2]
+    return Front(TcpAddress(host, port), list(sockets))
+
+
+def refuse_outside(hosts: Sequence[str], sockets: Sequence[socket.socket]) -> None:
+    """X1: whoever can reach the port can use the model, so a way in from outside needs a key.
+
+    ``sockets`` are the service manager's; with them ``hosts`` say nothing.
+    """
+    given = [sock.getsockname()[0] for sock in sockets]
+    outside = [host for host in given or hosts if not is_loopback(host)]
+    if not outside:
+        return
+    what = f"The socket on {outside[0]}" if given else f"--host {outside[0]}"
+    raise UnsafeBind(
+        f"{what} can be reached from other machines, and no API key is set.",
+        remedy="Set a key with --api-key-file or $LLAMASUP_API_KEY, "
+        "or accept requests from anybody with --insecure-no-auth.",
+    )

@@ -1,0 +1,93 @@
+"""Where clients come in: one address or several, Unix sockets, with TLS or without."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import socket
+
+from llamasup.core.address import Address, TcpAddress, UnixAddress
+from llamasup.core.errors import ConfigInvalid
+from llamasup.proxy.bind import bind, bind_unix
+
+__all__ = ["Front", "listen", "tls_context"]
+
+
+@dataclass(slots=True)
+class Front:
+    """Listening sockets and what they are called. Close it with ``close``, once."""
+
+    address: Address
+    """The first of them: what people are told."""
+    sockets: list[socket]
+    tls: ssl.SSLContext | None = None
+    _files: dict[Path, tuple[int, int]] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Our own sockets leave no file behind; llama-server's do (b11434)."""
+        for each in self.sockets:
+            each.close()
+        for path, made in self._files.items():
+            if _identity(path) == made:
+                path.unlink(missing_ok=True)
+
+
+def listen(
+    hosts: Sequence[str], port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
+) -> Front:
+    """Take every address. ``hosts`` are names, addresses and paths that end in ``.sock``; all share ``port``.
+
+    Raises PortInUse and PortNotAllowed; then nothing is taken.
+    """
+    sockets: list[socket] = []
+    files: dict[Path, tuple[int, int]] = {}
+    addresses: list[Address] = []
+    try:
+        for host in hosts:
+            if host.endswith(".sock"):
+                sockets.append(bind_unix(host, 0o777 & ~_umask()))
+                made = _identity(Path(host).absolute())
+                if made is not None:
+                    files[Path(host).absolute()] = made
+                addresses.append(UnixAddress(host))
+            else:
+                sockets += bind(host, port, reuse_port=reuse_port)
+                port = sockets[-1].getsockname()[1]  # 0: all take the same
+                addresses.append(TcpAddress(host, port, tls=tls is not None))
+    except BaseException:
+        Front(UnixAddress(""), sockets, None, files).close()
+        raise
+    first = next((each for each in addresses if isinstance(each, TcpAddress)), addresses[0])
+    return Front(first, sockets, tls, files)
+
+
+def tls_context(key_file: str, cert_file: str) -> ssl.SSLContext:
+    """Raises ConfigInvalid for files that are no key and certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert_file, key_file)
+    except (OSError, ssl.SSLError) as error:  # an SSLError is an OSError that says little of files
+        reason = error.strerror or str(error)
+        raise ConfigInvalid(
+            f"TLS cannot be served with the certificate {cert_file!r} and the key {key_file!r}: {reason}.",
+            remedy="Give a PEM certificate, its chain behind it, and its unencrypted PEM key.",
+        ) from error
+    return context
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _umask() -> int:
+    """It can only be read by setting it; nothing else runs yet that makes files."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

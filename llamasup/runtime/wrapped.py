@@ -1,0 +1,234 @@
+"""Starts a llama-server as a given command line says, with nothing but its address changed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamasup.core.address import Address, TcpAddress, UnixAddress
+from llamasup.core.bounds import Adjustment
+from llamasup.core.capabilities import Capabilities, looks_like_llama_server, parse_help, parse_version
+from llamasup.core.child_address import child_address_kind, needs_key_file
+from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.errors import BrokenRuntime, LlamasupError, RuntimeMissing, UsageInvalid
+from llamasup.core.given_options import config_files_in, read_config
+from llamasup.core.model_facts import ModelClass
+from llamasup.core.wrapping import (
+    WrappedLine,
+    child_argv,
+    child_environ,
+    program_of,
+    question_environ,
+    read_key_file,
+    read_line,
+)
+from llamasup.effects.asking import Answer, ask
+from llamasup.effects.files import atomic_write
+from llamasup.effects.model_file import read_model
+from llamasup.effects.probe import Prober
+from llamasup.runtime.plans import ChildPlan
+
+__all__ = ["WrappedPlan", "WrappedPlanner", "Wrapping", "prober_for", "understand"]
+
+_ASK_TIMEOUT_S = 20.0
+_KEY_BYTES = 24
+# Classes that a plain command line serves; an embedding model without --embedding answers 501 to all.
+_GENERATING = frozenset({ModelClass.DECODER, ModelClass.ENCODER_DECODER})
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """A command line that is understood, and all that is needed to run it.
+
+    ``api_keys``: those that clients may use, as far as they are known. ``tried_as``: what a first request can
+    be; None where nobody knows (a router, a model that is still to be downloaded).
+    """
+
+    line: WrappedLine
+    capabilities: Capabilities
+    environ: Mapping[str, str]
+    cwd: Path
+    api_keys: tuple[str, ...]
+    tried_as: ModelClass | None
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_keys) or self.line.api_key_file is not None
+
+    @property
+    def on_socket(self) -> bool:
+        return child_address_kind(self.capabilities, platform=sys.platform) == "unix"
+
+    @property
+    def needs_own_key(self) -> bool:
+        """Whether every user of this machine could reach the child; clients need not know the key then."""
+        return not self.on_socket and not self.has_keys
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedPlan:
+    """How one generation is started; ``runtime.plans.ChildPlan`` says what for."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    address: Address
+    api_key: str | None
+    model_class: ModelClass
+    checked: bool = False
+    parallel: int | None = None
+    ctx_size: int | None = None
+
+
+def understand(command: Sequence[str], environ: Mapping[str, str]) -> Wrapping:
+    """Read a command line with the help of the program itself. Starts no server.
+
+    Raises UsageInvalid, RuntimeMissing (no such program) and BrokenRuntime (no llama-server).
+    """
+    if not command:
+        raise UsageInvalid(
+            "wrap was given no command.", remedy="Write it after --: llamasup wrap -- llama-server -m FILE …"
+        )
+    program = program_of(command)
+    capabilities, config = _asked(program, environ)
+    line = read_line(command, program, capabilities, environ, config)
+    return Wrapping(
+        line=line,
+        capabilities=capabilities,
+        environ=dict(environ),
+        cwd=Path.cwd(),
+        api_keys=line.api_keys + _keys_in(line.api_key_file),
+        tried_as=line.serves or _class_of(line.model),
+    )
+
+
+class WrappedPlanner:
+    """Gives every generation the same command line, each with an address of its own. Learns nothing.
+
+    ``folder`` is where the private files of this run are.
+    """
+
+    def __init__(self, wrapping: Wrapping, folder: Path) -> None:
+        self._wrapping = wrapping
+        self._folder = folder
+
+    def plan(self, generation: int) -> WrappedPlan:
+        wrapping = self._wrapping
+        line = wrapping.line
+        address: Address
+        if wrapping.on_socket:
+            address = UnixAddress(str(self._folder / f"{generation}.sock"))
+        else:
+            address = TcpAddress("127.0.0.1", _free_loopback_port())
+        key = secrets.token_urlsafe(_KEY_BYTES) if wrapping.needs_own_key else None
+        key_file: str | None = None
+        if key is not None and needs_key_file(wrapping.capabilities):
+            path = self._folder / f"{generation}.key"
+            atomic_write(path, key.encode())
+            key_file = str(path)
+        return WrappedPlan(
+            argv=child_argv(line, address, api_key_file=key_file),
+            env=child_environ(line, wrapping.environ, api_key=None if key_file else key),
+            address=address,
+            api_key=key,
+            model_class=wrapping.tried_as or ModelClass.DECODER,
+        )
+
+    def step_down(self, made: WrappedPlan, diagnosis: Diagnosis) -> Adjustment | None:
+        """Never: the command line is the user's."""
+        return None
+
+    def served(self, made: WrappedPlan, log: Sequence[str], *, resident_bytes: int) -> None:
+        pass
+
+
+def prober_for(wrapping: Wrapping, plan: ChildPlan) -> Prober:
+    """Asks as a client of the user's would: below the prefix, with one of the keys."""
+    key = plan.api_key or (wrapping.api_keys[-1] if wrapping.api_keys else None)
+    return Prober(plan.address, key, prefix=wrapping.line.api_prefix)
+
+
+# --- asking the program ----------------------------------------------------------------------------
+
+
+def _asked(
+    program: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Capabilities, tuple[tuple[str, str], ...]]:
+    """What the program can do, and what its config files say; it tells which it reads (b11434) [run]."""
+    answer, version = _answers(program, question_environ(environ))
+    options = parse_help(answer.stdout) or parse_help(answer.stderr)
+    said = f"{answer.stderr}\n{answer.stdout}"
+    if answer.exit_code != 0:
+        # A config file with a bad value in it, perhaps. The child will say so.
+        with tempfile.TemporaryDirectory(prefix="llamasup-") as empty:
+            answer, version = _answers(program, question_environ(environ, config_home=empty))
+        options = parse_help(answer.stdout) or parse_help(answer.stderr)
+    if not looks_like_llama_server(options):
+        raise _no_server(program, answer)
+    capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
+    config: list[tuple[str, str]] = []
+    for path in dict.fromkeys(config_files_in(said)):
+        with suppress(OSError):
+            config += read_config(Path(path).read_text("utf-8", errors="replace"))
+    return capabilities, tuple(config)
+
+
+def _answers(program: Sequence[str], env: Mapping[str, str]) -> tuple[Answer, ...]:
+    commands = [(*program, flag) for flag in ("--help", "--version")]
+    try:
+        return ask(commands, env=env, cwd=os.getcwd(), timeout_s=_ASK_TIMEOUT_S)  # noqa: PTH109 - as it is
+    except FileNotFoundError as error:
+        raise RuntimeMissing(
+            f"There is no program {program[0]!r}.", remedy="Give its path, or a name that is on PATH."
+        ) from error
+    except OSError as error:
+        raise BrokenRuntime(
+            f"Cannot execute {program[0]!r}: {error.strerror or error}.",
+            remedy="Give a llama-server that runs on this machine.",
+        ) from error
+
+
+def _no_server(program: Sequence[str], answer: Answer) -> BrokenRuntime:
+    shown = shlex.join(program)
+    lines = tuple(line for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if line.strip())[-4:]
+    how = f"not within {_ASK_TIMEOUT_S:g} s" if answer.too_slow else f"exit code {answer.exit_code}"
+    return BrokenRuntime(
+        f"`{shown} --help` does not answer as a llama-server does ({how}).",
+        remedy="COMMAND must pass the words behind it on to llama-server: flags that llamasup adds have to "
+        'reach it. A script does that with "$@"; a container\'s own network and folders are out of reach.',
+        lines=lines,
+    )
+
+
+def _keys_in(path: str | None) -> tuple[str, ...]:
+    """None where it cannot be read: the child will say so."""
+    if path is None:
+        return ()
+    try:
+        return read_key_file(Path(path).read_text("utf-8", errors="replace"))
+    except OSError:
+        return ()
+
+
+def _class_of(model: str | None) -> ModelClass | None:
+    if model is None:
+        return None
+    try:
+        found = read_model(model).model_class
+    except LlamasupError:
+        return None  # the child will say what is wrong with it
+    return found if found in _GENERATING else None
+
+
+def _free_loopback_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
