@@ -68,8 +68,6 @@ _TODAYS_BUILD = Capabilities(
 )
 _NOTHING_ASKED = Settings()
 _NOTHING_BY_HAND = ByHand()
-# Every name is compared with every other; a folder of more models is a heap, and a name in it says little.
-_MOST_PAIRED = 200
 
 
 def is_served(facts: ModelFacts) -> bool:
@@ -151,7 +149,6 @@ def projectors_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) 
     """Model → projector, of the files of any number of folders: those that ``run`` would pair.
 
     ``broken`` are the model files that cannot be read: whose a projector is may be in doubt for them, too.
-    In a heap of more than 200 files nothing is paired.
     """
     folders: dict[PurePath, list[str]] = defaultdict(list)
     for path in (*models, *broken):
@@ -165,12 +162,12 @@ def projectors_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) 
             if path in models and models[path].model_class is ModelClass.PROJECTOR
         ]
         others = [path for path in paths if path not in named]
-        if not candidates or len(paths) > _MOST_PAIRED:
+        if not candidates:
             continue
         for path in others:
             if path not in models or models[path].model_class is not ModelClass.DECODER:
                 continue
-            neighbours = [PurePath(other).name for other in others if other != path]
+            neighbours = (other for other in others if other != path)
             found = pair_projector(models[path], path, candidates, neighbours)
             if found is not None and found.projector is not None:
                 pairs[path] = found.projector.path

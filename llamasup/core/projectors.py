@@ -9,8 +9,9 @@ A wrong projector of the right width would be loaded and see nonsense, so in dou
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePath
 
 from llamasup.core.capabilities import Capabilities
@@ -64,7 +65,7 @@ class Pairing:
 
 
 def pair_projector(
-    model: ModelFacts, model_path: str, candidates: Sequence[Candidate], neighbours: Sequence[str]
+    model: ModelFacts, model_path: str, candidates: Sequence[Candidate], neighbours: Iterable[str]
 ) -> Pairing | None:
     """Which of the ``candidates`` belongs to the model; None if there are none to speak of.
 
@@ -85,9 +86,9 @@ def pair_projector(
     group, why = _named_alike(model_path, fitting), "its name is the model's"
     if not group:
         own = _words(model_path)
-        strangers = [name for name in neighbours if _words(name) != own]
-        if strangers:
-            stranger = PurePath(strangers[0]).name
+        stranger = next((name for name in neighbours if _words(name) != own), None)
+        if stranger is not None:
+            stranger = PurePath(stranger).name
             return Pairing(None, f"{_listed(fitting)} may belong to this model or to {stranger}: {_BY_HAND}")
         group = [each for each in fitting if not _words(each.path) or each.facts.projection_length]
         why = "the only model in its folder"
@@ -163,6 +164,7 @@ def _named_alike(model_path: str, candidates: Sequence[Candidate]) -> list[Candi
     return [each for each in candidates if most and said.get(each.path) == most]
 
 
+@lru_cache(maxsize=4096)  # a listed folder asks for each name once for each of its models
 def _words(path: str) -> frozenset[str]:
     """What a file's name says about which model it is."""
     stem = _PART.sub("", PurePath(path).name.lower().removesuffix(".gguf"))

@@ -238,10 +238,11 @@ def test_a_broken_model_beside_a_projector_may_be_the_one_it_belongs_to() -> Non
     assert projectors_of(folder, ["/m/cut.gguf"]) == {}
 
 
-def test_in_a_heap_of_models_nothing_is_paired() -> None:
+def test_in_a_heap_of_models_only_a_name_tells() -> None:
     decoder, projector = facts_of(models.tiny_decoder()), facts_of(models.tiny_projector())
-    heap = {f"/m/{number}.gguf": decoder for number in range(200)}
-    assert projectors_of({**heap, "/m/mmproj-7.gguf": projector}) == {}
+    heap = {f"/m/{number}.gguf": decoder for number in range(1000)}
+    pairs = projectors_of({**heap, "/m/mmproj-7.gguf": projector, "/m/mmproj.gguf": projector})
+    assert pairs == {"/m/7.gguf": "/m/mmproj-7.gguf"}
 
 
 def test_every_class_has_a_purpose() -> None:
