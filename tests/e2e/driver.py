@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,16 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Llamasup", "command", "llamasup", "run_to_end"]
+__all__ = [
+    "Llamasup",
+    "adopted",
+    "await_removed",
+    "command",
+    "is_alive",
+    "llamasup",
+    "run_to_end",
+    "seconds_until_gone",
+]
 
 PATIENCE_S = 60.0
 """Bounds a test that hangs. Nothing waits this long when things work."""
@@ -129,12 +139,21 @@ def llamasup(
     """
     process = subprocess.Popen(
         [*prefix, *command("run", str(model), "--port", "0", "--events", "jsonl", *arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
+        **{
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            **options,
+        },
     )
+    with adopted(process) as running:
+        yield running
+
+
+@contextmanager
+def adopted(process: subprocess.Popen[str]) -> Iterator[Llamasup]:
+    """A process that speaks as ``llamasup run … --events jsonl`` does, surely ended afterwards."""
     try:
         yield (running := Llamasup(process))
     finally:
@@ -144,3 +163,28 @@ def llamasup(
         for stream in (process.stdout, process.stderr):
             assert stream is not None
             stream.close()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """A zombie has ended: how soon it is reaped is up to whoever inherited it."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def seconds_until_gone(processes: Sequence[psutil.Process]) -> float:
+    """Wait until all have ended."""
+    began = time.monotonic()
+    while any(map(is_alive, processes)):
+        assert time.monotonic() - began < PATIENCE_S, [each for each in processes if is_alive(each)]
+        time.sleep(0.002)
+    return time.monotonic() - began
+
+
+def await_removed(path: Path) -> None:
+    """Wait until it is not there any more."""
+    began = time.monotonic()
+    while path.exists():
+        assert time.monotonic() - began < PATIENCE_S, path
+        time.sleep(0.002)

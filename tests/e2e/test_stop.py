@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.driver import Llamasup, llamasup
+from tests.e2e.driver import Llamasup, await_removed, llamasup, seconds_until_gone
 
 pytestmark = pytest.mark.slow
 
@@ -160,14 +160,12 @@ def test_a_stop_while_loading_does_not_wait_for_the_load(
 def test_no_child_survives_a_sigkill_of_llamasup(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
-    """S14. The folder of the dead run stays for the next start's sweep; here it is removed by hand."""
+    """S14; test_nothing_left.py has more of it."""
     with llamasup(tiny_model, "--runtime", fake_server()) as running:
         running.wait_for("ready")
         children = running.children()
+        (folder,) = (own_folders / "run" / "llamasup").iterdir()
         running.ask(signal.SIGKILL)
         running.end()
-        _gone, alive = psutil.wait_procs(children, timeout=2)
-        assert alive == []
-    import shutil
-
-    shutil.rmtree(own_folders / "run" / "llamasup")
+        assert seconds_until_gone(children) < 2
+        await_removed(folder)

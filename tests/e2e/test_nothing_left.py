@@ -1,0 +1,338 @@
+"""S14: whatever ends llamasup, nothing of it stays; and it never touches what belongs to somebody else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.driver import (
+    PATIENCE_S,
+    Llamasup,
+    adopted,
+    await_removed,
+    command,
+    is_alive,
+    llamasup,
+    run_to_end,
+    seconds_until_gone,
+)
+
+pytestmark = pytest.mark.slow
+
+ServerMaker = Callable[..., str]
+
+
+def script(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def wrapper(fake_server: ServerMaker, tmp_path: Path) -> str:
+    """A script that starts the server and waits, as people write them, beside a helper that leaves it all."""
+    server = fake_server()
+    return script(
+        tmp_path / "wrapper",
+        f'case "$*" in *--model*) setsid sleep 600 & ;; *) exec {shlex.quote(server)} "$@" ;; esac',
+        f'{shlex.quote(server)} "$@"',
+        "exit $?",
+    )
+
+
+def run_folder(home: Path, running: Llamasup) -> Path:
+    (folder,) = (home / "run" / "llamasup").glob(f"{running.pid}-*")
+    return folder
+
+
+def guardian_of(folder: Path) -> psutil.Process:
+    (found,) = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(folder) in (process.info["cmdline"] or [])
+        and "exec_guardian" in " ".join(process.info["cmdline"])
+    ]
+    return found
+
+
+def is_served(running: Llamasup) -> bool:
+    return httpx.get(f"{running.url}/health").status_code == 200
+
+
+# --- llamasup is killed --------------------------------------------------------------------------
+
+
+def test_a_kill_takes_a_server_behind_a_script_and_what_has_left_its_group(
+    tiny_model: Path, wrapper: str, own_folders: Path, tmp_path: Path
+) -> None:
+    ready_file = tmp_path / "ready.json"
+    with llamasup(tiny_model, "--runtime", wrapper, "--ready-file", str(ready_file)) as running:
+        running.wait_for("ready")
+        children = running.children()
+        assert len(children) == 3  # the script, the server, and the sleeper in a session of its own
+        folder = run_folder(own_folders, running)
+        guardian = guardian_of(folder)
+        running.ask(signal.SIGKILL)
+        running.end()
+        took_s = seconds_until_gone(children)
+        await_removed(folder)
+        assert seconds_until_gone([guardian]) < PATIENCE_S
+        assert not ready_file.exists()
+        print(f"everything was gone after {took_s:.3f} s")
+
+
+def test_a_kill_during_the_load_leaves_nothing_either(
+    tiny_model: Path, fake_server: ServerMaker, own_folders: Path
+) -> None:
+    with llamasup(tiny_model, "--runtime", fake_server("load_s=60")) as running:
+        running.wait_for("state", state="loading")
+        children = running.children()
+        folder = run_folder(own_folders, running)
+        running.ask(signal.SIGKILL)
+        running.end()
+        seconds_until_gone(children)
+        await_removed(folder)
+
+
+def test_a_kill_of_the_whole_group_leaves_nothing_either(
+    tiny_model: Path, wrapper: str, own_folders: Path
+) -> None:
+    """What a terminal, an IDE or a test runner does with what hangs."""
+    with llamasup(tiny_model, "--runtime", wrapper, start_new_session=True) as running:
+        running.wait_for("ready")
+        children = running.children()
+        folder = run_folder(own_folders, running)
+        os.killpg(running.pid, signal.SIGKILL)
+        running.end()
+        seconds_until_gone(children)
+        await_removed(folder)
+
+
+@contextlib.contextmanager
+def killed_with_its_guardian(
+    model: Path, wrapper: str, home: Path, *arguments: str
+) -> Iterator[tuple[Path, list[psutil.Process]]]:
+    """The folder and the surviving processes of a run that nobody could clean up after."""
+    with llamasup(model, "--runtime", wrapper, *arguments) as running:
+        running.wait_for("ready")
+        children = running.children()
+        folder = run_folder(home, running)
+        guardian = guardian_of(folder)
+        guardian.kill()
+        seconds_until_gone([guardian])
+        running.ask(signal.SIGKILL)
+        running.end()
+    seconds_until_gone([child for child in children if child.name() == "wrapper"])  # PR_SET_PDEATHSIG
+    survivors = [child for child in children if is_alive(child)]
+    try:
+        yield folder, survivors
+    finally:
+        for child in survivors:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def test_the_next_start_ends_what_survived_and_says_so_in_one_line(
+    tiny_model: Path, wrapper: str, fake_server: ServerMaker, own_folders: Path, tmp_path: Path
+) -> None:
+    ready_file = tmp_path / "ready.json"
+    with (
+        llamasup(tiny_model, "--runtime", wrapper) as sibling,
+        killed_with_its_guardian(tiny_model, wrapper, own_folders, "--ready-file", str(ready_file)) as left,
+    ):
+        sibling.wait_for("ready")
+        folder, survivors = left
+        assert len(survivors) == 2
+        assert ready_file.exists()
+        with llamasup(tiny_model, "--runtime", fake_server()) as running:
+            running.wait_for("ready")
+            assert not any(map(is_alive, survivors))
+            assert not folder.exists()
+            assert not ready_file.exists()
+            # Nothing of the one that goes on was touched.
+            assert is_served(sibling)
+            assert len(sibling.children()) == 3
+            assert run_folder(own_folders, sibling).is_dir()
+            assert running.stop() == 0
+            (line,) = [line for line in running.said.splitlines() if "had left" in line]
+        assert str(folder) in line
+        assert str(ready_file) in line
+        for survivor in survivors:
+            assert f"process {survivor.pid}" in line
+        assert sibling.stop() == 0
+
+
+def test_doctor_shows_what_survived_and_ends_nothing(
+    tiny_model: Path, wrapper: str, fake_server: ServerMaker, own_folders: Path
+) -> None:
+    with killed_with_its_guardian(tiny_model, wrapper, own_folders) as (folder, survivors):
+        done = run_to_end("doctor", "--runtime", fake_server(), "--port", "0", "--json")
+        (check,) = [each for each in json.loads(done.stdout)["checks"] if each["name"] == "left behind"]
+        assert not check["ok"]
+        assert str(folder) in check["found"]
+        assert all(map(is_alive, survivors))
+        with llamasup(tiny_model, "--runtime", fake_server()) as running:  # which cleans up after the test
+            running.wait_for("ready")
+            assert running.stop() == 0
+
+
+def test_two_that_start_at_once_sweep_together_and_leave_each_other_alone(
+    tiny_model: Path, wrapper: str, fake_server: ServerMaker, own_folders: Path
+) -> None:
+    with (
+        killed_with_its_guardian(tiny_model, wrapper, own_folders) as (folder, survivors),
+        llamasup(tiny_model, "--runtime", fake_server()) as one,
+        llamasup(tiny_model, "--runtime", fake_server()) as two,
+    ):
+        for running in (one, two):
+            running.wait_for("ready")
+        assert not any(map(is_alive, survivors))
+        assert not folder.exists()
+        assert is_served(one)
+        assert is_served(two)
+        assert one.stop() == two.stop() == 0
+        told = [line for line in (one.said + two.said).splitlines() if "had left" in line]
+        assert len(told) == 1
+
+
+# --- other ends ----------------------------------------------------------------------------------
+
+
+def test_started_twice_on_one_port_the_second_ends_with_71_and_disturbs_nothing(
+    tiny_model: Path, fake_server: ServerMaker, own_folders: Path
+) -> None:
+    with llamasup(tiny_model, "--runtime", fake_server()) as first:
+        port = first.wait_for("ready")["port"]
+        second = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--port", str(port))
+        assert second.returncode == 71
+        assert str(port) in second.stderr
+        assert is_served(first)
+        assert [path.name for path in (own_folders / "run" / "llamasup").iterdir()] == [
+            run_folder(own_folders, first).name
+        ]
+        assert first.stop() == 0
+
+
+def test_two_with_one_ready_file_the_second_is_refused_and_the_file_stays(
+    tiny_model: Path, fake_server: ServerMaker, tmp_path: Path
+) -> None:
+    ready_file = tmp_path / "ready.json"
+    words = ("--runtime", fake_server(), "--ready-file", str(ready_file))
+    with llamasup(tiny_model, *words) as first:
+        ready = first.wait_for("ready")
+        second = run_to_end("run", str(tiny_model), "--port", "0", *words)
+        assert second.returncode == 2
+        assert ready["url"] in second.stderr
+        assert json.loads(ready_file.read_text()) == ready
+        assert first.stop() == 0
+
+
+def test_a_terminal_that_closes_is_a_stop(
+    tiny_model: Path, fake_server: ServerMaker, own_folders: Path
+) -> None:
+    """llamasup leads the terminal's session, as under a terminal emulator; its end sends SIGHUP."""
+    terminal, child_end = pty.openpty()
+    become_leader = "import os,pty,sys,fcntl,termios;os.setsid();fcntl.ioctl(2,termios.TIOCSCTTY,0);"
+    become_leader += "os.execv(sys.argv[1],sys.argv[1:])"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", become_leader),
+            *command("run", str(tiny_model), "--runtime", fake_server(), "--port", "0", "--events", "jsonl"),
+        ],
+        stdin=child_end,
+        stdout=subprocess.PIPE,
+        stderr=child_end,
+        text=True,
+    )
+    os.close(child_end)
+    closing, window_open = os.pipe()
+    shown = threading.Thread(target=_show, args=(terminal, closing), daemon=True)
+    shown.start()
+    try:
+        assert process.stdout is not None
+        with process.stdout as events:
+            next(line for line in events if '"ready"' in line and "url" in line)
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert len(children) == 1
+            os.close(window_open)
+            shown.join(PATIENCE_S)  # it closes the terminal
+            assert process.wait(PATIENCE_S) == 0
+            assert '"stopped"' in events.read()
+        seconds_until_gone(children)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(closing)
+
+
+def _show(terminal: int, closing: int) -> None:
+    """A terminal window until somebody closes it. (A read that is going on would keep it open.)"""
+    while closing not in (readable := select.select([terminal, closing], [], [])[0]):
+        assert readable
+        os.read(terminal, 65536)
+    os.close(terminal)
+
+
+@pytest.mark.parametrize("how", ["stdin", "pid"])
+@pytest.mark.parametrize("when", ["idle", "loading", "streaming"])
+def test_a_parent_that_is_killed_takes_everything_with_it(
+    how: str, when: str, tiny_model: Path, fake_server: ServerMaker, own_folders: Path
+) -> None:
+    """In far less than the 30 s that a drain may take and the 10 s that a server may take to stop."""
+    faults = {"idle": "tokens=8", "loading": "load_s=60", "streaming": "token_s=60"}[when]
+    parent = (
+        "import os,subprocess,sys\n"
+        "argv = [word.replace('PARENT', str(os.getpid())) for word in sys.argv[1:]]\n"
+        f"child = subprocess.Popen(argv, stdin=subprocess.{'PIPE' if how == 'stdin' else 'DEVNULL'})\n"
+        "child.wait()\n"
+    )
+    tie = ["--sidecar"] if how == "stdin" else ["--port", "0", "--events", "jsonl", "--parent-pid", "PARENT"]
+    words = command("run", str(tiny_model), "--runtime", fake_server(faults), "--no-warmup", *tie)
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with adopted(process) as running:
+        if when == "loading":
+            running.wait_for("state", state="loading")
+        else:
+            port = running.wait_for("ready")["port"]
+        family = running.children()
+        assert len(family) == 2
+        with contextlib.ExitStack() as client:
+            if when == "streaming":
+                connection = client.enter_context(socket.create_connection(("127.0.0.1", port)))
+                body = b'{"prompt": "x", "stream": true}'
+                connection.sendall(
+                    b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+                    % (len(body), body)
+                )
+                while (
+                    httpx.get(f"http://127.0.0.1:{port}/metrics").text.find(
+                        'llamasup_in_flight{model="tiny"} 1.0'
+                    )
+                    < 0
+                ):
+                    pass
+            running.ask(signal.SIGKILL)
+            took_s = seconds_until_gone(family)
+        running.end()
+        assert list((own_folders / "run" / "llamasup").iterdir()) == []
+        reason = "Standard input ended" if how == "stdin" else "The parent ended"
+        assert f"{reason}: stopping." in running.said
+        print(f"{how}, {when}: everything was gone after {took_s:.3f} s")
+        assert took_s < 5
