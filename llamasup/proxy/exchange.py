@@ -27,7 +27,7 @@ TAIL_PIECES: Final = 8
 
 _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 # A child that is gone, whose socket file is gone, or that accepts nothing for now: supervision puts it right.
-_MAY_PASS = (ConnectionRefusedError, FileNotFoundError, BlockingIOError, TimeoutError)
+_MAY_PASS = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
 _EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with the end of an event
 
 
@@ -194,9 +194,12 @@ class Exchange:
 
     def _revoked(self, reason: str) -> None:
         """The generation goes (S13, S16) or went (S1)."""
-        if not self.over and not self._put_back():
-            error = HttpError(503, reason, "unavailable_error", "generation_ended", retry_after_s=1.0)
-            self._fail(error, "revoked")
+        if self.over or self._put_back():
+            return
+        error = HttpError(503, reason, "unavailable_error", "generation_ended", retry_after_s=1.0)
+        if not self.status and self._waiting is not None and (verdict := self._waiting.verdict()):
+            error = verdict  # it comes back no more: what to do about that is worth more than how it went
+        self._fail(error, "revoked")
 
     # --- from the client's connection
 
@@ -224,7 +227,8 @@ class Exchange:
         downstream = self._downstream
         waiting = self._waiting
         if waiting is None:
-            waiting = Waiting(downstream, request, downstream.proxy.backend.room(endpoint.model))
+            room = downstream.proxy.backend.room(endpoint.model)
+            waiting = self._waiting = Waiting(downstream, request, room)
         if not waiting.put_back(endpoint, sent=self.sent_at > 0.0):
             return False
         self._let_go(abort=True)

@@ -136,6 +136,9 @@ class Pool:
             return
         if exchange.over:  # its client left, or the generation went
             upstream.abort()
+        elif (why := _useless(upstream.transport)) is not None:
+            upstream.abort()
+            exchange.connect_failed(why)
         else:
             exchange.connected(upstream)
 
@@ -160,3 +163,16 @@ class Pool:
 
     def _someone_waits(self, now: float) -> bool:
         return bool(self._waiting) and now - next(iter(self._waiting.values())) > PATIENCE_S
+
+
+def _useless(transport: asyncio.Transport) -> OSError | None:
+    """Why a connection that was made cannot be used, if so."""
+    if transport.is_closing():
+        return ConnectionResetError("the connection was closed at once")
+    try:
+        transport.get_extra_info("socket").getpeername()
+    except OSError:
+        # With its backlog full, a Unix socket says EAGAIN; asyncio takes this for "in progress", and then for
+        # connected (Python 3.11 to 3.13). llama-server's backlog is 512 (b11434).
+        return BlockingIOError("too many connections wait to be accepted")
+    return None

@@ -10,6 +10,7 @@ from llamasup.proxy.request import Request, record_of
 from llamasup.runtime.waiting import Ticket, WaitingRoom
 
 if TYPE_CHECKING:
+    from llamasup.core.http import HttpError
     from llamasup.proxy.downstream import Downstream
     from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
 
@@ -48,6 +49,11 @@ class Waiting:
         if sent:
             self._downstream.proxy.metrics.count_replay(broken.model)
         return True
+
+    def verdict(self) -> HttpError | None:
+        """Why nobody may wait any more, where it is so."""
+        why = self._room.verdict()
+        return None if why is None else as_error(why)
 
     # --- what comes of it
 

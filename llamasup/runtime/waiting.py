@@ -142,11 +142,9 @@ class WaitingRoom:
         ``sent``: that generation may have begun with it. This is allowed once for a request, and within the
         budget (S10); one that never reached a server may come back until its time is up.
         """
-        state, now_s = self._look(), self._clock()
-        if isinstance(state, Unavailable) and not state.may_wait:
+        if self.verdict() is not None or not self._timeout_s or self._is_full(ticket):
             return False
-        if not self._timeout_s or self._is_full(ticket):
-            return False
+        now_s = self._clock()
         if sent:
             if ticket.replayed or not self._may_replay(broken, now_s):
                 return False
@@ -158,13 +156,18 @@ class WaitingRoom:
             return False
         ticket.shunned = broken.generation
         ticket.held_until_s = now_s + GRACE_S
-        self._admit(ticket, state, now_s)
+        self._admit(ticket, self._look(), now_s)
         return True
 
     def leave(self, ticket: Ticket) -> None:
         """Its client has gone. May be repeated."""
         if ticket.waits:
             self._remove(ticket)
+
+    def verdict(self) -> Unavailable | None:
+        """Why nobody may wait, where that is so: no generation will come by itself."""
+        state = self._look()
+        return state if isinstance(state, Unavailable) and not state.may_wait else None
 
     # --- what the instance does
 

@@ -144,8 +144,9 @@ class Rig:
         self._thread.start()
         self._open: list[Wire] = []
         self._records: queue.Queue[RequestRecord] = queue.Queue()
-        self._child = socket.socket() if child_path else self._listen(str(folder / "child.sock"))
-        self.endpoint = Endpoint("tiny", 1, UnixAddress(child_path or str(folder / "child.sock")), api_key)
+        self._child_path = child_path or str(folder / "child.sock")
+        self._child = socket.socket() if child_path else self._listen(self._child_path)
+        self.endpoint = Endpoint("tiny", 1, UnixAddress(self._child_path), api_key)
         self.backend = OneModel(self.endpoint, wait_timeout_s)
         self._control: socket.socket | None = None
         control_endpoint = None
@@ -191,6 +192,11 @@ class Rig:
 
     def stop_listening(self) -> None:
         self._child.close()
+
+    def listen_again(self) -> None:
+        """As a new child does, which finds the old one's socket file removed."""
+        Path(self._child_path).unlink()
+        self._child = self._listen(self._child_path)
 
     # --- the proxy
 
