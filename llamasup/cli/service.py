@@ -57,7 +57,7 @@ def install_command(model: str, *, json: bool, now: bool, **request: Any) -> int
         if now:
             units.systemctl("enable", unit.file_name)
             # Waits until the model serves; a change only counts for a fresh start.
-            units.systemctl("restart" if changed else "start", unit.file_name)
+            units.systemctl("restart" if changed else "start", unit.file_name, timeout_s=None)
             _say(view, f"{unit.file_name} serves, and starts at every boot")
         else:
             prefix = "systemctl --user" if unit.of_user else "systemctl"
@@ -81,7 +81,7 @@ def uninstall_command(name: str, *, user: bool, json: bool) -> int:
         path = units.path(file_name)
         removed = units.own(file_name) is not None
         if removed:
-            units.systemctl("disable", "--now", file_name)
+            units.systemctl("disable", "--now", file_name, timeout_s=None)
             units.remove(file_name)
             units.systemctl("daemon-reload")
             _say(view, f"Stopped {file_name} and removed {path}. Its logs in the state folder are left.")

@@ -116,24 +116,24 @@ def _about(unit: Unit) -> list[str]:
 
 
 def _process(unit: Unit) -> list[str]:
-    words = list(unit.command)
+    program, *arguments = unit.command
+    # No variables in the program's own name, so no escape either.
+    words = [_word(program).replace("$$", "$"), *map(_word, arguments)]
     keys = []
     if unit.api_key_file is not None:
         if unit.of_user:
-            words += ["--api-key-file", unit.api_key_file]
+            option = ["--api-key-file", _word(unit.api_key_file)]
         else:
             # Read by systemd as root and handed over: the service's own user need not be able to read it.
             keys = [f"LoadCredential={_KEY_CREDENTIAL}:{_value(unit.api_key_file)}"]
-    program, *arguments = words
-    # No variables in the program's own name, so no escape either.
-    line = " ".join([_word(program).replace("$$", "$"), *map(_word, arguments)])
-    if keys:
-        line += f" --api-key-file %d/{_KEY_CREDENTIAL}"
+            option = ["--api-key-file", f"%d/{_KEY_CREDENTIAL}"]
+        at = words.index("--") if "--" in words else len(words)
+        words[at:at] = option
     reload_by_signal = unit.systemd_version >= 253
     return [
         "# Ready once the model has produced a real token.",
         f"Type={'notify-reload' if reload_by_signal else 'notify'}",
-        f"ExecStart={line}",
+        f"ExecStart={' '.join(words)}",
         *keys,
         "# Restarts the model: requests in flight finish, others wait.",
         *(["ReloadSignal=SIGHUP"] if reload_by_signal else ["ExecReload=kill -HUP $MAINPID"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -50,13 +51,12 @@ class Units:
                 "There is no systemctl on PATH: this machine is not run by systemd.",
                 remedy="Start `llamasup run` with what supervises programs here.",
             )
-        if self.of_user:
-            return
-        if os.geteuid() != 0:
+        if not self.of_user and os.geteuid() != 0:
             raise ServiceManagerFailed(
                 f"Units of the system lie in {self.folder}, where only root may write.",
                 remedy="Use sudo, or --user for a service of your own.",
             )
+        self.systemctl("show", "--property=Version")
 
     def read(self, file_name: str) -> str | None:
         """The text of an installed unit; None where there is none."""
@@ -99,31 +99,33 @@ class Units:
         except OSError as error:
             raise _unusable(path, error) from error
 
-    def systemctl(self, *words: str) -> str:
+    def systemctl(self, *words: str, timeout_s: float | None = _TIMEOUT_S) -> str:
         """Run ``systemctl``; its output. Raises ServiceManagerFailed with what it says."""
-        command = [
-            "systemctl",
-            *(["--user"] if self.of_user else []),
-            "--no-pager",
-            "--no-ask-password",
-            *words,
-        ]
+        manager = ["systemctl", *(["--user"] if self.of_user else [])]
+        named = shlex.join([*manager, *words[:2]])
         try:
             done = subprocess.run(
-                command,
+                [*manager, "--no-pager", "--no-ask-password", *words],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=_TIMEOUT_S,
+                timeout=timeout_s,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ServiceManagerFailed(f"`{' '.join(command)}` could not be run: {error}.") from error
+            raise ServiceManagerFailed(f"`{named}` could not be run: {error}.") from error
         if done.returncode != 0:
             said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-            raise ServiceManagerFailed(f"`{' '.join(command)}` failed: {said}")
+            raise ServiceManagerFailed(f"`{named}` failed: {said}", remedy=self._remedy(said))
         return done.stdout
+
+    def _remedy(self, said: str) -> str:
+        if "not been booted with systemd" in said or (not self.of_user and "connect to bus" in said):
+            return "systemd does not run here (a container?): start `llamasup run` with what does."
+        if "connect to bus" in said:
+            return "Log in as that user (not with su or sudo), or say `machinectl shell USER@`."
+        return ""
 
     def state(self, file_name: str) -> Mapping[str, str]:
         """What systemd knows of a unit."""

@@ -1,0 +1,111 @@
+"""What systemd hears of a service, as transcripts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llamasup.core import service_status as told
+from llamasup.core.bounds import Adjustment, Bounds
+from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.instance import State
+from llamasup.core.service_status import ServiceStatus
+
+URL = "http://127.0.0.1:8080"
+SERVING = f"STATUS=serving qwen at {URL}, 4 slots"
+UP = ServiceStatus(url=URL)
+OUT_OF_MEMORY = Diagnosis(
+    "out_of_memory", "The kernel killed it: out of memory.", "Take a smaller context.", (), False, 71
+)
+
+
+def states(status: ServiceStatus, *states: State) -> tuple[ServiceStatus, list[str]]:
+    heard: list[str] = []
+    for state in states:
+        status, messages = told.state_changed(status, "qwen", state, slots=4)
+        heard += messages
+    return status, heard
+
+
+def test_a_start_is_ready_only_when_the_service_says_that_a_token_came() -> None:
+    status, heard = states(ServiceStatus(), State.STARTING, State.LOADING, State.WARMING, State.READY)
+    assert heard == [
+        "STATUS=starting llama-server for qwen",
+        "STATUS=loading qwen",
+        "STATUS=waiting for the first token of qwen",
+    ]
+    status, messages = told.serving(status, ["qwen"], URL, slots=4)
+    assert messages == ("READY=1", SERVING)
+    assert not status.is_starting
+
+
+@pytest.mark.parametrize(
+    ("slots", "text"), [(1, f"serving a, b at {URL}, 1 slot"), (None, f"serving a, b at {URL}")]
+)
+def test_slots_are_told_where_they_are_known(slots: int | None, text: str) -> None:
+    assert told.serving(ServiceStatus(), ["a", "b"], URL, slots=slots)[1][1] == f"STATUS={text}"
+
+
+def test_a_crash_is_in_the_status_until_the_model_serves_again_and_the_service_stays_ready() -> None:
+    status, messages = told.exited(UP, "qwen", OUT_OF_MEMORY, restarts=True, crashes=2, most_crashes=5)
+    trouble = "restarting qwen after out of memory (2 of 5)"
+    assert messages == (f"STATUS={trouble}",)
+    status, heard = states(status, State.BACKOFF, State.STARTING, State.LOADING, State.READY)
+    assert heard == [
+        f"STATUS={trouble}: starting llama-server for qwen",
+        f"STATUS={trouble}: loading qwen",
+        SERVING,
+    ]
+    assert status == UP
+
+
+def test_a_smaller_plan_is_no_crash_that_counts() -> None:
+    smaller = replace(OUT_OF_MEMORY, adjustment=Adjustment(1, 3, (), Bounds()))
+    _, messages = told.exited(UP, "qwen", smaller, restarts=True, crashes=0, most_crashes=5)
+    assert messages == ("STATUS=starting qwen smaller after out of memory",)
+
+
+def test_giving_up_says_why_and_what_to_do_in_one_line() -> None:
+    diagnosis = replace(OUT_OF_MEMORY, message="It ended:\nout of\x1bmemory.")
+    _, messages = told.exited(UP, "qwen", diagnosis, restarts=False, crashes=6, most_crashes=5)
+    assert messages == ("STATUS=gave up on qwen: It ended: out of memory. Take a smaller context.",)
+
+
+def test_a_reload_ends_with_ready() -> None:
+    status, messages = told.reloading(UP, "qwen", monotonic_us=17)
+    assert messages == (
+        "RELOADING=1",
+        "MONOTONIC_USEC=17",
+        "STATUS=restarting qwen as asked: requests in flight may finish",
+    )
+    status, heard = states(status, State.DRAINING, State.STOPPING, State.STARTING, State.READY)
+    assert heard == ["STATUS=reloading: starting llama-server for qwen", "READY=1", SERVING]
+    assert status == UP
+
+
+@pytest.mark.parametrize("status", [ServiceStatus(), ServiceStatus(url=URL, is_stopping=True)])
+def test_what_is_not_up_cannot_be_reloading(status: ServiceStatus) -> None:
+    assert told.reloading(status, "qwen", monotonic_us=17) == (status, ())
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "text"),
+    [
+        (0, "stopping"),
+        (1, "stopping: 1 request in flight may finish"),
+        (3, "stopping: 3 requests in flight may finish"),
+    ],
+)
+def test_a_stop_is_told_once_with_the_time_it_may_take(in_flight: int, text: str) -> None:
+    status, messages = told.stopping(UP, in_flight=in_flight, needs_s=45.0)
+    assert messages == ("STOPPING=1", "EXTEND_TIMEOUT_USEC=45000000", f"STATUS={text}")
+    assert told.stopping(status, in_flight=0, needs_s=45.0) == (status, ())
+    assert states(status, State.STARTING, State.READY) == (status, [])
+
+
+def test_a_beat_asks_for_time_only_while_the_first_start_goes_on() -> None:
+    starting = ("WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000")
+    assert told.beat(ServiceStatus()) == starting
+    assert told.beat(UP) == ("WATCHDOG=1",)
+    assert told.beat(ServiceStatus(is_stopping=True)) == ("WATCHDOG=1",)
