@@ -171,6 +171,8 @@ def judge(vigil: Vigil, look: Look, policy: LivenessPolicy) -> tuple[Vigil, Orde
     )
     if vigil.misses >= policy.most_misses:
         return vigil, _unresponsive(look, policy)
+    if vigil.misses:
+        return vigil, Order.NOTHING  # the next looks tell more than a token that cannot come
     # Each proof buys twice as many errors: a client that asks for what cannot be (501) goes on doing so.
     failing = look.traffic.failures >= max(policy.most_failures, 2 * vigil.excused)
     if vigil.suspected_at_s is not None:

@@ -127,6 +127,15 @@ def test_a_stopped_process_is_named() -> None:
     assert "SIGSTOP" in diagnosis.remedy
 
 
+def test_a_server_that_misses_is_judged_by_its_misses_alone() -> None:
+    server = Watched()
+    server(ONE, DECODING)
+    server.until_suspected(ONE, DECODING)
+    assert server(ONE, health=Health.SILENT, proof=NO_TOKEN) is Order.NOTHING
+    assert server(ONE, health=Health.SILENT, proof=NO_TOKEN) is Order.NOTHING
+    assert condemned(server(ONE, health=Health.SILENT, proof=NO_TOKEN)).cause == "unresponsive"
+
+
 def test_silence_of_a_server_that_works_hard_is_no_miss() -> None:
     """Builds of 2024 answer /health between two batches only."""
     server = Watched()

@@ -1,0 +1,91 @@
+"""A service in this process, over a real child: for what the command line has no options for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import httpx
+
+from llamasup.api import RunOptions, Service
+from llamasup.core.instance import State
+from llamasup.proxy.bind import bind
+from llamasup.runtime.events import Bus, Notice, ServerExited, StateChanged
+from llamasup.runtime.instance import InstanceRunner
+
+__all__ = ["Serving", "serving"]
+
+PATIENCE_S = 60.0
+N = TypeVar("N")
+
+
+class Serving:
+    """A running service, what it has told, and a client of it."""
+
+    def __init__(self, service: Service, client: httpx.AsyncClient) -> None:
+        self.service = service
+        self.client = client
+        self.notices: list[Notice] = []
+        self._news = asyncio.Condition()
+
+    @property
+    def runner(self) -> InstanceRunner:
+        assert self.service.runner is not None
+        return self.service.runner
+
+    @property
+    def pid(self) -> int:
+        assert self.runner.pid is not None
+        return self.runner.pid
+
+    async def told(self, kind: type[N], holds: Callable[[N], bool] = lambda notice: True) -> N:
+        """The first notice of this kind of which ``holds`` is true, past or to come."""
+        seen = 0
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            while True:
+                for notice in self.notices[seen:]:
+                    if isinstance(notice, kind) and holds(notice):
+                        return notice
+                seen = len(self.notices)
+                await self._news.wait()
+
+    async def reaches(self, state: State, generation: int) -> None:
+        await self.told(StateChanged, lambda told: (told.state, told.generation) == (state, generation))
+
+    async def exit_of(self, generation: int) -> ServerExited:
+        return await self.told(ServerExited, lambda told: told.generation == generation)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        return await self.client.post("/completion", json={"prompt": "Once", "n_predict": 4, **fields})
+
+    async def hear(self, notice: Notice) -> None:
+        async with self._news:
+            self.notices.append(notice)
+            self._news.notify_all()
+
+
+@asynccontextmanager
+async def serving(model: object, *, runtime: str, **options: Any) -> AsyncIterator[Serving]:
+    """``Service(RunOptions(...)).run()`` on a free port, stopped at the end. Requests may come at once."""
+    bus = Bus()
+    sockets = tuple(bind("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+    service = Service(RunOptions(str(model), runtime=runtime, sockets=sockets, **options), bus)
+    notices: asyncio.Queue[Notice] = asyncio.Queue()
+    bus.listen(notices.put_nowait)
+    async with asyncio.TaskGroup() as tasks, httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
+        run = tasks.create_task(service.run())
+        telling = tasks.create_task(tell((it := Serving(service, client)), notices))
+        try:
+            yield it
+        finally:
+            service.ask_stop()
+            await asyncio.wait([run])
+            telling.cancel()
+
+
+async def tell(serving: Serving, notices: asyncio.Queue[Notice]) -> None:
+    while True:
+        await serving.hear(await notices.get())
