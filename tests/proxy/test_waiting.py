@@ -519,7 +519,7 @@ def test_a_crowd_that_finds_the_servers_backlog_full_is_served_all_the_same(rig:
     for _ in clients:
         child = rig.accept()
         bodies.add(child.message()[1])
-        child.send(answer())
+        child.send(answer(b"", b"Connection: close"))
     assert [status(client.message()[0]) for client in clients] == [200] * 70
     assert bodies == {b"%d" % n for n in range(70)}
     assert rig.proxy.metrics.replays == {}
