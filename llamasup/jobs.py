@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamasup.core.address import TcpAddress, is_loopback
+from llamasup.core.backoff import RestartPolicy
 from llamasup.core.errors import UnsafeBind
 from llamasup.core.http import HeadRules
 from llamasup.core.instance import Policy
+from llamasup.core.liveness import LivenessPolicy
 from llamasup.effects.probe import Prober
 from llamasup.proxy.front import Front, listen, tls_context
 from llamasup.proxy.settings import MIB, Limits, ProxyConfig
@@ -52,6 +54,8 @@ class WrapOptions:
     wait_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
     ready_file: Path | None = None
     sockets: tuple[socket.socket, ...] = ()
     """Listening sockets to serve on instead of those of the command line; the service closes them."""
@@ -64,6 +68,8 @@ class WrapOptions:
             wait_timeout_s=self.wait_timeout_s,
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
+            restart=self.restart,
+            liveness=self.liveness,
         )
 
 

@@ -21,4 +21,4 @@ def main() -> None:
         app(prog_name="llamasup", obj=began_s)
     except Interrupted as interrupted:
         # A server that was asked to stop before it could start has done what it was asked.
-        sys.exit(0 if sys.argv[1:2] == ["run"] else 128 + interrupted.signal_number)
+        sys.exit(0 if sys.argv[1:2] in (["run"], ["wrap"]) else 128 + interrupted.signal_number)

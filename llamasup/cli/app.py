@@ -98,6 +98,46 @@ def run(
     )
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def wrap(
+    ctx: typer.Context,
+    command: o.Command,
+    strict: o.Strict = False,
+    insecure_no_auth: o.InsecureNoAuth = False,
+    no_warmup: o.NoWarmup = False,
+    wait_timeout: o.WaitTimeout = 120.0,
+    drain_timeout: o.DrainTimeout = 30.0,
+    stop_timeout: o.StopTimeout = 10.0,
+    keep_trying: o.KeepTrying = False,
+    ready_file: o.ReadyFile = None,
+    events: o.Events = None,
+    sidecar: o.Sidecar = False,
+    parent_pid: o.ParentPid = None,
+    log_level: o.LogLevel = "info",
+    log_format: o.LogFormat = "text",
+) -> None:
+    """Supervise an existing llama-server command line, unchanged."""
+    from llamasup.cli.run import OutputOptions
+    from llamasup.cli.wrap import wrap_command
+    from llamasup.core.backoff import HALF_OPEN_S, RestartPolicy
+
+    sys.exit(
+        wrap_command(
+            command,
+            OutputOptions(events, log_level, log_format, sidecar=sidecar, parent_pid=parent_pid),
+            began_s=ctx.obj,
+            strict=strict,
+            insecure_no_auth=insecure_no_auth,
+            warm_up=not no_warmup,
+            wait_timeout_s=wait_timeout,
+            drain_timeout_s=drain_timeout,
+            stop_timeout_s=stop_timeout,
+            restart=RestartPolicy(half_open_s=HALF_OPEN_S if keep_trying else None),
+            ready_file=ready_file,
+        )
+    )
+
+
 @app.command(cls=WithExtra)
 @takes_model_options
 def plan(

@@ -11,6 +11,7 @@ from llamasup.cli.values import seconds, whole_number
 
 __all__ = [
     "ApiKeyFile",
+    "Command",
     "DrainTimeout",
     "Events",
     "Host",
@@ -29,6 +30,7 @@ __all__ = [
     "RuntimeOption",
     "Sidecar",
     "StopTimeout",
+    "Strict",
     "WaitTimeout",
     "was_given",
 ]
@@ -130,6 +132,20 @@ ParentPid = Annotated[
 ]
 LogLevel = Annotated[str, typer.Option("--log-level", metavar="debug|info|warning|error")]
 LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json")]
+Command = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="-- COMMAND [ARGS]...", help="llama-server and its flags, as they are.", show_default=False
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Refuse what llama-server lets pass: foreign Host and Origin headers, tools, changes of "
+        "/props and slots, an address that others can reach without a key.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -23,12 +23,12 @@ from llamasup.core.errors import UsageInvalid
 from llamasup.core.settings import Settings
 
 if TYPE_CHECKING:
-    from llamasup.api import Service
+    from llamasup.api import RunOptions, Service, WrapOptions
     from llamasup.effects.systemd import Systemd
     from llamasup.runtime.events import Bus
     from llamasup.runtime.service_manager import ServiceManager
 
-__all__ = ["OutputOptions", "run_command"]
+__all__ = ["OutputOptions", "run_command", "serve_command"]
 
 TICK_S = 0.1
 
@@ -44,15 +44,48 @@ class OutputOptions:
     parent_pid: int | None = None
 
 
-def run_command(model: str, settings: Settings, output: OutputOptions, **options: Any) -> int:
-    """Serve until stopped. Returns the exit code (docs/design.md, Exit codes)."""
+def run_command(
+    model: str,
+    settings: Settings,
+    output: OutputOptions,
+    *,
+    began_s: float,
+    api_key_file: Path | None,
+    **options: Any,
+) -> int:
+    """Serve a model until stopped. Returns the exit code (docs/design.md, Exit codes)."""
+
+    def ask() -> RunOptions:
+        from llamasup.api import RunOptions
+        from llamasup.effects.keys import read_api_keys
+        from llamasup.effects.systemd import take_sockets
+
+        return RunOptions(
+            model=model,
+            settings=settings,
+            api_keys=read_api_keys(api_key_file, os.environ),
+            sockets=take_sockets(os.environ),
+            **options,
+        )
+
+    return serve_command(ask, output, began_s, "looking at the model and the machine")
+
+
+def serve_command(
+    ask: Callable[[], RunOptions | WrapOptions],
+    output: OutputOptions,
+    began_s: float,
+    going_on: str | None = None,
+) -> int:
+    """Serve what ``ask`` says until stopped; what it raises is shown. ``going_on``: what takes the time."""
     stderr, stdout = Outlet(sys.stderr), Outlet(sys.stdout)
     view: View = TextView(stderr)
     try:
         view = _view(output, stderr)
         logging.basicConfig(handlers=[ViewHandler(view)], format="%(message)s", level=logging.WARNING)
         tie_to_parent(stdin=output.sidecar, parent_pid=output.parent_pid)
-        return _serve(model, settings, output, view, stdout, **options)
+        view.loading(going_on)
+        return _serve(ask, output, view, stdout, began_s)
     except Interrupted as interrupted:
         if interrupted.why:
             view.say("info", "stop", f"{interrupted.why}: stopping.")
@@ -82,34 +115,21 @@ def _view(output: OutputOptions, stderr: Outlet) -> View:
 
 
 def _serve(
-    model: str,
-    settings: Settings,
+    ask: Callable[[], RunOptions | WrapOptions],
     output: OutputOptions,
     view: View,
     stdout: Outlet,
-    *,
     began_s: float,
-    api_key_file: Path | None,
-    **options: Any,
 ) -> int:
-    from llamasup.api import RunOptions, Service
-    from llamasup.effects.keys import read_api_keys
-    from llamasup.effects.systemd import take_sockets, take_systemd
+    from llamasup.api import Service
+    from llamasup.effects.systemd import take_systemd
     from llamasup.runtime.events import Bus, as_json
 
     bus = Bus()
     if output.events is not None or output.sidecar:
         bus.listen(lambda notice: stdout.write(json.dumps(as_json(notice)) + "\n", keep=True))
-    view.loading("looking at the model and the machine")
     systemd = take_systemd(os.environ)
-    run_options = RunOptions(
-        model=model,
-        settings=settings,
-        api_keys=read_api_keys(api_key_file, os.environ),
-        sockets=take_sockets(os.environ),
-        **options,
-    )
-    service = Service(run_options, bus)
+    service = Service(ask(), bus)
     narrator = Narrator(view, service, began_s)
     bus.listen(narrator.notice)
     service.on_request = narrator.request

@@ -84,7 +84,7 @@ def given_in_environ(environ: Mapping[str, str], capabilities: Capabilities) -> 
     return tuple(
         Given(_name(option), environ[option.env], _is_on(environ[option.env]))
         for option in capabilities.options
-        if option.env in environ and option.env and not option.removed
+        if option.env is not None and option.env in environ and not option.removed
     )
 
 
