@@ -62,6 +62,9 @@ _TODAYS_BUILD = Capabilities(
 -ctk,  --cache-type-k TYPE       allowed values: f16, q8_0
 -ctv,  --cache-type-v TYPE       allowed values: f16, q8_0
 --spec-type none,draft-simple,draft-mtp  (default: none)
+--swa-full                       all cells for sliding layers
+--fit [on|off]                   (default: 'on')
+--load-mode MODE                 (default: auto)
 """
     ),
     devices=(),
