@@ -86,14 +86,14 @@ class Proxy:
             connection.close_if_idle()
 
     async def aclose(self) -> None:
-        """Break what is left."""
-        self.draining = True
+        """Close what is idle, break what is left."""
         self.stop_accepting()
         self._closed = True
-        for connection in tuple(self._connections):
-            connection.abort()
+        self.drain()  # a connection that has just had its last answer is not to lose it by a reset
         for _ in range(2):  # rounds of the loop, for connections that were accepted and have not joined yet
             await asyncio.sleep(0)
+        for connection in tuple(self._connections):
+            connection.abort()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None

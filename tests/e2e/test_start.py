@@ -28,12 +28,10 @@ def test_states_are_told_in_order_and_ready_comes_last(
         assert running.stop() == 0
 
 
-def test_while_the_model_loads_requests_get_llama_servers_own_503(
-    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+def test_while_the_model_loads_who_will_not_wait_gets_llama_servers_own_503(
+    tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
-    with llamasup(
-        tiny_model, "--runtime", fake_server("load_s=60"), "--log-format", "json", "--log-level", "debug"
-    ) as running:
+    with llamasup(tiny_model, "--runtime", fake_server("load_s=60"), "--wait-timeout", "0") as running:
         running.wait_for("state", state="loading")
         (port,) = [
             connection.laddr.port
