@@ -1,0 +1,212 @@
+"""``llamasup run`` as systemd starts it: what it tells, what SIGHUP means there, and the sockets it is given.
+
+The service manager is a socket of the test; the real systemd is in tests/systemd.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux")
+
+
+class Manager:
+    """Hears what a service says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.heard: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.settimeout(PATIENCE_S)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {**os.environ, "NOTIFY_SOCKET": str(self.path), **more}
+
+    def until(self, wanted: str) -> list[str]:
+        """Everything from now on, up to the message that holds this line or the beginning of one."""
+        said: list[str] = []
+        while not any(line.startswith(wanted) for line in said):
+            said += self._socket.recv(4096).decode().splitlines()
+        self.heard += said
+        return said
+
+    def rest(self) -> list[str]:
+        self._socket.setblocking(False)
+        try:
+            while True:
+                self.heard += self._socket.recv(4096).decode().splitlines()
+        except BlockingIOError:
+            return self.heard
+
+    def is_silent_for(self, seconds: float) -> bool:
+        self._socket.settimeout(seconds)
+        try:
+            return not self._socket.recv(4096)
+        except TimeoutError:
+            return True
+        finally:
+            self._socket.settimeout(PATIENCE_S)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    yield (manager := Manager(tmp_path / "notify"))
+    manager.close()
+
+
+def test_ready_comes_with_the_first_token_and_not_before(
+    manager: Manager, tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    server = fake_server("load_s=0.3", "prefill_s=0.3")
+    with llamasup(tiny_model, "--runtime", server, env=manager.environment()) as running:
+        said = manager.until("READY=1")
+        assert [line for line in said if not line.startswith(("WATCHDOG", "EXTEND"))] == [
+            "STATUS=starting llama-server for tiny",
+            "STATUS=loading tiny",
+            "STATUS=waiting for the first token of tiny",
+            "READY=1",
+            f"STATUS=serving tiny at {running.url}, 4 slots",
+        ]
+        assert "EXTEND_TIMEOUT_USEC=60000000" in said
+        # Nothing below the service may speak for it.
+        for process in running.children():
+            assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & process.environ().keys()
+        assert running.stop() == 0
+    assert manager.until("STOPPING=1")[-3:] == [
+        "STOPPING=1",
+        "EXTEND_TIMEOUT_USEC=45000000",
+        "STATUS=stopping",
+    ]
+
+
+def test_no_ready_without_a_token(
+    manager: Manager, tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    server = fake_server("status=500")
+    with llamasup(tiny_model, "--runtime", server, env=manager.environment()) as running:
+        running.wait_for("exit")
+        assert running.stop() == 0
+    assert "READY=1" not in manager.rest()
+
+
+def test_sighup_of_a_service_restarts_the_model_and_says_so(
+    manager: Manager, tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    environment = manager.environment()
+    with llamasup(tiny_model, "--runtime", fake_server(), env=environment) as running:
+        manager.until("READY=1")
+        running.ask(signal.SIGHUP)
+        said = manager.until("READY=1")
+        assert said[0] == "RELOADING=1"
+        assert said[1].removeprefix("MONOTONIC_USEC=").isdecimal()
+        assert running.wait_for("state", state="ready", generation=2)
+        assert httpx.get(f"{running.url}/health").status_code == 200
+        assert running.stop() == 0
+    assert "SIGHUP: restarting the model." in running.said
+
+
+def test_a_crash_is_told_in_words_and_the_service_stays_up(
+    manager: Manager, tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    server = fake_server("signal=ready:SIGSEGV", "after_s=0.3", f"once={tmp_path / 'once'}")
+    with llamasup(tiny_model, "--runtime", server, env=manager.environment()) as running:
+        manager.until("READY=1")
+        (trouble,) = [line for line in manager.until("STATUS=restarting") if line.startswith("STATUS=")]
+        assert trouble.startswith("STATUS=restarting tiny after ")
+        assert trouble.endswith(" (1 of 5)")
+        said = manager.until("STATUS=serving")
+        assert "READY=1" not in said
+        assert running.stop() == 0
+
+
+def test_the_watchdog_hears_the_loop_and_not_a_stopped_process(
+    manager: Manager, tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    environment = manager.environment(WATCHDOG_USEC="100000")
+    with llamasup(tiny_model, "--runtime", fake_server(), env=environment) as running:
+        manager.until("READY=1")
+        for _ in range(3):
+            assert manager.until("WATCHDOG=1")
+        process = psutil.Process(running.pid)
+        process.suspend()
+        manager.rest()
+        assert manager.is_silent_for(1.0)  # 20 beats
+        process.resume()
+        assert manager.until("WATCHDOG=1")
+        assert running.stop() == 0
+
+
+# --- socket activation ------------------------------------------------------------------------------
+
+# Becomes llamasup, with the descriptors of its first argument as 3, 4, … and LISTEN_PID its own.
+_ACTIVATE = """
+import os, sys
+fds = [int(fd) for fd in sys.argv[1].split(",")]
+for at, fd in enumerate(fds): os.dup2(fd, 100 + at)
+for at in range(len(fds)): os.dup2(100 + at, 3 + at)
+os.environ.update(LISTEN_FDS=str(len(fds)), LISTEN_PID=str(os.getpid()))
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def activated(*sockets: socket.socket) -> list[str]:
+    return [sys.executable, "-c", _ACTIVATE, ",".join(str(each.fileno()) for each in sockets)]
+
+
+def test_it_serves_on_the_socket_that_it_is_given(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+        # A client may come first: systemd starts the service for it.
+        with (
+            socket.create_connection(("127.0.0.1", port)) as early,
+            llamasup(
+                tiny_model,
+                *("--runtime", fake_server()),
+                prefix=activated(sock),
+                pass_fds=[sock.fileno()],
+            ) as running,
+        ):
+            assert running.url == f"http://127.0.0.1:{port}"
+            early.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            early.settimeout(PATIENCE_S)
+            assert early.recv(100).startswith(b"HTTP/1.1 200")
+            assert running.stop() == 0
+
+
+def test_a_socket_that_others_can_reach_needs_a_key(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    """X1: also where systemd has opened it."""
+    arguments = ("run", str(tiny_model), "--runtime", fake_server())
+    with socket.create_server(("127.0.0.1", 0)) as inner, socket.create_server(("0.0.0.0", 0)) as outer:
+        fds = [inner.fileno(), outer.fileno()]
+        done = run_to_end(*arguments, prefix=activated(inner, outer), pass_fds=fds)
+        assert done.returncode == 78
+        assert "The socket on 0.0.0.0 can be reached from other machines" in done.stderr
+        keys = tmp_path / "keys"
+        keys.write_text("secret\n")
+        with llamasup(
+            tiny_model,
+            *("--runtime", fake_server(), "--api-key-file", str(keys)),
+            prefix=activated(inner, outer),
+            pass_fds=fds,
+        ) as running:
+            port = outer.getsockname()[1]
+            running.wait_for("ready")
+            assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
+            assert running.stop() == 0

@@ -1,0 +1,31 @@
+#!/bin/bash
+# Starts a real systemd as PID 1 in namespaces of its own: boot.sh WORK_FOLDER v2|v1. Root and unshare are needed.
+# WORK_FOLDER is /run/test inside; it holds `system/` (units). Everything that systemd or a service writes to is a tmpfs
+# of its own: without that, systemd's tmpfiles would empty the machine's /tmp, and units would land in its /etc.
+# v2: the unified cgroup tree. v1: the memory controller, where the machine has that one on v1 only.
+set -eu
+work=$1 layout=$2
+exec unshare --fork --pid --mount --uts --ipc --cgroup --kill-child bash -c '
+set -eu
+mount --make-rprivate /
+mount -t proc proc /proc
+mount -t tmpfs tmpfs /run
+mkdir -p /run/lock /run/test /run/systemd/system
+mount --bind "$1" /run/test
+for folder in /home /tmp /var/tmp /var/log /var/lib /var/cache /etc/systemd/system; do mount -t tmpfs tmpfs $folder; done
+chmod 1777 /tmp /var/tmp
+# What a boot starts by default (sysctl, remounts, tmpfiles, udev) would set up the machine itself.
+for folder in /lib/systemd/system/*.wants /lib/systemd/system-generators; do mount -t tmpfs tmpfs "$folder"; done
+cp -r /run/test/system/. /run/systemd/system/
+umount -R /sys/fs/cgroup 2>/dev/null || true
+if [ "$2" = v2 ]; then
+    mount -t cgroup2 none /sys/fs/cgroup
+else
+    mount -t tmpfs tmpfs /sys/fs/cgroup
+    mkdir /sys/fs/cgroup/systemd /sys/fs/cgroup/memory
+    mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
+    mount -t cgroup -o memory cgroup /sys/fs/cgroup/memory
+fi
+export container=test
+exec /lib/systemd/systemd --system --unit=test.target --log-target=null
+' boot "$work" "$layout"
