@@ -41,8 +41,8 @@ class SizeTold:
 Heard = Ready | Doom | Warned | SizeTold
 
 _READY = re.compile(r"listening on|server is listening|model loaded")
-# A warning after which llama-server loads all the same, and runs out of memory (#27872). "already set by user"
-# only says that it was not asked to fit.
+# A warning after which llama-server loads all the same, and runs out of memory (#27872). "already set by
+# user" only says that it was not asked to fit.
 _FIT_FAILED = re.compile(r"failed to fit params to free device memory: (?!.*already set by user)(?P<why>.+)")
 _DRAFT_IGNORED = re.compile(
     r"(?P<why>(?:the )?target and draft vocabs are not compatible|"

@@ -62,13 +62,13 @@ def what_is_missing(request: WarmUpRequest, status: int, body: bytes) -> str | N
 
 
 def explain_failure(missing: str, tail: Sequence[str], *, status: int | None) -> Diagnosis:
-    """A server that says it is ready and gives no proof. ``status`` is that of its answer, if there was one."""
+    """A server that says it is ready and gives no proof. ``status`` is that of its answer, if it gave one."""
     if status == 401:
         # Whatever XDG_CONFIG_HOME says, b11434 reads /etc/llama.cpp/config.ini.
         return Diagnosis(
             cause="locked_out",
             message="llama-server asks for an API key that llamasup did not set",
-            remedy="Take api-key out of /etc/llama.cpp/config.ini; `llamasup doctor` shows what is set there.",
+            remedy="Take api-key out of /etc/llama.cpp/config.ini; `llamasup doctor` shows what it sets.",
             lines=(),
             deterministic=True,
             exit_code=69,

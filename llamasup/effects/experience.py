@@ -1,4 +1,4 @@
-"""Keeps what loads of a model taught (:mod:`llamasup.core.experience`) in the state folder, one file a model."""
+"""Keeps what loads of a model taught (:mod:`llamasup.core.experience`) in the state folder, a file each."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 def oom_kills(root: Path = Path("/")) -> int:
     """A count that only grows; 0 where the system has none. ``root`` is for tests.
 
-    Of our own cgroup where it counts (v2 ``memory.events``, v1 ``memory.oom_control`` since 4.13), else of the
-    whole system (``/proc/vmstat``). A child is in its parent's group, unless somebody moved it.
+    Of our own cgroup where it counts (v2 ``memory.events``, v1 ``memory.oom_control`` since 4.13), else of
+    the whole system (``/proc/vmstat``). A child is in its parent's group, unless somebody moved it.
     """
     own = root / "proc/self"
     files = cgroup_files(_text(own / "cgroup"), _text(own / "mountinfo"))
