@@ -98,7 +98,7 @@ def size_up(
     layers = decide_gpu_layers(capabilities, model, settings, by_hand, bounds)
     on_device = layers != 0
     kv = decide_kv_cache(capabilities, model, serves, settings, by_hand, prefers, bounds, on_device=on_device)
-    shape = of_draft = _shape(context, kv)
+    shape = of_draft = _shape(capabilities, by_hand, context, kv)
     draft_load = None
     if drafter is not None:
         if drafter.facts is not None:
@@ -136,7 +136,8 @@ def size_up(
     )
 
 
-def _shape(context: Context, kv: KvCache) -> ContextShape:
+def _shape(capabilities: Capabilities, by_hand: ByHand, context: Context, kv: KvCache) -> ContextShape:
+    """What a build reserves is told by an option that came soon after the change, never by its number."""
     return ContextShape(
         ctx_total=context.total,
         parallel=context.parallel,
@@ -145,4 +146,7 @@ def _shape(context: Context, kv: KvCache) -> ContextShape:
         v_type=kv.v_type,
         flash_attn=kv.flash in ("on", "auto"),
         unified=context.unified,
+        swa_full=by_hand.switch("--swa-full") or not capabilities.knows("--swa-full"),
+        mla_values=not capabilities.knows("--fit"),  # December 2025
+        outputs_per_slot=1 if capabilities.knows("--load-mode") else None,  # July 2026; #23861 is of June
     )

@@ -142,6 +142,8 @@ def test_less_memory_leaves_fewer_slots_and_then_a_shorter_context() -> None:
         planning.model(context_length=3000),
         planning.model(key_length=80, value_length=80),
         planning.model(mtp_layers=1),
+        planning.model(sliding_window=1024, sliding_layers=(True, False) * 16),
+        planning.model(head_counts_kv=(1,) * 32, key_length=576, value_length=512, mla=True),
         planning.bert(),
         planning.bert(ModelClass.RERANKER, context_length=8192),
         planning.model(architecture="t5", model_class=ModelClass.ENCODER_DECODER),
