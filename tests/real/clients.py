@@ -1,0 +1,136 @@
+"""What a client of llama-server's sends and sees, the same for a bare server and for one that is wrapped."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 60.0
+
+# Whatever differs between two runs of the very same server.
+_VARIES = re.compile(
+    r'"(?:id|created|id_slot|id_task|media_marker|system_fingerprint|t_[a-z_]+|[a-z_]+_ms|[a-z_]+_per_second)":\s*'
+    r'(?:"[^"]*"|-?[\d.e+-]+)'
+)
+# Of the connection, of the process, and what llamasup adds.
+_NOT_COMPARED = frozenset(
+    {"connection", "keep-alive", "content-length", "transfer-encoding"}
+    | {"process-start-time-unix", "x-request-id", "server-timing"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. ``numbers``: the answer is full of numbers that depend on what was asked before."""
+
+    method: str
+    path: str
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    numbers: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path} {self.body!s:.60} {dict(self.headers)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    status: int
+    headers: frozenset[tuple[str, str]]
+    body: str
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=PATIENCE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(PATIENCE_S)
+        self.sock.connect(self._path)
+
+
+def see(connection: http.client.HTTPConnection, ask: Ask) -> Seen:
+    body = ask.body if isinstance(ask.body, bytes | None) else json.dumps(ask.body).encode()
+    try:
+        connection.request(ask.method, ask.path, body=body, headers=dict(ask.headers))
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    finally:
+        connection.close()
+    headers = {(name.lower(), value) for name, value in answer.getheaders()}
+    text = _VARIES.sub("_", text)
+    if ask.numbers:
+        text = re.sub(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", text)
+    return Seen(
+        answer.status,
+        frozenset((name, value) for name, value in headers if name not in _NOT_COMPARED),
+        text,
+    )
+
+
+@contextmanager
+def bare_server(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """llama-server as it is, ready."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    assert process.stderr is not None
+    stderr = process.stderr
+    ready = threading.Event()
+    said: list[str] = []
+
+    def drain() -> None:
+        for line in stderr:
+            said.append(line)
+            if "listening on" in line:
+                ready.set()
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    try:
+        assert ready.wait(PATIENCE_S), said
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        stderr.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(llama_server: str | None, folder: Path) -> dict[str, str]:
+    """A user's environment, in which nothing of this machine's configuration is read."""
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "XDG_STATE_HOME": str(folder / "state"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_RUNTIME_DIR": str(folder / "run"),
+    }
+    (folder / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
+    if llama_server is not None:
+        env["LD_LIBRARY_PATH"] = str(Path(llama_server).parent)
+    return env

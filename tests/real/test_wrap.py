@@ -1,0 +1,405 @@
+"""``llamasup wrap`` of real llama-server command lines: a client cannot tell it from the bare server."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.driver import Llamasup, adopted, command, run_to_end, seconds_until_gone
+from tests.real.clients import (
+    PATIENCE_S,
+    Ask,
+    UnixConnection,
+    bare_server,
+    environment,
+    free_port,
+    see,
+)
+
+pytestmark = pytest.mark.real
+
+BEARER = {"Authorization": "Bearer key-b"}
+SAME = {"temperature": 0, "seed": 1, "cache_prompt": False}
+CHAT = {"messages": [{"role": "user", "content": "Tell me."}], "max_tokens": 12, **SAME}
+COMPLETION = {"prompt": "Once", "n_predict": 12, **SAME}
+
+
+@pytest.fixture(scope="module")
+def program(runtime: str) -> list[str]:
+    """The front of a llama-server command line, as a user has it."""
+    return [sys.executable, "-m", "llamasup.embedded"] if runtime == "embedded" else [runtime]
+
+
+@pytest.fixture(scope="module")
+def env(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return environment(None if runtime == "embedded" else runtime, tmp_path_factory.mktemp("wrap"))
+
+
+@contextmanager
+def wrapped(*words: str, options: Sequence[str] = (), **more: object) -> Iterator[Llamasup]:
+    process = subprocess.Popen(
+        command("wrap", "--events", "jsonl", *options, "--", *words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,  # type: ignore[call-overload]
+    )
+    with adopted(process) as running:
+        yield running
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two servers of the same command line, but for the port."""
+
+    bare: int
+    through: int
+
+    def compare(self, *asks: Ask) -> None:
+        for ask in asks:
+            bare, through = (
+                see(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), ask)
+                for port in (self.bare, self.through)
+            )
+            assert through.status == bare.status, ask
+            assert through.body == bare.body, ask
+            assert through.headers == bare.headers, ask
+
+
+@pytest.fixture(scope="module")
+def pair_of(
+    program: list[str], env: dict[str, str], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Pair]]:
+    """Starts pairs that live as long as the module; ``{folder}`` is a folder of the server's own."""
+    opened: list[object] = []
+
+    def start(*words: str) -> Pair:
+        ports = (free_port(), free_port())
+        lines = []
+        for port in ports:
+            folder = str(tmp_path_factory.mktemp("own"))
+            own = (word.replace("{folder}", folder) for word in words)
+            lines.append([*program, "-m", str(tiny_model), "--port", str(port), *own])
+        bare = bare_server(lines[0], env=env)
+        bare.__enter__()
+        opened.append(bare)
+        through = wrapped(*lines[1], env=env)
+        through.__enter__().wait_for("ready")
+        opened.append(through)
+        return Pair(*ports)
+
+    yield start
+    for each in reversed(opened):
+        each.__exit__(None, None, None)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def with_keys(pair_of: Callable[..., Pair]) -> Pair:
+    return pair_of(
+        *("--api-key", "key-a,key-b", "--metrics", "--props", "--slot-save-path", "{folder}/"),
+        *("--ctx-size", "2048", "--parallel", "1"),
+    )
+
+
+@pytest.fixture(scope="module")
+def open_with_prefix(pair_of: Callable[..., Pair]) -> Pair:
+    return pair_of("--api-prefix", "/llm/x", "--embedding", "--pooling", "mean")
+
+
+def test_whatever_a_client_of_a_server_with_keys_asks_the_answers_are_the_same(with_keys: Pair) -> None:
+    with_keys.compare(
+        Ask("GET", "/health"),
+        Ask("GET", "/v1/health"),
+        Ask("GET", "/props", headers=BEARER),
+        Ask("GET", "/v1/models", headers={"X-Api-Key": "key-a"}, numbers=True),
+        Ask("GET", "/models", headers=BEARER, numbers=True),
+        Ask("GET", "/metrics", headers=BEARER, numbers=True),
+        Ask("GET", "/lora-adapters", headers=BEARER),
+        Ask("POST", "/v1/chat/completions", CHAT, BEARER),
+        Ask("POST", "/v1/chat/completions", {**CHAT, "stream": True}, BEARER),
+        Ask("POST", "/completion", COMPLETION, BEARER),
+        Ask("POST", "/completion", {**COMPLETION, "stream": True}, BEARER),
+        Ask("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 5, **SAME}, BEARER),
+        Ask("POST", "/v1/messages", CHAT, BEARER),
+        Ask("POST", "/v1/responses", {"input": "Tell me.", "max_output_tokens": 5, **SAME}, BEARER),
+        Ask("POST", "/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 3, **SAME}, BEARER),
+        Ask("POST", "/tokenize", {"content": "byte for byte ✓"}, BEARER),
+        Ask("POST", "/detokenize", {"tokens": [5, 6, 7]}, BEARER),
+        Ask("POST", "/apply-template", CHAT, BEARER),
+        Ask("POST", "/v1/embeddings", {"input": "not enabled"}, BEARER),
+        Ask("POST", "/v1/rerank", {"query": "a", "documents": ["b"]}, BEARER),
+        Ask("GET", "/slots", headers=BEARER, numbers=True),
+    )
+
+
+def test_keys_paths_methods_and_bodies_that_are_wrong_are_refused_in_the_same_words(with_keys: Pair) -> None:
+    with_keys.compare(
+        Ask("GET", "/props"),
+        Ask("GET", "/props", headers={"Authorization": "Bearer wrong"}),
+        Ask("GET", "/props", headers={"Authorization": "Basic a2V5"}),
+        Ask("POST", "/v1/chat/completions", CHAT),
+        Ask("GET", "/nowhere", headers=BEARER),
+        Ask("GET", "/livez", headers=BEARER),
+        Ask("GET", "/llamasup/v1/status", headers=BEARER),
+        Ask("POST", "/health", {}, BEARER),
+        Ask("PATCH", "/props", {}, BEARER),
+        Ask("DELETE", "/slots", headers=BEARER),
+        Ask("HEAD", "/health"),
+        Ask("HEAD", "/props", headers=BEARER),
+        Ask("POST", "/v1/chat/completions", b"{not json", BEARER),
+        Ask("POST", "/v1/chat/completions", {"messages": "not a list"}, BEARER),
+        Ask("POST", "/completion", {"prompt": "word " * 5000}, BEARER, numbers=True),
+    )
+
+
+def test_what_the_flags_open_is_open(with_keys: Pair) -> None:
+    save = {"filename": "slot.bin"}
+    with_keys.compare(
+        Ask("POST", "/props", {}, BEARER),
+        Ask("POST", "/completion", {**COMPLETION, "id_slot": 0, "cache_prompt": True}, BEARER, numbers=True),
+        Ask("POST", "/slots/0?action=save", save, BEARER, numbers=True),
+        Ask("POST", "/slots/0?action=restore", save, BEARER, numbers=True),
+        Ask("POST", "/slots/0?action=erase", {}, BEARER, numbers=True),
+        Ask("POST", "/slots/9?action=erase", {}, BEARER, numbers=True),
+        Ask("GET", "/tools", headers=BEARER),
+        Ask("GET", "/cors-proxy?url=http://127.0.0.1:1/", headers=BEARER),
+    )
+
+
+def test_web_pages_get_the_cors_headers_of_llama_server(with_keys: Pair) -> None:
+    page = {"Origin": "https://page.example"}
+    with_keys.compare(
+        Ask("GET", "/health", headers=page),
+        Ask("GET", "/props", headers={**page, **BEARER}),
+        Ask("GET", "/props", headers=page),
+        Ask("OPTIONS", "/v1/chat/completions", headers={**page, "Access-Control-Request-Method": "POST"}),
+        Ask("OPTIONS", "/v1/chat/completions"),
+        Ask("GET", "/health", headers={"Origin": "null", "Host": "rebound.example"}),
+    )
+
+
+def test_a_prefix_and_embeddings_and_the_web_interface(open_with_prefix: Pair) -> None:
+    open_with_prefix.compare(
+        Ask("GET", "/llm/x/health"),
+        Ask("GET", "/health"),
+        Ask("GET", "/llm/x/"),
+        Ask("GET", "/"),
+        Ask("GET", "/llm/x/props"),
+        Ask("POST", "/llm/x/v1/embeddings", {"input": ["one", "two"]}),
+        Ask("POST", "/llm/x/embedding", {"content": "one"}),
+        Ask("POST", "/llm/x/props", {}),
+        Ask("POST", "/v1/embeddings", {"input": "one"}),
+    )
+
+
+def test_several_hosts_and_a_unix_socket_are_all_listened_on(
+    runtime: str, program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
+) -> None:
+    port, path = free_port(), tmp_path / "front.sock"
+    line = [*program, "-m", str(tiny_model), "--port", "1", "--port", str(port)]
+    with wrapped(*line, "--host", f"127.0.0.1,{path},127.0.0.2", env=env) as running:
+        assert running.url == f"http://127.0.0.1:{port}"
+        health = Ask("GET", "/health")
+        seen = [
+            see(http.client.HTTPConnection(host, port, timeout=PATIENCE_S), health)
+            for host in ("127.0.0.1", "127.0.0.2")
+        ]
+        seen.append(see(UnixConnection(str(path)), health))
+        assert [each.status for each in seen] == [200, 200, 200]
+        assert running.stop() == 0
+    assert not path.exists()
+
+
+def test_a_host_that_is_a_socket_is_the_only_place(
+    program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "only.sock"
+    variables = {**env, "LLAMA_ARG_HOST": str(path)}
+    with wrapped(*program, "-m", str(tiny_model), env=variables) as running:
+        ready = running.wait_for("ready")
+        assert (ready["host"], ready["port"]) == (str(path), None)
+        assert see(UnixConnection(str(path)), Ask("POST", "/completion", COMPLETION)).status == 200
+        assert running.stop() == 0
+
+
+def test_everything_but_the_address_reaches_the_child_as_it_was(
+    program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
+) -> None:
+    """Relative paths mean the user's folder; variables go on; the words keep their order."""
+    (tmp_path / "m.gguf").write_bytes(tiny_model.read_bytes())
+    words = ["-c", "512", "--host", "127.0.0.1", "-m", "m.gguf", "--port", "0", "-np", "1", "--no-webui"]
+    variables = {**env, "LLAMA_ARG_THREADS": "1", "LLAMA_ARG_PORT": "1", "MARK": "kept"}
+    with wrapped("env", "A=1", *program, *words, env=variables, cwd=tmp_path) as running:
+        running.wait_for("ready")
+        (child,) = [each for each in running.children() if "m.gguf" in each.cmdline()]
+        argv, environ, folder = child.cmdline(), child.environ(), child.cwd()
+        assert running.stop() == 0
+    at = argv.index("-c")
+    address = argv[at + 2 : at + 4]
+    assert address[0] == "--host"
+    assert address[1].startswith(env["XDG_RUNTIME_DIR"])
+    assert [*argv[at : at + 2], *argv[at + 4 :]] == ["-c", "512", "-m", "m.gguf", "-np", "1", "--no-webui"]
+    assert folder == str(tmp_path)
+    assert {name: environ.get(name) for name in ("A", "MARK", "LLAMA_ARG_THREADS", "LLAMA_ARG_PORT")} == {
+        "A": "1",
+        "MARK": "kept",
+        "LLAMA_ARG_THREADS": "1",
+        "LLAMA_ARG_PORT": None,
+    }
+
+
+def test_tls_is_served_by_the_front(
+    program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            *(
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ),
+            *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    port = free_port()
+    line = [*program, "-m", str(tiny_model), "--port", str(port), "--ssl-cert-file", str(certificate)]
+    variables = {**env, "LLAMA_ARG_SSL_KEY_FILE": str(key)}
+    context = ssl.create_default_context(cafile=str(certificate))
+    with wrapped(*line, env=variables) as running:
+        assert running.url == f"https://127.0.0.1:{port}"
+        for ask in (Ask("GET", "/health"), Ask("POST", "/completion", {**COMPLETION, "stream": True})):
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE_S, context=context)
+            assert see(connection, ask).status == 200
+        assert running.stop() == 0
+
+
+def test_a_crash_is_restarted_and_the_client_who_comes_meanwhile_is_served(
+    program: list[str], env: dict[str, str], tiny_model: Path
+) -> None:
+    port = free_port()
+    with wrapped(*program, "-m", str(tiny_model), "--port", str(port), env=env) as running:
+        running.wait_for("ready")
+        (child,) = [each for each in running.children() if str(tiny_model) in each.cmdline()]
+        child.kill()
+        running.wait_for("exit", signal="SIGKILL")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        assert see(connection, Ask("POST", "/completion", COMPLETION)).status == 200
+        running.wait_for("state", state="ready", generation=2)
+        assert running.stop() == 0
+
+
+def test_sigterm_ends_it_with_0_and_a_stream_in_flight_finishes(
+    program: list[str], env: dict[str, str], tiny_model: Path
+) -> None:
+    port = free_port()
+    with wrapped(*program, "-m", str(tiny_model), "--port", str(port), env=env) as running:
+        running.wait_for("ready")
+        children = running.children()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        body = '{"prompt":"Once","n_predict":300,"ignore_eos":true,"stream":true}'
+        connection.request("POST", "/completion", body=body)
+        answer = connection.getresponse()
+        answer.readline()
+        running.ask(signal.SIGTERM)
+        assert b'"stop":true' in answer.read()
+        connection.close()
+        assert running.end() == 0
+        seconds_until_gone(children)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--no-such-flag",), "--no-such-flag"),
+        (("-m", "/nowhere/m.gguf"), "/nowhere/m.gguf"),
+        (("--ctx-size", "many"), "--ctx-size"),
+        (("-m",), "-m"),
+    ],
+)
+def test_what_can_never_work_ends_as_llama_server_itself_does(
+    program: list[str], env: dict[str, str], words: tuple[str, ...], said: str
+) -> None:
+    bare = subprocess.run([*program, *words], env=env, capture_output=True, timeout=PATIENCE_S, check=False)
+    through = run_to_end("wrap", "--", *program, "--port", "0", *words, env=env)
+    assert through.returncode == bare.returncode == 1
+    assert said in through.stderr
+
+
+def test_a_question_is_answered_by_llama_server(program: list[str], env: dict[str, str]) -> None:
+    bare = subprocess.run([*program, "--version"], env=env, capture_output=True, text=True, check=False)
+    through = run_to_end("wrap", "--", *program, "--version", env=env)
+    assert (through.returncode, through.stdout, through.stderr) == (0, bare.stdout, bare.stderr)
+
+
+def test_strict_refuses_what_llama_server_lets_pass(
+    program: list[str], env: dict[str, str], tiny_model: Path
+) -> None:
+    port = free_port()
+    line = [*program, "-m", str(tiny_model), "--port", str(port), "--props", "--api-prefix", "/p"]
+    with wrapped(*line, "--api-key", "k", options=["--strict"], env=env) as running:
+        running.wait_for("ready")
+        key = {"Authorization": "Bearer k"}
+
+        def status(ask: Ask) -> int:
+            return see(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), ask).status
+
+        assert status(Ask("GET", "/p/props", headers=key)) == 200
+        assert status(Ask("GET", "/p/props")) == 401
+        assert status(Ask("POST", "/p/props", {}, key)) == 403
+        assert status(Ask("POST", "/%70/props", {}, key)) == 403
+        assert status(Ask("GET", "/p/props", headers={**key, "Host": "rebound.example"})) == 403
+        assert status(Ask("GET", "/p/props", headers={**key, "Origin": "https://page.example"})) == 403
+        assert status(Ask("GET", "/readyz")) == 200
+        assert running.stop() == 0
+
+    outside = run_to_end("wrap", "--strict", "--", *program, "--host", "0.0.0.0", "--port", "0", env=env)
+    assert outside.returncode == 78
+    assert "no API key" in outside.stderr
+
+
+def test_a_router_is_wrapped_as_it_is(
+    llama_server: str, tiny_model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Only the binary has router mode. Its models are processes of their own, and go with it."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.gguf").write_bytes(tiny_model.read_bytes())
+    env = environment(llama_server, tmp_path_factory.mktemp("router"))
+    port = free_port()
+    line = [llama_server, "--models-dir", "models", "--port", str(port), "--api-key", "k"]
+    key = {"Authorization": "Bearer k"}
+    with wrapped(*line, env=env, cwd=tmp_path) as running:
+        running.wait_for("ready")
+
+        def ask(ask: Ask) -> tuple[int, str]:
+            seen = see(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), ask)
+            return seen.status, seen.body
+
+        assert ask(Ask("GET", "/health"))[0] == 200
+        assert '"role":"router"' in ask(Ask("GET", "/props", headers=key))[1]
+        status, body = ask(Ask("POST", "/completion", {"model": "tiny", **COMPLETION}, key))
+        assert (status, '"content"' in body) == (200, True)
+        children = running.children()
+        assert sum(each.name() == "llama-server" for each in children) == 2
+        os.kill(running.pid, signal.SIGTERM)
+        assert running.end() == 0
+        seconds_until_gone(children)
