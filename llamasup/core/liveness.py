@@ -122,6 +122,8 @@ class Vigil:
     stalled_s: float = 0.0
     """How long requests have been in flight since anything last moved. A client that gives up ends nothing:
     those who wait 30 s and try again would hide a wedge for ever."""
+    idle_s: float = 0.0
+    """For how much of that, up to now, the process has done nothing."""
     longest_pause_s: float = 0.0
     """Of those outside a prefill, after which it went on; at first, what the warm-up took."""
     misses: int = 0
@@ -162,7 +164,7 @@ def judge(vigil: Vigil, look: Look, policy: LivenessPolicy) -> tuple[Vigil, Orde
     busy = _is_busy(vigil, look, policy)
     moved = _moved(vigil, look, policy)
     vigil = replace(
-        _after_pause(vigil, look) if moved else _in_pause(vigil, look),
+        _after_pause(vigil, look) if moved else _in_pause(vigil, look, busy=busy),
         at_s=look.at_s,
         misses=_misses(vigil, look, busy=busy),
         traffic=look.traffic,
@@ -177,7 +179,7 @@ def judge(vigil: Vigil, look: Look, policy: LivenessPolicy) -> tuple[Vigil, Orde
     failing = look.traffic.failures >= max(policy.most_failures, 2 * vigil.excused)
     if vigil.suspected_at_s is not None:
         return _judge_suspect(vigil, look, policy, cleared=moved and not failing)
-    if failing or vigil.stalled_s >= _patience_s(vigil, policy, busy=busy):
+    if failing or _is_stalled(vigil, policy):
         return replace(vigil, suspected_at_s=look.at_s), Order.PROVE
     return vigil, Order.NOTHING
 
@@ -188,7 +190,7 @@ def _judge_suspect(
     assert vigil.suspected_at_s is not None
     if look.proof is not None and look.proof.missing is None:
         excused = look.traffic.failures
-        return replace(vigil, suspected_at_s=None, stalled_s=0.0, excused=excused), Order.NOTHING
+        return replace(vigil, suspected_at_s=None, stalled_s=0.0, idle_s=0.0, excused=excused), Order.NOTHING
     if cleared:
         return replace(vigil, suspected_at_s=None), Order.DROP_PROOF
     if look.proof is not None:
@@ -242,28 +244,33 @@ def _after_pause(vigil: Vigil, look: Look) -> Vigil:
     return replace(
         vigil,
         stalled_s=0.0,
+        idle_s=0.0,
         longest_pause_s=max(pause_s, vigil.longest_pause_s),
         work=look.work or vigil.work,
         decoding=True,
     )
 
 
-def _in_pause(vigil: Vigil, look: Look) -> Vigil:
+def _in_pause(vigil: Vigil, look: Look, *, busy: bool) -> Vigil:
     if look.traffic.in_flight == 0:
         return vigil
-    vigil = replace(vigil, stalled_s=vigil.stalled_s + look.at_s - vigil.at_s)
+    seconds = look.at_s - vigil.at_s
+    vigil = replace(
+        vigil, stalled_s=vigil.stalled_s + seconds, idle_s=0.0 if busy else vigil.idle_s + seconds
+    )
     if vigil.suspected_at_s is not None:
         return vigil  # what the proof does must not be taken for what was there before
     decoding = vigil.decoding and look.work is not None and look.work.prefilling is False
     return replace(vigil, work=look.work or vigil.work, decoding=decoding)
 
 
-def _patience_s(vigil: Vigil, policy: LivenessPolicy, *, busy: bool) -> float:
+def _is_stalled(vigil: Vigil, policy: LivenessPolicy) -> bool:
+    known_s = policy.pace * vigil.longest_pause_s
     if vigil.decoding:
-        least_s = policy.stall_s
-    else:
-        least_s = policy.busy_prefill_stall_s if busy else policy.prefill_stall_s
-    return max(least_s, policy.pace * vigil.longest_pause_s)
+        return vigil.stalled_s >= max(policy.stall_s, known_s)
+    if vigil.idle_s >= max(policy.prefill_stall_s, known_s):
+        return True
+    return vigil.stalled_s >= max(policy.busy_prefill_stall_s, known_s)
 
 
 # --- what is said ----------------------------------------------------------------------------------------

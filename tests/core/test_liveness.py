@@ -308,6 +308,21 @@ def test_a_prompt_at_which_nothing_works_is_suspected_after_minutes(work: Server
     assert server.until_suspected(ONE, work) == 180.0
 
 
+def test_a_process_that_catches_its_breath_works_on() -> None:
+    """On a machine with too much to do it may get no core between two looks."""
+    server = Watched()
+    for _ in range(50):
+        assert server(ONE, PREFILLING, cores=1.0) is Order.NOTHING
+        assert server(ONE, PREFILLING) is Order.NOTHING
+
+
+def test_a_process_that_stops_working_is_suspected_after_minutes_of_that() -> None:
+    server = Watched()
+    for _ in range(200):
+        server(ONE, PREFILLING, cores=1.0)
+    assert server.until_suspected(ONE, PREFILLING) == 1000.0 + 180.0
+
+
 def test_a_process_that_may_not_be_looked_at_is_taken_for_idle() -> None:
     server = Watched()
     assert server.until_suspected(ONE, PREFILLING, effort=False) == 180.0

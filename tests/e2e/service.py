@@ -17,7 +17,7 @@ from llamasup.runtime.instance import InstanceRunner
 
 __all__ = ["Serving", "serving"]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 N = TypeVar("N")
 
 

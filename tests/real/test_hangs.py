@@ -1,0 +1,133 @@
+"""The watch over a real llama-server: what is stopped is replaced, what is slow is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamasup.core.instance import State
+from llamasup.core.liveness import LivenessPolicy
+from llamasup.core.settings import Settings
+from llamasup.testing.models import write_large_decoder
+from tests.e2e.service import Serving, serving
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+QUICK = LivenessPolicy(
+    interval_s=0.25,
+    health_timeout_s=1.0,
+    stall_s=2.0,
+    prefill_stall_s=2.0,
+    busy_prefill_stall_s=120.0,
+    proof_timeout_s=0.5,
+)
+PROMPT = "hello world " * 170  # some 2,000 tokens of the demo vocabulary: one batch
+
+
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Slow enough on any CPU for a prompt of one batch to take seconds."""
+    return write_large_decoder(tmp_path_factory.mktemp("models") / "large.gguf", 160_000_000)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+def test_a_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, tiny_model: Path) -> None:
+    async def test() -> None:
+        async with serving(tiny_model, runtime=runtime, liveness=QUICK) as it:
+            await it.reaches(State.READY, 1)
+            assert (await it.complete()).status_code == 200
+            first = it.pid
+            os.kill(first, signal.SIGSTOP)
+            answer = await it.complete()
+            exited = await it.exit_of(1)
+            assert exited.diagnosis.cause == "unresponsive"
+            assert "it is stopped" in exited.diagnosis.message
+            assert answer.status_code == 200
+            assert answer.json()["tokens_predicted"] == 4
+            with pytest.raises(ProcessLookupError):
+                os.kill(first, 0)
+
+    run(test)
+
+
+def test_an_idle_server_that_is_stopped_is_replaced_before_anybody_asks(
+    runtime: str, tiny_model: Path
+) -> None:
+    async def test() -> None:
+        async with serving(tiny_model, runtime=runtime, liveness=QUICK) as it:
+            await it.reaches(State.READY, 1)
+            os.kill(it.pid, signal.SIGSTOP)
+            await it.reaches(State.READY, 2)
+            assert (await it.complete()).status_code == 200
+
+    run(test)
+
+
+async def prefill(it: Serving) -> None:
+    """A prompt that is one batch of 2,048 tokens, during which the server shows no progress at all."""
+    answer = await it.complete(prompt=PROMPT, cache_prompt=False)
+    assert answer.status_code == 200, it.notices
+    timings = answer.json()["timings"]
+    print(f"{timings['prompt_n']} tokens in {timings['prompt_ms'] / 1000:.1f} s")
+    assert timings["prompt_ms"] > 1000 * (QUICK.prefill_stall_s + QUICK.proof_timeout_s)
+
+
+def test_a_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
+    async def test() -> None:
+        async with serving(
+            large_model, runtime=runtime, liveness=QUICK, settings=Settings(ctx_size=4096, parallel=1)
+        ) as it:
+            await it.reaches(State.READY, 1)
+            await prefill(it)
+            assert it.runner.instance.generation == 1
+
+    run(test)
+
+
+def test_a_process_that_does_nothing_for_a_prompt_is_a_hang(llama_server: str, large_model: Path) -> None:
+    """The same prefill under a watch for which no process ever works: it is its CPU time that saves it."""
+    blind = replace(QUICK, busy_cores=1e9, busy_read_bytes_s=1e18)
+
+    async def test() -> None:
+        async with serving(
+            large_model, runtime=llama_server, liveness=blind, settings=Settings(ctx_size=4096, parallel=1)
+        ) as it:
+            await it.reaches(State.READY, 1)
+            asked = asyncio.create_task(it.complete(prompt=PROMPT, cache_prompt=False))  # noqa: TID251
+            exited = await it.exit_of(1)
+            assert exited.diagnosis.cause == "wedged"
+            asked.cancel()
+
+    run(test)
+
+
+def test_a_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> None:
+    """A token takes far less than the stall that is allowed, the whole stream far longer."""
+
+    async def test() -> None:
+        async with serving(
+            large_model, runtime=runtime, liveness=QUICK, settings=Settings(ctx_size=2048, parallel=2)
+        ) as it:
+            await it.reaches(State.READY, 1)
+            plain = asyncio.create_task(it.complete(n_predict=100, ignore_eos=True))  # noqa: TID251
+            async with it.client.stream(
+                "POST",
+                "/completion",
+                json={"prompt": "Once", "n_predict": 100, "ignore_eos": True, "stream": True},
+            ) as stream:
+                text = (await stream.aread()).decode()
+            assert '"tokens_predicted":100,' in text
+            assert (await plain).json()["tokens_predicted"] == 100
+            assert it.runner.instance.generation == 1
+
+    run(test)
