@@ -21,6 +21,8 @@ _RT_PRIORITY_WANTED = 80
 # cgroup v1 says "no limit" with the largest multiple of the page size; no machine has an exbibyte.
 _NO_LIMIT_BYTES = 1 << 60
 _MOST_CPUS = 8192  # NR_CPUS is at most that; a longer list is nonsense
+# 2^64 - 1 has 20; int() itself refuses text of more than 4,300.
+_MOST_DIGITS = 20
 _WHOLE_UID_RANGE = ("0", "0", "4294967295")
 
 
@@ -122,7 +124,7 @@ def _cpu_list(text: str) -> Iterable[int]:
     """``0-3,8`` as 0, 1, 2, 3, 8. What is not a number is no CPU."""
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
+        if _is_number(first) and _is_number(last or first):
             yield from range(int(first), min(int(last or first), _MOST_CPUS) + 1)
 
 
@@ -197,7 +199,7 @@ def _cpu_quotas(groups: Iterable[_Group], files: Mapping[str, str]) -> Iterable[
         else:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # -1: no limit
             words = [files.get(str(folder / name), "").strip() for name in names]
-        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]) > 0:
+        if len(words) == 2 and all(map(_is_number, words)) and int(words[1]) > 0:
             yield int(words[0]) / int(words[1])
 
 
@@ -232,13 +234,17 @@ def _swap_limits(groups: Iterable[_Group], files: Mapping[str, str]) -> Iterable
 def _number(text: str) -> int:
     """Bytes, or "no limit" for ``max``, an absent file and v1's huge number."""
     word = text.strip()
-    return min(int(word), _NO_LIMIT_BYTES) if word.isdecimal() else _NO_LIMIT_BYTES
+    return min(int(word), _NO_LIMIT_BYTES) if _is_number(word) else _NO_LIMIT_BYTES
+
+
+def _is_number(word: str) -> bool:
+    return word.isdecimal() and len(word) <= _MOST_DIGITS
 
 
 def _counts(text: str) -> dict[str, int]:
     """``MemTotal:  32594412 kB`` and ``inactive_file 4096`` by name; what is no number is left out."""
     pairs = (line.split() for line in text.splitlines())
-    return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if len(pair) >= 2 and pair[1].isdecimal()}
+    return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if len(pair) >= 2 and _is_number(pair[1])}
 
 
 # --- memory and rights ---------------------------------------------------------------------------
@@ -290,5 +296,5 @@ def _soft_limit(limits: str, name: str) -> int | None:
     for line in limits.splitlines():
         if line.startswith(name):
             word = line.removeprefix(name).strip().partition(" ")[0]
-            return int(word) if word.isdecimal() else None
+            return int(word) if _is_number(word) else None
     return 0

@@ -300,3 +300,24 @@ def test_no_text_at_all_makes_the_reader_raise(one: str, two: str, three: str, f
     machine = read_hardware(text)
     assert machine.memory_available_bytes >= 0
     assert cgroup_files(one, two) == () or "cgroup" in two
+
+
+def test_a_number_longer_than_any_kernel_writes_is_no_number() -> None:
+    """Python refuses to turn more than 4,300 digits into a number."""
+    huge = "9" * 5000
+    text = HardwareText(
+        platform="linux",
+        cpus_allowed=frozenset({0}),
+        thread_siblings={0: f"{huge},0-{huge}"},
+        meminfo=f"MemTotal: {huge} kB\nMemAvailable: 4096 kB\n",
+        limits=f"Max open files {huge} {huge} files\n",
+        cgroup="0::/\n",
+        mountinfo="30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        cgroup_files={
+            "/sys/fs/cgroup/cpu.max": f"{huge} 100000\n",
+            "/sys/fs/cgroup/memory.max": f"{huge}\n",
+        },
+    )
+    read = read_hardware(text)
+    assert (read.physical_cores, read.cpu_quota, read.open_files_limit) == (1, None, None)
+    assert (read.memory_total_bytes, read.cgroup_memory_limit_bytes) == (0, None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.core.printable import printable
+from llamasup.core.printable import display_width, path_text, printable
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,14 @@ def test_what_moves_the_cursor_is_written_out(text: str, shown: str) -> None:
 def test_whatever_it_is_it_can_be_printed(text: str) -> None:
     assert printable(text).isprintable()
     printable(text).encode()
+
+
+def test_a_path_outside_utf8_is_text_all_the_same() -> None:
+    assert path_text("/m/\udcff é.gguf") == "/m/\\xff é.gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"), [("model", 5), ("模型", 4), ("é", 1), ("e\u0301", 1), ("ＡB", 3)]
+)
+def test_the_width_of_a_text_is_that_of_its_letters(text: str, columns: int) -> None:
+    assert display_width(text) == columns

@@ -1,0 +1,33 @@
+"""JSON as strict parsers take it, whatever the paths in it are made of.
+
+A path with bytes outside UTF-8 has half surrogate pairs in Python (PEP 383), and ``json`` writes them as
+``\\udcff``. What a reader makes of that is unpredictable (RFC 8259, section 8.2): many refuse it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from llamasup.core.printable import path_text
+
+__all__ = ["json_text"]
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """``value`` in ASCII, so that no encoding on the way can harm it. What JSON does not know becomes text."""
+    text = json.dumps(value, indent=indent, default=str)
+    if "\\ud" not in text:  # quicker than to look at every value, and hardly ever true
+        return text
+    return json.dumps(_well_formed(value), indent=indent)
+
+
+def _well_formed(value: Any) -> Any:
+    if isinstance(value, str):
+        return path_text(value)
+    if isinstance(value, Mapping):
+        return {_well_formed(key): _well_formed(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_well_formed(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float) else path_text(str(value))
