@@ -121,9 +121,12 @@ def contenders(given: argparse.Namespace, model: Path, folder: str) -> Iterator[
 
 
 def _of_plan(name: str, plan: Mapping[str, Any], folder: str) -> Contender:
-    """The plan's command line without its address: the round gives each one a port of its own."""
+    """The plan's command line without its address: the round gives each one a port of its own.
+
+    And without the louder log of a plan's first load, which later ones do not have.
+    """
     argv = list(plan["argv"])
-    for flag in ("--host", "--port", "--api-key-file"):
+    for flag in ("--host", "--port", "--api-key-file", "--verbosity"):
         if flag in argv:
             at = argv.index(flag)
             del argv[at : at + 2]
@@ -397,19 +400,19 @@ def main() -> None:
                 seen[contender.name] = measure(contender, work)
                 print(f"round {number + 1}: {contender.name}", file=sys.stderr)
             rounds.append({contender.name: seen[contender.name] for contender in field})
+            if given.json:  # after each round: it may be the last one that there is time for
+                lines = {each.name: shlex.join(each.argv) for each in field}
+                given.json.write_text(json.dumps({"argv": lines, "rounds": rounds}, indent=1))
         size_mb = model.stat().st_size / 1e6
 
     about = (
-        f"{machine()}; a model of {size_mb:,.0f} MB; {given.rounds} rounds; prompts of {work.long_prompt} "
+        f"{machine()}; a model of {size_mb:,.0f} MB; {len(rounds)} rounds; prompts of {work.long_prompt} "
         f"tokens ({work.client_prompt} with several clients), answers of {work.answer}"
         + (f"; {given.busy} CPUs kept busy by others" if given.busy else "")
         + f". First column: absolute; the others as ratios to it{', with the spread' * (given.rounds > 1)}."
     )
     text = f"{about}\n\n{table(rounds)}"
     print(text)
-    if given.json:
-        lines = {each.name: shlex.join(each.argv) for each in field}
-        given.json.write_text(json.dumps({"about": about, "argv": lines, "rounds": rounds}, indent=1))
     if given.docs:
         write_between(given.docs, text)
 
