@@ -1,0 +1,133 @@
+"""A real llama-server that is killed, or not there yet: who had no byte loses nothing (S9, S10, S12)."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+
+pytestmark = pytest.mark.real
+
+LONG = 20_000
+"""Tokens that take seconds; whoever asks for them plain gets no byte until the last one is there."""
+
+
+@pytest.fixture
+def crowd() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(max_workers=16) as threads:
+        yield threads
+
+
+def server_of(running: Llamasup) -> psutil.Process:
+    """The child that serves: the one that has been given an address."""
+    (child,) = [each for each in running.children() if "--host" in each.cmdline()]
+    return child
+
+
+def in_flight(url: str) -> float:
+    text = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
+    found = re.search(r'^llamasup_in_flight\{model="tiny"\} ([\d.]+)$', text, re.M)
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.slow
+def test_a_server_killed_while_eight_clients_wait_for_their_first_byte_loses_none_of_them(
+    runtime: str, tiny_model: Path, crowd: ThreadPoolExecutor
+) -> None:
+    """Four are being generated when it dies, four wait for a slot."""
+    with llamasup(tiny_model, "--runtime", runtime, "--ctx-size", "4096", "--parallel", "4") as running:
+        url = running.url
+        body: dict[str, Any] = {"prompt": "Once", "ignore_eos": True, "temperature": 0}
+
+        def ask(n: int) -> httpx.Response:
+            return httpx.post(f"{url}/completion", json={**body, "n_predict": 1500 + n}, timeout=PATIENCE_S)
+
+        assert in_flight(url) == 0  # the first look takes longer: the control application is loaded for it
+        answers = [crowd.submit(ask, n) for n in range(8)]
+        while in_flight(url) < 8:
+            assert not any(answer.done() for answer in answers)
+        server_of(running).send_signal(signal.SIGKILL)
+        for n, answer in enumerate(answers):
+            response = answer.result(PATIENCE_S)
+            assert response.status_code == 200, response.text
+            assert response.json()["tokens_predicted"] == 1500 + n
+        running.wait_for("exit", signal="SIGKILL", restart_in_s=0.0)
+        assert 'llamasup_replays_total{model="tiny"} 8.0' in httpx.get(f"{url}/metrics").text
+        assert running.stop() == 0
+
+
+STREAMS = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Tell me."}], "max_tokens": LONG}),
+    ("/v1/completions", {"prompt": "Once", "max_tokens": LONG}),
+    ("/completion", {"prompt": "Once", "n_predict": LONG}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "Tell me."}], "max_tokens": LONG}),
+    ("/v1/responses", {"input": "Tell me.", "max_output_tokens": LONG}),
+]
+
+
+def test_a_stream_that_is_cut_says_so_in_the_words_of_its_api(runtime: str, tiny_model: Path) -> None:
+    with llamasup(tiny_model, "--runtime", runtime, "--ctx-size", str(2 * LONG)) as running:
+        url = running.url
+        for generation, (path, body) in enumerate(STREAMS, start=1):
+            running.wait_for("state", state="ready", generation=generation)
+            received = b""
+            with (
+                pytest.raises(httpx.RemoteProtocolError, match="incomplete"),
+                httpx.stream(
+                    "POST",
+                    url + path,
+                    json={**body, "stream": True, "ignore_eos": True},
+                    timeout=PATIENCE_S,
+                ) as response,
+            ):
+                assert response.status_code == 200
+                for piece in response.iter_raw():
+                    if not received:
+                        server_of(running).send_signal(signal.SIGKILL)
+                    received += piece
+            assert received.endswith(b"\n\n"), path
+            last = received[:-2].rpartition(b"\n\n")[2]
+            named = path in ("/v1/messages", "/v1/responses")
+            assert last.startswith(b"event: error\ndata: " if named else b"data: "), path
+            error = json.loads(last.rpartition(b"data: ")[2])["error"]
+            assert error["message"], path
+            assert b"[DONE]" not in received
+        assert running.stop() == 0
+
+
+def test_requests_sent_before_the_server_is_ready_wait_for_it(
+    runtime: str, tiny_model: Path, crowd: ThreadPoolExecutor
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def ask() -> openai.types.Completion:
+        deadline = time.monotonic() + PATIENCE_S
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+            while True:
+                try:
+                    return client.completions.create(model="tiny", prompt="Once", max_tokens=5)
+                except openai.APIConnectionError:  # nobody listens yet
+                    assert time.monotonic() < deadline
+
+    with llamasup(tiny_model, "--runtime", runtime, "--port", str(port)) as running:
+        answers: list[Future[openai.types.Completion]] = [crowd.submit(ask) for _ in range(4)]
+        for answer in answers:
+            usage = answer.result(PATIENCE_S).usage
+            assert usage is not None
+            assert usage.completion_tokens == 5
+        assert running.stop() == 0
