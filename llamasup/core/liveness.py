@@ -77,8 +77,8 @@ class LivenessPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the proxy has seen: requests in flight, bytes of bodies, answers that came to their end, and how
-    many of the last of them were 500 and more."""
+    """What the proxy has seen: requests in flight, bytes of bodies, answers that hold what the model made,
+    and how many since the last of those were 500 and more."""
 
     in_flight: int = 0
     bytes_relayed: int = 0

@@ -154,9 +154,7 @@ class Exchange:
 
     def finished(self) -> None:
         """The whole response has gone downstream."""
-        endpoint = self._lease.endpoint
-        endpoint.answered += 1
-        endpoint.failures = endpoint.failures + 1 if self.status >= 500 else 0
+        self._lease.endpoint.count_answer(self.status, infers=self._request.head.route.infers)
         self._let_go()
         self._tell("ok")
         self._downstream.exchange_over(self._request)

@@ -52,6 +52,7 @@ class Endpoint:
         "failures",
         "generation",
         "model",
+        "produced",
     )
 
     def __init__(self, model: str, generation: int, address: Address, api_key: str | None = None) -> None:
@@ -63,7 +64,8 @@ class Endpoint:
         # What the proxy sees of its progress; plain counters, since they are on the path of every token.
         self.bytes_relayed = 0
         self.answered = 0  # responses that came to their end
-        self.failures = 0  # answers of 500 and more in a row
+        self.produced = 0  # those of them that hold what a model made
+        self.failures = 0  # answers of 500 and more in a row, where such were asked for
         self._leases: set[Lease] = set()
         self._on_idle: Callable[[], None] | None = None
         self._on_close: list[Callable[[], None]] = []
@@ -79,6 +81,18 @@ class Endpoint:
         lease = Lease(self)
         self._leases.add(lease)
         return lease
+
+    def count_answer(self, status: int, *, infers: bool) -> None:
+        """A response came to its end. ``infers``: the request was one for the model itself.
+
+        A server whose model is stuck goes on answering /props and refusing what is no good request.
+        """
+        self.answered += 1
+        if infers and status < 400:
+            self.produced += 1
+            self.failures = 0
+        elif infers and status >= 500:
+            self.failures += 1
 
     def when_idle(self, callback: Callable[[], None]) -> None:
         """Call back once, as soon as no request is in flight (at once if none is)."""

@@ -62,7 +62,12 @@ def test_completions_that_never_move_are_a_hang_although_health_says_ok(
         runtime = fake_server("wedge", f"once={tmp_path / 'wedged'}", "ignore_sigterm")
         async with serving(tiny_model, runtime=runtime, liveness=QUICK, warm_up=False) as it:
             await it.reaches(State.READY, 1)
-            answers = await asyncio.gather(*(it.complete() for _ in range(3)))
+            asked = asyncio.gather(*(it.complete() for _ in range(3)))
+            while it.runner.instance.generation == 1:
+                # What needs no model is answered all the time, and says nothing.
+                await it.client.get("/props")
+                await asyncio.sleep(0.02)
+            answers = await asked
             exited = await it.exit_of(1)
             assert exited.diagnosis.cause == "wedged"
             assert "nothing in flight has moved" in exited.diagnosis.message

@@ -48,6 +48,25 @@ def test_a_released_lease_is_not_revoked(endpoint: Endpoint) -> None:
     assert told == []
 
 
+@pytest.mark.parametrize(
+    ("answers", "produced", "failures"),
+    [
+        ([(200, True), (200, True)], 2, 0),
+        ([(500, True), (503, True), (501, True)], 0, 3),
+        ([(500, True), (200, True), (500, True)], 1, 1),
+        ([(500, True), (200, False), (500, True)], 0, 2),  # /props tells nothing of the model
+        ([(500, True), (400, True), (500, True)], 0, 2),  # nor does what is refused before it comes so far
+        ([(500, False)] * 3, 0, 0),
+    ],
+)
+def test_only_what_a_model_made_speaks_for_it(
+    endpoint: Endpoint, answers: list[tuple[int, bool]], produced: int, failures: int
+) -> None:
+    for status, infers in answers:
+        endpoint.count_answer(status, infers=infers)
+    assert (endpoint.answered, endpoint.produced, endpoint.failures) == (len(answers), produced, failures)
+
+
 def test_there_is_no_lease_on_a_closed_generation(endpoint: Endpoint) -> None:
     endpoint.close("it died")
     with pytest.raises(RuntimeError, match="closed generation 1"):
