@@ -68,7 +68,8 @@ def tls_context(key_file: str, cert_file: str) -> ssl.SSLContext:
     """Raises ConfigInvalid for files that are no key and certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(cert_file, key_file)
+        # An empty password, not a question at the terminal: a service has nobody to ask.
+        context.load_cert_chain(cert_file, key_file, password="")
     except (OSError, ssl.SSLError) as error:  # an SSLError is an OSError that says little of files
         reason = error.strerror or str(error)
         raise ConfigInvalid(

@@ -1,0 +1,86 @@
+"""Several addresses as one front: they share a port, and leave no file behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llamasup.core.address import TcpAddress, UnixAddress
+from llamasup.core.errors import ConfigInvalid, PortInUse, PortNotAllowed
+from llamasup.proxy.front import listen, tls_context
+
+
+def test_all_addresses_share_the_port_and_the_first_of_them_is_told(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.sock")
+    front = listen([path, "127.0.0.1", "127.0.0.2"], 0)
+    names = [each.getsockname() for each in front.sockets]
+    try:
+        port = names[1][1]
+        assert names == [path, ("127.0.0.1", port), ("127.0.0.2", port)]
+        assert front.address == TcpAddress("127.0.0.1", port)
+    finally:
+        front.close()
+    assert not Path(path).exists()
+
+
+def test_a_socket_has_the_rights_that_the_umask_leaves_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    before = os.umask(0o027)
+    try:
+        front = listen([str(path)], 1)
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o750
+    assert front.address == UnixAddress(str(path))
+    front.close()
+
+
+def test_a_socket_that_somebody_put_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    front = listen([str(path)], 1)
+    path.rename(tmp_path / "ours")
+    path.write_text("theirs")
+    front.close()
+    assert path.read_text() == "theirs"
+
+
+def test_where_one_address_cannot_be_had_none_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortInUse):
+        listen([str(path), "127.0.0.1"], taken.getsockname()[1])
+    assert not path.exists()
+    with pytest.raises(PortNotAllowed):
+        listen([str(tmp_path / "missing" / "a.sock")], 1)
+
+
+def test_a_port_may_be_shared_where_that_was_asked_for() -> None:
+    one = listen(["127.0.0.1"], 0, reuse_port=True)
+    assert isinstance(one.address, TcpAddress)
+    two = listen(["127.0.0.1"], one.address.port, reuse_port=True)
+    assert two.address == one.address
+    one.close()
+    two.close()
+
+
+def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="/nowhere/c") as missing:
+        tls_context("/nowhere/k", "/nowhere/c")
+    assert "No such file" in missing.value.message
+    wrong = tmp_path / "k"
+    wrong.write_text("no key")
+    with pytest.raises(ConfigInvalid, match="PEM"):
+        tls_context(str(wrong), str(wrong))
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "k", tmp_path / "c"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=x"]
+    subprocess.run([*words, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    with pytest.raises(ConfigInvalid, match=str(key)):
+        tls_context(str(key), str(certificate))
