@@ -190,7 +190,8 @@ class Downstream(asyncio.Protocol):
     def _wait(self, request: Request, why: Unavailable) -> None:
         """Let it wait for a generation that serves, or say why not."""
         if why.may_wait and request.may_wait:
-            room = self.proxy.backend.room(self._model_of(request))
+            proxy = self.proxy
+            room = proxy.backend.room(request.model() if proxy.config.route_by_model else None)
             waiting = Waiting(self, request, room)
             refusal = waiting.enter()
             if refusal is None:
@@ -214,10 +215,7 @@ class Downstream(asyncio.Protocol):
             if control is None or control.closed:
                 return Unavailable(404, "there is no control API here", type="not_found_error")
             return control.lease()
-        return self.proxy.backend.lease(self._model_of(request))
-
-    def _model_of(self, request: Request) -> str | None:
-        return request.model() if self.proxy.config.route_by_model else None
+        return self.proxy.backend.lease(request.model() if self.proxy.config.route_by_model else None)
 
     def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
         self.transport.write(answer)

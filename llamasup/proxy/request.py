@@ -103,7 +103,7 @@ def record_of(
 ) -> RequestRecord:
     """The record of a request that is over now. ``waiting``: it had to wait for a generation."""
     head = request.head
-    return RequestRecord(
+    record = RequestRecord(
         request.id.decode("ascii"),
         head.method.decode("ascii"),
         head.path.decode("latin-1"),
@@ -120,6 +120,7 @@ def record_of(
         monotonic() - request.received_at if request.received_at else 0.0,
         bytes_out,
         outcome,
-        waiting.waited_s if waiting else 0.0,
-        waiting is not None and waiting.replayed,
     )
+    if waiting is None:
+        return record
+    return msgspec.structs.replace(record, waited_s=waiting.waited_s, replayed=waiting.replayed)
