@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from ssl import SSLContext
 
 from llamasup.core.address import TcpAddress, is_loopback
 from llamasup.core.backoff import RestartPolicy
@@ -92,7 +93,7 @@ def wrap_job(options: WrapOptions) -> Job:
         aliases=(),
         planner=lambda folder: WrappedPlanner(wrapping, folder),
         listen=lambda: (
-            given_front(options.sockets)
+            given_front(options.sockets, tls)
             if options.sockets
             else listen(line.hosts, line.port, reuse_port=line.reuse_port, tls=tls)
         ),
@@ -112,10 +113,10 @@ def wrap_job(options: WrapOptions) -> Job:
     )
 
 
-def given_front(sockets: Sequence[socket.socket]) -> Front:
-    """Sockets that somebody else has bound: the service manager."""
+def given_front(sockets: Sequence[socket.socket], tls: SSLContext | None = None) -> Front:
+    """TCP sockets that somebody else has bound: the service manager."""
     host, port = sockets[0].getsockname()[:2]
-    return Front(TcpAddress(host, port), list(sockets))
+    return Front(TcpAddress(host, port, tls=tls is not None), list(sockets), tls)
 
 
 def refuse_outside(hosts: Sequence[str], sockets: Sequence[socket.socket]) -> None:

@@ -259,28 +259,56 @@ def test_everything_but_the_address_reaches_the_child_as_it_was(
     }
 
 
-def test_tls_is_served_by_the_front(
-    program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
+def test_a_config_file_counts_where_the_build_reads_it(
+    llama_server: str, tiny_model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    """llama.cpp/config.ini (#26118): its address and TLS are taken over, the rest is read by the child."""
+    env = environment(llama_server, tmp_path_factory.mktemp("configured"))
+    config = Path(env["XDG_CONFIG_HOME"]) / "llama.cpp" / "config.ini"
+    config.parent.mkdir(parents=True)
+    key, certificate = self_signed(tmp_path)
+    port = free_port()
+    config.write_text(
+        f"port = {port}\nhost = 127.0.0.2\napi-prefix = /p\napi-key = k\n"
+        f"[*]\nssl-key-file = {key}\nssl-cert-file = {certificate}\n[else]\nport = 1\n"
+    )
+    with wrapped(llama_server, "-m", str(tiny_model), env=env) as running:
+        assert running.url == f"https://127.0.0.2:{port}"
+        context = ssl.create_default_context(cafile=str(certificate))
+        for headers, status in (({}, 401), ({"Authorization": "Bearer k"}, 200)):
+            connection = http.client.HTTPSConnection("127.0.0.2", port, timeout=PATIENCE_S, context=context)
+            assert see(connection, Ask("GET", "/p/props", headers=headers)).status == status
+        assert running.stop() == 0
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    key, certificate = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
         [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
             *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:prime256v1",
                 "-nodes",
+                "-keyout",
+                str(key),
+                "-out",
+                str(certificate),
+                "-days",
+                "2",
+                "-subj",
+                "/CN=localhost",
             ),
-            *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1,IP:127.0.0.2"),
         ],
         check=True,
         capture_output=True,
     )
+    return key, certificate
+
+
+def test_tls_is_served_by_the_front(
+    program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
+) -> None:
+    key, certificate = self_signed(tmp_path)
     port = free_port()
     line = [*program, "-m", str(tiny_model), "--port", str(port), "--ssl-cert-file", str(certificate)]
     variables = {**env, "LLAMA_ARG_SSL_KEY_FILE": str(key)}

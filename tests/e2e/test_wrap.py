@@ -1,0 +1,211 @@
+"""``llamasup wrap`` around command lines of all kinds, with a fake llama-server behind them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.driver import Llamasup, adopted, command, run_to_end
+
+OLD_HELP = Path(__file__).parent.parent / "fixtures" / "help" / "0.2.90.txt"
+
+
+@contextmanager
+def wrapped(*words: str, options: Sequence[str] = (), **more: Any) -> Iterator[Llamasup]:
+    process = subprocess.Popen(
+        command("wrap", "--events", "jsonl", *options, "--", *words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
+    with adopted(process) as running:
+        yield running
+
+
+def script(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return str(path)
+
+
+def server_of(running: Llamasup) -> list[str]:
+    """The command line of the fake llama-server."""
+    (found,) = [line for each in running.children() if "--host" in (line := each.cmdline())]
+    return found
+
+
+def test_a_script_that_passes_its_words_on_is_wrapped(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    start = script(tmp_path / "start.sh", f'exec {fake_server()} -m {tiny_model} "$@"')
+    with wrapped(start, "--port", "0", "--alias", "mine") as running:
+        assert running.wait_for("ready")["models"] == ["mine"]
+        assert httpx.get(f"{running.url}/health").json() == {"status": "ok"}
+        assert running.stop() == 0
+
+
+def test_a_script_that_does_not_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    start = script(tmp_path / "start.sh", "echo starting", "exit 3")
+    ended = run_to_end("wrap", "--", start, "--port", "0")
+    assert ended.returncode == 69
+    assert f"`{start} --help` does not answer as a llama-server does (exit code 3)" in ended.stderr
+    assert '"$@"' in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("no-such-program",), 69, "There is no program 'no-such-program'."),
+        (("/etc/passwd",), 69, "Cannot execute '/etc/passwd': Permission denied."),
+        (("true",), 69, "`true --help` does not answer"),
+        ((), 2, "COMMAND"),
+    ],
+)
+def test_what_is_no_llama_server_is_said_to_be_none(words: tuple[str, ...], code: int, said: str) -> None:
+    ended = run_to_end("wrap", "--", *words)
+    assert ended.returncode == code
+    assert said in ended.stderr
+
+
+def test_options_of_llamasup_end_where_the_command_begins(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    """Without -- too: --no-warmup is llamasup's, --api-key is not."""
+    words = (fake_server(), "-m", str(tiny_model), "--port", "0", "--api-key", "k")
+    process = subprocess.Popen(
+        command("wrap", "--no-warmup", "--events", "jsonl", *words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with adopted(process) as running:
+        assert httpx.get(f"{running.url}/props").status_code == 401
+        key = {"Authorization": "Bearer k"}
+        assert httpx.get(f"{running.url}/props", headers=key).status_code == 200
+        assert "k" not in running.said.split()
+        states = [event["state"] for event in running.events if event["event"] == "state"]
+        assert "warming" not in states
+        assert running.stop() == 0
+
+
+def test_a_build_without_unix_sockets_listens_on_loopback_with_a_key_that_clients_need_not_know(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    start = script(
+        tmp_path / "llama-server",
+        f'[ "$1" = --help ] && exec cat {OLD_HELP}',
+        f'exec {fake_server()} "$@"',
+    )
+    with wrapped(start, "-m", str(tiny_model), "--port", "0") as running:
+        running.wait_for("ready")
+        line = server_of(running)
+        port = line[line.index("--port") + 1]
+        key_file = line[line.index("--api-key-file") + 1]
+        assert Path(key_file).stat().st_mode & 0o777 == 0o600
+        assert line[line.index("--host") + 1] == "127.0.0.1"
+        assert httpx.get(f"http://127.0.0.1:{port}/props").status_code == 401
+        wrong = {"Authorization": "Bearer not-asked-for"}
+        assert httpx.get(f"{running.url}/props", headers=wrong).status_code == 200
+        assert running.stop() == 0
+
+
+def test_with_keys_of_the_users_own_such_a_build_keeps_to_those(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# mine\nk1\n")
+    start = script(
+        tmp_path / "llama-server",
+        f'[ "$1" = --help ] && exec cat {OLD_HELP}',
+        f'exec {fake_server()} "$@"',
+    )
+    with wrapped(start, "-m", str(tiny_model), "--port", "0", "--api-key-file", str(keys)) as running:
+        running.wait_for("ready")
+        assert server_of(running).count("--api-key-file") == 1
+        assert httpx.get(f"{running.url}/props").status_code == 401
+        key = {"Authorization": "Bearer k1"}
+        assert httpx.get(f"{running.url}/props", headers=key).status_code == 200
+        assert running.stop() == 0
+
+
+def test_a_port_that_somebody_has_is_ours_to_report(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    with wrapped(fake_server(), "-m", str(tiny_model), "--port", "0") as running:
+        port = str(running.wait_for("ready")["port"])
+        ended = run_to_end("wrap", "--", fake_server(), "-m", str(tiny_model), "--port", port)
+        assert ended.returncode == 71
+        assert f"port {port} on 127.0.0.1 is in use" in ended.stderr
+        assert running.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_crash_loop_ends_with_75_and_not_with_what_the_child_said(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    line = (fake_server("signal=start:SIGSEGV"), "-m", str(tiny_model), "--port", "0")
+    ended = run_to_end("wrap", "--", *line)
+    assert ended.returncode == 75
+    assert "Gave up" in ended.stderr
+
+
+def test_a_failure_that_stays_ends_with_the_signal_as_a_shell_has_it(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    line = (fake_server("signal=load:SIGILL"), "-m", str(tiny_model), "--port", "0")
+    ended = run_to_end("wrap", "--", *line)
+    assert ended.returncode == 128 + 4
+    assert "another processor" in ended.stderr
+
+
+def test_a_model_that_cannot_be_tried_is_served_once_it_is_healthy(fake_server: Callable[..., str]) -> None:
+    """A model that llama-server itself downloads: nobody knows yet what it is."""
+    with wrapped(fake_server("status=500"), "-m", "/dev/null", "-hf", "org/repo", "--port", "0") as running:
+        assert running.wait_for("ready")["models"] == ["repo"]
+        states = [event["state"] for event in running.events if event["event"] == "state"]
+        assert "warming" not in states
+        assert running.stop() == 0
+
+
+def test_the_ready_file_and_the_event_name_a_unix_socket(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    path, ready_file = tmp_path / "front.sock", tmp_path / "ready.json"
+    line = (fake_server(), "-m", str(tiny_model), "--host", str(path))
+    with wrapped(*line, options=["--ready-file", str(ready_file)]) as running:
+        ready = running.wait_for("ready")
+        assert (ready["host"], ready["port"]) == (str(path), None)
+        assert ready_file.exists()
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://localhost") as client:
+            assert client.get("/health").status_code == 200
+        assert running.stop() == 0
+    assert not path.exists()
+    assert not ready_file.exists()
+
+
+def test_a_sidecar_ends_with_its_parents_end_of_the_pipe(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    line = (fake_server(), "-m", str(tiny_model), "--port", "0")
+    process = subprocess.Popen(
+        command("wrap", "--sidecar", "--", *line),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with adopted(process) as running:
+        running.wait_for("ready")
+        assert process.stdin is not None
+        process.stdin.close()
+        assert running.end() == 0
