@@ -154,11 +154,11 @@ def plan(
 
 
 @app.command()
-def inspect(model: o.ModelOrFolder, json: o.Json = False) -> None:
+def inspect(models: o.ModelsOrFolders, json: o.Json = False) -> None:
     """Show what a model is, what it takes and whether it fits here; of a folder, every model in it."""
     from llamasup.cli.inspect import inspect_command
 
-    sys.exit(inspect_command(model, json=json))
+    sys.exit(inspect_command(models, json=json))
 
 
 @app.command()

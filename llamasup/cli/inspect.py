@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from llamasup.cli.errors import show_error
+from llamasup.cli.layout import stdout_columns, table
 from llamasup.cli.outlet import Outlet
 from llamasup.cli.results import write_result
-from llamasup.cli.view import TextView, plural, table
-from llamasup.core.errors import LlamasupError
+from llamasup.cli.view import TextView, plural
+from llamasup.core.errors import LlamasupError, ModelMissing
 from llamasup.core.hardware import Hardware
 from llamasup.core.inspection import (
     PURPOSES,
@@ -26,6 +26,7 @@ from llamasup.core.inspection import (
     model_as_json,
     projectors_of,
 )
+from llamasup.core.json_text import json_text
 from llamasup.core.model_facts import ModelFacts
 from llamasup.core.printable import printable
 from llamasup.core.projectors import Pairing
@@ -38,30 +39,91 @@ from llamasup.runtime.launch import find_model, projector_beside
 __all__ = ["inspect_command"]
 
 
-def inspect_command(model: str, *, json: bool) -> int:
-    """Print what is known of a model, or of every model in a folder. Returns the exit code."""
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One MODEL: what is there, or why it cannot be told."""
+
+    path: Path
+    found: ModelFacts | ModelFolder | LlamasupError
+
+
+def inspect_command(names: Sequence[str], *, json: bool) -> int:
+    """Print what is known of each model, or of every model in a folder. Returns the exit code.
+
+    Of several, those that are sound are shown whatever the others are; the code is that of the first error.
+    """
     stderr = Outlet(sys.stderr)
     view = TextView(stderr)
     try:
-        path, machine = find_model(model), hardware()
-        if path.is_dir():
-            folder = list_models(path)
-            write_result(_folder_json(folder, machine) if json else _folder_text(path, folder, machine))
-            for note in folder.notes:
-                view.say("warning", "left_out", f"llamasup: {note}")
-        else:
-            facts = read_model(path)
-            fit, found = fits_here(facts, machine, sys.byteorder), projector_beside(path, facts)
-            write_result(
-                _json(model_as_json(str(path), facts, fit, _projector_path(found)))
-                if json
-                else _model_text(path, facts, fit, found)
-            )
+        machine = hardware()
+        given = [_look_at(name, empty_is_fine=json) for name in names]
+        errors = [each.found for each in given if isinstance(each.found, LlamasupError)]
+        if len(errors) < len(given) or (json and len(given) > 1):
+            write_result(_as_json(given, machine) if json else _as_text(given, machine, stdout_columns()))
+        if not json:
+            for each in given:
+                for note in each.found.notes if isinstance(each.found, ModelFolder) else ():
+                    view.say("warning", "left_out", f"llamasup: {note}")
+        codes = [show_error(view, error) for error in errors]
     except Exception as error:
         return show_error(view, error)
     finally:
         stderr.close()
-    return 0
+    return codes[0] if codes else 0
+
+
+def _look_at(name: str, *, empty_is_fine: bool) -> _Given:
+    """A script wants an empty list of an empty folder; a person has most likely named the wrong one."""
+    path = Path(name)
+    try:
+        path = find_model(name)
+        found = list_models(path) if path.is_dir() else read_model(path)
+        if isinstance(found, ModelFolder) and not found.models and not empty_is_fine:
+            raise _no_models(path, found)
+    except LlamasupError as error:
+        return _Given(path, error)
+    return _Given(path, found)
+
+
+def _no_models(path: Path, folder: ModelFolder) -> ModelMissing:
+    left_out = f" ({'; '.join(folder.notes)})" if folder.notes else ""
+    return ModelMissing(
+        f"{path}: there is no .gguf file in this folder or its subfolders{left_out}",
+        remedy="Give the path of a .gguf file, or the folder that holds your models.",
+    )
+
+
+def _as_json(given: Sequence[_Given], machine: Hardware) -> str:
+    """The object of the one file that was named, or else a list."""
+    if len(given) == 1 and isinstance(given[0].found, ModelFacts):
+        return json_text(*_objects(given[0], machine), indent=2)
+    objects = [found for each in given for found in _objects(each, machine)]
+    folders = [each.found for each in given if isinstance(each.found, ModelFolder)]
+    notes = [printable(note) for folder in folders for note in folder.notes]
+    return json_text({"models": objects, "notes": notes}, indent=2)
+
+
+def _objects(given: _Given, machine: Hardware) -> Iterator[dict[str, Any]]:
+    path, found = str(given.path), given.found
+    if isinstance(found, LlamasupError):
+        yield broken_as_json(path, found)
+    elif isinstance(found, ModelFolder):
+        yield from _folder_objects(found, machine)
+    else:
+        fit, projector = fits_here(found, machine, sys.byteorder), projector_beside(given.path, found)
+        yield model_as_json(path, found, fit, _projector_path(projector))
+
+
+def _as_text(given: Sequence[_Given], machine: Hardware, columns: int | None) -> str:
+    sections = []
+    for path, found in ((each.path, each.found) for each in given):
+        if isinstance(found, ModelFolder):
+            title = "" if len(given) == 1 else f"{printable(str(path))}\n"
+            sections.append(title + _folder_text(path, found, machine, columns))
+        elif isinstance(found, ModelFacts):
+            fit = fits_here(found, machine, sys.byteorder)
+            sections.append(_model_text(path, found, fit, projector_beside(path, found), columns))
+    return "\n\n".join(sections)
 
 
 # --- a folder ------------------------------------------------------------------------------------
@@ -74,28 +136,17 @@ def _pairs(folder: ModelFolder) -> dict[str, str]:
     return projectors_of(sound, [found.path for found in folder.models if found.path not in sound])
 
 
-def _folder_json(folder: ModelFolder, machine: Hardware) -> str:
+def _folder_objects(folder: ModelFolder, machine: Hardware) -> Iterator[dict[str, Any]]:
     pairs = _pairs(folder)
-    models = [
-        broken_as_json(found.path, found.outcome)
-        if isinstance(found.outcome, LlamasupError)
-        else model_as_json(
-            found.path,
-            found.outcome,
-            fits_here(found.outcome, machine, sys.byteorder),
-            pairs.get(found.path),
-        )
-        for found in folder.models
-    ]
-    return _json({"models": models, "notes": [printable(note) for note in folder.notes]})
+    for each in folder.models:
+        if isinstance(each.outcome, LlamasupError):
+            yield broken_as_json(each.path, each.outcome)
+        else:
+            fit = fits_here(each.outcome, machine, sys.byteorder)
+            yield model_as_json(each.path, each.outcome, fit, pairs.get(each.path))
 
 
-def _json(value: dict[str, Any]) -> str:
-    # The json module takes three times as long for a folder of 1,000 models.
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-
-
-def _folder_text(top: Path, folder: ModelFolder, machine: Hardware) -> str:
+def _folder_text(top: Path, folder: ModelFolder, machine: Hardware, columns: int | None) -> str:
     pairs = _pairs(folder)
     rows = [("NAME", "CLASS", "ARCHITECTURE", "SIZE", "QUANT", "CONTEXT", "FITS HERE")]
     for found in folder.models:
@@ -108,7 +159,7 @@ def _folder_text(top: Path, folder: ModelFolder, machine: Hardware) -> str:
         projector = pairs.get(found.path)
         last = _fit_text(found.outcome, fit) + (f", with {_file_name(projector)}" if projector else "")
         rows.append((name, *_columns(found.outcome), last))
-    return table(rows, indent="")
+    return table(rows, indent="", columns=columns)
 
 
 def _file_name(path: str) -> str:
@@ -138,7 +189,9 @@ def _fit_text(facts: ModelFacts, fit: Fit | None) -> str:
 # --- one model -----------------------------------------------------------------------------------
 
 
-def _model_text(path: Path, facts: ModelFacts, fit: Fit | None, found: Pairing | None) -> str:
+def _model_text(
+    path: Path, facts: ModelFacts, fit: Fit | None, found: Pairing | None, columns: int | None
+) -> str:
     sections = (
         ("Model", list(_identity(path, facts, found))),
         ("Inside", list(_inside(facts))),
@@ -146,7 +199,7 @@ def _model_text(path: Path, facts: ModelFacts, fit: Fit | None, found: Pairing |
     )
     width = max(len(label) for _, rows in sections for label, _ in rows)
     return "\n\n".join(
-        f"{title}\n{table([(label.ljust(width), text) for label, text in rows])}"
+        f"{title}\n{table([(label.ljust(width), text) for label, text in rows], columns=columns)}"
         for title, rows in sections
         if rows
     )

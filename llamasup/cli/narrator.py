@@ -7,7 +7,8 @@ import time
 
 from llamasup.api import Service
 from llamasup.cli.errors import error_text
-from llamasup.cli.view import Level, View, duration_text, plural, table
+from llamasup.cli.layout import table
+from llamasup.cli.view import Level, View, duration_text, plural
 from llamasup.core.instance import State
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.units import memory_text
@@ -85,6 +86,8 @@ class Narrator:
             duration_text(record.duration_s),
         )
         outcome = "" if record.outcome in ("ok", "local") else f" ({record.outcome.replace('_', ' ')})"
+        if record.replayed:
+            outcome += " (sent again)"
         level: Level = "debug" if record.outcome == "local" else "warning" if record.status >= 500 else "info"
         self._view.say(
             level,
@@ -102,6 +105,8 @@ class Narrator:
             tokens_completion=record.tokens_completion,
             tokens_per_s=record.tokens_per_s,
             queue_s=record.queue_s,
+            waited_s=record.waited_s,
+            replayed=record.replayed,
             first_byte_s=record.first_byte_s,
             duration_s=record.duration_s,
             bytes_out=record.bytes_out,

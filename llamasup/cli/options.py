@@ -21,8 +21,8 @@ __all__ = [
     "LogFormat",
     "LogLevel",
     "Model",
-    "ModelOrFolder",
     "ModelToCheck",
+    "ModelsOrFolders",
     "NoWarmup",
     "ParentPid",
     "Port",
@@ -37,11 +37,11 @@ __all__ = [
 
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or 'demo'.", show_default=False)]
-ModelOrFolder = Annotated[
-    str,
+ModelsOrFolders = Annotated[
+    list[str],
     typer.Argument(
-        metavar="MODEL|FOLDER",
-        help="A GGUF file, a folder of them, or 'demo'.",
+        metavar="MODEL|FOLDER...",
+        help="GGUF files, folders of them, or 'demo'.",
         show_default=False,
     ),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 import shlex
 import sys
@@ -11,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamasup.cli.errors import show_error
+from llamasup.cli.layout import stdout_columns, table
 from llamasup.cli.outlet import Outlet
 from llamasup.cli.results import write_result
-from llamasup.cli.view import TextView, table
+from llamasup.cli.view import TextView, while_waiting
+from llamasup.core.json_text import json_text
 from llamasup.core.printable import printable
 from llamasup.core.settings import Settings
 from llamasup.core.units import memory_text
@@ -32,42 +33,47 @@ def plan_command(model: str, settings: Settings, *, runtime: str | None, json: b
     from llamasup.runtime.planner import Planner
 
     stderr = Outlet(sys.stderr)
+    view = TextView(stderr)
     try:
-        launch = prepare(model, settings, runtime=runtime, environ=os.environ)
+        with while_waiting(view, "asking the runtime what it can do"):
+            launch = prepare(model, settings, runtime=runtime, environ=os.environ)
         with tempfile.TemporaryDirectory(prefix="llamasup-") as folder:
             planner = Planner(launch, Path(folder))
             admission = planner.admission(1)
         if json:
-            text = json_module.dumps(planner.as_json(admission), indent=2)
+            text = json_text(planner.as_json(admission), indent=2)
         else:
             # A file's name must not steer the terminal.
-            text = "\n".join(map(printable, _as_text(launch, admission).split("\n")))
+            text = "\n".join(map(printable, _as_text(launch, admission, stdout_columns()).split("\n")))
         write_result(text)
     except Exception as error:
-        return show_error(TextView(stderr), error)
+        return show_error(view, error)
     finally:
         stderr.close()
     return 0
 
 
-def _as_text(launch: Launch, admission: Admission[LaunchPlan]) -> str:
+def _as_text(launch: Launch, admission: Admission[LaunchPlan], columns: int | None) -> str:
     runtime, model, made = launch.runtime, launch.model, admission.plan
     passed = [each for each in made.reasons if each.passed]
     left_out = [each for each in made.reasons if not each.passed]
     environment, why = sorted(made.env_shown.items()), made.env_reasons
     inherited = [f"  {name}={value}" for name, value in environment if name not in why]
-    ours = table([(f"{name}={value}", why[name]) for name, value in environment if name in why])
+    ours = table(
+        [(f"{name}={value}", why[name]) for name, value in environment if name in why], columns=columns
+    )
     sections = [
         f"{launch.model_id}: {model.architecture} {model.model_class}, {model.quantization}",
         f"Runtime: {runtime.path} ({runtime.kind}, {runtime.capabilities.version})",
         "Command line:\n  " + shlex.join(made.argv),
-        "Why:\n" + table([(each.flag, each.value or "", each.reason) for each in passed]),
+        "Why:\n" + table([(each.flag, each.value or "", each.reason) for each in passed], columns=columns),
     ]
     if left_out:
         sections.append(
             "Left out:\n"
             + table(
-                [(each.flag, each.value or "", each.reason.removeprefix("left out: ")) for each in left_out]
+                [(each.flag, each.value or "", each.reason.removeprefix("left out: ")) for each in left_out],
+                columns=columns,
             )
         )
     sections.append("\n".join(["Environment:", *inherited, ours]))

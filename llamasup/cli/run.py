@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -20,6 +19,7 @@ from llamasup.cli.outlet import Outlet
 from llamasup.cli.process import STOP_SIGNALS, Interrupted
 from llamasup.cli.view import LEVELS, JsonView, TextView, View, ViewHandler, is_level
 from llamasup.core.errors import UsageInvalid
+from llamasup.core.json_text import json_text
 from llamasup.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _serve(
 
     bus = Bus()
     if output.events is not None or output.sidecar:
-        bus.listen(lambda notice: stdout.write(json.dumps(as_json(notice)) + "\n", keep=True))
+        bus.listen(lambda notice: stdout.write(json_text(as_json(notice)) + "\n", keep=True))
     systemd = take_systemd(os.environ)
     service = Service(ask(), bus)
     narrator = Narrator(view, service, began_s)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from llamasup.cli.errors import show_error
+from llamasup.cli.layout import table
 from llamasup.cli.outlet import Outlet
 from llamasup.cli.results import write_result
-from llamasup.cli.view import LEVELS, TextView, View, is_level, table
+from llamasup.cli.view import LEVELS, TextView, View, is_level
 from llamasup.core.errors import UsageInvalid
+from llamasup.core.json_text import json_text
 from llamasup.core.unit_file import Unit, checked_name, name_for, unit_text
 from llamasup.effects.units import Units
 
@@ -197,4 +198,4 @@ def _say(view: View, text: str) -> None:
 
 
 def _write_json(shown: Mapping[str, Any]) -> None:
-    write_result(json_module.dumps(shown, indent=2))
+    write_result(json_text(shown, indent=2))

@@ -5,18 +5,29 @@ Results never go here; they go to standard output. Prompts and completions go no
 
 from __future__ import annotations
 
-import json
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeGuard
 
 from llamasup.cli.outlet import Outlet
+from llamasup.core.json_text import json_text
 from llamasup.core.printable import printable
 
-__all__ = ["JsonView", "Level", "TextView", "View", "ViewHandler", "duration_text", "is_level"]
+__all__ = [
+    "JsonView",
+    "Level",
+    "TextView",
+    "View",
+    "ViewHandler",
+    "duration_text",
+    "is_level",
+    "while_waiting",
+]
 
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -120,14 +131,43 @@ class JsonView:
             "message": text,
             **fields,
         }
-        # ASCII: a path may hold bytes that are no UTF-8.
-        self.outlet.write(json.dumps(record, default=str) + "\n", keep=event != "request")
+        self.outlet.write(json_text(record) + "\n", keep=event != "request")
 
     def loading(self, text: str | None) -> None:
         pass
 
     def tick(self) -> None:
         pass
+
+
+# What answers sooner needs no line that comes and goes in a blink.
+NOTICED_S = 0.3
+TICK_S = 0.1
+
+
+@contextmanager
+def while_waiting(view: View, text: str) -> Iterator[None]:
+    """Show ``text`` as what is going on, from a thread: the block has no loop that could.
+
+    The block itself says nothing.
+    """
+    over = threading.Event()
+
+    def show() -> None:
+        if over.wait(NOTICED_S):
+            return
+        view.loading(text)
+        while not over.wait(TICK_S):
+            view.tick()
+        view.loading(None)
+
+    thread = threading.Thread(target=show, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class ViewHandler(logging.Handler):
@@ -146,15 +186,3 @@ class ViewHandler(logging.Handler):
             else "debug"
         )
         self._view.say(level, "log", self.format(record), logger=record.name)
-
-
-def table(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:
-    """Columns aligned on the widest cell; the last column is left as it is."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] if rows else []
-    return "\n".join(
-        indent
-        + "  ".join(
-            [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
-        ).rstrip()
-        for row in rows
-    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamasup.core.address import UnixAddress
+from llamasup.core.json_text import json_text
 from llamasup.runtime.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class ControlServer:
 
 def application(supervisor: Supervisor, metrics: Metrics) -> Starlette:
     from starlette.applications import Starlette
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import Response
     from starlette.routing import Route
 
     from llamasup.control.metrics import CONTENT_TYPE, InstanceGauges, exposition
@@ -116,7 +117,7 @@ def application(supervisor: Supervisor, metrics: Metrics) -> Starlette:
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def show_status(request: Request) -> Response:
-        return JSONResponse(supervisor.status())
+        return Response(json_text(supervisor.status()), media_type="application/json")
 
     return Starlette(
         routes=[

@@ -13,6 +13,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from llamasup.core.printable import path_text
+
 __all__ = [
     "METHODS",
     "OWN_RULES",
@@ -363,11 +365,15 @@ def status_line(status: int) -> bytes:
 
 def error_body(error: HttpError) -> bytes:
     """The error object of OpenAI and llama-server, with cause and remedy where they are known."""
-    fields: dict[str, str | int] = {"message": error.message, "type": error.type, "code": error.status}
+    fields: dict[str, str | int] = {
+        "message": path_text(error.message),
+        "type": error.type,
+        "code": error.status,
+    }
     if error.cause:
         fields["cause"] = error.cause
     if error.remedy:
-        fields["remedy"] = error.remedy
+        fields["remedy"] = path_text(error.remedy)
     return msgspec.json.encode({"error": fields})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ __all__ = [
     "is_served",
     "kv_growth",
     "model_as_json",
-    "path_text",
     "projectors_of",
 ]
 
@@ -189,7 +187,7 @@ def model_as_json(
     """
     template = facts.chat_template
     return {
-        "path": path_text(path),
+        "path": path,
         "file_bytes": facts.file_bytes,
         "expected_bytes": facts.expected_bytes,
         "architecture": facts.architecture,
@@ -257,7 +255,7 @@ def model_as_json(
             "reduced": fit.reduced,
             "foreign_byte_order": fit.foreign,
         },
-        "projector": None if projector is None else path_text(projector),
+        "projector": projector,
         "gguf_version": facts.version,
         "big_endian": facts.big_endian,
     }
@@ -277,15 +275,6 @@ def _kv_as_json(facts: ModelFacts) -> dict[str, Any]:
 def broken_as_json(path: str, error: LlamasupError) -> dict[str, Any]:
     """In a folder's list: a file that cannot be used, and why."""
     return {
-        "path": path_text(path),
-        "error": {
-            "cause": error.cause,
-            "message": path_text(error.message),
-            "remedy": path_text(error.remedy),
-        },
+        "path": path,
+        "error": {"cause": error.cause, "message": error.message, "remedy": error.remedy},
     }
-
-
-def path_text(path: str) -> str:
-    """A path with bytes outside UTF-8 as text that every JSON parser takes."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")

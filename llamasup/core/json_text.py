@@ -10,17 +10,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from llamasup.core.printable import path_text
 
 __all__ = ["json_text"]
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """``value`` in ASCII, so that no encoding on the way can harm it. What JSON does not know becomes text."""
-    text = json.dumps(value, indent=indent, default=str)
-    if "\\ud" not in text:  # quicker than to look at every value, and hardly ever true
-        return text
-    return json.dumps(_well_formed(value), indent=indent)
+    """``value`` in ASCII, which no encoding on the way harms. What JSON does not know becomes text."""
+    text = json.dumps(value, default=str)
+    if "\\ud" in text:  # hardly ever; to look at every value takes longer
+        text = json.dumps(_well_formed(value))
+    # The json module indents five times as slowly: 65 ms for a folder of 1,000 models.
+    return text if indent is None else msgspec.json.format(text, indent=indent)
 
 
 def _well_formed(value: Any) -> Any:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from llamasup.core.errors import LlamasupError, ModelMissing
+from llamasup.core.errors import LlamasupError
 from llamasup.core.model_facts import ModelFacts
+from llamasup.core.mounts import pseudo_devices
 from llamasup.effects.cache import FactCache, FileIdentity, default_cache_folder
 from llamasup.effects.model_file import REVISION, Remembered, os_errors_of, read_anew, split_name
 
@@ -54,17 +55,11 @@ class _Indexed:
 def list_models(folder: Path, *, cache_folder: Path | None = None) -> ModelFolder:
     """Every .gguf file in ``folder`` and its subfolders, hidden ones left out, sorted by path.
 
-    Raises ModelMissing where there is none, or where the folder may not be read.
+    Raises ModelMissing where the folder may not be read.
     """
     with os_errors_of(folder):
-        walk = _Walk()
+        walk = _Walk(_pseudo_devices())
         paths = walk.models_in(folder)
-    if not paths:
-        left_out = f" ({'; '.join(walk.notes)})" if walk.notes else ""
-        raise ModelMissing(
-            f"{folder}: there is no .gguf file in this folder or its subfolders{left_out}",
-            remedy="Give the path of a .gguf file, or the folder that holds your models.",
-        )
     cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
     # The list of a folder stays valid as long as its files do; the folder's own times say little about them.
     identity = FileIdentity(os.path.realpath(folder), 0, 0)
@@ -118,6 +113,7 @@ def _cache(folder: Path | None) -> FactCache[dict[str, _Indexed]]:
 class _Walk:
     """One look through folders. Owned by one call of ``list_models``."""
 
+    pseudo: frozenset[tuple[int, int]]  # devices of file systems that are not entered
     _stopped: str = ""
     _too_deep: bool = False
     _closed: list[str] = field(default_factory=list[str])
@@ -167,11 +163,20 @@ class _Walk:
             status = os.stat(folder)  # noqa: PTH116 - as above
             if (status.st_dev, status.st_ino) in self._seen_folders:
                 return
+            if self.pseudo and (os.major(status.st_dev), os.minor(status.st_dev)) in self.pseudo:
+                return
             self._seen_folders.add((status.st_dev, status.st_ino))
             with os.scandir(folder) as entries:
                 yield from entries
         except OSError as error:
             self._closed.append(f"{folder} is left out: {error.strerror}")
+
+
+def _pseudo_devices() -> frozenset[tuple[int, int]]:
+    try:
+        return pseudo_devices(Path("/proc/self/mountinfo").read_text(errors="replace"))
+    except OSError:
+        return frozenset()  # not Linux, or nothing is told
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

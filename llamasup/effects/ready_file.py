@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llamasup.core.errors import FolderUnusable, UsageInvalid
+from llamasup.core.json_text import json_text
 from llamasup.effects.files import atomic_write
 from llamasup.effects.identity import start_of
 
@@ -30,7 +31,7 @@ class ReadyFile:
     def write(self, ready: Mapping[str, object]) -> None:
         """Write one JSON object and a line feed, atomically. Raises FolderUnusable."""
         try:
-            atomic_write(self.path, json.dumps(ready).encode() + b"\n")
+            atomic_write(self.path, json_text(ready).encode() + b"\n")
             status = self.path.lstat()
         except OSError as error:
             raise FolderUnusable(

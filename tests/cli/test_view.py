@@ -8,7 +8,7 @@ from io import TextIOWrapper
 import pytest
 
 from llamasup.cli.outlet import MOST_LINES, Outlet
-from llamasup.cli.view import JsonView, TextView, duration_text, table
+from llamasup.cli.view import JsonView, TextView, duration_text, while_waiting
 from llamasup.core.units import memory_text
 
 
@@ -109,6 +109,21 @@ def test_durations_are_told_in_the_unit_that_fits(seconds: float, text: str) -> 
     assert duration_text(seconds) == text
 
 
-def test_a_table_aligns_all_but_the_last_column() -> None:
-    assert table([("a", "1", "x  y"), ("bbb", "", "z")]) == "  a    1  x  y\n  bbb     z"
-    assert table([]) == ""
+def test_who_waits_on_a_terminal_sees_what_for_and_the_line_is_gone_afterwards(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.stream)
+    outlet.is_terminal = True
+    with while_waiting(TextView(outlet), "asking the runtimes"):
+        assert os.read(pipe.read_end, 4) == b"\r\x1b[2"  # comes while the block runs
+    outlet.close()
+    seen = pipe.everything()
+    assert "asking the runtimes · " in seen
+    assert seen.endswith("\x1b[2K")
+
+
+def test_who_waits_for_hardly_any_time_sees_nothing(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.stream)
+    outlet.is_terminal = True
+    with while_waiting(TextView(outlet), "asking the runtimes"):
+        pass
+    outlet.close()
+    assert pipe.everything() == ""

@@ -279,6 +279,12 @@ def test_retry_after_is_in_whole_seconds_and_at_least_one(seconds: float, header
     )
 
 
+def test_an_error_about_a_path_outside_utf8_can_be_told() -> None:
+    body = error_body(HttpError(503, "/m/\udcff.gguf: bad", remedy="Get another \udcff."))
+    assert json.loads(body)["error"]["message"] == "/m/\\xff.gguf: bad"
+    assert json.loads(body)["error"]["remedy"] == "Get another \\xff."
+
+
 def test_an_error_may_close_and_401_says_how_to_come_in() -> None:
     assert b"Connection: close" in error_response(HttpError(400, "no", close=True))
     assert b"Connection: close" not in error_response(HttpError(404, "no"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +25,7 @@ __all__ = [
     "command",
     "is_alive",
     "llamasup",
+    "on_terminal",
     "run_to_end",
     "seconds_until_gone",
 ]
@@ -47,6 +50,24 @@ def run_to_end(
         check=False,
         **options,
     )
+
+
+def on_terminal(command: Sequence[str], columns: int, **options: Any) -> str:
+    """What a command writes to standard output where that is a terminal of this width."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    process = subprocess.Popen(command, stdout=theirs, **options)
+    os.close(theirs)
+    said = b""
+    try:
+        while chunk := os.read(ours, 65_536):
+            said += chunk
+    except OSError:  # EIO: nobody has the other end any more
+        pass
+    finally:
+        os.close(ours)
+        process.wait(PATIENCE_S)
+    return said.decode().replace("\r\n", "\n")
 
 
 class Llamasup:

@@ -15,7 +15,7 @@ import pytest
 
 from llamasup.testing import models
 from llamasup.testing.architectures import tiny_model
-from tests.e2e.driver import PATIENCE_S, command, run_to_end
+from tests.e2e.driver import PATIENCE_S, command, on_terminal, run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -261,6 +261,56 @@ def test_a_folder_of_nothing_but_broken_files_is_listed(tmp_path: Path) -> None:
 def test_a_folder_without_models(tmp_path: Path) -> None:
     put(tmp_path / "readme.md", b"")
     assert "there is no .gguf file in this folder" in inspected(tmp_path, code=66).stderr
+    assert as_json(tmp_path) == {"models": [], "notes": []}
+
+
+def test_a_folder_whose_models_lie_too_deep_is_not_said_to_be_empty(tmp_path: Path) -> None:
+    put(tmp_path / "1/2/3/4/5/6/7/deep.gguf", models.tiny_decoder())
+    assert "(folders more than 6 levels down are left out)" in inspected(tmp_path, code=66).stderr
+    assert as_json(tmp_path)["notes"] == ["folders more than 6 levels down are left out"]
+
+
+# --- several at once -----------------------------------------------------------------------------
+
+
+def test_several_files_are_shown_one_after_the_other_as_a_glob_gives_them(mixed: Path) -> None:
+    given = [mixed / "good.gguf", mixed / "lora.gguf", mixed / "org" / "repo"]
+    text = inspected(*given).stdout
+    places = [text.index(str(path)) for path in given]
+    assert places == sorted(places)
+    assert "encoder.gguf" in text[places[-1] :]
+    assert [Path(each["path"]).name for each in as_json(*given)["models"]] == [
+        "good.gguf",
+        "lora.gguf",
+        "encoder.gguf",
+    ]
+
+
+def test_one_file_of_several_that_is_broken_does_not_hide_the_others(mixed: Path) -> None:
+    given = list(map(str, (mixed / "gone.gguf", mixed / "good.gguf", mixed / "cut.gguf")))
+    done = run_to_end("inspect", *given)
+    assert done.returncode == 66  # of the first
+    assert done.stdout.count("fits here") == 1
+    assert "gone.gguf: there is no such file" in done.stderr
+    assert "truncated: 338064 of 676128 bytes" in done.stderr
+
+    done = run_to_end("inspect", "--json", *given)
+    assert done.returncode == 66
+    shown = json.loads(done.stdout)["models"]
+    assert [each["path"] for each in shown] == given
+    assert [each.get("error", {}).get("cause") for each in shown] == ["model_missing", None, "model_invalid"]
+
+
+# --- terminals -----------------------------------------------------------------------------------
+
+
+def test_on_a_narrow_terminal_lines_are_broken_between_words(mixed: Path) -> None:
+    wide = inspected(mixed, mixed / "good.gguf", mixed / "lora.gguf").stdout
+    narrow = on_terminal(command("inspect", *map(str, (mixed, mixed / "good.gguf", mixed / "lora.gguf"))), 60)
+    assert narrow.split() == wide.split()
+    assert max(map(len, wide.splitlines())) > 100
+    # The first columns of a table are what they are.
+    assert max(len(line) for line in narrow.splitlines() if ":" in line) <= 76
 
 
 # --- whoever reads the output --------------------------------------------------------------------

@@ -163,8 +163,7 @@ def test_folders_are_followed_down_to_a_depth(top: Path, listed: List) -> None:
 
 def test_a_model_that_lies_too_deep_is_not_said_to_be_absent(top: Path, listed: List) -> None:
     put(top / "1/2/3/4/5/6/7/too-deep.gguf")
-    with pytest.raises(ModelMissing, match="more than 6 levels down are left out"):
-        listed(top)
+    assert listed(top) == ModelFolder((), ("folders more than 6 levels down are left out",))
 
 
 def test_a_folder_with_too_many_names_is_listed_in_part_and_says_so(
@@ -203,15 +202,33 @@ def test_a_folder_that_may_not_be_listed_is_left_out_and_said(
     assert last == "3 more folders are left out"
 
 
+@pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="Linux")
+def test_what_the_kernel_shows_of_itself_is_not_walked(
+    top: Path, listed: List, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc and /sys hold some 100,000 names, and no model."""
+    entered: list[str] = []
+    scandir = os.scandir
+
+    def noted(path: str) -> object:
+        entered.append(str(path))
+        return scandir(path)
+
+    put(top / "model.gguf")
+    (top / "proc").symlink_to("/proc")
+    (top / "sys").symlink_to("/sys")
+    (top / "self").symlink_to("/proc/self")
+    monkeypatch.setattr(os, "scandir", noted)
+    assert list(shown(listed(top), top)) == ["model.gguf"]
+    assert [path for path in entered if Path(path).is_relative_to(top)] == [str(top)] * 2  # to try, to walk
+
+
 # --- nothing to list -----------------------------------------------------------------------------
 
 
-def test_a_folder_without_models_is_an_error_that_says_what_to_give(top: Path, listed: List) -> None:
+def test_a_folder_without_models_is_an_empty_list(top: Path, listed: List) -> None:
     put(top / "sub/readme.md")
-    with pytest.raises(ModelMissing, match=r"no \.gguf file in this folder or its sub") as caught:
-        listed(top)
-    assert caught.value.exit_code == 66
-    assert caught.value.remedy
+    assert listed(top) == ModelFolder(())
 
 
 def test_a_folder_that_is_not_there(top: Path, listed: List) -> None:
