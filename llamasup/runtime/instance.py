@@ -158,14 +158,15 @@ class InstanceRunner:
             case State.STOPPED:
                 return Unavailable(503, "The model is not running", cause="stopped")
             case State.BACKOFF | State.FAILED:
-                last = instance.last
+                last, start_in_s = instance.last, self._next_start_in_s()
                 return Unavailable(
                     503,
                     last.message if last else "llama-server ended",
                     cause=last.cause if last else "",
                     remedy=last.remedy if last else "",
-                    retry_after_s=self._next_start_in_s(),
-                    may_wait=instance.state is State.BACKOFF,
+                    retry_after_s=start_in_s,
+                    # Not in vain: a start that comes later than the request may wait is none for it.
+                    may_wait=instance.state is State.BACKOFF and start_in_s <= self._policy.wait_timeout_s,
                 )
             case _ as unreachable:
                 assert_never(unreachable)

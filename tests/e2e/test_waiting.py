@@ -161,3 +161,50 @@ def test_a_request_that_kills_its_server_is_tried_twice_and_the_others_are_serve
         exits = [event for event in running.events if event["event"] == "exit"]
         assert [event["signal"] for event in exits] == ["SIGSEGV", "SIGSEGV"]
         assert running.stop() == 0
+
+
+def test_the_log_says_which_requests_were_sent_again(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path, crowd: ThreadPoolExecutor
+) -> None:
+    runtime = fake_server("prefill_s=60", f"once={tmp_path / 'once'}")
+    with llamasup(tiny_model, "--runtime", runtime, "--no-warmup") as running:
+        url = running.url
+        answer = ask(crowd, url)
+        wait_for(url, "in_flight", 1)
+        (child,) = running.children()
+        child.send_signal(signal.SIGKILL)
+        assert answer.result(PATIENCE_S).status_code == 200
+        assert running.stop() == 0
+        (line,) = [line for line in running.said.splitlines() if line.startswith("POST")]
+        assert line.endswith("(sent again)")
+
+
+@pytest.mark.slow
+def test_a_crash_loop_answers_everybody_and_then_gives_up(
+    tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor
+) -> None:
+    """Requests wait through the whole of it, about 16 s, and learn why nothing comes."""
+    with llamasup(tiny_model, "--runtime", fake_server("signal=load:SIGSEGV")) as running:
+        url = url_of(running)
+        patient = ask(crowd, url)
+        assert running.end() == 75
+        response = patient.result(PATIENCE_S)
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["cause"]
+
+
+@pytest.mark.slow
+def test_a_start_that_comes_too_late_for_a_request_is_not_waited_for(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    with llamasup(
+        tiny_model, "--runtime", fake_server("signal=load:SIGSEGV"), "--wait-timeout", "1.5"
+    ) as running:
+        url = url_of(running)
+        running.wait_for("state", state="backoff", generation=4)  # for 4 s
+        answer = httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=PATIENCE_S)
+        assert answer.status_code == 503
+        assert 3 <= int(answer.headers["retry-after"]) <= 5
+        assert "has waited" not in answer.json()["error"]["message"]
+        assert running.stop() == 0
