@@ -88,11 +88,10 @@ class Machine:
 
     def pids(self, unit: str) -> list[psutil.Process]:
         """The processes of a service, as seen from outside."""
-        group = self.show(unit)["ControlGroup"]
         return [
             process
             for process in psutil.process_iter()
-            if group and group in (_text(Path(f"/proc/{process.pid}/cgroup")))
+            if f"/system.slice/{unit}" in _text(Path(f"/proc/{process.pid}/cgroup"))
         ]
 
     def main(self, unit: str) -> psutil.Process:
