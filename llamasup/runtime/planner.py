@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from llamasup.core.settings import Settings
 from llamasup.effects.devices import devices_now
 from llamasup.effects.experience import recall, record
 from llamasup.effects.files import atomic_write
+from llamasup.effects.free_port import free_loopback_port
 from llamasup.effects.hardware import hardware
 from llamasup.effects.runtimes import library_folder
 from llamasup.runtime.launch import Launch
@@ -237,7 +237,7 @@ class Planner:
             path = self._folder / f"{generation}.key"
             atomic_write(path, key.encode())
             key_file = str(path)
-        return _Endpoint(TcpAddress("127.0.0.1", _free_loopback_port()), key, key_file)
+        return _Endpoint(TcpAddress("127.0.0.1", free_loopback_port()), key, key_file)
 
     def _nowhere(self) -> _Endpoint:
         if self._on_socket:
@@ -247,11 +247,3 @@ class Planner:
     @property
     def _on_socket(self) -> bool:
         return child_address_kind(self._launch.runtime.capabilities, platform=sys.platform) == "unix"
-
-
-def _free_loopback_port() -> int:
-    """A port that was free a moment ago; if somebody takes it first, the next start asks for another."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,6 +32,7 @@ from llamasup.core.wrapping import (
 )
 from llamasup.effects.asking import Answer, ask
 from llamasup.effects.files import atomic_write
+from llamasup.effects.free_port import free_loopback_port
 from llamasup.effects.model_file import read_model
 from llamasup.effects.probe import Prober
 from llamasup.runtime.plans import ChildPlan
@@ -48,8 +49,8 @@ _GENERATING = frozenset({ModelClass.DECODER, ModelClass.ENCODER_DECODER})
 class Wrapping:
     """A command line that is understood, and all that is needed to run it.
 
-    ``api_keys``: those that clients may use, as far as they are known. ``tried_as``: what a first request can
-    be; None where nobody knows (a router, a model that is still to be downloaded).
+    ``api_keys``: those that clients may use, as far as they are known. ``model_class``: None where nobody
+    knows (a router, a model that is still to be downloaded).
     """
 
     line: WrappedLine
@@ -57,11 +58,21 @@ class Wrapping:
     environ: Mapping[str, str]
     cwd: Path
     api_keys: tuple[str, ...]
-    tried_as: ModelClass | None
+    model_class: ModelClass | None
 
     @property
     def has_keys(self) -> bool:
         return bool(self.api_keys) or self.line.api_key_file is not None
+
+    @property
+    def usable_key(self) -> str | None:
+        """One that a header can carry: llama-server takes the lines of a key file with their blanks."""
+        return next((key for key in reversed(self.api_keys) if re.fullmatch(r"[!-~]+", key)), None)
+
+    @property
+    def tried_as(self) -> ModelClass | None:
+        """What decides on a first request; None where there is none that could be made."""
+        return None if self.has_keys and self.usable_key is None else self.model_class
 
     @property
     def on_socket(self) -> bool:
@@ -105,7 +116,7 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Wrapping:
         environ=dict(environ),
         cwd=Path.cwd(),
         api_keys=line.api_keys + _keys_in(line.api_key_file),
-        tried_as=line.serves or _class_of(line.model),
+        model_class=line.serves or _class_of(line.model),
     )
 
 
@@ -126,7 +137,7 @@ class WrappedPlanner:
         if wrapping.on_socket:
             address = UnixAddress(str(self._folder / f"{generation}.sock"))
         else:
-            address = TcpAddress("127.0.0.1", _free_loopback_port())
+            address = TcpAddress("127.0.0.1", free_loopback_port())
         key = secrets.token_urlsafe(_KEY_BYTES) if wrapping.needs_own_key else None
         key_file: str | None = None
         if key is not None and needs_key_file(wrapping.capabilities):
@@ -138,7 +149,7 @@ class WrappedPlanner:
             env=child_environ(line, wrapping.environ, api_key=None if key_file else key),
             address=address,
             api_key=key,
-            model_class=wrapping.tried_as or ModelClass.DECODER,
+            model_class=wrapping.model_class or ModelClass.DECODER,
         )
 
     def step_down(self, made: WrappedPlan, diagnosis: Diagnosis) -> Adjustment | None:
@@ -151,8 +162,7 @@ class WrappedPlanner:
 
 def prober_for(wrapping: Wrapping, plan: ChildPlan) -> Prober:
     """Asks as a client of the user's would: below the prefix, with one of the keys."""
-    key = plan.api_key or (wrapping.api_keys[-1] if wrapping.api_keys else None)
-    return Prober(plan.address, key, prefix=wrapping.line.api_prefix)
+    return Prober(plan.address, plan.api_key or wrapping.usable_key, prefix=wrapping.line.api_prefix)
 
 
 # --- asking the program ----------------------------------------------------------------------------
@@ -225,10 +235,3 @@ def _class_of(model: str | None) -> ModelClass | None:
     except LlamasupError:
         return None  # the child will say what is wrong with it
     return found if found in _GENERATING else None
-
-
-def _free_loopback_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.address import Address, TcpAddress, UnixAddress
+from llamasup.core.address import Address, TcpAddress, UnixAddress, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,25 @@ from llamasup.core.address import Address, TcpAddress, UnixAddress
 )
 def test_an_address_is_a_url_that_clients_take(address: Address, url: str) -> None:
     assert address.url == url
+
+
+def test_tls_shows_in_the_url() -> None:
+    assert TcpAddress("::1", 8080, tls=True).url == "https://[::1]:8080"
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("LocalHost", True),
+        ("0.0.0.0", False),
+        ("192.168.1.2", False),
+        ("::", False),
+        ("my-machine", False),
+        ("", False),
+    ],
+)
+def test_only_loopback_is_out_of_reach_for_others(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback

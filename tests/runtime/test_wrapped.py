@@ -1,0 +1,108 @@
+"""Understanding a command line: programs that are asked here are scripts that answer as a build does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from llamasup.core.address import UnixAddress
+from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.errors import BrokenRuntime, RuntimeMissing, UsageInvalid
+from llamasup.core.model_facts import ModelClass
+from llamasup.jobs import WrapOptions
+from llamasup.runtime.wrapped import WrappedPlanner, understand
+
+HELP = Path(__file__).parent.parent / "fixtures" / "help" / "b11434.txt"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> str:
+    return script(tmp_path / "llama-server", f'[ "$1" = --help ] && exec cat {HELP}', "echo version: 7 >&2")
+
+
+def script(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_every_generation_has_an_address_of_its_own(server: str, tmp_path: Path) -> None:
+    wrapping = understand([server, "-m", "m.gguf", "--port", "1"], os.environ)
+    assert wrapping.capabilities.version == "7"
+    planner = WrappedPlanner(wrapping, tmp_path)
+    for generation in (1, 2):
+        made = planner.plan(generation)
+        path = str(tmp_path / f"{generation}.sock")
+        assert made.argv == (server, "-m", "m.gguf", "--host", path)
+        assert (made.address, made.api_key) == (UnixAddress(path), None)
+    # The line is the user's: it is never made smaller.
+    oom = Diagnosis("out_of_memory_host", "", "", (), True, 71)
+    assert planner.step_down(made, oom) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "tried_as"),
+    [
+        (["-m", "tiny.gguf"], ModelClass.DECODER),
+        (["-m", "tiny.gguf", "--embedding"], ModelClass.ENCODER),
+        (["-m", "missing.gguf"], None),
+        (["-m", "tiny.gguf", "-hf", "org/repo"], None),
+        (["--models-dir", "."], None),
+    ],
+)
+def test_what_a_first_request_can_be(
+    server: str,
+    tiny_model: Path,
+    words: list[str],
+    tried_as: ModelClass | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tiny_model.parent)
+    wrapping = understand([server, *words], os.environ)
+    assert wrapping.tried_as is tried_as
+    assert WrapOptions(wrapping).policy.warm_up is (tried_as is not None)
+    assert not WrapOptions(wrapping, warm_up=False).policy.warm_up
+
+
+@pytest.mark.parametrize(
+    ("keys", "usable", "known"),
+    [("k1\n k2 \n", "k1", 2), (" k2 \n", None, 1), ("# none\n", None, 0), (None, None, 0)],
+)
+def test_a_key_that_no_header_can_carry_is_not_tried(
+    server: str, tiny_model: Path, tmp_path: Path, keys: str | None, usable: str | None, known: int
+) -> None:
+    """llama-server takes the lines of its key file blanks and all (b11434)."""
+    path = tmp_path / "keys"
+    if keys is not None:
+        path.write_text(keys)
+    wrapping = understand([server, "-m", str(tiny_model), "--api-key-file", str(path)], os.environ)
+    assert len(wrapping.api_keys) == known
+    assert wrapping.usable_key == usable
+    assert (wrapping.tried_as is None) == (usable is None)
+
+
+def test_a_config_file_with_a_bad_value_hides_nothing_of_what_the_build_can_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = script(
+        tmp_path / "llama-server",
+        '[ "$XDG_CONFIG_HOME" = /bad ] && { echo "I using config file: /bad/c.ini"; echo stoi; exit 1; }',
+        f"exec cat {HELP}",
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/bad")
+    assert understand([server, "--port", "5"], os.environ).line.port == 5
+
+
+def test_nothing_and_no_program_and_no_llama_server_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(UsageInvalid):
+        understand([], os.environ)
+    with pytest.raises(RuntimeMissing):
+        understand([str(tmp_path / "missing")], os.environ)
+    with pytest.raises(BrokenRuntime, match="exit code 4") as caught:
+        understand([script(tmp_path / "x", "echo last words", "exit 4")], os.environ)
+    assert caught.value.lines == ("last words",)
+    (tmp_path / "y").write_text("x")
+    with pytest.raises(BrokenRuntime, match="Permission denied"):
+        understand([str(tmp_path / "y")], os.environ)
