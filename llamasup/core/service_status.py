@@ -37,6 +37,8 @@ _STEPS = {
     State.WARMING: "waiting for the first token of {model}",
 }
 
+_IN_WORDS = {"out_of_memory_host": "out of memory", "out_of_memory_device": "out of device memory"}
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
@@ -88,7 +90,7 @@ def exited(
     most_crashes: int,
 ) -> tuple[ServiceStatus, Messages]:
     """The model's server ended unasked. ``crashes``: how many still count, of ``most_crashes`` allowed."""
-    cause = diagnosis.cause.replace("_", " ")
+    cause = _IN_WORDS.get(diagnosis.cause) or diagnosis.cause.replace("_", " ")
     if not restarts:
         return status, (_status(f"gave up on {model}: {diagnosis.message} {diagnosis.remedy}"),)
     if diagnosis.adjustment is not None:

@@ -16,7 +16,7 @@ URL = "http://127.0.0.1:8080"
 SERVING = f"STATUS=serving qwen at {URL}, 4 slots"
 UP = ServiceStatus(url=URL)
 OUT_OF_MEMORY = Diagnosis(
-    "out_of_memory", "The kernel killed it: out of memory.", "Take a smaller context.", (), False, 71
+    "out_of_memory_host", "The kernel killed it: out of memory.", "Take a smaller context.", (), False, 71
 )
 
 
@@ -61,9 +61,9 @@ def test_a_crash_is_in_the_status_until_the_model_serves_again_and_the_service_s
 
 
 def test_a_smaller_plan_is_no_crash_that_counts() -> None:
-    smaller = replace(OUT_OF_MEMORY, adjustment=Adjustment(1, 3, (), Bounds()))
+    smaller = replace(OUT_OF_MEMORY, cause="kv_unsupported", adjustment=Adjustment(1, 3, (), Bounds()))
     _, messages = told.exited(UP, "qwen", smaller, restarts=True, crashes=0, most_crashes=5)
-    assert messages == ("STATUS=starting qwen smaller after out of memory",)
+    assert messages == ("STATUS=starting qwen smaller after kv unsupported",)
 
 
 def test_giving_up_says_why_and_what_to_do_in_one_line() -> None:
