@@ -203,6 +203,37 @@ def test_a_prefix_and_embeddings_and_the_web_interface(open_with_prefix: Pair) -
     )
 
 
+def test_static_files_in_whole_and_in_part(pair_of: Callable[..., Pair], tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<p>a page of the user's own</p>")
+    (tmp_path / "large.bin").write_bytes(bytes(range(256)) * 4096)
+    pair_of("--path", str(tmp_path)).compare(
+        Ask("GET", "/page.html"),
+        Ask("HEAD", "/page.html"),
+        Ask("GET", "/page.html", headers={"Range": "bytes=3-8"}),
+        Ask("GET", "/page.html", headers={"Range": "bytes=900-"}),
+        Ask("GET", "/large.bin", headers={"Range": "bytes=65536-65599"}),
+        Ask("GET", "/missing.html"),
+        Ask("GET", "/../../etc/passwd"),
+        Ask("GET", "/%2e%2e/%2e%2e/etc/passwd"),
+        Ask("POST", "/tokenize", b"{" + b" " * (33 << 20)),
+    )
+
+
+def test_tools_and_the_proxy_for_web_pages_stay_open_where_flags_open_them(
+    pair_of: Callable[..., Pair], runtime: str
+) -> None:
+    if runtime == "embedded":
+        pytest.skip("the embedded runtime has neither")
+    pair_of("--tools", "get_info", "--ui-mcp-proxy").compare(
+        Ask("GET", "/tools"),
+        Ask("POST", "/tools", {"tool": "get_info", "params": {}}, numbers=True),
+        Ask("GET", "/cors-proxy?url=http://127.0.0.1:1/"),
+        Ask("GET", "/cors-proxy"),
+        Ask("GET", "/health", headers={"Origin": "http://localhost:3000"}),
+        Ask("GET", "/health", headers={"Origin": "https://page.example"}),
+    )
+
+
 def test_several_hosts_and_a_unix_socket_are_all_listened_on(
     runtime: str, program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
