@@ -1,18 +1,22 @@
-"""``llamasup doctor``: looks at what can go wrong on this machine, and says what to do. Changes nothing."""
+"""``llamasup doctor``: looks at what can go wrong on this machine, and says what to do.
+
+Starts no server. Makes llamasup's own folders where there are none, to see whether they can be had.
+"""
 
 from __future__ import annotations
 
-import json as json_module
 import os
 import sys
 
 from llamasup.cli.errors import show_error
+from llamasup.cli.layout import hanging, stdout_columns
 from llamasup.cli.outlet import Outlet
 from llamasup.cli.results import write_result
-from llamasup.cli.view import TextView
+from llamasup.cli.view import TextView, while_waiting
 from llamasup.core.doctor import as_json, examine
 from llamasup.core.doctor_facts import Check
 from llamasup.core.errors import LlamasupError, UsageInvalid
+from llamasup.core.json_text import json_text
 from llamasup.core.printable import printable
 
 __all__ = ["doctor_command"]
@@ -23,14 +27,15 @@ def doctor_command(model: str | None, *, runtime: str | None, port: int, json: b
     from llamasup.runtime.doctor import gather
 
     stderr = Outlet(sys.stderr)
+    view = TextView(stderr)
     try:
-        facts = gather(
-            model, runtime=runtime, port=port, port_problem=_port_problem(port), environ=os.environ
-        )
+        problem = _port_problem(port)
+        with while_waiting(view, "asking the runtimes and their devices"):  # a driver may take 20 s
+            facts = gather(model, runtime=runtime, port=port, port_problem=problem, environ=os.environ)
         checks = examine(facts)
-        write_result(json_module.dumps(as_json(checks), indent=2) if json else _as_text(checks))
+        write_result(json_text(as_json(checks), indent=2) if json else _as_text(checks, stdout_columns()))
     except Exception as error:
-        return show_error(TextView(stderr), error)
+        return show_error(view, error)
     finally:
         stderr.close()
     return 0 if all(check.ok for check in checks) else 1
@@ -50,13 +55,14 @@ def _port_problem(port: int) -> LlamasupError | None:
     return None
 
 
-def _as_text(checks: tuple[Check, ...]) -> str:
+def _as_text(checks: tuple[Check, ...], columns: int | None) -> str:
     width = max(len(check.name) for check in checks)
     lines: list[str] = []
     for check in checks:
-        lines.append(f"{'ok' if check.ok else '!!'}  {check.name:<{width}}  {printable(check.found)}")
+        start = f"{'ok' if check.ok else '!!'}  {check.name:<{width}}  "
+        lines.append(hanging(start, printable(check.found), columns=columns))
         if check.remedy:
-            lines.append(f"    {'':<{width}}  → {printable(check.remedy)}")
+            lines.append(hanging(f"    {'':<{width}}  → ", printable(check.remedy), columns=columns))
     bad = sum(not check.ok for check in checks)
     lines.append("All is well." if not bad else f"{bad} of {len(checks)} checks found what will hurt.")
     return "\n".join(lines)

@@ -67,6 +67,7 @@ class Capabilities:
     version: str
     options: tuple[Option, ...]
     devices: tuple[Device, ...]  # those with memory
+    device_problem: str = ""  # what the build said of it, where it found none
     # A plan asks a hundred times; a build lists 250 options.
     _by_spelling: Mapping[str, Option] = field(init=False, repr=False, compare=False)
 

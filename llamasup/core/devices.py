@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["Device", "NvmlGpu", "is_amd_card", "parse_devices", "with_nvml_memory"]
+__all__ = ["Device", "NvmlGpu", "is_amd_card", "parse_devices", "problem_in", "with_nvml_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,21 @@ def parse_devices(listed: str, log: str = "") -> tuple[Device, ...]:
         for name, description, total, free in (match.groups() for match in found if match)
         if int(total) > 0
     )
+
+
+_TROUBLE = re.compile(r"fail|error|cannot|could not|unable|denied|insufficient|not supported", re.IGNORECASE)
+_LOG_PREFIX = re.compile(r"^[\d.]+ [DIWE] ")  # "0.00.012.345 E ", of builds since 2026
+_LONGEST_PROBLEM = 200
+
+
+def problem_in(log: str) -> str:
+    """The last line in which a backend says why there is no device, empty if none does.
+
+    "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected", or a library that
+    ``load_backend`` could not load. What is said last is what it ended with.
+    """
+    told = [line for line in log.splitlines() if _TROUBLE.search(line)]
+    return _LOG_PREFIX.sub("", told[-1].strip())[:_LONGEST_PROBLEM] if told else ""
 
 
 # --- whose memory it is --------------------------------------------------------------------------

@@ -6,7 +6,6 @@ better is ok, with the advice as its remedy: a laptop in its usual state is heal
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,18 +59,22 @@ def _left(facts: Facts) -> Iterator[Check]:
             "left behind",
             False,
             f"something still listens for a llamasup that has ended (pid {answering[0].pid}): {sockets}",
-            "See which process holds it (ss -xlp), and end that one.",
+            "The next llamasup run ends it. Should it stay, see which process it is (ss -xlp).",
         )
     elif facts.left:
         paths = [folder.path for folder in facts.left]
         found = f"by a llamasup that was killed: {' '.join(paths)}"
-        yield Check("left behind", True, found, f"rm -r {shlex.join(paths)}")
+        yield Check("left behind", True, found, "Nothing: the next llamasup run removes it.")
     else:
         yield Check("left behind", True, "nothing")
 
 
 def _port(facts: Facts) -> Iterator[Check]:
-    if facts.port_problem is not None:
+    if (running := facts.running) is not None:
+        models = ", ".join(running.models) or "nothing"
+        found = f"{facts.port}: a llamasup (pid {running.pid}) serves {models} at {running.url}"
+        yield Check("port", True, found, "To run another one, give it another port (--port 0: any free one).")
+    elif facts.port_problem is not None:
         yield Check("port", False, facts.port_problem.message, facts.port_problem.remedy)
     else:
         yield Check("port", True, f"{facts.port} is free" if facts.port else "any free one")

@@ -19,6 +19,7 @@ __all__ = [
     "ModelFact",
     "NvmlFact",
     "Problem",
+    "RunningFact",
     "RuntimeFact",
 ]
 
@@ -85,6 +86,15 @@ class LeftFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningFact:
+    """A llamasup of this user that has the port."""
+
+    pid: int
+    url: str
+    models: tuple[str, ...]  # with their states, for people
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigFile:
     """A file that llama-server reads options from, with their names."""
 
@@ -105,5 +115,6 @@ class Facts:
     folders: tuple[FolderFact, ...] = ()
     left: tuple[LeftFolder, ...] = ()
     port_problem: Problem | None = None
+    running: RunningFact | None = None  # who has the port, where it is one of us
     config_files: tuple[ConfigFile, ...] = ()
     model: ModelFact | None = None

@@ -72,8 +72,10 @@ _DRIVER_TOOLS = {"NVIDIA": "nvidia-smi", "AMD": "rocminfo"}
 
 
 def check_devices(facts: Facts) -> Iterator[Check]:
-    if facts.runtimes[0].capabilities is None:
+    known = facts.runtimes[0].capabilities
+    if known is None:
         return
+    said = f"; the build says: {known.device_problem}" if known.device_problem else ""
     if facts.devices:
         yield Check("devices", True, "; ".join(map(_device, facts.devices)))
         return
@@ -83,13 +85,13 @@ def check_devices(facts: Facts) -> Iterator[Check]:
         if not any(facts.environ.get(name) in ("", "-1") for name in _HIDING[vendor])
     ]
     if not unused:
-        yield Check("devices", True, "none: the CPU computes")
+        yield Check("devices", True, f"none: the CPU computes{said}")
     else:
         vendor = unused[0]
         yield Check(
             "devices",
             False,
-            f"none, though the driver of an {vendor} GPU is there: the CPU computes, many times slower",
+            f"none, though the driver of an {vendor} GPU is there: the CPU computes, many times slower{said}",
             f"Give a llama-server built for {_BUILDS[vendor]} with --runtime. If this one is, the driver "
             f"does not answer it: see what {_DRIVER_TOOLS[vendor]} says.",
         )

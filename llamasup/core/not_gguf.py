@@ -33,8 +33,13 @@ def what_it_is(beginning: bytes, file_bytes: int) -> tuple[str, str]:
     if file_bytes == 0:
         return "the file is empty", _DOWNLOAD
     kind, remedy = _kind(beginning)
-    begins = beginning[:8]
-    return f"not a GGUF file: it begins with {begins!r}{kind and f', {kind}'}", remedy
+    return f"not a GGUF file: it begins with {_shown(beginning[:8])}{kind and f', {kind}'}", remedy
+
+
+def _shown(beginning: bytes) -> str:
+    """As text where it is one, else as a hex editor has it."""
+    text = beginning.decode("ascii", "replace")
+    return f"'{text}'" if text.isascii() and text.isprintable() else beginning.hex(" ")
 
 
 def _kind(beginning: bytes) -> tuple[str, str]:

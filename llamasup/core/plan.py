@@ -165,7 +165,7 @@ def plan(
             memory_bytes=memory.draft_bytes,
             on_device=on_device,
         )
-    give_projector(line, settings, found)
+    give_projector(line, serves, settings, found)
     if serves is ModelClass.DECODER and model.chat_template.present:
         line.give("--jinja", None, "the model's own chat template, tools included", otherwise=_NO_JINJA)
     line.give("--metrics", None, "progress and token counts are read there")

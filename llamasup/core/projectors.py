@@ -18,6 +18,7 @@ from llamasup.core.capabilities import Capabilities
 from llamasup.core.errors import ProjectorMismatch, UsageInvalid
 from llamasup.core.flags import ByHand, CommandLine
 from llamasup.core.model_facts import ModelClass, ModelFacts
+from llamasup.core.purpose import served_as
 from llamasup.core.settings import Settings
 
 __all__ = [
@@ -115,12 +116,19 @@ def projector_loaded(
 ) -> ModelFacts | None:
     """The projector that llama-server will load: ``mmproj``, which the user named, or else the one found.
 
-    Raises what ``refuse_wrong_projector`` raises.
+    Raises what ``refuse_wrong_projector`` raises, and UsageInvalid for one that is given to a reranker.
     """
+    reads_text_alone = served_as(model, by_hand) is ModelClass.RERANKER
     if mmproj is not None:
+        if reads_text_alone:
+            raise UsageInvalid(
+                f"{_FLAG} {PurePath(by_hand.value(_FLAG) or settings.mmproj or '').name} would be loaded and "
+                "never used: a reranker reads text alone",
+                remedy=f"leave {_FLAG} out",
+            )
         refuse_wrong_projector(model, mmproj, by_hand.value(_FLAG) or settings.mmproj or "")
         return mmproj
-    if found is None or found.projector is None or settings.profile == "plain":
+    if found is None or found.projector is None or reads_text_alone or settings.profile == "plain":
         return None
     return found.projector.facts if capabilities.knows(_FLAG) else None
 
@@ -141,12 +149,20 @@ def refuse_wrong_projector(model: ModelFacts, mmproj: ModelFacts, path: str) -> 
         )
 
 
-def give_projector(line: CommandLine, settings: Settings, found: Pairing | None) -> None:
-    """Pass the projector asked for, or else the one that was found beside the model."""
+def give_projector(line: CommandLine, serves: ModelClass, settings: Settings, found: Pairing | None) -> None:
+    """Pass the projector asked for, or else the one that was found beside the model.
+
+    b11434 embeds images, too (``multimodal_data`` at /embeddings), and reranks nothing but strings [run].
+    """
     if settings.mmproj is not None:
         if not PurePath(settings.mmproj).is_absolute():
             raise ValueError(f"the path of mmproj must be absolute here: {settings.mmproj!r}")
-        line.give(_FLAG, settings.mmproj, "the projector asked for", asked=_FLAG)
+        why = "the projector asked for"
+        if serves is ModelClass.ENCODER:
+            why += ", for images among what is embedded"
+        line.give(_FLAG, settings.mmproj, why, asked=_FLAG)
+    elif found is not None and found.projector is not None and serves is ModelClass.RERANKER:
+        line.leave_out(_FLAG, "a reranker reads text alone")
     elif found is not None and found.projector is not None:
         line.give(_FLAG, found.projector.path, found.reason, otherwise="this build sees no images")
     elif found is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.model_facts import ModelClass
 
-__all__ = ["WarmUpRequest", "explain_failure", "warm_up_request", "what_is_missing"]
+__all__ = ["WarmUpRequest", "explain_failure", "not_answered", "warm_up_request", "what_is_missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ def what_is_missing(request: WarmUpRequest, status: int, body: bytes) -> str | N
     try:
         answer = json.loads(body)
     except ValueError:
-        return f"{request.path} answered {status} with something that is not JSON: {body[:80]!r}"
+        quoted = body[:80].decode(errors="replace")
+        return f"{request.path} answered {status} with something that is not JSON: {quoted}"
     if status != 200:
         error = answer.get("error") if isinstance(answer, dict) else None
         said = error.get("message") if isinstance(error, dict) else None
@@ -59,6 +60,11 @@ def what_is_missing(request: WarmUpRequest, status: int, body: bytes) -> str | N
     if not _holds_proof(request, answer):
         return f"{request.path} answered 200 without {request.proves}: {body[:200].decode(errors='replace')}"
     return None
+
+
+def not_answered(request: WarmUpRequest, error: Exception) -> str:
+    """The same for a request that ended in ``error``: some have no words of their own."""
+    return f"{request.path} was not answered: {str(error) or type(error).__name__}"
 
 
 def explain_failure(missing: str, tail: Sequence[str], *, status: int | None) -> Diagnosis:

@@ -14,7 +14,7 @@ from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_expone
 from llamasup.core.address import Address, UnixAddress
 from llamasup.core.liveness import Health, Proof
 from llamasup.core.server_work import ServerWork, read_server_work
-from llamasup.core.warmup import WarmUpRequest, what_is_missing
+from llamasup.core.warmup import WarmUpRequest, not_answered, what_is_missing
 
 __all__ = ["Health", "Prober"]
 
@@ -129,7 +129,7 @@ class Prober:
         try:
             status, body = await self.ask(request)
         except httpx.HTTPError as error:
-            return Proof(f"{request.path} was not answered: {error!r}")
+            return Proof(not_answered(request, error))
         return Proof(None if 400 <= status < 500 else what_is_missing(request, status, body))
 
     async def _get(self, path: str, timeout_s: float) -> bytes | None:

@@ -21,7 +21,7 @@ from llamasup.core.capabilities import (
     parse_version,
 )
 from llamasup.core.child_env import RuntimeKind, child_environment
-from llamasup.core.devices import Device, parse_devices
+from llamasup.core.devices import Device, parse_devices, problem_in
 from llamasup.core.errors import BrokenRuntime, LlamasupError, RuntimeMissing
 from llamasup.effects import broken_runtimes
 from llamasup.effects.asking import Answer, ask
@@ -33,7 +33,7 @@ __all__ = ["FoundRuntime", "Runtime", "find_runtime", "library_folder", "list_de
 # A cold llama-server answers in 6 ms; one on a cold network disk that initialises CUDA may take seconds.
 _TIMEOUT_S = 20.0
 # Raise it whenever parse_help and its kin read something differently: cached answers are then asked anew.
-_READER_REVISION = 2
+_READER_REVISION = 3
 
 _MEND_EMBEDDED = (
     'Install it anew: pip install --force-reinstall "llamasup[embedded]"; or give another --runtime.'
@@ -115,7 +115,7 @@ def list_devices(
 ) -> tuple[Device, ...]:
     """The devices as this runtime sees them now. Raises BrokenRuntime where it does not answer."""
     candidate = Candidate(runtime.kind, runtime.path, runtime.command, runtime.origin)
-    return _devices(candidate, environ, timeout_s)
+    return _devices(candidate, environ, timeout_s)[0]
 
 
 def _runtime(
@@ -149,10 +149,11 @@ def _capabilities(
     revision = f"{__version__}/{_READER_REVISION}/{_surroundings(candidate, environ)}"
     cache = FactCache("runtime", Capabilities, revision=revision, folder=cache_folder)
     if (known := cache.get(identity)) is not None:
-        if not known.devices:
+        if not known.devices and not (known.device_problem and _driver_files()):
             return known
-        # What is free on a device changes from one moment to the next: of those, only "none" is remembered.
-        return replace(known, devices=_devices(candidate, environ, timeout_s))
+        # What is free on a device changes from one moment to the next, and a driver that failed may work by
+        # now: of those, only "none" is remembered.
+        return _with_devices(known, candidate, environ, timeout_s)
     capabilities = _asked(candidate, environ, timeout_s)
     cache.put(identity, capabilities)
     return capabilities
@@ -179,10 +180,16 @@ def _surroundings(candidate: Candidate, environ: Mapping[str, str]) -> str:
     else:
         own_folder = Path(os.path.realpath(candidate.path)).parent
         seen += _stamps(own_folder, ("libllama", "libggml", "libmtmd", "llama", "ggml", "mtmd"))
-    seen += _stamps(Path("/dev"), ("nvidia", "kfd"), modified=False)
-    seen += _stamps(Path("/dev/dri"), ("render",), modified=False)
+    seen += _driver_files()
     seen += sorted(item for item in environ.items() if item[0].endswith("_VISIBLE_DEVICES"))
     return hashlib.sha256(repr(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _driver_files() -> list[tuple[str, int]]:
+    return [
+        *_stamps(Path("/dev"), ("nvidia", "kfd"), modified=False),
+        *_stamps(Path("/dev/dri"), ("render",), modified=False),
+    ]
 
 
 def _boot_id() -> str:
@@ -216,10 +223,20 @@ def _asked(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -
     capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
     if not capabilities.knows("--list-devices"):
         return capabilities
-    return replace(capabilities, devices=_devices(candidate, environ, timeout_s))
+    return _with_devices(capabilities, candidate, environ, timeout_s)
 
 
-def _devices(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> tuple[Device, ...]:
+def _with_devices(
+    known: Capabilities, candidate: Candidate, environ: Mapping[str, str], timeout_s: float
+) -> Capabilities:
+    devices, problem = _devices(candidate, environ, timeout_s)
+    return replace(known, devices=devices, device_problem=problem)
+
+
+def _devices(
+    candidate: Candidate, environ: Mapping[str, str], timeout_s: float
+) -> tuple[tuple[Device, ...], str]:
+    """The devices; where there are none, what the build says of it."""
     (answer,) = _answers(candidate, environ, timeout_s, "--list-devices")
     if answer.too_slow:
         raise BrokenRuntime(
@@ -230,7 +247,7 @@ def _devices(candidate: Candidate, environ: Mapping[str, str], timeout_s: float)
     devices = parse_devices(answer.stdout, answer.stderr)
     if answer.exit_code != 0 and not devices:
         raise broken_runtimes.no_devices(_name(candidate), answer)
-    return devices
+    return devices, "" if devices else problem_in(answer.stderr)
 
 
 def _answers(

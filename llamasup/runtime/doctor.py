@@ -16,10 +16,11 @@ from llamasup.core.doctor_facts import (
     ModelFact,
     NvmlFact,
     Problem,
+    RunningFact,
     RuntimeFact,
 )
 from llamasup.core.doctor_server import settings_in
-from llamasup.core.errors import FolderUnusable, LlamasupError
+from llamasup.core.errors import FolderUnusable, LlamasupError, PortInUse
 from llamasup.core.memory import MemoryEstimate
 from llamasup.core.settings import Settings
 from llamasup.core.units import memory_text
@@ -60,9 +61,16 @@ def gather(
         folders=tuple(_folder_facts(environ)),
         left=leftovers(),
         port_problem=None if port_problem is None else _problem(port_problem),
+        running=_running(port) if isinstance(port_problem, PortInUse) else None,
         config_files=tuple(_config_files(environ)),
         model=None if model is None else _model_fact(model, runtime, environ, used is not None),
     )
+
+
+def _running(port: int) -> RunningFact | None:
+    from llamasup.effects.running import running_at  # with httpx 60 ms, for nothing where the port is free
+
+    return running_at(port)
 
 
 def _gpu_drivers(root: Path = Path("/")) -> frozenset[str]:

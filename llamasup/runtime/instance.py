@@ -22,7 +22,7 @@ from llamasup.core.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.lifecycle import advance
 from llamasup.core.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
-from llamasup.core.warmup import explain_failure, warm_up_request, what_is_missing
+from llamasup.core.warmup import explain_failure, not_answered, warm_up_request, what_is_missing
 from llamasup.effects.logs import LogPump
 from llamasup.effects.oom_kills import oom_kills
 from llamasup.effects.probe import Prober
@@ -403,7 +403,7 @@ class InstanceRunner:
                 async with asyncio.timeout(PUMP_TIMEOUT_S):
                     await generation.child.wait()
                     return
-            missing: str | None = f"{request.path} was not answered: {error!r}"
+            missing: str | None = not_answered(request, error)
         else:
             missing = what_is_missing(request, status, body)
         if missing is None:

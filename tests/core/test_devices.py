@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamasup.core.devices import Device, NvmlGpu, is_amd_card, parse_devices, with_nvml_memory
+from llamasup.core.devices import Device, NvmlGpu, is_amd_card, parse_devices, problem_in, with_nvml_memory
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "devices"
 MIB = 1 << 20
@@ -23,6 +23,28 @@ def only(line: str, log: str = "") -> Device:
 
 def test_a_build_without_accelerator_has_no_devices() -> None:
     assert parse_devices((FIXTURES / "none.txt").read_text()) == ()
+
+
+@pytest.mark.parametrize(
+    ("log", "problem"),
+    [
+        ("", ""),
+        ("ggml_vulkan: No devices found.\n", ""),
+        (
+            "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected\n"
+            "0.00.012.345 I system_info: n_threads = 2\n",
+            "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected",
+        ),
+        (
+            "0.00.001.001 E load_backend: failed to load /opt/libggml-hip.so: libamdhip64.so.6: cannot open\n"
+            "0.00.002.002 E ggml_cuda_init: failed to initialize CUDA: unknown error\n",
+            "ggml_cuda_init: failed to initialize CUDA: unknown error",
+        ),
+        ("error: " + "x" * 5000, "error: " + "x" * 193),
+    ],
+)
+def test_why_there_is_no_device_is_what_was_said_of_it_last(log: str, problem: str) -> None:
+    assert problem_in(log) == problem
 
 
 def test_devices_are_read_with_their_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from llamasup.core.doctor_facts import (
     ModelFact,
     NvmlFact,
     Problem,
+    RunningFact,
     RuntimeFact,
 )
 from llamasup.core.doctor_server import settings_in
@@ -143,6 +145,17 @@ def test_no_gpu_is_no_fault_but_one_that_is_not_used_is() -> None:
     assert "CUDA or Vulkan" in unused.remedy
     assert "nvidia-smi" in unused.remedy
     assert "ROCm" in only("devices", gpu_drivers=frozenset({"AMD"})).remedy
+
+
+def test_what_the_build_says_of_the_devices_that_it_lacks_is_passed_on() -> None:
+    said = "ggml_cuda_init: failed to initialize CUDA: CUDA driver version is insufficient"
+    told = (RuntimeFact("", replace(capabilities(NEW), device_problem=said)),)
+    unused = only("devices", runtimes=told, gpu_drivers=frozenset({"NVIDIA"}))
+    assert not unused.ok
+    assert unused.found.endswith(f"many times slower; the build says: {said}")
+    assert only("devices", runtimes=told) == Check(
+        "devices", True, f"none: the CPU computes; the build says: {said}"
+    )
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
@@ -292,15 +305,14 @@ def test_a_folder_that_was_left_is_told_and_one_that_still_answers_hurts() -> No
         "left behind",
         True,
         "by a llamasup that was killed: /run/llamasup/17-abc",
-        "rm -r /run/llamasup/17-abc",
+        "Nothing: the next llamasup run removes it.",
     )
-    blank = LeftFolder("/run/my folder/17-abc", 17)
-    assert only("left behind", left=(blank,)).remedy == "rm -r '/run/my folder/17-abc'"
     orphan = LeftFolder("/run/llamasup/18-abc", 18, ("/run/llamasup/18-abc/1.sock",))
     check = only("left behind", left=(dead, orphan))
     assert not check.ok
     assert "pid 18" in check.found
     assert "/run/llamasup/18-abc/1.sock" in check.found
+    assert "The next llamasup run ends it." in check.remedy
 
 
 def test_a_port_that_cannot_be_had_says_what_run_would_say() -> None:
@@ -308,6 +320,19 @@ def test_a_port_that_cannot_be_had_says_what_run_would_say() -> None:
     assert only("port", port=0).found == "any free one"
     taken = Problem("port 8080 is in use by nginx (pid 7)", "Choose another.")
     assert only("port", port_problem=taken) == Check("port", False, taken.message, taken.remedy)
+
+
+def test_a_port_that_a_llamasup_has_is_well_and_says_what_it_serves() -> None:
+    taken = Problem("port 8080 is in use by llamasup (pid 7)", "stop that process")
+    running = RunningFact(7, "http://127.0.0.1:8080", ("tiny (ready)", "big (loading)"))
+    check = only("port", port_problem=taken, running=running)
+    assert is_advice(check)
+    assert check.found == (
+        "8080: a llamasup (pid 7) serves tiny (ready), big (loading) at http://127.0.0.1:8080"
+    )
+    assert "another port" in check.remedy
+    idle = only("port", port_problem=taken, running=RunningFact(7, "http://127.0.0.1:8080", ()))
+    assert "serves nothing at" in idle.found
 
 
 # --- other places that llama-server takes options from -------------------------------------------

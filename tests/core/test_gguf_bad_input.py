@@ -360,14 +360,14 @@ def test_a_file_with_neither_tensors_nor_vocabulary() -> None:
         (bytes(64), "zero bytes: a download that reserved its space", "again"),
         (b"\x1f\x8b\x08" + bytes(30), "a gzip archive", "gunzip"),
         (b"Rar!" + bytes(30), "a RAR archive", "Unpack"),
-        (b"something else entirely", "begins with b'somethin'", "Give the path of a .gguf file"),
+        (b"something else entirely", "begins with 'somethin'", "Give the path of a .gguf file"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_is_something_else_is_recognised(begins: bytes, word: str, remedy: str) -> None:
     with pytest.raises(ModelInvalid) as caught:
         read_header(*whole(begins.ljust(24, begins[-1:])))
-    assert caught.value.message.startswith(f"not a GGUF file: it begins with {begins[:8]!r}")
+    assert caught.value.message.startswith("not a GGUF file: it begins with ")
     assert word in caught.value.message
     assert remedy in caught.value.remedy
 
@@ -378,7 +378,19 @@ def test_an_empty_file() -> None:
 
 def test_a_file_of_a_few_bytes() -> None:
     assert refusal(b"GGUF\3\0\0\0") == "the file has 8 bytes, fewer than the 24 that a GGUF file begins with"
-    assert refusal(b"GG") == "not a GGUF file: it begins with b'GG'"
+    assert refusal(b"GG") == "not a GGUF file: it begins with 'GG'"
+
+
+@pytest.mark.parametrize(
+    ("begins", "shown"),
+    [
+        (b"<html>40", "'<html>40'"),
+        (b"PK\x03\x04\0\0\0\0", "50 4b 03 04 00 00 00 00"),
+        ("é".encode() * 8, "c3 a9 c3"),
+    ],
+)
+def test_how_a_file_begins_is_shown_as_people_write_it(begins: bytes, shown: str) -> None:
+    assert f"it begins with {shown}" in refusal(begins.ljust(24, begins[-1:]))
 
 
 @pytest.mark.parametrize(

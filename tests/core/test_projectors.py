@@ -12,7 +12,7 @@ from llamasup.core.gguf import read_header
 from llamasup.core.gguf_writer import KeyValue, TensorPlan, tensor_bytes, write_gguf
 from llamasup.core.model_facts import ModelClass, ModelFacts
 from llamasup.core.projectors import Candidate, Pairing, pair_projector, unwanted
-from tests.core.planning import GIB, NEW, capabilities, from_help, model, planned, reason, value
+from tests.core.planning import GIB, NEW, bert, capabilities, from_help, model, planned, reason, value
 
 MODEL = "/models/gemma-3-4b-it-Q4_K_M.gguf"
 WIDTH = model().embedding_length
@@ -187,6 +187,32 @@ def test_a_wrong_projector_is_refused_with_both_numbers_however_it_was_given(giv
 def test_what_is_no_projector_is_refused() -> None:
     with pytest.raises(UsageInvalid, match=r"--mmproj m\.gguf is of class decoder.* a projector"):
         planned(mmproj="/models/m.gguf", projector=model())
+
+
+@pytest.mark.parametrize("given", [{"mmproj": "/models/m.gguf"}, {"extra": ("--mmproj", "/models/m.gguf")}])
+@pytest.mark.parametrize("facts", [bert(ModelClass.RERANKER, embedding_length=WIDTH), None])
+def test_a_reranker_is_given_no_projector_that_it_would_never_use(
+    given: dict[str, Any], facts: ModelFacts | None
+) -> None:
+    """b11434 answers "documents must be a non-empty string array" to anything but text."""
+    if facts is None:  # a decoder that is to rerank
+        given = {**given, "extra": ("--rerank", *given.get("extra", ()))}
+    with pytest.raises(UsageInvalid, match=r"--mmproj m\.gguf would be loaded and never used") as refused:
+        planned(NEW, facts, projector=PROJECTOR.facts, **given)
+    assert refused.value.exit_code == 2
+
+
+def test_a_decoder_that_is_to_rerank_leaves_the_projector_beside_it_out() -> None:
+    made = planned(found=FOUND, extra=("--rerank",))
+    assert "--mmproj" not in made.argv
+    assert reason(made, "--mmproj") == "left out: a reranker reads text alone"
+    assert made.memory.weights_bytes == model().weights_bytes
+
+
+def test_an_encoder_is_given_its_projector_and_the_plan_says_what_for() -> None:
+    made = planned(NEW, bert(embedding_length=WIDTH), mmproj="/models/mmproj.gguf", projector=PROJECTOR.facts)
+    assert value(made, "--mmproj") == "/models/mmproj.gguf"
+    assert reason(made, "--mmproj") == "the projector asked for, for images among what is embedded"
 
 
 # --- the width, from the header ------------------------------------------------------------------

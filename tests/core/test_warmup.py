@@ -5,7 +5,7 @@ import json
 import pytest
 
 from llamasup.core.gguf import ModelClass
-from llamasup.core.warmup import explain_failure, warm_up_request, what_is_missing
+from llamasup.core.warmup import explain_failure, not_answered, warm_up_request, what_is_missing
 
 TOKEN = warm_up_request(ModelClass.DECODER)
 VECTOR = warm_up_request(ModelClass.ENCODER)
@@ -54,13 +54,22 @@ def test_an_answer_without_substance_is_none(request_: object, answer: object) -
         (500, b'{"error":{"message":"Compute error."}}', "500: Compute error."),
         (501, b'{"detail":"no"}', '501: {"detail":"no"}'),
         (500, b"[1]", "500: [1]"),
-        (200, b"<html>", "not JSON"),
+        (200, b"<html>", "not JSON: <html>"),
+        (200, b"\xff\x00", "not JSON: \ufffd"),
     ],
 )
 def test_a_refusal_is_quoted(status: int, body: bytes, says: str) -> None:
     missing = what_is_missing(TOKEN, status, body)
     assert missing is not None
     assert says in missing
+
+
+def test_what_was_not_answered_says_why_or_at_least_how() -> None:
+    assert (
+        not_answered(TOKEN, OSError("connection refused"))
+        == "/completion was not answered: connection refused"
+    )
+    assert not_answered(TOKEN, TimeoutError()) == "/completion was not answered: TimeoutError"
 
 
 def test_a_failure_is_a_crash_that_may_pass_with_the_last_lines_of_the_log() -> None:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from llamasup.testing.models import big_endian_decoder
-from tests.e2e.driver import command, run_to_end
+from tests.e2e.driver import PATIENCE_S, command, llamasup, on_terminal, run_to_end
 
 pytestmark = [
     pytest.mark.slow,
@@ -206,6 +206,59 @@ def test_a_port_that_is_taken_names_its_holder(fake: tuple[str, ...]) -> None:
     assert report.bad == {"port"}
     assert port in report.found("port")
     assert f"pid {os.getpid()}" in report.found("port")
+
+
+def test_a_port_that_a_llamasup_of_ours_has_is_no_fault(
+    fake: tuple[str, ...], tiny_model: Path, tmp_path: Path
+) -> None:
+    with llamasup(tiny_model, *fake[:2]) as running:
+        port = str(running.wait_for("ready")["port"])
+        report = doctor(*fake[:2], "--port", port)
+        assert running.stop() == 0
+    assert report.bad == set()
+    assert report.found("port") == (
+        f"{port}: a llamasup (pid {running.pid}) serves tiny (ready) at http://127.0.0.1:{port}"
+    )
+    assert "--port 0" in report.remedy("port")
+
+
+def test_a_driver_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
+    program = Path(with_devices(tmp_path))
+    said = "ggml_cuda_init: failed to initialize CUDA: unknown error"
+    program.write_text(program.read_text().replace("--list-devices)", f"--list-devices) echo '{said}' >&2;"))
+    assert said in doctor("--runtime", str(program), "--port", "0").found("devices")
+
+
+def test_who_waits_at_a_terminal_is_told_what_for(tmp_path: Path) -> None:
+    go_on = tmp_path / "go on"
+    program = Path(with_devices(tmp_path))
+    wait = f"while ! [ -e '{go_on}' ]; do sleep 0.05; done;"
+    program.write_text(program.read_text().replace("--list-devices)", f"--list-devices) {wait}"))
+    ours, theirs = os.openpty()
+    child = subprocess.Popen(
+        command("doctor", "--runtime", str(program), "--port", "0"), stdout=subprocess.PIPE, stderr=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while b"asking the runtimes and their devices" not in seen:
+            seen += os.read(ours, 4096)
+        go_on.touch()
+        out, _ = child.communicate(timeout=PATIENCE_S)
+    finally:
+        child.kill()
+        os.close(ours)
+    assert b"devices" in out
+    assert b"\x1b" not in out
+
+
+def test_on_a_narrow_terminal_lines_are_broken_between_words(fake: tuple[str, ...]) -> None:
+    wide = run_to_end("doctor", *fake).stdout
+    narrow = on_terminal(command("doctor", *fake), 60)
+    words = [each for each in narrow.split() if not each[0].isdigit()]
+    assert words == [each for each in wide.split() if not each[0].isdigit()]  # what is free changes
+    assert all(len(line) <= 60 or "/" in line for line in narrow.splitlines())
+    assert any(line.startswith(" " * 20) for line in narrow.splitlines())
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])

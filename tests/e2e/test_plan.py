@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.e2e.driver import run_to_end
+import msgspec
+import pytest
+
+from tests.e2e.driver import command, on_terminal, run_to_end
 
 
 def test_a_variable_that_llamasup_sets_is_shown_with_its_reason_and_others_without(
@@ -36,3 +41,26 @@ def test_how_threads_wait_is_left_to_a_user_who_says_it(
     assert shown["env"]["OMP_WAIT_POLICY"] == "passive"
     assert "GOMP_SPINCOUNT" not in shown["env"]
     assert set(shown["env_reasons"]) <= set(shown["env"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep file names in UTF-8")
+def test_the_plan_of_a_path_outside_utf8_is_json_to_a_strict_parser(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.gguf")
+    shutil.copy(tiny_model, path)
+    done = run_to_end("plan", str(path), "--runtime", fake_server(), "--json")
+    shown = msgspec.json.decode(done.stdout.encode())  # refuses half a surrogate pair
+    escaped = f"{tmp_path}/caf\\xe9.gguf"
+    assert shown["model"] == escaped
+    assert escaped in shown["argv"]
+
+
+def test_on_a_narrow_terminal_reasons_are_broken_between_words(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    arguments = command("plan", str(tiny_model), "--runtime", fake_server())
+    why = on_terminal(arguments, 70).split("Why:\n")[1].split("\n\nLeft out")[0]
+    assert all(len(line) <= 70 or "/" in line for line in why.splitlines())
+    # The model's path makes the second column wide, so that reasons go beneath.
+    assert "\n  --jinja\n      the model's own chat template, tools included\n" in why

@@ -494,6 +494,42 @@ def test_the_second_time_nothing_is_asked(tmp_path: Path, embedded: Path) -> Non
     assert len(asked(tmp_path)) == 3
 
 
+def cuda_that_fails(tmp_path: Path) -> None:
+    program = tmp_path / "embedded.sh"
+    said = "ggml_cuda_init: failed to initialize CUDA: unknown error"
+    listed = "echo '  CUDA0: Some GPU (24080 MiB, 23671 MiB free)'"
+    assert listed in program.read_text()
+    program.write_text(program.read_text().replace(listed, f"echo '{said}' >&2"))
+
+
+def test_what_a_build_says_of_the_devices_that_it_does_not_find_is_kept(
+    tmp_path: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "_driver_files", list)
+    cuda_that_fails(tmp_path)
+    first, second = find(None, tmp_path).capabilities, find(None, tmp_path).capabilities
+    assert first.devices == ()
+    assert first.device_problem == "ggml_cuda_init: failed to initialize CUDA: unknown error"
+    assert second == first
+    assert asked(tmp_path) == ["--help", "--list-devices", "--version"]
+
+
+def test_where_there_is_a_driver_that_failed_it_is_tried_again(
+    tmp_path: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its module may have been loaded anew meanwhile, which no file tells."""
+    monkeypatch.setattr(runtimes, "_driver_files", lambda: [("nvidia0", 0)])
+    program = tmp_path / "embedded.sh"
+    works = program.read_text()
+    cuda_that_fails(tmp_path)
+    assert find(None, tmp_path).capabilities.devices == ()
+    program.write_text(works)
+    mended = find(None, tmp_path).capabilities
+    assert [device.name for device in mended.devices] == ["CUDA0"]
+    assert mended.device_problem == ""
+    assert asked(tmp_path) == ["--help", "--list-devices", "--list-devices", "--version"]
+
+
 def test_devices_are_asked_for_each_time_since_others_use_their_memory_too(
     tmp_path: Path, embedded: Path
 ) -> None:

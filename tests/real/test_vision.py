@@ -105,3 +105,29 @@ def test_between_two_models_the_name_decides(llama_server: str, folder: Path) ->
     assert f"--mmproj {folder / 'mmproj-tiny-F16.gguf'}" in planned.stdout
     planned = run_to_end("plan", str(folder / "other-F32.gguf"), "--runtime", llama_server)
     assert "--mmproj " + str(folder) not in planned.stdout
+
+
+def test_an_encoder_embeds_what_it_is_shown(runtime: str, folder: Path) -> None:
+    (folder / "encoder.gguf").write_bytes(models.tiny_encoder())
+    arguments = ("--runtime", runtime, "--mmproj", str(folder / "mmproj-F16.gguf"))
+    with llamasup(folder / "encoder.gguf", *arguments) as running:
+        marker = httpx.get(f"{running.url}/props").json()["media_marker"]
+
+        def embedded(picture: bytes | None) -> Any:
+            image = vision.picture_url(picture).partition(",")[2]
+            content = {"prompt_string": f"see {marker}", "multimodal_data": [image]}
+            answer = httpx.post(f"{running.url}/embeddings", json={"content": content}, timeout=60)
+            assert answer.status_code == 200, answer.text
+            return answer.json()[0]["embedding"]
+
+        red = vision.picture(colour=lambda _x, _y: (255, 0, 0))
+        assert embedded(None) == embedded(None) != embedded(red)
+        assert running.stop() == 0
+
+
+def test_a_reranker_is_not_given_a_projector_that_it_would_never_use(runtime: str, folder: Path) -> None:
+    (folder / "reranker.gguf").write_bytes(models.tiny_reranker())
+    arguments = ("--port", "0", "--runtime", runtime, "--mmproj", str(folder / "mmproj-F16.gguf"))
+    refused = run_to_end("run", str(folder / "reranker.gguf"), *arguments)
+    assert refused.returncode == 2
+    assert "a reranker reads text alone" in refused.stderr
