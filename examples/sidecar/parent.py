@@ -1,0 +1,70 @@
+"""Runs a model beside a Python program: starts llamasup, asks once, stops it.
+
+python parent.py [MODEL]
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import urllib.request
+
+START_TIMEOUT_S, REQUEST_TIMEOUT_S, STOP_TIMEOUT_S = 120, 60, 45
+
+
+def main() -> int:
+    model = sys.argv[1] if len(sys.argv) > 1 else "demo"
+    command = shlex.split(os.environ.get("LLAMASUP", "llamasup"))
+    llamasup = subprocess.Popen(
+        [*command, "run", model, "--sidecar"],
+        stdin=subprocess.PIPE,  # kept open: its end, also by our death, is what stops llamasup
+        stdout=subprocess.PIPE,  # events
+        stderr=None,  # what it says to people goes where our own words go
+        text=True,
+    )
+    try:
+        ready = wait_until_ready(llamasup)
+        print(ask(ready["url"], "Once upon a time"))
+    finally:
+        llamasup.stdin.close()  # ask it to stop
+        try:
+            llamasup.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            llamasup.kill()  # what it has started goes with it
+            llamasup.wait()
+    return llamasup.returncode
+
+
+def wait_until_ready(llamasup: subprocess.Popen) -> dict:
+    """The `ready` event. A thread goes on reading, so that llamasup can go on writing."""
+    ready, told = {}, threading.Event()
+
+    def read_events() -> None:
+        for line in llamasup.stdout:
+            event = json.loads(line)
+            if event["event"] == "ready":
+                ready.update(event)
+                told.set()
+        told.set()  # it has ended
+
+    threading.Thread(target=read_events, daemon=True).start()
+    if not told.wait(START_TIMEOUT_S):
+        raise TimeoutError("llamasup was not ready in time")
+    if not ready:
+        raise RuntimeError(f"llamasup ended with {llamasup.wait()} (see its messages above)")
+    return ready
+
+
+def ask(url: str, prompt: str) -> str:
+    body = json.dumps({"prompt": prompt, "n_predict": 16}).encode()
+    request = urllib.request.Request(
+        f"{url}/completion", data=body, headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
+        return json.load(response)["content"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""llamasup as another program's sidecar: one line to read, one pipe to hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.driver import (
+    PATIENCE_S,
+    Llamasup,
+    adopted,
+    command,
+    run_to_end,
+    seconds_until_gone,
+)
+
+pytestmark = pytest.mark.slow
+
+ServerMaker = Callable[..., str]
+
+
+@contextmanager
+def sidecar(model: Path, *arguments: str, **options: Any) -> Iterator[Llamasup]:
+    """``llamasup run MODEL --sidecar ARGUMENTS…`` with all three pipes."""
+    process = subprocess.Popen(
+        command("run", str(model), "--sidecar", *arguments),
+        **{
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            **options,
+        },
+    )
+    try:
+        with adopted(process) as running:
+            yield running
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def end_stdin(running: Llamasup) -> None:
+    assert running.process.stdin is not None
+    running.process.stdin.close()
+
+
+def test_any_free_port_events_on_stdout_and_a_stop_at_the_end_of_stdin(
+    tiny_model: Path, fake_server: ServerMaker, own_folders: Path
+) -> None:
+    with sidecar(tiny_model, "--runtime", fake_server()) as running:
+        ready = running.wait_for("ready")
+        assert ready["port"] not in (0, 8080)
+        assert httpx.get(f"{ready['url']}/health").status_code == 200
+        children = running.children()
+        end_stdin(running)
+        assert running.end() == 0
+        assert running.wait_for("stopped") == {"event": "stopped", "protocol": 1}
+        assert "Standard input ended: stopping." in running.said
+        seconds_until_gone(children)
+    assert list((own_folders / "run" / "llamasup").iterdir()) == []
+
+
+def test_a_port_that_was_chosen_holds(tiny_model: Path, fake_server: ServerMaker) -> None:
+    with sidecar(tiny_model, "--runtime", fake_server()) as first:
+        free = first.wait_for("ready")["port"]
+    with sidecar(tiny_model, "--runtime", fake_server(), "--port", str(free)) as running:
+        assert running.wait_for("ready")["port"] == free
+        end_stdin(running)
+        assert running.end() == 0
+
+
+def test_what_the_parent_writes_is_taken_and_means_nothing(
+    tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    with sidecar(tiny_model, "--runtime", fake_server()) as running:
+        running.wait_for("ready")
+        assert running.process.stdin is not None
+        running.process.stdin.write("words\n" * 50_000)  # several times what a pipe holds
+        running.process.stdin.flush()
+        assert httpx.get(f"{running.url}/health").status_code == 200
+        end_stdin(running)
+        assert running.end() == 0
+
+
+def test_a_stdin_that_has_ended_before_the_start_is_a_stop(
+    tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    """The parent died while it was starting us; nothing is loaded for nobody."""
+    done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--sidecar", input="")
+    assert done.returncode == 0
+    assert "Standard input ended: stopping." in done.stderr
+    assert "ready" not in done.stdout
+
+
+@pytest.mark.parametrize("what", ["/dev/null", "a file"])
+def test_a_stdin_where_nobody_can_be_is_refused_with_the_way_out(
+    what: str, tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    """``stdio: 'ignore'`` of Node, Electron and Tauri is /dev/null."""
+    with Path(os.devnull if what == "/dev/null" else tiny_model).open("rb") as stdin:
+        done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--sidecar", stdin=stdin)
+    assert done.returncode == 2
+    assert f"that is {what}" in done.stderr
+    assert "--parent-pid" in done.stderr
+    assert "pipe" in done.stderr
+    assert done.stdout == ""
+
+
+def test_with_a_parents_number_stdin_may_be_dev_null(tiny_model: Path, fake_server: ServerMaker) -> None:
+    with subprocess.Popen(["sleep", "600"]) as parent:
+        words = ("--runtime", fake_server(), "--parent-pid", str(parent.pid))
+        with sidecar(tiny_model, *words, stdin=subprocess.DEVNULL) as running:
+            running.wait_for("ready")
+            parent.kill()
+            assert running.end() == 0
+            assert "The parent ended: stopping." in running.said
+
+
+def test_a_parent_that_nobody_has_waited_for_has_ended_too(
+    tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    with subprocess.Popen(["sleep", "600"]) as parent:
+        words = ("--runtime", fake_server(), "--parent-pid", str(parent.pid))
+        with sidecar(tiny_model, *words) as running:
+            running.wait_for("ready")
+            os.kill(parent.pid, signal.SIGKILL)  # and it stays a zombie
+            assert running.end() == 0
+        again = run_to_end("run", str(tiny_model), *words)
+        assert again.returncode == 2
+        assert "no such process" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [("0", "cannot be"), ("-5", "cannot be"), ("99999999999999999999", "no such process"), ("x", "x")],
+)
+def test_a_number_that_is_nobodys_is_refused(
+    number: str, why: str, tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), f"--parent-pid={number}")
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_number_that_another_process_has_got_since_is_refused(
+    tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    """A process that began after llamasup is not the one that started it. Here the shell is to become it."""
+    begin = 'sleep 600 >/dev/null 2>&1 & exec "$@" --parent-pid $!'
+    words = command("run", str(tiny_model), "--runtime", fake_server(), "--port", "0")
+    with subprocess.Popen(["sh", "-c", begin, "sh", *words], stderr=subprocess.PIPE, text=True) as process:
+        (sleeper,) = _children(process.pid)
+        try:
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            sleeper.kill()
+            process.kill()
+    assert process.returncode == 2
+    assert f"--parent-pid {sleeper.pid}: that process began after this one" in said
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    while not (children := psutil.Process(pid).children()):
+        pass
+    return children
+
+
+def test_a_parent_that_closes_stdout_and_stderr_stops_nothing(
+    tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    process = subprocess.Popen(
+        command("run", str(tiny_model), "--sidecar", "--runtime", fake_server()),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url = next(event["url"] for line in process.stdout if (event := json.loads(line))["event"] == "ready")
+        process.stdout.close()
+        process.stderr.close()
+        (child,) = psutil.Process(process.pid).children()
+        child.kill()  # which it tells of, to nobody
+        while [each.pid for each in psutil.Process(process.pid).children()] in ([], [child.pid]):
+            assert process.poll() is None
+        answer = httpx.post(f"{url}/completion", json={"prompt": "x"}, timeout=PATIENCE_S)
+        assert answer.status_code == 200
+        process.stdin.close()
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_sigterm_and_then_the_end_of_the_parent_is_one_stop_in_a_hurry(
+    tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    """An application that quits: it asks kindly and is gone. A stream in flight cannot hold us for 30 s."""
+    with sidecar(tiny_model, "--runtime", fake_server("token_s=60"), "--no-warmup") as running:
+        url = running.url
+        with httpx.Client(timeout=PATIENCE_S) as client:
+            request = client.build_request("POST", f"{url}/completion", json={"prompt": "x", "stream": True})
+            response = client.send(request, stream=True)
+            running.ask(signal.SIGTERM)
+            running.wait_for("state", state="draining")
+            end_stdin(running)
+            assert running.end() == 0
+            response.close()
+        assert running.said.count("stopping.") == 1

@@ -1,0 +1,123 @@
+"""The examples of docs/sidecar.md, run as they stand."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, await_removed, seconds_until_gone
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "sidecar"
+INTERPRETERS = {"parent.py": sys.executable, "parent.mjs": "node", "parent.sh": "sh"}
+NEEDS = {"parent.mjs": ("node",), "parent.sh": ("curl",)}
+
+examples = pytest.mark.parametrize("name", INTERPRETERS)
+pytestmark = pytest.mark.slow
+
+
+def example(name: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    for program in NEEDS.get(name, ()):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is missing")
+    monkeypatch.setenv("LLAMASUP", shlex.join([sys.executable, "-m", "llamasup"]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return [INTERPRETERS[name], str(EXAMPLES / name), str(model)]
+
+
+def run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=PATIENCE_S, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+def assert_nothing_left(home: Path) -> None:
+    assert psutil.Process().children(recursive=True) == []
+    assert list((home / "run" / "llamasup").iterdir()) == []
+
+
+def test_every_example_is_here_and_in_the_docs() -> None:
+    assert {path.name for path in EXAMPLES.iterdir()} == set(INTERPRETERS)
+    docs = (ROOT / "docs" / "sidecar.md").read_text("utf-8")
+    for name in INTERPRETERS:
+        assert f"examples/sidecar/{name}" in docs
+
+
+@examples
+def test_an_example_asks_once_and_leaves_nothing(
+    name: str,
+    tiny_model: Path,
+    fake_server: Callable[..., str],
+    own_folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
+    done = run(example(name, tiny_model, monkeypatch))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "stopped" in done.stderr
+    assert_nothing_left(own_folders)
+
+
+@pytest.mark.real
+@examples
+def test_an_example_gets_an_answer_of_a_real_server(
+    name: str, runtime: str, tiny_model: Path, own_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMASUP_RUNTIME", runtime)
+    done = run(example(name, tiny_model, monkeypatch))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip()) > 5
+    assert_nothing_left(own_folders)
+
+
+@examples
+def test_an_example_says_that_llamasup_could_not_start(
+    name: str, tmp_path: Path, fake_server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
+    done = run(example(name, tmp_path / "no-such.gguf", monkeypatch))
+    assert done.returncode != 0
+    assert "no-such.gguf" in done.stderr
+    assert "llamasup ended" in done.stderr
+
+
+@examples
+def test_an_example_that_is_killed_takes_everything_with_it(
+    name: str,
+    tiny_model: Path,
+    fake_server: Callable[..., str],
+    own_folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server("load_s=60"))
+    with subprocess.Popen(
+        example(name, tiny_model, monkeypatch), stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+    ) as parent:
+        try:
+            family: list[psutil.Process] = []
+            while not any(map(_serves, family)):
+                assert parent.poll() is None
+                family = psutil.Process(parent.pid).children(recursive=True)
+            (folder,) = (own_folders / "run" / "llamasup").iterdir()
+        finally:
+            os.kill(parent.pid, signal.SIGKILL)
+        seconds_until_gone(family)
+        await_removed(folder)
+
+
+def _serves(process: psutil.Process) -> bool:
+    """Whether it is the llama-server, and not one that is only asked what it can do."""
+    try:
+        return "--model" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
