@@ -14,11 +14,17 @@ from pathlib import Path
 
 import psutil
 
+from llamasup.core.unit_file import is_hidden
+from llamasup.effects.units import unreadable_by_others
+
 __all__ = ["INSIDE", "Machine", "booted", "why_not"]
 
 INSIDE = Path("/run/test")
 """Where the work folder is seen from inside."""
 PATIENCE_S = 60.0
+_PREFIXES = (sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parents[1]))
+KEPT = tuple(dict.fromkeys([str(Path(__file__).parents[2]), *_PREFIXES]))
+"""What a service of these tests runs: the project and its Python."""
 _TICK_S = 0.05
 
 # Services log into the work folder; there is no journal.
@@ -43,7 +49,10 @@ def why_not() -> str | None:
         text=True,
         check=False,
     )
-    return f"namespaces with cgroups cannot be made: {done.stderr.strip()}" if done.returncode else None
+    if done.returncode != 0:
+        return f"namespaces with cgroups cannot be made: {done.stderr.strip()}"
+    closed = unreadable_by_others(KEPT, [path for path in KEPT if is_hidden(path)])
+    return None if closed is None else f"a service's own user could not run this: {closed}"
 
 
 class Machine:
@@ -122,7 +131,7 @@ def booted(work: Path, *, cgroups: str = "v2") -> Iterator[Machine]:
     (units / "test.target").write_text("[Unit]\nDefaultDependencies=no\n")
     work.chmod(0o755)
     process = subprocess.Popen(
-        ["bash", str(Path(__file__).with_name("boot.sh")), str(work), cgroups],
+        ["bash", str(Path(__file__).with_name("boot.sh")), str(work), cgroups, *KEPT],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
