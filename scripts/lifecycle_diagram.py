@@ -1,0 +1,110 @@
+"""Draws the states of an instance into docs/design.md, from the table that runs them.
+
+    python scripts/lifecycle_diagram.py            write it
+    python scripts/lifecycle_diagram.py --check    exit code 1 if it is not what the table says
+
+Nothing is drawn by hand: every state that can be reached is, by every event in every one, for servers with
+and without a proof, and with and without another try after a crash loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from llamasup.core import instance as core
+from llamasup.core.backoff import RestartPolicy
+from llamasup.core.bounds import Adjustment, Bounds
+from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.instance import Event, Instance, Policy, State
+from llamasup.core.lifecycle import TABLE, advance
+
+DOC = Path(__file__).parents[1] / "docs" / "design.md"
+BEGIN, END = "<!-- states: scripts/lifecycle_diagram.py -->\n", "<!-- end of states -->\n"
+
+CRASH = Diagnosis("killed", "", "", (), deterministic=False, exit_code=75)
+VERDICTS = (
+    CRASH,
+    replace(CRASH, deterministic=True),
+    replace(CRASH, adjustment=Adjustment(1, 3, (), Bounds())),
+)
+POLICIES = tuple(
+    Policy(warm_up=warm_up, restart=RestartPolicy(half_open_s=half_open_s))
+    for warm_up in (True, False)
+    for half_open_s in (None, 300.0)
+)
+ASKED = (core.StartAsked, core.StopAsked, core.KillAsked, core.RestartAsked)
+WITH_VERDICT = (core.SpawnFailed, core.WarmupFailed, core.Doomed, core.Hung, core.Exited)
+
+
+def events_at(instance: Instance) -> Iterator[Event]:
+    for kind in TABLE[instance.state]:
+        if kind in ASKED:
+            yield kind()
+        elif kind is core.Woke:
+            yield core.Woke(instance.ticket)
+        elif kind is core.Spawned:
+            yield core.Spawned(instance.generation, 1)
+        elif kind in WITH_VERDICT:
+            yield from (kind(instance.generation, verdict) for verdict in VERDICTS)
+        else:
+            yield kind(instance.generation)
+
+
+def alike(instance: Instance) -> Instance:
+    """The same as far as what may follow goes."""
+    crashes = instance.crashes[: RestartPolicy().most_crashes + 1]  # more make no difference
+    return replace(instance, generation=1, ticket=1, restarts=0, last=None, crashes=crashes)
+
+
+def edges() -> dict[tuple[State, State], set[str]]:
+    found: dict[tuple[State, State], set[str]] = {}
+    for policy in POLICIES:
+        seen, todo = {alike(Instance())}, [Instance()]
+        while todo:
+            here = todo.pop()
+            for event in events_at(here):
+                there, _ = advance(here, event, policy, now_s=0.0, roll=0.5)
+                if there.state is not here.state:
+                    found.setdefault((here.state, there.state), set()).add(type(event).__name__)
+                if alike(there) not in seen:
+                    seen.add(alike(there))
+                    todo.append(there)
+    return found
+
+
+def diagram() -> str:
+    order = list(State)
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> stopped"]
+    for (before, after), names in sorted(
+        edges().items(), key=lambda edge: (order.index(edge[0][0]), order.index(edge[0][1]))
+    ):
+        lines.append(f"    {before} --> {after}: {', '.join(sorted(names))}")
+    return "\n".join([*lines, "```", ""])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--doc", type=Path, default=DOC)
+    options = parser.parse_args()
+    text = options.doc.read_text("utf-8")
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not (begin and end):
+        print(f"{options.doc} has no place for the diagram: {BEGIN.strip()} … {END.strip()}", file=sys.stderr)
+        return 2
+    fresh = head + BEGIN + diagram() + END + tail
+    if options.check and fresh != text:
+        print(f"{options.doc} is stale: run python scripts/lifecycle_diagram.py", file=sys.stderr)
+        return 1
+    if fresh != text:
+        options.doc.write_text(fresh, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
