@@ -95,7 +95,7 @@ def wrap_job(options: WrapOptions) -> Job:
         listen=lambda: (
             given_front(options.sockets, tls)
             if options.sockets
-            else listen(line.hosts, line.port, reuse_port=line.reuse_port, tls=tls)
+            else listen(line.hosts, line.port, reuse_port=line.reuse_port, dual_stack=True, tls=tls)
         ),
         proxy=ProxyConfig(
             api_keys=wrapping.api_keys if options.strict else (),

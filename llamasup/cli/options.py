@@ -135,7 +135,7 @@ LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json")]
 Command = Annotated[
     list[str],
     typer.Argument(
-        metavar="-- COMMAND [ARGS]...", help="llama-server and its flags, as they are.", show_default=False
+        metavar="COMMAND", help="After --: llama-server and its flags, as they are.", show_default=False
     ),
 ]
 Strict = Annotated[

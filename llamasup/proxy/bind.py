@@ -16,8 +16,10 @@ __all__ = ["bind", "bind_unix"]
 BACKLOG = 1024  # connects that arrive in one burst before the loop comes round to accept them
 
 
-def bind(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socket]:
+def bind(host: str, port: int, *, reuse_port: bool = False, dual_stack: bool = False) -> list[socket.socket]:
     """Listening sockets for every address of ``host``; ``port`` 0 takes any free one, the same for all.
+
+    ``dual_stack``: an IPv6 address takes IPv4 as well, where ``::`` means every address there is.
 
     Raises PortInUse, with the holder's name when it can be known, and PortNotAllowed.
     """
@@ -38,7 +40,7 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socke
                 absent = error
                 continue
             try:
-                _listen(sock, (address[0], port, *address[2:]), reuse_port=reuse_port)
+                _listen(sock, (address[0], port, *address[2:]), reuse_port=reuse_port, dual_stack=dual_stack)
             except OSError as error:
                 sock.close()
                 if error.errno == errno.EADDRNOTAVAIL and len(found) > 1:
@@ -85,13 +87,13 @@ def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
     return sock
 
 
-def _listen(sock: socket.socket, address: tuple[object, ...], *, reuse_port: bool) -> None:
+def _listen(sock: socket.socket, address: tuple[object, ...], *, reuse_port: bool, dual_stack: bool) -> None:
     if sys.platform != "win32":  # there it would let two processes share the port
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if reuse_port:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if sock.family == socket.AF_INET6:
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
     sock.bind(address)
     sock.listen(BACKLOG)  # now: two processes may both bind a port that neither listens on
     sock.setblocking(False)

@@ -71,7 +71,8 @@ class Downstream(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
         proxy = self.proxy
         address = transport.get_extra_info("sockname")
-        local_host = address[0] if isinstance(address, tuple) else ""
+        # An IPv6 socket that takes IPv4 too shows those addresses as ::ffff:127.0.0.1.
+        local_host = address[0].removeprefix("::ffff:") if isinstance(address, tuple) else ""
         self._reader = RequestReader(proxy.limits, self._door, local_host, proxy.next_id)
         self.transport.set_write_buffer_limits(high=proxy.limits.write_buffer_bytes)
         self._deadline = monotonic() + proxy.limits.head_s

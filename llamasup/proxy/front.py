@@ -36,15 +36,23 @@ class Front:
 
 
 def listen(
-    hosts: Sequence[str], port: int, *, reuse_port: bool = False, tls: ssl.SSLContext | None = None
+    hosts: Sequence[str],
+    port: int,
+    *,
+    reuse_port: bool = False,
+    dual_stack: bool = False,
+    tls: ssl.SSLContext | None = None,
 ) -> Front:
     """Take every address. ``hosts`` are names, addresses and paths that end in ``.sock``; all share ``port``.
+
+    ``dual_stack``: where it is the only address, ``::`` takes IPv4 as well.
 
     Raises PortInUse and PortNotAllowed; then nothing is taken.
     """
     sockets: list[socket] = []
     files: dict[Path, tuple[int, int]] = {}
     addresses: list[Address] = []
+    dual_stack = dual_stack and [host for host in hosts if not host.endswith(".sock")] == ["::"]
     try:
         for host in hosts:
             if host.endswith(".sock"):
@@ -54,7 +62,7 @@ def listen(
                     files[Path(host).absolute()] = made
                 addresses.append(UnixAddress(host))
             else:
-                sockets += bind(host, port, reuse_port=reuse_port)
+                sockets += bind(host, port, reuse_port=reuse_port, dual_stack=dual_stack)
                 port = sockets[-1].getsockname()[1]  # 0: all take the same
                 addresses.append(TcpAddress(host, port, tls=tls is not None))
     except BaseException:

@@ -13,6 +13,8 @@ import pytest
 from llamasup.core.address import TcpAddress, UnixAddress
 from llamasup.core.errors import ConfigInvalid, PortInUse, PortNotAllowed
 from llamasup.proxy.front import listen, tls_context
+from tests.proxy.conftest import MakeRig
+from tests.proxy.rig import Wire, get, status
 
 
 def test_all_addresses_share_the_port_and_the_first_of_them_is_told(tmp_path: Path) -> None:
@@ -84,3 +86,29 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_pa
     subprocess.run([*words, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
     with pytest.raises(ConfigInvalid, match=str(key)):
         tls_context(str(key), str(certificate))
+
+
+@pytest.mark.parametrize(("hosts", "reached"), [(["::"], True), (["::", "127.0.0.2"], False)])
+def test_every_address_there_is_means_ipv4_too_unless_others_are_named(
+    hosts: list[str], reached: bool
+) -> None:
+    """As llama-server (b11434) [run]."""
+    front = listen(hosts, 0, dual_stack=True)
+    port = front.sockets[0].getsockname()[1]
+    try:
+        for host, answers in (("::1", True), ("127.0.0.1", reached)):
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as client:
+                assert (client.connect_ex((host, port)) == 0) is answers
+    finally:
+        front.close()
+
+
+def test_the_ipv4_address_by_which_a_client_came_is_a_name_of_the_server(make_rig: MakeRig) -> None:
+    rig = make_rig(sockets=listen(["::"], 0, dual_stack=True).sockets)
+    client = Wire(socket.create_connection(("127.0.0.2", rig.address[1])))
+    try:
+        for host, code in ((b"127.0.0.2", 200), (b"127.0.0.3", 403)):
+            client.send(get(b"/livez").replace(b"Host: localhost", b"Host: " + host))
+            assert status(client.message()[0]) == code
+    finally:
+        client.close()
