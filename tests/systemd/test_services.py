@@ -104,6 +104,10 @@ def test_the_sandboxed_service_serves_a_model_in_somebodys_home(
     assert service.answer() == 8
     main = machine.main(service.unit)
     assert main.uids().real not in (0, 65534)
+    (server,) = [each for each in machine.pids(service.unit) if "--load-mode" in each.cmdline()]
+    if "mmap+mlock" in server.cmdline():
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        assert "VmLck:\t       0 kB" not in status  # LimitMEMLOCK=, and the call filter lets it
     seen = Path(f"/proc/{main.pid}/root/home")
     assert [path.name for path in seen.rglob("*") if path.is_file()] == ["100% tiny.gguf"]
     told = machine.llamasup("service", "status", service.name, "--json").stdout
