@@ -61,9 +61,9 @@ class Narrator:
                 self._state_changed(model, state, generation)
             case ServerExited():
                 self._server_exited(notice)
-            case ServerWarned(model, message, remedy):
+            case ServerWarned(model, generation, message, remedy):
                 text = error_text(message, remedy)
-                self._view.say("warning", "warning", text, model=model, remedy=remedy)
+                self._view.say("warning", "warning", text, model=model, generation=generation, remedy=remedy)
             case Ready():
                 self._ready(notice)
             case Stopped():

@@ -42,6 +42,7 @@ class ServerWarned:
     """A child will serve, but not as it was asked to."""
 
     model: str
+    generation: int
     message: str
     remedy: str
 
@@ -81,8 +82,8 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
                 generation=generation,
                 **({} if diagnosis.adjustment is None else {"adjustment": _adjustment(diagnosis.adjustment)}),
             )
-        case ServerWarned(model, message, remedy):
-            return _object("warning", model=model, message=message, remedy=remedy)
+        case ServerWarned(model, generation, message, remedy):
+            return _object("warning", model=model, generation=generation, message=message, remedy=remedy)
         case Ready(address, pid, models):
             return _object("ready", url=address.url, **_place(address), pid=pid, models=list(models))
         case Stopped():

@@ -319,7 +319,7 @@ class InstanceRunner:
             case Doom(diagnosis) if generation.plan.checked:
                 self.post(core.Doomed(generation.number, self._adjusted(generation, diagnosis)))
             case Warned(message, remedy):
-                self._bus.publish(ServerWarned(self.model, message, remedy))
+                self._bus.publish(ServerWarned(self.model, generation.number, message, remedy))
             case SizeTold() if len(generation.size_lines) < _MOST_SIZE_LINES:
                 generation.size_lines.append(line)
             case _:

@@ -24,8 +24,9 @@ N = TypeVar("N")
 class Serving:
     """A running service, what it has told, and a client of it."""
 
-    def __init__(self, service: Service, client: httpx.AsyncClient) -> None:
+    def __init__(self, service: Service, bus: Bus, client: httpx.AsyncClient) -> None:
         self.service = service
+        self.bus = bus
         self.client = client
         self.notices: list[Notice] = []
         self._news = asyncio.Condition()
@@ -77,7 +78,7 @@ async def serving(model: object, *, runtime: str, **options: Any) -> AsyncIterat
     bus.listen(notices.put_nowait)
     async with asyncio.TaskGroup() as tasks, httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
         run = tasks.create_task(service.run())
-        telling = tasks.create_task(tell((it := Serving(service, client)), notices))
+        telling = tasks.create_task(tell((it := Serving(service, bus, client)), notices))
         try:
             yield it
         finally:

@@ -1,0 +1,89 @@
+"""How soon an end is seen, and when the next start comes: real children, no measured milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from llamasup.core.backoff import RestartPolicy
+from llamasup.core.instance import State
+from llamasup.effects.process import spawn
+from llamasup.runtime.events import ServerExited, StateChanged
+from llamasup.testing.fake_server import install
+from tests.e2e.service import serving
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_death_is_seen_in_the_next_turns_of_the_loop(run: Callable[..., None]) -> None:
+    """S1. The kernel is asked directly when it is dead; from then on only turns are counted: whoever polls
+    with a timer does not come round in five turns that do nothing."""
+
+    async def test() -> None:
+        child = spawn(("/bin/sleep", "1000"), env={"PATH": os.defpath}, cwd=Path("/"))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                waiting = tasks.create_task(child.wait())
+                await asyncio.sleep(0)
+                os.kill(child.pid, signal.SIGKILL)
+                os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - on purpose
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                seen = waiting.done()
+            assert seen
+            with pytest.raises(ChildProcessError):  # and it is reaped
+                os.waitpid(child.pid, os.WNOHANG)  # noqa: ASYNC222 - does not wait
+        finally:
+            os.close(child.output_fd)
+
+    run(test())
+
+
+def test_restarts_wait_as_long_as_they_say_and_longer_each_time(tiny_model: Path, tmp_path: Path) -> None:
+    """S2: no start before its time; what is said is the delay of the policy within its jitter."""
+    runtime = install(tmp_path / "llama-server", "exit=load:1")
+    policy = RestartPolicy(first_delay_s=0.1, longest_delay_s=0.4, most_crashes=5, half_open_s=1000.0)
+    at_s: dict[tuple[str, int], float] = {}
+
+    async def test() -> list[ServerExited]:
+        loop = asyncio.get_running_loop()
+        async with serving(tiny_model, runtime=str(runtime), restart=policy) as it:
+
+            def note(notice: object) -> None:
+                match notice:
+                    case ServerExited(generation=generation):
+                        at_s["exit", generation] = loop.time()
+                    case StateChanged(state=State.STARTING, generation=generation):
+                        at_s["start", generation] = loop.time()
+
+            it.bus.listen(note)
+            await it.reaches(State.FAILED, 6)
+            return [notice for notice in it.notices if isinstance(notice, ServerExited)]
+
+    exits = asyncio.run(test())
+    said = [exited.restart_in_s or 0.0 for exited in exits]
+    assert said == pytest.approx([0.1, 0.2, 0.4, 0.4, 0.4, 1000.0], rel=0.2 + 1e-9)
+    waited = [at_s["start", number + 1] - at_s["exit", number] for number in range(1, 6)]
+    # The loop's clock may run a millisecond ahead of its timers.
+    assert all(real >= promised - 0.002 for real, promised in zip(waited, said, strict=False))
+
+
+def test_the_first_crash_of_a_server_that_served_is_answered_at_once(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    runtime = install(tmp_path / "llama-server")
+
+    async def test() -> None:
+        async with serving(tiny_model, runtime=str(runtime)) as it:
+            await it.reaches(State.READY, 1)
+            os.kill(it.pid, signal.SIGKILL)
+            exited = await it.exit_of(1)
+            assert (exited.restart_in_s, exited.diagnosis.cause) == (0.0, "killed")
+            await it.reaches(State.READY, 2)
+
+    asyncio.run(test())
