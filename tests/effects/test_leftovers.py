@@ -1,8 +1,12 @@
-"""Folders of runs that have ended: told from those of runs that go on, and only looked at."""
+"""Folders of runs that have ended: told from those of runs that go on, looked at, and swept."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,8 +18,8 @@ import pytest
 
 from llamasup.core.doctor_facts import LeftFolder
 from llamasup.effects import files
-from llamasup.effects.files import run_folder, run_folders
-from llamasup.effects.leftovers import leftovers
+from llamasup.effects.files import cache_folder, claim, run_folder, run_folders, state_folder
+from llamasup.effects.leftovers import leftovers, remember_ready_file, sweep
 
 
 @pytest.fixture
@@ -100,3 +104,124 @@ def test_what_is_no_folder_of_a_run_is_passed_over(base: Path, dead: int) -> Non
 def test_the_folder_of_another_user_is_none_of_ours(base: Path, dead: int) -> None:
     os.chown(made(base / "llamasup" / f"{dead}-abc"), 12345, 12345)
     assert leftovers() == ()
+
+
+# --- the sweep -----------------------------------------------------------------------------------
+
+
+def test_a_sweep_removes_what_is_left_and_tells_of_it_once(base: Path, dead: int) -> None:
+    folder = made(base / "llamasup" / f"{dead}-abc")
+    (folder / "config").mkdir()
+    (folder / "config" / "file").touch()
+    (one,) = sweep()
+    assert (one.folder, one.pid) == (folder, dead)
+    assert str(folder) in str(one)
+    assert not folder.exists()
+    assert sweep() == ()
+
+
+def test_a_sweep_leaves_runs_that_go_on_and_what_is_no_run(base: Path, dead: int) -> None:
+    made(base / "llamasup" / "other")
+    (base / "llamasup" / f"{dead}-link").symlink_to(base)
+    with run_folder() as run:
+        assert sweep() == ()
+        assert run.path.is_dir()
+    assert (base / "llamasup" / "other").is_dir()
+    assert (base / "llamasup" / f"{dead}-link").is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_a_sweep_leaves_the_folder_of_another_user(base: Path, dead: int) -> None:
+    folder = made(base / "llamasup" / f"{dead}-abc")
+    os.chown(folder, 12345, 12345)
+    assert sweep() == ()
+    assert folder.is_dir()
+
+
+def test_the_sweep_of_one_folder_leaves_the_others(base: Path, dead: int) -> None:
+    one, other = (made(base / "llamasup" / f"{dead}-{name}") for name in ("one", "other"))
+    assert [each.folder for each in sweep(only=one)] == [one]
+    assert other.is_dir()
+
+
+def test_what_somebody_else_is_sweeping_is_left_to_them(base: Path, dead: int) -> None:
+    folder = made(base / "llamasup" / f"{dead}-abc")
+    lock = claim(folder)
+    assert lock is not None
+    try:
+        assert sweep() == ()
+        assert leftovers() == ()
+    finally:
+        os.close(lock)
+    assert len(sweep()) == 1
+
+
+def test_a_folder_that_a_cleaner_took_and_its_run_made_again_is_not_left(base: Path) -> None:
+    """systemd-tmpfiles, tmpreaper: the lock went with the first folder."""
+    with run_folder() as run:
+        shutil.rmtree(run.path)
+        made(run.path)
+        assert sweep() == ()
+        assert leftovers() == ()
+        assert run.path.is_dir()
+
+
+def test_where_folders_cannot_be_locked_the_process_tells(
+    base: Path, dead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(fd: int, operation: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")  # NFS, of a folder
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    left = made(base / "llamasup" / f"{dead}-abc")
+    with run_folder() as run:
+        assert [each.folder for each in sweep()] == [left]
+        assert run.path.is_dir()
+        (run.path / "owner").write_text("another boot/17")  # another process has its number now
+        assert [each.folder for each in sweep()] == [run.path]
+
+
+def test_a_run_that_is_swept_before_it_could_claim_its_folder_makes_another(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swept_first(folder: Path) -> int | None:
+        if not taken:
+            taken.append(folder)
+            folder.rmdir()
+        return claim(folder)
+
+    taken: list[Path] = []
+    monkeypatch.setattr(files, "claim", swept_first)
+    with run_folder() as run:
+        assert run.path.is_dir()
+        assert taken != [run.path]
+
+
+def test_half_written_files_of_the_dead_go_when_they_are_old(base: Path, dead: int) -> None:
+    kept = [
+        state_folder() / ".notes.txt.part",  # nobody of ours names it so
+        state_folder() / f".stats.json.{os.getpid()}-0123abcd.part",  # it is being written
+        cache_folder() / f".new.json.{dead}-0123abcd.part",  # perhaps in another container
+        cache_folder() / f"model.gguf.{dead}-0123abcd.part",  # a download that can go on
+    ]
+    gone = [cache_folder() / f".facts.json.{dead}-0123abcd.part", state_folder() / f".x.{dead}-0123abcd.part"]
+    for path in (*kept, *gone):
+        path.touch()
+        if path != kept[2]:
+            os.utime(path, (0, 0))
+    sweep()
+    assert [path for path in (*kept, *gone) if path.exists()] == kept
+    for path in kept:
+        path.unlink()
+
+
+def test_a_ready_file_goes_with_its_run_and_not_with_another(base: Path, dead: int, tmp_path: Path) -> None:
+    ready_file = tmp_path / "ready"
+    for pid, removed in ((os.getpid(), False), (dead, True)):
+        url = {"url": "http://127.0.0.1:1", "host": "127.0.0.1", "port": 1}
+        ready_file.write_text(json.dumps({"event": "ready", "pid": pid, **url}))
+        folder = made(base / "llamasup" / f"{dead}-abc")
+        remember_ready_file(folder, ready_file)
+        (one,) = sweep()
+        assert (one.ready_file == ready_file) is removed
+        assert ready_file.exists() is not removed

@@ -1,0 +1,221 @@
+"""Bad input that no model file brings: disks, folders, clocks and children that do not behave."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.driver import Llamasup, is_alive, llamasup, seconds_until_gone
+
+pytestmark = pytest.mark.slow
+
+ServerMaker = Callable[..., str]
+DAY_S = 86_400
+
+
+def asked(running: Llamasup) -> int:
+    answer = httpx.post(f"{running.url}/completion", json={"prompt": "x"}, timeout=60)
+    return answer.status_code
+
+
+def warnings(running: Llamasup) -> list[str]:
+    records = [json.loads(line) for line in running.said.splitlines()]
+    return [record["message"] for record in records if record["level"] == "warning"]
+
+
+# --- disks ---------------------------------------------------------------------------------------
+
+
+def mounted(folder: Path, options: str) -> list[str]:
+    """Runs what follows where only it sees a small file system at ``folder``."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("mounting needs root and unshare")
+    script = f'mount -t tmpfs -o {options} tmpfs "$0" && exec "$@"'
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(folder)]
+    if subprocess.run([*words, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine allows no mount")
+    return words
+
+
+def test_a_full_disk_under_the_log_folder_costs_the_log_and_nothing_else(
+    tiny_model: Path, fake_server: ServerMaker, own_folders: Path
+) -> None:
+    """1 MB of log into 64 KiB: told once, the child is drained, requests are served, the next one too."""
+    disk = mounted(own_folders / "state", "size=64k,mode=700")
+    server = fake_server("log_bytes=1000000")
+    with llamasup(tiny_model, "--runtime", server, "--log-format", "json", prefix=disk) as running:
+        running.wait_for("ready")
+        assert asked(running) == 200
+        (child,) = running.children()
+        child.kill()
+        running.wait_for("state", state="ready", generation=2)
+        assert asked(running) == 200
+        assert running.stop() == 0
+        told = [each for each in warnings(running) if "No space left on device" in each]
+    assert 1 <= len(told) <= 2  # once for each server's log
+
+
+@pytest.mark.parametrize("place", ["state", "run"])
+def test_a_folder_that_cannot_be_written_does_not_keep_anybody_from_serving(
+    place: str, tiny_model: Path, fake_server: ServerMaker, own_folders: Path
+) -> None:
+    """The log is not kept, and it is told; the run folder is made in the next place (/tmp)."""
+    disk = mounted(own_folders / place, "ro,mode=700")
+    with llamasup(tiny_model, "--runtime", fake_server(), "--log-format", "json", prefix=disk) as running:
+        running.wait_for("ready")
+        assert asked(running) == 200
+        (child,) = running.children()
+        folder = Path(child.cwd())
+        assert folder.is_relative_to(own_folders) == (place != "run")
+        assert running.stop() == 0
+        told = [each for each in warnings(running) if "output is not kept" in each]
+        assert len(told) == (1 if place == "state" else 0)
+        assert not folder.exists()
+
+
+# --- clocks --------------------------------------------------------------------------------------
+
+_CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+
+/* The wall clock, as many seconds off as the file $JUMP_FILE says. */
+static long off(void) {
+    long seconds = 0;
+    const char *path = getenv("JUMP_FILE");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (file) { if (fscanf(file, "%ld", &seconds) != 1) seconds = 0; fclose(file); }
+    return seconds;
+}
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += off();
+    return result;
+}
+time_t time(time_t *out) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (out) *out = now.tv_sec;
+    return now.tv_sec;
+}
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    struct timespec precise;
+    clock_gettime(CLOCK_REALTIME, &precise);
+    now->tv_sec = precise.tv_sec;
+    now->tv_usec = precise.tv_nsec / 1000;
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the wall clock of every llamasup that is started from now on so many seconds off."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("a C compiler is missing")
+    (tmp_path / "clock.c").write_text(_CLOCK)
+    library, jump_file = tmp_path / "clock.so", tmp_path / "jump"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "clock.c", "-ldl"], check=True)
+    jump_file.write_text("0")
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("JUMP_FILE", str(jump_file))
+
+    def jump(seconds: int) -> None:
+        jump_file.write_text(str(seconds))
+        seen = subprocess.check_output([sys.executable, "-c", "import time; print(time.time())"])
+        true_s = datetime.now(UTC).timestamp()
+        assert abs(float(seen) - true_s - seconds) < DAY_S / 2
+
+    return jump
+
+
+def test_a_clock_that_jumps_disturbs_neither_serving_nor_restarting_nor_a_neighbour(
+    jump: Callable[[int], None], tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    """A day ahead, two days back: as after a suspend, or when the first time server answers."""
+    with llamasup(tiny_model, "--runtime", fake_server("token_s=0.05")) as running:
+        running.wait_for("ready")
+        for generation, seconds in enumerate((DAY_S, -DAY_S), start=2):
+            jump(seconds)
+            assert asked(running) == 200
+            (child,) = running.children()
+            child.kill()
+            running.wait_for("state", state="ready", generation=generation)
+            assert asked(running) == 200
+            # Who starts now must not take the one from before the jump for dead, nor sweep its folder.
+            with llamasup(tiny_model, "--runtime", fake_server()) as neighbour:
+                neighbour.wait_for("ready")
+                assert asked(running) == 200
+                assert neighbour.stop() == 0
+                assert "had left" not in neighbour.said
+        exits = [event for event in running.events if event["event"] == "exit"]
+        assert [event["cause"] for event in exits] == ["killed", "killed"]
+        jump(3 * DAY_S)
+        assert running.stop() == 0
+
+
+# --- children ------------------------------------------------------------------------------------
+
+
+def script(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_child_that_forks_and_exits_has_ended_and_what_it_forked_goes_before_the_next_start(
+    tiny_model: Path, fake_server: ServerMaker, tmp_path: Path
+) -> None:
+    """A daemon puts itself where no process group and no parent reaches; it would hold the memory."""
+    started = tmp_path / "started"
+    daemon = script(
+        tmp_path / "daemon",
+        f'case "$*" in *--model*) ;; *) exec "{fake_server()}" "$@" ;; esac',
+        f"setsid sh -c 'echo $$ >>{started}; exec sleep 600' >/dev/null 2>&1 </dev/null &",
+        f"while [ ! -s {started} ]; do :; done",
+        "exit 0",
+    )
+    with llamasup(tiny_model, "--runtime", daemon) as running:
+        first = running.wait_for("exit")
+        assert (first["code"], first["signal"]) == (0, None)
+        running.wait_for("state", state="starting", generation=2)
+        numbers = started.read_text().split()
+        assert not _lives(int(numbers[0]))
+        running.ask(signal.SIGTERM)
+        running.end()
+        for number in started.read_text().split():
+            assert not _lives(int(number))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return is_alive(psutil.Process(pid)) and "sleep" in psutil.Process(pid).name()
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_a_server_leaves_in_its_group_goes_with_it(tiny_model: Path, fake_server: ServerMaker) -> None:
+    with llamasup(tiny_model, "--runtime", fake_server("grandchild=stay")) as running:
+        running.wait_for("ready")
+        children = running.children()
+        assert len(children) == 2
+        assert running.stop() == 0
+        seconds_until_gone(children)
