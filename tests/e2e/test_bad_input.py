@@ -109,7 +109,7 @@ def test_a_leading_dash_works_after_the_dashes(
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [(b"\x1b[31mred.gguf", "\\x1b[31mred.gguf"), (b"caf\xe9.gguf", "caf\\udce9.gguf")]
+    ("name", "shown"), [(b"\x1b[31mred.gguf", "\\x1b[31mred.gguf"), (b"caf\xe9.gguf", "caf\\xe9.gguf")]
 )
 def test_a_name_reaches_the_terminal_as_letters_alone(
     name: bytes, shown: str, tiny_model: Path, tmp_path: Path, fake_server: Callable[..., str]
