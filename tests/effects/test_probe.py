@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import httpx
 import pytest
@@ -10,6 +11,8 @@ import respx
 
 from llamasup.core.address import TcpAddress
 from llamasup.core.gguf import ModelClass
+from llamasup.core.liveness import Proof
+from llamasup.core.server_work import ServerWork
 from llamasup.core.warmup import warm_up_request
 from llamasup.effects import probe
 from llamasup.effects.probe import Health, Prober
@@ -136,3 +139,67 @@ def test_metrics_are_none_when_the_server_has_none_to_give() -> None:
             side_effect=[httpx.Response(501), httpx.ReadTimeout("slow"), httpx.Response(200, text="a 1\n")]
         )
         assert asyncio.run(ask()) == [None, None, "a 1\n"]
+
+
+def test_work_is_read_from_slots_and_metrics_as_far_as_there_are_any() -> None:
+    async def ask() -> list[ServerWork]:
+        async with Prober(ADDRESS) as prober:
+            return [await prober.work(1.0) for _ in range(2)]
+
+    busy = [{"id": 0, "id_task": 1, "is_processing": True, "next_token": [{"n_decoded": 3}]}]
+    with respx.mock(base_url=ADDRESS.url) as server:
+        server.get("/slots").mock(side_effect=[httpx.Response(200, json=busy), httpx.Response(501)])
+        server.get("/metrics").mock(
+            side_effect=[httpx.ReadTimeout("slow"), httpx.Response(200, text="llamacpp:n_decode_total 7\n")]
+        )
+        assert asyncio.run(ask()) == [ServerWork({"0/1": 3}, prefilling=False), ServerWork(total=7.0)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "missing"),
+    [
+        (httpx.Response(200, json={"tokens_predicted": 1}), None),
+        (httpx.Response(400, json={"error": {"message": "no such thing"}}), None),  # it works, and says no
+        (httpx.Response(200, json={"tokens_predicted": 0}), "answered 200 without one token"),
+        (httpx.Response(500, json={"error": {"message": "decode failed"}}), "answered 500: decode failed"),
+        (httpx.ReadError("reset"), "was not answered: reset"),
+    ],
+)
+def test_a_proof_is_a_token_or_a_refusal(answer: httpx.Response | Exception, missing: str | None) -> None:
+    async def ask() -> Proof:
+        async with Prober(ADDRESS) as prober:
+            return await prober.prove(warm_up_request(ModelClass.DECODER))
+
+    with respx.mock(base_url=ADDRESS.url) as server:
+        server.post("/completion").mock(side_effect=[answer])
+        proof = asyncio.run(ask())
+    assert (proof.missing is None) == (missing is None)
+    assert missing is None or missing in str(proof.missing)
+
+
+def test_health_that_drips_is_silence() -> None:
+    """httpx alone would wait for as long as a byte comes now and then."""
+
+    over = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b".")
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.01):
+                        await reader.read(1000)
+        writer.close()
+        over.set()
+
+    async def ask() -> Health:
+        async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with Prober(TcpAddress("127.0.0.1", port)) as prober:
+                health = await prober.health(0.1)
+            await over.wait()
+            return health
+
+    assert asyncio.run(ask()) is Health.SILENT
