@@ -88,6 +88,8 @@ def kill_if(pid: int, is_the_one: Callable[[], bool], *, group: bool = False) ->
 
     With a pidfd the number cannot pass to another process between the look and the signal.
     """
+    if pid <= 1:  # to kill(2), 0 is our own group, and the group of 1 is every process there is
+        return False
     handle = None
     with contextlib.suppress(OSError, AttributeError):
         handle = os.pidfd_open(pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,6 +90,18 @@ def test_only_the_one_that_is_meant_is_killed(sleeper: subprocess.Popen[bytes]) 
     assert kill_if(sleeper.pid, lambda: True)
     assert sleeper.wait() == -9
     assert not kill_if(sleeper.pid, lambda: True)
+
+
+@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize("pid", [1, 0, -1])
+def test_no_number_stands_for_every_process(pid: int, group: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object) -> None:
+        pytest.fail(f"signalled {arguments}")
+
+    for name in ("kill", "killpg"):
+        monkeypatch.setattr(os, name, never)
+    monkeypatch.setattr(signal, "pidfd_send_signal", never)
+    assert not kill_if(pid, lambda: True, group=group)
 
 
 def test_without_pidfd_it_is_killed_by_its_number(
