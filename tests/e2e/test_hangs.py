@@ -16,6 +16,7 @@ import pytest
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.instance import State
 from llamasup.core.liveness import LivenessPolicy
+from tests.e2e.driver import llamasup
 from tests.e2e.service import serving
 
 QUICK = LivenessPolicy(
@@ -207,3 +208,20 @@ async def decodes(prober: Any) -> int:
     async with prober:
         text = await prober.metrics()
     return int(text.split("\nllamacpp:n_decode_total ")[1].split()[0])
+
+
+@pytest.mark.slow
+def test_keep_trying_outlives_a_crash_loop_and_a_stop_ends_it_well(
+    tiny_model: Path, fake_server: FakeServer
+) -> None:
+    """Six crashes: at once, then 0.5, 1, 2 and 4 s between them."""
+    server = fake_server("signal=ready:SIGKILL", "after_s=0.5")
+    with llamasup(tiny_model, "--runtime", server, "--no-warmup", "--keep-trying") as running:
+        running.wait_for("state", state="failed")
+        last = running.wait_for("exit", generation=6)
+        assert (last["restart_in_s"], last["cause"]) == (300.0, "killed")
+        refused = httpx.post(f"{running.url}/completion", json={"prompt": "Once"})
+        assert refused.status_code == 503
+        assert 200 < int(refused.headers["retry-after"]) <= 300
+        assert running.stop() == 0
+    assert "Restarting in 5" in running.said
