@@ -157,7 +157,7 @@ def test_the_next_start_ends_what_survived_and_says_so_in_one_line(
     ):
         sibling.wait_for("ready")
         folder, survivors = left
-        assert len(survivors) == 2
+        (sleeper,) = [each for each in survivors if each.name() == "sleep"]
         assert ready_file.exists()
         with llamasup(tiny_model, "--runtime", fake_server()) as running:
             running.wait_for("ready")
@@ -172,8 +172,8 @@ def test_the_next_start_ends_what_survived_and_says_so_in_one_line(
             (line,) = [line for line in running.said.splitlines() if "had left" in line]
         assert str(folder) in line
         assert str(ready_file) in line
-        for survivor in survivors:
-            assert f"process {survivor.pid}" in line
+        # The server itself may be gone by then: it ends if it has something to say and nobody reads it.
+        assert f"process {sleeper.pid} (one of its descendants)" in line
         assert sibling.stop() == 0
 
 

@@ -155,26 +155,24 @@ def test_a_number_that_is_nobodys_is_refused(
 
 
 def test_a_number_that_another_process_has_got_since_is_refused(
-    tiny_model: Path, fake_server: ServerMaker
+    tiny_model: Path, fake_server: ServerMaker, tmp_path: Path
 ) -> None:
     """A process that began after llamasup is not the one that started it. Here the shell is to become it."""
-    begin = 'sleep 600 >/dev/null 2>&1 & exec "$@" --parent-pid $!'
+    a_tick_later = "sleep 0.05"  # the kernel counts in steps of 10 ms
+    begin = f'{a_tick_later}; sleep 600 >/dev/null 2>&1 & echo $! >"$0"; exec "$@" --parent-pid $!'
+    number = tmp_path / "number"
     words = command("run", str(tiny_model), "--runtime", fake_server(), "--port", "0")
-    with subprocess.Popen(["sh", "-c", begin, "sh", *words], stderr=subprocess.PIPE, text=True) as process:
-        (sleeper,) = _children(process.pid)
+    with subprocess.Popen(
+        ["sh", "-c", begin, str(number), *words], stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             _, said = process.communicate(timeout=PATIENCE_S)
         finally:
-            sleeper.kill()
             process.kill()
+            sleeper = int(number.read_text())
+            os.kill(sleeper, signal.SIGKILL)
     assert process.returncode == 2
-    assert f"--parent-pid {sleeper.pid}: that process began after this one" in said
-
-
-def _children(pid: int) -> list[psutil.Process]:
-    while not (children := psutil.Process(pid).children()):
-        pass
-    return children
+    assert f"--parent-pid {sleeper}: that process began after this one" in said
 
 
 def test_a_parent_that_closes_stdout_and_stderr_stops_nothing(
