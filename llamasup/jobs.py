@@ -53,6 +53,8 @@ class WrapOptions:
     insecure_no_auth: bool = False
     warm_up: bool = True
     wait_timeout_s: float = 120.0
+    waits_for_first_load: bool = False
+    """Let requests wait for the first load too, where llama-server would answer 503."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     restart: RestartPolicy = field(default_factory=RestartPolicy)
@@ -67,6 +69,8 @@ class WrapOptions:
             # Where nobody knows what to ask, /health has to do.
             warm_up=self.warm_up and self.wrapping.tried_as is not None,
             wait_timeout_s=self.wait_timeout_s,
+            # The connection that made systemd start the service waits for it.
+            waits_for_first_load=self.waits_for_first_load or bool(self.sockets),
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
             restart=self.restart,

@@ -130,6 +130,7 @@ def wrap(
             insecure_no_auth=insecure_no_auth,
             warm_up=not no_warmup,
             wait_timeout_s=wait_timeout,
+            waits_for_first_load=o.was_given(ctx, "wait_timeout"),
             drain_timeout_s=drain_timeout,
             stop_timeout_s=stop_timeout,
             restart=RestartPolicy(half_open_s=HALF_OPEN_S if keep_trying else None),

@@ -73,6 +73,8 @@ class Policy:
     """Longest time without any sign of progress while starting (S6); not a limit on the start itself."""
     wait_timeout_s: float = 120.0
     """How long a request may wait for a model that loads or restarts (S9); 0: not at all."""
+    waits_for_first_load: bool = True
+    """If not, llama-server itself answers while it loads for the first time: with 503, at once."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     terminate_again_s: float = 0.5

@@ -133,9 +133,16 @@ class InstanceRunner:
                 self._waiters.remove(entry)
 
     def lease(self) -> Lease | Unavailable:
-        if self.instance.state is State.READY and self._generation is not None:
+        # LOADING is what it says itself, so it listens; before that nobody could answer in its place.
+        speaks_for_itself = self.instance.state is State.LOADING and self._is_bare
+        if (self.instance.state is State.READY or speaks_for_itself) and self._generation is not None:
             return self._generation.endpoint.lease()
         return self.unavailable()
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether clients are to see the first load as they would without us."""
+        return self._never_served and not self._policy.waits_for_first_load
 
     def serving(self) -> Endpoint | Unavailable:
         """The generation that serves now, or why none does."""
@@ -147,6 +154,8 @@ class InstanceRunner:
         """Why no request is served now, and whether one may wait for it (S9)."""
         instance = self.instance
         match instance.state:
+            case State.STARTING | State.LOADING if self._is_bare:
+                return Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0)
             case State.STARTING | State.LOADING | State.WARMING | State.READY:
                 return Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, may_wait=True)
             case State.DRAINING | State.STOPPING if instance.verdict is None and not instance.wanted:
@@ -166,7 +175,9 @@ class InstanceRunner:
                     remedy=last.remedy if last else "",
                     retry_after_s=start_in_s,
                     # Not in vain: a start that comes later than the request may wait is none for it.
-                    may_wait=instance.state is State.BACKOFF and start_in_s <= self._policy.wait_timeout_s,
+                    may_wait=instance.state is State.BACKOFF
+                    and start_in_s <= self._policy.wait_timeout_s
+                    and not self._is_bare,
                 )
             case _ as unreachable:
                 assert_never(unreachable)
@@ -223,6 +234,7 @@ class InstanceRunner:
         after = self.instance
         if (after.state, after.generation) != (before.state, before.generation):
             if after.state is State.READY:
+                self._never_served = False
                 self._start_task(self._learn)
             self._bus.publish(StateChanged(self.model, after.state, after.generation))
             for holds, waiter in self._waiters:
@@ -433,7 +445,6 @@ class InstanceRunner:
 
         seen = await asyncio.to_thread(vitals, generation.child.pid)
         if seen is not None:
-            self._never_served = False
             await asyncio.to_thread(
                 self._planner.served, generation.plan, generation.size_lines, resident_bytes=seen.rss_bytes
             )

@@ -209,3 +209,38 @@ def test_a_sidecar_ends_with_its_parents_end_of_the_pipe(
         assert process.stdin is not None
         process.stdin.close()
         assert running.end() == 0
+
+
+def loading_url(running: Llamasup, port: int) -> str:
+    running.wait_for("state", state="loading")
+    return f"http://127.0.0.1:{port}"
+
+
+def test_while_it_loads_for_the_first_time_llama_server_answers_itself(
+    tiny_model: Path, fake_server: Callable[..., str], free_tcp_port: int
+) -> None:
+    """With 503, at once; later generations are waited for."""
+    words = (fake_server("load_s=2"), "-m", str(tiny_model), "--port", str(free_tcp_port))
+    with wrapped(*words) as running:
+        url = loading_url(running, free_tcp_port)
+        for _ in range(3):
+            answer = httpx.post(f"{url}/completion", json={"prompt": "x"})
+            assert (answer.status_code, answer.headers["server"]) == (503, "llama.cpp")
+            message = {"message": "Loading model", "type": "unavailable_error", "code": 503}
+            assert answer.json() == {"error": message}
+        running.wait_for("ready")
+        running.children()[0].kill()
+        running.wait_for("exit", signal="SIGKILL")
+        running.wait_for("state", state="loading", generation=2)
+        assert httpx.post(f"{url}/completion", json={"prompt": "x"}, timeout=60).status_code == 200
+        assert running.stop() == 0
+
+
+def test_a_wait_that_is_asked_for_covers_the_first_load(
+    tiny_model: Path, fake_server: Callable[..., str], free_tcp_port: int
+) -> None:
+    words = (fake_server("load_s=1"), "-m", str(tiny_model), "--port", str(free_tcp_port))
+    with wrapped(*words, options=("--wait-timeout", "60")) as running:
+        url = loading_url(running, free_tcp_port)
+        assert httpx.post(f"{url}/completion", json={"prompt": "x"}, timeout=60).status_code == 200
+        assert running.stop() == 0
