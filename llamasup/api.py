@@ -58,6 +58,8 @@ class RunOptions:
     wait_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
+    stall_timeout_s: float = 120.0
+    """A start that shows no progress for this long is given up as hung."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
     ready_file: Path | None = None
@@ -71,6 +73,7 @@ class RunOptions:
             wait_timeout_s=self.wait_timeout_s,
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
+            stall_timeout_s=self.stall_timeout_s,
             restart=self.restart,
             liveness=self.liveness,
         )

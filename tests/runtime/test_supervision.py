@@ -87,3 +87,23 @@ def test_the_first_crash_of_a_server_that_served_is_answered_at_once(
             await it.reaches(State.READY, 2)
 
     asyncio.run(test())
+
+
+@pytest.mark.slow
+def test_a_start_without_progress_is_hung_and_one_with_progress_is_not(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """S6. Both load for twice as long as a start may stand still; one logs all the while."""
+    load = ("load_s=8", "quiet", f"once={tmp_path / 'hung'}")
+    hung = install(tmp_path / "hung-server", *load)
+    slow = install(tmp_path / "slow-server", *load[:1])
+
+    async def test() -> None:
+        async with serving(tiny_model, runtime=str(hung), stall_timeout_s=4.0) as it:
+            exited = await it.exit_of(1)
+            assert exited.diagnosis.cause == "hung_start"
+            assert exited.exit is None
+        async with serving(tiny_model, runtime=str(slow), stall_timeout_s=4.0) as it:
+            await it.reaches(State.READY, 1)
+
+    asyncio.run(test())
