@@ -210,7 +210,8 @@ def _made(prefix: str, base: Path) -> RunFolder:
         with contextlib.suppress(Claimed, FileNotFoundError):
             lock = claim(path)
             if path.exists():
-                (path / OWNER).write_text(start_of(os.getpid()) or "")
+                with contextlib.suppress(OSError):  # a full disk: the lock says enough
+                    (path / OWNER).write_text(start_of(os.getpid()) or "")
                 return RunFolder(path, lock)
             if lock is not None:
                 os.close(lock)

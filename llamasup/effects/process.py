@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -40,6 +39,7 @@ from typing import TYPE_CHECKING
 from llamasup.core.diagnosis import Exit
 from llamasup.core.errors import BrokenRuntime
 from llamasup.effects.belongings import end_descendants, forget_child, marked, record_child
+from llamasup.effects.executable import broken, find_executable
 from llamasup.effects.process_end import end_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, run_folder:
     format) shows only later: the child then ends with 126 or 127 and says why in its output, which
     ``diagnose`` understands. Waiting for it here would stop the event loop for the helper's 6 ms.
     """
-    path = _executable(argv[0], env)
+    path = find_executable(argv[0], env)
     command = _guarded(path, argv)
     env = dict(env) if run_folder is None else marked(env, run_folder)
     read_fd, write_fd = os.pipe()
@@ -87,7 +87,7 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, run_folder:
             raise BrokenRuntime(
                 f"The working folder {str(cwd)!r} of {argv[0]!r} is missing.", remedy="Create the folder."
             ) from error
-        raise _broken(path, error.strerror or str(error)) from error
+        raise broken(path, error.strerror or str(error)) from error
     except BaseException:
         os.close(read_fd)
         raise
@@ -276,30 +276,6 @@ def _signal_name(number: int) -> str:
 
 
 # --- the start of a child ------------------------------------------------------------------------
-
-
-def _executable(name: str, env: Mapping[str, str]) -> str:
-    """The absolute path of what ``name`` means, or BrokenRuntime."""
-    if os.sep in name or (os.altsep is not None and os.altsep in name):
-        path = Path(name).absolute()
-        if not path.exists():
-            raise _broken(str(path), os.strerror(errno.ENOENT))
-        if path.is_dir():
-            raise _broken(str(path), os.strerror(errno.EISDIR))
-        if not os.access(path, os.X_OK):
-            raise _broken(str(path), os.strerror(errno.EACCES), remedy=f"Make it executable: chmod +x {path}")
-        return str(path)
-    found = shutil.which(name, path=env.get("PATH", os.defpath))
-    if found is None:
-        raise _broken(name, "not found on PATH")
-    return str(Path(found).absolute())
-
-
-def _broken(path: str, reason: str, *, remedy: str = "") -> BrokenRuntime:
-    return BrokenRuntime(
-        f"Cannot execute {path!r}: {reason}.",
-        remedy=remedy or "Name a llama-server that runs on this machine with --runtime.",
-    )
 
 
 def _guarded(path: str, argv: Sequence[str]) -> list[str]:
