@@ -32,7 +32,9 @@ def refusal(
 
 def _short_of(memory: MemoryEstimate) -> str:
     needed, free, where = memory.host_bytes, memory.room.host_bytes, ""
-    if memory.room.devices and memory.lacks_device:
+    if memory.room.placed_by_hand:
+        needed, free, where = memory.total_bytes, memory.available_bytes, " of host and device together"
+    elif memory.room.devices and memory.lacks_device:
         needed, free, where = memory.device_bytes, memory.room.device_bytes, " on the device"
     elif memory.room.devices:
         where = " of the host's memory"
@@ -44,7 +46,7 @@ def _remedy(preferred: LaunchPlan, fitting: LaunchPlan, extra: Sequence[str]) ->
     if memory.fits:
         options = _options(preferred, fitting)
         return f"Fits: {options}. Or free memory; --no-memory-check starts it all the same."
-    if memory.host_bytes - memory.prompt_cache_bytes <= memory.room.host_bytes and not memory.lacks_device:
+    if memory.without_prompt_cache.fits:
         # Ours is never more than what is spare.
         cache = memory_text(memory.prompt_cache_bytes)
         return f"Make the prompt cache smaller: the --cache-ram after -- takes up to {cache}."

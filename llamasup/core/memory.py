@@ -28,6 +28,8 @@ class Room:
     device_bytes: int = 0  # over all devices that will be used and have memory of their own
     devices: int = 0
     known: bool = True  # False: the system does not tell
+    # Which side takes what was said tensor by tensor (--n-cpu-moe and the like): only the sum is known.
+    placed_by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ class MemoryEstimate:
 
     @property
     def spare_host_bytes(self) -> int:
-        return max(0, self.room.host_bytes - self.host_bytes)
+        taken = self.total_bytes if self.room.placed_by_hand else self.host_bytes
+        return max(0, self.room.host_bytes - taken)
 
     @property
     def fits(self) -> bool:
@@ -135,11 +138,17 @@ class MemoryEstimate:
 
     @property
     def lacks_host(self) -> bool:
+        if self.room.placed_by_hand:
+            return self.total_bytes > self.available_bytes
         return self.host_bytes > self.room.host_bytes
 
     @property
     def lacks_device(self) -> bool:
-        return self.device_bytes > self.room.device_bytes
+        return not self.room.placed_by_hand and self.device_bytes > self.room.device_bytes
+
+    @property
+    def without_prompt_cache(self) -> MemoryEstimate:
+        return replace(self, parts=tuple(part for part in self.parts if part.kind != "prompt cache"))
 
     def with_prompt_cache(self, size_bytes: int) -> MemoryEstimate:
         """Below 0 is llama-server's "no limit", which is the user's own choice: nothing to reckon with."""

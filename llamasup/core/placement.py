@@ -40,7 +40,14 @@ def room_for(capabilities: Capabilities, hardware: Hardware, by_hand: ByHand, *,
         sum(each.free_bytes for each in devices),
         len(devices),
         known=hardware.memory_total_bytes > 0,
+        placed_by_hand=bool(devices) and _placed_by_hand(by_hand),
     )
+
+
+def _placed_by_hand(by_hand: ByHand) -> bool:
+    if by_hand.has("--no-kv-offload") and not by_hand.switch("--kv-offload"):
+        return True
+    return any(by_hand.has(flag) for flag in ("--n-cpu-moe", "--cpu-moe", "--override-tensor"))
 
 
 def host_room_bytes(hardware: Hardware) -> int:

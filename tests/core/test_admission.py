@@ -70,6 +70,14 @@ def test_on_two_memories_the_one_that_is_too_small_is_named() -> None:
     )
 
 
+def test_where_tensors_were_placed_by_hand_both_memories_count_together() -> None:
+    free = machine(memory_available_bytes=GIB)
+    wanted = planned(capabilities(NEW, SMALL_GPU), hardware=free, gpu_layers="all", extra=("--cpu-moe",))
+    assert (
+        f"of host and device together, and {memory_text(5 * GIB)} are free" in refused(wanted, wanted).message
+    )
+
+
 ASKED: list[dict[str, Any]] = [
     {"ctx_size": 65536},
     {"ctx_size": 65536, "parallel": 1},

@@ -127,3 +127,51 @@ def test_a_projector_kept_off_the_device_counts_on_the_host(extra: tuple[str, ..
 
     assert placed(*extra) == GIB
     assert placed() == placed("--no-mmproj-offload", "--mmproj-offload") == 0
+
+
+# --- what was said tensor by tensor --------------------------------------------------------------
+
+SMALL = replace(GPU, free_bytes=4 * GIB)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [("--n-cpu-moe", "20"), ("--cpu-moe",), ("-ot", "exps=CPU"), ("-nkvo",), ("-kvo", "-nkvo")],
+    ids=str,
+)
+def test_layers_for_a_small_device_are_not_refused_where_their_tensors_were_put_elsewhere(
+    extra: tuple[str, ...],
+) -> None:
+    """The usual way to run a mixture of experts: all layers on the device, the experts on the host."""
+    assert planned(capabilities(NEW, SMALL), gpu_layers="all").memory.lacks_device
+    made = planned(capabilities(NEW, SMALL), gpu_layers="all", extra=extra)
+    assert made.memory.fits
+
+
+def test_what_is_more_than_host_and_device_have_together_is_refused_wherever_it_is_put() -> None:
+    made = planned(
+        capabilities(NEW, SMALL),
+        None,
+        machine(memory_available_bytes=GIB),
+        gpu_layers="all",
+        extra=("--cpu-moe",),
+    )
+    assert made.memory.lacks_host
+    assert not made.memory.lacks_device
+    assert not made.memory.fits
+
+
+def test_the_prompt_cache_gets_nothing_of_what_the_tensors_may_take_on_the_host() -> None:
+    free = machine(memory_available_bytes=8 * GIB)
+    whole = planned(capabilities(NEW, GPU), None, free, gpu_layers="all")
+    moved = planned(capabilities(NEW, GPU), None, free, gpu_layers="all", extra=("--cpu-moe",))
+    assert moved.memory.prompt_cache_bytes < whole.memory.prompt_cache_bytes
+
+
+@pytest.mark.parametrize("extra", [("-kvo",), ("-nkvo", "-kvo")], ids=str)
+def test_a_cache_that_stays_on_the_device_is_counted_there(extra: tuple[str, ...]) -> None:
+    assert planned(capabilities(NEW, SMALL), gpu_layers="all", extra=extra).memory.lacks_device
+
+
+def test_without_a_device_there_is_nothing_to_put_elsewhere() -> None:
+    assert not planned(extra=("--cpu-moe",)).memory.room.placed_by_hand
