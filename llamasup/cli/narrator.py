@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 
 from llamasup.api import Service
@@ -12,6 +11,7 @@ from llamasup.cli.view import Level, View, duration_text, plural
 from llamasup.core.instance import State
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.units import memory_text
+from llamasup.core.wrapping import shown_program
 from llamasup.runtime.events import Notice, Ready, ServerExited, ServerWarned, StateChanged, Stopped
 from llamasup.runtime.launch import Launch
 from llamasup.runtime.metrics import RequestRecord
@@ -168,7 +168,7 @@ class Narrator:
         facts: list[tuple[str, str]] = []
         if isinstance(launch, Wrapping):
             # Not the words behind it: there may be a key among them (X13).
-            facts = [("server", f"{shlex.join(launch.line.program)} ({launch.capabilities.version})")]
+            facts = [("server", f"{shown_program(launch.line.program)} ({launch.capabilities.version})")]
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:

@@ -91,7 +91,7 @@ _HOST_MEMORY = f"Free memory, or {_SMALLER}."
 _DEVICE_MEMORY = f"Free the device's memory, set fewer --gpu-layers, or {_SMALLER}."
 _OTHER_BUILD = "Use a llama-server that was built for this machine (--runtime), or the embedded one."
 _DOWNLOAD = "Download it again, and compare its length and checksum with what the publisher says."
-_CHECK_FLAG = "Remove or correct it; `llamasup plan` shows where each flag comes from."
+_CHECK_FLAG = "Remove or correct it; where llamasup chose it, `llamasup plan` says why."
 
 _RULES: tuple[_Rule, ...] = (
     # --- the executable ---

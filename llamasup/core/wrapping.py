@@ -8,6 +8,7 @@ understood: the child goes on judging keys and serving below its prefix, so that
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ __all__ = [
     "question_environ",
     "read_key_file",
     "read_line",
+    "shown_program",
 ]
 
 _TAKEN = ("--host", "--port", "--reuse-port", "--ssl-key-file", "--ssl-cert-file")
@@ -45,6 +47,7 @@ _PRESET_PORTS = (
     ("--gpt-oss-", 8013),
     ("--vision-gemma-", 8014),
 )
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SERVER_NAME = re.compile(r"(?:.*[/\\])?llama-server(?:[-_.][^/\\]*)?")
 # What the service manager says to the process that it started: us.
 _TO_US = frozenset(
@@ -65,7 +68,8 @@ class WrappedLine:
     ``program`` is what comes before llama-server's own options; ``kept`` are those that the child keeps, and
     ``place`` is where among them its own address goes. ``hosts`` are addresses, and paths that end in
     ``.sock``. ``asks``: it is a question (``--help``), which llama-server answers before it ends.
-    ``tls_in_config``: the child must be told not to do what its config file says about TLS.
+    ``tls_elsewhere``: the child must be told not to do what its config file, or a word before the program
+    (``env LLAMA_ARG_SSL_KEY_FILE=…``), says about TLS.
     ``taken_variables``: those of the environment that the child must not see.
     ``name`` is for people, events and metrics: what clients call the model is llama-server's to say.
     """
@@ -77,7 +81,7 @@ class WrappedLine:
     port: int
     reuse_port: bool
     tls: Tls | None
-    tls_in_config: bool
+    tls_elsewhere: bool
     api_keys: tuple[str, ...]
     api_key_file: str | None
     api_prefix: str
@@ -103,6 +107,17 @@ def program_of(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(command[:1])
 
 
+def shown_program(program: Sequence[str]) -> str:
+    """For people and logs: of what ``env`` sets only the names, since there may be a key among it (X13)."""
+    return shlex.join(_ASSIGNMENT.sub(r"\1=***", word) for word in program)
+
+
+def _assigned(program: Sequence[str]) -> dict[str, str]:
+    """What ``env NAME=VALUE … llama-server`` (or sudo, or systemd-run) sets for the program."""
+    found = (_ASSIGNMENT.fullmatch(word) for word in program[1:-1])
+    return {each[1]: each[2] for each in found if each is not None}
+
+
 def read_line(
     command: Sequence[str],
     program: Sequence[str],
@@ -117,7 +132,9 @@ def read_line(
     """
     on_line = given_on_line(command[len(program) :], capabilities)
     in_config = given_in_config(config, capabilities)
-    every = GivenOptions(capabilities, (*in_config, *given_in_environ(environ, capabilities), *on_line))
+    assigned = _assigned(program)
+    in_environ = given_in_environ({**environ, **assigned}, capabilities)
+    every = GivenOptions(capabilities, (*in_config, *in_environ, *on_line))
     taken = {each for flag in _TAKEN for each in every.all(flag)}
     kept: list[str] = []
     place: int | None = None
@@ -140,7 +157,10 @@ def read_line(
         reuse_port=every.switch("--reuse-port"),
         # One without the other is no TLS to llama-server either (b11434) [run].
         tls=Tls(key_file, cert_file) if key_file and cert_file else None,
-        tls_in_config=any(each in taken and each.name.startswith("--ssl-") for each in in_config),
+        tls_elsewhere=any(
+            each in taken and each.name.startswith("--ssl-")
+            for each in (*in_config, *given_in_environ(assigned, capabilities))
+        ),
         api_keys=tuple(key for each in every.all("--api-key") for key in each.value.split(",") if key),
         api_key_file=every.value("--api-key-file"),
         api_prefix=every.value("--api-prefix") or "",
@@ -215,7 +235,7 @@ def child_argv(line: WrappedLine, address: Address, *, api_key_file: str | None 
         own = ["--host", address.path]
     else:
         own = ["--host", address.host, "--port", str(address.port)]
-    if line.tls_in_config:
+    if line.tls_elsewhere:
         own += ["--ssl-key-file", "", "--ssl-cert-file", ""]
     if api_key_file is not None:
         own += ["--api-key-file", api_key_file]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from llamasup.core.wrapping import (
     question_environ,
     read_key_file,
     read_line,
+    shown_program,
 )
 from llamasup.effects.asking import Answer, ask
 from llamasup.effects.files import atomic_write
@@ -206,7 +206,7 @@ def _answers(program: Sequence[str], env: Mapping[str, str]) -> tuple[Answer, ..
 
 
 def _no_server(program: Sequence[str], answer: Answer) -> BrokenRuntime:
-    shown = shlex.join(program)
+    shown = shown_program(program)
     lines = tuple(line for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if line.strip())[-4:]
     how = f"not within {_ASK_TIMEOUT_S:g} s" if answer.too_slow else f"exit code {answer.exit_code}"
     return BrokenRuntime(

@@ -23,6 +23,7 @@ from llamasup.core.wrapping import (
     question_environ,
     read_key_file,
     read_line,
+    shown_program,
 )
 
 HELP = Path(__file__).parent.parent / "fixtures" / "help"
@@ -110,11 +111,30 @@ def test_an_address_that_cannot_be_meant_is_the_users_mistake(words: tuple[str, 
 
 def test_tls_takes_a_key_and_a_certificate_from_wherever_they_are() -> None:
     line = read("--ssl-key-file", "k", environ={"LLAMA_ARG_SSL_CERT_FILE": "c"})
-    assert (line.tls, line.tls_in_config) == (Tls("k", "c"), False)
+    assert (line.tls, line.tls_elsewhere) == (Tls("k", "c"), False)
     assert read("--ssl-key-file", "k").tls is None
     line = read(config=[("ssl-key-file", "k"), ("ssl-cert-file", "c")])
-    assert (line.tls, line.tls_in_config) == (Tls("k", "c"), True)
+    assert (line.tls, line.tls_elsewhere) == (Tls("k", "c"), True)
     assert child_argv(line, SOCKET)[-4:] == ("--ssl-key-file", "", "--ssl-cert-file", "")
+
+
+def test_words_before_the_program_set_variables_too_and_win_over_the_environment() -> None:
+    program = (
+        "env",
+        "-i",
+        "LLAMA_ARG_PORT=3",
+        "LLAMA_API_KEY=s3cret",
+        "LLAMA_ARG_SSL_KEY_FILE=k",
+        "LLAMA_ARG_SSL_CERT_FILE=c",
+        "llama-server",
+    )
+    line = read_line((*program, "-m", "m.gguf"), program, NOW, {"LLAMA_ARG_PORT": "2"})
+    assert (line.port, line.api_keys, line.tls) == (3, ("s3cret",), Tls("k", "c"))
+    assert child_argv(line, SOCKET)[-6:-2] == ("--ssl-key-file", "", "--ssl-cert-file", "")
+    assert shown_program(program).startswith("env -i 'LLAMA_ARG_PORT=***' 'LLAMA_API_KEY=***' ")
+    assert "s3cret" not in shown_program(program)
+    # A file's name is no assignment.
+    assert read_line(("./a=b", "--port", "4"), ("./a=b",), NOW, {}).port == 4
 
 
 # --- what is only understood -----------------------------------------------------------------------
