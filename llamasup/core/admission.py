@@ -11,6 +11,8 @@ from llamasup.core.units import memory_text
 
 __all__ = ["memory_rows", "refusal"]
 
+_UNCHECKED = "--no-memory-check starts it all the same."
+
 
 def refusal(
     name: str, preferred: LaunchPlan, fitting: LaunchPlan, *, extra: Sequence[str] = ()
@@ -20,11 +22,8 @@ def refusal(
     ``extra`` is what was passed after ``--``, which was left as it is.
     """
     memory = preferred.memory
-    what = (
-        f"{preferred.parallel} × {preferred.ctx_size_of_slot} tokens of context, KV cache {preferred.kv_type}"
-    )
     return DoesNotFit(
-        f"{name} does not fit: it needs {_short_of(memory)} ({what}).",
+        f"{name} does not fit: it needs {_short_of(memory)} ({_sizes(preferred)}).",
         remedy=_remedy(preferred, fitting, extra),
         details=tuple(f"{name:24}{amount}" for name, amount in memory_rows(memory)),
     )
@@ -45,14 +44,20 @@ def _remedy(preferred: LaunchPlan, fitting: LaunchPlan, extra: Sequence[str]) ->
     memory = fitting.memory
     if memory.fits:
         options = _options(preferred, fitting)
-        return f"Fits: {options}. Or free memory; --no-memory-check starts it all the same."
+        return f"Fits: {options}. Or free memory. {_UNCHECKED}"
     if memory.without_prompt_cache.fits:
         # Ours is never more than what is spare.
         cache = memory_text(memory.prompt_cache_bytes)
         return f"Make the prompt cache smaller: the --cache-ram after -- takes up to {cache}."
+    instead = "use a smaller quantization or model"
     if extra:
-        return "No setting fits beside what is passed after --: make that smaller, or free memory."
-    return "No setting fits: use a smaller quantization or model, or free memory."
+        instead = f"make smaller what is passed after --, {instead}"
+    needs = f"Not even {_sizes(fitting)}, would fit: that needs {_short_of(memory)}"
+    return f"{needs}. Free memory, or {instead}. {_UNCHECKED}"
+
+
+def _sizes(made: LaunchPlan) -> str:
+    return f"{made.parallel} × {made.ctx_size_of_slot} tokens of context, KV cache {made.kv_type}"
 
 
 def memory_rows(memory: MemoryEstimate) -> tuple[tuple[str, str], ...]:

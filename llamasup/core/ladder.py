@@ -20,8 +20,10 @@ from llamasup.core.settings import Settings
 __all__ = ["MOST_STEPS", "Admission", "admit", "give_way", "is_out_of_memory", "step_down"]
 
 MOST_STEPS = 3
-# Below this a chat with a system prompt and tools no longer fits; a person can still ask for it.
+# Below this a chat with a system prompt and tools no longer fits; a person can still ask for it, down to
+# what llama-server gives every slot.
 _LEAST_CTX_SIZE = 2048
+_LEAST_CELLS = 256
 _OUT_OF_MEMORY = frozenset({"out_of_memory_host", "out_of_memory_device", "fit_failed"})
 # What a kernel of the KV cache or of flash attention looks like in the last words (#28524).
 _KV_KERNEL = re.compile(
@@ -78,8 +80,9 @@ def give_way(
 ) -> LaunchPlan:
     """What would fit if the user gave way too, from the smallest plan within what was set by hand.
 
-    In the order of the ladder, but for layers: told no number, llama-server finds out how many fit. What was
-    passed after ``--`` stays. A plan that does not fit is returned where none does.
+    In the order of the ladder, but for layers: told no number, llama-server finds out how many fit. A context
+    that is too short for most uses comes last. What was passed after ``--`` stays. The smallest plan is
+    returned, which does not fit, where none does.
     """
     made, bounds = smallest, smallest.bounds
     now = replace(settings, parallel=made.parallel, ctx_size=made.ctx_size_of_slot)
@@ -95,6 +98,8 @@ def give_way(
             now = replace(now, kv_type=None)
         elif made.smaller_kv_type is not None and bounds.kv_type is None:
             bounds = replace(bounds, kv_type=made.smaller_kv_type)
+        elif ctx_size > _LEAST_CELLS:
+            now = replace(now, ctx_size=max(_LEAST_CELLS, ctx_size // 2))
         else:
             break
         made = candidate(now, bounds)

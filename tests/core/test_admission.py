@@ -32,7 +32,8 @@ def test_the_refusal_says_what_was_needed_what_is_free_and_ends_with_71() -> Non
     assert memory_text(wanted.memory.host_bytes) in error.message
     assert f"{memory_text(6 * GIB)} are free" in error.message
     assert "2 × 65536 tokens of context, KV cache f16" in error.message
-    assert error.remedy.startswith("No setting fits")
+    assert error.remedy.startswith("Not even 2 × 65536 tokens")
+    assert "--no-memory-check" in error.remedy
 
 
 def test_the_table_has_every_part_the_sum_and_what_is_free() -> None:

@@ -360,6 +360,14 @@ def test_slots_are_given_up_before_context_and_both_before_the_type_of_the_cache
     assert (packed.parallel, packed.ctx_size_of_slot, packed.kv_type) == (1, 2048, "q8_0")
 
 
+def test_a_context_too_short_for_most_uses_is_offered_only_where_nothing_longer_fits() -> None:
+    least = planned(ctx_size=256, parallel=1, kv_type="q8_0")
+    found = given_way(needed_bytes(least))
+    assert (found.parallel, found.ctx_size_of_slot, found.kv_type) == (1, 256, "q8_0")
+    assert found.memory.fits
+    assert not given_way(needed_bytes(least) - 1).memory.fits
+
+
 def test_a_cache_that_nobody_packed_is_packed_last_of_all() -> None:
     free = machine(memory_available_bytes=needed_bytes(planned(ctx_size=2048, parallel=1, kv_type="q8_0")))
     smallest = replace(unpacked(hardware=free, ctx_size=2048, parallel=1)(Bounds()), bounds=Bounds())

@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_started_or_written(here
             ask(here.planner(parallel=4, ctx_size=8192))
         assert refused.value.exit_code == 71
         assert refused.value.details
-        assert "No setting fits" in refused.value.remedy
+        assert "Not even 1 × 256 tokens" in refused.value.remedy
     assert list(here.folder.iterdir()) == []
 
 
