@@ -183,9 +183,10 @@ class Narrator:
 def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:
     runtime = launch.runtime
     devices = ", ".join(device.description for device in runtime.capabilities.devices) or "CPU"
+    adjusted = f" (adjusted: {plan.bounds.why})" if plan.bounds.why else ""
     return [
         ("model", f"{launch.model_path} ({launch.model.architecture}, {launch.model.quantization})"),
         ("server", f"{runtime.path if runtime.kind == 'binary' else runtime.kind} ({runtime.version})"),
-        ("slots", f"{plan.parallel} × {plan.ctx_size} tokens, KV cache {plan.kv_type}"),
+        ("slots", f"{plan.parallel} × {plan.ctx_size} tokens, KV cache {plan.kv_type}{adjusted}"),
         ("device", devices),
     ]

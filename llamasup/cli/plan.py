@@ -43,8 +43,11 @@ def plan_command(model: str, settings: Settings, *, runtime: str | None, json: b
         if json:
             text = json_text(planner.as_json(admission), indent=2)
         else:
+            text = _as_text(launch, admission, stdout_columns())
+            if (refused := planner.refused(admission)) is not None:
+                text += f"\n\nrun refuses it with exit code {refused.exit_code}:\n  → {refused.remedy}"
             # A file's name must not steer the terminal.
-            text = "\n".join(map(printable, _as_text(launch, admission, stdout_columns()).split("\n")))
+            text = "\n".join(map(printable, text.split("\n")))
         write_result(text)
     except Exception as error:
         return show_error(view, error)

@@ -49,11 +49,9 @@ def _remedy(preferred: LaunchPlan, fitting: LaunchPlan, extra: Sequence[str]) ->
         # Ours is never more than what is spare.
         cache = memory_text(memory.prompt_cache_bytes)
         return f"Make the prompt cache smaller: the --cache-ram after -- takes up to {cache}."
-    instead = "use a smaller quantization or model"
-    if extra:
-        instead = f"make smaller what is passed after --, {instead}"
     needs = f"Not even {_sizes(fitting)}, would fit: that needs {_short_of(memory)}"
-    return f"{needs}. Free memory, or {instead}. {_UNCHECKED}"
+    by_hand = "make smaller what is passed after --, " if extra else ""
+    return f"{needs}. Free memory, {by_hand}or use a smaller quantization or model. {_UNCHECKED}"
 
 
 def _sizes(made: LaunchPlan) -> str:

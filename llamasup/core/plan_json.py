@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llamasup.core.child_env import RuntimeKind
+from llamasup.core.errors import DoesNotFit
 from llamasup.core.memory import MemoryEstimate
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.settings import Profile
@@ -22,8 +23,12 @@ def plan_as_json(
     version: str,
     profile: Profile | None,
     alternatives: Sequence[LaunchPlan],
+    refused: DoesNotFit | None,
 ) -> dict[str, Any]:
-    """``alternatives`` are the plans that were considered, the preferred one first."""
+    """``alternatives`` are the plans that were considered, the preferred one first.
+
+    ``refused`` is the error with which ``run`` ends, if it does.
+    """
     return {
         "model": model,
         "runtime": {"path": path, "kind": kind, "version": version},
@@ -39,6 +44,7 @@ def plan_as_json(
         "slots": plan.parallel,
         "ctx_size": plan.ctx_size,  # that one request may use, as in the status
         "alternatives": [_alternative_as_json(each) for each in alternatives],
+        "remedy": None if refused is None else refused.remedy,
     }
 
 

@@ -19,7 +19,7 @@ from llamasup.core.admission import refusal
 from llamasup.core.bounds import Adjustment, Bounds
 from llamasup.core.child_address import child_address_kind, needs_key_file
 from llamasup.core.diagnosis import Diagnosis
-from llamasup.core.errors import BrokenRuntime
+from llamasup.core.errors import BrokenRuntime, DoesNotFit
 from llamasup.core.experience import Setback, bounds_of, learn, remember, runtime_id
 from llamasup.core.hardware import Hardware
 from llamasup.core.ladder import Admission, admit, give_way, is_out_of_memory, step_down
@@ -83,7 +83,8 @@ class Planner:
         Raises UsageInvalid, ModelInvalid, RuntimeMissing or DoesNotFit.
         """
         admission = self.admission(generation)
-        self._refuse_misfit(admission)
+        if (refused := self.refused(admission)) is not None:
+            raise refused
         return admission.plan
 
     def check(self) -> None:
@@ -91,7 +92,8 @@ class Planner:
 
         Raises what ``plan`` raises. Nothing is written and no port is asked for.
         """
-        self._refuse_misfit(self.admission())
+        if (refused := self.refused(self.admission())) is not None:
+            raise refused
 
     def admission(self, generation: int | None = None) -> Admission[LaunchPlan]:
         """The plan and what was considered; without a generation for an address that nobody listens on."""
@@ -117,6 +119,19 @@ class Planner:
             return Admission(made, (made,))
         return admit(candidate, start)
 
+    def refused(self, admission: Admission[LaunchPlan]) -> DoesNotFit | None:
+        """The error with which ``plan`` refuses, and what does fit; None where it accepts."""
+        if admission.plan.memory.fits or not self._checks_memory:
+            return None
+        machine, at = hardware(), self._nowhere()
+        fitting = give_way(
+            admission.considered[-1],
+            self._launch.settings,
+            lambda settings, bounds: self._candidate(settings, machine, at, bounds),
+        )
+        extra = self._launch.settings.extra
+        return refusal(self._launch.model_id, admission.preferred, fitting, extra=extra)
+
     def as_json(self, admission: Admission[LaunchPlan]) -> Mapping[str, Any]:
         """The ``plan`` object of the contract (docs/design.md)."""
         launch = self._launch
@@ -128,6 +143,7 @@ class Planner:
             version=launch.runtime.capabilities.version,
             profile=launch.settings.profile,
             alternatives=admission.considered,
+            refused=self.refused(admission),
         )
 
     # --- after a start ----------------------------------------------------------------------------
@@ -192,18 +208,6 @@ class Planner:
     def _checks_memory(self) -> bool:
         settings = self._launch.settings
         return settings.check_memory and settings.profile != "plain"
-
-    def _refuse_misfit(self, admission: Admission[LaunchPlan]) -> None:
-        if admission.plan.memory.fits or not self._checks_memory:
-            return
-        machine, at = hardware(), self._nowhere()
-        fitting = give_way(
-            admission.considered[-1],
-            self._launch.settings,
-            lambda settings, bounds: self._candidate(settings, machine, at, bounds),
-        )
-        extra = self._launch.settings.extra
-        raise refusal(self._launch.model_id, admission.preferred, fitting, extra=extra)
 
     def _candidate(self, settings: Settings, machine: Hardware, at: _Endpoint, bounds: Bounds) -> LaunchPlan:
         launch, runtime = self._launch, self._launch.runtime

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamasup.core.address import TcpAddress, UnixAddress
+from llamasup.core.admission import refusal
 from llamasup.core.capabilities import Capabilities
 from llamasup.core.child_address import child_address_kind, needs_key_file
 from llamasup.core.context_memory import CACHE_TYPES
@@ -828,6 +829,7 @@ def as_json(made: LaunchPlan) -> dict[str, Any]:
         version="b1",
         profile=None,
         alternatives=[made],
+        refused=None if made.memory.fits else refusal("example", made, made),
     )
 
 
@@ -867,3 +869,9 @@ def test_the_plan_as_json_has_the_contracts_shape() -> None:
             "fits": True,
         }
     ]
+    assert shown["remedy"] is None
+
+
+def test_of_a_plan_that_will_be_refused_the_json_says_what_to_do() -> None:
+    made = planned(hardware=machine(memory_available_bytes=GIB))
+    assert as_json(made)["remedy"] == refusal("example", made, made).remedy

@@ -64,3 +64,25 @@ def test_on_a_narrow_terminal_reasons_are_broken_between_words(
     assert all(len(line) <= 70 or "/" in line for line in why.splitlines())
     # The model's path makes the second column wide, so that reasons go beneath.
     assert "\n  --jinja\n      the model's own chat template, tools included\n" in why
+
+
+def test_what_run_refuses_is_said_with_what_does_fit(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    asked = (str(tiny_model), "--runtime", fake_server(), "--parallel", "4", "--ctx-size", "500000000")
+    shown = run_to_end("plan", *asked)
+    assert shown.returncode == 0, shown.stderr
+    verdict = shown.stdout.split("\n\n")[-1]
+    assert re.match(r"run refuses it with exit code 71:\n  → Fits: --parallel 1 --ctx-size \d+", verdict)
+    assert json.loads(run_to_end("plan", *asked, "--json").stdout)["remedy"].startswith("Fits: --parallel 1")
+    refused = run_to_end("run", *asked, "--port", "0")
+    assert refused.returncode == 71
+    assert "→ Fits: --parallel 1" in refused.stderr
+
+
+def test_what_is_started_all_the_same_is_not_said_to_be_refused(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    asked = (str(tiny_model), "--runtime", fake_server(), "--ctx-size", "500000000", "--no-memory-check")
+    assert "does NOT fit" in run_to_end("plan", *asked).stdout
+    assert "refuses" not in run_to_end("plan", *asked).stdout
