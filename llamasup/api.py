@@ -110,6 +110,8 @@ class Service:
         if options.ready_file is not None:
             clear_place(options.ready_file)
         self.on_request: Callable[[RequestRecord], None] | None = None
+        self.on_log: Callable[[list[bytes]], None] | None = None
+        """Gets llama-server's output line by line, in a thread of its own; must neither wait nor raise."""
         self._bus = bus
         self._metrics = Metrics()
         self._runner: InstanceRunner | None = None
@@ -171,6 +173,7 @@ class Service:
             log_path=_log_path(job.name),
             cwd=job.cwd,
             prober=job.prober,
+            log_passed_on=self.on_log,
         )
         supervisor = Supervisor([runner], front.address, os.getpid())
         control = ControlServer(folder / "control.sock", supervisor, self._metrics)

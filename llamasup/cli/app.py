@@ -113,6 +113,7 @@ def wrap(
     events: o.Events = None,
     sidecar: o.Sidecar = False,
     parent_pid: o.ParentPid = None,
+    server_log: o.ServerLog = "stderr",
     log_level: o.LogLevel = "info",
     log_format: o.LogFormat = "text",
 ) -> None:
@@ -124,7 +125,14 @@ def wrap(
     sys.exit(
         wrap_command(
             command,
-            OutputOptions(events, log_level, log_format, sidecar=sidecar, parent_pid=parent_pid),
+            OutputOptions(
+                events,
+                log_level,
+                log_format,
+                sidecar=sidecar,
+                parent_pid=parent_pid,
+                server_log=server_log,
+            ),
             began_s=ctx.obj,
             strict=strict,
             insecure_no_auth=insecure_no_auth,

@@ -132,6 +132,14 @@ ParentPid = Annotated[
 ]
 LogLevel = Annotated[str, typer.Option("--log-level", metavar="debug|info|warning|error")]
 LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json")]
+ServerLog = Annotated[
+    str,
+    typer.Option(
+        "--server-log",
+        metavar="stderr|file",
+        help="Where llama-server's own log goes: to standard error as it does alone, or to its file only.",
+    ),
+]
 Command = Annotated[
     list[str],
     typer.Argument(

@@ -19,6 +19,8 @@ MOST_LINES = 1000
 # Lines that must not be lost (events, errors). A crash loop makes some twenty; a reader that is gone for good
 # must not cost memory without end.
 MOST_KEPT = 10_000
+# Beside them a server's log, in pieces of up to 64 KiB.
+MOST_BYTES = 1 << 20
 CLOSE_TIMEOUT_S = 1.0
 
 
@@ -30,18 +32,25 @@ class Outlet:
         # The descriptor, not the stream: a thread that hangs in a stream's lock breaks the interpreter's end.
         self._fd = stream.fileno()
         self._texts: deque[str] = deque()
+        self.held = 0  # characters
         self.left_out = 0
         self._closing = False
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether what need not be kept would be left out."""
+        return self.held > MOST_BYTES or len(self._texts) >= MOST_LINES
+
     def write(self, text: str, *, keep: bool = False) -> None:
         """Write soon. When the reader lags, text that need not be kept is left out and counted."""
         with self._condition:
-            if len(self._texts) >= (MOST_KEPT if keep else MOST_LINES):
+            if len(self._texts) >= MOST_KEPT or (self.is_behind and not keep):
                 self.left_out += 1
                 return
             self._texts.append(text)
+            self.held += len(text)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="outlet", daemon=True)
                 self._thread.start()
@@ -64,6 +73,7 @@ class Outlet:
                     return
                 text = "".join(self._texts)
                 self._texts.clear()
+                self.held = 0
             if not self._write(text.encode("utf-8", "replace")):
                 return
 

@@ -42,6 +42,7 @@ class OutputOptions:
     log_format: str
     sidecar: bool = False
     parent_pid: int | None = None
+    server_log: str = "file"
 
 
 def run_command(
@@ -105,6 +106,8 @@ def _view(output: OutputOptions, stderr: Outlet) -> View:
         raise UsageInvalid(f"--log-level takes {', '.join(LEVELS)}; not {level!r}.")
     if output.events not in (None, "jsonl"):
         raise UsageInvalid(f"--events takes jsonl; not {output.events!r}.")
+    if output.server_log not in ("stderr", "file"):
+        raise UsageInvalid(f"--server-log takes stderr or file; not {output.server_log!r}.")
     match output.log_format:
         case "text":
             return TextView(stderr, level=level)
@@ -133,6 +136,8 @@ def _serve(
     narrator = Narrator(view, service, began_s)
     bus.listen(narrator.notice)
     service.on_request = narrator.request
+    if output.server_log == "stderr":
+        service.on_log = view.server_said
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_supervise(service, bus, view, narrator, systemd))
     return 0

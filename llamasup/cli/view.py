@@ -70,6 +70,10 @@ class View(Protocol):
         """What is going on right now; None: nothing any more."""
         ...
 
+    def server_said(self, lines: list[bytes]) -> None:
+        """llama-server's own log. From any thread; what nobody reads in time is left out."""
+        ...
+
     def tick(self) -> None:
         """Called several times a second while something is going on."""
         ...
@@ -105,6 +109,14 @@ class TextView:
         self._going_on = None if text is None else printable(text)
         self.tick()
 
+    def server_said(self, lines: list[bytes]) -> None:
+        if self.outlet.is_behind:
+            return
+        text = b"\n".join(lines).decode("utf-8", "replace")
+        if self.outlet.is_terminal:
+            text = "\n".join(map(printable, text.split("\n")))
+        self.outlet.write(f"{CLEAR_LINE if self.is_busy else ''}{text}\n")
+
     def tick(self) -> None:
         if not self.is_busy or LEVELS[self.level] > LEVELS["info"]:
             return
@@ -132,6 +144,16 @@ class JsonView:
             **fields,
         }
         self.outlet.write(json_text(record) + "\n", keep=event != "request")
+
+    def server_said(self, lines: list[bytes]) -> None:
+        if self.outlet.is_behind:
+            return  # before the work on it: a flood must not take the time of those who are served
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        records = (
+            {"time": time, "event": "server_log", "message": line.decode("utf-8", "replace")}
+            for line in lines
+        )
+        self.outlet.write("".join(f"{json_text(record)}\n" for record in records))
 
     def loading(self, text: str | None) -> None:
         pass

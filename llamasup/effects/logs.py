@@ -40,6 +40,8 @@ class LogPump:
     """Owns ``fd``, the read end of a child's output, and closes it at the end of the output.
 
     ``path`` is the log file (None: none); it and ``files - 1`` older ones stay within ``max_bytes`` each.
+    ``passed_on`` gets the lines as they come, cut where they are long. It is called in the pump's thread, and
+    must neither wait nor raise.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class LogPump:
         path: Path | None = None,
         max_bytes: int = 10_000_000,
         files: int = 3,
+        passed_on: Callable[[list[bytes]], None] | None = None,
     ) -> None:
         self.bytes_seen = 0
         self._fd = fd
@@ -58,6 +61,7 @@ class LogPump:
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._partial = b""
         self._watch: _Watch | None = None
+        self._passed_on = passed_on
         self._finished: list[Callable[[], None]] = []
         self._ended = False
         self._wake_read, self._wake_write = os.pipe()
@@ -166,10 +170,14 @@ class LogPump:
             if self._watch is not None:
                 self._watch.look(lines)
             self._tail.extend(line[:_LINE_BYTES] for line in lines[-_TAIL_LINES:])
+        if self._passed_on is not None and lines:
+            self._passed_on([line[:_LINE_BYTES] for line in lines])
 
     def _end(self) -> None:
         if self._file is not None:
             self._file.close()
+        if self._passed_on is not None and self._partial:
+            self._passed_on([self._partial])  # last words without a line feed
         with self._lock:
             self._ended = True
             for fd in (self._fd, self._wake_read, self._wake_write):

@@ -70,7 +70,7 @@ class InstanceRunner:
     """Keeps one model's llama-server, started as ``planner`` says.
 
     ``log_path`` is where the child's output goes, ``cwd`` the folder that it runs in (by default its work
-    folder). All methods are for the event loop's thread.
+    folder), ``log_passed_on`` who else hears it (``LogPump``). All methods are for the event loop's thread.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class InstanceRunner:
         log_path: Path | None,
         cwd: Path | None = None,
         prober: Callable[[ChildPlan], Prober] = prober_of,
+        log_passed_on: Callable[[list[bytes]], None] | None = None,
         roll: Callable[[], float] = random.random,
     ) -> None:
         self.model = model
@@ -97,6 +98,7 @@ class InstanceRunner:
         self._log_path = log_path
         self._cwd = cwd
         self._prober = prober
+        self._log_passed_on = log_passed_on
         self._roll = roll
         self.room = WaitingRoom(self.serving, timeout_s=policy.wait_timeout_s)
         # Unbounded, but each generation adds a handful of events and one per second while it starts.
@@ -316,7 +318,12 @@ class InstanceRunner:
             raise
 
     def _adopt(self, number: int, plan: ChildPlan, child: Child, kills: int) -> None:
-        pump = LogPump(child.output_fd, name=f"{self.model}/{number}/log", path=self._log_path)
+        pump = LogPump(
+            child.output_fd,
+            name=f"{self.model}/{number}/log",
+            path=self._log_path,
+            passed_on=self._log_passed_on,
+        )
         endpoint = Endpoint(self.model, number, plan.address, plan.api_key)
         self._generation = generation = _Generation(number, plan, child, pump, endpoint, kills)
         pump.watch(TELLING, lambda line: self._heard(generation, line))

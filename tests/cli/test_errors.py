@@ -26,6 +26,9 @@ class Told:
     def loading(self, text: str | None) -> None:
         raise NotImplementedError
 
+    def server_said(self, lines: list[bytes]) -> None:
+        pass
+
     def tick(self) -> None:
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ from io import TextIOWrapper
 
 import pytest
 
-from llamasup.cli.outlet import MOST_LINES, Outlet
+from llamasup.cli.outlet import MOST_BYTES, MOST_LINES, Outlet
 from llamasup.cli.view import JsonView, TextView, duration_text, while_waiting
 from llamasup.core.units import memory_text
 
@@ -127,3 +127,32 @@ def test_who_waits_for_hardly_any_time_sees_nothing(pipe: Pipe) -> None:
         pass
     outlet.close()
     assert pipe.everything() == ""
+
+
+def test_the_log_of_a_server_keeps_its_lines_and_steers_no_terminal(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.stream)
+    TextView(outlet, level="error").server_said([b"0.0 I srv  main: \xff", b"two"])
+    outlet.is_terminal = True
+    TextView(outlet).server_said([b"\x1b[2Jthree"])
+    outlet.is_terminal = False
+    JsonView(outlet).server_said([b"four", b"five"])
+    outlet.close()
+    *text, four, five = pipe.everything().splitlines()
+    assert text[:2] == ["0.0 I srv  main: \ufffd", "two"]
+    assert "\x1b" not in text[2]
+    assert text[2].endswith("three")
+    assert [json.loads(line)["message"] for line in (four, five)] == ["four", "five"]
+    assert json.loads(four)["event"] == "server_log"
+
+
+def test_a_flood_that_nobody_reads_is_left_out_and_waits_for_nothing() -> None:
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "w") as stream:
+        outlet = Outlet(stream)
+        view = TextView(outlet)
+        for _ in range(200):
+            view.server_said([b"x" * 65536])
+        assert outlet.is_behind
+        assert outlet.held < 2 * MOST_BYTES
+        os.close(read_end)
+        outlet.close()

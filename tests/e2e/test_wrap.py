@@ -244,3 +244,19 @@ def test_a_wait_that_is_asked_for_covers_the_first_load(
         url = loading_url(running, free_tcp_port)
         assert httpx.post(f"{url}/completion", json={"prompt": "x"}, timeout=60).status_code == 200
         assert running.stop() == 0
+
+
+def test_the_log_of_llama_server_is_where_people_look_for_it(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    words = (fake_server(), "-m", str(tiny_model), "--port", "0")
+    with wrapped(*words) as running:
+        running.wait_for("ready")
+        assert running.stop() == 0
+        assert " I srv  llama_server: model loaded\n" in running.said
+    with wrapped(*words, options=("--server-log", "file")) as running:
+        running.wait_for("ready")
+        assert running.stop() == 0
+        assert "llama_server:" not in running.said
+    ended = run_to_end("wrap", "--server-log", "nowhere", "--", *words)
+    assert (ended.returncode, "--server-log takes stderr or file" in ended.stderr) == (2, True)
