@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from llamasup.core.flags import ByHand
 from llamasup.core.settings import Settings
 
-__all__ = ["Adjustment", "Bounds", "Change", "adjustable_of"]
+__all__ = ["LEAST_CTX_SIZE", "Adjustment", "Bounds", "Change", "adjustable_of"]
+
+# Below this a chat with a system prompt and tools no longer fits: never chosen, but
+# a person can ask for it.
+LEAST_CTX_SIZE = 2048
 
 
 @dataclass(frozen=True, slots=True)

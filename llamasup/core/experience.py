@@ -8,14 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llamasup.core.bounds import Bounds
+from llamasup.core.bounds import LEAST_CTX_SIZE, Bounds
 from llamasup.core.capabilities import Capabilities
 from llamasup.core.memory import ESTIMATED, Correction, MemoryEstimate
 
-__all__ = ["Experience", "Lesson", "Setback", "bounds_of", "correction_of", "learn", "remember", "runtime_id"]
+__all__ = [
+    "Experience",
+    "Lesson",
+    "Setback",
+    "bounds_of",
+    "correction_of",
+    "learn",
+    "remember",
+    "runtime_id",
+    "sound",
+]
 
 # Plans of one model that people use in turn: a few profiles and contexts.
 _MOST_LESSONS = 16
+# Estimates are never so wrong: such a factor is a damaged file, or a log that was misread.
+_MOST_FACTOR = 100.0
 # A plan that was too much is tried again once there is so much more free memory than there was then.
 _MORE_ROOM = 1.5
 
@@ -52,6 +64,27 @@ class Experience:
 
     lessons: tuple[Lesson, ...] = ()
     setbacks: tuple[Setback, ...] = ()
+
+
+def sound(experience: Experience) -> Experience:
+    """Without what no load can have taught: a file on disk may say anything."""
+    return Experience(
+        tuple(lesson for lesson in experience.lessons if _is_possible(lesson)),
+        tuple(setback for setback in experience.setbacks if _can_be_planned(setback.bounds)),
+    )
+
+
+def _is_possible(lesson: Lesson) -> bool:
+    factors = all(0 <= factor <= _MOST_FACTOR for factor in (lesson.kv, lesson.compute))
+    # A process takes no more by itself than all that was seen of it.
+    return factors and 0 <= lesson.runtime_bytes <= lesson.resident_bytes + lesson.device_bytes
+
+
+def _can_be_planned(bounds: Bounds) -> bool:
+    parallel, ctx_size, layers = bounds.parallel, bounds.ctx_size, bounds.gpu_layers
+    if (parallel is not None and parallel < 1) or (layers is not None and layers < 0):
+        return False
+    return (ctx_size is None or ctx_size >= LEAST_CTX_SIZE) and bounds.kv_type in (None, "f16", "q8_0")
 
 
 def runtime_id(command: Sequence[str], capabilities: Capabilities) -> str:
@@ -93,7 +126,10 @@ def learn(
 
     ``used`` is the correction that ``estimated`` was made with. What the process takes besides the logged
     sizes is its own; less than nothing where a part was not resident, or is on a device that was not asked.
+    A log that tells no size of a KV cache that there must be is one that we cannot read, and teaches nothing.
     """
+    if estimated.kv_bytes and not kv_bytes:
+        return experience
     own = resident_bytes + device_bytes - kv_bytes - compute_bytes - weights_bytes
     earlier = [each for each in experience.lessons if (each.runtime, each.key) != (runtime, key)]
     lesson = Lesson(

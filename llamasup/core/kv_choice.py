@@ -78,7 +78,7 @@ def decide_kv_cache(
         if asked["--cache-type-v"] is not None:
             raise UsageInvalid(
                 f"the KV cache type {v_type} cannot be honoured: {why_v}",
-                remedy="use --kv-type f16, or leave out --flash-attn off",
+                remedy="use f16 for V, or leave flash attention on",
             )
         v_type = "f16"
     if flash == "auto" and _block(v_type) > 1 and settings.flash_attn is None and not by_hand.has("-fa"):

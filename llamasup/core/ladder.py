@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from llamasup.core.bounds import Adjustment, Bounds, Change
+from llamasup.core.bounds import LEAST_CTX_SIZE, Adjustment, Bounds, Change
 from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.memory import MemoryEstimate
 from llamasup.core.plan import LaunchPlan
@@ -20,10 +20,7 @@ from llamasup.core.settings import Settings
 __all__ = ["MOST_STEPS", "Admission", "admit", "give_way", "is_out_of_memory", "step_down"]
 
 MOST_STEPS = 3
-# Below this a chat with a system prompt and tools no longer fits; a person can still ask for it, down to
-# what llama-server gives every slot.
-_LEAST_CTX_SIZE = 2048
-_LEAST_CELLS = 256
+_LEAST_CELLS = 256  # that llama-server gives a slot
 _OUT_OF_MEMORY = frozenset({"out_of_memory_host", "out_of_memory_device", "fit_failed"})
 # What a kernel of the KV cache or of flash attention looks like in the last words (#28524).
 _KV_KERNEL = re.compile(
@@ -87,13 +84,13 @@ def give_way(
     made, bounds = smallest, smallest.bounds
     now = replace(settings, parallel=made.parallel, ctx_size=made.ctx_size_of_slot)
     while not made.memory.fits:
-        parallel, ctx_size = now.parallel or 1, now.ctx_size or _LEAST_CTX_SIZE
+        parallel, ctx_size = now.parallel or 1, now.ctx_size or LEAST_CTX_SIZE
         if made.memory.lacks_device and now.gpu_layers is not None:
             now = replace(now, gpu_layers=None)
         elif parallel > 1:
             now = replace(now, parallel=parallel // 2)
-        elif ctx_size > _LEAST_CTX_SIZE:
-            now = replace(now, ctx_size=max(_LEAST_CTX_SIZE, ctx_size // 2))
+        elif ctx_size > LEAST_CTX_SIZE:
+            now = replace(now, ctx_size=max(LEAST_CTX_SIZE, ctx_size // 2))
         elif now.kv_type is not None:
             now = replace(now, kv_type=None)
         elif made.smaller_kv_type is not None and bounds.kv_type is None:
@@ -157,8 +154,8 @@ def _rungs(made: Sized, why: str) -> Iterator[Bounds]:
     bounds, free = replace(made.bounds, why=why), made.adjustable
     if "--parallel" in free and made.parallel > 1:
         yield replace(bounds, parallel=made.parallel // 2)
-    if "--ctx-size" in free and made.ctx_size_of_slot > _LEAST_CTX_SIZE:
-        yield replace(bounds, ctx_size=max(_LEAST_CTX_SIZE, made.ctx_size_of_slot // 2))
+    if "--ctx-size" in free and made.ctx_size_of_slot > LEAST_CTX_SIZE:
+        yield replace(bounds, ctx_size=max(LEAST_CTX_SIZE, made.ctx_size_of_slot // 2))
     # Bounded to f16, it is because the packed one crashed.
     if "--kv-type" in free and made.smaller_kv_type is not None and bounds.kv_type is None:
         yield replace(bounds, kv_type=made.smaller_kv_type)

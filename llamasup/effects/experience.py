@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from llamasup.core.errors import FolderUnusable
-from llamasup.core.experience import Experience
+from llamasup.core.experience import Experience, sound
 from llamasup.effects.cache import FactCache, FileIdentity
 from llamasup.effects.files import private_folder, state_folder
 
@@ -19,7 +19,7 @@ _REVISION = "2"
 def recall(model_path: Path) -> Experience:
     """What is known of this very file; nothing where nothing could be read."""
     with contextlib.suppress(OSError, FolderUnusable):
-        return _store().get(FileIdentity.of(model_path)) or Experience()
+        return sound(_store().get(FileIdentity.of(model_path)) or Experience())
     return Experience()
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from llamasup.core.bounds import Bounds
 from llamasup.core.experience import (
     Experience,
+    Lesson,
     Setback,
     bounds_of,
     correction_of,
     learn,
     remember,
     runtime_id,
+    sound,
 )
 from llamasup.core.memory import ESTIMATED
 from llamasup.core.plan import LaunchPlan
@@ -101,6 +104,11 @@ def test_a_part_that_was_not_estimated_keeps_its_factor() -> None:
     assert taught(first).lessons[0].kv == 1.0
 
 
+def test_a_log_that_is_silent_about_the_cache_teaches_nothing() -> None:
+    """A newer build may log it in other words: 0 bytes would be planned with from then on."""
+    assert taught(planned(), kv=0.0) == Experience()
+
+
 def test_the_sizes_are_logged_until_the_plan_has_been_measured() -> None:
     first = planned()
     assert "--verbosity" in first.argv
@@ -162,3 +170,38 @@ def test_the_latest_setback_of_a_wish_counts_and_those_of_other_wishes_stay() ->
     for number in range(40):
         experience = remember(experience, replace(SETBACK, asked=str(number)))
     assert len(experience.setbacks) == 16
+
+
+# --- what a damaged file may say -----------------------------------------------------------------
+
+LESSON = Lesson(RUNTIME, "a plan", 1.25, 0.0, 1 << 20, 1 << 30, 0)
+
+
+def test_what_loads_can_teach_is_kept() -> None:
+    learnt = Experience((LESSON,), (SETBACK, replace(SETBACK, bounds=Bounds(1, 2048, "q8_0", True, 0))))
+    assert sound(learnt) == learnt
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kv": -1.0},
+        {"kv": 1e300},
+        {"compute": float("inf")},
+        {"compute": -0.5},
+        {"runtime_bytes": -1},
+        {"runtime_bytes": 1 << 60},
+    ],
+    ids=str,
+)
+def test_a_lesson_that_no_load_can_have_taught_is_dropped(changes: dict[str, Any]) -> None:
+    assert sound(Experience((replace(LESSON, **changes), LESSON))) == Experience((LESSON,))
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [Bounds(parallel=0), Bounds(ctx_size=1), Bounds(gpu_layers=-1), Bounds(kv_type="banana")],
+    ids=str,
+)
+def test_bounds_within_which_nothing_can_be_planned_are_dropped(bounds: Bounds) -> None:
+    assert sound(Experience((), (replace(SETBACK, bounds=bounds), SETBACK))) == Experience((), (SETBACK,))
