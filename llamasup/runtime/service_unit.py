@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llamasup.core.errors import ConfigInvalid, UsageInvalid
+from llamasup.core.hand_paths import with_absolute_paths
 from llamasup.core.run_arguments import run_arguments
 from llamasup.core.settings import Settings
 from llamasup.core.unit_file import Unit, checked_name, is_hidden, name_for
@@ -48,9 +49,10 @@ def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
     name = request.name if request.name is not None else name_for(request.model, request.settings.alias)
     _refuse(request)
     launch = prepare(request.model, request.settings, runtime=request.runtime, environ=environ)
+    launch, extra_paths = _with_plain_paths(launch)
     model = DEMO if request.model == DEMO else str(launch.model_path)
-    runtime = launch.runtime.path if launch.runtime.kind == "binary" else "embedded"
-    keys = None if request.api_key_file is None else expanded(str(request.api_key_file))
+    runtime = str(_plain(launch.runtime.path)) if launch.runtime.kind == "binary" else "embedded"
+    keys = None if request.api_key_file is None else _plain(expanded(str(request.api_key_file)))
     if keys is not None:
         read_api_keys(keys, {})
     arguments = run_arguments(
@@ -68,14 +70,14 @@ def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
     )
     unit = Unit(
         name=checked_name(name),
-        command=(str(Path(sys.executable).absolute()), "-P", "-m", "llamasup", *arguments),
+        command=(str(_plain(sys.executable)), "-P", "-m", "llamasup", *arguments),
         drain_timeout_s=request.drain_timeout_s,
         stop_timeout_s=request.stop_timeout_s,
         is_local=request.is_local,
         of_user=request.of_user,
         run_as=request.run_as,
         groups=() if request.of_user else gpu_groups(),
-        needed_paths=_needed_paths(launch, model),
+        needed_paths=_needed_paths(launch, model, extra_paths),
         api_key_file=None if keys is None else str(keys),
         systemd_version=systemd_version(),
     )
@@ -119,7 +121,33 @@ def _as_given(launch: Launch, given: Settings) -> Settings:
     return found if found.mmproj is not None else replace(found, mmproj=given.mmproj)
 
 
-def _needed_paths(launch: Launch, model: str) -> tuple[str, ...]:
+def _plain(path: str | Path) -> Path:
+    """Absolute and without "..": systemd takes no such path, and the folder before it may be hidden."""
+    path = Path(path).absolute()
+    return path.parent.resolve() / path.name if ".." in path.parts else path
+
+
+def _with_plain_paths(launch: Launch) -> tuple[Launch, list[Path]]:
+    """``launch`` with plain paths, and the files that llama-server's own flags name."""
+    named: list[Path] = []
+
+    def plain(name: str) -> str:
+        named.append(path := _plain(name))
+        return str(path)
+
+    settings = launch.settings
+    settings = replace(
+        settings,
+        draft_model=None if settings.draft_model is None else str(_plain(settings.draft_model)),
+        mmproj=None if settings.mmproj is None else str(_plain(settings.mmproj)),
+        extra=with_absolute_paths(launch.runtime.capabilities, settings.extra, plain),
+    )
+    # What is not there yet llama-server may want to write.
+    there = [path for path in named if path.exists()]
+    return replace(launch, model_path=_plain(launch.model_path), settings=settings), there
+
+
+def _needed_paths(launch: Launch, model: str, extra: list[Path]) -> tuple[str, ...]:
     """Python, llamasup, the runtime and the model's files, under their own names and their real ones."""
     import llamasup
 
@@ -131,12 +159,13 @@ def _needed_paths(launch: Launch, model: str) -> tuple[str, ...]:
         Path(llamasup.__path__[0]).parent,
     ]
     if launch.runtime.kind == "binary":
-        named.append(Path(launch.runtime.path).absolute().parent)
+        named.append(_plain(launch.runtime.path).parent)
     if model != DEMO:
         named += _parts(launch.model_path)
     named += [Path(path) for path in (launch.settings.draft_model, launch.settings.mmproj) if path]
     if launch.found is not None and launch.found.projector is not None:
-        named.append(Path(launch.found.projector.path))
+        named.append(_plain(launch.found.projector.path))
+    named += extra
     both = (each for path in named for each in (path, path.resolve()))
     return tuple(dict.fromkeys(str(path) for path in both))
 

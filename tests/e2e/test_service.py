@@ -219,6 +219,23 @@ def test_a_path_is_made_absolute_and_keeps_its_odd_letters(
     assert "Rename the file" in refused.stderr
 
 
+def test_a_path_with_dots_and_files_of_llama_servers_own_flags_are_there_in_the_sandbox(
+    desk: Desk, tiny_model: Path, tmp_path: Path
+) -> None:
+    """systemd ignores a BindReadOnlyPaths= with "..", and /tmp is another one for the service."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "m.gguf").write_bytes(tiny_model.read_bytes())
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    words = ("print", "../m.gguf", *RUNTIME, "--", "--chat-template-file", "../chat.jinja")
+    done = run_to_end("service", *words, cwd=tmp_path / "here")
+    assert done.returncode == 0, done.stderr
+    assert f" run {tmp_path}/m.gguf " in done.stdout
+    assert f" --chat-template-file {tmp_path}/chat.jinja" in done.stdout
+    visible = [line.split('"-')[1][:-1] for line in done.stdout.splitlines() if line.startswith("Bind")]
+    assert {f"{tmp_path}/m.gguf", f"{tmp_path}/chat.jinja"} <= set(visible)
+    assert ".." not in done.stdout
+
+
 def test_a_model_that_the_services_user_could_not_read_is_refused(
     desk: Desk, tiny_model: Path, tmp_path: Path
 ) -> None:
