@@ -19,7 +19,7 @@ from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, St
 from llamasup.core.liveness import LivenessPolicy
 from llamasup.core.settings import Settings
 from llamasup.effects.files import private_folder, state_folder
-from llamasup.effects.guardian import guarded_run_folder
+from llamasup.effects.guardian import Guardian, guarded_run_folder
 from llamasup.effects.leftovers import remember_ready_file, sweep
 from llamasup.effects.ready_file import ReadyFile, clear_place
 from llamasup.jobs import Job, WrapOptions, given_front, refuse_outside, wrap_job
@@ -149,10 +149,10 @@ class Service:
         front = self._job.listen()
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
         try:
-            with guarded_run_folder() as folder:
+            with guarded_run_folder() as (folder, guardian):
                 if ready_file is not None:
                     remember_ready_file(folder, ready_file.path)
-                last = await self._serve(front, folder, ready_file)
+                last = await self._serve(front, folder, guardian, ready_file)
         finally:
             front.close()
             if ready_file is not None:
@@ -161,7 +161,9 @@ class Service:
         if last.state is State.FAILED:
             raise _failure(last, self._exit_code_of_child())
 
-    async def _serve(self, front: Front, folder: Path, ready_file: ReadyFile | None) -> Instance:
+    async def _serve(
+        self, front: Front, folder: Path, guardian: Guardian, ready_file: ReadyFile | None
+    ) -> Instance:
         job = self._job
         runner = self._runner = InstanceRunner(
             job.name,
@@ -196,6 +198,7 @@ class Service:
                 # No earlier: a request must find a model that it may wait for.
                 await proxy.start(front.sockets, tls=front.tls)
                 while (await runner.until(_ready_or_at_rest)).state is State.READY:
+                    await asyncio.to_thread(guardian.established)
                     if runner.instance.state is not State.READY:
                         continue  # it crashed before we came round to say so
                     ready = Ready(front.address, os.getpid(), (job.name,))

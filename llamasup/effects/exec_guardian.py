@@ -14,13 +14,13 @@ import sys
 
 def main() -> None:
     folder, *command = sys.argv[1:]
-    if posix.fork() != 0:
-        posix._exit(0)  # whoever started us need not wait for us
     posix.setsid()
     # Whoever reads what the supervisor wrote waits for its end, not for ours.
     nowhere = posix.open("/dev/null", posix.O_RDWR)
     for stream in (1, 2):
         posix.dup2(nowhere, stream)
+    if posix.fork() != 0:
+        posix._exit(0)  # whoever started us waits for this, and knows that all of the above is done
     while posix.read(0, 1):
         pass
     try:

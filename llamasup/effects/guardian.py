@@ -42,23 +42,26 @@ class Guardian:
         self._thread = threading.Thread(target=_start, args=(folder, read_fd), name="guardian", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Let it go. Whoever has removed the folder by then is not cleaned up after."""
+    def established(self) -> None:
+        """Wait until it is there, or will never be."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
+
+    def close(self) -> None:
+        """Let it go. Whoever has removed the folder by then is not cleaned up after."""
+        self.established()
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
 
 
 @contextmanager
-def guarded_run_folder() -> Iterator[Path]:
+def guarded_run_folder() -> Iterator[tuple[Path, Guardian]]:
     """The folder of this run, which goes with us in any case."""
     folder = run_folder()
     guardian = Guardian(folder.path)
     try:
-        yield folder.path
+        yield folder.path, guardian
     finally:
         folder.close()  # first: a folder that is gone needs no guardian
         guardian.close()

@@ -35,8 +35,9 @@ def appeared(folder: Path) -> psutil.Process:
 
 
 def test_it_goes_with_a_run_that_ends_by_itself() -> None:
-    with guarded_run_folder() as folder:
-        guardian = appeared(folder)
+    with guarded_run_folder() as (folder, started):
+        started.established()
+        (guardian,) = guardians_of(folder)
         assert psutil.Process().children() == []  # nobody who ends our descendants ends it
         assert os.getsid(guardian.pid) != os.getsid(0)
     assert not folder.exists()
@@ -46,7 +47,7 @@ def test_it_goes_with_a_run_that_ends_by_itself() -> None:
 def test_one_that_is_let_go_at_once_leaves_neither_process_nor_descriptor() -> None:
     before = psutil.Process().num_fds()
     for _ in range(5):
-        with guarded_run_folder() as folder:
+        with guarded_run_folder() as (folder, _):
             pass
         while guardians_of(folder):
             pass
@@ -57,7 +58,7 @@ def test_one_that_is_let_go_at_once_leaves_neither_process_nor_descriptor() -> N
 def test_it_removes_the_folder_of_a_run_that_was_killed() -> None:
     run = (
         "import sys\nfrom llamasup.effects.guardian import guarded_run_folder\n"
-        "with guarded_run_folder() as folder:\n    print(folder, flush=True)\n    sys.stdin.read()\n"
+        "with guarded_run_folder() as (folder, _):\n    print(folder, flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
