@@ -42,6 +42,7 @@ from llamasup.core.tuning import (
     spin_settings,
     why_no_lock,
     why_no_priority,
+    why_no_repack,
 )
 
 __all__ = ["LaunchPlan", "Reason", "plan"]
@@ -139,6 +140,8 @@ def plan(
     serves, drafter, memory, on_device = sizes.serves, sizes.drafter, sizes.memory, sizes.gpu_layers != 0
     threads = decide_threads(hardware, settings, by_hand)
     budget_mib, why_budget = decide_prompt_cache(capabilities, memory, serves, by_hand, prefers)
+    no_repack = why_no_repack(hardware, model, memory, by_hand, prefers, budget_bytes=budget_mib * _MIB)
+    no_lock = why_no_lock(hardware, model, memory, prefers, on_device=on_device, repacks=no_repack is None)
 
     line = CommandLine(command, capabilities, by_hand, only_asked=prefers.own_choice)
     line.give("--model", _absolute("model", model_path), "the model asked for", essential=True)
@@ -150,12 +153,12 @@ def plan(
     give_threads(line, settings, threads)
     give_priority(line, why_no_priority(hardware, threads, draft=drafter is not None))
     give_gpu_layers(line, capabilities, settings, sizes.bounds)
-    give_lock(line, capabilities, why_no_lock(hardware, model, memory, prefers, on_device=on_device))
+    give_lock(line, capabilities, no_lock)
     line.give("--cache-ram", budget_mib, why_budget, otherwise="this build keeps no prompts in host memory")
     if not prefers.checkpoints:
         line.give("--ctx-checkpoints", 0, "states of earlier points in a prompt take memory")
-    if not prefers.repack:
-        line.give("--no-repack", None, "weights that are rewritten for the CPU are a second copy of them")
+    if no_repack is not None:
+        line.give("--no-repack", None, no_repack)
     if drafter is not None:
         give_drafter(
             line,

@@ -29,6 +29,7 @@ __all__ = [
     "spin_settings",
     "why_no_lock",
     "why_no_priority",
+    "why_no_repack",
 ]
 
 _MIB = 1 << 20
@@ -117,8 +118,44 @@ def spin_settings(env: Mapping[str, str], prefers: Preferences) -> Mapping[str, 
 # --- memory --------------------------------------------------------------------------------------
 
 
+def why_no_repack(
+    hardware: Hardware,
+    model: ModelFacts,
+    memory: MemoryEstimate,
+    by_hand: ByHand,
+    prefers: Preferences,
+    *,
+    budget_bytes: int,
+) -> str | None:
+    """None if weights may be rewritten for this CPU, which is faster. ``budget_bytes`` is the prompt cache's.
+
+    What was mapped before is dropped when memory is asked for, and takes address space all the same: with
+    ``ulimit -v`` a Q4_K_M of 483 MiB took 874 (b11434).
+    """
+    if not prefers.repack:
+        return "weights that are rewritten for the CPU are a second copy of them"
+    if by_hand.has("--no-repack") and not by_hand.switch("--repack"):
+        return "set by hand after --"
+    if hardware.address_space_limit_bytes is None or not _is_packed(model):
+        return None
+    on_host = sum(part.host_bytes for part in memory.parts if part.kind == "weights")
+    if memory.host_bytes + on_host + budget_bytes > memory.room.host_bytes:
+        return "a second copy of the weights, rewritten for the CPU, exceeds the address space (ulimit -v)"
+    return None
+
+
+def _is_packed(model: ModelFacts) -> bool:
+    return model.quantization.startswith(_REPACKED)
+
+
 def why_no_lock(
-    hardware: Hardware, model: ModelFacts, memory: MemoryEstimate, prefers: Preferences, *, on_device: bool
+    hardware: Hardware,
+    model: ModelFacts,
+    memory: MemoryEstimate,
+    prefers: Preferences,
+    *,
+    on_device: bool,
+    repacks: bool,
 ) -> str | None:
     """None if the weights may be locked in memory."""
     limit = hardware.memlock_limit_bytes
@@ -128,7 +165,7 @@ def why_no_lock(
         return "Windows locks memory only within a working-set size that llamasup does not set"
     if on_device:
         return "the weights go to the device"
-    if prefers.repack and model.quantization.startswith(_REPACKED):
+    if repacks and _is_packed(model):
         return "llama.cpp repacks these weights into memory of its own: the copy that it maps would be locked"
     if limit is not None and limit < memory.weights_bytes:
         return (

@@ -477,6 +477,42 @@ def test_threads_follow_cores_affinity_and_quota(changes: dict[str, Any], thread
     assert value(made, "--threads") == value(made, "--threads-batch") == threads
 
 
+def in_address_space(size_bytes: int, **rest: Any) -> LaunchPlan:
+    return planned(hardware=machine(address_space_limit_bytes=size_bytes), parallel=1, ctx_size=2048, **rest)
+
+
+def test_weights_are_not_rewritten_for_the_cpu_where_both_copies_exceed_the_address_space() -> None:
+    """5 GiB of Q4_K_M are mapped, and 5 GiB more are allocated (b11434)."""
+    tight, ample = in_address_space(8 * GIB), in_address_space(16 * GIB)
+    assert tight.memory.fits
+    assert "address space" in reason(tight, "--no-repack")
+    assert "--no-repack" in tight.argv
+    assert "--no-repack" not in ample.argv
+    assert (
+        "--no-repack" not in planned(hardware=machine(memory_available_bytes=8 * GIB)).argv
+    )  # pages are dropped
+    assert "--no-repack" not in in_address_space(8 * GIB, facts=model(quantization="F16")).argv
+
+
+def test_what_prompts_may_take_counts_beside_both_copies() -> None:
+    enough = next(
+        size
+        for size in range(10 * GIB, 20 * GIB, GIB // 8)
+        if "--no-repack" not in in_address_space(size).argv
+    )
+    made = in_address_space(enough)
+    assert made.memory.prompt_cache_bytes > 0
+    assert made.memory.host_bytes + 5 * GIB <= made.memory.room.host_bytes
+
+
+@pytest.mark.parametrize(
+    ("extra", "because"),
+    [(("--no-repack",), "only 8 MiB may be locked"), (("-nr", "--repack"), "repacks"), ((), "repacks")],
+)
+def test_weights_that_are_not_rewritten_by_hand_may_be_locked(extra: tuple[str, ...], because: str) -> None:
+    assert because in reason(planned(extra=extra), "--load-mode")
+
+
 @pytest.mark.parametrize(
     ("changes", "because"),
     [
