@@ -83,7 +83,7 @@ class WrappedLine:
     tls: Tls | None
     tls_elsewhere: bool
     api_keys: tuple[str, ...]
-    api_key_file: str | None
+    api_key_files: tuple[str, ...]
     api_prefix: str
     timeout_s: float | None
     model: str | None  # the path, where it is known which file will be loaded
@@ -162,7 +162,7 @@ def read_line(
             for each in (*in_config, *given_in_environ(assigned, capabilities))
         ),
         api_keys=tuple(key for each in every.all("--api-key") for key in each.value.split(",") if key),
-        api_key_file=every.value("--api-key-file"),
+        api_key_files=tuple(dict.fromkeys(each.value for each in every.all("--api-key-file"))),
         api_prefix=every.value("--api-prefix") or "",
         timeout_s=_seconds(every.value("--timeout")),
         model=model,
@@ -223,7 +223,7 @@ def _serves(every: GivenOptions) -> ModelClass | None:
 
 def read_key_file(text: str) -> tuple[str, ...]:
     """The keys of an ``--api-key-file``: one a line, blanks and all; a hash begins a comment (b11434)."""
-    return tuple(line for line in text.splitlines() if line and not line.startswith("#"))
+    return tuple(line for line in text.split("\n") if line and not line.startswith("#"))
 
 
 # --- the child -------------------------------------------------------------------------------------

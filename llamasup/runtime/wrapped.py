@@ -49,8 +49,8 @@ _GENERATING = frozenset({ModelClass.DECODER, ModelClass.ENCODER_DECODER})
 class Wrapping:
     """A command line that is understood, and all that is needed to run it.
 
-    ``api_keys``: those that clients may use, as far as they are known. ``model_class``: None where nobody
-    knows (a router, a model that is still to be downloaded).
+    ``api_keys``: those that clients may use, as far as they are known; ``unknown_keys``: there is a key file
+    that only the child can read. ``model_class``: None where nobody knows (a router, a download to come).
     """
 
     line: WrappedLine
@@ -58,11 +58,13 @@ class Wrapping:
     environ: Mapping[str, str]
     cwd: Path
     api_keys: tuple[str, ...]
+    unknown_keys: bool
     model_class: ModelClass | None
 
     @property
     def has_keys(self) -> bool:
-        return bool(self.api_keys) or self.line.api_key_file is not None
+        """An empty key file is none to llama-server either (b11434)."""
+        return bool(self.api_keys) or self.unknown_keys
 
     @property
     def usable_key(self) -> str | None:
@@ -110,12 +112,14 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Wrapping:
     program = program_of(command)
     capabilities, config = _asked(program, environ)
     line = read_line(command, program, capabilities, environ, config)
+    in_files = [_keys_in(path) for path in line.api_key_files]
     return Wrapping(
         line=line,
         capabilities=capabilities,
         environ=dict(environ),
         cwd=Path.cwd(),
-        api_keys=line.api_keys + _keys_in(line.api_key_file),
+        api_keys=line.api_keys + tuple(key for keys in in_files for key in keys or ()),
+        unknown_keys=None in in_files,
         model_class=line.serves or _class_of(line.model),
     )
 
@@ -217,14 +221,13 @@ def _no_server(program: Sequence[str], answer: Answer) -> BrokenRuntime:
     )
 
 
-def _keys_in(path: str | None) -> tuple[str, ...]:
-    """None where it cannot be read: the child will say so."""
-    if path is None:
-        return ()
+def _keys_in(path: str) -> tuple[str, ...] | None:
+    """None where it cannot be read: the child will say so. What a pipe holds is the child's to take."""
     try:
-        return read_key_file(Path(path).read_text("utf-8", errors="replace"))
+        content = Path(path).read_bytes() if Path(path).is_file() else None
     except OSError:
-        return ()
+        return None
+    return None if content is None else read_key_file(content.decode("utf-8", "replace"))
 
 
 def _class_of(model: str | None) -> ModelClass | None:

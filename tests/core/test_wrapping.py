@@ -145,8 +145,9 @@ def test_keys_add_up_and_the_last_one_is_of_the_command_line() -> None:
         "--api-key", "a,b", "--api-key", "c,", environ={"LLAMA_API_KEY": "e"}, config=[("api-key", "f")]
     )
     assert line.api_keys == ("f", "e", "a", "b", "c")
-    assert read("--api-key-file", "/k").api_key_file == "/k"
-    assert read_key_file("#c\nk1\n\n k2 \n") == ("k1", " k2 ")
+    line = read("--api-key-file", "/k", environ={"LLAMA_ARG_API_KEY_FILE": "/e"})
+    assert line.api_key_files == ("/e", "/k")
+    assert read_key_file("#c\nk1\n\n k2 \nk3\r\n") == ("k1", " k2 ", "k3\r")
 
 
 def test_prefix_and_time_out_are_understood() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from llamasup.core.address import UnixAddress
 from llamasup.core.diagnosis import Diagnosis
-from llamasup.core.errors import BrokenRuntime, RuntimeMissing, UsageInvalid
+from llamasup.core.errors import BrokenRuntime, RuntimeMissing, UnsafeBind, UsageInvalid
 from llamasup.core.model_facts import ModelClass
-from llamasup.jobs import WrapOptions
+from llamasup.jobs import WrapOptions, wrap_job
 from llamasup.runtime.wrapped import WrappedPlanner, understand
 
 HELP = Path(__file__).parent.parent / "fixtures" / "help" / "b11434.txt"
@@ -68,7 +69,7 @@ def test_what_a_first_request_can_be(
 
 @pytest.mark.parametrize(
     ("keys", "usable", "known"),
-    [("k1\n k2 \n", "k1", 2), (" k2 \n", None, 1), ("# none\n", None, 0), (None, None, 0)],
+    [("k1\n k2 \n", "k1", 2), (" k2 \n", None, 1), ("k3\r\n", None, 1), (None, None, 0)],
 )
 def test_a_key_that_no_header_can_carry_is_not_tried(
     server: str, tiny_model: Path, tmp_path: Path, keys: str | None, usable: str | None, known: int
@@ -76,7 +77,7 @@ def test_a_key_that_no_header_can_carry_is_not_tried(
     """llama-server takes the lines of its key file blanks and all (b11434)."""
     path = tmp_path / "keys"
     if keys is not None:
-        path.write_text(keys)
+        path.write_bytes(keys.encode())
     wrapping = understand([server, "-m", str(tiny_model), "--api-key-file", str(path)], os.environ)
     assert len(wrapping.api_keys) == known
     assert wrapping.usable_key == usable
@@ -106,3 +107,25 @@ def test_nothing_and_no_program_and_no_llama_server_are_told_apart(tmp_path: Pat
     (tmp_path / "y").write_text("x")
     with pytest.raises(BrokenRuntime, match="Permission denied"):
         understand([str(tmp_path / "y")], os.environ)
+
+
+def test_an_empty_key_file_keeps_nobody_out(server: str, tiny_model: Path, tmp_path: Path) -> None:
+    """llama-server starts without keys then, so --strict must not take it for a lock (X1)."""
+    keys = tmp_path / "keys"
+    keys.write_text("# none yet\n")
+    words = [server, "-m", str(tiny_model), "--host", "0.0.0.0", "--api-key-file", str(keys)]
+    wrapping = understand(words, os.environ)
+    assert wrapping.tried_as is ModelClass.DECODER
+    with pytest.raises(UnsafeBind):
+        wrap_job(WrapOptions(wrapping, strict=True))
+    keys.write_text("k\n")
+    wrap_job(WrapOptions(understand(words, os.environ), strict=True))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")
+def test_keys_in_a_pipe_are_left_for_the_child(server: str, tiny_model: Path, tmp_path: Path) -> None:
+    """Whoever reads them first has taken them away from the other."""
+    pipe = tmp_path / "keys"
+    os.mkfifo(pipe)
+    wrapping = understand([server, "-m", str(tiny_model), "--api-key-file", str(pipe)], os.environ)
+    assert (wrapping.api_keys, wrapping.has_keys, wrapping.tried_as) == ((), True, None)
