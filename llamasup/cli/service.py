@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from llamasup.cli.errors import show_error
@@ -160,6 +161,8 @@ def _unit(model: str, *, user: bool, name: str | None, run_as: str | None, given
 
 def _file_name(text: str) -> str:
     """Of what a person calls the service: its name, its unit, or its model."""
+    if not PurePath(text).name:
+        raise UsageInvalid(f"{text!r} names no service.", remedy="Give its name, its unit or its model.")
     name = text.removeprefix("llamasup-").removesuffix(".service") if text.endswith(".service") else text
     return f"llamasup-{checked_name(name_for(name))}.service"
 

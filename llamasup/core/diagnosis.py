@@ -121,6 +121,9 @@ _RULES: tuple[_Rule, ...] = (
     _rule("flag_invalid", r'error while handling (?P<kind>argument|environment variable) "(?P<flag>.+?)": '
           r"(?:error: )?(?P<why>.+)",
           "llama-server cannot use what the {kind} {flag!r} was given: {why}.", _CHECK_FLAG, _USAGE),
+    _rule("flag_invalid", r"static assets path not found: (?P<path>.+)",
+          "llama-server cannot serve the folder {path!r} given to --path: it is not there.",
+          "Correct or remove --path.", _USAGE),
     # --- the address (llama-server does not say why it could not bind) ---
     _rule("port_in_use", r"couldn't bind HTTP server socket, hostname: (?P<socket>\S+\.sock)\b",
           "llama-server could not listen on the socket {socket}: the file exists already, its folder is "

@@ -47,6 +47,7 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "socket-stale.log": ("starting", "port_in_use", False, 71, "/run/s2.sock"),
     "truncated.log": ("starting", "model_corrupt", True, 65, "not within the file bounds"),
     "unknown-arch.log": ("starting", "model_unsupported", True, 65, "'xlama'"),
+    "static-path-missing.log": ("starting", "flag_invalid", True, 2, "'/nope' given to --path"),
     "unknown-device.log": ("starting", "flag_invalid", True, 2, "invalid device: CUDA0"),
     "unknown-flag.log": ("starting", "flag_unknown", True, 2, "'--frobnicate'"),
     "unreadable.log": ("starting", "model_unreadable", True, 66, "may not be read by this user"),

@@ -219,6 +219,14 @@ def test_a_path_is_made_absolute_and_keeps_its_odd_letters(
     assert "Rename the file" in refused.stderr
 
 
+@pytest.mark.parametrize("name", ["", "/", "."])
+def test_what_names_nothing_is_no_service(desk: Desk, name: str) -> None:
+    for command in ("status", "uninstall"):
+        done = desk.service(command, name, "--user")
+        assert (done.returncode, "names no service" in done.stderr) == (2, True)
+    assert desk.asked == []
+
+
 def test_a_path_with_dots_and_files_of_llama_servers_own_flags_are_there_in_the_sandbox(
     desk: Desk, tiny_model: Path, tmp_path: Path
 ) -> None:
