@@ -98,6 +98,11 @@ class Exchange:
 
     # --- from the upstream connection
 
+    @property
+    def may_come_back(self) -> bool:
+        """Whether this request is one that can be sent again, as long as its client has had no byte."""
+        return self._request.may_wait
+
     def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
         """The head is here: write ours, and the first bytes of the body with it.
 

@@ -361,8 +361,8 @@ def test_nothing_is_sent_again_once_the_client_has_had_a_byte(rig: Rig) -> None:
     stream = asked(rig, b'{"stream":true}')
     child = rig.accept()
     child.message()
-    child.send(STREAM_HEAD)
-    stream.head()
+    child.send(STREAM_HEAD + EVENT)
+    stream.until(EVENT)
     ends(rig)
     with pytest.raises(ConnectionResetError):
         plain.rest()
@@ -469,7 +469,7 @@ def test_an_upload_is_forgotten_once_its_answer_has_begun(rig: Rig) -> None:
     exchange = connection._exchange
     assert exchange is not None
     assert exchange._request.body
-    child.send(STREAM_HEAD)
+    child.send(STREAM_HEAD + EVENT)
     client.head()
     assert exchange._request.body == b""
 
