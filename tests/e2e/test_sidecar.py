@@ -209,7 +209,7 @@ def test_a_sigterm_and_then_the_end_of_the_parent_is_one_stop_in_a_hurry(
     tiny_model: Path, fake_server: ServerMaker
 ) -> None:
     """An application that quits: it asks kindly and is gone. A stream in flight cannot hold us for 30 s."""
-    with sidecar(tiny_model, "--runtime", fake_server("token_s=60"), "--no-warmup") as running:
+    with sidecar(tiny_model, "--runtime", fake_server("stall_after=1"), "--no-warmup") as running:
         url = running.url
         with httpx.Client(timeout=PATIENCE_S) as client:
             request = client.build_request("POST", f"{url}/completion", json={"prompt": "x", "stream": True})
