@@ -86,7 +86,8 @@ def wrap_job(options: WrapOptions) -> Job:
     wrapping = options.wrapping
     line = wrapping.line
     if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
-        refuse_outside([host for host in line.hosts if not host.endswith(".sock")], options.sockets)
+        hosts = [host for host in line.hosts if not host.endswith(".sock")]
+        refuse_outside(hosts, options.sockets, set_key="Give llama-server a key with --api-key-file")
     tls = tls_context(line.tls.key_file, line.tls.cert_file) if line.tls else None
     patience_s = line.timeout_s or _TIMEOUT_S
     limits = Limits(
@@ -123,7 +124,12 @@ def given_front(sockets: Sequence[socket.socket], tls: SSLContext | None = None)
     return Front(TcpAddress(host, port, tls=tls is not None), list(sockets), tls)
 
 
-def refuse_outside(hosts: Sequence[str], sockets: Sequence[socket.socket]) -> None:
+def refuse_outside(
+    hosts: Sequence[str],
+    sockets: Sequence[socket.socket],
+    *,
+    set_key: str = "Set a key with --api-key-file or $LLAMASUP_API_KEY",
+) -> None:
     """X1: whoever can reach the port can use the model, so a way in from outside needs a key.
 
     ``sockets`` are the service manager's; with them ``hosts`` say nothing.
@@ -135,6 +141,5 @@ def refuse_outside(hosts: Sequence[str], sockets: Sequence[socket.socket]) -> No
     what = f"The socket on {outside[0]}" if given else f"--host {outside[0]}"
     raise UnsafeBind(
         f"{what} can be reached from other machines, and no API key is set.",
-        remedy="Set a key with --api-key-file or $LLAMASUP_API_KEY, "
-        "or accept requests from anybody with --insecure-no-auth.",
+        remedy=f"{set_key}, or accept requests from anybody with --insecure-no-auth.",
     )

@@ -151,7 +151,7 @@ class Narrator:
         took_s = time.monotonic() - self._began_s
         runner = self._service.runner
         plan = runner.plan if runner else None
-        lines = [f"{', '.join(ready.models)} is ready at {ready.address.url} after {duration_text(took_s)}"]
+        lines = [f"{', '.join(ready.models)} is ready at {ready.address.shown} after {duration_text(took_s)}"]
         if plan is not None:
             lines.append(table(self._facts(plan)))
         self._view.say(

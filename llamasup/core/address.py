@@ -20,6 +20,11 @@ class TcpAddress:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.tls else ''}://{host}:{self.port}"
 
+    @property
+    def shown(self) -> str:
+        """For people."""
+        return self.url
+
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
@@ -29,6 +34,10 @@ class UnixAddress:
     def url(self) -> str:
         # The authority that an HTTP client over a Unix socket sends as Host.
         return "http://localhost"
+
+    @property
+    def shown(self) -> str:
+        return self.path
 
 
 Address = TcpAddress | UnixAddress

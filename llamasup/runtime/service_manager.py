@@ -54,7 +54,7 @@ class ServiceManager:
             case StateChanged(model, state, _):
                 self._tell(core.state_changed(self._status, model, state, slots=slots))
             case Ready(address, _, models):
-                self._tell(core.serving(self._status, models, address.url, slots=slots))
+                self._tell(core.serving(self._status, models, address.shown, slots=slots))
             case ServerExited(model, _, _, diagnosis, restart_in_s):
                 self._tell(
                     core.exited(

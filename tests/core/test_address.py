@@ -37,3 +37,8 @@ def test_tls_shows_in_the_url() -> None:
 )
 def test_only_loopback_is_out_of_reach_for_others(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+def test_people_are_shown_the_path_of_a_socket() -> None:
+    assert UnixAddress("/run/a.sock").shown == "/run/a.sock"
+    assert TcpAddress("::1", 8080).shown == "http://[::1]:8080"

@@ -189,6 +189,7 @@ def test_the_ready_file_and_the_event_name_a_unix_socket(
         with httpx.Client(transport=transport, base_url="http://localhost") as client:
             assert client.get("/health").status_code == 200
         assert running.stop() == 0
+        assert f"is ready at {path} after" in running.said
     assert not path.exists()
     assert not ready_file.exists()
 

@@ -116,8 +116,10 @@ def test_an_empty_key_file_keeps_nobody_out(server: str, tiny_model: Path, tmp_p
     words = [server, "-m", str(tiny_model), "--host", "0.0.0.0", "--api-key-file", str(keys)]
     wrapping = understand(words, os.environ)
     assert wrapping.tried_as is ModelClass.DECODER
-    with pytest.raises(UnsafeBind):
+    with pytest.raises(UnsafeBind) as refused:
         wrap_job(WrapOptions(wrapping, strict=True))
+    # $LLAMASUP_API_KEY is nothing to a wrapped server.
+    assert refused.value.remedy.startswith("Give llama-server a key with --api-key-file, or")
     keys.write_text("k\n")
     wrap_job(WrapOptions(understand(words, os.environ), strict=True))
 
