@@ -46,9 +46,9 @@ def _remedy(preferred: LaunchPlan, fitting: LaunchPlan, extra: Sequence[str]) ->
         options = _options(preferred, fitting)
         return f"Fits: {options}. Or free memory. {_UNCHECKED}"
     if memory.without_prompt_cache.fits:
-        # Ours is never more than what is spare.
-        cache = memory_text(memory.prompt_cache_bytes)
-        return f"Make the prompt cache smaller: the --cache-ram after -- takes up to {cache}."
+        # Ours is never more than what is spare: it is the --cache-ram after --.
+        most_mib = memory.without_prompt_cache.spare_host_bytes >> 20
+        return f"Fits: --cache-ram {most_mib} or less after --. Or free memory. {_UNCHECKED}"
     needs = f"Not even {_sizes(fitting)}, would fit: that needs {_short_of(memory)}"
     by_hand = "make smaller what is passed after --, " if extra else ""
     return f"{needs}. Free memory, {by_hand}or use a smaller quantization or model. {_UNCHECKED}"
