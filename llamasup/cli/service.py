@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
@@ -13,7 +14,7 @@ from llamasup.cli.layout import table
 from llamasup.cli.outlet import Outlet
 from llamasup.cli.results import write_result
 from llamasup.cli.view import LEVELS, TextView, View, is_level
-from llamasup.core.errors import UsageInvalid
+from llamasup.core.errors import ServiceManagerFailed, UsageInvalid
 from llamasup.core.json_text import json_text
 from llamasup.core.unit_file import Unit, checked_name, name_for, unit_text
 from llamasup.effects.units import Units
@@ -86,6 +87,8 @@ def uninstall_command(name: str, *, user: bool, json: bool) -> int:
             units.systemctl("disable", "--now", file_name, timeout_s=None)
             units.remove(file_name)
             units.systemctl("daemon-reload")
+            with suppress(ServiceManagerFailed):  # a failed one stays listed without its file
+                units.systemctl("reset-failed", file_name)
             _say(view, f"Stopped {file_name} and removed {path}. Its logs in the state folder are left.")
         else:
             _say(view, f"There is no {path}.")

@@ -91,7 +91,7 @@ def test_install_writes_what_print_shows_and_uninstall_takes_it_away(desk: Desk,
     assert removed.returncode == 0, removed.stderr
     assert json.loads(removed.stdout)["removed"] is True
     assert not unit.exists()
-    assert desk.asked[-2:] == [f"disable --now {unit.name}", "daemon-reload"]
+    assert desk.asked[-3:] == [f"disable --now {unit.name}", "daemon-reload", f"reset-failed {unit.name}"]
     assert json.loads(desk.service("uninstall", "tiny", "--user", "--json").stdout)["removed"] is False
 
 

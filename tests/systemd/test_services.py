@@ -191,6 +191,7 @@ def test_what_would_fail_again_is_not_started_again(machine: Machine, tiny_model
     service.until(ActiveState="failed")
     assert (service.show("ExecMainStatus"), service.show("NRestarts")) == ("65", "0")
     service.remove()
+    assert service.unit not in machine.run("systemctl", "list-units", "--all", "--plain").stdout
 
 
 def test_a_crash_loop_ends_with_75_and_is_tried_again(machine: Machine, tiny_model: Path) -> None:
