@@ -70,6 +70,7 @@ class WrapOptions:
             warm_up=self.warm_up and self.wrapping.tried_as is not None,
             wait_timeout_s=self.wait_timeout_s,
             # The connection that made systemd start the service waits for it.
+            knows_all_keys=False,  # a script may set one
             waits_for_first_load=self.waits_for_first_load or bool(self.sockets),
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,

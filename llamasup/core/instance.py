@@ -75,6 +75,8 @@ class Policy:
     """How long a request may wait for a model that loads or restarts (S9); 0: not at all."""
     waits_for_first_load: bool = True
     """If not, llama-server itself answers while it loads for the first time: with 503, at once."""
+    knows_all_keys: bool = True
+    """If not, a server that asks for an unknown one is served without the proof of a first token."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     terminate_again_s: float = 0.5

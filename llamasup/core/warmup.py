@@ -74,8 +74,7 @@ def explain_failure(missing: str, tail: Sequence[str], *, status: int | None) ->
         return Diagnosis(
             cause="locked_out",
             message="llama-server asks for an API key that llamasup did not set",
-            remedy="Take api-key out of /etc/llama.cpp/config.ini (`llamasup doctor` shows what it sets) or, "
-            "under `llamasup wrap`, out of the script that starts it; or use --no-warmup.",
+            remedy="Take api-key out of /etc/llama.cpp/config.ini; `llamasup doctor` shows what it sets.",
             lines=(),
             deterministic=True,
             exit_code=69,

@@ -425,6 +425,10 @@ class InstanceRunner:
             missing: str | None = not_answered(request, error)
         else:
             missing = what_is_missing(request, status, body)
+            if status == 401 and not self._policy.knows_all_keys:
+                missing = None
+                message = "llama-server asks for a key that llamasup does not know: no first token was tried."
+                self._bus.publish(ServerWarned(self.model, generation.number, message, ""))
         if missing is None:
             generation.warm_up_s = asyncio.get_running_loop().time() - began_s
             self.post(core.Warmed(generation.number))

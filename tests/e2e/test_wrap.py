@@ -261,3 +261,16 @@ def test_the_log_of_llama_server_is_where_people_look_for_it(
         assert "llama_server:" not in running.said
     ended = run_to_end("wrap", "--server-log", "nowhere", "--", *words)
     assert (ended.returncode, "--server-log takes stderr or file" in ended.stderr) == (2, True)
+
+
+def test_a_key_that_only_a_script_knows_keeps_the_proof_out_and_nothing_else(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    start = script(tmp_path / "start.sh", f'exec {fake_server()} "$@" --api-key hidden')
+    with wrapped(start, "-m", str(tiny_model), "--port", "0") as running:
+        assert httpx.get(f"{running.url}/props").status_code == 401
+        key = {"Authorization": "Bearer hidden"}
+        assert httpx.get(f"{running.url}/props", headers=key).status_code == 200
+        assert running.stop() == 0
+        assert "asks for a key that llamasup does not know" in running.said
+        assert "hidden" not in running.said
