@@ -40,6 +40,7 @@ class Context:
     batch: int
     ubatch: int
     unified: bool
+    why_unified: str | None  # None where nobody has to ask for it
     why_total: str
     why_parallel: str
     why_batch: str
@@ -56,8 +57,14 @@ def decide_context(
 ) -> Context:
     """Slots, and tokens for each. Raises UsageInvalid for numbers that cannot be meant."""
     parallel, auto, why_parallel = _parallel(capabilities, serves, settings, by_hand, prefers, bounds)
-    can_share = capabilities.knows("--kv-unified") is not None
-    shares = prefers.shared_cells and can_share and serves is ModelClass.DECODER and parallel > 1
+    why_unified = None
+    if capabilities.knows("--kv-unified") is not None and parallel > 1 and not prefers.own_choice:
+        if prefers.shared_cells and serves is ModelClass.DECODER:
+            why_unified = "slots share the context: a long request may take what others leave"
+        elif by_hand.has("--ctx-size") and settings.parallel is None and not by_hand.has("--parallel"):
+            # As llama-server itself understands -c where nobody says how many slots.
+            why_unified = "the context that was set by hand is for any one request, as well"
+    shares = why_unified is not None
     if by_hand.has("--kv-unified"):
         shares = by_hand.switch("--kv-unified")
     unified = shares or auto  # "auto" shares even beside --no-kv-unified (b11434 [run])
@@ -85,10 +92,12 @@ def decide_context(
         why_total += f"; this build gives no request more than the model's {per_request}"
     cells = ContextShape(total, parallel, ubatch=1, unified=unified).cells_per_stream
     batch, ubatch, why_batch = _batches(serves, cells, parallel, by_hand, prefers)
-    return Context(per_request, parallel, total, batch, ubatch, unified, why_total, why_parallel, why_batch)
+    return Context(
+        per_request, parallel, total, batch, ubatch, unified, why_unified, why_total, why_parallel, why_batch
+    )
 
 
-def give_context(line: CommandLine, settings: Settings, prefers: Preferences, context: Context) -> None:
+def give_context(line: CommandLine, settings: Settings, context: Context) -> None:
     """Slots, context and batches."""
     asked = asked_with("--ctx-size", settings.ctx_size)
     line.give("--ctx-size", context.total, context.why_total, asked=asked)
@@ -96,8 +105,8 @@ def give_context(line: CommandLine, settings: Settings, prefers: Preferences, co
     line.give("--parallel", context.parallel, context.why_parallel, asked=asked)
     by_itself = "this build does so by itself"
     line.give("--cont-batching", None, "requests join and leave a running batch", otherwise=by_itself)
-    if context.unified and prefers.shared_cells:
-        line.give("--kv-unified", None, "slots share the context: a long request may take what others leave")
+    if context.why_unified is not None:
+        line.give("--kv-unified", None, context.why_unified)
     line.give("--batch-size", context.batch, context.why_batch)
     line.give("--ubatch-size", context.ubatch, context.why_batch)
 
@@ -129,6 +138,8 @@ def _parallel(
     if prefers.own_choice:
         auto = _has_auto_slots(capabilities)
         return _AUTO_SLOTS if auto else 1, auto, "left to llama-server"
+    if by_hand.has("--ctx-size") and capabilities.knows("--kv-unified") is None:
+        return 1, False, "the context that was set by hand is for one request: this build would divide it"
     if serves is ModelClass.ENCODER_DECODER:
         return 1, False, "llama.cpp runs an encoder-decoder for one sequence at a time"
     if bounds.parallel is not None and bounds.parallel < prefers.parallel:

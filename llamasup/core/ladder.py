@@ -195,7 +195,12 @@ def _changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:
         ("--flash-attn", _flash(before), _flash(after)),
         ("--gpu-layers", _layers(before), _layers(after)),
     )
-    return tuple(Change(name, str(old), str(new)) for name, old, new in pairs if old != new)
+    # Fewer slots of a total that was set by hand are larger ones: that is no change to speak of, either.
+    return tuple(
+        Change(name, str(old), str(new))
+        for name, old, new in pairs
+        if old != new and name in before.adjustable
+    )
 
 
 def _flash(made: LaunchPlan) -> str:

@@ -148,7 +148,7 @@ def plan(
     _name(line, settings, model_path)
     key_variable = give_address(line, capabilities, address, api_key, api_key_file)
     give_purpose(line, capabilities, model, serves)
-    give_context(line, settings, prefers, sizes.context)
+    give_context(line, settings, sizes.context)
     give_kv_cache(line, capabilities, model, settings, sizes.kv)
     give_threads(line, settings, threads)
     give_priority(line, why_no_priority(hardware, threads, draft=drafter is not None))

@@ -661,13 +661,30 @@ def test_the_context_of_the_model_itself_is_meant_by_zero() -> None:
     """For each slot, or for the one context that they share (b11434 [run]); older builds divide it."""
     facts = model(context_length=4096)
     for build, extra, per_request, total in (
-        (NEW, (), 4096, 16384),
+        (NEW, (), 4096, 4096),
+        (NEW, ("-np", "4"), 4096, 16384),
+        (NEW, ("-no-kvu",), 4096, 16384),
         (NEW, ("-np", "-1"), 4096, 4096),
         (NEW, ("-kvu",), 4096, 4096),
-        (MIDDLE, (), 1024, 4096),
+        (MIDDLE, (), 4096, 4096),
+        (MIDDLE, ("-np", "4"), 1024, 4096),
     ):
         made = planned(build, facts, extra=("--ctx-size", "0", *extra))
         assert (made.ctx_size, made.parallel, made.shape.ctx_total) == (per_request, 4, total)
+
+
+@pytest.mark.parametrize(("build", "parallel"), [(NEW, 4), (MIDDLE, 4), (OLD, 1)])
+def test_a_context_by_hand_is_for_one_request_as_llama_server_itself_has_it(
+    build: str, parallel: int
+) -> None:
+    """``-c 4096`` alone: n_slots = 4, n_ctx_slot = 4096, kv_unified = 'true' (b11434)."""
+    made = planned(build, extra=("-c", "4096"))
+    assert (made.ctx_size, made.parallel, made.shape.ctx_total) == (4096, parallel, 4096)
+    assert ("--kv-unified" in made.argv) is (parallel > 1)
+    for asked in ({"parallel": 4, "extra": ("-c", "4096")}, {"extra": ("-c", "4096", "-np", "4")}):
+        divided = planned(build, **asked)
+        assert (divided.ctx_size, divided.parallel) == (1024, 4)
+        assert "--kv-unified" not in divided.argv
 
 
 def test_slots_left_to_llama_server_share_one_cache() -> None:

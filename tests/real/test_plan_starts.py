@@ -165,6 +165,13 @@ def test_slots_have_the_context_that_the_plan_says(launcher: Launcher) -> None:
     assert re.search(r"n_slots = 3, n_ctx_slot = 768", server.log.read_text())
 
 
+def test_a_context_passed_after_the_dashes_is_what_one_request_may_use(launcher: Launcher) -> None:
+    with launcher.start(extra=("-c", "4096", *SIZES)) as server:
+        pass
+    assert (server.plan.ctx_size, server.plan.parallel) == (4096, 4)
+    assert re.search(r"n_slots = 4, n_ctx_slot = 4096", server.log.read_text())
+
+
 @pytest.mark.parametrize("settings", [{}, {"ctx_size": 1000, "parallel": 3}, {"extra": ("-kvu",)}], ids=str)
 def test_the_kv_cache_is_as_large_as_estimated(launcher: Launcher, settings: dict[str, Any]) -> None:
     settings = settings | {"extra": (*settings.get("extra", ()), *SIZES)}
