@@ -71,7 +71,8 @@ class WrapOptions:
             wait_timeout_s=self.wait_timeout_s,
             # The connection that made systemd start the service waits for it.
             knows_all_keys=False,  # a script may set one
-            waits_for_first_load=self.waits_for_first_load or bool(self.sockets),
+            waits_for_first_load=self.wait_timeout_s > 0
+            and (self.waits_for_first_load or bool(self.sockets)),
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
             restart=self.restart,

@@ -272,12 +272,15 @@ def _path(text: str) -> str:
     """A path between double quotes, where systemd knows no escape but that of ``%``."""
     if '"' in text or "\\" in text:
         raise _no_spelling(text)
-    return _value(text)
+    _refuse_unspeakable(text)
+    return text.replace("%", "%%")
 
 
 def _value(text: str) -> str:
-    """A setting that reaches to the end of its line."""
+    """A setting that reaches to the end of its line: a backslash there would go on with the next one."""
     _refuse_unspeakable(text)
+    if text.endswith("\\") or text != text.strip():
+        raise _no_spelling(text)
     return text.replace("%", "%%")
 
 

@@ -81,6 +81,12 @@ def test_a_key_file_is_handed_over_by_systemd_which_may_read_it() -> None:
     assert settings(plain, "ExecStart")[0].endswith("/srv/qwen.gguf --api-key-file %d/api-keys")
 
 
+@pytest.mark.parametrize("path", ["/etc/keys\\", "/etc/keys ", "/etc/keys\nExecStartPre=/bin/x"])
+def test_a_key_file_whose_name_would_run_into_the_next_line_is_refused(path: str) -> None:
+    with pytest.raises(UsageInvalid, match="cannot name"):
+        unit_text(replace(PLAIN, api_key_file=path))
+
+
 def test_the_user_exists_only_while_it_runs_unless_one_is_named() -> None:
     assert settings(PLAIN, "DynamicUser") == ["yes"]
     named = replace(PLAIN, run_as="ai", groups=("render", "video"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -65,6 +66,20 @@ def test_what_a_first_request_can_be(
     assert wrapping.tried_as is tried_as
     assert WrapOptions(wrapping).policy.warm_up is (tried_as is not None)
     assert not WrapOptions(wrapping, warm_up=False).policy.warm_up
+
+
+@pytest.mark.parametrize(
+    ("asked", "timeout_s", "waits"), [(False, 9, False), (True, 9, True), (True, 0, False)]
+)
+def test_the_first_load_is_waited_for_where_somebody_asked_for_a_wait(
+    server: str, asked: bool, timeout_s: float, waits: bool
+) -> None:
+    wrapping = understand([server], os.environ)
+    options = WrapOptions(wrapping, waits_for_first_load=asked, wait_timeout_s=timeout_s)
+    assert options.policy.waits_for_first_load is waits
+    with socket.socket() as given:
+        by_systemd = WrapOptions(wrapping, wait_timeout_s=timeout_s, sockets=(given,))
+        assert by_systemd.policy.waits_for_first_load is (timeout_s > 0)
 
 
 @pytest.mark.parametrize(
