@@ -260,7 +260,7 @@ _KILLED_BY = _rule(
 )  # fmt: skip
 _EXITED = _rule(
     "exited", "", "llama-server ended by itself (exit code 0), unasked.",
-    "Was it stopped by somebody else? It is started again.", _GAVE_UP, again=False,
+    "Find out whether somebody stopped it, or its program ends without serving.", _GAVE_UP, again=False,
 )  # fmt: skip
 _UNKNOWN = _rule(
     "unknown", "", "llama-server ended ({exit}) and did not say why.",
