@@ -94,6 +94,10 @@ class Endpoint:
         elif infers and status >= 500:
             self.failures += 1
 
+    def begin_serving(self) -> None:
+        """What it answered while it loaded ("Loading model") says nothing of how it serves."""
+        self.answered = self.failures = 0
+
     def when_idle(self, callback: Callable[[], None]) -> None:
         """Call back once, as soon as no request is in flight (at once if none is)."""
         if not self._leases:

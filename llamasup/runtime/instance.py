@@ -237,6 +237,7 @@ class InstanceRunner:
         if (after.state, after.generation) != (before.state, before.generation):
             if after.state is State.READY:
                 self._never_served = False
+                self._current.endpoint.begin_serving()
                 self._start_task(self._learn)
             self._bus.publish(StateChanged(self.model, after.state, after.generation))
             for holds, waiter in self._waiters:

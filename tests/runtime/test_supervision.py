@@ -8,13 +8,17 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 import uvloop
 
+from llamasup.api import Service, WrapOptions
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.instance import State
 from llamasup.effects.process import spawn
-from llamasup.runtime.events import ServerExited, StateChanged
+from llamasup.runtime.endpoint import Endpoint
+from llamasup.runtime.events import Bus, ServerExited, StateChanged
+from llamasup.runtime.wrapped import understand
 from llamasup.testing.fake_server import install
 from tests.e2e.service import serving
 
@@ -105,5 +109,35 @@ def test_a_start_without_progress_is_hung_and_one_with_progress_is_not(
             assert exited.exit is None
         async with serving(tiny_model, runtime=str(slow), stall_timeout_s=4.0) as it:
             await it.reaches(State.READY, 1)
+
+    asyncio.run(test())
+
+
+def test_what_it_answers_while_it_loads_is_no_sign_that_it_hangs(
+    tiny_model: Path, tmp_path: Path, free_tcp_port: int
+) -> None:
+    """``wrap`` lets llama-server say "Loading model" itself; a client that polls makes many such 503."""
+    words = [str(install(tmp_path / "llama-server", "load_s=1")), "-m", str(tiny_model)]
+
+    async def test() -> None:
+        bus = Bus()
+        wrapping = understand([*words, "--port", str(free_tcp_port)], os.environ)
+        service = Service(WrapOptions(wrapping), bus)
+        loading, ready = asyncio.Event(), asyncio.Event()
+        bus.listen(lambda told: loading.set() if getattr(told, "state", None) is State.LOADING else None)
+        bus.listen(lambda told: ready.set() if getattr(told, "state", None) is State.READY else None)
+        url = f"http://127.0.0.1:{free_tcp_port}/completion"
+        async with asyncio.TaskGroup() as tasks, httpx.AsyncClient() as client:
+            running = tasks.create_task(service.run())
+            await loading.wait()
+            for _ in range(4):
+                assert (await client.post(url, json={"prompt": "x"})).status_code == 503
+            await ready.wait()
+            assert service.runner is not None
+            endpoint = service.runner.serving()
+            assert isinstance(endpoint, Endpoint)
+            assert (endpoint.failures, endpoint.answered) == (0, 0)
+            service.ask_stop()
+            await running
 
     asyncio.run(test())
