@@ -39,18 +39,16 @@ class Narrator:
         self._began_s = began_s
         self._stops_asked = 0
 
-    def stop_asked(self, signal_name: str) -> None:
+    def stop_asked(self, why: str, *, hurry_s: float | None = None) -> None:
+        """``why``: a signal, or what has ended; ``hurry_s``: what is in flight has no longer than this."""
         self._stops_asked += 1
         if self._stops_asked == 1:
             in_flight = self._service.runner.in_flight if self._service.runner else 0
-            waiting = (
-                f" {plural(in_flight, 'request')} in flight may finish; again to stop now."
-                if in_flight
-                else ""
-            )
-            self._view.say("info", "stop", f"{signal_name}: stopping.{waiting}", in_flight=in_flight)
+            limit = "; again to stop now" if hurry_s is None else f" within {duration_text(hurry_s)}"
+            waiting = f" {plural(in_flight, 'request')} in flight may finish{limit}." if in_flight else ""
+            self._view.say("info", "stop", f"{why}: stopping.{waiting}", in_flight=in_flight)
         else:
-            self._view.say("warning", "kill", f"{signal_name} again: stopping now.")
+            self._view.say("warning", "kill", f"{why} again: stopping now.")
 
     def restart_asked(self, signal_name: str) -> None:
         self._view.say("info", "restart", f"{signal_name}: restarting the model.")

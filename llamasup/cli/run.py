@@ -168,7 +168,7 @@ async def _supervise(
                 loop.call_later(HURRY_S, service.ask_stop)
                 if service.stops_asked:
                     return
-            narrator.stop_asked(name)
+            narrator.stop_asked(name, hurry_s=HURRY_S if name in ENDINGS else None)
             if manager is not None:
                 manager.stop_asked()
             service.ask_stop()

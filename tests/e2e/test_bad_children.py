@@ -51,7 +51,8 @@ def test_a_server_that_never_says_it_is_ready_is_a_hung_start(
     server = fake_server(fault, f"once={tmp_path / 'once'}")
 
     async def test() -> None:
-        async with serving(tiny_model, runtime=server, stall_timeout_s=3.0) as it, asyncio.TaskGroup() as tasks:
+        service = serving(tiny_model, runtime=server, stall_timeout_s=3.0)
+        async with service as it, asyncio.TaskGroup() as tasks:
             await it.reaches(State.STARTING, 1)
             asked = tasks.create_task(it.complete())
             exited = await it.exit_of(1)

@@ -205,6 +205,20 @@ def test_a_parent_that_closes_stdout_and_stderr_stops_nothing(
         process.wait()
 
 
+def test_a_stream_in_flight_when_stdin_ends_has_a_second_and_is_told_so(
+    tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    """Standard input cannot end again: nobody is told to do it again to stop now."""
+    with sidecar(tiny_model, "--runtime", fake_server("stall_after=1"), "--no-warmup") as running:
+        url = running.url
+        with httpx.stream(
+            "POST", f"{url}/completion", json={"prompt": "x", "stream": True}, timeout=PATIENCE_S
+        ):
+            end_stdin(running)
+            assert running.end() == 0
+    assert "Standard input ended: stopping. 1 request in flight may finish within 1.0 s.\n" in running.said
+
+
 def test_a_sigterm_and_then_the_end_of_the_parent_is_one_stop_in_a_hurry(
     tiny_model: Path, fake_server: ServerMaker
 ) -> None:
