@@ -63,23 +63,40 @@ def host_room_bytes(hardware: Hardware) -> int:
 
 
 def decide_gpu_layers(
-    capabilities: Capabilities, model: ModelFacts, settings: Settings, by_hand: ByHand, bounds: Bounds
+    capabilities: Capabilities,
+    model: ModelFacts,
+    settings: Settings,
+    by_hand: ByHand,
+    bounds: Bounds,
+    *,
+    drafts: bool,
 ) -> int | None:
-    """Layers that will be on devices; None: as many as the build fits there by itself."""
+    """Layers that will be on devices; None: as many as fit there, by the build's own count or by ours.
+
+    Ours is without the room for a draft model (``drafts``): then all of them, or the plan is refused.
+    """
     if not capabilities.devices or by_hand.value("--device") == "none":
         return 0
     asked = by_hand.value("--gpu-layers") or settings.gpu_layers
     if asked in (None, "auto"):
         if bounds.gpu_layers is not None:
             return bounds.gpu_layers
-        return None if capabilities.knows("--fit") else model.layers + 1
+        return model.layers + 1 if drafts and not capabilities.knows("--fit") else None
     return int(asked) if str(asked).isdecimal() else model.layers + 1  # "all", and -1 of older builds
 
 
 def give_gpu_layers(
-    line: CommandLine, capabilities: Capabilities, settings: Settings, bounds: Bounds
+    line: CommandLine,
+    capabilities: Capabilities,
+    model: ModelFacts,
+    settings: Settings,
+    bounds: Bounds,
+    expected: int | None,
 ) -> None:
-    """By hand, or all of them in a build that has devices but cannot fit layers to them by itself."""
+    """By hand, or the ``expected`` ones in a build that has devices but cannot fit layers to them by itself.
+
+    ``expected`` is None where devices have no memory of their own: then all of them.
+    """
     option = capabilities.find("--gpu-layers")
     every = "all" if option is not None and "'all'" in option.description else "999"
     layers = settings.gpu_layers
@@ -93,7 +110,11 @@ def give_gpu_layers(
     elif capabilities.devices and bounds.gpu_layers is not None:
         line.give("--gpu-layers", bounds.gpu_layers, f"fewer than fit by the build's own count: {bounds.why}")
     elif capabilities.devices and not capabilities.knows("--fit"):
-        line.give("--gpu-layers", every, "this build leaves the device unused unless told otherwise")
+        layers_said, why = every, "this build leaves the device unused unless told otherwise"
+        if expected is not None and expected <= model.layers:
+            layers_said = str(expected)
+            why = f"the device holds as many of {model.layers + 1} by our estimate; this build does not count"
+        line.give("--gpu-layers", layers_said, why)
     else:
         fits = "llama-server fits layers to its devices (--fit), and gives up on that if told a number"
         line.leave_out(

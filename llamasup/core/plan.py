@@ -152,7 +152,7 @@ def plan(
     give_kv_cache(line, capabilities, model, settings, sizes.kv)
     give_threads(line, settings, threads)
     give_priority(line, why_no_priority(hardware, threads, draft=drafter is not None))
-    give_gpu_layers(line, capabilities, settings, sizes.bounds)
+    give_gpu_layers(line, capabilities, model, settings, sizes.bounds, memory.gpu_layers)
     give_lock(line, capabilities, no_lock)
     line.give("--cache-ram", budget_mib, why_budget, otherwise="this build keeps no prompts in host memory")
     if not prefers.checkpoints:

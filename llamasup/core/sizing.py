@@ -95,7 +95,7 @@ def size_up(
     serves = served_as(model, by_hand)
     drafter = decide_drafter(capabilities, model, serves, settings, by_hand, draft)
     context = decide_context(capabilities, model, serves, settings, by_hand, prefers, bounds)
-    layers = decide_gpu_layers(capabilities, model, settings, by_hand, bounds)
+    layers = decide_gpu_layers(capabilities, model, settings, by_hand, bounds, drafts=drafter is not None)
     on_device = layers != 0
     kv = decide_kv_cache(capabilities, model, serves, settings, by_hand, prefers, bounds, on_device=on_device)
     shape = of_draft = _shape(capabilities, by_hand, context, kv)

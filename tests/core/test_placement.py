@@ -100,10 +100,30 @@ def test_auto_leaves_the_count_to_the_build(settings: dict[str, Any]) -> None:
     assert made.memory.gpu_layers == 33
 
 
-def test_a_build_that_cannot_fit_layers_by_itself_gets_all_of_them() -> None:
-    made = planned(capabilities(MIDDLE, GPU))
-    assert made.gpu_layers == 33
+@pytest.mark.parametrize("device", [GPU, UNIFIED])
+def test_a_build_that_cannot_fit_layers_by_itself_gets_all_of_them_where_they_fit(device: Device) -> None:
+    assert value(planned(capabilities(MIDDLE, device)), "--gpu-layers") == "999"
+
+
+@pytest.mark.parametrize(("free_bytes", "least"), [(5 * GIB, 5), (GIB // 4, 0)])
+def test_a_build_that_cannot_fit_layers_by_itself_gets_as_many_as_the_device_holds(
+    free_bytes: int, least: int
+) -> None:
+    made = planned(capabilities(MIDDLE, replace(GPU, free_bytes=free_bytes)))
+    layers = value(made, "--gpu-layers")
+    assert layers is not None
+    assert int(layers) == made.memory.gpu_layers
+    assert least <= int(layers) < 33
+    assert made.memory.fits
+    assert made.memory.device_bytes <= free_bytes
+    assert "by our estimate" in reason(made, "--gpu-layers")
+
+
+def test_beside_a_draft_model_such_a_build_gets_all_layers_or_is_refused() -> None:
+    small = replace(GPU, free_bytes=5 * GIB)
+    made = planned(capabilities(MIDDLE, small), draft_model="/d.gguf", draft=model(weights_bytes=GIB))
     assert value(made, "--gpu-layers") == "999"
+    assert not made.memory.fits
 
 
 def test_without_a_device_there_are_no_layers_to_place() -> None:
