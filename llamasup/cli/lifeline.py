@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,7 +42,7 @@ def tie_to_parent(*, stdin: bool, parent_pid: int | None) -> None:
             _watch("stdin", _read_to_the_end, STDIN_ENDED)
         elif parent_pid is None:
             raise UsageInvalid(
-                f"--sidecar stops when standard input ends, and that is {nobody}: it has ended already.",
+                f"--sidecar stops when standard input ends, and that is {nobody}.",
                 remedy="Start llamasup with a pipe as its standard input and keep it open "
                 "(Node: stdio: ['pipe', 'pipe', 'pipe']), or add --parent-pid with your process's number.",
             )
@@ -72,13 +73,26 @@ def _no_parent(pid: int, why: str) -> UsageInvalid:
 
 
 def _nobody_at_stdin() -> str:
-    """What is at standard input where no other program can be; else empty."""
+    """What is at standard input where no other program can be, and why that will not do; else empty."""
     mode = os.fstat(0).st_mode
     if stat.S_ISREG(mode):
-        return "a file"
+        return "a file: it has ended already"
     if stat.S_ISCHR(mode) and not os.isatty(0):
-        return os.devnull
+        return f"{os.devnull}: it has ended already"
+    if stat.S_ISCHR(mode) and _is_background_job():
+        # The first read would stop us, and with us whoever waits for the ready line (SIGTTIN).
+        return "a terminal that a background job may not read"
     return ""
+
+
+def _is_background_job() -> bool:
+    """Of the terminal at standard input: a shell's ``&``."""
+    if sys.platform == "win32":
+        return False
+    try:
+        return os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:  # a terminal, but not ours: nothing keeps us from reading it
+        return False
 
 
 def _read_to_the_end() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.e2e.driver import (
     Llamasup,
     adopted,
     command,
+    on_terminal,
     run_to_end,
     seconds_until_gone,
 )
@@ -115,6 +117,27 @@ def test_a_stdin_where_nobody_can_be_is_refused_with_the_way_out(
     assert "--parent-pid" in done.stderr
     assert "pipe" in done.stderr
     assert done.stdout == ""
+
+
+def test_a_background_job_of_a_terminal_is_refused_instead_of_stopped(
+    tiny_model: Path, fake_server: ServerMaker
+) -> None:
+    """``llamasup run … --sidecar &`` at a prompt: to read the terminal would stop llamasup (SIGTTIN)."""
+    words = command("run", str(tiny_model), "--runtime", fake_server(), "--sidecar")
+    # As a shell does it: the job has a group of its own, and the terminal is its parent's.
+    shell = (
+        "import fcntl, os, subprocess, sys, termios\n"
+        "fcntl.ioctl(1, termios.TIOCSCTTY, 0)\n"
+        "os.dup2(1, 0)\n"
+        "job = subprocess.Popen(sys.argv[1:], stderr=1, process_group=0)\n"
+        "_, status = os.waitpid(job.pid, os.WUNTRACED)\n"
+        "if os.WIFSTOPPED(status):\n"
+        "    job.kill()\n"
+        "print('stopped' if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))\n"
+    )
+    shown = on_terminal([sys.executable, "-c", shell, *words], 200, start_new_session=True)
+    assert "that is a terminal that a background job may not read" in shown
+    assert shown.endswith("\n2\n")
 
 
 def test_with_a_parents_number_stdin_may_be_dev_null(tiny_model: Path, fake_server: ServerMaker) -> None:
