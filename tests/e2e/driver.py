@@ -106,6 +106,14 @@ class Llamasup:
 
         return self._next(matches, f"{name} {fields or ''}")
 
+    def wait_for_ready_after(self, generation: int) -> Mapping[str, Any]:
+        """The first time that a later generation serves, past or to come."""
+
+        def matches(event: Mapping[str, Any]) -> bool:
+            return event.get("state") == "ready" and event["generation"] > generation
+
+        return self._next(matches, f"ready after generation {generation}")
+
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
 

@@ -6,10 +6,8 @@ The limits are real ones, on the address space (``ulimit -v``) and on a memory c
 from __future__ import annotations
 
 import json
-import os
 import resource
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import pytest
 
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
+from tests.real.memory_group import in_group, memory_group
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -116,51 +115,15 @@ def test_with_the_check_switched_off_the_ladder_finds_a_plan_that_runs(
 
 
 @pytest.fixture
-def memory_group() -> Iterator[Path]:
-    """A cgroup of our own with a memory limit, where this user may make one (v1, or a delegated v2)."""
-    group = next(filter(None, map(_made_group, _group_folders())), None)
-    if group is None:
-        pytest.skip("no memory cgroup can be made here")
-    yield group
-    with suppress(OSError):
-        group.rmdir()
+def group() -> Iterator[Path]:
+    with memory_group() as made:
+        if made is None:
+            pytest.skip("no memory cgroup can be made here")
+        yield made
 
 
-def _group_folders() -> list[Path]:
-    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    root = Path("/sys/fs/cgroup")
-    return [root / "memory", root / own.get("", "/").lstrip("/")]
-
-
-def _made_group(parent: Path) -> Path | None:
-    group = parent / f"llamasup-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError:
-        return None
-    if _limit_file(group) is None:
-        group.rmdir()
-        return None
-    return group
-
-
-def _limit_file(group: Path) -> Path | None:
-    files = [group / name for name in ("memory.limit_in_bytes", "memory.max")]
-    return next((file for file in files if file.exists() and os.access(file, os.W_OK)), None)
-
-
-def in_group(group: Path, limit_bytes: int) -> list[str]:
-    """A program that runs another in the group."""
-    limit = _limit_file(group)
-    assert limit is not None
-    limit.write_text(str(limit_bytes))
-    return ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
-
-
-def test_a_memory_cgroup_is_a_limit_like_the_machines_own(
-    runtime: str, fat_model: Path, memory_group: Path
-) -> None:
-    prefix = in_group(memory_group, 1000 * MIB)
+def test_a_memory_cgroup_is_a_limit_like_the_machines_own(runtime: str, fat_model: Path, group: Path) -> None:
+    prefix = in_group(group, 1000 * MIB)
     asked = ("--ctx-size", "32768", "--parallel", "4", "--runtime", runtime)
     refused = run_to_end("run", str(fat_model), "--port", "0", *asked, prefix=prefix)
     assert refused.returncode == 71
@@ -168,9 +131,9 @@ def test_a_memory_cgroup_is_a_limit_like_the_machines_own(
 
 
 def test_the_kernels_out_of_memory_killer_is_recognised_and_answered_by_a_smaller_plan(
-    runtime: str, fat_model: Path, memory_group: Path
+    runtime: str, fat_model: Path, group: Path
 ) -> None:
-    prefix = in_group(memory_group, 1000 * MIB)
+    prefix = in_group(group, 1000 * MIB)
     with llamasup(fat_model, "--runtime", runtime, "--no-memory-check", prefix=prefix) as running:
         assert answers(running)
         exits = [event for event in running.events if event["event"] == "exit"]

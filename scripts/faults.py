@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""The fault matrix: what clients see, how soon it serves again and what is left, when something breaks.
+
+Every fault is done to a real server under ``llamasup run``, for each runtime. Exit code 1 if a promise is
+broken: a request that had received no byte is lost, a stream is cut without an error event, something is left
+behind, a crash costs more than the server's own load time and 100 ms (P6), or crash cycles leak (S18).
+
+    python scripts/faults.py [--runtime PATH|embedded …] [--quick] [--only WORDS] [--docs PAGE]
+
+The faults themselves are in tests/real/fault_cases.py; the tests run them too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from llamasup.core.demo_model import demo_model  # noqa: E402
+from tests.e2e.driver import command  # noqa: E402
+from tests.real.cycles import Held, crash_cycles, leaks  # noqa: E402
+from tests.real.fault_bench import Bench, Outcome, seconds_to_load_by_hand  # noqa: E402
+from tests.real.fault_cases import CASES, Case, Impossible, idle  # noqa: E402
+from tests.real.fault_clients import Ending  # noqa: E402
+from tests.real.flood import flooded_over_quiet  # noqa: E402
+from tests.real.remains import folders_of  # noqa: E402
+
+BEGIN, END = "<!-- faults -->", "<!-- /faults -->"
+MOST_ADDED_S = 0.1  # P6
+GONE_WITHIN_S = 2.0  # S14
+MOST_SLOWED = 1.1
+
+
+class Verdict:
+    """What was promised and not kept."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+
+    def expect(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.broken.append(otherwise)
+            print(f"BROKEN: {otherwise}", file=sys.stderr)
+
+
+def main() -> int:
+    given = arguments()
+    verdict = Verdict()
+    sections = [f"{machine()}, {time.strftime('%Y-%m-%d')}."]
+    with tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as folder:  # short: sockets lie below it
+        home = Path(folder)
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # one for all: asking a runtime takes 0.2 s
+        (home / "cache").mkdir()
+        for number, runtime in enumerate(given.runtime or [None, "embedded"]):
+            place = home / f"r{number}"
+            place.mkdir()
+            tiny = place / "tiny.gguf"
+            tiny.write_bytes(demo_model())
+            bench, name = prepared(runtime, place, tiny)
+            sections.append(f"### {name}\n")
+            sections += of_runtime(bench, given, verdict)
+    text = "\n".join(sections)
+    print(text)
+    if given.docs:
+        write_between(given.docs, text)
+    for each in verdict.broken:
+        print(f"BROKEN: {each}", file=sys.stderr)
+    return 1 if verdict.broken else 0
+
+
+def prepared(runtime: str | None, place: Path, tiny: Path) -> tuple[Bench, str]:
+    """A bench, and what it is called; ``runtime`` None: the one that llamasup finds."""
+    words = command("plan", str(tiny), "--json", *(["--runtime", runtime] if runtime else []))
+    found = json.loads(subprocess.check_output(words))["runtime"]
+    embedded = found["kind"] == "embedded"
+    name = f"{'The embedded runtime' if embedded else 'llama-server'}, {found['version']}"
+    return Bench("embedded" if embedded else found["path"], place, tiny), name
+
+
+def of_runtime(bench: Bench, given: argparse.Namespace, verdict: Verdict) -> Iterator[str]:
+    cases = [case for case in CASES if given.only in case.name and not (given.quick and case.slow)]
+    yield from matrix(bench, cases, verdict)
+    if given.only:
+        return
+    yield from crash_to_served(bench, 3 if given.quick else 15, verdict)
+    services, crashes = (4, 10) if given.quick else (21, 50)  # the first is for what is loaded once
+    yield from cycles(bench, services, crashes, verdict)
+    yield from flood(bench, 10 if given.quick else 60, verdict)
+
+
+# --- the matrix ----------------------------------------------------------------------------------
+
+
+def matrix(bench: Bench, cases: Sequence[Case], verdict: Verdict) -> Iterator[str]:
+    yield "| Fault | Clients saw | Noticed after | Back-off | Serves again after | Left behind |"
+    yield "|---|---|---:|---:|---:|---|"
+    for case in cases:
+        began_s = time.monotonic()
+        try:
+            outcome = case.run(bench)
+        except Impossible as why:
+            yield f"| {case.name} | not run: {why} | | | | |"
+            continue
+        print(f"{bench.runtime}: {case.name}: {time.monotonic() - began_s:.1f} s", file=sys.stderr)
+        judge(case, outcome, verdict)
+        yield row(case, outcome)
+    yield ""
+
+
+def judge(case: Case, outcome: Outcome, verdict: Verdict) -> None:
+    detail = f"{case.name}: {outcome.detail}"
+    verdict.expect(not outcome.left, f"{case.name}: left behind: {outcome.left}")
+    if case.ends_us:
+        verdict.expect(
+            (outcome.gone_s or 0.0) <= GONE_WITHIN_S, f"{case.name}: {outcome.gone_s} s to be gone"
+        )
+    else:
+        verdict.expect(outcome.count(Ending.LOST) == 0, f"lost without a byte: {detail}")
+        verdict.expect(outcome.count(Ending.CUT) == 0, f"cut without an error event: {detail}")
+
+
+def row(case: Case, outcome: Outcome) -> str:
+    seen = "; ".join(f"{outcome.count(each)} {each.value}" for each in Ending if outcome.count(each))
+    if outcome.gone_s is not None:
+        left = f"nothing after {shown(outcome.gone_s)}"
+    else:
+        left = ", ".join(outcome.left) or "nothing"
+    waited = shown(outcome.restart_in_s) if outcome.restart_in_s else "–"
+    cells = (case.name, seen, shown(outcome.noticed_s), waited, shown(outcome.serves_s), left)
+    return f"| {' | '.join(cells)} |"
+
+
+def shown(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+# --- single figures ------------------------------------------------------------------------------
+
+
+def crash_to_served(bench: Bench, repeats: int, verdict: Verdict) -> Iterator[str]:
+    """P6, in turn with the same command line started by hand."""
+    own_s, added_s = [], []
+    for _ in range(repeats):
+        own_s.append(seconds_to_load_by_hand(bench, bench.tiny))
+        late_s = idle(bench).late_s
+        assert late_s is not None
+        added_s.append(late_s - own_s[-1])
+    added = statistics.median(added_s)
+    verdict.expect(added <= MOST_ADDED_S, f"P6: {shown(added)} added to the server's own load time")
+    yield (
+        f"**Crash to served again** (P6; {repeats} times, medians): a request sent right after the SIGKILL "
+        f"has its answer {shown(added)} ({shown(min(added_s))} to {shown(max(added_s))}) later than "
+        f"the server's own load takes, which by hand and in turn is {shown(statistics.median(own_s))}. "
+        "Promised: at most 100 ms.\n"
+    )
+
+
+def cycles(bench: Bench, services: int, crashes: int, verdict: Verdict) -> Iterator[str]:
+    """S18, in a process of its own: what this one holds is no matter."""
+    home = bench.place()
+    words = [__file__, "--cycles", bench.runtime, str(bench.tiny), str(home), str(services), str(crashes)]
+    done = subprocess.run(
+        [sys.executable, *words], stdout=subprocess.PIPE, text=True, env=os.environ | folders_of(home)
+    )
+    verdict.expect(done.returncode == 0, f"S18: {done.stdout}")
+    yield done.stdout
+
+
+def only_cycles(runtime: str, model: str, home: str, services: str, crashes: str) -> int:
+    held = crash_cycles(runtime, Path(model), Path(home), services=int(services), crashes=int(crashes))
+    before, after = held[0], held[-1]
+    print(
+        f"**{after.cycles - before.cycles:,} crash cycles** (S18): {crashes} times a server killed in "
+        f"mid-stream, then a stop and a start, {len(held) - 1} times over, in one process:\n\n"
+        f"| | descriptors | threads | tasks | children | files | RSS |\n|---|---:|---:|---:|---:|---:|---:|"
+    )
+    for name, each in (("before", before), ("after", after)):
+        print(f"| {name} | {' | '.join(map(str, figures(each)))} | {each.rss_bytes / 1e6:.1f} MB |")
+    found = leaks(held)
+    print("".join(f"\n{each}" for each in found))
+    return 1 if found else 0
+
+
+def figures(held: Held) -> tuple[int, ...]:
+    return held.descriptors, held.threads, held.tasks, held.children, held.files
+
+
+def flood(bench: Bench, rounds: int, verdict: Verdict) -> Iterator[str]:
+    """S19."""
+    seen = flooded_over_quiet(bench, rounds=rounds, requests=50)
+    ratios = sorted(flooded_s / quiet_s for quiet_s, flooded_s in seen)
+    ratio = statistics.median(ratios)
+    verdict.expect(ratio <= MOST_SLOWED, f"S19: with a flooded log a request takes {ratio:.2f} of its time")
+    yield (
+        f"**A million log lines a minute** (S19): a small request takes {ratio:.2f} times as long as with "
+        f"a quiet log (median of {rounds} rounds, in turn; half of them within "
+        f"{ratios[len(ratios) // 4]:.2f}–{ratios[3 * len(ratios) // 4]:.2f}).\n"
+    )
+
+
+# --- around it -----------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runtime", nargs="+", help="as llamasup's own option; default: both kinds")
+    parser.add_argument("--quick", action="store_true", help="without what takes long; fewer repeats")
+    parser.add_argument("--only", default="", metavar="WORDS", help="faults with these words in their name")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help=f"write it between {BEGIN} and {END}")
+    return parser.parse_args()
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "?")
+    return f"{cpu}, {len(os.sched_getaffinity(0))} CPUs, Linux {platform.release()}"
+
+
+def write_between(path: Path, text: str) -> None:
+    before, begin, rest = path.read_text("utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{path} has no {BEGIN} and {END}")
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(only_cycles(*sys.argv[2:]) if sys.argv[1:2] == ["--cycles"] else main())

@@ -1,0 +1,272 @@
+"""A llamasup with a real server that something is done to, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from llamasup.testing.models import write_large_decoder
+from tests.e2e.driver import Llamasup, command, is_alive, llamasup
+from tests.real.fault_clients import Client, Ending
+from tests.real.remains import Remains, folders_of, remains_of
+
+__all__ = ["PATIENCE_S", "Bench", "Outcome", "Patient", "patient", "seconds_to_load_by_hand"]
+
+PATIENCE_S = 120.0
+READY_LINE = b"listening on"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one fault came to. Times in seconds from the fault."""
+
+    endings: Sequence[Ending]
+    """Of each client."""
+    noticed_s: float | None = None
+    """Until the end (or the hang) was reported."""
+    restart_in_s: float = 0.0
+    """How long llamasup then waited on purpose, all its tries together (S2)."""
+    serves_s: float | None = None
+    """Until the next generation had produced a token; None where none was needed or possible."""
+    late_s: float | None = None
+    """Until those who asked after the fault had the first byte of their answer."""
+    gone_s: float | None = None
+    """Until nothing of it was there, where llamasup itself was to end."""
+    left: Remains = ()
+    cause: str = ""
+    detail: Sequence[str] = ()
+    """What each client saw, for whoever has to find out why."""
+
+    def count(self, ending: Ending) -> int:
+        return list(self.endings).count(ending)
+
+
+@dataclass(slots=True)
+class Bench:
+    """Where the faults of one runtime are tried. ``home`` is for folders of llamasup's own."""
+
+    runtime: str
+    home: Path
+    tiny: Path
+    _large: Path | None = None
+    _number: int = field(default=0)
+
+    @property
+    def large(self) -> Path:
+        """100 MB: a prompt of 1,800 tokens takes it more than a second of two cores."""
+        if self._large is None:
+            self._large = write_large_decoder(self.home / "large.gguf", 100_000_000)
+        return self._large
+
+    @property
+    def next_place(self) -> Path:
+        """The folder of the next run."""
+        return self.home / str(self._number + 1)
+
+    def place(self) -> Path:
+        """A folder for one run, with a path that is short enough for sockets."""
+        path = self.next_place
+        self._number += 1
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def executable(self) -> str:
+        """The runtime as words of a shell."""
+        if self.runtime != "embedded":
+            library = Path(self.runtime).resolve().parent
+            return f"env LD_LIBRARY_PATH={shlex.quote(str(library))} {shlex.quote(self.runtime)}"
+        return f"{shlex.quote(sys.executable)} -m llamasup.embedded"
+
+
+class Patient:
+    """A running llamasup, its server, and the clients that there are when it is hurt."""
+
+    def __init__(self, running: Llamasup, home: Path, ready_file: Path, port: int) -> None:
+        self.running = running
+        self.home = home
+        self.ready_file = ready_file
+        self.url = f"http://127.0.0.1:{port}"
+        self.clients: list[Client] = []
+        self.hurt_s = 0.0
+
+    def ready(self, generation: int = 1) -> None:
+        self.running.wait_for("state", state="ready", generation=generation)
+
+    def server(self) -> psutil.Process:
+        """The process that serves: behind a wrapper, the last one that has been given an address."""
+        while True:
+            found = [each for each in self.running.children() if "--host" in _command_line(each)]
+            if found and "exec_child" not in " ".join(_command_line(found[-1])):
+                return found[-1]
+            assert self.running.process.poll() is None, self.running.said
+
+    def ask(self, **body: Any) -> Client:
+        client = Client(self.url, {"prompt": "Once", "temperature": 0, "ignore_eos": True, **body})
+        self.clients.append(client)
+        return client
+
+    def stream(self, count: int, n_predict: int) -> None:
+        """So many clients in the middle of their answers."""
+        streams = [self.ask(stream=True, n_predict=n_predict) for _ in range(count)]
+        assert all(client.flows() for client in streams)
+
+    def prompts(self, count: int, words: int) -> None:
+        """So many clients that stream and have sent a long prompt, and a server that works at it."""
+        server, before = self.server(), self.in_flight()
+        began_cpu_s = _cpu_s(server)
+        for number in range(count):
+            self.ask(stream=True, n_predict=2, prompt=f"{number} " + "hello " * words)
+        _await(lambda: self.in_flight() - before == count and _cpu_s(server) - began_cpu_s > 0.2)
+        assert not any(client.had_a_byte for client in self.clients[-count:])
+
+    def wait_plainly(self, count: int, n_predict: int) -> None:
+        """So many clients that get no byte before their last token."""
+        before = self.in_flight()
+        for _ in range(count):
+            self.ask(n_predict=n_predict)
+        _await(lambda: self.in_flight() - before == count)
+
+    def in_flight(self) -> float:
+        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S).text
+        found = re.search(r"^llamasup_in_flight\{.*\} ([\d.]+)$", text, re.M)
+        return float(found[1]) if found else 0.0
+
+    def hurt(self, how: Callable[[], object]) -> None:
+        how()
+        self.hurt_s = time.monotonic()
+
+    def outcome(self) -> Outcome:
+        """Wait until it serves again and every client is done, stop it, and look at what is left."""
+        exited = self.running.wait_for("exit")
+        noticed_s = time.monotonic() - self.hurt_s
+        self.running.wait_for_ready_after(1)
+        serves_s = time.monotonic() - self.hurt_s
+        endings = [client.ending() for client in self.clients]
+        late_s = [each.first_byte_s - self.hurt_s for each in self.clients if each.began_s >= self.hurt_s]
+        left = (*self._doubles(), *self.stopped())
+        exits = [event for event in self.running.events if event["event"] == "exit"]
+        return Outcome(
+            endings,
+            noticed_s=noticed_s,
+            restart_in_s=sum(event["restart_in_s"] or 0.0 for event in exits),
+            serves_s=serves_s,
+            late_s=max(late_s, default=None),
+            left=left,
+            cause=exited["cause"],
+            detail=[str(client) for client in self.clients],
+        )
+
+    def undisturbed(self) -> Outcome:
+        """The same where no restart is called for."""
+        endings = [client.ending() for client in self.clients]
+        restarts = [event for event in self.running.events if event["event"] == "exit"]
+        left = (*(f"{len(restarts)} restarts" for _ in restarts[:1]), *self._doubles(), *self.stopped())
+        return Outcome(endings, left=left, detail=[str(client) for client in self.clients])
+
+    def ended(self) -> Outcome:
+        """After the end of llamasup itself, or of its parent: how soon nothing is left."""
+        while processes := remains_of(self.home, self.ready_file):
+            assert time.monotonic() - self.hurt_s < PATIENCE_S, processes
+            time.sleep(0.005)
+        gone_s = time.monotonic() - self.hurt_s
+        endings = [client.ending() for client in self.clients]
+        return Outcome(endings, gone_s=gone_s, detail=[str(client) for client in self.clients])
+
+    def stopped(self) -> Remains:
+        code = self.running.stop()
+        left = remains_of(self.home, self.ready_file)
+        return left if code == 0 else (*left, f"exit code {code}")
+
+    def _doubles(self) -> Remains:
+        """What an earlier generation has left beside the one that serves."""
+        run = self.home / "run" / "llamasup"
+        sockets = [str(path) for path in run.glob("*/[0-9]*.sock")]
+        records = [str(path) for path in run.glob("*/child-*.json")]
+        servers = [each for each in self.running.children() if is_alive(each)]
+        roots = [each for each in servers if each.ppid() == self.running.pid]
+        left = [*sockets[1:], *records[1:]]
+        return tuple(left) if len(roots) <= 1 else (*left, *(f"process {each.pid}" for each in roots))
+
+
+@contextmanager
+def patient(
+    bench: Bench, model: Path, *arguments: str, runtime: str = "", **options: Any
+) -> Iterator[Patient]:
+    """``llamasup run MODEL`` in folders of its own. It may be asked at once: clients are patient."""
+    home = bench.place()
+    ready_file = home / "ready.json"
+    port = _free_port()
+    with llamasup(
+        model,
+        *("--runtime", runtime or bench.runtime, "--port", str(port), "--ready-file", str(ready_file)),
+        *arguments,
+        env=os.environ | folders_of(home),
+        **options,
+    ) as running:
+        yield Patient(running, home, ready_file, port)
+
+
+def seconds_to_load_by_hand(bench: Bench, model: Path) -> float:
+    """From exec to its own ready line, for the command line that llamasup starts, without llamasup."""
+    told = subprocess.check_output(
+        command("plan", str(model), "--runtime", bench.runtime, "--json"),
+        env=os.environ | folders_of(bench.home),
+    )
+    plan = json.loads(told)
+    with tempfile.TemporaryDirectory() as folder:
+        argv = list(plan["argv"])
+        host = argv.index("--host") + 1
+        if argv[host].endswith(".sock"):
+            argv[host] = f"{folder}/s.sock"
+        environment = {name: value for name, value in plan["env"].items() if value != "***"}
+        environment["XDG_CONFIG_HOME"] = folder
+        began = time.monotonic()
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
+        ) as process:
+            assert process.stdout is not None
+            assert any(READY_LINE in line for line in process.stdout), argv
+            took_s = time.monotonic() - began
+            process.kill()
+        return took_s
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _await(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,74 @@
+"""A real server beside which somebody writes to its log, a million lines a minute, now and then (S19)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+import httpx
+import psutil
+
+from tests.real.fault_bench import PATIENCE_S, Bench, Patient, patient
+
+__all__ = ["flooded_over_quiet"]
+
+LINES_PER_MINUTE = 1_000_000
+# Into nowhere or, after a SIGUSR1, into the log, and back after the next: what the writer itself costs is
+# there both times, and what is compared is the log alone.
+_FLOOD = f"""
+import os, signal, time
+block = (b"0.00.000.100 I srv  " + b"z" * 79 + b"\\n") * ({LINES_PER_MINUTE} // 6000)
+ways = [os.open("/dev/null", os.O_WRONLY), 2]
+signal.signal(signal.SIGUSR1, lambda number, frame: ways.reverse())
+due = time.monotonic()
+while True:
+    os.write(ways[0], block)
+    due = max(due + 0.01, time.monotonic() - 1)
+    time.sleep(max(0.0, due - time.monotonic()))
+"""
+
+
+def flooded_over_quiet(bench: Bench, *, rounds: int, requests: int) -> Sequence[tuple[float, float]]:
+    """Median seconds of a small request with a quiet log and with a flooded one, in turn."""
+    wrapper = bench.place() / "llama-server"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *--model*) {shlex.join([sys.executable, "-c", _FLOOD])} & ;; esac\n'
+        f'exec {bench.executable} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    with patient(bench, bench.tiny, "--parallel", "1", runtime=str(wrapper)) as it:
+        it.ready()
+        flood = next(each for each in it.running.children() if _FLOOD in each.cmdline())
+        with httpx.Client(base_url=it.url, timeout=PATIENCE_S) as client:
+            _median_s(client, requests)  # what is done once
+            seen = [_round(client, flood, requests) for _ in range(rounds)]
+        assert _log_bytes(it) > 1_000_000  # the flood was one
+        assert it.stopped() == ()
+    return seen
+
+
+def _round(client: httpx.Client, flood: psutil.Process, requests: int) -> tuple[float, float]:
+    quiet_s = _median_s(client, requests)
+    os.kill(flood.pid, signal.SIGUSR1)
+    flooded_s = _median_s(client, requests)
+    os.kill(flood.pid, signal.SIGUSR1)
+    return quiet_s, flooded_s
+
+
+def _median_s(client: httpx.Client, requests: int) -> float:
+    taken_s = []
+    for _ in range(requests):
+        began_s = time.monotonic()
+        client.post("/tokenize", json={"content": "Once"}).raise_for_status()  # no busy threads in the way
+        taken_s.append(time.monotonic() - began_s)
+    return statistics.median(taken_s)
+
+
+def _log_bytes(it: Patient) -> int:
+    return sum(path.stat().st_size for path in (it.home / "state").rglob("*.log*"))

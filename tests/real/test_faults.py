@@ -1,0 +1,54 @@
+"""The fault matrix of docs/reliability.md as tests: what it counts, not what it measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.real.fault_bench import Bench
+from tests.real.fault_cases import CASES, Case, Impossible
+from tests.real.fault_clients import Ending
+from tests.real.flood import flooded_over_quiet
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def bench_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("f")  # short: sockets lie below it
+
+
+@pytest.fixture
+def bench(runtime: str, tiny_model: Path, bench_folder: Path) -> Bench:
+    place = bench_folder / str(sum(1 for _ in bench_folder.iterdir()))
+    place.mkdir()
+    return Bench(runtime, place, tiny_model)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_request_without_a_byte_is_lost_no_stream_looks_whole_and_nothing_is_left(
+    case: Case, bench: Bench
+) -> None:
+    try:
+        outcome = case.run(bench)
+    except Impossible as why:
+        pytest.skip(str(why))
+    assert outcome.left == ()
+    assert outcome.endings
+    if not case.ends_us:
+        assert outcome.count(Ending.LOST) == 0, outcome.detail
+        assert outcome.count(Ending.CUT) == 0, outcome.detail
+    if "mid-stream" in case.name and not case.ends_us:
+        assert outcome.count(Ending.ERROR_EVENT) > 0, outcome.detail  # it was in mid-stream indeed
+    if "prefill" in case.name:
+        assert outcome.count(Ending.ANSWERED) == len(outcome.endings), outcome.detail
+
+
+def test_a_million_log_lines_a_minute_are_written_and_requests_are_answered_all_the_while(
+    bench: Bench,
+) -> None:
+    """S19. How much slower they are is printed, and judged by scripts/faults.py on a quiet machine."""
+    seen = flooded_over_quiet(bench, rounds=10, requests=30)
+    assert len(seen) == 10
+    print(", ".join(f"{flooded_s / quiet_s:.2f}" for quiet_s, flooded_s in seen))
