@@ -1,0 +1,33 @@
+"""A child that writes 1 GB into its log: all of it is read, little of it is kept (S19)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.driver import llamasup
+
+GB = 1_000_000_000
+KEPT_BYTES = 3 * 10_000_000  # the log and two older ones
+
+
+@pytest.mark.slow
+def test_a_gigabyte_of_log_is_read_and_bounded_on_disk_and_in_memory(
+    tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
+) -> None:
+    """The fake is not ready before it has got rid of every byte."""
+    with llamasup(tiny_model, "--runtime", fake_server(f"log_bytes={GB}")) as running:
+        running.wait_for("ready")
+        supervisor = psutil.Process(running.pid)
+        assert supervisor.io_counters().read_chars >= GB
+        files = sorted((own_folders / "state").rglob("*.log*"))
+        assert len(files) == 3
+        assert 2 * KEPT_BYTES / 3 < sum(path.stat().st_size for path in files) <= KEPT_BYTES
+        assert supervisor.memory_info().rss < 150_000_000
+        answer = httpx.post(f"{running.url}/completion", json={"prompt": "x"}, timeout=60)
+        assert answer.status_code == 200
+        assert running.stop() == 0
