@@ -169,6 +169,8 @@ _RULES: tuple[_Rule, ...] = (
           "The file {path!r} cannot be opened: {why}.", "Check the path.", _MODEL_MISSING),
     _rule("model_missing", r"failed to load CLIP model from (?P<path>.+)\. Does this file exist\?",
           "The projector {path!r} cannot be opened.", "Check the path given to --mmproj.", _MODEL_MISSING),
+    _rule("model_missing", r"adapter_lora_init: failed to open '(?P<path>.+?)'",
+          "The file {path!r} cannot be opened.", "Check the path given to --lora.", _MODEL_MISSING),
     _rule("model_missing", r"failed to open (?P<quote>'?)(?P<path>.+\.gguf)(?P=quote)",
           "The file {path!r} cannot be opened.", "Check the path.", _MODEL_MISSING),
     _rule("model_corrupt", r"invalid magic characters:? (?P<magic>.+?)(?:, expected|$)",
@@ -264,7 +266,7 @@ _EXITED = _rule(
 )  # fmt: skip
 _UNKNOWN = _rule(
     "unknown", "", "llama-server ended ({exit}) and did not say why.",
-    "Look at its log (`llamasup logs`); --log-level debug shows more.", _GAVE_UP, again=False,
+    "Look at its log, and at the lines before its end; --log-level debug shows more.", _GAVE_UP, again=False,
 )  # fmt: skip
 
 # `0.00.004.111 E cmn  common_init_: …`: minutes.seconds.ms.us and a level, since about b6000.

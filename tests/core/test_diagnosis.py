@@ -210,3 +210,10 @@ def test_braces_in_a_log_are_only_text() -> None:
 
 def test_an_end_reads_as_people_say_it() -> None:
     assert (str(Exit(3, None)), str(Exit(None, "SIGKILL"))) == ("exit code 3", "SIGKILL")
+
+
+def test_a_lora_without_the_usual_ending_that_is_missing_is_missing() -> None:
+    line = "E llama_adapter_lora_init: failed to open 'nope': No such file or directory"
+    found = diagnose(Exit(1, None), [line], phase="starting")
+    assert (found.cause, found.exit_code) == ("model_missing", 66)
+    assert "--lora" in found.remedy
