@@ -67,7 +67,7 @@ def read_server_work(slots: bytes | None, metrics: bytes | None) -> ServerWork:
     prefilling: bool | None = None
     try:
         busy = [slot for slot in msgspec.json.decode(slots or b"", type=list[_Slot]) if slot.is_busy]
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):  # the second: brackets in brackets in brackets
         pass
     else:
         tokens = {f"{slot.id}/{slot.id_task}": slot.n_prompt_tokens_processed + slot.decoded for slot in busy}

@@ -50,7 +50,7 @@ def what_is_missing(request: WarmUpRequest, status: int, body: bytes) -> str | N
     """None if the answer proves that the model works, else a sentence saying why it does not."""
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: brackets in brackets in brackets
         quoted = body[:80].decode(errors="replace")
         return f"{request.path} answered {status} with something that is not JSON: {quoted}"
     if status != 200:

@@ -83,3 +83,8 @@ def test_the_counters_of_metrics_are_summed_and_its_gauges_left_out() -> None:
 )
 def test_nonsense_is_nothing(slots: bytes | None, metrics: bytes | None) -> None:
     assert read_server_work(slots, metrics) == ServerWork()
+
+
+def test_brackets_without_end_are_nothing_and_end_nobody() -> None:
+    """A skipped field of the decoder raises RecursionError, which is no DecodeError."""
+    assert read_server_work(b'[{"params":' + b"[" * 100_000, None) == ServerWork()

@@ -56,6 +56,7 @@ def test_an_answer_without_substance_is_none(request_: object, answer: object) -
         (500, b"[1]", "500: [1]"),
         (200, b"<html>", "not JSON: <html>"),
         (200, b"\xff\x00", "not JSON: \ufffd"),
+        (200, b"[" * 100_000, "not JSON: [["),
     ],
 )
 def test_a_refusal_is_quoted(status: int, body: bytes, says: str) -> None:
