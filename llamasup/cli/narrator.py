@@ -129,13 +129,13 @@ class Narrator:
         if exited.restart_in_s is None:
             return  # the error that ends the service says it all
         again = "at once" if exited.restart_in_s == 0 else f"in {duration_text(exited.restart_in_s)}"
-        next_start = f"Restarting {again}."
-        if diagnosis.adjustment is not None:
-            next_start = f"Starting again with {diagnosis.adjustment}."
+        next_start, remedy = f"Restarting {again}.", diagnosis.remedy
+        if diagnosis.adjustment is not None:  # which does what the remedy says
+            next_start, remedy = f"Starting again with {diagnosis.adjustment}.", ""
         self._view.say(
             "warning",
             "exit",
-            error_text(f"{diagnosis.message} {next_start}", diagnosis.remedy, diagnosis.lines),
+            error_text(f"{diagnosis.message} {next_start}", remedy, diagnosis.lines),
             model=exited.model,
             generation=exited.generation,
             code=exited.exit.code if exited.exit else None,

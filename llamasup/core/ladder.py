@@ -1,13 +1,14 @@
 """Smaller and smaller plans: down which order, how far before a start, and how far after a crash (S5).
 
-The order is that of the promise: parallel slots, context, KV type, layers on the GPU. Only what the user
-did not set by hand is made smaller.
+After a crash the order is that of the promise: parallel slots, context, KV type, layers on the GPU. Before a
+start there is time to think of the requests: too short a context ends them, a packed cache only slows the long
+ones, so it comes first. Only what the user did not set by hand is made smaller.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -21,6 +22,8 @@ __all__ = ["MOST_STEPS", "Admission", "admit", "give_way", "is_out_of_memory", "
 
 MOST_STEPS = 3
 _LEAST_CELLS = 256  # that llama-server gives a slot
+_BEFORE_A_START = ("--parallel", "--kv-type", "--ctx-size")
+_AFTER_A_CRASH = ("--parallel", "--ctx-size", "--kv-type")
 _OUT_OF_MEMORY = frozenset({"out_of_memory_host", "out_of_memory_device", "fit_failed"})
 # What a kernel of the KV cache or of flash attention looks like in the last words (#28524).
 _KV_KERNEL = re.compile(
@@ -65,7 +68,7 @@ def admit(candidate: Callable[[Bounds], S], start: Bounds) -> Admission[S]:
     """The first plan down the ladder that fits; the preferred one where none does."""
     considered = [candidate(start)]
     while not considered[-1].memory.fits:
-        smaller = _smaller(considered[-1], candidate, "so that it fits in memory")
+        smaller = _smaller(considered[-1], candidate, "so that it fits in memory", _BEFORE_A_START)
         if smaller is None:
             return Admission(considered[0], tuple(considered))
         considered.append(smaller)
@@ -77,7 +80,7 @@ def give_way(
 ) -> LaunchPlan:
     """What would fit if the user gave way too, from the smallest plan within what was set by hand.
 
-    In the order of the ladder, but for layers: told no number, llama-server finds out how many fit. A context
+    In the order of ``admit``, but for layers: told no number, llama-server finds out how many fit. A context
     that is too short for most uses comes last. What was passed after ``--`` stays. The smallest plan is
     returned, which does not fit, where none does.
     """
@@ -89,12 +92,12 @@ def give_way(
             now = replace(now, gpu_layers=None)
         elif parallel > 1:
             now = replace(now, parallel=parallel // 2)
+        elif made.smaller_kv_type is not None and bounds.kv_type is None:
+            bounds = replace(bounds, kv_type=made.smaller_kv_type)
         elif ctx_size > LEAST_CTX_SIZE:
             now = replace(now, ctx_size=max(LEAST_CTX_SIZE, ctx_size // 2))
         elif now.kv_type is not None:
             now = replace(now, kv_type=None)
-        elif made.smaller_kv_type is not None and bounds.kv_type is None:
-            bounds = replace(bounds, kv_type=made.smaller_kv_type)
         elif ctx_size > _LEAST_CELLS:
             now = replace(now, ctx_size=max(_LEAST_CELLS, ctx_size // 2))
         else:
@@ -132,33 +135,36 @@ def step_down(
 def _half(made: LaunchPlan, candidate: Callable[[Bounds], LaunchPlan], diagnosis: Diagnosis) -> Bounds | None:
     """One setting is made smaller, until half is reached or it cannot go further down."""
     why = "llama-server ran out of memory"
-    last = _smaller(made, candidate, why)
+    last = _smaller(made, candidate, why, _AFTER_A_CRASH)
     if last is None:
         return None if diagnosis.cause == "out_of_memory_host" else _fewer_layers(made, why)
     setting = _changes(made, last)[0].setting
     while last.memory.context_bytes > made.memory.context_bytes // 2:
-        further = _smaller(last, candidate, why)
+        further = _smaller(last, candidate, why, _AFTER_A_CRASH)
         if further is None or any(change.setting != setting for change in _changes(made, further)):
             break
         last = further
     return last.bounds
 
 
-def _smaller(made: S, candidate: Callable[[Bounds], S], why: str) -> S | None:
+def _smaller(made: S, candidate: Callable[[Bounds], S], why: str, order: Sequence[str]) -> S | None:
     """The next plan down that takes less: fewer slots of a context set by hand, say, take as much."""
-    plans = (candidate(bounds) for bounds in _rungs(made, why))
+    bounds = replace(made.bounds, why=why)
+    rungs = (_rung(made, bounds, option) for option in order if option in made.adjustable)
+    plans = (candidate(rung) for rung in rungs if rung is not None)
     return next((plan for plan in plans if plan.memory.context_bytes < made.memory.context_bytes), None)
 
 
-def _rungs(made: Sized, why: str) -> Iterator[Bounds]:
-    bounds, free = replace(made.bounds, why=why), made.adjustable
-    if "--parallel" in free and made.parallel > 1:
-        yield replace(bounds, parallel=made.parallel // 2)
-    if "--ctx-size" in free and made.ctx_size_of_slot > LEAST_CTX_SIZE:
-        yield replace(bounds, ctx_size=max(LEAST_CTX_SIZE, made.ctx_size_of_slot // 2))
-    # Bounded to f16, it is because the packed one crashed.
-    if "--kv-type" in free and made.smaller_kv_type is not None and bounds.kv_type is None:
-        yield replace(bounds, kv_type=made.smaller_kv_type)
+def _rung(made: Sized, bounds: Bounds, option: str) -> Bounds | None:
+    match option:
+        case "--parallel" if made.parallel > 1:
+            return replace(bounds, parallel=made.parallel // 2)
+        case "--ctx-size" if made.ctx_size_of_slot > LEAST_CTX_SIZE:
+            return replace(bounds, ctx_size=max(LEAST_CTX_SIZE, made.ctx_size_of_slot // 2))
+        # Bounded to f16, it is because the packed one crashed.
+        case "--kv-type" if made.smaller_kv_type is not None and bounds.kv_type is None:
+            return replace(bounds, kv_type=made.smaller_kv_type)
+    return None
 
 
 def _fewer_layers(made: LaunchPlan, why: str) -> Bounds | None:

@@ -34,6 +34,14 @@ from llamasup.core.settings import Settings
 __all__ = ["Sizing", "size_up"]
 
 _NO_BOUNDS = Bounds()
+# Flags given by hand that take or move memory: a load with them teaches nothing about one without.
+_MOVE_MEMORY = frozenset(
+    (
+        *("--no-repack", "-nr", "--repack", "--no-kv-offload", "-nkvo", "--override-tensor", "-ot"),
+        *("--n-cpu-moe", "-ncmoe", "--cpu-moe", "-cmoe", "--lora", "--lora-scaled", "--control-vector"),
+        *("--device", "-dev", "--no-mmproj-offload", "--load-mode", "-lm", "--no-mmap", "--mlock"),
+    )
+)
 _NO_EXPERIENCE = Experience()
 
 
@@ -109,7 +117,8 @@ def size_up(
         draft_load and (draft_load.model.file_bytes, draft_load.shape),
         projector and projector.file_bytes,
     )
-    key = f"{shape} {layers} {beside}"
+    moved = tuple(flag.option.spellings[0] for flag in by_hand.flags if flag.spelling in _MOVE_MEMORY)
+    key = f"{shape} {layers} {beside} {moved} {[each.name for each in capabilities.devices]}"
     correction = correction_of(experience, runtime, key)
     memory = estimate(
         Load(model, shape, layers),

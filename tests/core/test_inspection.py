@@ -117,7 +117,7 @@ def test_a_model_fits_where_weights_context_and_buffers_have_room() -> None:
     assert fit.available_bytes == 16 * GIB
 
 
-def test_less_memory_leaves_fewer_slots_and_then_a_shorter_context() -> None:
+def test_less_memory_leaves_fewer_slots_then_a_packed_cache_then_a_shorter_context() -> None:
     seen = []
     for free_mib in range(16_000, 4_000, -50):
         fit = fits_here(llama_8b(), machine(free_mib << 20))
@@ -129,8 +129,8 @@ def test_less_memory_leaves_fewer_slots_and_then_a_shorter_context() -> None:
         (4, 8192, "f16", False),
         (2, 8192, "f16", True),
         (1, 8192, "f16", True),
-        (1, 4096, "f16", True),
-        (1, 2048, "f16", True),
+        (1, 8192, "q8_0", True),
+        (1, 4096, "q8_0", True),
         (1, 2048, "q8_0", True),
     ]
 

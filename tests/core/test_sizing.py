@@ -72,3 +72,9 @@ def test_room_for_fewer_logits_is_less_memory() -> None:
 def test_drafted_tokens_need_room_for_their_logits_as_well() -> None:
     drafted = planned(NEW, model(mtp_layers=1)).shape
     assert drafted.outputs_per_slot == 1 + 2
+
+
+def test_a_load_with_flags_that_move_memory_teaches_nothing_about_one_without() -> None:
+    keys = {planned(extra=extra).key for extra in ((), ("--no-repack",), ("-nkvo",), ("--lora", "/a.gguf"))}
+    assert len(keys) == 4
+    assert planned(extra=("--temp", "1")).key in keys
