@@ -1,8 +1,8 @@
 """Smaller and smaller plans: down which order, how far before a start, and how far after a crash (S5).
 
 After a crash the order is that of the promise: parallel slots, context, KV type, layers on the GPU. Before a
-start there is time to think of the requests: too short a context ends them, a packed cache only slows the long
-ones, so it comes first. Only what the user did not set by hand is made smaller.
+start there is time to think of the requests: too short a context ends them, a packed cache only slows the
+long ones, so it comes first. Only what the user did not set by hand is made smaller.
 """
 
 from __future__ import annotations
