@@ -5,7 +5,7 @@ imported. Nobody writes into that pipe: its other end closes with the supervisor
 that is still there then means that it ended without cleaning up, and PROGRAM does that in its place.
 
 It waits as a process of its own session without a parent of ours, so that what ends the supervisor's group,
-terminal or tree of processes does not end it. Waiting costs 6 MB and no time: no more modules than these.
+terminal or tree of processes does not end it. Waiting costs 3 MB and no time: no more modules than these.
 """
 
 import posix

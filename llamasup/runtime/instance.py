@@ -206,10 +206,6 @@ class InstanceRunner:
     def in_flight(self) -> int:
         return self._generation.endpoint.in_flight if self._generation else 0
 
-    @property
-    def log_tail(self) -> tuple[str, ...]:
-        return self._generation.pump.tail() if self._generation else ()
-
     # --- the task ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
