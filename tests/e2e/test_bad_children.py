@@ -1,7 +1,7 @@
 """Servers that do what no server should (issue 4, "Bad input"): real children, and what becomes of each.
 
 Elsewhere: one that ignores SIGTERM (test_stop.py), forks and exits (test_hostile_machine.py), dies as soon as
-it is ready for ever (test_hangs.py), and what the log makes of a flood (effects/test_logs.py).
+it is ready for ever (test_hangs.py), and floods of a gigabyte (test_log_flood.py).
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def test_a_server_that_ends_well_without_serving_is_a_crash_loop(
     run(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", [("log_forever",), ("log_invalid_utf8", "log_line_bytes=10000000")])
 def test_whatever_a_server_writes_it_serves_and_stops(
     faults: tuple[str, ...], tiny_model: Path, fake_server: FakeServer
