@@ -137,9 +137,17 @@ class InstanceRunner:
     def lease(self) -> Lease | Unavailable:
         # LOADING is what it says itself, so it listens; before that nobody could answer in its place.
         speaks_for_itself = self.instance.state is State.LOADING and self._is_bare
-        if (self.instance.state is State.READY or speaks_for_itself) and self._generation is not None:
-            return self._generation.endpoint.lease()
+        if (self.instance.state is State.READY or speaks_for_itself) and self._open is not None:
+            return self._open.lease()
         return self.unavailable()
+
+    @property
+    def _open(self) -> Endpoint | None:
+        """Of the current child, until its end is seen: what it left is cleared away before that is told."""
+        generation = self._generation
+        if generation is None or generation.exit is not None or generation.endpoint.closed:
+            return None
+        return generation.endpoint
 
     @property
     def _is_bare(self) -> bool:
@@ -148,8 +156,8 @@ class InstanceRunner:
 
     def serving(self) -> Endpoint | Unavailable:
         """The generation that serves now, or why none does."""
-        if self.instance.state is State.READY and self._generation is not None:
-            return self._generation.endpoint
+        if self.instance.state is State.READY and self._open is not None:
+            return self._open
         return self.unavailable()
 
     def unavailable(self) -> Unavailable:

@@ -36,8 +36,8 @@ class Supervisor:
 
     def readiness(self) -> Unavailable | None:
         for runner in self.runners:
-            if runner.instance.state is not State.READY:
-                return runner.unavailable()
+            if isinstance(state := runner.serving(), Unavailable):
+                return state
         return None
 
     # --- what control shows -----------------------------------------------------------------------------

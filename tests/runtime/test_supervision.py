@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from llamasup.api import Service, WrapOptions
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.instance import State
 from llamasup.effects.process import spawn
+from llamasup.runtime import instance
 from llamasup.runtime.endpoint import Endpoint
 from llamasup.runtime.events import Bus, ServerExited, StateChanged
 from llamasup.runtime.wrapped import understand
@@ -139,5 +141,36 @@ def test_what_it_answers_while_it_loads_is_no_sign_that_it_hangs(
             assert (endpoint.failures, endpoint.answered) == (0, 0)
             service.ask_stop()
             await running
+
+    asyncio.run(test())
+
+
+def test_between_a_death_and_its_clearing_away_requests_wait_and_nobody_is_told_that_it_is_ready(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What outlives a server may take seconds to end; the server itself is dead all the while."""
+    runtime = install(tmp_path / "llama-server")
+    clear_away = instance._clear_away
+
+    async def test() -> None:
+        dead, go_on = asyncio.Event(), asyncio.Event()
+
+        async def late(generation: Any) -> None:
+            dead.set()
+            await go_on.wait()
+            await clear_away(generation)
+
+        monkeypatch.setattr(instance, "_clear_away", late)
+        async with serving(tiny_model, runtime=str(runtime)) as it, asyncio.TaskGroup() as tasks:
+            await it.reaches(State.READY, 1)
+            os.kill(it.pid, signal.SIGKILL)
+            await dead.wait()
+            assert (await it.client.get("/readyz")).status_code == 503
+            asked = tasks.create_task(it.complete())
+            while not len(it.runner.room):  # noqa: ASYNC110 - the room tells nobody
+                await asyncio.sleep(0)
+            assert it.runner.in_flight == 0
+            go_on.set()
+            assert (await asked).status_code == 200
 
     asyncio.run(test())
