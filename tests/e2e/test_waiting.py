@@ -27,7 +27,7 @@ def crowd() -> Iterator[ThreadPoolExecutor]:
 
 def url_of(running: Llamasup) -> str:
     """Where it listens, long before it says so: the model has to load first."""
-    running.wait_for("state", state="loading")
+    running.wait_for("state", state="starting")  # a load that crashes at once may not be seen
     deadline = time.monotonic() + PATIENCE_S
     while True:
         listening = [
