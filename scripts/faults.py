@@ -112,6 +112,10 @@ def matrix(bench: Bench, cases: Sequence[Case], verdict: Verdict) -> Iterator[st
         except Impossible as why:
             yield f"| {case.name} | not run: {why} | | | | |"
             continue
+        except AssertionError as error:  # it did not serve again, or did not end, or did not even begin
+            yield f"| {case.name} | **failed** | | | | |"
+            verdict.expect(False, f"{case.name}: {error}")
+            continue
         print(f"{bench.runtime}: {case.name}: {time.monotonic() - began_s:.1f} s", file=sys.stderr)
         judge(case, outcome, verdict)
         yield row(case, outcome)

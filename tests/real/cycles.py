@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import uvloop
 
 from llamasup.api import RunOptions, Service
 from llamasup.core.backoff import RestartPolicy
@@ -62,18 +63,17 @@ def crash_cycles(runtime: str, model: Path, home: Path, *, services: int, crashe
 
     Returns what was held after each service, the first of which has loaded what is loaded once.
     """
-    return asyncio.run(_cycles(runtime, model, home, services, crashes))
-
-
-async def _cycles(runtime: str, model: Path, home: Path, services: int, crashes: int) -> Sequence[Held]:
     held = []
     for number in range(1, services + 1):
-        await _one_service(runtime, model, crashes)
-        held.append(_held(home, number * crashes))
+        # A loop for each: its pool of threads grows by need, up to a bound, and goes with it.
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            tasks = loop.run(_one_service(runtime, model, crashes))
+        held.append(_held(home, number * crashes, tasks))
     return held
 
 
-async def _one_service(runtime: str, model: Path, crashes: int) -> None:
+async def _one_service(runtime: str, model: Path, crashes: int) -> int:
+    """The tasks that there are afterwards, this one included."""
     sockets = tuple(bind("127.0.0.1", 0))
     port = sockets[0].getsockname()[1]
     options = RunOptions(
@@ -92,6 +92,7 @@ async def _one_service(runtime: str, model: Path, crashes: int) -> None:
                 await _cut_stream(port, runner.pid)
         service.ask_stop()
         await run
+    return len(asyncio.all_tasks())
 
 
 async def _cut_stream(port: int, pid: int | None) -> None:
@@ -111,7 +112,7 @@ async def _cut_stream(port: int, pid: int | None) -> None:
     await writer.wait_closed()
 
 
-def _held(home: Path, cycles: int) -> Held:
+def _held(home: Path, cycles: int, tasks: int) -> Held:
     seconds_until_gone(home)  # the guardian goes a moment after us
     gc.collect()
     process = psutil.Process()
@@ -119,7 +120,7 @@ def _held(home: Path, cycles: int) -> Held:
         cycles,
         descriptors=process.num_fds(),
         threads=threading.active_count(),
-        tasks=len(asyncio.all_tasks()),
+        tasks=tasks,
         children=len(process.children(recursive=True)),
         files=sum(1 for name in ("run", "tmp") for _ in (home / name).rglob("*")),
         rss_bytes=process.memory_info().rss,

@@ -253,9 +253,7 @@ def parent(bench: Bench, tie: str) -> Outcome:
     home = bench.place()
     ready_file = home / "ready.json"
     words = ["--sidecar"] if tie == "pipe" else ["--events", "jsonl", "--port", "0", "--parent-pid", "PARENT"]
-    words = command(
-        "run", str(bench.tiny), "--runtime", bench.runtime, "--ready-file", str(ready_file), *words
-    )
+    words = ["--runtime", bench.runtime, "--ready-file", str(ready_file), *words]
     process = subprocess.Popen(
         [sys.executable, "-c", _PARENT, tie, *command("run", str(bench.tiny), *words)],
         stdout=subprocess.PIPE,
