@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +19,15 @@ def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         return str(install(folder / f"llama-server-{next(numbers)}", *faults))
 
     return make
+
+
+# What scripts/check runs of these: one start, one end, and one ladder say soon enough that all is well.
+QUICK = {"test_start.py", "test_ladder.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each of these tests starts processes: together they would make the quick check a slow one."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.path.name not in QUICK:
+            item.add_marker(pytest.mark.slow)
