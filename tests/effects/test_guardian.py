@@ -26,14 +26,6 @@ def guardians_of(folder: Path) -> list[psutil.Process]:
     ]
 
 
-def appeared(folder: Path) -> psutil.Process:
-    """It starts beside what the supervisor does; its parent has ended when it is a guardian."""
-    while not [each for each in guardians_of(folder) if each.ppid() != os.getpid()]:
-        pass
-    (guardian,) = guardians_of(folder)
-    return guardian
-
-
 def test_it_goes_with_a_run_that_ends_by_itself() -> None:
     with guarded_run_folder() as (folder, started):
         started.established()
@@ -58,14 +50,15 @@ def test_one_that_is_let_go_at_once_leaves_neither_process_nor_descriptor() -> N
 def test_it_removes_the_folder_of_a_run_that_was_killed() -> None:
     run = (
         "import sys\nfrom llamasup.effects.guardian import guarded_run_folder\n"
-        "with guarded_run_folder() as (folder, _):\n    print(folder, flush=True)\n    sys.stdin.read()\n"
+        "with guarded_run_folder() as (folder, guardian):\n    guardian.established()\n"
+        "    print(folder, flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
-        guardian = appeared(folder)
+        (guardian,) = guardians_of(folder)
         process.kill()
         await_removed(folder)
         seconds_until_gone([guardian])
