@@ -232,6 +232,8 @@ class InstanceRunner:
 
     def _step(self, event: Event) -> None:
         before = self.instance
+        if isinstance(event, core.Healthy | core.Warmed) and self._has_ended(event.generation):
+            return  # it said so before it died; its end is on the way
         now_s = asyncio.get_running_loop().time()
         self.instance, effects = advance(before, event, self._policy, now_s=now_s, roll=self._roll())
         self.room.changed()  # before an endpoint closes: what that breaks off may have to wait as well
@@ -247,6 +249,10 @@ class InstanceRunner:
             for holds, waiter in self._waiters:
                 if holds(after) and not waiter.done():
                     waiter.set_result(after)
+
+    def _has_ended(self, number: int) -> bool:
+        generation = self._generation
+        return generation is not None and generation.number == number and generation.exit is not None
 
     def _perform(self, effect: Effect) -> None:
         match effect:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import uvloop
 
 from llamasup.api import Service, WrapOptions
 from llamasup.core.backoff import RestartPolicy
-from llamasup.core.instance import State
+from llamasup.core.instance import State, Warmed
 from llamasup.effects.process import spawn
 from llamasup.runtime import instance
 from llamasup.runtime.endpoint import Endpoint
@@ -174,3 +175,38 @@ def test_between_a_death_and_its_clearing_away_requests_wait_and_nobody_is_told_
             assert (await asked).status_code == 200
 
     asyncio.run(test())
+
+
+def test_a_proof_that_is_read_after_the_death_announces_nothing(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token came, then the end; the runner hears of the end first, while the rest is cleared away."""
+    runtime = install(tmp_path / "llama-server")
+    clear_away = instance._clear_away
+    ready: list[int] = []
+
+    async def test() -> None:
+        dead, go_on = asyncio.Event(), asyncio.Event()
+
+        async def late(generation: Any) -> None:
+            dead.set()
+            await go_on.wait()
+            await clear_away(generation)
+
+        async with serving(tiny_model, runtime=str(runtime)) as it:
+            await it.reaches(State.READY, 1)
+            monkeypatch.setattr(instance, "_clear_away", late)
+            os.kill(it.pid, signal.SIGKILL)
+            await dead.wait()
+            runner = it.runner
+            runner.instance = replace(runner.instance, state=State.WARMING)
+            runner.post(Warmed(1))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            ready.append(runner.instance.state is State.READY)
+            runner.instance = replace(runner.instance, state=State.READY)
+            go_on.set()
+            await it.reaches(State.READY, 2)
+
+    asyncio.run(test())
+    assert ready == [False]
