@@ -462,14 +462,18 @@ class InstanceRunner:
             self.post(core.Hung(generation.number, verdict))
 
     async def _learn(self, generation: _Generation) -> None:
-        """Compare what the load took with what was planned, for the plans to come."""
+        """Compare what the load took with what was planned, for the plans to come.
+
+        One piece of work in a thread: a stop right after the start does not wait for it, nor does it undo it.
+        """
+        await asyncio.to_thread(self._learn_now, generation)
+
+    def _learn_now(self, generation: _Generation) -> None:
         from llamasup.effects.vitals import vitals
 
-        seen = await asyncio.to_thread(vitals, generation.child.pid)
-        if seen is not None:
-            await asyncio.to_thread(
-                self._planner.served, generation.plan, generation.size_lines, resident_bytes=seen.rss_bytes
-            )
+        seen = vitals(generation.child.pid)
+        resident_bytes = None if seen is None else seen.rss_bytes
+        self._planner.served(generation.plan, generation.size_lines, resident_bytes=resident_bytes)
 
     async def _put_down(self, generation: _Generation) -> None:
         """The way out when the runner itself is cancelled: no drain, no politeness, but nothing left."""

@@ -168,12 +168,15 @@ class Planner:
             self._failed = _Failed(made, diagnosis, adjustment, available_bytes)
         return adjustment
 
-    def served(self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int) -> None:
-        """``made`` is up: keep what it takes, and that more than it was too much. Blocks on the disk."""
+    def served(self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int | None) -> None:
+        """``made`` is up: keep what it takes, and that more than it was too much. Blocks on the disk.
+
+        ``resident_bytes`` is None where its process has gone before it was looked at.
+        """
         sizes = read_sizes(log)
         if self._launch.settings.profile == "plain":
             return  # nothing of what was planned was passed on
-        if sizes.complete:
+        if sizes.complete and resident_bytes is not None:
             self._experience = learn(
                 self._experience,
                 runtime=self._runtime,

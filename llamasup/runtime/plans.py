@@ -55,7 +55,7 @@ class PlanMaker(Protocol[P]):
 
     def step_down(self, made: P, diagnosis: Diagnosis) -> Adjustment | None: ...
 
-    def served(self, made: P, log: Sequence[str], *, resident_bytes: int) -> None:
+    def served(self, made: P, log: Sequence[str], *, resident_bytes: int | None) -> None:
         """Runs in a thread."""
         ...
 

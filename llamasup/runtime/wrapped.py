@@ -160,7 +160,7 @@ class WrappedPlanner:
         """Never: the command line is the user's."""
         return None
 
-    def served(self, made: WrappedPlan, log: Sequence[str], *, resident_bytes: int) -> None:
+    def served(self, made: WrappedPlan, log: Sequence[str], *, resident_bytes: int | None) -> None:
         pass
 
 
