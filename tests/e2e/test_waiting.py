@@ -205,6 +205,6 @@ def test_a_start_that_comes_too_late_for_a_request_is_not_waited_for(
         running.wait_for("state", state="backoff", generation=4)  # for 4 s
         answer = httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=PATIENCE_S)
         assert answer.status_code == 503
-        assert 3 <= int(answer.headers["retry-after"]) <= 5
+        assert 2 <= int(answer.headers["retry-after"]) <= 5  # what is left of those 4 s
         assert "has waited" not in answer.json()["error"]["message"]
         assert running.stop() == 0

@@ -128,7 +128,8 @@ def test_a_paused_connection_to_the_child_is_fit_for_the_next_request(rig: Rig) 
 def test_one_stalled_client_does_not_hold_up_another(rig: Rig) -> None:
     stalled, child = streaming(rig, receive_buffer=BUFFER)
     child.sock.setblocking(False)
-    with pytest.raises(BlockingIOError):
+    # On a machine that stands still meanwhile, the client is given up and the connection closed.
+    with pytest.raises((BlockingIOError, BrokenPipeError, ConnectionResetError)):
         while True:
             child.sock.send(chunk(b"x" * 65_536))
     client = rig.connect()
