@@ -25,6 +25,8 @@ from llamasup.runtime.wrapped import understand
 from llamasup.testing.fake_server import install
 from tests.e2e.service import serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_a_death_is_seen_in_the_next_turns_of_the_loop(run: Callable[..., None]) -> None:

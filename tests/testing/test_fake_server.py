@@ -20,6 +20,8 @@ from llamasup.effects.logs import LogPump
 from llamasup.effects.process import Child, spawn
 from llamasup.testing.fake_server import install
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Fake:
