@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llamasup.core.hardware import Hardware, HardwareText, cgroup_files, read_hardware
+from llamasup.effects.system_text import system_text
 
 __all__ = ["collect", "hardware"]
 
@@ -20,24 +21,24 @@ def hardware() -> Hardware:
 def collect(root: Path = Path("/")) -> HardwareText:
     """The texts of this process on Linux. ``root`` is for tests: where /proc and /sys are looked for."""
     own = root / "proc/self"
-    cgroup, mountinfo = _text(own / "cgroup"), _text(own / "mountinfo")
+    cgroup, mountinfo = system_text(own / "cgroup"), system_text(own / "mountinfo")
     cpus = frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else frozenset[int]()
     topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    limit_texts = {path: _text(root / path.lstrip("/")) for path in cgroup_files(cgroup, mountinfo)}
+    limit_texts = {path: system_text(root / path.lstrip("/")) for path in cgroup_files(cgroup, mountinfo)}
     return HardwareText(
         platform=sys.platform,
         cpus_allowed=cpus,
-        thread_siblings={cpu: _text(root / topology.format(cpu)) for cpu in cpus},
-        meminfo=_text(root / "proc/meminfo"),
-        limits=_text(own / "limits"),
-        status=_text(own / "status"),
-        uid_map=_text(own / "uid_map"),
+        thread_siblings={cpu: system_text(root / topology.format(cpu)) for cpu in cpus},
+        meminfo=system_text(root / "proc/meminfo"),
+        limits=system_text(own / "limits"),
+        status=system_text(own / "status"),
+        uid_map=system_text(own / "uid_map"),
         cgroup=cgroup,
         mountinfo=mountinfo,
         cgroup_files={path: text for path, text in limit_texts.items() if text},
         node_cpus=dict(_node_cpus(root / "sys/devices/system/node")),
-        numa_balancing=_text(root / "proc/sys/kernel/numa_balancing"),
-        huge_pages=_text(root / "sys/kernel/mm/transparent_hugepage/enabled"),
+        numa_balancing=system_text(root / "proc/sys/kernel/numa_balancing"),
+        huge_pages=system_text(root / "sys/kernel/mm/transparent_hugepage/enabled"),
     )
 
 
@@ -49,15 +50,7 @@ def _node_cpus(folder: Path) -> Iterator[tuple[int, str]]:
     for name in names:
         number = name.removeprefix("node")
         if name.startswith("node") and number.isdecimal():
-            yield int(number), _text(folder / name / "cpulist")
-
-
-def _text(path: Path) -> str:
-    """The file's text; empty where it is absent or closed to us, which is usual in containers."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+            yield int(number), system_text(folder / name / "cpulist")
 
 
 def _elsewhere() -> Hardware:

@@ -18,6 +18,7 @@ from llamasup.core.model_facts import ModelFacts
 from llamasup.core.mounts import pseudo_devices
 from llamasup.effects.cache import FactCache, FileIdentity, default_cache_folder
 from llamasup.effects.model_file import REVISION, Remembered, os_errors_of, read_anew, split_name
+from llamasup.effects.system_text import system_text
 
 __all__ = ["FoundModel", "ModelFolder", "list_models"]
 
@@ -58,7 +59,7 @@ def list_models(folder: Path, *, cache_folder: Path | None = None) -> ModelFolde
     Raises ModelMissing where the folder may not be read.
     """
     with os_errors_of(folder):
-        walk = _Walk(_pseudo_devices())
+        walk = _Walk(pseudo_devices(system_text(Path("/proc/self/mountinfo"))))
         paths = walk.models_in(folder)
     cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
     # The list of a folder stays valid as long as its files do; the folder's own times say little about them.
@@ -170,13 +171,6 @@ class _Walk:
                 yield from entries
         except OSError as error:
             self._closed.append(f"{folder} is left out: {error.strerror}")
-
-
-def _pseudo_devices() -> frozenset[tuple[int, int]]:
-    try:
-        return pseudo_devices(Path("/proc/self/mountinfo").read_text(errors="replace"))
-    except OSError:
-        return frozenset()  # not Linux, or nothing is told
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

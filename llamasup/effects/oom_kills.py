@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from llamasup.core.hardware import cgroup_files
+from llamasup.effects.system_text import system_text
 
 __all__ = ["oom_kills"]
 
@@ -19,18 +20,11 @@ def oom_kills(root: Path = Path("/")) -> int:
     the whole system (``/proc/vmstat``). A child is in its parent's group, unless somebody moved it.
     """
     own = root / "proc/self"
-    files = cgroup_files(_text(own / "cgroup"), _text(own / "mountinfo"))
+    files = cgroup_files(system_text(own / "cgroup"), system_text(own / "mountinfo"))
     groups = dict.fromkeys(Path(name).parent for name in files if Path(name).name.startswith("memory."))
     for group in groups:
         for name in ("memory.events", "memory.oom_control"):
-            if found := _COUNT.search(_text(root / str(group).lstrip("/") / name)):
+            if found := _COUNT.search(system_text(root / str(group).lstrip("/") / name)):
                 return int(found[1])
-    found = _COUNT.search(_text(root / "proc/vmstat"))
+    found = _COUNT.search(system_text(root / "proc/vmstat"))
     return int(found[1]) if found else 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

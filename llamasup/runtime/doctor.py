@@ -29,6 +29,7 @@ from llamasup.effects.hardware import hardware
 from llamasup.effects.leftovers import leftovers
 from llamasup.effects.nvml import ask_nvml
 from llamasup.effects.runtimes import FoundRuntime, Runtime, survey_runtimes
+from llamasup.effects.system_text import system_text
 
 __all__ = ["gather"]
 
@@ -80,16 +81,9 @@ def _gpu_drivers(root: Path = Path("/")) -> frozenset[str]:
     if any((root / "dev").glob("nvidia[0-9]*")):
         found.add("NVIDIA")
     nodes = (root / _KFD_NODES).glob("*/properties") if (root / "dev/kfd").exists() else ()
-    if any(is_amd_card(_text(node)) for node in nodes):
+    if any(is_amd_card(system_text(node)) for node in nodes):
         found.add("AMD")
     return frozenset(found)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:  # a container may not read the nodes of GPUs that it was not given
-        return ""
 
 
 def _problem(error: LlamasupError) -> Problem:
