@@ -117,7 +117,9 @@ def size_up(
         draft_load and (draft_load.model.file_bytes, draft_load.shape),
         projector and projector.file_bytes,
     )
-    moved = tuple(flag.option.spellings[0] for flag in by_hand.flags if flag.spelling in _MOVE_MEMORY)
+    moved = tuple(
+        (flag.option.spellings[0], *flag.values) for flag in by_hand.flags if flag.spelling in _MOVE_MEMORY
+    )
     key = f"{shape} {layers} {beside} {moved} {[each.name for each in capabilities.devices]}"
     correction = correction_of(experience, runtime, key)
     memory = estimate(

@@ -75,6 +75,7 @@ def test_drafted_tokens_need_room_for_their_logits_as_well() -> None:
 
 
 def test_a_load_with_flags_that_move_memory_teaches_nothing_about_one_without() -> None:
-    keys = {planned(extra=extra).key for extra in ((), ("--no-repack",), ("-nkvo",), ("--lora", "/a.gguf"))}
-    assert len(keys) == 4
+    moves = ((), ("--no-repack",), ("-nkvo",), ("--lora", "/a.gguf"), ("-ncmoe", "4"), ("-ncmoe", "8"))
+    keys = {planned(extra=extra).key for extra in moves}
+    assert len(keys) == len(moves)
     assert planned(extra=("--temp", "1")).key in keys
