@@ -6,23 +6,20 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from llamasup.control.app import ControlServer
 from llamasup.core.address import is_loopback
-from llamasup.core.backoff import RestartPolicy
 from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UsageInvalid
 from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, StartAsked, State, StopAsked
-from llamasup.core.liveness import LivenessPolicy
 from llamasup.core.settings import Settings
 from llamasup.effects.files import private_folder, state_folder
 from llamasup.effects.guardian import Guardian, guarded_run_folder
 from llamasup.effects.leftovers import remember_ready_file, sweep
 from llamasup.effects.ready_file import ReadyFile, clear_place
-from llamasup.jobs import Job, WrapOptions, given_front, refuse_outside, wrap_job
+from llamasup.jobs import Job, ServiceOptions, WrapOptions, given_front, refuse_outside, wrap_job
 from llamasup.proxy.front import Front, listen
 from llamasup.proxy.listener import Proxy
 from llamasup.proxy.settings import ProxyConfig
@@ -44,8 +41,8 @@ _NOWHERE = Path("/nonexistent")
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What ``llamasup run`` can be told. Times in seconds; port 0 takes any free one."""
+class RunOptions(ServiceOptions):
+    """What ``llamasup run`` can be told; port 0 takes any free one."""
 
     model: str
     settings: Settings = field(default_factory=Settings)
@@ -53,30 +50,10 @@ class RunOptions:
     port: int = 8080
     runtime: str | None = None
     api_keys: tuple[str, ...] = ()
-    insecure_no_auth: bool = False
-    warm_up: bool = True
-    wait_timeout_s: float = 120.0
-    drain_timeout_s: float = 30.0
-    stop_timeout_s: float = 10.0
-    stall_timeout_s: float = 120.0
-    """A start that shows no progress for this long is given up as hung."""
-    restart: RestartPolicy = field(default_factory=RestartPolicy)
-    liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
-    ready_file: Path | None = None
-    sockets: tuple[socket.socket, ...] = ()
-    """Listening sockets to serve on instead of ``host`` and ``port``; the service closes them."""
 
     @property
     def policy(self) -> Policy:
-        return Policy(
-            warm_up=self.warm_up,
-            wait_timeout_s=self.wait_timeout_s,
-            drain_timeout_s=self.drain_timeout_s,
-            stop_timeout_s=self.stop_timeout_s,
-            stall_timeout_s=self.stall_timeout_s,
-            restart=self.restart,
-            liveness=self.liveness,
-        )
+        return self.shared_policy()
 
 
 class Service:

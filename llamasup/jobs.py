@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from ssl import SSLContext
 
@@ -21,7 +21,7 @@ from llamasup.runtime.instance import prober_of
 from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
 from llamasup.runtime.wrapped import WrappedPlanner, Wrapping, prober_for
 
-__all__ = ["Job", "WrapOptions", "given_front", "refuse_outside", "wrap_job"]
+__all__ = ["Job", "ServiceOptions", "WrapOptions", "given_front", "refuse_outside", "wrap_job"]
 
 # As llama-server has it unless it is told otherwise (b11434).
 _TIMEOUT_S = 3600.0
@@ -43,40 +43,55 @@ class Job:
     """End with the exit code that llama-server ended with."""
 
 
-@dataclass(frozen=True, slots=True)
-class WrapOptions:
-    """What ``llamasup wrap`` can be told. Times in seconds. ``wrapping`` is what ``understand`` makes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """What every kind of service can be told. Times in seconds."""
 
-    wrapping: Wrapping
-    strict: bool = False
-    """Judge Host, Origin and paths as for ``RunOptions``, where llama-server would let them pass."""
     insecure_no_auth: bool = False
     warm_up: bool = True
     wait_timeout_s: float = 120.0
-    waits_for_first_load: bool = False
-    """Let requests wait for the first load too, where llama-server would answer 503."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
+    stall_timeout_s: float = 120.0
+    """A start that shows no progress for this long is given up as hung."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
     ready_file: Path | None = None
     sockets: tuple[socket.socket, ...] = ()
-    """Listening sockets to serve on instead of those of the command line; the service closes them."""
+    """Listening sockets to serve on instead of the address asked for; the service closes them."""
+
+    def shared_policy(self) -> Policy:
+        return Policy(
+            warm_up=self.warm_up,
+            wait_timeout_s=self.wait_timeout_s,
+            drain_timeout_s=self.drain_timeout_s,
+            stop_timeout_s=self.stop_timeout_s,
+            stall_timeout_s=self.stall_timeout_s,
+            restart=self.restart,
+            liveness=self.liveness,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WrapOptions(ServiceOptions):
+    """What ``llamasup wrap`` can be told. ``wrapping`` is what ``understand`` makes."""
+
+    wrapping: Wrapping
+    strict: bool = False
+    """Judge Host, Origin and paths as for ``RunOptions``, where llama-server would let them pass."""
+    waits_for_first_load: bool = False
+    """Let requests wait for the first load too, where llama-server would answer 503."""
 
     @property
     def policy(self) -> Policy:
-        return Policy(
+        # The connection that made systemd start the service waits for it.
+        waits = self.waits_for_first_load or bool(self.sockets)
+        return replace(
+            self.shared_policy(),
             # Where nobody knows what to ask, /health has to do.
             warm_up=self.warm_up and self.wrapping.tried_as is not None,
-            wait_timeout_s=self.wait_timeout_s,
-            # The connection that made systemd start the service waits for it.
             knows_all_keys=False,  # a script may set one
-            waits_for_first_load=self.wait_timeout_s > 0
-            and (self.waits_for_first_load or bool(self.sockets)),
-            drain_timeout_s=self.drain_timeout_s,
-            stop_timeout_s=self.stop_timeout_s,
-            restart=self.restart,
-            liveness=self.liveness,
+            waits_for_first_load=self.wait_timeout_s > 0 and waits,
         )
 
 
