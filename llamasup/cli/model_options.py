@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from llamasup.cli.values import whole_number
 from llamasup.core.settings import FlashAttn, GpuLayers, Profile, Settings
 
-__all__ = ["Extra", "WithExtra", "takes_model_options"]
+__all__ = ["Extra", "WithExtra", "seen_with", "takes_model_options"]
 
 _DASHES = "llamasup.after_dashes"
 _FLASH: tuple[FlashAttn, ...] = get_args(FlashAttn)
@@ -88,9 +88,14 @@ def takes_model_options(command: Callable[..., None]) -> Callable[..., None]:
         extra = _after_dashes(ctx, given.pop("extra"))
         command(ctx, **given, settings=_settings(extra=extra, **options))
 
-    with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_settings.__annotations__ = {each.name: each.annotation for each in parameters}
-    return with_settings
+    return seen_with(with_settings, parameters)
+
+
+def seen_with(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """``command``, of which Typer sees these parameters."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:

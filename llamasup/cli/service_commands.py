@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from llamasup.cli import options as o
-from llamasup.cli.model_options import WithExtra, takes_model_options
+from llamasup.cli.model_options import WithExtra, seen_with, takes_model_options
 from llamasup.core.settings import Settings
 
 __all__ = ["service"]
@@ -83,10 +83,7 @@ def _takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
         shared = {name: values.pop(name) for name in (*_SHARED, *(each.name for each in own))}
         command(ctx, **shared, given=values)
 
-    parameters = [*taken, *own]
-    sorted_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    sorted_out.__annotations__ = {each.name: each.annotation for each in parameters}
-    return sorted_out
+    return seen_with(sorted_out, [*taken, *own])
 
 
 @service.command("print", cls=WithExtra)

@@ -28,6 +28,7 @@ __all__ = [
     "on_terminal",
     "run_to_end",
     "seconds_until_gone",
+    "wrapped",
 ]
 
 PATIENCE_S = 60.0
@@ -217,3 +218,18 @@ def await_removed(path: Path) -> None:
     while path.exists():
         assert time.monotonic() - began < PATIENCE_S, path
         time.sleep(0.002)
+
+
+@contextmanager
+def wrapped(*words: str, options: Sequence[str] = (), **more: Any) -> Iterator[Llamasup]:
+    """``llamasup wrap --events jsonl OPTIONS… -- WORDS…``, surely ended afterwards."""
+    process = subprocess.Popen(
+        command("wrap", "--events", "jsonl", *options, "--", *words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
+    with adopted(process) as running:
+        yield running

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.driver import Llamasup, adopted, command, run_to_end
+from tests.e2e.driver import Llamasup, adopted, command, run_to_end, wrapped
 
 OLD_HELP = Path(__file__).parent.parent / "fixtures" / "help" / "0.2.90.txt"
-
-
-@contextmanager
-def wrapped(*words: str, options: Sequence[str] = (), **more: Any) -> Iterator[Llamasup]:
-    process = subprocess.Popen(
-        command("wrap", "--events", "jsonl", *options, "--", *words),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
-    )
-    with adopted(process) as running:
-        yield running
 
 
 def script(path: Path, *lines: str) -> str:

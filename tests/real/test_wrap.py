@@ -8,14 +8,13 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.driver import Llamasup, adopted, command, run_to_end, seconds_until_gone
+from tests.e2e.driver import run_to_end, seconds_until_gone, wrapped
 from tests.real.clients import (
     PATIENCE_S,
     Ask,
@@ -43,20 +42,6 @@ def program(runtime: str) -> list[str]:
 @pytest.fixture(scope="module")
 def env(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return environment(None if runtime == "embedded" else runtime, tmp_path_factory.mktemp("wrap"))
-
-
-@contextmanager
-def wrapped(*words: str, options: Sequence[str] = (), **more: object) -> Iterator[Llamasup]:
-    process = subprocess.Popen(
-        command("wrap", "--events", "jsonl", *options, "--", *words),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,  # type: ignore[call-overload]
-    )
-    with adopted(process) as running:
-        yield running
 
 
 @dataclass(frozen=True, slots=True)
