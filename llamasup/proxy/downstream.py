@@ -70,10 +70,9 @@ class Downstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
         proxy = self.proxy
-        address = transport.get_extra_info("sockname")
-        # An IPv6 socket that takes IPv4 too shows those addresses as ::ffff:127.0.0.1.
-        local_host = address[0].removeprefix("::ffff:") if isinstance(address, tuple) else ""
-        self._reader = RequestReader(proxy.limits, self._door, local_host, proxy.next_id)
+        local_host = _host(transport.get_extra_info("sockname"))
+        peer = _host(transport.get_extra_info("peername"))
+        self._reader = RequestReader(proxy.limits, self._door, local_host, proxy.next_id, peer)
         self.transport.set_write_buffer_limits(high=proxy.limits.write_buffer_bytes)
         self._deadline = monotonic() + proxy.limits.head_s
         proxy.joined(self)
@@ -325,3 +324,9 @@ class Downstream(asyncio.Protocol):
         if exchange is not None:
             exchange.cancel()
         self._held.clear()
+
+
+def _host(address: object) -> str:
+    """Of a socket's address; nothing for a Unix socket."""
+    # An IPv6 socket that takes IPv4 too shows those addresses as ::ffff:127.0.0.1.
+    return str(address[0]).removeprefix("::ffff:") if isinstance(address, tuple) else ""

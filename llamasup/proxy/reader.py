@@ -41,6 +41,7 @@ class RequestReader:
         "_local_host",
         "_next_id",
         "_parser",
+        "_peer",
         "_progress",
         "_read_bytes",
         "_resume",
@@ -51,7 +52,9 @@ class RequestReader:
         "ready",
     )
 
-    def __init__(self, limits: Limits, door: Door, local_host: str, next_id: Callable[[], bytes]) -> None:
+    def __init__(
+        self, limits: Limits, door: Door, local_host: str, next_id: Callable[[], bytes], peer: str = ""
+    ) -> None:
         self.ready: deque[Request] = deque()
         self.partial: Request | None = None
         self.begun = False
@@ -59,6 +62,7 @@ class RequestReader:
         self._door = door
         self._local_host = local_host
         self._next_id = next_id
+        self._peer = peer
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: RawHeaders = []
@@ -111,7 +115,7 @@ class RequestReader:
 
     def refuse(self, error: HttpError) -> None:
         """Queue the refusal of something that is not a whole request; the connection ends with it."""
-        request = self.partial or Request(UNREAD, self._next_id(), keep_alive=False)
+        request = self.partial or Request(UNREAD, self._next_id(), keep_alive=False, peer=self._peer)
         self.partial = None
         request.refusal = error
         request.keep_alive = False
@@ -168,6 +172,7 @@ class RequestReader:
             head.request_id or self._next_id(),
             keep_alive=parser.should_keep_alive(),
             http_1_0=version == "1.0",
+            peer=self._peer,
         )
         if refusal is None and self._length is not None and self._length > self._limits.body_bytes:
             refusal = self._body_too_large()

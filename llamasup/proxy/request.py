@@ -38,13 +38,18 @@ class Request:
         "http_1_0",
         "id",
         "keep_alive",
+        "peer",
         "received_at",
         "refusal",
         "response_lines",
     )
 
-    def __init__(self, head: Head, request_id: bytes, *, keep_alive: bool, http_1_0: bool = False) -> None:
+    def __init__(
+        self, head: Head, request_id: bytes, *, keep_alive: bool, http_1_0: bool = False, peer: str = ""
+    ) -> None:
+        """``peer``: the address that it came from; empty for a Unix socket."""
         self.head = head
+        self.peer = peer
         self.id = request_id
         self.http_1_0 = http_1_0
         self.keep_alive = keep_alive and not http_1_0
