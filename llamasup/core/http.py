@@ -309,15 +309,18 @@ def route_of(path: bytes) -> Route:
     return route
 
 
+_UNICODE_ESCAPES = re.compile(rb"%u([0-9a-f]{4})", re.IGNORECASE)
+
+
 def canonical_path(path: bytes) -> bytes:
     """The path that the laxest server could make of this one: decoded, in lower case, without detours.
 
-    Only for deciding what stays closed. llama-server decodes once and compares case; this goes further, so
-    that nothing slips past that some build might take for a closed path.
+    Only for deciding what stays closed. llama-server decodes once, ``%u0074`` included (b11434), and compares
+    case; this goes further, so that nothing slips past that some build might take for a closed path.
     """
     decoded = path
     for _ in range(4):  # %2525… : each round undoes one layer; more than three are nobody's honest path
-        once = unquote_to_bytes(decoded)
+        once = unquote_to_bytes(_UNICODE_ESCAPES.sub(_as_utf8, decoded))
         if once == decoded:
             break
         decoded = once
@@ -329,6 +332,10 @@ def canonical_path(path: bytes) -> bytes:
         elif bare not in (b"", b"."):
             parts.append(bare)
     return b"/" + b"/".join(parts)
+
+
+def _as_utf8(escape: re.Match[bytes]) -> bytes:
+    return chr(int(escape[1], 16)).encode("utf-8", "surrogatepass")
 
 
 # /llamasup is here for its odd spellings: the plain one never comes this far.

@@ -193,6 +193,10 @@ def test_routes_have_bounded_labels() -> None:
         (b"\\tools", b"/tools"),
         (b"/tools;x=y", b"/tools"),
         (b"/tools%20", b"/tools"),
+        (b"/%u0074ools", b"/tools"),  # llama-server serves /tools for this (b11434)
+        (b"/%25u0074%U006Fols", b"/tools"),
+        (b"/%uD800%u00e9", b"/\xed\xa0\x80\xc3\xa9"),
+        (b"/%u007", b"/%u007"),
         (b"/%25252525252574ools", b"/%252574ools"),  # more layers than any server takes off
         (b"/", b"/"),
         (b"*", b"/*"),

@@ -378,6 +378,10 @@ CLOSED = [
     (b"POST", b"/models/load"),
     (b"GET", b"/%74ools"),
     (b"GET", b"/%2574ools"),
+    (b"GET", b"/%u0074ools"),  # cpp-httplib decodes this too: llama-server answers it with /tools (b11434)
+    (b"POST", b"/prop%U0073"),
+    (b"POST", b"/sl%u006fts/0?action=save"),
+    (b"POST", b"/%25u0070rops"),
     (b"GET", b"//tools"),
     (b"GET", b"/tools/"),
     (b"GET", b"/TOOLS"),
