@@ -42,12 +42,16 @@ _NOWHERE = Path("/nonexistent")
 
 @dataclass(frozen=True, slots=True)
 class RunOptions(ServiceOptions):
-    """What ``llamasup run`` can be told; port 0 takes any free one."""
+    """What ``llamasup run`` can be told. ``host`` is a name, an address, or a path that ends in ``.sock``;
+    port 0 takes any free one; ``tls_cert`` and ``tls_key`` are PEM files, both or neither.
+    """
 
     model: str
     settings: Settings = field(default_factory=Settings)
     host: str = "127.0.0.1"
     port: int = 8080
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     runtime: str | None = None
     api_keys: tuple[str, ...] = ()
 

@@ -48,6 +48,22 @@ class ServiceOptions:
     """What every kind of service can be told. Times in seconds."""
 
     insecure_no_auth: bool = False
+    hosts: tuple[str, ...] = ()
+    """Names accepted in Host, besides the loopback ones and the address that is listened on."""
+    origins: tuple[str, ...] = ()
+    """Web pages that may call, as ``https://name[:port]``."""
+    max_concurrent: int | None = None
+    """Requests that run at once; None: as many as the model has slots."""
+    max_queued: int = 256
+    """Requests that may wait for a slot or a generation."""
+    request_timeout_s: float | None = None
+    """From a request's last byte to its answer's; None: no limit."""
+    stream_keepalive: bool = False
+    """Send SSE comments to a stream that waits."""
+    access_log: Path | None = None
+    """``-``: standard error."""
+    slow_request_s: float | None = None
+    """Requests that take longer are logged; None: none are."""
     warm_up: bool = True
     wait_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0

@@ -9,14 +9,11 @@ import typer
 
 from llamasup import __version__
 from llamasup.cli import options as o
-from llamasup.cli.model_options import WithExtra, takes_model_options
+from llamasup.cli.model_options import WithExtra
+from llamasup.cli.option_groups import takes_groups
 from llamasup.cli.service_commands import service
-from llamasup.core.settings import Settings
 
 __all__ = ["app"]
-
-
-_NO_SETTINGS = Settings()
 
 app = typer.Typer(
     name="llamasup",
@@ -48,112 +45,69 @@ def _root(
 
 
 @app.command(cls=WithExtra)
-@takes_model_options
+@takes_groups
 def run(
     ctx: typer.Context,
     model: o.Model,
-    host: o.Host = "127.0.0.1",
-    port: o.Port = 8080,
-    api_key_file: o.ApiKeyFile = None,
-    insecure_no_auth: o.InsecureNoAuth = False,
+    *,
+    listening: o.Listening,
     runtime: o.RuntimeOption = None,
-    settings: Settings = _NO_SETTINGS,
-    no_warmup: o.NoWarmup = False,
-    wait_timeout: o.WaitTimeout = 120.0,
-    drain_timeout: o.DrainTimeout = 30.0,
-    stop_timeout: o.StopTimeout = 10.0,
-    keep_trying: o.KeepTrying = False,
-    ready_file: o.ReadyFile = None,
-    events: o.Events = None,
-    sidecar: o.Sidecar = False,
-    parent_pid: o.ParentPid = None,
-    log_level: o.LogLevel = "info",
-    log_format: o.LogFormat = "text",
+    settings: o.ModelSettings,
+    serving: o.Serving,
+    foreground: o.Foreground,
+    attached: o.Attached,
+    logging: o.Logging,
 ) -> None:
     """Serve one model in the foreground."""
     from llamasup.cli.run import OutputOptions, run_command
-    from llamasup.core.backoff import HALF_OPEN_S, RestartPolicy
 
-    output = OutputOptions(events, log_level, log_format, sidecar=sidecar, parent_pid=parent_pid)
-    if sidecar and not o.was_given(ctx, "port"):
-        port = 0
+    if attached["sidecar"] and not o.was_given(ctx, "port"):
+        listening["port"] = 0
+    output = OutputOptions(**attached, **logging)
     sys.exit(
         run_command(
-            model,
-            settings,
-            output,
-            began_s=ctx.obj,
-            host=host,
-            port=port,
-            runtime=runtime,
-            api_key_file=api_key_file,
-            insecure_no_auth=insecure_no_auth,
-            warm_up=not no_warmup,
-            wait_timeout_s=wait_timeout,
-            drain_timeout_s=drain_timeout,
-            stop_timeout_s=stop_timeout,
-            restart=RestartPolicy(half_open_s=HALF_OPEN_S if keep_trying else None),
-            ready_file=ready_file,
+            model, settings, output, began_s=ctx.obj, runtime=runtime, **listening, **serving, **foreground
         )
     )
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
+@takes_groups
 def wrap(
     ctx: typer.Context,
     command: o.Command,
+    *,
     strict: o.Strict = False,
-    insecure_no_auth: o.InsecureNoAuth = False,
-    no_warmup: o.NoWarmup = False,
-    wait_timeout: o.WaitTimeout = 120.0,
-    drain_timeout: o.DrainTimeout = 30.0,
-    stop_timeout: o.StopTimeout = 10.0,
-    keep_trying: o.KeepTrying = False,
-    ready_file: o.ReadyFile = None,
-    events: o.Events = None,
-    sidecar: o.Sidecar = False,
-    parent_pid: o.ParentPid = None,
+    serving: o.Serving,
+    foreground: o.Foreground,
+    attached: o.Attached,
+    logging: o.Logging,
     server_log: o.ServerLog = "stderr",
-    log_level: o.LogLevel = "info",
-    log_format: o.LogFormat = "text",
 ) -> None:
     """Supervise an existing llama-server command line, unchanged."""
     from llamasup.cli.run import OutputOptions
     from llamasup.cli.wrap import wrap_command
-    from llamasup.core.backoff import HALF_OPEN_S, RestartPolicy
 
     sys.exit(
         wrap_command(
             command,
-            OutputOptions(
-                events,
-                log_level,
-                log_format,
-                sidecar=sidecar,
-                parent_pid=parent_pid,
-                server_log=server_log,
-            ),
+            OutputOptions(**attached, **logging, server_log=server_log),
             began_s=ctx.obj,
             strict=strict,
-            insecure_no_auth=insecure_no_auth,
-            warm_up=not no_warmup,
-            wait_timeout_s=wait_timeout,
-            waits_for_first_load=o.was_given(ctx, "wait_timeout"),
-            drain_timeout_s=drain_timeout,
-            stop_timeout_s=stop_timeout,
-            restart=RestartPolicy(half_open_s=HALF_OPEN_S if keep_trying else None),
-            ready_file=ready_file,
+            waits_for_first_load=o.was_given(ctx, "wait_timeout_s"),
+            **serving,
+            **foreground,
         )
     )
 
 
 @app.command(cls=WithExtra)
-@takes_model_options
+@takes_groups
 def plan(
     ctx: typer.Context,
     model: o.Model,
+    settings: o.ModelSettings,
     runtime: o.RuntimeOption = None,
-    settings: Settings = _NO_SETTINGS,
     json: o.Json = False,
 ) -> None:
     """Show the command line that run would start, with a reason for every flag; start nothing."""

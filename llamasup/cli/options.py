@@ -1,40 +1,60 @@
-"""The options that commands share, each declared once."""
+"""The options that commands share, each declared once: arguments, single options, and groups of them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
-from llamasup.cli.values import seconds, whole_number
+from llamasup.cli.model_options import SETTINGS
+from llamasup.cli.option_groups import (
+    Group,
+    count,
+    duration,
+    many,
+    number,
+    path,
+    switch,
+    text,
+    time_limit,
+    written_back,
+)
+from llamasup.cli.values import checked, one_of, whole_number
+from llamasup.core.allowed import allowed_host, allowed_origin
+from llamasup.core.backoff import HALF_OPEN_S, RestartPolicy
+from llamasup.core.settings import Settings
 
 __all__ = [
-    "ApiKeyFile",
+    "ATTACHED",
+    "FOREGROUND",
+    "LISTENING",
+    "LOGGING",
+    "SERVING",
+    "Attached",
     "Command",
-    "DrainTimeout",
-    "Events",
-    "Host",
-    "InsecureNoAuth",
+    "Foreground",
+    "Given",
     "Json",
-    "KeepTrying",
-    "LogFormat",
-    "LogLevel",
+    "Listening",
+    "Logging",
     "Model",
+    "ModelSettings",
     "ModelToCheck",
     "ModelsOrFolders",
-    "NoWarmup",
-    "ParentPid",
     "Port",
-    "ReadyFile",
     "RuntimeOption",
-    "Sidecar",
-    "StopTimeout",
+    "ServerLog",
+    "Serving",
     "Strict",
-    "WaitTimeout",
+    "run_arguments",
     "was_given",
 ]
 
+Given = dict[str, Any]
+"""Values by field: keyword arguments."""
+
+# --- what commands take ------------------------------------------------------------------------------
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or 'demo'.", show_default=False)]
 ModelsOrFolders = Annotated[
@@ -49,101 +69,28 @@ ModelToCheck = Annotated[
     str | None,
     typer.Argument(metavar="MODEL", help="Also look whether this one can be served.", show_default=False),
 ]
-Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
-Port = Annotated[
-    int,
-    typer.Option("--port", parser=whole_number, metavar="N", help="Port to listen on; 0 takes any free one."),
-]
-ApiKeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--api-key-file", metavar="PATH", help="File with one key a line; or set $LLAMASUP_API_KEY."
+Command = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="COMMAND", help="After --: llama-server and its flags, as they are.", show_default=False
     ),
 ]
-InsecureNoAuth = Annotated[
-    bool,
-    typer.Option("--insecure-no-auth", help="Allow another address than loopback without a key."),
+Port = Annotated[
+    int, typer.Option("--port", parser=whole_number, metavar="N", help="Port that is to be served on.")
 ]
-
 RuntimeOption = Annotated[
     str | None,
     typer.Option(
         "--runtime", metavar="PATH|NAME|embedded", help="The llama-server to use; or set $LLAMASUP_RUNTIME."
     ),
 ]
-NoWarmup = Annotated[
-    bool,
-    typer.Option("--no-warmup", help="Serve without the proof of a real token."),
-]
-DrainTimeout = Annotated[
-    float,
-    typer.Option(
-        "--drain-timeout",
-        parser=seconds,
-        metavar="SECONDS",
-        help="How long requests in flight may finish at a stop.",
-    ),
-]
-StopTimeout = Annotated[
-    float,
-    typer.Option(
-        "--stop-timeout",
-        parser=seconds,
-        metavar="SECONDS",
-        help="How long llama-server may take to end before it is killed.",
-    ),
-]
-WaitTimeout = Annotated[
-    float,
-    typer.Option(
-        "--wait-timeout",
-        parser=seconds,
-        metavar="SECONDS",
-        help="How long a request may wait for a model that loads or restarts; 0: answer 503 at once.",
-    ),
-]
-KeepTrying = Annotated[
-    bool,
-    typer.Option("--keep-trying", help="After too many crashes try again every 5 minutes, and do not end."),
-]
-ReadyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--ready-file",
-        metavar="PATH",
-        help="Written with the address once requests are served; removed at the stop.",
-    ),
-]
-Events = Annotated[
-    str | None,
-    typer.Option("--events", metavar="jsonl", help="Events on standard output, one object a line."),
-]
-Sidecar = Annotated[
-    bool,
-    typer.Option(
-        "--sidecar",
-        help="For the program that starts it: any free port, events on standard output, "
-        "stop when standard input ends.",
-    ),
-]
-ParentPid = Annotated[
-    int | None,
-    typer.Option("--parent-pid", parser=whole_number, metavar="PID", help="Stop when this process ends."),
-]
-LogLevel = Annotated[str, typer.Option("--log-level", metavar="debug|info|warning|error")]
-LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json")]
 ServerLog = Annotated[
     str,
     typer.Option(
         "--server-log",
         metavar="stderr|file",
+        parser=one_of("stderr", "file"),
         help="Where llama-server's own log goes: to standard error as it does alone, or to its file only.",
-    ),
-]
-Command = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="COMMAND", help="After --: llama-server and its flags, as they are.", show_default=False
     ),
 ]
 Strict = Annotated[
@@ -156,8 +103,156 @@ Strict = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+# --- groups ------------------------------------------------------------------------------------------
 
-def was_given(ctx: typer.Context, option: str) -> bool:
-    """Whether somebody chose ``option``, rather than leaving it at its default."""
-    source = ctx.get_parameter_source(option)
+# Where ``run`` listens: the fields of RunOptions.
+LISTENING = Group(
+    (
+        text("--host", "host", "ADDRESS|PATH", "Address or Unix socket (*.sock) to listen on.", "127.0.0.1"),
+        number("--port", "port", "N", "Port to listen on; 0 takes any free one.", 8080),
+        path("--tls-cert", "tls_cert", "PEM certificate and its chain: serve https."),
+        path("--tls-key", "tls_key", "Its PEM key."),
+        path("--api-key-file", "api_key_file", "File with one key a line; or set $LLAMASUP_API_KEY."),
+    )
+)
+
+# How any service serves: the fields of ServiceOptions.
+SERVING = Group(
+    (
+        switch(
+            "--insecure-no-auth",
+            "insecure_no_auth",
+            "Allow another address than loopback without a key.",
+        ),
+        many(
+            "--allow-host",
+            "hosts",
+            "NAME",
+            "Accept this name in Host, besides localhost and the address.",
+            read=checked(allowed_host),
+        ),
+        many(
+            "--allow-origin",
+            "origins",
+            "ORIGIN",
+            "Let web pages from here call, such as http://localhost:3000.",
+            read=checked(allowed_origin),
+        ),
+        count(
+            "--max-concurrent",
+            "max_concurrent",
+            "N",
+            "Requests that run at once; default: the slots.",
+            least=1,
+        ),
+        count("--max-queued", "max_queued", "N", "Requests that may wait; more are refused.", 256),
+        duration(
+            "--wait-timeout",
+            "wait_timeout_s",
+            "How long a request may wait for a model that loads or restarts; 0: answer 503 at once.",
+            120.0,
+        ),
+        time_limit("--request-timeout", "request_timeout_s", "How long a request may take; 0: no limit."),
+        switch(
+            "--stream-keepalive",
+            "stream_keepalive",
+            "Send comments to a stream that waits, so that nothing on the way gives it up.",
+        ),
+        switch("--no-warmup", "warm_up", "Serve without the proof of a real token.", off=True, on=False),
+        duration(
+            "--drain-timeout", "drain_timeout_s", "How long requests in flight may finish at a stop.", 30.0
+        ),
+        duration(
+            "--stop-timeout",
+            "stop_timeout_s",
+            "How long llama-server may take to end before it is killed.",
+            10.0,
+        ),
+        path("--access-log", "access_log", "One JSON object a request; -: to standard error."),
+        time_limit("--slow-request", "slow_request_s", "Log requests that take longer; 0: none."),
+    )
+)
+
+# What only a service without a service manager needs: fields of ServiceOptions.
+FOREGROUND = Group(
+    (
+        switch(
+            "--keep-trying",
+            "restart",
+            "After too many crashes try again every 5 minutes, and do not end.",
+            off=RestartPolicy(),
+            on=RestartPolicy(half_open_s=HALF_OPEN_S),
+        ),
+        path(
+            "--ready-file",
+            "ready_file",
+            "Written with the address once requests are served; removed at the stop.",
+        ),
+    )
+)
+
+# For the program that started it: fields of OutputOptions.
+ATTACHED = Group(
+    (
+        text(
+            "--events",
+            "events",
+            "jsonl",
+            "Events on standard output, one object a line.",
+            read=one_of("jsonl"),
+        ),
+        switch(
+            "--sidecar",
+            "sidecar",
+            "For the program that starts it: any free port, events on standard output, "
+            "stop when standard input ends.",
+        ),
+        number("--parent-pid", "parent_pid", "PID", "Stop when this process ends."),
+    )
+)
+
+# Fields of OutputOptions.
+_LEVELS = ("debug", "info", "warning", "error")
+LOGGING = Group(
+    (
+        text("--log-level", "log_level", "|".join(_LEVELS), None, "info", read=one_of(*_LEVELS)),
+        text("--log-format", "log_format", "text|json", None, "text", read=one_of("text", "json")),
+    )
+)
+
+ModelSettings = Annotated[Settings, SETTINGS]
+Listening = Annotated[Given, LISTENING]
+Serving = Annotated[Given, SERVING]
+Foreground = Annotated[Given, FOREGROUND]
+Attached = Annotated[Given, ATTACHED]
+Logging = Annotated[Given, LOGGING]
+
+# --- back again --------------------------------------------------------------------------------------
+
+_OF_SERVICES = (*LISTENING.options, *SERVING.options, *LOGGING.options)
+# What the unit of a service says too is in its command line whatever the defaults of a later version.
+_ALWAYS = ("host", "port", "drain_timeout_s", "stop_timeout_s")
+
+
+def run_arguments(model: str, settings: Settings, given: Mapping[str, Any], runtime: str) -> list[str]:
+    """The command line of ``llamasup run`` that means this: what differs from the defaults is written.
+
+    ``given`` are the values of ``Listening``, ``Serving`` and ``Logging``.
+    """
+    chosen = {option.field: getattr(settings, option.field) for option in SETTINGS.options}
+    *options, extra = SETTINGS.options
+    return [
+        "run",
+        model,
+        *written_back(options, chosen),
+        *written_back(_OF_SERVICES, given, _ALWAYS),
+        "--runtime",
+        runtime,
+        *written_back([extra], chosen),
+    ]
+
+
+def was_given(ctx: typer.Context, field: str) -> bool:
+    """Whether somebody chose the option of ``field``, rather than leaving it at its default."""
+    source = ctx.get_parameter_source(field)
     return source is not None and source.name != "DEFAULT"

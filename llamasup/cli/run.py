@@ -17,8 +17,7 @@ from llamasup.cli.lifeline import ENDINGS, HURRY_S, tie_to_parent
 from llamasup.cli.narrator import Narrator
 from llamasup.cli.outlet import Outlet
 from llamasup.cli.process import STOP_SIGNALS, Interrupted
-from llamasup.cli.view import LEVELS, JsonView, TextView, View, ViewHandler, is_level
-from llamasup.core.errors import UsageInvalid
+from llamasup.cli.view import JsonView, Level, TextView, View, ViewHandler
 from llamasup.core.json_text import json_text
 from llamasup.core.settings import Settings
 
@@ -38,7 +37,7 @@ class OutputOptions:
     """What is told where, and who is there to listen."""
 
     events: str | None
-    log_level: str
+    log_level: Level
     log_format: str
     sidecar: bool = False
     parent_pid: int | None = None
@@ -101,20 +100,8 @@ def serve_command(
 
 
 def _view(output: OutputOptions, stderr: Outlet) -> View:
-    level = output.log_level
-    if not is_level(level):
-        raise UsageInvalid(f"--log-level takes {', '.join(LEVELS)}; not {level!r}.")
-    if output.events not in (None, "jsonl"):
-        raise UsageInvalid(f"--events takes jsonl; not {output.events!r}.")
-    if output.server_log not in ("stderr", "file"):
-        raise UsageInvalid(f"--server-log takes stderr or file; not {output.server_log!r}.")
-    match output.log_format:
-        case "text":
-            return TextView(stderr, level=level)
-        case "json":
-            return JsonView(stderr, level=level)
-        case other:
-            raise UsageInvalid(f"--log-format takes text or json; not {other!r}.")
+    style = JsonView if output.log_format == "json" else TextView
+    return style(stderr, level=output.log_level)
 
 
 def _serve(

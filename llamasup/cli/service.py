@@ -11,28 +11,26 @@ from typing import Any
 
 from llamasup.cli.errors import show_error
 from llamasup.cli.layout import table
+from llamasup.cli.options import run_arguments
 from llamasup.cli.outlet import Outlet
 from llamasup.cli.results import write_result
-from llamasup.cli.view import LEVELS, TextView, View, is_level
+from llamasup.cli.view import TextView, View
 from llamasup.core.errors import ServiceManagerFailed, UsageInvalid
 from llamasup.core.json_text import json_text
+from llamasup.core.settings import Settings
 from llamasup.core.unit_file import Unit, checked_name, name_for, unit_text
 from llamasup.effects.units import Units
 
 __all__ = ["install_command", "print_command", "status_command", "uninstall_command"]
 
-_PASSED_IF_CHANGED = {
-    "wait_timeout": ("--wait-timeout", 120.0),
-    "log_level": ("--log-level", "info"),
-    "log_format": ("--log-format", "text"),
-}
 
-
-def print_command(model: str, *, json: bool, **request: Any) -> int:
+def print_command(
+    model: str, settings: Settings, given: Mapping[str, Any], *, json: bool, **request: Any
+) -> int:
     """Print the unit. Returns the exit code, as all of these do."""
 
     def act(view: View) -> None:
-        unit = _unit(model, **request)
+        unit = _unit(model, settings, given, **request)
         text = unit_text(unit)
         path = str(Units(unit.of_user).path(unit.file_name))
         if json:
@@ -43,13 +41,15 @@ def print_command(model: str, *, json: bool, **request: Any) -> int:
     return _guarded(act)
 
 
-def install_command(model: str, *, json: bool, now: bool, **request: Any) -> int:
+def install_command(
+    model: str, settings: Settings, given: Mapping[str, Any], *, json: bool, now: bool, **request: Any
+) -> int:
     """Write the unit and tell systemd; with ``now`` also start it, now and at every boot."""
 
     def act(view: View) -> None:
         units = Units(request["user"])
         units.demand()
-        unit = _unit(model, **request)
+        unit = _unit(model, settings, given, **request)
         path = units.path(unit.file_name)
         was_there = units.own(unit.file_name) is not None
         changed = units.write(unit.file_name, unit_text(unit))
@@ -67,7 +67,7 @@ def install_command(model: str, *, json: bool, now: bool, **request: Any) -> int
             _say(view, f"  → Start it: {prefix} enable --now {unit.file_name}")
         if unit.of_user:
             _say(view, "  → It ends with your last session, unless you say: loginctl enable-linger")
-        if os.environ.get("LLAMASUP_API_KEY") and unit.api_key_file is None:
+        if os.environ.get("LLAMASUP_API_KEY") and given["api_key_file"] is None:
             _say(view, "  → The service does not see your $LLAMASUP_API_KEY: use --api-key-file.")
         if json:
             _write_json({"unit": unit.file_name, "path": str(path), "changed": changed, "started": now})
@@ -127,37 +127,27 @@ def _guarded(act: Callable[[View], None]) -> int:
     return 0
 
 
-def _unit(model: str, *, user: bool, name: str | None, run_as: str | None, given: Mapping[str, Any]) -> Unit:
-    from llamasup.api import is_loopback
+def _unit(
+    model: str,
+    settings: Settings,
+    given: Mapping[str, Any],
+    *,
+    runtime: str | None,
+    user: bool,
+    name: str | None,
+    run_as: str | None,
+) -> Unit:
     from llamasup.runtime.service_unit import ServiceRequest, unit_for
 
-    if not 0 <= given["port"] <= 65535:
-        raise UsageInvalid(
-            f"--port {given['port']} is no port.", remedy="Give 1 to 65535, or 0 for any free one."
-        )
-    if not is_level(given["log_level"]):
-        raise UsageInvalid(f"--log-level takes {', '.join(LEVELS)}; not {given['log_level']!r}.")
-    if given["log_format"] not in ("text", "json"):
-        raise UsageInvalid(f"--log-format takes text or json; not {given['log_format']!r}.")
-    switches = ["--no-warmup"] if given["no_warmup"] else []
-    switches += ["--insecure-no-auth"] if given["insecure_no_auth"] else []
-    for key, (option, default) in _PASSED_IF_CHANGED.items():
-        if given[key] != default:
-            switches += [option, str(given[key])]
     request = ServiceRequest(
         model=model,
-        settings=given["settings"],
-        host=given["host"],
-        port=given["port"],
-        is_local=is_loopback(given["host"]),
-        runtime=given["runtime"],
-        api_key_file=given["api_key_file"],
-        drain_timeout_s=given["drain_timeout"],
-        stop_timeout_s=given["stop_timeout"],
+        settings=settings,
+        given=given,
+        arguments=run_arguments,
+        runtime=runtime,
         of_user=user,
         name=None if name is None else checked_name(name),
         run_as=run_as,
-        switches=switches,
     )
     return unit_for(request, os.environ)
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
 from llamasup.cli import options as o
-from llamasup.cli.model_options import WithExtra, seen_with, takes_model_options
-from llamasup.core.settings import Settings
+from llamasup.cli.model_options import WithExtra
+from llamasup.cli.option_groups import Group, switch, takes_groups, text
 
 __all__ = ["service"]
 
@@ -24,103 +21,66 @@ service = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_NO_SETTINGS = Settings()
-
-User = Annotated[bool, typer.Option("--user", help="Of your own service manager, not the system's.")]
-Name = Annotated[
-    str | None,
-    typer.Option("--name", metavar="NAME", help="The unit is llamasup-NAME.service; default: the model's."),
-]
-RunAs = Annotated[
-    str | None,
-    typer.Option(
-        "--run-as", metavar="USER", help="Who the service is; default: a user who exists only while it runs."
-    ),
-]
+_USER_HELP = "Of your own service manager, not the system's."
+User = Annotated[bool, typer.Option("--user", help=_USER_HELP)]
+_UNIT = Group(
+    (
+        switch("--user", "user", _USER_HELP),
+        text("--name", "name", "NAME", "The unit is llamasup-NAME.service; default: the model's."),
+        text(
+            "--run-as",
+            "run_as",
+            "USER",
+            "Who the service is; default: a user who exists only while it runs.",
+        ),
+    )
+)
+UnitOptions = Annotated[o.Given, _UNIT]
 Now = Annotated[bool, typer.Option("--now", help="Also start it, now and at every boot.")]
 Service = Annotated[str, typer.Argument(metavar="NAME|MODEL", show_default=False)]
 
-_SHARED = ("model", "user", "name", "run_as", "json")
-
-
-def _takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``command(ctx, shared…, given)``: what only ``llamasup run`` understands comes in one dict."""
-
-    def template(
-        ctx: typer.Context,
-        model: o.Model,
-        user: User = False,
-        name: Name = None,
-        run_as: RunAs = None,
-        host: o.Host = "127.0.0.1",
-        port: o.Port = 8080,
-        api_key_file: o.ApiKeyFile = None,
-        insecure_no_auth: o.InsecureNoAuth = False,
-        runtime: o.RuntimeOption = None,
-        settings: Settings = _NO_SETTINGS,
-        no_warmup: o.NoWarmup = False,
-        wait_timeout: o.WaitTimeout = 120.0,
-        drain_timeout: o.DrainTimeout = 30.0,
-        stop_timeout: o.StopTimeout = 10.0,
-        log_level: o.LogLevel = "info",
-        log_format: o.LogFormat = "text",
-        json: o.Json = False,
-    ) -> None:
-        raise AssertionError("only its signature is used")
-
-    own = [
-        parameter.replace(annotation=get_type_hints(command, include_extras=True)[parameter.name])
-        for parameter in inspect.signature(command).parameters.values()
-        if parameter.name not in (*_SHARED, "ctx", "given")
-    ]
-    hints = get_type_hints(template, include_extras=True)
-    taken = [
-        each.replace(annotation=hints[each.name]) for each in inspect.signature(template).parameters.values()
-    ]
-
-    @functools.wraps(command)
-    def sorted_out(ctx: typer.Context, **values: Any) -> None:
-        shared = {name: values.pop(name) for name in (*_SHARED, *(each.name for each in own))}
-        command(ctx, **shared, given=values)
-
-    return seen_with(sorted_out, [*taken, *own])
-
 
 @service.command("print", cls=WithExtra)
-@takes_model_options
-@_takes_run_options
+@takes_groups
 def print_(
     ctx: typer.Context,
-    model: str,
-    user: bool,
-    name: str | None,
-    run_as: str | None,
-    json: bool,
-    given: dict[str, Any],
+    model: o.Model,
+    *,
+    unit: UnitOptions,
+    listening: o.Listening,
+    runtime: o.RuntimeOption = None,
+    settings: o.ModelSettings,
+    serving: o.Serving,
+    logging: o.Logging,
+    json: o.Json = False,
 ) -> None:
     """Show the unit that install would write; takes the options of run."""
     from llamasup.cli.service import print_command
 
-    sys.exit(print_command(model, user=user, name=name, run_as=run_as, json=json, given=given))
+    given = {**listening, **serving, **logging}
+    sys.exit(print_command(model, settings, given, runtime=runtime, **unit, json=json))
 
 
 @service.command(cls=WithExtra)
-@takes_model_options
-@_takes_run_options
+@takes_groups
 def install(
     ctx: typer.Context,
-    model: str,
-    user: bool,
-    name: str | None,
-    run_as: str | None,
-    json: bool,
-    given: dict[str, Any],
+    model: o.Model,
+    *,
+    unit: UnitOptions,
+    listening: o.Listening,
+    runtime: o.RuntimeOption = None,
+    settings: o.ModelSettings,
+    serving: o.Serving,
+    logging: o.Logging,
+    json: o.Json = False,
     now: Now = False,
 ) -> None:
     """Write the unit for a model, or change it; takes the options of run."""
     from llamasup.cli.service import install_command
 
-    sys.exit(install_command(model, user=user, name=name, run_as=run_as, json=json, given=given, now=now))
+    given = {**listening, **serving, **logging}
+    sys.exit(install_command(model, settings, given, runtime=runtime, **unit, json=json, now=now))
 
 
 @service.command()

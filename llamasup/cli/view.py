@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, Protocol
 
 from llamasup.cli.outlet import Outlet
 from llamasup.core.json_text import json_text
@@ -25,16 +25,11 @@ __all__ = [
     "View",
     "ViewHandler",
     "duration_text",
-    "is_level",
     "while_waiting",
 ]
 
 Level = Literal["debug", "info", "warning", "error"]
-LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-
-
-def is_level(text: str) -> TypeGuard[Level]:
-    return text in LEVELS
+LEVELS: Mapping[Level, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from llamasup.core.errors import UsageInvalid
 from llamasup.core.naming import names_of
 
-__all__ = ["MARKER", "Unit", "checked_name", "is_hidden", "is_ours", "name_for", "unit_text"]
+__all__ = ["MARKER", "Credential", "Unit", "checked_name", "is_hidden", "is_ours", "name_for", "unit_text"]
 
 MARKER = "# Written by llamasup service install. Uninstall removes a file only if it begins with this line."
 
@@ -24,12 +24,24 @@ MARKER = "# Written by llamasup service install. Uninstall removes a file only i
 _LONGEST_NAME = 40
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}")
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - what the sandbox replaces
-_KEY_CREDENTIAL = "api-keys"
 _STOP_SLACK_S = 15.0
 
 # Exit codes (docs/design.md) of what would fail again at once: usage, bad model, no model, no runtime, port
 # taken or memory too small, unsafe or invalid configuration.
 _DETERMINISTIC = "2 65 66 69 71 78"
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A file that only its owner may read, given to llamasup by ``option``."""
+
+    option: str
+    path: str
+
+    @property
+    def name(self) -> str:
+        """As systemd knows it."""
+        return self.option.removeprefix("--")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,7 @@ class Unit:
     """Groups that may open GPU devices here."""
     needed_paths: tuple[str, ...] = ()
     """What it must read; those that the sandbox hides are made visible."""
-    api_key_file: str | None = None
+    credentials: tuple[Credential, ...] = ()
     systemd_version: int = 0
 
     @property
@@ -119,22 +131,19 @@ def _process(unit: Unit) -> list[str]:
     program, *arguments = unit.command
     # No variables in the program's own name, so no escape either.
     words = [_word(program).replace("$$", "$"), *map(_word, arguments)]
-    keys = []
-    if unit.api_key_file is not None:
-        if unit.of_user:
-            option = ["--api-key-file", _word(unit.api_key_file)]
-        else:
-            # Read by systemd as root and handed over: the service's own user need not be able to read it.
-            keys = [f"LoadCredential={_KEY_CREDENTIAL}:{_value(unit.api_key_file)}"]
-            option = ["--api-key-file", f"%d/{_KEY_CREDENTIAL}"]
-        at = words.index("--") if "--" in words else len(words)
-        words[at:at] = option
+    handed_over = [] if unit.of_user else unit.credentials
+    options: list[str] = []
+    for each in unit.credentials:
+        # Read by systemd as root and handed over: the service's own user need not be able to read it.
+        options += [each.option, f"%d/{each.name}" if handed_over else _word(each.path)]
+    at = words.index("--") if "--" in words else len(words)
+    words[at:at] = options
     reload_by_signal = unit.systemd_version >= 253
     return [
         "# Ready once the model has produced a real token.",
         f"Type={'notify-reload' if reload_by_signal else 'notify'}",
         f"ExecStart={' '.join(words)}",
-        *keys,
+        *(f"LoadCredential={each.name}:{_value(each.path)}" for each in handed_over),
         "# Restarts the model: requests in flight finish, others wait.",
         *(["ReloadSignal=SIGHUP"] if reload_by_signal else ["ExecReload=kill -HUP $MAINPID"]),
     ]

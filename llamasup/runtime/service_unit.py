@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from llamasup.core.address import is_loopback
 from llamasup.core.errors import ConfigInvalid, UsageInvalid
 from llamasup.core.hand_paths import with_absolute_paths
-from llamasup.core.run_arguments import run_arguments
 from llamasup.core.settings import Settings
-from llamasup.core.unit_file import Unit, checked_name, is_hidden, name_for
+from llamasup.core.unit_file import Credential, Unit, checked_name, is_hidden, name_for
 from llamasup.effects.keys import read_api_keys
 from llamasup.effects.model_file import split_name, split_paths
 from llamasup.effects.units import gpu_groups, systemd_version, unreadable_by_others
@@ -20,25 +21,32 @@ from llamasup.runtime.launch import DEMO, Launch, expanded, prepare
 __all__ = ["ServiceRequest", "unit_for"]
 
 _LEAST_FREE_PORT = 1024
+_CREDENTIALS = {
+    "api_key_file": "--api-key-file",
+    "tls_cert": "--tls-cert",
+    "tls_key": "--tls-key",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceRequest:
-    """What ``llamasup service install`` can be told. ``options`` and ``switches`` go to ``llamasup run``."""
+    """What ``llamasup service install`` can be told. ``given`` are the options of ``llamasup run`` by field,
+    and ``arguments(model, settings, given, runtime)`` writes its command line.
+    """
 
     model: str
     settings: Settings
-    host: str
-    port: int
-    is_local: bool
-    runtime: str | None
-    api_key_file: Path | None
-    drain_timeout_s: float
-    stop_timeout_s: float
+    given: Mapping[str, Any]
+    arguments: Callable[[str, Settings, Mapping[str, Any], str], list[str]]
+    runtime: str | None = None
     of_user: bool = False
     name: str | None = None
     run_as: str | None = None
-    switches: list[str] = field(default_factory=list)
+
+    @property
+    def is_local(self) -> bool:
+        host: str = self.given["host"]
+        return host.endswith(".sock") or is_loopback(host)
 
 
 def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
@@ -51,34 +59,39 @@ def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
     launch = prepare(request.model, request.settings, runtime=request.runtime, environ=environ)
     launch, extra_paths = _with_plain_paths(launch)
     model = DEMO if request.model == DEMO else str(launch.model_path)
-    runtime = str(_plain(launch.runtime.path)) if launch.runtime.kind == "binary" else "embedded"
-    keys = None if request.api_key_file is None else _plain(expanded(str(request.api_key_file)))
-    if keys is not None:
-        read_api_keys(keys, {})
-    arguments = run_arguments(
-        model,
-        _as_given(launch, request.settings),
-        {
-            "--host": request.host,
-            "--port": str(request.port),
-            # A service has another PATH than the person who installs it.
-            "--runtime": runtime,
-            "--drain-timeout": f"{request.drain_timeout_s:g}",
-            "--stop-timeout": f"{request.stop_timeout_s:g}",
-        },
-        request.switches,
+    given: dict[str, Any] = {
+        field: _plain(expanded(str(value))) if isinstance(value, Path) and str(value) != "-" else value
+        for field, value in request.given.items()
+    }
+    _refuse_unusable(given)
+    credentials = tuple(
+        Credential(option, str(given.pop(field)))
+        for field, option in _CREDENTIALS.items()
+        if given[field] is not None
     )
     unit = Unit(
         name=checked_name(name),
-        command=(str(_plain(sys.executable)), "-P", "-m", "llamasup", *arguments),
-        drain_timeout_s=request.drain_timeout_s,
-        stop_timeout_s=request.stop_timeout_s,
+        command=(
+            str(_plain(sys.executable)),
+            "-P",
+            "-m",
+            "llamasup",
+            *request.arguments(
+                model,
+                _as_given(launch, request.settings),
+                {**dict.fromkeys(_CREDENTIALS), **given},
+                # A service has another PATH than the person who installs it.
+                str(_plain(launch.runtime.path)) if launch.runtime.kind == "binary" else "embedded",
+            ),
+        ),
+        drain_timeout_s=given["drain_timeout_s"],
+        stop_timeout_s=given["stop_timeout_s"],
         is_local=request.is_local,
         of_user=request.of_user,
         run_as=request.run_as,
         groups=() if request.of_user else gpu_groups(),
         needed_paths=_needed_paths(launch, model, extra_paths),
-        api_key_file=None if keys is None else str(keys),
+        credentials=credentials,
         systemd_version=systemd_version(),
     )
     _refuse_unreadable(unit)
@@ -86,6 +99,8 @@ def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
 
 
 def _refuse(request: ServiceRequest) -> None:
+    given = request.given
+    port: int = given["port"]
     if request.of_user and request.run_as is not None:
         raise UsageInvalid(
             "--run-as and --user exclude each other: a user's own service runs as that user.",
@@ -93,16 +108,29 @@ def _refuse(request: ServiceRequest) -> None:
         )
     if request.run_as is not None and not _is_user(request.run_as):
         raise UsageInvalid(f"There is no user {request.run_as!r}.", remedy="Name one that exists.")
-    if 0 < request.port < _LEAST_FREE_PORT:
+    if not 0 <= port <= 65535:
+        raise UsageInvalid(f"--port {port} is no port.", remedy="Give 1 to 65535, or 0 for any free one.")
+    if 0 < port < _LEAST_FREE_PORT:
         raise UsageInvalid(
-            f"--port {request.port} needs a right that the service is not given.",
+            f"--port {port} needs a right that the service is not given.",
             remedy="Use a port above 1023, or let systemd open it (docs/systemd.md, Socket activation).",
         )
-    if not (request.is_local or request.api_key_file or "--insecure-no-auth" in request.switches):
+    if not (request.is_local or given["api_key_file"] or given["insecure_no_auth"]):
         raise ConfigInvalid(
-            f"--host {request.host} can be reached from other machines, and no API key is set.",
+            f"--host {given['host']} can be reached from other machines, and no API key is set.",
             remedy="Give --api-key-file: a service does not see your $LLAMASUP_API_KEY.",
         )
+    if not request.of_user and given["access_log"] not in (None, Path("-")):
+        raise UsageInvalid(
+            f"--access-log {given['access_log']}: a system service may write to its own folders alone.",
+            remedy="Use --access-log -: the journal keeps it.",
+        )
+
+
+def _refuse_unusable(given: Mapping[str, Any]) -> None:
+    """Files that ``llamasup run`` would refuse."""
+    if given["api_key_file"] is not None:
+        read_api_keys(given["api_key_file"], {})
 
 
 def _is_user(name: str) -> bool:

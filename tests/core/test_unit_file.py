@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from llamasup.core.errors import UsageInvalid
-from llamasup.core.unit_file import Unit, checked_name, is_hidden, is_ours, name_for, unit_text
+from llamasup.core.unit_file import Credential, Unit, checked_name, is_hidden, is_ours, name_for, unit_text
 
 PLAIN = Unit("qwen", ("/opt/venv/bin/python", "-m", "llamasup", "run", "/srv/qwen.gguf"), 30.0, 10.0)
+
+_KEYS = Credential("--api-key-file", "/etc/my keys")
 
 
 def settings(unit: Unit, name: str) -> list[str]:
@@ -71,20 +73,20 @@ def test_what_is_needed_of_a_hidden_folder_is_made_visible_and_nothing_else() ->
 
 
 def test_a_key_file_is_handed_over_by_systemd_which_may_read_it() -> None:
-    unit = replace(PLAIN, api_key_file="/etc/my keys", command=(*PLAIN.command, "--", "--temp", "1"))
-    assert settings(unit, "LoadCredential") == ["api-keys:/etc/my keys"]
-    assert settings(unit, "ExecStart")[0].endswith("--api-key-file %d/api-keys -- --temp 1")
+    unit = replace(PLAIN, credentials=(_KEYS,), command=(*PLAIN.command, "--", "--temp", "1"))
+    assert settings(unit, "LoadCredential") == ["api-key-file:/etc/my keys"]
+    assert settings(unit, "ExecStart")[0].endswith("--api-key-file %d/api-key-file -- --temp 1")
     own = replace(unit, of_user=True)
     assert settings(own, "LoadCredential") == []
     assert settings(own, "ExecStart")[0].endswith('--api-key-file "/etc/my keys" -- --temp 1')
-    plain = replace(PLAIN, api_key_file="/keys")
-    assert settings(plain, "ExecStart")[0].endswith("/srv/qwen.gguf --api-key-file %d/api-keys")
+    plain = replace(PLAIN, credentials=(_KEYS,))
+    assert settings(plain, "ExecStart")[0].endswith("/srv/qwen.gguf --api-key-file %d/api-key-file")
 
 
 @pytest.mark.parametrize("path", ["/etc/keys\\", "/etc/keys ", "/etc/keys\nExecStartPre=/bin/x"])
 def test_a_key_file_whose_name_would_run_into_the_next_line_is_refused(path: str) -> None:
     with pytest.raises(UsageInvalid, match="cannot name"):
-        unit_text(replace(PLAIN, api_key_file=path))
+        unit_text(replace(PLAIN, credentials=(Credential("--tls-key", path),)))
 
 
 def test_the_user_exists_only_while_it_runs_unless_one_is_named() -> None:

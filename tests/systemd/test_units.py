@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.unit_file import Unit, unit_text
+from llamasup.core.unit_file import Credential, Unit, unit_text
 from llamasup.effects.units import systemd_version
 from tests.e2e.driver import run_to_end
 
@@ -30,10 +30,14 @@ LOCAL = Unit(
 )
 SYSTEM = {
     "local": LOCAL,
-    "for others": replace(LOCAL, is_local=False, api_key_file="/etc/my keys 100%"),
-    "as a named user": replace(LOCAL, run_as="daemon", is_local=False, api_key_file="/etc/keys"),
+    "for others": replace(
+        LOCAL, is_local=False, credentials=(Credential("--api-key-file", "/etc/my keys 100%"),)
+    ),
+    "as a named user": replace(
+        LOCAL, run_as="daemon", is_local=False, credentials=(Credential("--api-key-file", "/etc/keys"),)
+    ),
 }
-OF_USER = replace(LOCAL, of_user=True, api_key_file="/home/a/keys")
+OF_USER = replace(LOCAL, of_user=True, credentials=(Credential("--api-key-file", "/home/a/keys"),))
 
 
 def analyze(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,175 @@
+"""Options declared once: every command that takes them reads the same, and a service writes them back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from llamasup.api import RunOptions, WrapOptions
+from llamasup.cli import options as o
+from llamasup.cli.app import app
+from llamasup.cli.model_options import SETTINGS, WithExtra
+from llamasup.cli.option_groups import Option, takes_groups
+from llamasup.cli.run import OutputOptions
+from llamasup.core.settings import Settings
+
+_text = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1).filter(
+    lambda text: not text.startswith("-")
+)
+_count = st.none() | st.integers(0, 1 << 20)
+
+any_settings = st.builds(
+    Settings,
+    alias=st.none() | _text,
+    ctx_size=_count,
+    parallel=_count,
+    gpu_layers=st.none() | st.sampled_from(["auto", "all"]) | st.integers(0, 99),
+    threads=_count,
+    kv_type=st.none() | _text,
+    flash_attn=st.sampled_from([None, "on", "off", "auto"]),
+    draft_model=st.none() | _text,
+    mmproj=st.none() | _text,
+    profile=st.sampled_from([None, "latency", "throughput", "memory", "plain"]),
+    check_memory=st.booleans(),
+    extra=st.lists(_text | st.sampled_from(["--temp", "-fa"])).map(tuple),
+)
+_seconds = st.integers(0, 10_000).map(lambda tenths: tenths / 10)
+_limit = st.none() | st.integers(1, 10_000).map(lambda tenths: tenths / 10)
+_file = st.none() | st.sampled_from(["/a", "b c", "é/d"]).map(Path)
+any_given = st.fixed_dictionaries(
+    {
+        "host": st.sampled_from(["127.0.0.1", "::1", "/run/a b.sock"]),
+        "port": st.integers(0, 65535),
+        "tls_cert": _file,
+        "tls_key": _file,
+        "api_key_file": _file,
+        "insecure_no_auth": st.booleans(),
+        "hosts": st.lists(st.sampled_from(["a.example", "10.0.0.1", "::2"])).map(tuple),
+        "origins": st.lists(st.sampled_from(["https://a.example", "http://localhost:3000"])).map(tuple),
+        "max_concurrent": st.none() | st.integers(1, 99),
+        "max_queued": st.integers(0, 999),
+        "wait_timeout_s": _seconds,
+        "request_timeout_s": _limit,
+        "stream_keepalive": st.booleans(),
+        "warm_up": st.booleans(),
+        "drain_timeout_s": _seconds,
+        "stop_timeout_s": _seconds,
+        "access_log": _file | st.just(Path("-")),
+        "slow_request_s": _limit,
+        "log_level": st.sampled_from(["debug", "info", "warning", "error"]),
+        "log_format": st.sampled_from(["text", "json"]),
+    }
+)
+
+
+def parsed(words: list[str]) -> tuple[str, Settings, dict[str, Any], str | None]:
+    """What the real options make of a command line."""
+    reader = typer.Typer()
+    seen: list[tuple[str, Settings, dict[str, Any], str | None]] = []
+
+    @reader.command(cls=WithExtra)
+    @takes_groups
+    def run(
+        ctx: typer.Context,
+        model: str,
+        listening: o.Listening,
+        settings: o.ModelSettings,
+        serving: o.Serving,
+        logging: o.Logging,
+        runtime: o.RuntimeOption = None,
+    ) -> None:
+        seen.append((model, settings, {**listening, **serving, **logging}, runtime))
+
+    result = CliRunner().invoke(reader, words[1:])
+    assert result.exit_code == 0, result.output
+    (found,) = seen
+    return found
+
+
+@settings(deadline=None, max_examples=50)
+@given(any_settings, any_given)
+def test_written_back_and_read_again_they_are_the_same(chosen: Settings, given: dict[str, Any]) -> None:
+    words = o.run_arguments("/srv/m.gguf", chosen, given, "embedded")
+    assert parsed(words) == ("/srv/m.gguf", chosen, given, "embedded")
+
+
+def test_what_is_as_it_is_by_default_is_not_written_unless_the_unit_says_it_too() -> None:
+    _, chosen, given, _ = parsed(["run", "m.gguf", "--ctx-size", "512", "--no-warmup", "--", "--temp", "0"])
+    assert o.run_arguments("m.gguf", chosen, given, "embedded") == [
+        *("run", "m.gguf", "--ctx-size", "512", "--host", "127.0.0.1", "--port", "8080", "--no-warmup"),
+        *("--drain-timeout", "30", "--stop-timeout", "10", "--runtime", "embedded", "--", "--temp", "0"),
+    ]
+
+
+_OF_RUN = (*o.LISTENING.options, *o.SERVING.options, *o.FOREGROUND.options)
+_WHERE_THE_KEYS_ARE = "api_key_file"  # read for RunOptions.api_keys
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ([each for each in _OF_RUN if each.field != _WHERE_THE_KEYS_ARE], RunOptions),
+        ([*o.SERVING.options, *o.FOREGROUND.options], WrapOptions),
+        ([*o.ATTACHED.options, *o.LOGGING.options], OutputOptions),
+        (list(SETTINGS.options), Settings),
+    ],
+)
+def test_an_option_sets_a_field_and_has_its_default(options: list[Option], kind: Any) -> None:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for option in options:
+        field = fields[option.field]
+        if field.default is not dataclasses.MISSING:
+            assert option.default == field.default, option.field
+        elif field.default_factory is not dataclasses.MISSING:
+            assert option.default == field.default_factory(), option.field
+
+
+def test_every_setting_of_a_model_has_an_option() -> None:
+    assert {option.field for option in SETTINGS.options} == set(Settings.__slots__)
+
+
+@pytest.mark.parametrize("command", [["run"], ["service", "print"], ["service", "install"], ["wrap"]])
+def test_what_any_service_can_be_told_every_command_takes(command: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*command, "--help"], obj=0.0).output
+    for option in o.SERVING.options:
+        (flag,) = {word for word in option.spell(_another(option)) if word.startswith("--")}
+        assert f" {flag} " in shown.replace("\n", " \n"), flag
+
+
+def _another(option: Option) -> Any:
+    """Some value that is not the default."""
+    match option.default:
+        case bool():
+            return not option.default
+        case tuple():
+            return ("a",)
+        case int() | float():
+            return option.default + 1
+        case _:
+            return 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--allow-origin", "*"], "'*' would let every web page"),
+        (["--allow-host", "*"], "DNS rebinding"),
+        (["--max-concurrent", "0"], "0 is less than 1"),
+        (["--flash-attn", "maybe"], "'maybe' is not on, off or auto"),
+        (["--gpu-layers", "most"], "not 'most'"),
+        (["--request-timeout", "nan"], "'nan' is not a time"),
+        (["--log-level", "loud"], "'loud' is not debug, info, warning or error"),
+        (["--events", "xml"], "'xml' is not jsonl"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_named(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["run", "demo", *words], obj=0.0, terminal_width=200)
+    assert result.exit_code == 2
+    assert said in result.output
