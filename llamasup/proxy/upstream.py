@@ -23,6 +23,7 @@ __all__ = ["COPY_BYTES", "Upstream"]
 REQUESTS_PER_CONNECTION: Final = 100
 COPY_BYTES: Final = 64 * 1024  # below it, copying a body behind its head is cheaper than a second system call
 MAX_HEAD_BYTES: Final = 64 * 1024
+MAX_LENGTH_DIGITS: Final = 32  # the parser takes any number of zeros before the 20 that 2^64 has
 
 # Held: a stream of events has begun with nothing but a head. llama-server sends that as soon as a slot takes
 # the request, and then nothing for the whole of the prompt (b11434: 7.6 s of 8 in a measured one). It tells
@@ -190,8 +191,9 @@ class Upstream(asyncio.Protocol):
         if lower == b"content-length":
             self._content_length = value
         elif lower == b"transfer-encoding":
-            self._transfer_coding = value
-        else:
+            coding = self._transfer_coding
+            self._transfer_coding = value if coding is None else coding + b"," + value
+        elif not self._headers_complete:  # else a trailer, which came in one read with the head
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -223,6 +225,9 @@ class Upstream(asyncio.Protocol):
                 self._broken(exchange, "sent a head of more than 64 KiB")
             else:
                 self._partial_head = data
+            return
+        if not data.startswith(b"HTTP/1."):  # the parser takes other versions, and empty lines before it
+            self._broken(exchange, "sent a malformed response (it does not begin with HTTP/1)")
             return
         try:
             self._feed(data)
@@ -258,6 +263,8 @@ class Upstream(asyncio.Protocol):
                 self._mode = _HELD
             else:
                 self._begin_chunked(exchange, body)
+        elif length is not None and len(length) > MAX_LENGTH_DIGITS:
+            self._broken(exchange, "sent a Content-Length of more digits than one needs")
         elif length is not None:
             self._remaining = remaining = int(length) - len(body)
             if remaining < 0:

@@ -1,0 +1,347 @@
+"""Requests and responses that are nearly right: HTTP's grammar, each piece with the odd forms that parsers differ on.
+
+A message draws few odd pieces, most none: what is wrong everywhere says nothing about any one rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hypothesis import strategies as st
+
+__all__ = ["cut", "requests", "responses"]
+
+Draw = Callable[[st.SearchStrategy[bytes]], bytes]
+
+
+def _mostly(usual: Sequence[bytes], odd: Sequence[bytes]) -> st.SearchStrategy[bytes]:
+    """One in eight or so is odd."""
+    return st.integers(0, 7).flatmap(lambda die: st.sampled_from(odd if die == 7 else usual))
+
+
+_END = _mostly([b"\r\n"], [b"\n", b"\r", b"\r\r\n", b"\n\r\n", b" \r\n", b"\r\n\r\n", b""])
+_SPACE = _mostly([b" "], [b"  ", b"\t", b"", b"\x0b", b"\x0c", b"\xa0", b"\r\n "])
+
+# --- requests
+
+_METHOD = _mostly(
+    [b"GET", b"POST", b"PUT", b"HEAD", b"DELETE", b"OPTIONS"],
+    [b"get", b"CONNECT", b"TRACE", b"PRI", b"G ET", b"", b"POST\0", b"QUERY", b"GET\r\n", b"SOURCE"],
+)
+_TARGET = _mostly(
+    [b"/a", b"/b?c=d", b"/props", b"/v1/chat/completions", b"/tokenize", b"//x", b"/a%20b"],
+    [
+        b"*",
+        b"a",
+        b"",
+        b"/a b",
+        b"/\xff",
+        b"/#f",
+        b"/\0",
+        b"http://localhost/a",
+        b"http://localhost:1?q",
+        b"http://evil/a",
+        b"http://localhost@evil/a",
+        b"HTTPS://[::1]/a",
+        b"ftp://localhost/a",
+        b"http:///a",
+        b"/a\r\nX: y",
+        b"/\\a",
+        b'/"<>^`{|}',
+        b"/tools",
+        b"localhost:80",
+    ],
+)
+_VERSION = _mostly(
+    [b"HTTP/1.1"],
+    [b"HTTP/1.0", b"HTTP/2.0", b"http/1.1", b"HTTP/1.2", b"HTTP/1.10", b"HTTP/ 1.1", b"", b"RTSP/1.0"],
+)
+_HOST = _mostly(
+    [b"localhost", b"127.0.0.1:80", b"[::1]"],
+    [
+        b"evil",
+        b"localhost ",
+        b"",
+        b"a b",
+        b"localhost, evil",
+        b"me@localhost",
+        b"[fe80::1%25lo]",
+        b"localhost:",
+    ],
+)
+_FIELD = _mostly(
+    [
+        b"Accept: */*",
+        b"X-A: b",
+        b"X-Empty:",
+        b"Content-Type: application/json",
+        b"Authorization: Bearer k",
+        b"X-Api-Key: k",
+        b"X-Forwarded-For: 1.2.3.4",
+        b"X-Request-Id: r-1",
+        b"Keep-Alive: 5",
+        b"TE: trailers",
+        b"X-Obs: \xe9\xff",
+        b"X-Sp:  a\tb  ",
+    ],
+    [
+        b"Connection: close",
+        b"Connection: keep-alive, X-A",
+        b"Connection: host, authorization, content-length, transfer-encoding",
+        b"Connection: upgrade\r\nUpgrade: h2c",
+        b"Upgrade: websocket",
+        b"Expect: 100-continue",
+        b"Expect: x",
+        b"Origin: null",
+        b"Host: localhost",
+        b"Host : localhost",
+        b" X: y",
+        b"X: a\r\n b",
+        b"X : y",
+        b": y",
+        b"X",
+        b"X: a\0b",
+        b"X: a\rb",
+        b"X: a\nb",
+        b"X\xe9: y",
+        b"X(): y",
+        b"X: \x7f",
+        b"X-Request-Id: a\tb",
+        b"Content-Length: 0",
+        b"Transfer-Encoding: chunked",
+        b"Transfer-Encoding: identity",
+        b"content_length: 5",
+    ],
+)
+_LENGTH = _mostly(
+    [b"%d", b"%d", b"0%d"],
+    [
+        b"+%d",
+        b"-%d",
+        b"0x%d",
+        b"%d ",
+        b"%d, %d",
+        b"%d %d",
+        b"%d1",
+        b"%d\x0b",
+        b'"%d"',
+        b"%d.0",
+        b"9" * 19 + b"%d",
+    ],
+)
+_CODING = _mostly(
+    [b"chunked", b"chunked", b"Chunked", b" \tchunked", b"chunked "],
+    [
+        b"chunked, chunked",
+        b"chunked,",
+        b",chunked",
+        b"gzip, chunked",
+        b"chunked, gzip",
+        b"identity",
+        b"xchunked",
+        b"chunked;q=1",
+        b"\x0bchunked",
+        b"chunked\x0b",
+        b'"chunked"',
+        b"",
+        b"chun\r\n ked",
+        b"chunked\r\nTransfer-Encoding: chunked",
+        b"chunked\r\nContent-Length: 3",
+    ],
+)
+_BODY = st.sampled_from(
+    [b"", b"x", b"abc", b"{}", b"GET /in HTTP/1.1\r\nHost: localhost\r\n\r\n", b"0\r\n\r\n", b"\r\n"]
+)
+_SIZE = _mostly(
+    [b"%x", b"%x", b"%X", b"0%x"],
+    [
+        b"0x%x",
+        b"+%x",
+        b"-%x",
+        b" %x",
+        b"%x ",
+        b"\t%x",
+        b"%x\t",
+        b"%x_",
+        b"",
+        b"F" * 16 + b"%x",
+        b"0" * 24 + b"%x",
+        b"%x,",
+    ],
+)
+_EXTENSION = _mostly(
+    [b""],
+    [
+        b";a",
+        b";a=b",
+        b';a="b"',
+        b";",
+        b";a=",
+        b"; a=b",
+        b" ;a",
+        b';a="\r\n"',
+        b";a\nb",
+        b";a\0",
+        b';a="b',
+        b";\xff",
+        b";a;b=c",
+    ],
+)
+_TRAILERS = _mostly(
+    [b""],
+    [
+        b"X: y\r\n",
+        b"Content-Length: 9\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Host: evil\r\n",
+        b"Connection: close\r\n",
+        b"X : y\r\n",
+        b" x\r\n",
+        b"\n",
+        b"GET /in HTTP/1.1\r\n",
+    ],
+)
+
+
+def _with_number(form: bytes, number: int) -> bytes:
+    return form % ((number,) * form.count(b"%"))
+
+
+def _chunks(draw: Draw, body: bytes) -> bytes:
+    out = b""
+    middle = len(body) // 2
+    for piece in (body[:middle], body[middle:]):
+        if piece:
+            size = _with_number(draw(_SIZE), len(piece))
+            out += size + draw(_EXTENSION) + draw(_END) + piece + draw(_END)
+    return (
+        out + draw(_mostly([b"0"], [b"00", b"0;a", b"-0", b"0 "])) + draw(_END) + draw(_TRAILERS) + draw(_END)
+    )
+
+
+@st.composite
+def _request(draw: Draw) -> bytes:
+    end = b"\r\n"
+    lines = [draw(_METHOD) + draw(_SPACE) + draw(_TARGET) + draw(_SPACE) + draw(_VERSION)]
+    lines.append(b"Host:" + draw(_SPACE) + draw(_HOST))
+    lines += draw(st.lists(_FIELD, max_size=3))  # type: ignore[arg-type]
+    body = draw(_BODY)
+    framing = draw(st.sampled_from([b"none", b"length", b"chunked", b"both"][:3] * 5 + [b"both"]))
+    after = b""
+    if framing in (b"length", b"both"):
+        lines.append(b"Content-Length:" + draw(_SPACE) + _with_number(draw(_LENGTH), len(body)))
+        after = body
+    if framing in (b"chunked", b"both"):
+        lines.append(b"Transfer-Encoding:" + draw(_SPACE) + draw(_CODING))
+        after = _chunks(draw, body)
+    ends = [draw(_END) if draw(_mostly([b""], [b"x"])) else end for _ in lines]
+    return b"".join(line + end for line, end in zip(lines, ends, strict=True)) + draw(_END) + after
+
+
+_GARBAGE = st.sampled_from(
+    [b"\r", b"\n", b"\0", b" ", b":", b"0", b"\xff", b",", b";", b"\t", b"\r\n", b"\r\n\r\n"]
+)
+
+
+@st.composite
+def _mutated(draw: Draw, whole: st.SearchStrategy[bytes]) -> bytes:
+    """One time in five, a piece is put in, left out, or doubled, anywhere."""
+    raw = draw(whole)
+    kind = int(draw(st.sampled_from([b"0"] * 12 + [b"1", b"2", b"3"])))
+    at = draw(st.integers(0, len(raw)))  # type: ignore[arg-type]
+    assert isinstance(at, int)
+    if kind == 1:
+        return raw[:at] + draw(_GARBAGE) + raw[at:]
+    if kind == 2:
+        return raw[:at] + raw[at + 1 :]
+    if kind == 3:
+        return raw[:at] + raw[max(0, at - 7) : at] + raw[at:]
+    return raw
+
+
+# What follows shows whether both sides agree on where the last one ended.
+_NEXT = b"GET /next HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def requests() -> st.SearchStrategy[bytes]:
+    """One to three requests in a row, and one more that is as it should be."""
+    return _mutated(st.lists(_request(), min_size=1, max_size=3).map(b"".join)).map(lambda raw: raw + _NEXT)
+
+
+# --- responses
+
+_STATUS_LINE = _mostly(
+    [b"HTTP/1.1 200 OK", b"HTTP/1.1 404 Not Found", b"HTTP/1.1 204 No Content", b"HTTP/1.0 200 OK"],
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK",
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK",
+        b"HTTP/1.1 101 Switching Protocols",
+        b"HTTP/1.1 304 Not Modified",
+        b"HTTP/1.1 200",
+        b"HTTP/1.1  200 OK",
+        b"HTTP/1.1 20 OK",
+        b"HTTP/1.1 2000 OK",
+        b"HTTP/1.1 000 OK",
+        b"HTTP/1.1 999 OK",
+        b"HTTP/2.0 200 OK",
+        b"HTTP/1.1 200 O\rK",
+        b"HTTP/1.1 200 O\0K",
+        b"ICY 200 OK",
+        b"",
+    ],
+)
+_RESPONSE_FIELD = _mostly(
+    [
+        b"Server: llama.cpp",
+        b"Content-Type: application/json",
+        b"Content-Type: text/event-stream",
+        b"Keep-Alive: timeout=5, max=100",
+        b"X-A: b",
+        b"Access-Control-Allow-Origin: *",
+    ],
+    [
+        b"Connection: close",
+        b"Connection: X-A",
+        b"X-Request-Id: theirs",
+        b"X: a\r\n b",
+        b"X: a\rb",
+        b"X: a\nSet-Cookie: b",
+        b"X : y",
+        b": y",
+        b"X\0: y",
+        b"X: \0",
+        b"Content-Length: 1",
+        b"Transfer-Encoding: chunked",
+        b"Transfer-Encoding: gzip",
+        b"Upgrade: x\r\nConnection: upgrade",
+    ],
+)
+
+
+@st.composite
+def _response(draw: Draw) -> bytes:
+    lines = [draw(_STATUS_LINE)]
+    lines += draw(st.lists(_RESPONSE_FIELD, max_size=3))  # type: ignore[arg-type]
+    body = draw(_BODY)
+    framing = draw(st.sampled_from([b"length", b"chunked", b"close"] * 4 + [b"both"]))
+    after = body
+    if framing in (b"length", b"both"):
+        lines.append(b"Content-Length: " + _with_number(draw(_LENGTH), len(body)))
+    if framing in (b"chunked", b"both"):
+        lines.append(b"Transfer-Encoding: " + draw(_CODING))
+        after = _chunks(draw, body)
+    ends = [draw(_END) if draw(_mostly([b""], [b"x"])) else b"\r\n" for _ in lines]
+    return b"".join(line + end for line, end in zip(lines, ends, strict=True)) + draw(_END) + after
+
+
+def responses() -> st.SearchStrategy[bytes]:
+    """One response, sometimes with something behind it that nobody asked for."""
+    behind = st.sampled_from([b""] * 8 + [b"\r\n", b"x", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
+    return st.tuples(_mutated(_response()), behind).map(b"".join)
+
+
+@st.composite
+def cut(draw: Callable[..., list[int]], raw: bytes) -> list[bytes]:
+    """``raw`` in a few pieces, as reads may find it."""
+    ends = sorted(set(draw(st.lists(st.integers(0, len(raw)), max_size=4))) | {len(raw)})
+    return [raw[start:end] for start, end in zip([0, *ends], ends, strict=False) if end > start]

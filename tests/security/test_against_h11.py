@@ -1,0 +1,90 @@
+"""Heads and chunks that are nearly right: what llamasup makes of them beside what h11 does, and what the child sees.
+
+``scripts/fuzz http`` runs the same for as long as it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llamasup.proxy import ProxyConfig
+from tests.security.circuit import Circuit
+from tests.security.grammar import cut, requests, responses
+from tests.security.reference import differences
+from tests.security.response_reference import misread
+
+_FEW = settings(
+    max_examples=250,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@pytest.fixture(scope="module")
+def circuit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Circuit]:
+    made = Circuit(tmp_path_factory.mktemp("circuit"), ProxyConfig())
+    yield made
+    made.close()
+
+
+def as_h11_reads(circuit: Circuit, raw: bytes) -> None:
+    outcome = circuit.send([raw])
+    assert differences(raw, outcome, circuit.records) == []
+    assert circuit.malformed == []
+
+
+def the_same_in_pieces(circuit: Circuit, raw: bytes, pieces: list[bytes]) -> None:
+    """But for a refusal before the body is there: then the connection ends with it, else it may go on."""
+    whole = circuit.send([raw])
+    of_whole = _told(circuit)
+    for split in (pieces, [raw[at : at + 1] for at in range(len(raw))]):
+        outcome = circuit.send(split)
+        records = _told(circuit)
+        assert records == of_whole[: len(records)]
+        assert outcome.asked == whole.asked[: len(outcome.asked)]
+        if len(records) < len(of_whole):
+            assert outcome.closed
+            assert records[-1][0] == "refused"
+        else:
+            assert outcome.asked == whole.asked
+            assert outcome.closed == whole.closed or records[-1][0] == "refused"
+
+
+def _told(circuit: Circuit) -> list[tuple[str, int, str]]:
+    return [(record.outcome, record.status, record.path) for record in circuit.records]
+
+
+def answered_whole_or_not(circuit: Circuit, raw: bytes, method: bytes, *, closes: bool) -> None:
+    request = method + b" /a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+    outcome = circuit.send([request], answer=lambda _: raw, closing=closes)
+    assert misread(raw, method, outcome, circuit.records, closes=closes) == []
+
+
+@pytest.mark.check("X9", "only what h11 reads in the same way goes upstream; all else is refused")
+@_FEW
+@given(raw=requests())
+def test_requests_that_are_nearly_right_are_read_as_h11_reads_them(circuit: Circuit, raw: bytes) -> None:
+    as_h11_reads(circuit, raw)
+
+
+@pytest.mark.check("X9", "the same outcome in one read, in a few, and byte by byte")
+@_FEW
+@given(data=st.data())
+def test_how_reads_cut_a_request_makes_no_difference(circuit: Circuit, data: st.DataObject) -> None:
+    raw = data.draw(requests())
+    the_same_in_pieces(circuit, raw, data.draw(cut(raw)))
+
+
+@pytest.mark.check("X9", "the client gets the response that h11 reads, or 502, or a broken connection")
+@_FEW
+@given(raw=responses(), method=st.sampled_from([b"GET", b"POST", b"HEAD"]), closes=st.booleans())
+def test_responses_that_are_nearly_right_are_passed_on_whole_or_not_at_all(
+    circuit: Circuit, raw: bytes, method: bytes, closes: bool
+) -> None:
+    answered_whole_or_not(circuit, raw, method, closes=closes)
