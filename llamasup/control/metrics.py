@@ -1,30 +1,41 @@
 """What /metrics says: llamasup's own numbers, and every llama-server's with a ``model`` label.
 
 The numbers are plain integers while they are counted (``runtime.metrics``); the Prometheus library turns them
-into text when somebody asks.
+into text when somebody asks. The text is Prometheus's own (0.0.4), whatever ``Accept`` says: OpenMetrics wants
+counters to end in ``_total``, and llama-server's do not all.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from llamasup import __version__
 from llamasup.core.instance import State
-from llamasup.runtime.metrics import Histogram, Metrics
+from llamasup.runtime.metrics import Histogram, Metrics, ModelMetrics
 
-__all__ = ["CONTENT_TYPE", "InstanceGauges", "exposition"]
+__all__ = ["CONTENT_TYPE", "InstanceGauges", "exposition", "own_families"]
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _COMMENT = re.compile(r"# (?:HELP|TYPE) (?P<name>[^ ]+)")
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? +(?P<value>[^ ].*)")
+
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
+    ("llamasup_request_seconds", "From the request's last byte to the answer's.", attrgetter("request_s")),
+    ("llamasup_first_byte_seconds", "To the answer's first byte.", attrgetter("first_byte_s")),
+    ("llamasup_queue_seconds", "Until it was sent on to the server.", attrgetter("queue_s")),
+    ("llamasup_tokens_per_second", "Speed of one answer, as the server says.", attrgetter("speed")),
+    ("llamasup_load_seconds", "From the server's start to its readiness.", attrgetter("load_s")),
+)
 
 _Key = TypeVar("_Key", bound=tuple[str, ...])
 
@@ -43,7 +54,15 @@ def exposition(metrics: Metrics, instances: Sequence[InstanceGauges], scraped: M
     """Prometheus text. ``scraped``: llama-server's own text by model."""
     registry = CollectorRegistry()
     registry.register(_Own(metrics, instances))
+    ProcessCollector(registry=registry)  # of llamasup itself: a leak of memory or descriptors is seen there
     return generate_latest(registry) + merged(scraped)
+
+
+def own_families() -> list[Metric]:
+    """Every family that llamasup itself has, empty: for the documentation."""
+    metrics = Metrics()
+    metrics.lines_dropped = int
+    return list(_Own(metrics, []).collect())
 
 
 class _Own(Collector):
@@ -52,36 +71,61 @@ class _Own(Collector):
         self._instances = instances
 
     def collect(self) -> Iterator[Metric]:
-        metrics = self._metrics
+        metrics, models = self._metrics, self._metrics.models
         yield _counter(
             "llamasup_requests",
-            "Requests by model, route and status.",
+            "Finished requests; 499 is a client that left. Routes that llamasup does not know are `other`; "
+            "model is empty where no server was involved.",
             ("model", "route", "code"),
             {(model, route, str(code)): count for (model, route, code), count in metrics.requests.items()},
         )
-        yield _counter("llamasup_tokens", "Tokens by model and kind.", ("model", "kind"), metrics.tokens)
+        for name, text, pick in _HISTOGRAMS:
+            yield _histogram(name, text, {(model,): pick(each) for model, each in models.items()}, ("model",))
         yield _counter(
-            "llamasup_restarts", "Restarts by model and cause.", ("model", "cause"), metrics.restarts
+            "llamasup_tokens",
+            "Tokens of answers; `prompt` holds the `cached` ones, which were not computed again.",
+            ("model", "kind"),
+            {(model, kind): n for model, each in models.items() for kind, n in each.tokens.items()},
         )
+        yield _counter(
+            "llamasup_context_ends",
+            "Answers that the context's size spoiled: the prompt `exceeded` it, the answer was `cut` at its "
+            "end, or it was `shifted` and the beginning forgotten.",
+            ("model", "kind"),
+            {(model, kind): n for model, each in models.items() for kind, n in each.context_ends.items()},
+        )
+        yield _counter("llamasup_restarts", "Restarts after a failure.", ("model", "cause"), metrics.restarts)
         yield _counter(
             "llamasup_replays",
             "Requests that were sent again after their server ended.",
             ("model",),
             {(model,): count for model, count in metrics.replays.items()},
         )
-        yield _histogram("llamasup_request_seconds", "Whole request.", {(): metrics.request_s})
-        yield _histogram("llamasup_first_byte_seconds", "To the first byte.", {(): metrics.first_byte_s})
-        yield _histogram("llamasup_queue_seconds", "Waiting before it was sent on.", {(): metrics.queue_s})
-        loads = {(model,): histogram for model, histogram in metrics.load_s.items()}
-        yield _histogram("llamasup_load_seconds", "Start to ready.", loads, ("model",))
         yield from self._gauges()
+        if metrics.lines_dropped is not None:
+            dropped = metrics.lines_dropped()
+            yield _counter(
+                "llamasup_access_log_dropped",
+                "Lines that the access log could not take: its disk is full or hangs.",
+                (),
+                {(): dropped},
+            )
+        build = GaugeMetricFamily(
+            "llamasup_build_info", "1; says which llamasup this is.", labels=("version",)
+        )
+        build.add_metric((__version__,), 1.0)
+        yield build
 
     def _gauges(self) -> Iterator[Metric]:
         state = GaugeMetricFamily(
-            "llamasup_instance_state", "1 for the present state.", labels=("model", "state")
+            "llamasup_instance_state", "1 for the present state, 0 for the others.", labels=("model", "state")
         )
-        in_flight = GaugeMetricFamily("llamasup_in_flight", "Requests being served.", labels=("model",))
-        queued = GaugeMetricFamily("llamasup_queued", "Requests waiting.", labels=("model",))
+        in_flight = GaugeMetricFamily(
+            "llamasup_in_flight", "Requests that the server has.", labels=("model",)
+        )
+        queued = GaugeMetricFamily(
+            "llamasup_queued", "Requests that wait for their turn or for the model.", labels=("model",)
+        )
         for instance in self._instances:
             for each in State:
                 state.add_metric((instance.model, each.value), float(each is instance.state))
@@ -129,7 +173,7 @@ def _histogram(
     name: str,
     documentation: str,
     values: Mapping[_Key, Histogram],
-    labels: tuple[str, ...] = (),
+    labels: tuple[str, ...],
 ) -> HistogramMetricFamily:
     family = HistogramMetricFamily(name, documentation, labels=labels)
     for key, histogram in values.items():

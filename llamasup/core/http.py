@@ -91,13 +91,14 @@ class Head(msgspec.Struct):
     expects_continue: bool = False
     upgrades: bool = False  # offers to speak something else, which is not taken up
     request_id: bytes = b""  # the client's own, if it is sane
+    traceparent: bytes = b""  # goes on as it came; empty if there are several, which are of no trace
 
 
 # --- reading a head --------------------------------------------------------------------------------
 
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 
-_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, _EXPECT, _ID, _UPGRADE, _DROP = range(10)
+_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, _EXPECT, _ID, _TRACE, _UPGRADE, _DROP = range(11)
 
 _KINDS = {
     b"host": _HOST,
@@ -108,6 +109,7 @@ _KINDS = {
     b"transfer-encoding": _CODING,
     b"expect": _EXPECT,
     b"x-request-id": _ID,
+    b"traceparent": _TRACE,
     b"content-length": _DROP,  # the framing upstream is ours; the parser has judged the client's
     # hop by hop (RFC 9110 §7.6.1), with what browsers and Java send for an upgrade that we do not do
     b"keep-alive": _DROP,
@@ -151,7 +153,7 @@ def read_head(
     authority, path, query = split
     lines: list[bytes] = []
     head = Head(method, path, query, route_of(path.removeprefix(rules.prefix)))
-    hosts = 0
+    hosts = traces = 0
     nominated: set[bytes] = set()
     for name, value in headers:
         kind = _KINDS.get(name)
@@ -180,6 +182,10 @@ def read_head(
             head.origin = value.strip()
         elif kind == _ID:
             head.request_id = value if _SANE_ID(value) else b""
+        elif kind == _TRACE:
+            head.traceparent = b"" if traces else value
+            traces += 1
+            lines.append(name + b": " + value + b"\r\n")
         elif kind == _CODING:
             if version == "1.0" or value.strip(b" \t").lower() != b"chunked":
                 # Dropping a coding that we do not undo would hand the body on as something else.

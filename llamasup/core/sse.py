@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -28,48 +29,57 @@ class TokenCounts(msgspec.Struct, frozen=True):
     tokens_per_s: float | None = None
 
 
+_USAGE = b'"usage":'
 _FRAMING = re.compile(rb"\r\n(?:[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n)?")  # JSON holds no raw CR: this is framing
 # llama-server b11434 in one match; it costs a third of the search for single numbers.
 _TIMINGS = re.compile(
-    rb'"timings":\{"cache_n":(\d+),"prompt_n":(\d+),[^{}]*"predicted_n":(\d+),[^{}]*'
-    rb'"predicted_per_second":(\d+\.?\d*(?:e[+-]?\d+)?)[,}]'
+    rb'"timings":\{"cache_n":(\d{1,15}),"prompt_n":(\d{1,15}),[^{}]*"predicted_n":(\d{1,15}),[^{}]*'
+    rb'"predicted_per_second":(\d{1,15}\.?\d*(?:e[+-]?\d{1,2})?)[,}]'
 )
+_ABSURD = 1e15  # more than any count; 1e999 would be no whole number at all
 _NUMBER = re.compile(
     rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_read_input_tokens'
     rb'|prompt_n|cache_n|predicted_n|predicted_per_second)"\s*:\s*([0-9][0-9.eE+-]*)'
 )
 
 
-def read_token_counts(tail: bytes) -> TokenCounts | None:
+def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
     """The counts in the last bytes of a response, in any of llama-server's shapes; None if there are none.
 
+    ``opening`` is the first event of a stream of ``/v1/messages``, the one API that counts the prompt there.
     A quote inside a model's text is escaped, so ``"usage":`` can only be the key itself.
     """
-    if b"\r\n" in tail:
-        tail = _FRAMING.sub(b"", tail)
     timings = tail.rfind(b'"timings":')
     if timings >= 0 and (match := _TIMINGS.match(tail, timings)):
         cache_n, prompt_n, predicted_n, speed = match.groups()
         cached = int(cache_n)
         return TokenCounts(cached + int(prompt_n), cached, int(predicted_n), float(speed))
-    usage = tail.rfind(b'"usage":')
-    start = min(usage, timings) if min(usage, timings) >= 0 else max(usage, timings)
-    if start < 0:
-        return None
-    found: dict[bytes, float] = {}
-    for name, digits in _NUMBER.findall(tail, start):
-        try:
-            found[name] = float(digits)
-        except ValueError:
-            continue
+    if b"\r\n" in tail:
+        tail = _FRAMING.sub(b"", tail)
+    usage, timings = tail.rfind(_USAGE), tail.rfind(b'"timings":')
+    found = _numbers(tail, min(usage, timings) if min(usage, timings) >= 0 else max(usage, timings))
+    if opening and b"input_tokens" not in found:
+        found = _numbers(opening, opening.find(_USAGE)) | found
     cached_n = _first(found, b"cache_n", b"cached_tokens", b"cache_read_input_tokens")
     prompt = _first(found, b"prompt_tokens", b"input_tokens")
     if prompt is None and (evaluated := _first(found, b"prompt_n")) is not None:
         prompt = evaluated + (cached_n or 0)  # prompt_n counts only what was evaluated
+    elif prompt is not None and b"cache_read_input_tokens" in found:
+        prompt += cached_n or 0  # nor does Anthropic's input_tokens count what was cached
     completion = _first(found, b"predicted_n", b"completion_tokens", b"output_tokens")
     if prompt is None and completion is None:
         return None
     return TokenCounts(prompt, cached_n, completion, found.get(b"predicted_per_second"))
+
+
+def _numbers(piece: bytes, start: int) -> dict[bytes, float]:
+    found: dict[bytes, float] = {}
+    if start >= 0:
+        for name, digits in _NUMBER.findall(piece, start):
+            with suppress(ValueError):
+                if (number := float(digits)) < _ABSURD:
+                    found[name] = number
+    return found
 
 
 def _first(found: dict[bytes, float], *names: bytes) -> int | None:

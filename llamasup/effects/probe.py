@@ -12,6 +12,7 @@ import httpx
 from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_exponential
 
 from llamasup.core.address import Address, UnixAddress
+from llamasup.core.context_end import ContextWindow, read_window
 from llamasup.core.liveness import Health, Proof
 from llamasup.core.server_work import ServerWork, read_server_work
 from llamasup.core.warmup import WarmUpRequest, not_answered, what_is_missing
@@ -123,6 +124,10 @@ class Prober:
         """What it says of its own work, if anything."""
         slots = await self._get("/slots", timeout_s)
         return read_server_work(slots, await self._get("/metrics", timeout_s))
+
+    async def window(self) -> ContextWindow | None:
+        """What one request may use, if it says so."""
+        return read_window(await self._get("/slots", PROBE_TIMEOUT_S))
 
     async def prove(self, request: WarmUpRequest) -> Proof:
         """Ask for one token, for as long as the caller lets it. A refusal (4xx) proves that it works."""

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from llamasup.control.metrics import InstanceGauges, exposition
+from llamasup.control.metrics import CONTENT_TYPE, InstanceGauges, exposition
+from llamasup.core.http import route_of
 from llamasup.core.instance import State
 from llamasup.runtime.metrics import Metrics, RequestRecord
 
@@ -58,10 +59,79 @@ def test_requests_tokens_and_times_are_counted_by_model() -> None:
     assert seen["llamasup_requests_total", requests] == 2
     assert seen["llamasup_tokens_total", (("kind", "completion"), ("model", "tiny"))] == 10
     assert seen["llamasup_restarts_total", (("cause", "killed"), ("model", "tiny"))] == 1
-    assert seen["llamasup_request_seconds_bucket", (("le", "0.25"),)] == 1
-    assert seen["llamasup_request_seconds_bucket", (("le", "60.0"),)] == 2
-    assert seen["llamasup_request_seconds_count", ()] == 2
+    assert seen["llamasup_request_seconds_bucket", (("le", "0.25"), ("model", "tiny"))] == 1
+    assert seen["llamasup_request_seconds_bucket", (("le", "60.0"), ("model", "tiny"))] == 2
+    assert seen["llamasup_request_seconds_count", (("model", "tiny"),)] == 2
     assert seen["llamasup_load_seconds_sum", (("model", "tiny"),)] == 1.5
+
+
+CONTRACT = {
+    "llamasup_requests_total": {"model", "route", "code"},
+    "llamasup_request_seconds_bucket": {"model", "le"},
+    "llamasup_first_byte_seconds_bucket": {"model", "le"},
+    "llamasup_queue_seconds_bucket": {"model", "le"},
+    "llamasup_tokens_per_second_bucket": {"model", "le"},
+    "llamasup_load_seconds_bucket": {"model", "le"},
+    "llamasup_tokens_total": {"model", "kind"},
+    "llamasup_context_ends_total": {"model", "kind"},
+    "llamasup_instance_state": {"model", "state"},
+    "llamasup_restarts_total": {"model", "cause"},
+    "llamasup_replays_total": {"model"},
+    "llamasup_in_flight": {"model"},
+    "llamasup_queued": {"model"},
+    "llamasup_build_info": {"version"},
+    "process_resident_memory_bytes": set(),
+    "process_open_fds": set(),
+}
+
+
+def test_every_metric_of_the_contract_is_there_with_its_labels() -> None:
+    metrics = Metrics()
+    metrics.count_request(record())
+    metrics.count_restart("tiny", "killed")
+    metrics.count_replay("tiny")
+    metrics.observe_load("tiny", 1.5)
+    seen = values(exposition(metrics, [InstanceGauges("tiny", State.READY, 0, 0)], {"tiny": LLAMA_SERVER}))
+    labels: dict[str, set[str]] = {}
+    for name, pairs in seen:
+        labels.setdefault(name, set()).update(label for label, _ in pairs)
+    assert {name: labels.get(name) for name in CONTRACT} == CONTRACT
+    assert labels["llamacpp:prompt_tokens_total"] == {"model"}
+
+
+def test_every_family_has_one_type_and_one_help_and_they_come_before_its_samples() -> None:
+    metrics = Metrics()
+    metrics.count_request(record())
+    text = exposition(metrics, [], {"a": LLAMA_SERVER, "b": LLAMA_SERVER}).decode()
+    for kind in ("TYPE", "HELP"):
+        families = [line.split()[2] for line in text.splitlines() if line.startswith(f"# {kind}")]
+        assert len(families) == len(set(families))
+    known: set[str] = set()
+    for line in text.splitlines():
+        if line.startswith("# TYPE"):
+            known.add(line.split()[2])
+        elif not line.startswith("#"):
+            name = line.partition("{")[0].partition(" ")[0]
+            assert {name, *(name.removesuffix(end) for end in ("_bucket", "_sum", "_count"))} & known, line
+
+
+def test_paths_and_models_that_clients_make_up_grow_nothing() -> None:
+    metrics = Metrics()
+    for number in range(500):
+        made_up = b"/%d/v1/chat/completions" % number
+        metrics.count_request(record(model="", path=made_up.decode(), route=route_of(made_up).label))
+    assert list(metrics.requests) == [("", "other", 200)]
+
+
+def test_lines_that_the_access_log_lost_are_told_where_there_is_one() -> None:
+    metrics = Metrics()
+    assert b"access_log" not in exposition(metrics, [], {})
+    metrics.lines_dropped = lambda: 7
+    assert values(exposition(metrics, [], {}))["llamasup_access_log_dropped_total", ()] == 7
+
+
+def test_the_text_says_which_format_it_is() -> None:
+    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
 
 
 def test_exactly_one_state_of_an_instance_is_1() -> None:

@@ -37,7 +37,7 @@ def chunk(payload: bytes) -> bytes:
             TokenCounts(None, None, 16, None),
         ),
         (
-            b'{"type":"message","usage":{"cache_read_input_tokens":23,"input_tokens":24,"output_tokens":16}}',
+            b'{"type":"message","usage":{"cache_read_input_tokens":23,"input_tokens":1,"output_tokens":16}}',
             COUNTED,
         ),
         (
@@ -90,6 +90,8 @@ def test_chunk_framing_may_split_the_numbers_anywhere(size: int) -> None:
         b'{"usage":{}}',
         b'{"usage":{"prompt_tokens":1.2.3}}',
         b'{"usage":{"prompt_tokens":-1}}',
+        b'{"usage":{"prompt_tokens":1e999}}',
+        b'{"usage":{"prompt_tokens":%s}}' % (b"9" * 5000),
         b'{"error":{"message":"no"}}',
     ],
 )
@@ -109,6 +111,21 @@ def test_a_model_that_talks_of_usage_is_not_believed() -> None:
 def test_the_last_count_is_the_one() -> None:
     early = b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}\n'
     assert read_token_counts(early + b"{" + USAGE + b"}") == COUNTED
+
+
+def test_a_message_s_stream_counts_its_prompt_in_its_first_event() -> None:
+    opening = chunk(
+        b'event: message_start\ndata: {"type":"message_start","message":{"content":[],"usage":'
+        b'{"cache_read_input_tokens":8,"input_tokens":17,"output_tokens":0}}}\n\n'
+    )
+    ending = b'data: {"type":"message_delta","usage":{"output_tokens":231}}\n\n'
+    assert read_token_counts(ending, opening) == TokenCounts(25, 8, 231, None)
+    assert read_token_counts(ending, opening + ending) == TokenCounts(25, 8, 231, None)  # a short answer
+    assert read_token_counts(ending, b"data: {}") == TokenCounts(None, None, 231, None)
+
+
+def test_timings_of_absurd_length_are_no_counts() -> None:
+    assert read_token_counts(TIMINGS.replace(b"23", b"9" * 5000)) == TokenCounts(1, None, 16, 9876.5)
 
 
 def test_the_tail_is_the_end_of_the_pieces_and_bounded() -> None:

@@ -464,7 +464,7 @@ def test_a_record_says_what_a_request_was_and_cost(rig: Rig) -> None:
     assert 0 <= record.queue_s <= record.first_byte_s <= record.duration_s
     metrics = rig.proxy.metrics
     assert metrics.requests == {("tiny", "/v1/chat/completions", 200): 1}
-    assert metrics.tokens == {("tiny", "prompt"): 7, ("tiny", "cached"): 3, ("tiny", "completion"): 5}
+    assert metrics.models["tiny"].tokens == {"prompt": 7, "cached": 3, "completion": 5}
 
 
 @pytest.mark.parametrize(

@@ -40,16 +40,24 @@ def test_a_request_is_counted_by_model_route_and_code() -> None:
     metrics.count_request(DONE)
     metrics.count_request(msgspec.structs.replace(DONE, status=503, first_byte_s=None))
     assert metrics.requests == {("tiny", "/completion", 200): 2, ("tiny", "/completion", 503): 1}
-    assert metrics.tokens == {("tiny", "prompt"): 30, ("tiny", "completion"): 15}
-    assert sum(metrics.request_s.counts) == sum(metrics.queue_s.counts) == 3
-    assert sum(metrics.first_byte_s.counts) == 2  # one got no response
+    tiny = metrics.models["tiny"]
+    assert tiny.tokens == {"prompt": 30, "cached": 0, "completion": 15}
+    assert sum(tiny.request_s.counts) == sum(tiny.queue_s.counts) == sum(tiny.speed.counts) == 3
+    assert sum(tiny.first_byte_s.counts) == 2  # one got no response
 
 
 def test_what_no_child_served_is_counted_and_not_timed() -> None:
     metrics = Metrics()
     metrics.count_request(msgspec.structs.replace(DONE, model="", route="/health"))
     assert metrics.requests == {("", "/health", 200): 1}
-    assert sum(metrics.request_s.counts) == 0
+    assert metrics.models == {}
+
+
+def test_what_the_context_spoiled_is_counted_by_how() -> None:
+    metrics = Metrics()
+    for context in ("", "cut", "exceeded", "cut", "shifted"):
+        metrics.count_request(msgspec.structs.replace(DONE, context=context))
+    assert metrics.models["tiny"].context_ends == {"exceeded": 1, "cut": 2, "shifted": 1}
 
 
 def test_loads_and_restarts_are_counted() -> None:
@@ -58,5 +66,5 @@ def test_loads_and_restarts_are_counted() -> None:
     metrics.observe_load("tiny", 2.0)
     metrics.count_restart("tiny", "killed")
     metrics.count_restart("tiny", "killed")
-    assert metrics.load_s["tiny"].total == 3.0
+    assert metrics.models["tiny"].load_s.total == 3.0
     assert metrics.restarts == {("tiny", "killed"): 2}
