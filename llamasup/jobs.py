@@ -8,15 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from ssl import SSLContext
 
-from llamasup.core.address import TcpAddress, is_loopback
+from llamasup.core.address import TcpAddress, UnixAddress, is_loopback
+from llamasup.core.allowed import allowed_host, allowed_origin
 from llamasup.core.backoff import RestartPolicy
-from llamasup.core.errors import UnsafeBind
+from llamasup.core.errors import UnsafeBind, UsageInvalid
 from llamasup.core.http import HeadRules
 from llamasup.core.instance import Policy
 from llamasup.core.liveness import LivenessPolicy
 from llamasup.effects.probe import Prober
-from llamasup.proxy.front import Front, listen, tls_context
+from llamasup.proxy.front import Front, listen
 from llamasup.proxy.settings import MIB, Limits, ProxyConfig
+from llamasup.proxy.tls import tls_context
 from llamasup.runtime.instance import prober_of
 from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
 from llamasup.runtime.wrapped import WrappedPlanner, Wrapping, prober_for
@@ -76,10 +78,21 @@ class ServiceOptions:
     sockets: tuple[socket.socket, ...] = ()
     """Listening sockets to serve on instead of the address asked for; the service closes them."""
 
+    def shared_proxy(self) -> ProxyConfig:
+        """Raises UsageInvalid for names that cannot be allowed."""
+        return ProxyConfig(
+            hosts=tuple(map(allowed_host, self.hosts)),
+            origins=tuple(map(allowed_origin, self.origins)),
+            route_by_model=False,
+            request_timeout_s=self.request_timeout_s,
+        )
+
     def shared_policy(self) -> Policy:
         return Policy(
             warm_up=self.warm_up,
             wait_timeout_s=self.wait_timeout_s,
+            max_concurrent=self.max_concurrent,
+            max_queued=self.max_queued,
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
             stall_timeout_s=self.stall_timeout_s,
@@ -107,6 +120,7 @@ class WrapOptions(ServiceOptions):
             # Where nobody knows what to ask, /health has to do.
             warm_up=self.warm_up and self.wrapping.tried_as is not None,
             knows_all_keys=False,  # a script may set one
+            limits_to_slots=self.strict,
             waits_for_first_load=self.wait_timeout_s > 0 and waits,
         )
 
@@ -114,17 +128,25 @@ class WrapOptions(ServiceOptions):
 def wrap_job(options: WrapOptions) -> Job:
     """The command line as it is. ``strict`` closes on top of that what llamasup closes elsewhere.
 
-    Raises UnsafeBind and ConfigInvalid.
+    Raises UnsafeBind, UsageInvalid and ConfigInvalid.
     """
     wrapping = options.wrapping
     line = wrapping.line
+    if not options.strict and (options.hosts or options.origins):
+        raise UsageInvalid(
+            "Without --strict every Host and Origin is let through, as llama-server does: there is none to allow.",
+            remedy="Add --strict, or leave --allow-host and --allow-origin out.",
+        )
     if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
-        hosts = [host for host in line.hosts if not host.endswith(".sock")]
-        refuse_outside(hosts, options.sockets, set_key="Give llama-server a key with --api-key-file")
+        refuse_outside(line.hosts, options.sockets, set_key="Give llama-server a key with --api-key-file")
     tls = tls_context(line.tls.key_file, line.tls.cert_file) if line.tls else None
     patience_s = line.timeout_s or _TIMEOUT_S
     limits = Limits(
-        body_bytes=_BODY_BYTES, head_s=patience_s, body_idle_s=patience_s, send_stall_s=patience_s
+        body_bytes=_BODY_BYTES,
+        head_s=patience_s,
+        body_idle_s=patience_s,
+        send_stall_s=patience_s,
+        connections_per_client=Limits().connections,  # as it would be of llama-server itself
     )
     return Job(
         name=line.name,
@@ -135,9 +157,9 @@ def wrap_job(options: WrapOptions) -> Job:
             if options.sockets
             else listen(line.hosts, line.port, reuse_port=line.reuse_port, dual_stack=True, tls=tls)
         ),
-        proxy=ProxyConfig(
+        proxy=replace(
+            options.shared_proxy(),
             api_keys=wrapping.api_keys if options.strict else (),
-            route_by_model=False,
             rules=HeadRules(
                 transparent=not options.strict,
                 credentials=not wrapping.needs_own_key,
@@ -152,9 +174,10 @@ def wrap_job(options: WrapOptions) -> Job:
 
 
 def given_front(sockets: Sequence[socket.socket], tls: SSLContext | None = None) -> Front:
-    """TCP sockets that somebody else has bound: the service manager."""
-    host, port = sockets[0].getsockname()[:2]
-    return Front(TcpAddress(host, port, tls=tls is not None), list(sockets), tls)
+    """Sockets that somebody else has bound: the service manager, who also removes their files."""
+    names = [sock.getsockname() for sock in sockets]
+    tcp = [TcpAddress(*name[:2], tls=tls is not None) for name in names if isinstance(name, tuple)]
+    return Front(tcp[0] if tcp else UnixAddress(str(names[0])), list(sockets), tls)
 
 
 def refuse_outside(
@@ -167,11 +190,13 @@ def refuse_outside(
 
     ``sockets`` are the service manager's; with them ``hosts`` say nothing.
     """
-    given = [sock.getsockname()[0] for sock in sockets]
-    outside = [host for host in given or hosts if not is_loopback(host)]
+    if sockets:
+        names = [sock.getsockname() for sock in sockets]
+        hosts = [name[0] for name in names if isinstance(name, tuple)]
+    outside = [host for host in hosts if not (host.endswith(".sock") or is_loopback(host))]
     if not outside:
         return
-    what = f"The socket on {outside[0]}" if given else f"--host {outside[0]}"
+    what = f"The socket on {outside[0]}" if sockets else f"--host {outside[0]}"
     raise UnsafeBind(
         f"{what} can be reached from other machines, and no API key is set.",
         remedy=f"{set_key}, or accept requests from anybody with --insecure-no-auth.",

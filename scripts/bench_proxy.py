@@ -68,10 +68,10 @@ def serve_llamasup(port: int, upstream: str, profile: str | None) -> None:
         def __init__(self) -> None:
             self.endpoint = Endpoint("tiny", 1, UnixAddress(upstream))
 
-        def lease(self, model: str | None) -> Lease | Unavailable:
+        def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
             if model != "tiny":
                 return Unavailable(404, f"no model {model!r}")
-            return self.endpoint.lease()
+            return self.endpoint.lease_if_free(infers=infers)
 
         def readiness(self) -> Unavailable | None:
             return None

@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from llamasup.core.fair_queue import Priority
 from llamasup.core.printable import path_text
 
 __all__ = [
@@ -91,6 +92,7 @@ class Head(msgspec.Struct):
     expects_continue: bool = False
     upgrades: bool = False  # offers to speak something else, which is not taken up
     request_id: bytes = b""  # the client's own, if it is sane
+    priority: Priority | None = None  # what it asks for
     traceparent: bytes = b""  # goes on as it came; empty if there are several, which are of no trace
 
 
@@ -98,7 +100,8 @@ class Head(msgspec.Struct):
 
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 
-_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, _EXPECT, _ID, _TRACE, _UPGRADE, _DROP = range(11)
+_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING = range(6)
+_EXPECT, _ID, _TRACE, _UPGRADE, _PRIORITY, _DROP = range(6, 12)
 
 _KINDS = {
     b"host": _HOST,
@@ -109,6 +112,7 @@ _KINDS = {
     b"transfer-encoding": _CODING,
     b"expect": _EXPECT,
     b"x-request-id": _ID,
+    b"x-llamasup-priority": _PRIORITY,
     b"traceparent": _TRACE,
     b"content-length": _DROP,  # the framing upstream is ours; the parser has judged the client's
     # hop by hop (RFC 9110 §7.6.1), with what browsers and Java send for an upgrade that we do not do
@@ -127,12 +131,17 @@ _KINDS = {
     b"x-conversation-id": _DROP,
 }
 
+_OURS = (b"x-forwarded-", b"x-llamasup-")  # of the proxy before llama-server, or said to it
+_PRIORITIES = {priority.name.lower().encode(): priority for priority in Priority}
+
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}").fullmatch
 _PERSISTENCE = frozenset({b"close", b"keep-alive", b""})
 
 
 # What of it goes on when llama-server is to see its client as it is. `x-request-id` is llamasup's own.
-_PASSED = frozenset({b"host", b"origin", b"forwarded", b"x-real-ip", b"x-conversation-id"})
+_PASSED = frozenset(
+    {b"host", b"origin", b"forwarded", b"x-real-ip", b"x-conversation-id", b"x-llamasup-priority"}
+)
 _CREDENTIALS = frozenset({_BEARER, _KEY})
 
 
@@ -158,7 +167,7 @@ def read_head(
     for name, value in headers:
         kind = _KINDS.get(name)
         if kind is None:
-            if rules.transparent or not name.startswith(b"x-forwarded-"):
+            if rules.transparent or not name.startswith(_OURS):
                 lines.append(name + b": " + value + b"\r\n")
             continue
         if (rules.transparent and name in _PASSED) or (rules.credentials and kind in _CREDENTIALS):
@@ -193,6 +202,15 @@ def read_head(
                     400, "the only Transfer-Encoding served here is chunked, in HTTP/1.1", close=True
                 )
             head.chunked = True
+        elif kind == _PRIORITY:
+            head.priority = _PRIORITIES.get(value.strip().lower())
+            if head.priority is None and not rules.transparent:
+                return HttpError(
+                    400,
+                    f"X-Llamasup-Priority: {value.decode('latin-1')[:40]!r} is no priority",
+                    cause="bad_priority",
+                    remedy="ask for high, normal or low, or leave the header out",
+                )
         elif kind == _UPGRADE:
             head.upgrades = True
         elif kind == _EXPECT:

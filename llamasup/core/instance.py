@@ -73,6 +73,12 @@ class Policy:
     """Longest time without any sign of progress while starting (S6); not a limit on the start itself."""
     wait_timeout_s: float = 120.0
     """How long a request may wait for a model that loads or restarts (S9); 0: not at all."""
+    max_concurrent: int | None = None
+    """How many requests it infers for at the same time; None: as many as the plan has slots."""
+    limits_to_slots: bool = True
+    """If not, only ``max_concurrent`` limits that."""
+    max_queued: int = 256
+    """How many requests may wait for a load or for a place; 0: none."""
     waits_for_first_load: bool = True
     """If not, llama-server itself answers while it loads for the first time: with 503, at once."""
     knows_all_keys: bool = True
@@ -89,6 +95,16 @@ class Policy:
     @property
     def first_patience_s(self) -> float:
         return min(self.terminate_again_s, self.stop_timeout_s)
+
+    def places(self, slots: int | None) -> int | None:
+        """How many requests a plan with ``slots`` infers for at a time; None: any number.
+
+        Who is not to wait here (``wait_timeout_s`` 0) is not refused for want of a slot either, unless there
+        is a limit that somebody asked for: llama-server has a queue of its own.
+        """
+        if self.max_concurrent is not None:
+            return self.max_concurrent
+        return slots if self.limits_to_slots and self.wait_timeout_s > 0.0 else None
 
 
 @dataclass(frozen=True, slots=True)

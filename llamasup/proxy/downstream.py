@@ -215,7 +215,8 @@ class Downstream(asyncio.Protocol):
             if control is None or control.closed:
                 return Unavailable(404, "there is no control API here", type="not_found_error")
             return control.lease()
-        return self.proxy.backend.lease(request.model() if self.proxy.config.route_by_model else None)
+        model = request.model() if self.proxy.config.route_by_model else None
+        return self.proxy.backend.lease(model, infers=request.needs_place)
 
     def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
         self.transport.write(answer)

@@ -83,6 +83,11 @@ class Request:
         """Whether it may wait for a generation, and be sent again if nothing of an answer has come."""
         return self.head.route.waits and self.head.method == b"POST"
 
+    @property
+    def needs_place(self) -> bool:
+        """Whether it is work for the model itself, of which there may be only so much at a time."""
+        return self.head.route.infers and self.head.method == b"POST"
+
     def model(self) -> str | None:
         """The ``model`` that a JSON body names. A body that is no JSON is for llama-server to refuse."""
         if not self.body:

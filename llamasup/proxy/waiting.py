@@ -5,8 +5,9 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from llamasup.core.fair_queue import Priority, granted
 from llamasup.proxy.local import as_error
-from llamasup.proxy.request import Request, record_of
+from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.runtime.waiting import Ticket, WaitingRoom
 
 if TYPE_CHECKING:
@@ -31,7 +32,14 @@ class Waiting:
         self._downstream = downstream
         self._request = request
         self._room = room
-        self._ticket = Ticket(self, request.received_at, len(request.body))
+        self._ticket = Ticket(
+            self,
+            request.received_at,
+            len(request.body),
+            client=request.peer,
+            priority=granted(request.head.priority, Priority.NORMAL),
+            needs_place=request.needs_place,
+        )
         self._model = ""  # of the last generation that had it
         self._generation = 0
 
@@ -73,12 +81,25 @@ class Waiting:
         """For a generation, in all."""
         return self._ticket.waited_s
 
+    @property
+    def position(self) -> int:
+        """Its place in the queue when it began to wait; 1 was the next."""
+        return self._ticket.position
+
     # --- from the client's connection, as an exchange hears it
 
     def cancel(self) -> None:
         """The client left: its place is free at once (S11)."""
         self._room.leave(self._ticket)
         self._tell(CLIENT_GONE, "client_gone")
+
+    def sweep(self, now: float) -> None:
+        """The time that a request has goes on while it waits."""
+        error = overdue(self._request, self._downstream.proxy.config.request_timeout_s, now)
+        if error is not None:
+            self._room.leave(self._ticket)
+            self._tell(error.status, "timed_out")
+            self._downstream.exchange_failed(self._request, error)
 
     def pause(self) -> None:
         """There is nothing to hold back."""
@@ -89,6 +110,7 @@ class Waiting:
     def _tell(self, status: int, outcome: str) -> None:
         request = self._request
         self._downstream.proxy.tell(
+            request,
             record_of(
                 request,
                 status,

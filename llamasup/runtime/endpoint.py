@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol
 
 from llamasup.core.address import Address
+from llamasup.core.wait_estimate import HELD_WEIGHT, smoothed
 
 if TYPE_CHECKING:
+    from llamasup.core.context_end import ContextWindow
     from llamasup.runtime.waiting import WaitingRoom
 
-__all__ = ["Backend", "Endpoint", "Lease", "Unavailable"]
+__all__ = ["BUSY", "UNLIMITED", "Backend", "Endpoint", "Lease", "Unavailable"]
+
+UNLIMITED: Final = 1 << 30  # places; more than there can be connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +39,17 @@ class Unavailable:
     may_wait: bool = False
 
 
+BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="busy", may_wait=True)
+"""All places are taken; whoever does not wait for one is told more by the waiting room."""
+
+
 class Endpoint:
     """Where one generation listens, and the requests that it is serving.
 
     ``api_key`` is the child's own key (loopback children only); the client's key never reaches the child.
+    ``places``: how many requests it infers for at the same time. ``held_s``: how long one has held a place
+    lately (a weighted mean; None: not known). ``when_free`` hears of a place that comes free while all are
+    taken: before anybody else can have it.
     """
 
     __slots__ = (
@@ -47,25 +59,45 @@ class Endpoint:
         "address",
         "answered",
         "api_key",
+        "busy",
         "bytes_relayed",
         "closed",
         "failures",
         "generation",
+        "held_s",
         "model",
+        "places",
         "produced",
+        "when_free",
+        "window",
     )
 
-    def __init__(self, model: str, generation: int, address: Address, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        generation: int,
+        address: Address,
+        api_key: str | None = None,
+        *,
+        places: int = UNLIMITED,
+        held_s: float | None = None,
+        when_free: Callable[[], None] | None = None,
+    ) -> None:
         self.model = model
         self.generation = generation
         self.address = address
         self.api_key = api_key
+        self.places = places
+        self.busy = 0  # places that are taken
+        self.held_s = held_s
+        self.when_free = when_free
         self.closed = False
         # What the proxy sees of its progress; plain counters, since they are on the path of every token.
         self.bytes_relayed = 0
         self.answered = 0  # responses that came to their end
         self.produced = 0  # those of them that hold what a model made
         self.failures = 0  # answers of 500 and more in a row, where such were asked for
+        self.window: ContextWindow | None = None  # what one request may use, once the child has told it
         self._leases: set[Lease] = set()
         self._on_idle: Callable[[], None] | None = None
         self._on_close: list[Callable[[], None]] = []
@@ -74,13 +106,23 @@ class Endpoint:
     def in_flight(self) -> int:
         return len(self._leases)
 
-    def lease(self) -> Lease:
-        """Take one request's right to use this generation. Only while it is open."""
+    def lease(self, *, infers: bool = False) -> Lease:
+        """Take one request's right to use this generation. Only while it is open.
+
+        ``infers``: with one of its places, whether there is one or not.
+        """
         if self.closed:
             raise RuntimeError(f"lease of the closed generation {self.generation} of {self.model!r}")
         lease = Lease(self)
         self._leases.add(lease)
+        if infers:
+            self.busy += 1
+            lease.since_s = monotonic()
         return lease
+
+    def lease_if_free(self, *, infers: bool) -> Lease | Unavailable:
+        """``lease``, unless it would need a place and there is none."""
+        return BUSY if infers and self.busy >= self.places else self.lease(infers=infers)
 
     def count_answer(self, status: int, *, infers: bool) -> None:
         """A response came to its end. ``infers``: the request was one for the model itself.
@@ -120,6 +162,13 @@ class Endpoint:
         for callback in callbacks:
             callback()
 
+    def _place_left(self, held_s: float) -> None:
+        was_full = self.busy >= self.places
+        self.busy -= 1
+        self.held_s = smoothed(self.held_s, held_s, HELD_WEIGHT)
+        if was_full and self.when_free is not None:
+            self.when_free()
+
     def _released(self, lease: Lease) -> None:
         self._leases.discard(lease)
         if not self._leases and self._on_idle is not None:
@@ -128,12 +177,16 @@ class Endpoint:
 
 
 class Lease:
-    """One request's right to use one generation. Released exactly once; ``release`` may be repeated."""
+    """One request's right to use one generation. Released exactly once; ``release`` may be repeated.
 
-    __slots__ = ("_on_revoke", "endpoint")
+    ``since_s``: since when it holds a place (monotonic); 0: it holds none.
+    """
+
+    __slots__ = ("_on_revoke", "endpoint", "since_s")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self.since_s = 0.0
         self._on_revoke: Callable[[str], None] | None = None
 
     def when_revoked(self, callback: Callable[[str], None]) -> None:
@@ -145,16 +198,26 @@ class Lease:
         if callback is not None:
             callback(reason)
 
+    def leave_place(self) -> None:
+        """Let the next be served although this one is not over. May be repeated."""
+        if self.since_s:
+            since_s, self.since_s = self.since_s, 0.0
+            self.endpoint._place_left(monotonic() - since_s)
+
     def release(self) -> None:
         self._on_revoke = None
         self.endpoint._released(self)
+        self.leave_place()
 
 
 class Backend(Protocol):
     """What the proxy asks of the runtime. Synchronous: it is on the path of every request."""
 
-    def lease(self, model: str | None) -> Lease | Unavailable:
-        """A lease on a ready generation of ``model`` (None: the request named none), or why not."""
+    def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
+        """A lease on a ready generation of ``model`` (None: the request named none), or why not.
+
+        ``infers``: the request is work for the model itself, of which there may be only so much at a time.
+        """
         ...
 
     def room(self, model: str | None) -> WaitingRoom:

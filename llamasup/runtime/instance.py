@@ -22,12 +22,13 @@ from llamasup.core.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.lifecycle import advance
 from llamasup.core.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
+from llamasup.core.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
 from llamasup.core.warmup import explain_failure, not_answered, warm_up_request, what_is_missing
 from llamasup.effects.logs import LogPump
 from llamasup.effects.oom_kills import oom_kills
 from llamasup.effects.probe import Prober
 from llamasup.effects.process import Child, spawn
-from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.runtime.events import Bus, ServerExited, ServerWarned, StateChanged
 from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
 from llamasup.runtime.waiting import WaitingRoom
@@ -100,13 +101,16 @@ class InstanceRunner:
         self._prober = prober
         self._log_passed_on = log_passed_on
         self._roll = roll
-        self.room = WaitingRoom(self.serving, timeout_s=policy.wait_timeout_s)
+        self.room = WaitingRoom(self.serving, timeout_s=policy.wait_timeout_s, most=policy.max_queued)
         # Unbounded, but each generation adds a handful of events and one per second while it starts.
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._generation: _Generation | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._never_served = True
+        self._held_s: float | None = None  # how long requests held a place in earlier generations
+        self._load_began_s = 0.0
+        self._load_s: float | None = None  # what a load takes; None: there was none yet
         self.last_exit: Exit | None = None
         """How the last child that ended unasked went; None if we ended it ourselves."""
         self._waiters: list[tuple[Callable[[Instance], bool], asyncio.Future[Instance]]] = []
@@ -134,11 +138,11 @@ class InstanceRunner:
             with suppress(ValueError):
                 self._waiters.remove(entry)
 
-    def lease(self) -> Lease | Unavailable:
+    def lease(self, *, infers: bool = False) -> Lease | Unavailable:
         # LOADING is what it says itself, so it listens; before that nobody could answer in its place.
         speaks_for_itself = self.instance.state is State.LOADING and self._is_bare
         if (self.instance.state is State.READY or speaks_for_itself) and self._open is not None:
-            return self._open.lease()
+            return self._open.lease_if_free(infers=infers)
         return self.unavailable()
 
     @property
@@ -165,14 +169,20 @@ class InstanceRunner:
         instance = self.instance
         match instance.state:
             case State.STARTING | State.LOADING if self._is_bare:
-                return Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0)
+                return Unavailable(503, "Loading model", cause="loading", retry_after_s=self._ready_in_s())
             case State.STARTING | State.LOADING | State.WARMING | State.READY:
-                return Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, may_wait=True)
+                return Unavailable(
+                    503, "Loading model", cause="loading", retry_after_s=self._ready_in_s(), may_wait=True
+                )
             case State.DRAINING | State.STOPPING if instance.verdict is None and not instance.wanted:
                 return _STOPPING
             case State.DRAINING | State.STOPPING:
                 return Unavailable(
-                    503, "The server is restarting", cause="restarting", retry_after_s=1.0, may_wait=True
+                    503,
+                    "The server is restarting",
+                    cause="restarting",
+                    retry_after_s=retry_after_s(self._load_s or 0.0),
+                    may_wait=True,
                 )
             case State.STOPPED:
                 return Unavailable(503, "The model is not running", cause="stopped")
@@ -183,7 +193,7 @@ class InstanceRunner:
                     last.message if last else "llama-server ended",
                     cause=last.cause if last else "",
                     remedy=last.remedy if last else "",
-                    retry_after_s=start_in_s,
+                    retry_after_s=retry_after_s(start_in_s + (self._load_s or 0.0)),
                     # Not in vain: a start that comes later than the request may wait is none for it.
                     may_wait=instance.state is State.BACKOFF
                     and start_in_s <= self._policy.wait_timeout_s
@@ -196,6 +206,11 @@ class InstanceRunner:
         if self.instance.next_start_s is not None:
             return max(1.0, self.instance.next_start_s - asyncio.get_running_loop().time())
         return self._policy.restart.longest_delay_s
+
+    def _ready_in_s(self) -> float:
+        """Of a start that has begun."""
+        elapsed_s = asyncio.get_running_loop().time() - self._load_began_s
+        return retry_after_s(until_loaded_s(self._load_s, elapsed_s))
 
     @property
     def pid(self) -> int | None:
@@ -241,10 +256,14 @@ class InstanceRunner:
             self._perform(effect)
         after = self.instance
         if (after.state, after.generation) != (before.state, before.generation):
-            if after.state is State.READY:
+            if after.state is State.STARTING:
+                self._load_began_s = now_s
+            elif after.state is State.READY:
                 self._never_served = False
+                self._load_s = smoothed(self._load_s, now_s - self._load_began_s, LOAD_WEIGHT)
                 self._current.endpoint.begin_serving()
                 self._start_task(self._learn)
+                self._start_task(self._ask_window)
             self._bus.publish(StateChanged(self.model, after.state, after.generation))
             for holds, waiter in self._waiters:
                 if holds(after) and not waiter.done():
@@ -297,6 +316,8 @@ class InstanceRunner:
         return self._generation
 
     def _spawn(self, number: int) -> None:
+        if self._generation is not None:
+            self._held_s = self._generation.endpoint.held_s
         self._generation = None
         assert self._tasks is not None
         self._tasks.create_task(self._plan_and_spawn(number), name=f"{self.model}/{number}/spawn")
@@ -335,7 +356,16 @@ class InstanceRunner:
             path=self._log_path,
             passed_on=self._log_passed_on,
         )
-        endpoint = Endpoint(self.model, number, plan.address, plan.api_key)
+        places = self._policy.places(plan.parallel)
+        endpoint = Endpoint(
+            self.model,
+            number,
+            plan.address,
+            plan.api_key,
+            places=UNLIMITED if places is None else places,
+            held_s=self._held_s,
+            when_free=self.room.place_free,
+        )
         self._generation = generation = _Generation(number, plan, child, pump, endpoint, kills)
         pump.watch(TELLING, lambda line: self._heard(generation, line))
         assert self._tasks is not None
@@ -467,6 +497,11 @@ class InstanceRunner:
         One piece of work in a thread: a stop right after the start does not wait for it, nor does it undo it.
         """
         await asyncio.to_thread(self._learn_now, generation)
+
+    async def _ask_window(self, generation: _Generation) -> None:
+        """The server pads and divides what it was told: what a slot holds, it knows best."""
+        async with self._prober(generation.plan) as prober:
+            generation.endpoint.window = await prober.window()
 
     def _learn_now(self, generation: _Generation) -> None:
         from llamasup.effects.vitals import vitals

@@ -9,6 +9,7 @@ from typing import Any
 from llamasup import __version__
 from llamasup.core.address import Address
 from llamasup.core.instance import State
+from llamasup.effects.probe import Prober
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.waiting import WaitingRoom
@@ -27,9 +28,9 @@ class Supervisor:
 
     # --- Backend: what the proxy asks -------------------------------------------------------------------
 
-    def lease(self, model: str | None) -> Lease | Unavailable:
+    def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
         # One instance serves whatever name a request gives, as llama-server itself does.
-        return self.runners[0].lease()
+        return self.runners[0].lease(infers=infers)
 
     def room(self, model: str | None) -> WaitingRoom:
         return self.runners[0].room
@@ -54,15 +55,22 @@ class Supervisor:
         }
 
     async def scrape(self) -> Mapping[str, str]:
-        """Every serving child's own Prometheus text, by model. Asked only when somebody asks us."""
+        """Every serving child's own Prometheus text, by model. Asked only when somebody asks us.
+
+        All at once: one that does not answer costs the time that a prober waits, however many there are.
+        """
         texts: dict[str, str] = {}
-        for runner in self.runners:
-            if runner.instance.state is State.READY and (prober := runner.prober()) is not None:
-                async with prober:
-                    text = await prober.metrics()
-                if text is not None:
-                    texts[runner.model] = text
-        return texts
+
+        async def ask(model: str, prober: Prober) -> None:
+            async with prober:
+                if (text := await prober.metrics()) is not None:
+                    texts[model] = text
+
+        async with asyncio.TaskGroup() as tasks:
+            for runner in self.runners:
+                if runner.instance.state is State.READY and (prober := runner.prober()) is not None:
+                    tasks.create_task(ask(runner.model, prober), name=f"{runner.model}/scrape")
+        return {runner.model: texts[runner.model] for runner in self.runners if runner.model in texts}
 
 
 def _model_status(runner: InstanceRunner) -> Mapping[str, Any]:

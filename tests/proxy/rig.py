@@ -18,9 +18,9 @@ import uvloop
 
 from llamasup.core.address import UnixAddress
 from llamasup.proxy import Proxy, ProxyConfig, bind
-from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.runtime.metrics import RequestRecord
-from llamasup.runtime.waiting import WaitingRoom
+from llamasup.runtime.waiting import MOST_WAITING, WaitingRoom
 
 PATIENCE_S = 10.0
 Result = TypeVar("Result")
@@ -107,15 +107,18 @@ def status(head: bytes) -> int:
 class OneModel:
     """A backend with one model; a test may take it away, and give another generation in its place."""
 
-    def __init__(self, endpoint: Endpoint, wait_timeout_s: float) -> None:
+    def __init__(self, endpoint: Endpoint, wait_timeout_s: float, max_queued: int) -> None:
         self.endpoint = endpoint
         self.unavailable: Unavailable | None = None
-        self.waiting = WaitingRoom(lambda: self.unavailable or self.endpoint, timeout_s=wait_timeout_s)
+        self.waiting = WaitingRoom(
+            lambda: self.unavailable or self.endpoint, timeout_s=wait_timeout_s, most=max_queued
+        )
+        endpoint.when_free = self.waiting.place_free
         self.asked_for: list[str | None] = []
 
-    def lease(self, model: str | None) -> Lease | Unavailable:
+    def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
         self.asked_for.append(model)
-        return self.unavailable or self.endpoint.lease()
+        return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 
     def room(self, model: str | None) -> WaitingRoom:
         return self.waiting
@@ -137,6 +140,8 @@ class Rig:
         trusted: bool = False,
         child_path: str | None = None,
         wait_timeout_s: float = PATIENCE_S,
+        places: int = UNLIMITED,
+        max_queued: int = MOST_WAITING,
     ) -> None:
         """``child_path``: where a real server listens; else the test itself is the child."""
         self._loop = uvloop.new_event_loop() if loop_name == "uvloop" else asyncio.new_event_loop()
@@ -146,8 +151,8 @@ class Rig:
         self._records: queue.Queue[RequestRecord] = queue.Queue()
         self._child_path = child_path or str(folder / "child.sock")
         self._child = socket.socket() if child_path else self._listen(self._child_path)
-        self.endpoint = Endpoint("tiny", 1, UnixAddress(self._child_path), api_key)
-        self.backend = OneModel(self.endpoint, wait_timeout_s)
+        self.endpoint = Endpoint("tiny", 1, UnixAddress(self._child_path), api_key, places=places)
+        self.backend = OneModel(self.endpoint, wait_timeout_s, max_queued)
         self._control: socket.socket | None = None
         control_endpoint = None
         if control:

@@ -485,8 +485,10 @@ def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_p
     one = rig.backend
 
     class Two:
-        def lease(self, model: str | None) -> Lease | Unavailable:
-            return stable.lease() if model == "stable" else one.lease(model)
+        def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
+            if model == "stable":
+                return stable.lease_if_free(infers=infers)
+            return one.lease(model, infers=infers)
 
         def room(self, model: str | None) -> WaitingRoom:
             return stable_room if model == "stable" else one.waiting

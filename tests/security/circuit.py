@@ -1,7 +1,7 @@
 """A client, the proxy and a child in one loop and one thread: the same bytes always take the same course.
 
 Sockets are real, so that what is tested is what strangers reach, whatever lies behind it. ``send`` returns
-when all has come to rest: nothing has moved in the last rounds of the loop. No time passes, none is waited for.
+when all has come to rest: nothing has moved in the last rounds of the loop. It waits for no time to pass.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import h11
 
 from llamasup.core.address import UnixAddress
 from llamasup.proxy import Proxy, ProxyConfig
-from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+from llamasup.runtime.endpoint import Endpoint
 from llamasup.runtime.metrics import RequestRecord
-from llamasup.runtime.waiting import WaitingRoom
+from tests.proxy.rig import OneModel
 
 __all__ = ["Answering", "Circuit", "Outcome", "Received"]
 
@@ -64,7 +64,9 @@ class Circuit:
     async def _start(self, path: str, config: ProxyConfig) -> None:
         self._child = await self._loop.create_unix_server(lambda: _Child(self), path)
         endpoint = Endpoint("tiny", 1, UnixAddress(path), "own-key")
-        self._proxy = Proxy(_OneModel(endpoint), config, on_finished=self.records.append)
+        self._proxy = Proxy(
+            OneModel(endpoint, wait_timeout_s=0.0, max_queued=0), config, on_finished=self.records.append
+        )
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(self._front)
         listening.listen()
@@ -200,18 +202,3 @@ class _Child(asyncio.Protocol):
         # A new reader instead of h11's own next cycle: the answers are not always what h11 would write.
         self._reader = h11.Connection(h11.SERVER)
         self._circuit.answer(received, self.transport)
-
-
-class _OneModel:
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._room = WaitingRoom(lambda: self._endpoint, timeout_s=0.0)
-
-    def lease(self, model: str | None) -> Lease | Unavailable:
-        return self._endpoint.lease()
-
-    def room(self, model: str | None) -> WaitingRoom:
-        return self._room
-
-    def readiness(self) -> Unavailable | None:
-        return None
