@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from llamasup.api import Service
 from llamasup.cli.errors import error_text
 from llamasup.cli.layout import table
@@ -69,45 +71,34 @@ class Narrator:
                 self._view.say("info", "stopped", "stopped")
 
     def request(self, record: RequestRecord) -> None:
-        tokens = (
-            f"{record.tokens_prompt or 0}+{record.tokens_completion} tokens"
-            if record.tokens_completion
-            else ""
-        )
-        speed = f"{record.tokens_per_s:.1f} tok/s" if record.tokens_per_s else ""
         parts = (
             record.method,
             record.path,
             str(record.status),
-            tokens,
-            speed,
+            _tokens(record),
+            f"{record.tokens_per_s:.1f} tok/s" if record.tokens_per_s else "",
             duration_text(record.duration_s),
         )
         outcome = "" if record.outcome in ("ok", "local") else f" ({record.outcome.replace('_', ' ')})"
+        if record.context:
+            outcome += f" ({_context(record)})"
         if record.replayed:
             outcome += " (sent again)"
         level: Level = "debug" if record.outcome == "local" else "warning" if record.status >= 500 else "info"
+        if level == "warning":
+            outcome += f" [{record.request_id}]"
+        text = "  ".join(part for part in parts if part) + outcome
+        self._view.say(level, "request", text, **msgspec.structs.asdict(record))
+
+    def slow_request(self, record: RequestRecord, left_out: int) -> None:
+        """``left_out``: how many since the last one are not told of."""
+        text = f"slow: {record.method} {record.path}: {_where_the_time_went(record)} [{record.request_id}]"
         self._view.say(
-            level,
-            "request",
-            "  ".join(part for part in parts if part) + outcome,
-            request_id=record.request_id,
-            method=record.method,
-            path=record.path,
-            model=record.model,
-            generation=record.generation,
-            status=record.status,
-            outcome=record.outcome,
-            tokens_prompt=record.tokens_prompt,
-            tokens_cached=record.tokens_cached,
-            tokens_completion=record.tokens_completion,
-            tokens_per_s=record.tokens_per_s,
-            queue_s=record.queue_s,
-            waited_s=record.waited_s,
-            replayed=record.replayed,
-            first_byte_s=record.first_byte_s,
-            duration_s=record.duration_s,
-            bytes_out=record.bytes_out,
+            "warning",
+            "slow_request",
+            text + (f" ({left_out} more since the last one told)" if left_out else ""),
+            left_out=left_out,
+            **msgspec.structs.asdict(record),
         )
 
     def _state_changed(self, model: str, state: State, generation: int) -> None:
@@ -188,3 +179,38 @@ def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:
         ("slots", f"{plan.parallel} × {plan.ctx_size} tokens, KV cache {plan.kv_type}{adjusted}"),
         ("device", devices),
     ]
+
+
+def _tokens(record: RequestRecord) -> str:
+    return (
+        f"{record.tokens_prompt or 0}+{record.tokens_completion} tokens" if record.tokens_completion else ""
+    )
+
+
+def _context(record: RequestRecord) -> str:
+    match record.context:
+        case "exceeded" if record.n_prompt_tokens and record.n_ctx:
+            return f"context exceeded: {record.n_prompt_tokens:,} of {record.n_ctx:,} tokens"
+        case "exceeded":
+            return "context exceeded"
+        case "cut":
+            return "cut by the context's end" + (f" at {record.n_ctx:,} tokens" if record.n_ctx else "")
+        case _:
+            return "context shifted: its beginning was forgotten"
+
+
+def _where_the_time_went(record: RequestRecord) -> str:
+    """Queue, model, server, and the rest: what somebody who looks for the cause wants to know first."""
+    queue = f"{duration_text(record.queue_s)} in the queue"
+    if record.waited_s:
+        queue += f" ({duration_text(record.waited_s)} waiting for the model)"
+    if record.first_byte_s is None:
+        return f"no answer in {duration_text(record.duration_s)}, {queue}"
+    served_s = record.first_byte_s - record.queue_s
+    parts = [
+        f"{duration_text(record.first_byte_s)} to the first byte",
+        f"{queue} and {duration_text(served_s)} in llama-server",
+        f"{duration_text(record.duration_s)} in all",
+        _tokens(record),
+    ]
+    return ", ".join(part for part in parts if part)

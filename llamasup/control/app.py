@@ -37,7 +37,7 @@ class ControlServer:
     """Listens at once, loads the application when somebody comes."""
 
     def __init__(self, socket_path: Path, supervisor: Supervisor, metrics: Metrics) -> None:
-        self.endpoint = Endpoint("llamasup", 0, UnixAddress(str(socket_path)))
+        self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
         self._supervisor = supervisor
         self._metrics = metrics
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
 """What /metrics says: llamasup's own numbers, and every llama-server's with a ``model`` label.
 
 The numbers are plain integers while they are counted (``runtime.metrics``); the Prometheus library turns them
-into text when somebody asks. The text is Prometheus's own (0.0.4), whatever ``Accept`` says: OpenMetrics wants
-counters to end in ``_total``, and llama-server's do not all.
+into text when somebody asks. The text is Prometheus's own (0.0.4), whatever ``Accept`` says: OpenMetrics
+wants counters to end in ``_total``, and llama-server's do not all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What the context's size did to an answer: refused it, cut it short, or made it forget its beginning.
 
-llama-server says the first plainly and the others hardly at all (b11434, both runtimes): ``/completion`` alone
-has ``"truncated":true``; the other APIs end as if ``max_tokens`` had been reached. What tells the two apart is
-that prompt and answer together fill the slot. Where it drafts, an answer ends up to a draft's length before that.
+llama-server says the first plainly and the others hardly at all (b11434, both runtimes): ``/completion``
+alone has ``"truncated":true``; the other APIs end as if ``max_tokens`` had been reached. What tells the two
+apart is that prompt and answer together fill the slot. Where it drafts, an answer ends up to a draft's length
+before that.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class ContextWindow(msgspec.Struct, frozen=True):
 
 
 class ContextEnd(msgspec.Struct, frozen=True):
-    """``kind``: ``exceeded`` (refused: the prompt alone is too long), ``cut`` (the answer ends where the context
-    ends), ``shifted`` (with ``--context-shift`` it went on, and the beginning was dropped).
+    """``kind``: ``exceeded`` (refused: the prompt alone is too long), ``cut`` (the answer ends where the
+    context ends), ``shifted`` (with ``--context-shift`` it went on, and the beginning was dropped).
     """
 
     kind: str

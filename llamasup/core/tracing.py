@@ -1,6 +1,7 @@
 """The trace that a request belongs to, as its ``traceparent`` header says (W3C Trace Context, level 1).
 
-The header itself goes on to llama-server as it came, with ``tracestate``; nothing is made up where it is absent.
+The header itself goes on to llama-server as it came, with ``tracestate``; nothing is made up where it is
+absent.
 """
 
 from __future__ import annotations

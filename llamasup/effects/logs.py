@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -208,15 +209,22 @@ class _Watch:
             self._callback(line.rstrip(b"\r").decode("utf-8", "replace"))
 
 
+# What the system says of these is true and helps nobody.
+_NO_FILES = {errno.ELOOP: "it is a symlink", errno.ENXIO: "it is a pipe or a socket"}
+
+
 class RotatedFile:
     """A log file with a bound: ``path``, ``path.1`` … ``path.(files - 1)``, each of ``max_bytes`` at most.
 
     Never raises. At the first failure (full disk, folder not writable, a symlink in its place) it says so
-    once, in the log and in ``error``, and drops everything from then on.
+    once, in the log and in ``error``, and drops everything from then on, unless it is told to ``reopen``.
+    What is written is in the file whole or not at all. ``holds``: what a person is told is missing then.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, files: int) -> None:
+    def __init__(self, path: Path, *, max_bytes: int, files: int, holds: str = "log of llama-server") -> None:
         self.error: str | None = None
+        self._holds = holds
+        self._warned = False
         self._path = path
         self._max_bytes = max_bytes
         self._files = files
@@ -233,22 +241,50 @@ class RotatedFile:
             os.close(self._fd)
             self._fd = None
 
+    def reopen(self) -> None:
+        """Go on with whatever is at ``path`` now, after a failure or because it was moved away."""
+        self.close()
+        self.error = None
+        self._attempt(self._open)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether what is written goes where ``path`` leads: logrotate may have moved it away."""
+        if self._fd is None:
+            return False
+        try:
+            there, ours = os.lstat(self._path), os.fstat(self._fd)
+        except OSError:
+            return False
+        return os.path.samestat(there, ours)
+
     def _attempt(self, step: Callable[[], None]) -> None:
         try:
             step()
         except OSError as error:
             self.error = f"{self._path}: {error.strerror or error}"
             self.close()
-            _log.warning("no more log of llama-server is written: %s", self.error)
+            if not self._warned:
+                self._warned = True
+                _log.warning("no more %s is written: %s", self._holds, self.error)
 
     def _write(self, chunk: bytes) -> None:
         if self._size and self._size + len(chunk) > self._max_bytes:
             self._rotate()
         left = memoryview(chunk)
-        while left and self._fd is not None:
-            written = os.write(self._fd, left)
-            self._size += written
-            left = left[written:]
+        try:
+            while left and self._fd is not None:
+                written = os.write(self._fd, left)
+                self._size += written
+                left = left[written:]
+        except OSError:
+            self._take_back(len(chunk) - len(left))
+            raise
+
+    def _take_back(self, written: int) -> None:
+        """Half a line would spoil the next one too. Not if somebody else writes here as well."""
+        if self._fd is not None and written and os.fstat(self._fd).st_size == self._size:
+            os.ftruncate(self._fd, self._size - written)
 
     def _rotate(self) -> None:
         self.close()
@@ -268,7 +304,12 @@ class RotatedFile:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         if sys.platform != "win32":
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO would block here
-        fd = os.open(self._path, flags, 0o600)
+        try:
+            fd = os.open(self._path, flags, 0o600)
+        except OSError as error:
+            if (what := _NO_FILES.get(error.errno or 0)) is None:
+                raise
+            raise OSError(what) from error
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or (sys.platform != "win32" and status.st_uid != os.geteuid()):
             os.close(fd)

@@ -21,9 +21,41 @@ __all__ = [
 ]
 
 # An answer takes from a millisecond (/tokenize) to many minutes (a long generation on a CPU).
-REQUEST_BOUNDS_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)  # fmt: skip
+REQUEST_BOUNDS_S = (
+    0.005,
+    0.025,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+)
 # The first byte waits for the prompt: 10 ms when it is cached, minutes for a long one.
-FIRST_BYTE_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # fmt: skip
+FIRST_BYTE_BOUNDS_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
 # Tokens a second of one answer: a big model on a CPU makes one, people read 5 to 10, a small one on a GPU
 # makes hundreds.
 SPEED_BOUNDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1000.0)
@@ -39,7 +71,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ``waited_s`` the part of it that was waiting for a generation to serve. ``replayed``: it was sent again
     after the generation that had it ended. ``client`` is the name of its key, or the address that it came
     from; ``trace_id`` that of its ``traceparent``; ``bytes_in`` and ``bytes_out`` count bodies. ``context``:
-    what its size did to the answer (``core.context_end``), then with ``n_prompt_tokens`` and ``n_ctx`` if told.
+    what its size did to the answer (``core.context_end``), with ``n_prompt_tokens`` and ``n_ctx`` if known.
     """
 
     request_id: str

@@ -16,17 +16,17 @@ from llamasup.core.sse import TokenCounts, read_token_counts
 WINDOW = ContextWindow(256, 256)
 DRAFTING = ContextWindow(256, 208)
 EXCEEDED = (
-    b'{"error":{"code":400,"message":"request (5012 tokens) exceeds the available context size (4096 tokens), '
-    b'try increasing it","type":"exceed_context_size_error","n_prompt_tokens":5012,"n_ctx":4096}}'
+    b'{"error":{"code":400,"message":"request (5012 tokens) exceeds the available context size (4096 '
+    b'tokens), try increasing it","type":"exceed_context_size_error","n_prompt_tokens":5012,"n_ctx":4096}}'
 )
 SHARED = b'{"error":{"code":500,"message":"Context size has been exceeded.","type":"server_error"}}'
 
 
 def chat(prompt: int, completion: int, reason: bytes = b"length") -> bytes:
     return (
-        b'data: {"choices":[{"finish_reason":"%b","index":0,"delta":{}}],"timings":{"cache_n":0,"prompt_n":%d,'
-        b'"prompt_ms":0.4,"predicted_n":%d,"predicted_ms":1.6,"predicted_per_second":9876.5}}\n\ndata: [DONE]\n\n'
-        % (reason, prompt, completion)
+        b'data: {"choices":[{"finish_reason":"%b","index":0,"delta":{}}],"timings":{"cache_n":0,'
+        b'"prompt_n":%d,"prompt_ms":0.4,"predicted_n":%d,"predicted_ms":1.6,"predicted_per_second":9876.5}}\n\n'
+        b"data: [DONE]\n\n" % (reason, prompt, completion)
     )
 
 

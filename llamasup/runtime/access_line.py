@@ -1,0 +1,87 @@
+"""A finished request as one line of JSON. Never holds a prompt, a completion, a key or a query (X13)."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+import msgspec
+
+from llamasup.runtime.metrics import RequestRecord
+
+__all__ = ["access_line"]
+
+_LONGEST_PATH = 512  # a client may make up one of 64 KiB
+_ODD = re.compile(r"[^!-~]")
+
+
+class _Line(msgspec.Struct):
+    """The fields in the order in which they are read; those of ``RequestRecord`` under their names there."""
+
+    time: str
+    request_id: str
+    trace_id: str | None
+    client: str | None
+    method: str
+    path: str
+    route: str
+    model: str | None
+    generation: int
+    status: int
+    outcome: str
+    queue_s: float
+    waited_s: float
+    first_byte_s: float | None
+    duration_s: float
+    bytes_in: int
+    bytes_out: int
+    tokens_prompt: int | None
+    tokens_cached: int | None
+    tokens_completion: int | None
+    tokens_per_s: float | None
+    context: str | None
+    n_prompt_tokens: int | None
+    n_ctx: int | None
+    replayed: bool
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def access_line(record: RequestRecord, ended: datetime) -> bytes:
+    """With its line feed. ``ended`` is when the request was over."""
+    path, first_byte_s, speed = record.path, record.first_byte_s, record.tokens_per_s
+    line = _Line(
+        ended.isoformat(timespec="milliseconds"),
+        record.request_id,
+        record.trace_id or None,
+        record.client or None,
+        record.method,
+        _shown(path) if len(path) > _LONGEST_PATH or _ODD.search(path) else path,
+        record.route,
+        record.model or None,
+        record.generation,
+        record.status,
+        record.outcome,
+        round(record.queue_s, 6),
+        round(record.waited_s, 6),
+        None if first_byte_s is None else round(first_byte_s, 6),
+        round(record.duration_s, 6),
+        record.bytes_in,
+        record.bytes_out,
+        record.tokens_prompt,
+        record.tokens_cached,
+        record.tokens_completion,
+        None if speed is None else round(speed, 2),
+        record.context or None,
+        record.n_prompt_tokens,
+        record.n_ctx,
+        record.replayed,
+    )
+    return _encode(line) + b"\n"
+
+
+def _shown(path: str) -> str:
+    """Of bounded length, and without what would steer the terminal of whoever reads the file."""
+    safe = _ODD.sub(lambda odd: "".join(f"%{byte:02X}" for byte in odd[0].encode("latin-1", "replace")), path)
+    return safe if len(safe) <= _LONGEST_PATH else safe[:_LONGEST_PATH] + "…"
