@@ -8,19 +8,20 @@ import struct
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
-from llamasup.core.http import HttpError, error_response
+from llamasup.core.http import HttpError, error_body, error_response
 from llamasup.proxy import local
 from llamasup.proxy.door import CONTROL_PREFIX, Door
 from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
+from llamasup.proxy.upload import Upload
 from llamasup.proxy.waiting import Waiting
 from llamasup.runtime.endpoint import Lease, Unavailable
 
 if TYPE_CHECKING:
     from llamasup.proxy.listener import Proxy
 
-__all__ = ["Downstream"]
+__all__ = ["Downstream", "host_of"]
 
 TURN: Final = 32  # requests answered on the spot before other connections have their turn
 NEVER: Final = float("inf")
@@ -70,18 +71,30 @@ class Downstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
         proxy = self.proxy
-        local_host = _host(transport.get_extra_info("sockname"))
-        peer = _host(transport.get_extra_info("peername"))
+        local_host = host_of(transport.get_extra_info("sockname"))
+        peer = host_of(transport.get_extra_info("peername"))
         self._reader = RequestReader(proxy.limits, self._door, local_host, proxy.next_id, peer)
         self.transport.set_write_buffer_limits(high=proxy.limits.write_buffer_bytes)
         self._deadline = monotonic() + proxy.limits.head_s
-        proxy.joined(self)
+        try:
+            refusal = proxy.joined(self, peer)
+        except ConnectionAbortedError:
+            self.abort()
+            return
+        if refusal is not None:
+            self._reader.refuse(refusal)
+            self._serve_ready()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
         if self._exchange is not None or self._held or self._reader.ready:
-            self._hold(data)
+            partial = self._reader.partial
+            if partial is not None and partial.upload is not None:
+                self._reader.feed(data)
+                self._upload_goes_on(partial, partial.upload)
+            else:
+                self._hold(data)
         else:
             self._reader.feed(data)
             self._serve_ready()
@@ -114,9 +127,18 @@ class Downstream(asyncio.Protocol):
         """Keep what came early; too much of it, and the client has to wait."""
         self._held.append(data)
         self._held_bytes += len(data)
-        if self._reading and self._held_bytes > self.proxy.limits.pipelined_bytes:
+        if self._held_bytes > self.proxy.limits.pipelined_bytes:
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        if self._reading:
             self._reading = False
             self.transport.pause_reading()
+
+    def _go_on_reading(self) -> None:
+        if not self._reading and not self.transport.is_closing():
+            self._reading = True
+            self.transport.resume_reading()
 
     def _serve_ready(self) -> None:
         """Answer in order, as far as it goes without waiting."""
@@ -130,9 +152,7 @@ class Downstream(asyncio.Protocol):
                 data = b"".join(self._held)
                 self._held.clear()
                 self._held_bytes = 0
-                if not self._reading:
-                    self._reading = True
-                    self.transport.resume_reading()
+                self._go_on_reading()
                 reader.feed(data)
             else:
                 self._wait_for_more()
@@ -143,9 +163,13 @@ class Downstream(asyncio.Protocol):
         """Nothing is whole: say what the client waits for, and until when we wait for it."""
         reader, limits = self._reader, self.proxy.limits
         request = reader.partial
+        if self._phase == _IDLE and reader.begun:
+            self.proxy.clients.works(self)
         if request is not None and request.refusal is not None:  # answered before its body is here
             request.keep_alive = False
             self._serve(request)
+        elif request is not None and self._may_upload(request):
+            self._upload(request)
         elif request is not None:
             self._phase = _BODY
             self._deadline = monotonic() + limits.body_idle_s
@@ -157,8 +181,77 @@ class Downstream(asyncio.Protocol):
                 self._phase = _HEAD
                 self._deadline = monotonic() + limits.head_s
         elif self._phase != _IDLE:
+            self.proxy.clients.rests(self)
             self._phase = _IDLE
             self._deadline = monotonic() + limits.keepalive_s
+
+    # --- a body that is sent on as it comes
+
+    def _may_upload(self, request: Request) -> bool:
+        """Whether its body is large, and nobody here has to read it."""
+        proxy = self.proxy
+        return (
+            request.body_bytes > proxy.limits.stream_above_bytes
+            and not (request.whole or proxy.config.route_by_model or self._is_own(request))
+            and proxy.uploads < proxy.limits.uploads
+        )
+
+    def _upload(self, request: Request) -> None:
+        """Send on what is here of it if a generation serves; else it is read whole, and waits then."""
+        lease = self._lease_for(request)
+        if isinstance(lease, Unavailable):
+            request.whole = True
+            self.read_on()
+            return
+        if refusal := self._over_limit(request):
+            lease.release()
+            request.refusal = refusal
+            request.keep_alive = False
+            self._serve(request)
+            return
+        lease.return_place()  # it takes one when it is whole: nobody waits for a client that sends slowly
+        request.received_at = monotonic()
+        request.upload = Upload(self, request, self._reader.length)
+        self._exchange = exchange = Exchange(self, request, lease)
+        self.hold_upload()  # until there is a connection
+        exchange.start()
+
+    def _upload_goes_on(self, request: Request, upload: Upload) -> None:
+        """More of the body has been parsed: it goes on, is whole, or is none that will be served."""
+        reader, limits = self._reader, self.proxy.limits
+        whole = bool(reader.ready) and reader.ready[0] is request
+        if whole:
+            reader.ready.popleft()
+        if request.refusal is not None:
+            request.keep_alive = False
+            cast("Exchange", self._exchange).refused(request.refusal)
+        elif whole:
+            upload.end()
+            cast("Exchange", self._exchange).upload_ended()
+        else:
+            upload.flush()
+            # A body that trickles in holds up a thread of llama-server's: time is for a substantial piece.
+            if self._reading and request.body_bytes - upload.timed_bytes >= limits.stream_above_bytes:
+                upload.timed_bytes = request.body_bytes
+                self._deadline = monotonic() + limits.body_idle_s
+
+    def hold_upload(self) -> None:
+        """The child takes no more of it for now, or is not there: that is not the client's fault."""
+        self._phase = _BODY
+        self._deadline = NEVER
+        self._stop_reading()
+
+    def upload_over(self) -> None:
+        """Whether it is whole or not: from here on a client that leaves is to be noticed."""
+        self._phase = _BUSY
+        self._deadline = NEVER
+        self._go_on_reading()
+
+    def read_on(self) -> None:
+        """Go on with the body of the request that is being read."""
+        self._phase = _BODY
+        self._deadline = monotonic() + self.proxy.limits.body_idle_s
+        self._go_on_reading()
 
     # --- answering
 
@@ -166,19 +259,23 @@ class Downstream(asyncio.Protocol):
         return request.keep_alive and not self.proxy.draining
 
     def _serve(self, request: Request) -> None:
+        if self._phase == _IDLE:
+            self.proxy.clients.works(self)
         self._phase = _BUSY
         self._deadline = NEVER
         if request.refusal is not None:
             self._refused(request, request.refusal)
             return
         head = request.head
-        if head.path in self._door.own_paths and not self._is_seen_through():
+        if self._is_own(request):
             close = not self.keeps_alive(request)
             status, answer = local.answer(head, self.proxy.backend, request.response_lines, close=close)
             self._answer_locally(request, status, answer)
         elif head.origin is not None and self._door.is_preflight(head):
             close = not self.keeps_alive(request)
             self._answer_locally(request, 204, local.preflight(head, request.response_lines, close=close))
+        elif refusal := self._over_limit(request):
+            self._refused(request, refusal)
         else:
             lease = self._lease_for(request)
             if isinstance(lease, Unavailable):
@@ -186,6 +283,19 @@ class Downstream(asyncio.Protocol):
             else:
                 self._exchange = exchange = Exchange(self, request, lease)
                 exchange.start()
+
+    def _over_limit(self, request: Request) -> HttpError | None:
+        """Count it as one of its key's, or say that the key has too many."""
+        if request.key is None or not request.head.route.infers:
+            return None
+        now = monotonic()
+        quota = self.proxy.keys.quota(request.key, now)
+        if quota is None:
+            return None
+        refusal = quota.enter(now)
+        if refusal is None:
+            request.quota = quota
+        return refusal
 
     def _wait(self, request: Request, why: Unavailable) -> None:
         """Let it wait for a generation that serves, or say why not."""
@@ -199,12 +309,15 @@ class Downstream(asyncio.Protocol):
                 return
             why = refusal
         error = local.as_error(why)
-        self.proxy.tell(record_of(request, error.status, "unavailable"))
+        self.proxy.tell(request, record_of(request, error.status, "unavailable"))
         self._answer_error(request, error)
 
-    def _is_seen_through(self) -> bool:
-        """Whether llama-server itself answers what llamasup answers elsewhere."""
-        return self._door.rules.transparent and self.proxy.backend.readiness() is None
+    def _is_own(self, request: Request) -> bool:
+        """Whether llamasup answers it itself, and not a llama-server that is to be seen as it is."""
+        door = self._door
+        return request.head.path in door.own_paths and not (
+            door.rules.transparent and self.proxy.backend.readiness() is None
+        )
 
     def _lease_for(self, request: Request) -> Lease | Unavailable:
         path = request.head.path
@@ -220,17 +333,23 @@ class Downstream(asyncio.Protocol):
 
     def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
         self.transport.write(answer)
-        self.proxy.tell(record_of(request, status, "local", bytes_out=len(answer)))
+        self.proxy.tell(request, record_of(request, status, "local", bytes_out=len(answer)))
         self._after(request)
 
     def _refused(self, request: Request, error: HttpError) -> None:
         if error.close:
             request.keep_alive = False
-        self.proxy.tell(record_of(request, error.status, "refused"))
+        self.proxy.tell(request, record_of(request, error.status, "refused"))
         self._answer_error(request, error)
 
     def _answer_error(self, request: Request, error: HttpError) -> None:
         """Answer with an error object; nothing of a response may have gone out before."""
+        if request is self._reader.partial:  # the rest of its body may still come
+            request.keep_alive = False
+        if request.early is not None:
+            request.early.fail(error_body(error))
+            self._after(request)
+            return
         close = not self.keeps_alive(request)
         method = request.head.method
         self.transport.write(error_response(error, request.response_lines, method=method, close=close))
@@ -244,6 +363,11 @@ class Downstream(asyncio.Protocol):
     def exchange_waits(self, waiting: Waiting) -> None:
         """The exchange has ended without a byte of a response, and its request waits for another."""
         self._exchange = waiting
+
+    def exchange_reads_on(self) -> None:
+        """The exchange has ended before its request's body was here: that is read whole, and served then."""
+        self._exchange = None
+        self.read_on()
 
     def exchange_failed(self, request: Request, error: HttpError) -> None:
         """The exchange has ended before any byte of a response."""
@@ -262,7 +386,7 @@ class Downstream(asyncio.Protocol):
     def _after(self, request: Request) -> None:
         """Close behind a response that was the connection's last."""
         if not self._closing and not self.keeps_alive(request):
-            self.close(linger=request.refusal is not None)
+            self.close(linger=request.refusal is not None or request is self._reader.partial)
 
     # --- the end
 
@@ -273,13 +397,12 @@ class Downstream(asyncio.Protocol):
         self._closing = True
         self._held.clear()
         self._deadline = monotonic() + self.proxy.limits.linger_s
-        if linger and self.transport.can_write_eof():
-            self.transport.write_eof()
-            if not self._reading:
-                self._reading = True
-                self.transport.resume_reading()
-        else:
+        if not linger:
             self.transport.close()
+            return
+        if self.transport.can_write_eof():  # TLS has no such thing: there, only the sweep closes
+            self.transport.write_eof()
+        self._go_on_reading()
 
     def abort(self) -> None:
         """Break the connection, visibly: for a response that cannot be completed.
@@ -299,6 +422,8 @@ class Downstream(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Called every ``Limits.sweep_s``: time-outs."""
+        if self._exchange is not None:
+            self._exchange.sweep(now)
         unsent = self.transport.get_write_buffer_size()
         if unsent and (self.paused or self._closing):
             if unsent != self._unsent:
@@ -309,15 +434,22 @@ class Downstream(asyncio.Protocol):
         elif now < self._deadline:
             return
         elif self._closing:
-            self.transport.abort()
+            if self.transport.is_closing():
+                self.transport.abort()
+            else:
+                self.transport.close()  # it has lingered
         elif self._phase == _IDLE:
             self.close()
         else:
             what = "head" if self._phase == _HEAD else "body"
+            request = self._reader.partial
             self._reader.refuse(
                 HttpError(408, f"the request's {what} took too long", cause="slow_request", close=True)
             )
-            self._serve_ready()
+            if request is not None and request.upload is not None:
+                self._upload_goes_on(request, request.upload)
+            else:
+                self._serve_ready()
 
     def _gone(self) -> None:
         self._closing = True
@@ -327,7 +459,7 @@ class Downstream(asyncio.Protocol):
         self._held.clear()
 
 
-def _host(address: object) -> str:
+def host_of(address: object) -> str:
     """Of a socket's address; nothing for a Unix socket."""
     # An IPv6 socket that takes IPv4 too shows those addresses as ::ffff:127.0.0.1.
     return str(address[0]).removeprefix("::ffff:") if isinstance(address, tuple) else ""

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-import httptools
-
+from llamasup.core.context_end import context_end, context_refusal
 from llamasup.core.http import HttpError, error_body, status_line
 from llamasup.core.sse import error_event, read_token_counts, tail_of
-from llamasup.proxy.request import Request, record_of
+from llamasup.proxy.chunks import Dechunker, chunk
+from llamasup.proxy.early_stream import keep_awake
+from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.runtime.endpoint import Lease
@@ -19,11 +20,12 @@ from llamasup.runtime.endpoint import Lease
 if TYPE_CHECKING:
     from llamasup.proxy.downstream import Downstream
 
-__all__ = ["Dechunker", "Exchange"]
+__all__ = ["Exchange"]
 
 # References to the last reads. A stream ends with at most four events (last token, timings, usage, [DONE])
 # and the last chunk, each of which may be a read of its own; one read is at most 256 KiB.
 TAIL_PIECES: Final = 8
+OPENING_BYTES: Final = 2048  # the event that begins a message is 300 bytes, and the model's name
 
 _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 # A child that is gone, whose socket file is gone, or that accepts nothing for now: supervision puts it right.
@@ -36,9 +38,13 @@ class Exchange:
 
     __slots__ = (
         "_downstream",
+        "_lagging_since",
         "_lease",
+        "_opening",
         "_request",
         "_retried",
+        "_seen",
+        "_seen_at",
         "_tail",
         "_upstream",
         "_waiting",
@@ -61,9 +67,13 @@ class Exchange:
         self._lease = lease
         self._upstream: Upstream | None = None
         self._retried = False
+        self._seen = -1  # bytes of the body that the last sweep found, and when they came to be so many
+        self._seen_at = 0.0
+        self._lagging_since = 0.0  # found by the sweep; 0: the client takes what there is
         self._waiting = waiting
         self._write: Callable[[bytes], None] = downstream.transport.write
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self._opening = b""
         self.is_head = request.head.method == b"HEAD"
         self.over = False
         self.answered = False  # a byte of the response has been seen
@@ -90,6 +100,10 @@ class Exchange:
         head = request.head.opening
         if api_key is not None:
             head += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
+        if request.upload is not None:
+            upstream.send(self, head + request.upload.framing, b"")
+            request.upload.connect(upstream)
+            return
         if request.body or request.head.method not in _BODILESS:
             head += b"Content-Length: %d\r\n\r\n" % len(request.body)
         else:
@@ -112,7 +126,25 @@ class Exchange:
         self.status = upstream.status
         request, downstream = self._request, self._downstream
         request.body = b""  # from here on it cannot be sent again, and a stream may last for minutes
-        write = self._write
+        if request.upload is not None:  # answered before it was whole: neither connection can be used again
+            request.upload.forget()
+            request.keep_alive = False
+            upstream.keep_no_longer()
+        if request.early is not None:
+            is_stream = self.status == 200 and upstream.streams_events
+            self._write = request.early.join(is_stream=is_stream, framing=framing)
+            self._write(body)
+        else:
+            self._write_head(upstream, framing, body)
+        self.bytes_out = len(body)
+        self._tail.append(body)
+        if upstream.streams_events and request.head.route.label == "/v1/messages":
+            self._opening = body[:OPENING_BYTES]
+        if downstream.paused:
+            upstream.pause()
+
+    def _write_head(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
+        request, write = self._request, self._write
         if framing is None:
             request.keep_alive = False
         elif request.http_1_0 and framing.startswith(b"Transfer"):
@@ -127,7 +159,7 @@ class Exchange:
                 b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
                 if self._waiting is None
                 else self._timing(self._waiting),
-                b"\r\n" if downstream.keeps_alive(request) else b"Connection: close\r\n\r\n",
+                b"\r\n" if self._downstream.keeps_alive(request) else b"Connection: close\r\n\r\n",
             )
         )
         if framing is not None and len(body) < COPY_BYTES:
@@ -135,16 +167,30 @@ class Exchange:
         else:
             write(head)
             self._write(body)
-        self.bytes_out = len(body)
-        self._tail.append(body)
-        if downstream.paused:
-            upstream.pause()
 
     def _timing(self, waiting: Waiting) -> bytes:
         """Where the time before it was sent went: until a generation served, and the rest."""
         load_s = waiting.waited_s
         queue_s = self.sent_at - self._request.received_at - load_s
-        return b"Server-Timing: queue;dur=%.1f, load;dur=%.1f\r\n" % (queue_s * 1000.0, load_s * 1000.0)
+        return b'Server-Timing: queue;dur=%.1f;desc="position %d", load;dur=%.1f\r\n' % (
+            queue_s * 1000.0,
+            waiting.position,
+            load_s * 1000.0,
+        )
+
+    def upload_pauses(self) -> None:
+        """The child does not take the request's body as fast as it comes."""
+        if self._request.upload is not None:
+            self._request.upload.pause()
+
+    def upload_ended(self) -> None:
+        """Its body is whole: now llama-server begins with it (b11434), and not before."""
+        if self._request.needs_place:
+            self._lease.take_place()
+
+    def upload_resumes(self) -> None:
+        if self._request.upload is not None:
+            self._request.upload.resume()
 
     def relay(self, data: bytes) -> None:
         """Pass on bytes of the body as they are. On the path of every streamed token."""
@@ -160,9 +206,13 @@ class Exchange:
     def finished(self) -> None:
         """The whole response has gone downstream."""
         self._lease.endpoint.count_answer(self.status, infers=self._request.head.route.infers)
+        request = self._request
+        error = None if request.early is None else request.early.finish(self.status)
         self._let_go()
-        self._tell("ok")
-        self._downstream.exchange_over(self._request)
+        self._tell("ok" if error is None else "error_event")
+        if error is not None and request.early is not None:
+            request.early.fail(error)
+        self._downstream.exchange_over(request)
 
     def connect_failed(self, error: OSError | TimeoutError) -> None:
         if self.over or (isinstance(error, _MAY_PASS) and self._put_back()):
@@ -184,10 +234,12 @@ class Exchange:
             return
         upstream, endpoint = self._upstream, self._lease.endpoint
         fresh = upstream is None or upstream.is_fresh
-        if not (self.answered or self._retried or fresh or endpoint.closed):
+        if not (self.answered or self._retried or fresh or endpoint.closed or self._request.spent):
             # It sat idle, and the child closed it while the request was on its way: nothing was begun.
             self._retried = True
             self._upstream = None
+            if self._request.upload is not None:
+                self._request.upload.disconnect()
             self._downstream.proxy.pool_of(endpoint).connect(self)
             return
         if closed and self._put_back():
@@ -212,6 +264,31 @@ class Exchange:
             self._let_go(abort=True)
             self._tell("client_gone", CLIENT_GONE if not self.status else self.status)
 
+    def refused(self, error: HttpError) -> None:
+        """The rest of its body is none, is too much, or does not come."""
+        self._fail(error, "refused")
+
+    def sweep(self, now: float) -> None:
+        """Called every ``Limits.sweep_s``: the time that a request has, and its response may stand still."""
+        proxy = self._downstream.proxy
+        if (error := overdue(self._request, proxy.config.request_timeout_s, now)) is not None:
+            self._fail(error, "timed_out")
+            return
+        if not self.status:
+            keep_awake(self._downstream, self._request, now)
+        elif not self._downstream.paused:
+            self._lagging_since = 0.0
+        elif not self._lagging_since:
+            self._lagging_since = now
+        elif now - self._lagging_since >= proxy.limits.lag_s:
+            self._lease.leave_place()
+        if not self.status or self._downstream.paused or self.bytes_out != self._seen:
+            self._seen = self.bytes_out
+            self._seen_at = now
+        elif now - self._seen_at >= proxy.limits.upstream_idle_s and self._request.head.route.infers:
+            what = f"llama-server has sent nothing for {proxy.limits.upstream_idle_s:g} s"
+            self._fail(HttpError(504, what, "timeout_error", "upstream_idle", "try again"), "upstream_failed")
+
     def pause(self) -> None:
         if self._upstream is not None:
             self._upstream.pause()
@@ -228,6 +305,12 @@ class Exchange:
         if self.status or not request.may_wait:
             return False
         downstream = self._downstream
+        if request.upload is not None and downstream.proxy.backend.room(endpoint.model).verdict() is None:
+            # No server begins before it has a whole body: this was no try. It is read whole, and sent then.
+            request.upload.give_back()
+            self._let_go(abort=True)
+            downstream.exchange_reads_on()
+            return True
         waiting = self._waiting
         if waiting is None:
             room = downstream.proxy.backend.room(endpoint.model)
@@ -240,6 +323,8 @@ class Exchange:
 
     def _let_go(self, *, abort: bool = False) -> None:
         self.over = True
+        if self._request.upload is not None:
+            self._request.upload.close()
         upstream, self._upstream = self._upstream, None
         if abort and upstream is not None:
             upstream.abort()
@@ -247,8 +332,9 @@ class Exchange:
 
     def _fail(self, error: HttpError, outcome: str) -> None:
         streams_events = self._upstream is not None and self._upstream.streams_events
+        early = self._request.early
         self._let_go(abort=True)
-        if not self.status:
+        if not self.status or (early is not None and not early.is_passed_on):
             self._tell(outcome, error.status)
             self._downstream.exchange_failed(self._request, error)
             return
@@ -258,7 +344,7 @@ class Exchange:
             # that reads HTTP can take it for whole (S12).
             event = error_event(self._request.head.path, error_body(error))
             if not self._request.http_1_0:
-                event = b"%x\r\n%b\r\n" % (len(event), event)
+                event = chunk(event)
             self._downstream.transport.write(event)
             self._downstream.close()
         else:
@@ -270,10 +356,16 @@ class Exchange:
 
     def _tell(self, outcome: str, status: int = 0) -> None:
         request, endpoint = self._request, self._lease.endpoint
-        counts = None
-        if request.head.route.infers and self.status == 200 and request.head.method == b"POST":
-            counts = read_token_counts(tail_of(self._tail))
+        counts = context = None
+        if request.head.route.infers and request.head.method == b"POST":
+            if self.status == 200:
+                tail = tail_of(self._tail)
+                counts = read_token_counts(tail, self._opening)
+                context = context_end(tail, counts, endpoint.window)
+            elif self.status >= 400:
+                context = context_refusal(tail_of(self._tail))
         self._downstream.proxy.tell(
+            request,
             record_of(
                 request,
                 status or self.status,
@@ -285,19 +377,6 @@ class Exchange:
                 bytes_out=self.bytes_out,
                 counts=counts,
                 waiting=self._waiting,
-            )
+                context=context,
+            ),
         )
-
-
-class Dechunker:
-    """Takes a chunked body apart for HTTP/1.0 clients."""
-
-    __slots__ = ("_parser", "on_body")
-
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        self.on_body = write
-        self._parser = httptools.HttpResponseParser(self)
-        self._parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-
-    def write(self, data: bytes) -> None:
-        self._parser.feed_data(data)  # what reaches this was parsed once already: it is well formed

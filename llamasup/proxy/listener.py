@@ -6,17 +6,24 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from socket import socket
 from ssl import SSLContext
 from time import monotonic
+from typing import Any
 
+from llamasup.core.http import HttpError
+from llamasup.core.quota import cost_of
+from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.door import Door
 from llamasup.proxy.downstream import Downstream
+from llamasup.proxy.keys import Keys
 from llamasup.proxy.pool import Pool
+from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.proxy.tasks import Tasks
+from llamasup.proxy.tls import Handshake
 from llamasup.runtime.endpoint import Backend, Endpoint
 from llamasup.runtime.metrics import Metrics, RequestRecord
 
@@ -44,15 +51,17 @@ class Proxy:
         self.backend = backend
         self.config = config
         self.limits = config.limits
+        self.keys = Keys(config)
         self.control = control
         self.metrics = metrics if metrics is not None else Metrics()
         self.draining = False
+        self.uploads = 0  # requests whose bodies are sent on as they come
         self._closed = False
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._loop)
         self._servers: list[asyncio.Server] = []
-        self._connections: set[Downstream] = set()
+        self.clients = Connections(config.limits)
         self._all_left = asyncio.Event()
         self._pools: dict[Endpoint, Pool] = {}
         self._closing_pools: deque[Pool] = deque(
@@ -68,10 +77,13 @@ class Proxy:
         self, sockets: Sequence[socket], *, trusted: bool = False, tls: SSLContext | None = None
     ) -> None:
         """Serve on listening sockets. ``trusted``: a Unix socket whose file permissions are the authority."""
-        door = Door(self.config, trusted=trusted)
+        door = Door(self.config, self.keys, trusted=trusted)
+
+        def make() -> Handshake | Downstream:
+            return Downstream(self, door) if tls is None else Handshake(self, door, tls)
+
         for sock in sockets:
-            server = await self._loop.create_server(lambda: Downstream(self, door), sock=sock, ssl=tls)
-            self._servers.append(server)
+            self._servers.append(await self._loop.create_server(make, sock=sock))
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; connections go on."""
@@ -82,7 +94,7 @@ class Proxy:
     def drain(self) -> None:
         """Close idle connections now and the others behind their next response."""
         self.draining = True
-        for connection in tuple(self._connections):
+        for connection in self.clients:
             connection.close_if_idle()
 
     async def aclose(self) -> None:
@@ -92,13 +104,13 @@ class Proxy:
         self.drain()  # a connection that has just had its last answer is not to lose it by a reset
         for _ in range(2):  # rounds of the loop, for connections that were accepted and have not joined yet
             await asyncio.sleep(0)
-        for connection in tuple(self._connections):
+        for connection in self.clients:
             connection.abort()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         await self._tasks.aclose()
-        if self._connections:  # connection_lost is called in the loop's next round
+        if len(self.clients):  # connection_lost is called in the loop's next round
             await self._all_left.wait()
         pools = (*self._pools.values(), *self._closing_pools)
         await asyncio.gather(*(pool.aclose() for pool in pools))
@@ -107,26 +119,35 @@ class Proxy:
     @property
     def connections(self) -> int:
         """Open client connections."""
-        return len(self._connections)
+        return len(self.clients)
 
     # --- for connections and exchanges
 
-    def joined(self, connection: Downstream) -> None:
-        self._connections.add(connection)
+    def joined(self, connection: Connection, client: str) -> HttpError | None:
+        """Count a new connection in: None, or with what it is to be refused.
+
+        Raises ConnectionAbortedError where it can only be broken off.
+        """
+        refusal = self.clients.enter(connection, client)
         self._all_left.clear()
         if self._closed:
-            connection.abort()
-            return
+            raise ConnectionAbortedError
         if self._sweeper is None:
+            self.keys.look(monotonic())  # nobody has looked while there was no connection
             self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep)
+        return refusal
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Call back in the loop's next round."""
         self._loop.call_soon(callback)
 
-    def left(self, connection: Downstream) -> None:
-        self._connections.discard(connection)
-        if not self._connections:
+    def start_soon(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Do what has to be awaited, in a task that ends with the proxy."""
+        self._tasks.start(work, name)
+
+    def left(self, connection: Connection) -> None:
+        self.clients.leave(connection)
+        if not len(self.clients):
             self._all_left.set()
 
     def pool_of(self, endpoint: Endpoint) -> Pool:
@@ -140,7 +161,12 @@ class Proxy:
     def next_id(self) -> bytes:
         return b"%b-%x" % (self._id_prefix, next(self._ids))
 
-    def tell(self, record: RequestRecord) -> None:
+    def tell(self, request: Request, record: RequestRecord) -> None:
+        """A request is over, and this is what became of it. Called once for each."""
+        quota, request.quota = request.quota, None
+        if quota is not None:
+            cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
+            quota.leave(cost, monotonic())
         self.metrics.count_request(record)
         if self._on_finished is not None:
             try:
@@ -157,11 +183,12 @@ class Proxy:
     def _sweep(self) -> None:
         """One timer for all connections: one per request would cost more than the request's parsing."""
         now = monotonic()
-        for connection in tuple(self._connections):
+        self.keys.look(now)
+        for connection in self.clients:
             connection.sweep(now)
         idle = 0
         for pool in self._pools.values():
             pool.sweep(now)
             idle += len(pool)
-        busy = bool(self._connections or idle)
+        busy = bool(len(self.clients) or idle)
         self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep) if busy else None

@@ -9,15 +9,20 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
+from typing import Final
 
 import httptools
 
 from llamasup.core.http import HttpError, RawHeaders, read_head
+from llamasup.core.keys import ApiKey
 from llamasup.proxy.door import Door
 from llamasup.proxy.request import UNREAD, Request
 from llamasup.proxy.settings import Limits
 
 __all__ = ["RequestReader"]
+
+MAX_LENGTH_DIGITS: Final = 32  # 2^64 has 20
+_ABSURD: Final = 1 << 64
 
 _log = logging.getLogger("llamasup.proxy")
 
@@ -34,6 +39,8 @@ class RequestReader:
         "_door",
         "_fed",
         "_headers",
+        "_known_api_key",
+        "_known_epoch",
         "_known_head",
         "_known_key",
         "_length",
@@ -70,6 +77,8 @@ class RequestReader:
         # The last head that was admitted: a client that keeps its connection repeats itself.
         self._known_key: tuple[bytes, bytes, str, RawHeaders] | None = None
         self._known_head = UNREAD
+        self._known_api_key: ApiKey | None = None
+        self._known_epoch = 0  # of the keys that admitted it
         self._fed = 0  # bytes of earlier reads since the parser last got on
         self._read_bytes = 0  # of the read being parsed
         self._progress = False
@@ -113,6 +122,11 @@ class RequestReader:
         if rest:
             self.feed(rest)
 
+    @property
+    def length(self) -> int | None:
+        """The Content-Length of the request that is being read."""
+        return self._length
+
     def refuse(self, error: HttpError) -> None:
         """Queue the refusal of something that is not a whole request; the connection ends with it."""
         request = self.partial or Request(UNREAD, self._next_id(), keep_alive=False, peer=self._peer)
@@ -139,7 +153,8 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         lower = name.lower()
         if lower == b"content-length":
-            self._length = int(value)  # digits, and below 2^64: llhttp has seen to that
+            # Digits, and below 2^64: llhttp has seen to that, but not to the zeros before them.
+            self._length = int(value) if len(value) <= MAX_LENGTH_DIGITS else _ABSURD
         else:
             self._headers.append((lower, value))
 
@@ -156,23 +171,29 @@ class RequestReader:
         self._target = b""
         self._headers = []
         refusal = None
-        if key == self._known_key:
-            head = self._known_head
+        epoch = self._door.keys.epoch
+        if key == self._known_key and epoch == self._known_epoch:
+            head, api_key = self._known_head, self._known_api_key
         else:
             read = self._too_large(key) or read_head(*key, self._door.rules)
             if isinstance(read, HttpError):
                 self.refuse(read)
                 return
             head = read
-            refusal = self._door.admit(head, self._local_host)
-            if refusal is None:
+            admitted = self._door.admit(head, self._local_host)
+            if isinstance(admitted, HttpError):
+                refusal, api_key = admitted, None
+            else:
+                api_key = admitted
                 self._known_key, self._known_head = key, head
+                self._known_api_key, self._known_epoch = api_key, epoch
         self.partial = request = Request(
             head,
             head.request_id or self._next_id(),
             keep_alive=parser.should_keep_alive(),
             http_1_0=version == "1.0",
             peer=self._peer,
+            key=api_key,
         )
         if refusal is None and self._length is not None and self._length > self._limits.body_bytes:
             refusal = self._body_too_large()
@@ -189,9 +210,9 @@ class RequestReader:
         self._progress = True
         request = self.partial
         if request is not None:
-            request.add(body)
-            if request.body_bytes > self._limits.body_bytes and request.refusal is None:
+            if request.body_bytes + len(body) > self._limits.body_bytes and request.refusal is None:
                 request.refusal = self._body_too_large()
+            request.add(body)
 
     def on_message_complete(self) -> None:
         if self._resume:
@@ -203,7 +224,8 @@ class RequestReader:
         self.begun = False
         self._progress = True
         if request is not None:
-            request.received_at = monotonic()
+            if request.upload is None:
+                request.received_at = monotonic()
             request.complete()
             self.ready.append(request)
 
@@ -221,6 +243,8 @@ class RequestReader:
         return _unbounded(limits.head_bytes)
 
     def _body_too_large(self) -> HttpError:
+        if self._length == _ABSURD:
+            return HttpError(400, "the Content-Length has more digits than one needs", close=True)
         limit = self._limits.body_bytes
         return HttpError(413, f"the body is larger than {limit} bytes", cause="body_limit", close=True)
 

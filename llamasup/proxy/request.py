@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from llamasup.core.context_end import ContextEnd
+from llamasup.core.fair_queue import Priority, granted
 from llamasup.core.http import Head, HttpError, Route
+from llamasup.core.keys import ApiKey
+from llamasup.core.quota import Quota
 from llamasup.core.sse import TokenCounts
+from llamasup.core.tracing import trace_id_of
 from llamasup.runtime.metrics import RequestRecord
 
 if TYPE_CHECKING:
+    from llamasup.proxy.early_stream import EarlyStream
+    from llamasup.proxy.upload import Upload
     from llamasup.proxy.waiting import Waiting
 
-__all__ = ["UNREAD", "Request", "record_of"]
+__all__ = ["UNREAD", "Request", "overdue", "record_of"]
 
 UNREAD = Head(b"", b"", b"", Route("unread"))  # stands for a head that could not be read
 
@@ -23,7 +30,12 @@ class _Named(msgspec.Struct):
     model: str | None = None
 
 
+class _Streamed(msgspec.Struct):
+    stream: bool = False
+
+
 _read_model = msgspec.json.Decoder(_Named).decode
+_read_streamed = msgspec.json.Decoder(_Streamed).decode
 
 
 class Request:
@@ -33,39 +45,67 @@ class Request:
         "_pieces",
         "body",
         "body_bytes",
+        "comment_at",
+        "early",
         "expects_continue",
         "head",
         "http_1_0",
         "id",
         "keep_alive",
+        "key",
         "peer",
+        "quota",
         "received_at",
         "refusal",
         "response_lines",
+        "spent",
+        "upload",
+        "whole",
     )
 
     def __init__(
-        self, head: Head, request_id: bytes, *, keep_alive: bool, http_1_0: bool = False, peer: str = ""
+        self,
+        head: Head,
+        request_id: bytes,
+        *,
+        keep_alive: bool,
+        http_1_0: bool = False,
+        peer: str = "",
+        key: ApiKey | None = None,
     ) -> None:
-        """``peer``: the address that it came from; empty for a Unix socket."""
+        """``peer``: the address that it came from; empty for a Unix socket. ``key``: the one it came with."""
         self.head = head
         self.peer = peer
+        self.key = key
+        self.quota: Quota | None = None  # that of its key, which it has entered and must leave
         self.id = request_id
         self.http_1_0 = http_1_0
         self.keep_alive = keep_alive and not http_1_0
         self.expects_continue = head.expects_continue
         self.refusal: HttpError | None = None
         self.response_lines = b"X-Request-Id: " + request_id + b"\r\n"
-        self.received_at = 0.0  # monotonic time of its last byte; 0 until then
+        self.early: EarlyStream | None = None  # the head of a stream of ours has been sent
+        self.comment_at = 0.0  # when the next SSE comment is due; 0: none was yet
+        self.received_at = 0.0  # monotonic time of its last byte, or of being sent on before; 0 until then
+        self.whole = False  # its body is read whole, whatever its size
+        self.spent = False  # a part of its body was sent on and is not here any more
+        self.upload: Upload | None = None  # while its body is sent on as it comes
         self.body = b""
         self.body_bytes = 0
         self._pieces: list[bytes] | None = None
+
+    @property
+    def client(self) -> str:
+        """Who it belongs to, for fairness and the log: ``key:NAME``, or the address that it came from."""
+        return self.peer if self.key is None else f"key:{self.key.name}"
 
     def add(self, piece: bytes) -> None:
         """Keep bytes of the body; those of a refused request are only counted."""
         self.body_bytes += len(piece)
         if self.refusal is not None:
             self._pieces = None
+        elif self.upload is not None:
+            self.upload.add(piece)
         elif self._pieces is not None:
             self._pieces.append(piece)
         elif not self.body:
@@ -78,15 +118,41 @@ class Request:
             self.body = b"".join(self._pieces)
             self._pieces = None
 
+    def take_body(self) -> list[bytes]:
+        """What has come of the body, for somebody else to keep."""
+        pieces = [self.body] if self._pieces is None else self._pieces
+        self.body, self._pieces = b"", None
+        return pieces
+
+    def read_whole(self, pieces: list[bytes]) -> None:
+        """Keep these, and what follows."""
+        self.whole = True
+        self._pieces = pieces
+
     @property
     def may_wait(self) -> bool:
         """Whether it may wait for a generation, and be sent again if nothing of an answer has come."""
-        return self.head.route.waits and self.head.method == b"POST"
+        return self.head.route.waits and self.head.method == b"POST" and not self.spent
 
     @property
     def needs_place(self) -> bool:
         """Whether it is work for the model itself, of which there may be only so much at a time."""
         return self.head.route.infers and self.head.method == b"POST"
+
+    @property
+    def priority(self) -> Priority:
+        """What it asks for, if its key allows it."""
+        allows_high = self.key is not None and self.key.priority == "high"
+        return granted(self.head.priority, Priority.HIGH if allows_high else Priority.NORMAL)
+
+    def wants_events(self) -> bool:
+        """Whether its body asks for a stream of events, and its route can give one."""
+        if not (self.head.route.streams and self.needs_place and self.body):
+            return False
+        try:
+            return _read_streamed(self.body).stream
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return False
 
     def model(self) -> str | None:
         """The ``model`` that a JSON body names. A body that is no JSON is for llama-server to refuse."""
@@ -96,6 +162,19 @@ class Request:
             return _read_model(self.body).model
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
+
+
+def overdue(request: Request, timeout_s: float | None, now: float) -> HttpError | None:
+    """The answer to a request that has had all of its time. ``timeout_s`` None: it may take any time."""
+    if timeout_s is None or now - request.received_at < timeout_s:
+        return None
+    return HttpError(
+        504,
+        f"the request has taken {timeout_s:g} s, which is all that it may",
+        "timeout_error",
+        "request_timeout",
+        "ask for less at once, or allow more with --request-timeout",
+    )
 
 
 def record_of(
@@ -110,9 +189,12 @@ def record_of(
     bytes_out: int = 0,
     counts: TokenCounts | None = None,
     waiting: Waiting | None = None,
+    context: ContextEnd | None = None,
 ) -> RequestRecord:
     """The record of a request that is over now. ``waiting``: it had to wait for a generation."""
     head = request.head
+    if request.early is not None:
+        status = 200  # this is what its client has seen; ``outcome`` says what came of it
     record = RequestRecord(
         request.id.decode("ascii"),
         head.method.decode("ascii"),
@@ -130,7 +212,14 @@ def record_of(
         monotonic() - request.received_at if request.received_at else 0.0,
         bytes_out,
         outcome,
+        0.0 if waiting is None else waiting.waited_s,
+        False if waiting is None else waiting.replayed,
+        request.peer,
+        trace_id_of(head.traceparent) if head.traceparent else "",
+        request.body_bytes,
     )
-    if waiting is None:
+    if context is None:
         return record
-    return msgspec.structs.replace(record, waited_s=waiting.waited_s, replayed=waiting.replayed)
+    return msgspec.structs.replace(
+        record, context=context.kind, n_prompt_tokens=context.n_prompt_tokens, n_ctx=context.n_ctx
+    )

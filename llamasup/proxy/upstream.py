@@ -7,7 +7,9 @@ status ≥ 400. A build with a fixed number of HTTP threads serves a new connect
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 import httptools
@@ -23,6 +25,7 @@ __all__ = ["COPY_BYTES", "Upstream"]
 REQUESTS_PER_CONNECTION: Final = 100
 COPY_BYTES: Final = 64 * 1024  # below it, copying a body behind its head is cheaper than a second system call
 MAX_HEAD_BYTES: Final = 64 * 1024
+LAST_READS: Final = 16  # of COPY_BYTES, from a connection that is gone: more than the kernel keeps of it
 MAX_LENGTH_DIGITS: Final = 32  # the parser takes any number of zeros before the 20 that 2^64 has
 
 # Held: a stream of events has begun with nothing but a head. llama-server sends that as soon as a slot takes
@@ -110,6 +113,10 @@ class Upstream(asyncio.Protocol):
             self.transport.write(head)
             self.transport.write(body)
 
+    def keep_no_longer(self) -> None:
+        """It answers before it has the whole request: what it would make of the next one is not sure."""
+        self._keep_alive = False
+
     def pause(self) -> None:
         """Read no more until ``resume``: the client does not keep up."""
         if not self._paused and not self.transport.is_closing():
@@ -177,12 +184,22 @@ class Upstream(asyncio.Protocol):
             self._lost(exchange, "closed the connection")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.exchange is not None and exc is not None:
+            self._read_the_rest()
         if self.exchange is not None:
             why = f"closed the connection ({exc})" if exc else "closed the connection"
             self._lost(self.exchange, why)
         self.pool.gone(self)
         # The parser holds our methods: without this the pair would wait for the cycle collector.
         del self._feed, self._parser
+
+    def pause_writing(self) -> None:
+        if self.exchange is not None:
+            self.exchange.upload_pauses()
+
+    def resume_writing(self) -> None:
+        if self.exchange is not None:
+            self.exchange.upload_resumes()
 
     # --- httptools
 
@@ -250,7 +267,7 @@ class Upstream(asyncio.Protocol):
     def _begin(self, exchange: Exchange, body: bytes) -> None:
         """Choose the framing, hand the head on, and with it the first bytes of the body."""
         length = self._content_length
-        if not self._headers_complete or self._untrusted:
+        if not self._headers_complete or self._untrusted or self.status < 200:
             self._broken(exchange, "sent a malformed response")
         elif exchange.is_head or self.status in (204, 304):
             self._begin_without_body(exchange, body)
@@ -308,6 +325,19 @@ class Upstream(asyncio.Protocol):
         self._finish(exchange)
 
     # --- the end
+
+    def _read_the_rest(self) -> None:
+        """What came before the end, if the end was noticed by a write.
+
+        llama-server refuses a request by its head, and closes without reading the rest (b11434: 401, 404).
+        The loop then drops the connection for the write that failed, with the answer unread.
+        """
+        sock = self.transport.get_extra_info("socket")
+        with suppress(OSError):
+            for _ in range(LAST_READS):
+                if self.exchange is None or not (rest := os.read(sock.fileno(), COPY_BYTES)):
+                    return
+                self.data_received(rest)
 
     def _ends_cleanly(self, exchange: Exchange, data: bytes) -> bool:
         """Whether a chunked body that the parser found complete ends where ``data`` ends.

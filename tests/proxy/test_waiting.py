@@ -11,6 +11,7 @@ import pytest
 
 from llamasup.core.address import UnixAddress
 from llamasup.proxy import ProxyConfig
+from llamasup.proxy.downstream import Downstream
 from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
 from llamasup.runtime.waiting import GRACE_S, WaitingRoom
 from tests.proxy.conftest import MakeRig
@@ -465,7 +466,8 @@ def test_an_upload_is_forgotten_once_its_answer_has_begun(rig: Rig) -> None:
     client = asked(rig, b'{"stream":true}')
     child = rig.accept()
     child.message()
-    (connection,) = rig.call(lambda: tuple(rig.proxy._connections))
+    (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
+    assert isinstance(connection, Downstream)
     exchange = connection._exchange
     assert exchange is not None
     assert exchange._request.body

@@ -1,0 +1,131 @@
+"""A request's body that is sent on while it comes, because nobody here has to read it.
+
+What has gone out is kept for a while, so that the request can be sent again (S10); a body larger than that is
+nowhere held whole. llama-server begins nothing before it has the last byte of a body (b11434).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llamasup.proxy.downstream import Downstream
+    from llamasup.proxy.request import Request
+    from llamasup.proxy.upstream import Upstream
+
+__all__ = ["Upload"]
+
+
+class Upload:
+    """Of the one request that a client's connection is reading, until its body is whole or its exchange over.
+
+    The client is read only while its bytes can be passed on: there is a connection, and it takes them.
+    ``timed_bytes``: how many bytes of the body had come when its time was last extended.
+    """
+
+    __slots__ = (
+        "_downstream",
+        "_fresh",
+        "_kept",
+        "_kept_bytes",
+        "_length",
+        "_request",
+        "_upstream",
+        "timed_bytes",
+    )
+
+    def __init__(self, downstream: Downstream, request: Request, length: int | None) -> None:
+        """``length``: the client's Content-Length; None: its body is chunked, and is sent on so."""
+        self._downstream = downstream
+        self._request = request
+        self._length = length
+        self._fresh = request.take_body()  # not sent yet
+        self._kept: list[bytes] | None = []  # sent; None: it was too much to be kept
+        self._kept_bytes = 0
+        self._upstream: Upstream | None = None
+        self.timed_bytes = request.body_bytes
+        downstream.proxy.uploads += 1
+
+    # --- from the client
+
+    def add(self, piece: bytes) -> None:
+        """Bytes of the body, as they were parsed. They go out with ``flush``: one write for one read."""
+        self._fresh.append(piece)
+
+    def flush(self) -> None:
+        """Send what has come, if there is a connection."""
+        pieces = self._fresh
+        if self._upstream is None or not pieces:
+            return
+        self._fresh = []
+        size = sum(map(len, pieces))
+        if self._kept is not None:
+            self._kept_bytes += size
+            if self._kept_bytes <= self._downstream.proxy.limits.replay_bytes:
+                self._kept += pieces
+            else:
+                self._kept = None
+                self._request.spent = True
+        if self._length is None:
+            pieces = [b"%x\r\n" % size, *pieces, b"\r\n"]
+        self._upstream.transport.writelines(pieces)
+
+    def end(self) -> None:
+        """The body is whole: what is kept of it is the request's own again."""
+        self.close()
+        if self._upstream is None:  # nothing has been sent: it is a request like any other now
+            self._request.body = b"".join(self._pieces())
+            return
+        self.flush()
+        if self._length is None:
+            self._upstream.transport.write(b"0\r\n\r\n")
+        if self._kept is not None:
+            self._request.body = b"".join(self._kept)
+
+    def give_back(self) -> None:
+        """Have the body read whole: the child that had begun to get it is gone."""
+        self.close()
+        self._request.read_whole(self._pieces())
+
+    def close(self) -> None:
+        """This is over, whatever becomes of the request."""
+        self._request.upload = None
+        self._downstream.proxy.uploads -= 1
+        self._downstream.upload_over()
+
+    # --- from the child
+
+    @property
+    def framing(self) -> bytes:
+        """The last lines of the head that goes before it."""
+        if self._length is None:
+            return b"Transfer-Encoding: chunked\r\n\r\n"
+        return b"Content-Length: %d\r\n\r\n" % self._length
+
+    def connect(self, upstream: Upstream) -> None:
+        """Send it there, from its first byte."""
+        self._upstream = upstream
+        self._fresh = self._pieces()
+        self._kept, self._kept_bytes = [], 0
+        self._downstream.read_on()
+        self.flush()  # which may call for a pause at once
+
+    def disconnect(self) -> None:
+        """That connection is gone; another is being made."""
+        self._upstream = None
+        self._downstream.hold_upload()
+
+    def pause(self) -> None:
+        """The child takes no more for now."""
+        self._downstream.hold_upload()
+
+    def resume(self) -> None:
+        self._downstream.read_on()
+
+    def forget(self) -> None:
+        """The answer has begun: nothing of this will be sent again."""
+        self._kept = None
+
+    def _pieces(self) -> list[bytes]:
+        """All that has come. Only while nothing of it has been dropped."""
+        return [*(self._kept or ()), *self._fresh]
