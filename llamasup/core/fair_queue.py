@@ -14,8 +14,8 @@ from typing import Final, Generic, TypeVar
 __all__ = ["PASSES", "FairQueue", "Priority", "Queued", "granted"]
 
 PASSES: Final = 8
-"""How often in a row those who wait in a class may see a higher one go first. At least one service in ten is
-theirs then (with all three classes waiting): a batch job goes on, slowly, beside people who never pause."""
+"""How often in a row those who wait in a class may see a higher one go first. At least one service in
+eleven is theirs then (with all three waiting): a batch job goes on, slowly, beside people who never pause."""
 
 
 class Priority(IntEnum):

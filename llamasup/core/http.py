@@ -58,6 +58,7 @@ class Route(msgspec.Struct, frozen=True):
 
     label: str
     infers: bool = False  # its answer ends with token counts
+    streams: bool = False  # its answer is a stream of events if the body says so
     waits: bool = False  # its POSTs wait for a model that loads, and may be sent again after a crash
 
 
@@ -135,7 +136,7 @@ _OURS = (b"x-forwarded-", b"x-llamasup-")  # of the proxy before llama-server, o
 _PRIORITIES = {priority.name.lower().encode(): priority for priority in Priority}
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}").fullmatch
-_PERSISTENCE = frozenset({b"close", b"keep-alive", b""})
+_NOMINATE_NOTHING = frozenset({b"close", b"keep-alive", b"", b"host"})  # without Host there is no request
 
 
 # What of it goes on when llama-server is to see its client as it is. `x-request-id` is llamasup's own.
@@ -174,7 +175,7 @@ def read_head(
             lines.append(name + b": " + value + b"\r\n")
         if kind == _HOST:
             hosts += 1
-            head.authority = value
+            head.authority = value.strip(b" \t")
         elif kind == _BEARER:
             scheme, _, token = value.partition(b" ")
             if scheme.lower() == b"bearer":
@@ -183,7 +184,7 @@ def read_head(
             head.credentials += (value.strip(),)
         elif kind == _CONNECTION:
             for token in value.lower().split(b","):
-                if (token := token.strip(b" \t")) not in _PERSISTENCE:
+                if (token := token.strip(b" \t")) not in _NOMINATE_NOTHING:
                     nominated.add(token)
         elif kind == _ORIGIN:
             if head.origin is not None:
@@ -220,6 +221,8 @@ def read_head(
     if hosts > 1 or (hosts == 0 and version == "1.1" and not rules.transparent):
         return HttpError(400, f"a request carries exactly one Host header; this one has {hosts}", close=True)
     if authority:
+        if hosts and not rules.transparent and parse_authority(head.authority) is None:
+            return HttpError(400, "the Host header is malformed", close=True)
         head.authority = authority  # RFC 9112 §3.2.2: the absolute form overrules Host
     if nominated:
         lines = [line for line in lines if line.partition(b":")[0] not in nominated]
@@ -307,9 +310,12 @@ def read_response_headers(headers: RawHeaders, rules: HeadRules = OWN_RULES) -> 
 
 # --- paths -----------------------------------------------------------------------------------------
 
-_INFERENCE = """
+_GENERATION = """
     /completion /completions /v1/completions /chat/completions /v1/chat/completions /responses /v1/responses
-    /v1/messages /infill /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking
+    /v1/messages /infill
+"""
+_OTHER_INFERENCE = """
+    /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking
     /audio/transcriptions /v1/audio/transcriptions
 """
 _TEXT = "/tokenize /detokenize /apply-template /v1/messages/count_tokens"
@@ -318,7 +324,8 @@ _TEXT = "/tokenize /detokenize /apply-template /v1/messages/count_tokens"
 _PLAIN = """
     / /health /v1/health /livez /readyz /metrics /props /slots /models /v1/models /lora-adapters /v1/stream
 """
-_ROUTES = {path.encode(): Route(path, infers=True, waits=True) for path in _INFERENCE.split()}
+_ROUTES = {path.encode(): Route(path, infers=True, streams=True, waits=True) for path in _GENERATION.split()}
+_ROUTES |= {path.encode(): Route(path, infers=True, waits=True) for path in _OTHER_INFERENCE.split()}
 _ROUTES |= {path.encode(): Route(path, waits=True) for path in _TEXT.split()}
 _ROUTES |= {path.encode(): Route(path) for path in _PLAIN.split()}
 _CONTROL = Route("/llamasup")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 from contextlib import suppress
 
 import msgspec
 
-__all__ = ["TAIL_BYTES", "TokenCounts", "error_event", "read_token_counts", "tail_of"]
+__all__ = ["TAIL_BYTES", "TokenCounts", "error_event", "error_of", "read_token_counts", "tail_of"]
 
 TAIL_BYTES = (
     8192  # the last event of a chat with timings is below 1 KiB, of /completion about 3 KiB plus the prompt
@@ -97,6 +98,26 @@ def tail_of(pieces: Sequence[bytes]) -> bytes:
             break
         tail = piece[-TAIL_BYTES:] + tail
     return tail[-TAIL_BYTES:]
+
+
+class _Refusal(msgspec.Struct):
+    error: dict[str, Any]
+
+
+_read_refusal = msgspec.json.Decoder(_Refusal).decode
+
+
+def error_of(status: int, body: bytes) -> bytes:
+    """llama-server's own error as an error body of one line, for a stream that begins with nothing else.
+
+    ``body`` may be anything: what cannot be told as it is has ``status`` told of it.
+    """
+    try:
+        error = _read_refusal(body).error
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        message = f"llama-server answered {status} where a stream was asked for"
+        error = {"message": message, "type": "server_error", "code": status}
+    return msgspec.json.encode({"error": error})
 
 
 _NAMED = (b"/v1/messages", b"/v1/responses", b"/responses")  # these APIs name their events

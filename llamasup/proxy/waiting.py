@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from llamasup.core.fair_queue import Priority, granted
+from llamasup.proxy.early_stream import keep_awake
 from llamasup.proxy.local import as_error
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.runtime.waiting import Ticket, WaitingRoom
@@ -36,8 +36,8 @@ class Waiting:
             self,
             request.received_at,
             len(request.body),
-            client=request.peer,
-            priority=granted(request.head.priority, Priority.NORMAL),
+            client=request.client,
+            priority=request.priority,
             needs_place=request.needs_place,
         )
         self._model = ""  # of the last generation that had it
@@ -100,6 +100,8 @@ class Waiting:
             self._room.leave(self._ticket)
             self._tell(error.status, "timed_out")
             self._downstream.exchange_failed(self._request, error)
+        else:
+            keep_awake(self._downstream, self._request, now)
 
     def pause(self) -> None:
         """There is nothing to hold back."""
@@ -119,5 +121,5 @@ class Waiting:
                 generation=self._generation,
                 queue_s=monotonic() - request.received_at,
                 waiting=self,
-            )
+            ),
         )

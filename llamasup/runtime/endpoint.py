@@ -116,8 +116,7 @@ class Endpoint:
         lease = Lease(self)
         self._leases.add(lease)
         if infers:
-            self.busy += 1
-            lease.since_s = monotonic()
+            lease.take_place()
         return lease
 
     def lease_if_free(self, *, infers: bool) -> Lease | Unavailable:
@@ -162,10 +161,9 @@ class Endpoint:
         for callback in callbacks:
             callback()
 
-    def _place_left(self, held_s: float) -> None:
+    def _place_left(self) -> None:
         was_full = self.busy >= self.places
         self.busy -= 1
-        self.held_s = smoothed(self.held_s, held_s, HELD_WEIGHT)
         if was_full and self.when_free is not None:
             self.when_free()
 
@@ -198,11 +196,23 @@ class Lease:
         if callback is not None:
             callback(reason)
 
+    def take_place(self) -> None:
+        """Count among those that are inferred for, whether there is room for one more or not."""
+        self.endpoint.busy += 1
+        self.since_s = monotonic()
+
     def leave_place(self) -> None:
         """Let the next be served although this one is not over. May be repeated."""
         if self.since_s:
-            since_s, self.since_s = self.since_s, 0.0
-            self.endpoint._place_left(monotonic() - since_s)
+            endpoint = self.endpoint
+            endpoint.held_s = smoothed(endpoint.held_s, monotonic() - self.since_s, HELD_WEIGHT)
+            self.return_place()
+
+    def return_place(self) -> None:
+        """Leave it unused, with nothing learnt of how long one holds it."""
+        if self.since_s:
+            self.since_s = 0.0
+            self.endpoint._place_left()
 
     def release(self) -> None:
         self._on_revoke = None
