@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from llamasup.core.http import (
     Head,
+    HeadRules,
     HttpError,
     canonical_path,
     closed_by_default,
@@ -91,8 +92,19 @@ def test_what_connection_names_does_not_go_on() -> None:
     assert b"x-hop" not in head.opening
 
 
+def test_connection_does_not_take_host_away_from_a_server_that_sees_its_client_as_it_is() -> None:
+    rules = HeadRules(transparent=True)
+    head = read_head(b"GET", b"/a", "1.1", [HOST, (b"connection", b"host, x"), (b"x", b"1")], rules)
+    assert isinstance(head, Head)
+    assert head.opening == b"GET /a HTTP/1.1\r\nhost: localhost\r\n"
+
+
 def test_the_absolute_form_overrules_host() -> None:
     assert read(HOST, target=b"HTTP://other:1/a").authority == b"other:1"
+
+
+def test_blanks_around_a_host_are_none_of_it() -> None:
+    assert read((b"host", b"localhost \t")).authority == b"localhost"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +119,7 @@ def test_the_absolute_form_overrules_host() -> None:
         ([HOST], {"target": b"ftp://a/b"}, 400),
         ([], {}, 400),
         ([HOST, HOST], {}, 400),
+        ([(b"host", b"a b")], {"target": b"http://localhost/a"}, 400),
         ([HOST, HOST], {"version": "1.0"}, 400),
         ([HOST, (b"origin", b"a"), (b"origin", b"a")], {}, 400),
         ([HOST, (b"transfer-encoding", b"gzip, chunked")], {}, 400),

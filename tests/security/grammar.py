@@ -1,17 +1,15 @@
-"""Requests and responses that are nearly right: HTTP's grammar, each piece with the odd forms that parsers differ on.
+"""Requests and responses that are nearly right: each piece of HTTP with the forms that parsers differ on.
 
 A message draws few odd pieces, most none: what is wrong everywhere says nothing about any one rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
 __all__ = ["cut", "requests", "responses"]
-
-Draw = Callable[[st.SearchStrategy[bytes]], bytes]
 
 
 def _mostly(usual: Sequence[bytes], odd: Sequence[bytes]) -> st.SearchStrategy[bytes]:
@@ -207,7 +205,7 @@ def _with_number(form: bytes, number: int) -> bytes:
     return form % ((number,) * form.count(b"%"))
 
 
-def _chunks(draw: Draw, body: bytes) -> bytes:
+def _chunks(draw: st.DrawFn, body: bytes) -> bytes:
     out = b""
     middle = len(body) // 2
     for piece in (body[:middle], body[middle:]):
@@ -220,11 +218,11 @@ def _chunks(draw: Draw, body: bytes) -> bytes:
 
 
 @st.composite
-def _request(draw: Draw) -> bytes:
+def _request(draw: st.DrawFn) -> bytes:
     end = b"\r\n"
     lines = [draw(_METHOD) + draw(_SPACE) + draw(_TARGET) + draw(_SPACE) + draw(_VERSION)]
     lines.append(b"Host:" + draw(_SPACE) + draw(_HOST))
-    lines += draw(st.lists(_FIELD, max_size=3))  # type: ignore[arg-type]
+    lines += draw(st.lists(_FIELD, max_size=3))
     body = draw(_BODY)
     framing = draw(st.sampled_from([b"none", b"length", b"chunked", b"both"][:3] * 5 + [b"both"]))
     after = b""
@@ -244,12 +242,11 @@ _GARBAGE = st.sampled_from(
 
 
 @st.composite
-def _mutated(draw: Draw, whole: st.SearchStrategy[bytes]) -> bytes:
+def _mutated(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
     """One time in five, a piece is put in, left out, or doubled, anywhere."""
     raw = draw(whole)
     kind = int(draw(st.sampled_from([b"0"] * 12 + [b"1", b"2", b"3"])))
-    at = draw(st.integers(0, len(raw)))  # type: ignore[arg-type]
-    assert isinstance(at, int)
+    at = draw(st.integers(0, len(raw)))
     if kind == 1:
         return raw[:at] + draw(_GARBAGE) + raw[at:]
     if kind == 2:
@@ -319,9 +316,9 @@ _RESPONSE_FIELD = _mostly(
 
 
 @st.composite
-def _response(draw: Draw) -> bytes:
+def _response(draw: st.DrawFn) -> bytes:
     lines = [draw(_STATUS_LINE)]
-    lines += draw(st.lists(_RESPONSE_FIELD, max_size=3))  # type: ignore[arg-type]
+    lines += draw(st.lists(_RESPONSE_FIELD, max_size=3))
     body = draw(_BODY)
     framing = draw(st.sampled_from([b"length", b"chunked", b"close"] * 4 + [b"both"]))
     after = body
@@ -341,7 +338,7 @@ def responses() -> st.SearchStrategy[bytes]:
 
 
 @st.composite
-def cut(draw: Callable[..., list[int]], raw: bytes) -> list[bytes]:
+def cut(draw: st.DrawFn, raw: bytes) -> list[bytes]:
     """``raw`` in a few pieces, as reads may find it."""
     ends = sorted(set(draw(st.lists(st.integers(0, len(raw)), max_size=4))) | {len(raw)})
     return [raw[start:end] for start, end in zip([0, *ends], ends, strict=False) if end > start]

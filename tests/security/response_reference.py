@@ -1,4 +1,4 @@
-"""What h11 makes of a child's response, and whether what the client was told can be taken for anything else."""
+"""What h11 makes of a child's response, and whether the client can take what it was told for more."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ _OURS = frozenset(
 )
 # Accepted here and refused by h11; none of it is framing, and status lines are written afresh.
 _LENIENT = (
-    (rb"^HTTP/1\.[01]  ", "several spaces in a status line"),
-    (rb"^HTTP/1\.[01] [0-9]{3}\r\n", "no space behind the status"),
+    (rb"(?:^|\n)HTTP/1\.[01]  ", "several spaces in a status line"),
+    (rb"(?:^|\n)HTTP/1\.[01] [0-9]{3}\r\n", "no space behind the status"),
+    (rb"(?:^|\n)HTTP/1\.[01] [0-9]{3} [^\r\n]*[\x00-\x1f\x7f]", "control characters in a reason"),
 )
 
 

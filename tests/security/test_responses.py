@@ -53,6 +53,8 @@ ODD = {
     "HTTP/2": b"HTTP/2.0 200 OK\r\nContent-Length: 2\r\n\r\nhi",
     "a status of four digits": b"HTTP/1.1 2000 OK\r\nContent-Length: 2\r\n\r\nhi",
     "a status of two digits": b"HTTP/1.1 20 OK\r\nContent-Length: 2\r\n\r\nhi",
+    "a status below 100": b"HTTP/1.1 000 OK\r\nContent-Length: 2\r\n\r\nhi",
+    "an interim response and no other": b"HTTP/1.0 100 Continue\r\n\r\n",
     "a chunk size behind a space": _CHUNKED + b"\r\n 2\r\nhi\r\n0\r\n\r\n",
     "a chunk longer than it says": _CHUNKED + b"\r\n2\r\nhi!\r\n0\r\n\r\n",
     "another response for the next request": _OK + b"Content-Length: 2\r\n\r\nhi" + _OK + b"\r\n",

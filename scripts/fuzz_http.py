@@ -1,0 +1,100 @@
+"""Fuzzing of the proxy's HTTP against h11, for as long as it is told (X9). Run it by scripts/fuzz.
+
+The grammar and the comparisons are those of tests/security/test_against_h11.py. The input of a finding is made
+as small as it can be and printed; the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from llamasup.proxy import ProxyConfig
+from tests.security import test_against_h11 as comparisons
+from tests.security.circuit import Circuit
+from tests.security.grammar import cut, requests, responses
+
+_BATCH = 2000  # hypothesis remembers what it has tried: a new start keeps its memory bounded
+
+Check = Callable[[Circuit, st.DataObject], None]
+
+
+def read_as_h11_does(circuit: Circuit, data: st.DataObject) -> None:
+    comparisons.as_h11_reads(circuit, data.draw(requests()))
+
+
+def read_the_same_in_pieces(circuit: Circuit, data: st.DataObject) -> None:
+    raw = data.draw(requests())
+    comparisons.the_same_in_pieces(circuit, raw, data.draw(cut(raw)))
+
+
+def answered_whole_or_not(circuit: Circuit, data: st.DataObject) -> None:
+    raw, method = data.draw(responses()), data.draw(st.sampled_from([b"GET", b"POST", b"HEAD"]))
+    comparisons.answered_whole_or_not(circuit, raw, method, closes=data.draw(st.booleans()))
+
+
+_CHECKS: tuple[Check, ...] = (read_as_h11_does, read_the_same_in_pieces, answered_whole_or_not)
+
+
+class Fuzzer:
+    """Counts what became of the inputs: grammars that have drifted into nonsense show in it."""
+
+    def __init__(self, circuit: Circuit, seconds: float) -> None:
+        self._circuit = circuit
+        self._until = time.monotonic() + seconds
+        self.executions = 0
+        self.became: dict[str, Counter[str]] = {check.__name__: Counter() for check in _CHECKS}
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    def batch(self, check: Check, batch_seed: int) -> None:
+        """Raises what a finding raises, with its input as small as it gets."""
+
+        @seed(batch_seed)
+        @settings(
+            max_examples=_BATCH,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(data=st.data())
+        def fuzz(data: st.DataObject) -> None:
+            if not self.is_over:
+                check(self._circuit, data)
+                self.executions += 1
+                self.became[check.__name__].update(each.outcome for each in self._circuit.records)
+
+        fuzz()
+
+
+def run(seconds: float, first_seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        circuit = Circuit(Path(folder), ProxyConfig())
+        fuzzer = Fuzzer(circuit, seconds)
+        batch_seed = first_seed
+        try:
+            while not fuzzer.is_over:
+                for check in _CHECKS:
+                    fuzzer.batch(check, batch_seed)
+                batch_seed += 1
+        finally:
+            circuit.close()
+            for name, outcomes in fuzzer.became.items():
+                print(f"{name}: {dict(outcomes)}")
+            print(f"{fuzzer.executions} executions, seeds from {first_seed} to {batch_seed}")
+
+
+if __name__ == "__main__":
+    run(float(sys.argv[1]) if len(sys.argv) > 1 else 60.0, int(sys.argv[2]) if len(sys.argv) > 2 else 0)
