@@ -6,23 +6,31 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from ssl import SSLContext
 
 from llamasup.control.app import ControlServer
 from llamasup.core.address import is_loopback
 from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UsageInvalid
 from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, StartAsked, State, StopAsked
 from llamasup.core.settings import Settings
+from llamasup.core.slow_requests import SlowLog, slow_after, tell_slow
+from llamasup.effects.access_log import AccessLog, check_log_file
+from llamasup.effects.descriptors import raise_limit
 from llamasup.effects.files import private_folder, state_folder
 from llamasup.effects.guardian import Guardian, guarded_run_folder
+from llamasup.effects.keys import KeyFile
 from llamasup.effects.leftovers import remember_ready_file, sweep
 from llamasup.effects.ready_file import ReadyFile, clear_place
 from llamasup.jobs import Job, ServiceOptions, WrapOptions, given_front, refuse_outside, wrap_job
+from llamasup.proxy.connections import most_connections
 from llamasup.proxy.front import Front, listen
 from llamasup.proxy.listener import Proxy
-from llamasup.proxy.settings import ProxyConfig
+from llamasup.proxy.tls import tls_context
+from llamasup.runtime.access_line import access_line
 from llamasup.runtime.events import Bus, Notice, Ready, ServerExited, StateChanged, Stopped, as_json
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.launch import Launch, prepare
@@ -37,6 +45,7 @@ __all__ = ["RunOptions", "Service", "WrapOptions", "is_loopback"]
 _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
+STANDARD_ERROR = Path("-")
 _NOWHERE = Path("/nonexistent")
 
 
@@ -54,6 +63,8 @@ class RunOptions(ServiceOptions):
     tls_key: Path | None = None
     runtime: str | None = None
     api_keys: tuple[str, ...] = ()
+    """Keys that may infer, beside those of ``api_key_file``."""
+    api_key_file: Path | None = None
 
     @property
     def policy(self) -> Policy:
@@ -71,6 +82,9 @@ class Service:
     ) -> None:
         if isinstance(options, RunOptions):
             refuse_bad_address(options)
+            key_file = None if options.api_key_file is None else KeyFile(options.api_key_file)
+        if options.access_log is not None and options.access_log != STANDARD_ERROR:
+            check_log_file(options.access_log)
         # First of all: what an earlier run left alive has the memory that this one asks for.
         for swept in sweep():
             _log.warning("%s", swept)
@@ -84,13 +98,15 @@ class Service:
                 environ=os.environ if environ is None else environ,
             )
             Planner(launch, _NOWHERE).check()
-            self._job = _run_job(options, launch)
+            self._job = _run_job(options, launch, key_file)
         else:
             self.launch = options.wrapping
             self._job = wrap_job(options)
         if options.ready_file is not None:
             clear_place(options.ready_file)
         self.on_request: Callable[[RequestRecord], None] | None = None
+        self.on_slow_request: Callable[[RequestRecord, int], None] | None = None
+        """Hears of slow requests, at a bounded rate: with how many since the last one it did not hear of."""
         self.on_log: Callable[[list[bytes]], None] | None = None
         """Gets llama-server's output line by line, in a thread of its own; must neither wait nor raise."""
         self._bus = bus
@@ -99,6 +115,8 @@ class Service:
         self._proxy: Proxy | None = None
         self._stops_asked = 0
         self._load_began_s = 0.0
+        self._access_log: AccessLog[RequestRecord] | None = None
+        self._slow = SlowLog(time.monotonic())
 
     @property
     def runner(self) -> InstanceRunner | None:
@@ -129,6 +147,9 @@ class Service:
         options = self.options
         front = self._job.listen()
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
+        if (path := options.access_log) is not None:
+            self._access_log = AccessLog(None if path == STANDARD_ERROR else path, access_line)
+            self._metrics.lines_dropped = self._access_log.dropped
         try:
             with guarded_run_folder() as (folder, guardian):
                 if ready_file is not None:
@@ -136,6 +157,8 @@ class Service:
                 last = await self._serve(front, folder, guardian, ready_file)
         finally:
             front.close()
+            if self._access_log is not None:
+                self._access_log.close()
             if ready_file is not None:
                 ready_file.remove()
             self._bus.publish(Stopped())
@@ -160,9 +183,11 @@ class Service:
         )
         supervisor = Supervisor([runner], front.address, os.getpid())
         control = ControlServer(folder / "control.sock", supervisor, self._metrics)
+        limits = job.proxy.limits
+        most = min(limits.connections, most_connections(raise_limit()))
         proxy = self._proxy = Proxy(
             supervisor,
-            job.proxy,
+            replace(job.proxy, limits=replace(limits, connections=most)),
             metrics=self._metrics,
             control=control.endpoint,
             on_finished=self._finished,
@@ -219,8 +244,17 @@ class Service:
                 pass
 
     def _finished(self, record: RequestRecord) -> None:
+        if self._access_log is not None:
+            self._access_log.write(record)
         if self.on_request is not None:
             self.on_request(record)
+        limit_s = self.options.slow_request_s
+        is_for_model = record.model or record.outcome == "unavailable"
+        if limit_s and is_for_model and slow_after(record.first_byte_s, record.duration_s) > limit_s:
+            left_out = self._slow.left_out
+            self._slow, told = tell_slow(self._slow, time.monotonic())
+            if told and self.on_slow_request is not None:
+                self.on_slow_request(record, left_out)
 
 
 def _at_rest(instance: Instance) -> bool:
@@ -231,16 +265,34 @@ def _ready_or_at_rest(instance: Instance) -> bool:
     return instance.state is State.READY or instance.at_rest
 
 
-def _run_job(options: RunOptions, launch: Launch) -> Job:
+def _run_job(options: RunOptions, launch: Launch, key_file: KeyFile | None) -> Job:
+    tls = _tls(options)
     return Job(
         name=launch.model_id,
         aliases=launch.aliases,
         planner=lambda folder: Planner(launch, folder),
         listen=lambda: (
-            given_front(options.sockets) if options.sockets else listen([options.host], options.port)
+            given_front(options.sockets, tls)
+            if options.sockets
+            else listen([options.host], options.port, tls=tls)
         ),
-        proxy=ProxyConfig(api_keys=options.api_keys, route_by_model=False),
+        proxy=replace(options.shared_proxy(), api_keys=options.api_keys, key_file=key_file),
     )
+
+
+def _tls(options: RunOptions) -> SSLContext | None:
+    certificate, key = options.tls_cert, options.tls_key
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        given, missing = ("--tls-key", "--tls-cert") if certificate is None else ("--tls-cert", "--tls-key")
+        raise UsageInvalid(f"{given} without {missing}.", remedy="TLS takes both files: give the other one.")
+    if options.host.endswith(".sock") and not options.sockets:
+        raise UsageInvalid(
+            f"TLS on the Unix socket {options.host} protects nothing: no network is between.",
+            remedy="Leave --tls-cert and --tls-key out, or listen on an address.",
+        )
+    return tls_context(str(key), str(certificate))
 
 
 def refuse_bad_address(options: RunOptions) -> None:
@@ -249,7 +301,7 @@ def refuse_bad_address(options: RunOptions) -> None:
         raise UsageInvalid(
             f"--port {options.port} is no port.", remedy="Give 1 to 65535, or 0 for any free one."
         )
-    if options.api_keys or options.insecure_no_auth:
+    if options.api_keys or options.api_key_file or options.insecure_no_auth:
         return
     refuse_outside([options.host], options.sockets)
 

@@ -9,6 +9,7 @@ import typer
 
 from llamasup import __version__
 from llamasup.cli import options as o
+from llamasup.cli.key_commands import key
 from llamasup.cli.model_options import WithExtra
 from llamasup.cli.option_groups import takes_groups
 from llamasup.cli.service_commands import service
@@ -27,6 +28,7 @@ app = typer.Typer(
 
 
 app.add_typer(service)
+app.add_typer(key)
 
 
 def _show_version(wanted: bool) -> None:
@@ -84,7 +86,10 @@ def wrap(
     logging: o.Logging,
     server_log: o.ServerLog = "stderr",
 ) -> None:
-    """Supervise an existing llama-server command line, unchanged."""
+    """Supervise an existing llama-server command line, unchanged.
+
+    Its address, its keys and TLS are llama-server's own flags: --host, --api-key-file, --ssl-cert-file.
+    """
     from llamasup.cli.run import OutputOptions
     from llamasup.cli.wrap import wrap_command
 

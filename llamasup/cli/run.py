@@ -50,20 +50,19 @@ def run_command(
     output: OutputOptions,
     *,
     began_s: float,
-    api_key_file: Path | None,
     **options: Any,
 ) -> int:
     """Serve a model until stopped. Returns the exit code (docs/design.md, Exit codes)."""
 
     def ask() -> RunOptions:
         from llamasup.api import RunOptions
-        from llamasup.effects.keys import read_api_keys
+        from llamasup.effects.keys import environment_keys
         from llamasup.effects.systemd import take_sockets
 
         return RunOptions(
             model=model,
             settings=settings,
-            api_keys=read_api_keys(api_key_file, os.environ),
+            api_keys=environment_keys(os.environ),
             sockets=take_sockets(os.environ),
             **options,
         )
@@ -123,6 +122,7 @@ def _serve(
     narrator = Narrator(view, service, began_s)
     bus.listen(narrator.notice)
     service.on_request = narrator.request
+    service.on_slow_request = narrator.slow_request
     if output.server_log == "stderr":
         service.on_log = view.server_said
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

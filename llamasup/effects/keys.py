@@ -1,56 +1,153 @@
-"""Reads API keys: from a file with one key a line, or from the environment."""
+"""Reads API keys: from a file with one key a line, again whenever it changes, and from the environment."""
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+import secrets
+import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from llamasup.core.errors import ConfigInvalid
+from llamasup.core.key_file import read_key_lines
+from llamasup.core.keys import ApiKey
 
-__all__ = ["read_api_keys"]
+__all__ = ["PROCESS_SALT", "KeyFile", "environment_keys", "read_text"]
 
 VARIABLE = "LLAMASUP_API_KEY"
+PROCESS_SALT = secrets.token_hex(16).encode()
+"""For the digests of keys that are plain where they come from."""
+
+_log = logging.getLogger("llamasup.keys")
+
+_FILE_BYTES = 1 << 20  # a thousand keys with all that can be said of them are a quarter of it
+_UNHEARD = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_Signature = tuple[int, int, int, int]
 
 
-def read_api_keys(path: Path | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Every key that opens the door; none means that no key is asked for.
-
-    Blank lines and lines that begin with ``#`` are passed over, as in llama-server's own key file.
-    Raises ConfigInvalid: a key file that protects nothing must not go unnoticed.
-    """
-    keys = [environ[VARIABLE]] if environ.get(VARIABLE) else []
-    if path is not None:
-        keys += _lines(path)
-    for key in keys:
-        if not key.isascii() or not key.isprintable() or " " in key:
-            # The key itself is not shown: errors end up in logs.
-            raise ConfigInvalid(
-                f"An API key of {len(key)} characters holds a character that no HTTP header can carry.",
-                remedy="Use letters, digits and punctuation only.",
-            )
-    return tuple(dict.fromkeys(keys))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        text = path.expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError, RuntimeError) as error:
-        match error:
-            case OSError():
-                reason = error.strerror or str(error)
-            case UnicodeDecodeError():
-                reason = "it is not UTF-8 text"
-            case _:
-                reason = "there is no such user"  # ~name
+def environment_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The key of ``$LLAMASUP_API_KEY``, if it is set. Raises ConfigInvalid for what no client can send."""
+    given = environ.get(VARIABLE, "")
+    if not given:
+        return ()
+    key = given.strip()
+    if not key or _UNHEARD.search(key):
+        # The key itself is not shown: errors end up in logs.
+        what = "holds a control character" if key else "holds nothing but blanks"
         raise ConfigInvalid(
-            f"The API key file {str(path)!r} cannot be read: {reason}.",
-            remedy="Give a file with one key a line.",
-        ) from error
-    keys = [line.strip() for line in text.splitlines()]
-    keys = [key for key in keys if key and not key.startswith("#")]
-    if not keys:
-        raise ConfigInvalid(
-            f"The API key file {str(path)!r} holds no key.",
-            remedy="Write one key a line into it, or leave it out.",
+            f"${VARIABLE} has {len(given)} characters and {what}.",
+            remedy="Set it to text that an HTTP header can carry, or to nothing.",
         )
-    return keys
+    return (key,)
+
+
+class KeyFile:
+    """A file of keys and what it said last. Raises ConfigInvalid when it is read for the first time.
+
+    ``changed`` is called from time to time. Keys that were read once stay until the file says others: one
+    that is gone, half written or empty opens nothing to anybody.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.keys: tuple[ApiKey, ...] = ()
+        self._signature: _Signature | None = None
+        self._settled = False
+        self._complaint = ""
+        text, status = read_text(path)
+        self.keys = self._understood(text)
+        # What a pipe held is gone (`--api-key-file <(command)`).
+        self._is_file = stat.S_ISREG(status.st_mode)
+        self._signature = _signature(status)
+        if self._is_file and (warning := _too_open(path, status)):
+            _log.warning("%s", warning)
+
+    def changed(self) -> bool:
+        """Look whether the file says something else, and read it then. Costs a stat() if it does not."""
+        if not self._is_file:
+            return False
+        try:
+            signature = _signature(self.path.expanduser().stat())
+        except OSError as error:
+            return self._complain(f"{error.strerror or error}.")
+        # Two writes within one tick of the file system's clock look like one: after each change the file is
+        # read once more, by when the tick is over.
+        if signature == self._signature and self._settled:
+            return False
+        self._settled = signature == self._signature
+        self._signature = signature
+        try:
+            text, status = read_text(self.path)
+            keys = self._understood(text)
+        except ConfigInvalid as error:
+            if isinstance(error.__cause__, OSError):
+                self._settled = False  # who may read it can change without a change of the file
+            return self._complain(error.message)
+        self._signature = _signature(status)
+        if self._complaint:
+            self._complaint = ""
+            _log.warning("The API key file %r is as it should be again.", str(self.path))
+        if keys == self.keys:
+            return False
+        self.keys = keys
+        _log.info("The API key file %r has changed: %d keys.", str(self.path), len(keys))
+        return True
+
+    def _understood(self, text: str) -> tuple[ApiKey, ...]:
+        lines = read_key_lines(text, str(self.path), salt=PROCESS_SALT)
+        return tuple(line.key for line in lines)
+
+    def _complain(self, what: str) -> bool:
+        if what != self._complaint:  # said once, not every second
+            self._complaint = what
+            _log.warning(
+                "The API key file %r has changed, and is not taken over: %s The keys before still count.",
+                str(self.path),
+                what,
+            )
+        return False
+
+
+def read_text(path: Path, *, follow: bool = True) -> tuple[str, os.stat_result]:
+    """What a file of keys says, and what it was. ``follow``: through a symlink. Raises ConfigInvalid."""
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
+    try:
+        with os.fdopen(os.open(path.expanduser(), flags), "rb") as file:
+            status = os.fstat(file.fileno())
+            content = file.read(_FILE_BYTES + 1)
+        if len(content) > _FILE_BYTES:
+            raise _unreadable(path, f"it is larger than {_FILE_BYTES} bytes")
+        return content.decode("utf-8"), status
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, "it is not UTF-8 text") from error
+    except RuntimeError as error:  # ~name
+        raise _unreadable(path, "there is no such user") from error
+
+
+def _unreadable(path: Path, reason: str) -> ConfigInvalid:
+    return ConfigInvalid(
+        f"The API key file {str(path)!r} cannot be read: {reason}.",
+        remedy="Give a file with one key a line.",
+    )
+
+
+def _signature(status: os.stat_result) -> _Signature:
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
+
+
+def _too_open(path: Path, status: os.stat_result) -> str:
+    if sys.platform == "win32" or not stat.S_IMODE(status.st_mode) & 0o077:
+        return ""
+    # systemd grants a credential to its service by an ACL, which shows as the group's right.
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    if credentials and path.is_relative_to(credentials):
+        return ""
+    return (
+        f"The API key file {str(path)!r} can be read by others than its owner "
+        f"(mode {stat.S_IMODE(status.st_mode):04o}): chmod 600 {path}"
+    )

@@ -6,71 +6,46 @@ spelled oddly is never one of the public ones.
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-from hmac import compare_digest
 from ipaddress import ip_address
 
 from llamasup.core.http import Head, HttpError, closed_by_default, parse_authority
+from llamasup.core.keys import ApiKey
+from llamasup.proxy.keys import Keys
 from llamasup.proxy.settings import ProxyConfig
 
-__all__ = ["CONTROL_PREFIX", "HEALTH_PATHS", "PUBLIC_PATHS", "Door", "KeyRing"]
+__all__ = ["CONTROL_PREFIX", "HEALTH_PATHS", "PUBLIC_PATHS", "Door"]
 
 HEALTH_PATHS = frozenset({b"/health", b"/v1/health"})  # llama-server's own
 PUBLIC_PATHS = HEALTH_PATHS | {b"/livez", b"/readyz"}
 CONTROL_PREFIX = b"/llamasup/"
 
+# Numbers about the server: of no use to a model's users alone, nor to those alone who look after it.
+_FOR_ANY_KEY = frozenset({b"/metrics", b"/v1/models"})
+
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _REMEMBERED_HOSTS = 256  # one client sends one spelling; the bound keeps strangers from filling memory
-
-
-class KeyRing:
-    """Keys as salted digests of one length: comparing tells neither a key's length nor which one is near."""
-
-    __slots__ = ("_digests", "_salt")
-
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self._salt = secrets.token_bytes(16)
-        self._digests = tuple(self._digest(key.encode()) for key in keys)
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def opens(self, credentials: tuple[bytes, ...]) -> bool:
-        """Whether any of the credentials is one of the keys. Takes the same time for all keys."""
-        found = False
-        for credential in credentials:
-            digest = self._digest(credential)
-            for known in self._digests:
-                found |= compare_digest(digest, known)
-        return found
-
-    def _digest(self, key: bytes) -> bytes:
-        return hashlib.blake2b(key, digest_size=16, key=self._salt).digest()
 
 
 class Door:
     """The policy of one listener. ``trusted``: a socket whose file permissions are the authority."""
 
     __slots__ = (
-        "_admin",
         "_good_hosts",
-        "_inference",
         "_names",
         "_open_paths",
         "_origins",
         "_public_paths",
         "_trusted",
+        "keys",
         "own_paths",
         "rules",
     )
 
-    def __init__(self, config: ProxyConfig, *, trusted: bool = False) -> None:
+    def __init__(self, config: ProxyConfig, keys: Keys, *, trusted: bool = False) -> None:
         self._names = frozenset((*_LOOPBACK, *(name.lower().rstrip(".") for name in config.hosts)))
         self._good_hosts: set[bytes] = set()
         self._origins = frozenset(origin.lower().encode() for origin in config.origins)
-        self._admin = KeyRing(config.admin_keys)
-        self._inference = KeyRing((*config.api_keys, *config.admin_keys) if config.api_keys else ())
+        self.keys = keys
         self._open_paths = frozenset(path.encode() for path in config.open_paths)
         self._trusted = trusted
         self.rules = config.rules
@@ -79,8 +54,11 @@ class Door:
         # Where llamasup answers itself: in the place of a transparent llama-server only while that cannot.
         self.own_paths = health if config.rules.transparent else PUBLIC_PATHS
 
-    def admit(self, head: Head, local_host: str) -> HttpError | None:
-        """None, or why not. ``local_host`` is the address at which this connection reached us."""
+    def admit(self, head: Head, local_host: str) -> ApiKey | HttpError | None:
+        """The key that it came with, None if it needs none, or why it does not come in.
+
+        ``local_host`` is the address at which this connection reached us.
+        """
         if self.rules.transparent:
             return None
         if head.authority not in self._good_hosts and (
@@ -92,10 +70,15 @@ class Door:
             return refusal
         if path in self._public_paths or (head.origin is not None and self.is_preflight(head)):
             return None
+        ring = self.keys.ring
+        key = ring.find(head.credentials) if ring else None
         if path.startswith(CONTROL_PREFIX):
-            return self._judge_control(head)
-        if self._inference and not self._inference.opens(head.credentials):
-            return _unauthorized(head)
+            return self._judge_control(head, key)
+        if key is None:
+            if ring:
+                return _unauthorized(head)
+        elif not key.infers and path not in _FOR_ANY_KEY:
+            return _without_right(key, "control", "infer", "inference")
         if path not in self._open_paths and closed_by_default(head.method, path, self.rules.prefix):
             return HttpError(
                 403,
@@ -104,7 +87,7 @@ class Door:
                 cause="closed_path",
                 remedy="open the path in llamasup's configuration if it is meant to be reached",
             )
-        return None
+        return key
 
     def allows_origin(self, origin: bytes) -> bool:
         """Whether the configuration names this origin (and CORS headers are due)."""
@@ -146,24 +129,28 @@ class Door:
             remedy="add the origin to the configured ones if the page is yours",
         )
 
-    def _judge_control(self, head: Head) -> HttpError | None:
-        if self._trusted:
-            return None
-        if not self._admin:
+    def _judge_control(self, head: Head, key: ApiKey | None) -> ApiKey | HttpError | None:
+        if self._trusted or (key is not None and key.controls):
+            return key
+        if not self.keys.ring.controls:
             return HttpError(
                 403,
-                "the control API is closed over TCP: no admin key is configured",
+                "the control API is closed over TCP: no key has the right to it",
                 type="permission_error",
                 cause="control_closed",
-                remedy="use the llamasup command on this machine, or configure an admin key",
+                remedy="use the llamasup command on this machine, or make a key with --rights control",
             )
-        if self._admin.opens(head.credentials):
-            return None
-        if self._inference.opens(head.credentials):
-            return HttpError(
-                403, "this key may infer, not control", type="permission_error", cause="key_rights"
-            )
-        return _unauthorized(head)
+        return _unauthorized(head) if key is None else _without_right(key, "infer", "control", "control")
+
+
+def _without_right(key: ApiKey, may: str, may_not: str, right: str) -> HttpError:
+    return HttpError(
+        403,
+        f"the key {key.name!r} may {may}, not {may_not}",
+        type="permission_error",
+        cause="key_rights",
+        remedy=f"use a key with rights={right}",
+    )
 
 
 def _unauthorized(head: Head) -> HttpError:

@@ -203,7 +203,7 @@ class Downstream(asyncio.Protocol):
             request.whole = True
             self.read_on()
             return
-        if refusal := self._over_limit(request):
+        if refusal := self.proxy.keys.enter(request):
             lease.release()
             request.refusal = refusal
             request.keep_alive = False
@@ -274,7 +274,7 @@ class Downstream(asyncio.Protocol):
         elif head.origin is not None and self._door.is_preflight(head):
             close = not self.keeps_alive(request)
             self._answer_locally(request, 204, local.preflight(head, request.response_lines, close=close))
-        elif refusal := self._over_limit(request):
+        elif request.key is not None and (refusal := self.proxy.keys.enter(request)):
             self._refused(request, refusal)
         else:
             lease = self._lease_for(request)
@@ -283,19 +283,6 @@ class Downstream(asyncio.Protocol):
             else:
                 self._exchange = exchange = Exchange(self, request, lease)
                 exchange.start()
-
-    def _over_limit(self, request: Request) -> HttpError | None:
-        """Count it as one of its key's, or say that the key has too many."""
-        if request.key is None or not request.head.route.infers:
-            return None
-        now = monotonic()
-        quota = self.proxy.keys.quota(request.key, now)
-        if quota is None:
-            return None
-        refusal = quota.enter(now)
-        if refusal is None:
-            request.quota = quota
-        return refusal
 
     def _wait(self, request: Request, why: Unavailable) -> None:
         """Let it wait for a generation that serves, or say why not."""

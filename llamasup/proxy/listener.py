@@ -14,7 +14,6 @@ from time import monotonic
 from typing import Any
 
 from llamasup.core.http import HttpError
-from llamasup.core.quota import cost_of
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.door import Door
 from llamasup.proxy.downstream import Downstream
@@ -133,7 +132,7 @@ class Proxy:
         if self._closed:
             raise ConnectionAbortedError
         if self._sweeper is None:
-            self.keys.look(monotonic())  # nobody has looked while there was no connection
+            self.keys.look()  # nobody has looked while there was no connection
             self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep)
         return refusal
 
@@ -163,10 +162,8 @@ class Proxy:
 
     def tell(self, request: Request, record: RequestRecord) -> None:
         """A request is over, and this is what became of it. Called once for each."""
-        quota, request.quota = request.quota, None
-        if quota is not None:
-            cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
-            quota.leave(cost, monotonic())
+        if request.quota is not None:
+            self.keys.leave(request, record)
         self.metrics.count_request(record)
         if self._on_finished is not None:
             try:
@@ -183,7 +180,7 @@ class Proxy:
     def _sweep(self) -> None:
         """One timer for all connections: one per request would cost more than the request's parsing."""
         now = monotonic()
-        self.keys.look(now)
+        self.keys.look()
         for connection in self.clients:
             connection.sweep(now)
         idle = 0

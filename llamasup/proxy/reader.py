@@ -13,9 +13,10 @@ from typing import Final
 
 import httptools
 
-from llamasup.core.http import HttpError, RawHeaders, read_head
+from llamasup.core.http import Head, HttpError, RawHeaders, read_head
 from llamasup.core.keys import ApiKey
 from llamasup.proxy.door import Door
+from llamasup.proxy.known_heads import KnownHead, learn
 from llamasup.proxy.request import UNREAD, Request
 from llamasup.proxy.settings import Limits
 
@@ -39,7 +40,9 @@ class RequestReader:
         "_door",
         "_fed",
         "_headers",
+        "_heads_read",
         "_known_api_key",
+        "_known_bytes",
         "_known_epoch",
         "_known_head",
         "_known_key",
@@ -47,10 +50,12 @@ class RequestReader:
         "_limits",
         "_local_host",
         "_next_id",
+        "_owed",
         "_parser",
         "_peer",
         "_progress",
         "_read_bytes",
+        "_repeats",
         "_resume",
         "_resuming",
         "_target",
@@ -79,6 +84,10 @@ class RequestReader:
         self._known_head = UNREAD
         self._known_api_key: ApiKey | None = None
         self._known_epoch = 0  # of the keys that admitted it
+        self._known_bytes: KnownHead | None = None  # once it has come twice; the parser is not shown it again
+        self._repeats = False  # the head being parsed is the known one, and may be known by its bytes
+        self._heads_read = 0  # in the read being parsed
+        self._owed = 0  # bytes of a body that the parser is not shown
         self._fed = 0  # bytes of earlier reads since the parser last got on
         self._read_bytes = 0  # of the read being parsed
         self._progress = False
@@ -87,8 +96,40 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Parse; whole requests end up in the queue, and so does the refusal of bytes that are none."""
-        self._read_bytes = len(data)
         self._progress = False
+        if self._owed:
+            data = self._read_owed(data)
+        while data and not self.begun and (known := self._known_bytes) is not None:
+            digits = known.length_in(data)
+            if digits is None or self._known_epoch != self._door.keys.epoch:
+                break
+            data = self._read_known(digits, data[known.bytes_beside_digits + len(digits) :])
+        if data:
+            self._parse(data)
+
+    def _read_known(self, digits: bytes, rest: bytes) -> bytes:
+        """Read a request whose head is known, and which ``rest`` is behind; what is left then."""
+        self._length = int(digits) if digits else None
+        self._open(self._known_head, self._known_api_key)
+        self._owed = self._length or 0
+        self.begun = True
+        return self._read_owed(rest)
+
+    def _read_owed(self, data: bytes) -> bytes:
+        """Read on in a body that the parser is not shown; what is left behind it."""
+        body, rest = (data, b"") if len(data) <= self._owed else (data[: self._owed], data[self._owed :])
+        self._owed -= len(body)
+        if body:
+            self.on_body(body)
+        if not self._owed:
+            self.on_message_complete()
+        return rest
+
+    def _parse(self, data: bytes) -> None:
+        self._read_bytes = len(data)
+        self._repeats = False
+        self._heads_read = 0
+        from_its_start = not self.begun
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -106,6 +147,8 @@ class RequestReader:
             self._fed += len(data)
             if self._fed > self._limits.head_bytes:
                 self.refuse(_unbounded(self._limits.head_bytes))
+        if self._repeats and from_its_start and self._heads_read == 1:
+            self._known_bytes = learn(data)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Go on in HTTP/1.1, as RFC 9110 §7.8 lets us: Java's client offers h2c with its first request.
@@ -131,6 +174,7 @@ class RequestReader:
         """Queue the refusal of something that is not a whole request; the connection ends with it."""
         request = self.partial or Request(UNREAD, self._next_id(), keep_alive=False, peer=self._peer)
         self.partial = None
+        self._known_bytes = None
         request.refusal = error
         request.keep_alive = False
         if not self.ready or self.ready[-1].keep_alive:
@@ -170,10 +214,16 @@ class RequestReader:
         key = (method, self._target, version, self._headers)
         self._target = b""
         self._headers = []
+        self._heads_read += 1
         refusal = None
         epoch = self._door.keys.epoch
         if key == self._known_key and epoch == self._known_epoch:
             head, api_key = self._known_head, self._known_api_key
+            self._repeats = (
+                parser.should_keep_alive()
+                and version == "1.1"
+                and not (head.chunked or head.expects_continue or head.upgrades)
+            )
         else:
             read = self._too_large(key) or read_head(*key, self._door.rules)
             if isinstance(read, HttpError):
@@ -187,23 +237,36 @@ class RequestReader:
                 api_key = admitted
                 self._known_key, self._known_head = key, head
                 self._known_api_key, self._known_epoch = api_key, epoch
+                self._known_bytes = None
+        self._open(head, api_key, refusal, keep_alive=parser.should_keep_alive(), http_1_0=version == "1.0")
+        if head.upgrades and parser.should_upgrade():
+            if head.chunked:
+                self._resume = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            elif self._length:
+                self._resume = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % self._length
+
+    def _open(
+        self,
+        head: Head,
+        api_key: ApiKey | None,
+        refusal: HttpError | None = None,
+        *,
+        keep_alive: bool = True,
+        http_1_0: bool = False,
+    ) -> None:
+        """Begin the request that ``head`` heads."""
         self.partial = request = Request(
             head,
             head.request_id or self._next_id(),
-            keep_alive=parser.should_keep_alive(),
-            http_1_0=version == "1.0",
+            keep_alive=keep_alive,
+            http_1_0=http_1_0,
             peer=self._peer,
             key=api_key,
         )
         if refusal is None and self._length is not None and self._length > self._limits.body_bytes:
             refusal = self._body_too_large()
         request.refusal = refusal
-        if head.upgrades and parser.should_upgrade():
-            if head.chunked:
-                self._resume = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-            elif self._length:
-                self._resume = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % self._length
-        if head.origin is not None and refusal is None and self._door.allows_origin(head.origin):
+        if head.origin is not None and self._door.allows_origin(head.origin):
             request.response_lines += b"Access-Control-Allow-Origin: " + head.origin + b"\r\nVary: Origin\r\n"
 
     def on_body(self, body: bytes) -> None:

@@ -13,7 +13,7 @@ from llamasup.core.errors import ConfigInvalid, UsageInvalid
 from llamasup.core.hand_paths import with_absolute_paths
 from llamasup.core.settings import Settings
 from llamasup.core.unit_file import Credential, Unit, checked_name, is_hidden, name_for
-from llamasup.effects.keys import read_api_keys
+from llamasup.effects.keys import KeyFile
 from llamasup.effects.model_file import split_name, split_paths
 from llamasup.effects.units import gpu_groups, systemd_version, unreadable_by_others
 from llamasup.runtime.launch import DEMO, Launch, expanded, prepare
@@ -130,7 +130,7 @@ def _refuse(request: ServiceRequest) -> None:
 def _refuse_unusable(given: Mapping[str, Any]) -> None:
     """Files that ``llamasup run`` would refuse."""
     if given["api_key_file"] is not None:
-        read_api_keys(given["api_key_file"], {})
+        KeyFile(given["api_key_file"])
 
 
 def _is_user(name: str) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from llamasup.proxy import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig
+from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, Rig, answer, chunk, field, get, post, status
 
 
@@ -235,7 +236,7 @@ def test_no_cors_header_of_the_child_passes(rig: Rig) -> None:
 
 # --- X4: keys
 
-KEYS = ProxyConfig(api_keys=("first", "second"), admin_keys=("admin",))
+KEYS = ProxyConfig(key_file=keys_of("first\nsecond\nadmin rights=inference,control"))
 
 
 @pytest.mark.parametrize("path", [b"/", b"/props", CHAT, b"/metrics", b"/anything", b"/v1/models"])

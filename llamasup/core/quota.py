@@ -1,0 +1,114 @@
+"""What a key's limits leave it: token buckets, filled by the time that is passed in.
+
+A bucket holds a minute's worth: so much may come at once, and then as fast as it fills. Owned by the proxy's
+loop; nothing here asks for the time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llamasup.core.http import HttpError
+from llamasup.core.keys import KeyLimits
+
+__all__ = ["Bucket", "Quota", "cost_of"]
+
+_MINUTE_S: Final = 60.0
+_ROUNDING: Final = 1e-6  # who waited exactly as long as was said is not turned away over the last bit
+# How long the others of one key will take is known to nobody; a second is what it costs little to ask again.
+_CONCURRENT_RETRY_S: Final = 1.0
+
+
+class Bucket:
+    """``per_minute`` flow in each minute, and no more than that is held. May be overdrawn."""
+
+    __slots__ = ("_at", "_level", "per_minute")
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._at = now
+
+    def seconds_until_one(self, now: float) -> float:
+        """0 if one can be taken now."""
+        self._fill(now)
+        lacking = 1.0 - self._level
+        return lacking * _MINUTE_S / self.per_minute if lacking > _ROUNDING else 0.0
+
+    def take(self, count: int) -> None:
+        self._level -= count
+
+    def resize(self, per_minute: int, now: float) -> None:
+        """Another rate from now on: what it gives more can be had at once, what was used stays used."""
+        self._fill(now)
+        more = max(0, per_minute - self.per_minute)
+        self._level = min(self._level + more, float(per_minute))
+        self.per_minute = per_minute
+
+    def _fill(self, now: float) -> None:
+        grown = self._level + max(0.0, now - self._at) * self.per_minute / _MINUTE_S
+        self._level = min(float(self.per_minute), grown)
+        self._at = now
+
+
+class Quota:
+    """One key's use of its limits. What enters must leave, once."""
+
+    __slots__ = ("_concurrent", "_requests", "_tokens", "in_flight")
+
+    def __init__(self, limits: KeyLimits, now: float) -> None:
+        self.in_flight = 0
+        self._concurrent = limits.concurrent
+        self._requests = _bucket(None, limits.requests_per_minute, now)
+        self._tokens = _bucket(None, limits.tokens_per_minute, now)
+
+    def change(self, limits: KeyLimits, now: float) -> None:
+        """The key's limits are others now; what it has used counts on."""
+        self._concurrent = limits.concurrent
+        self._requests = _bucket(self._requests, limits.requests_per_minute, now)
+        self._tokens = _bucket(self._tokens, limits.tokens_per_minute, now)
+
+    def enter(self, now: float) -> HttpError | None:
+        """Count a request in, or say why not (429) and when to ask again."""
+        if self._concurrent is not None and self.in_flight >= self._concurrent:
+            return _refusal("at one time", self._concurrent, "requests", "concurrent", _CONCURRENT_RETRY_S)
+        if self._tokens is not None and (wait_s := self._tokens.seconds_until_one(now)):
+            return _refusal("a minute", self._tokens.per_minute, "tokens", "tokens", wait_s)
+        if self._requests is not None:
+            if wait_s := self._requests.seconds_until_one(now):
+                return _refusal("a minute", self._requests.per_minute, "requests", "requests", wait_s)
+            self._requests.take(1)
+        self.in_flight += 1
+        return None
+
+    def leave(self, tokens: int, now: float) -> None:
+        """A request that entered is over, and cost this many tokens."""
+        self.in_flight -= 1
+        if self._tokens is not None:
+            self._tokens.seconds_until_one(now)  # filled up to the moment of the cost, not beyond
+            self._tokens.take(tokens)
+
+
+def cost_of(prompt: int | None, cached: int | None, completion: int | None) -> int:
+    """Tokens that llama-server worked for. What it had in its cache took no time, and is free."""
+    return max(0, (prompt or 0) - (cached or 0)) + (completion or 0)
+
+
+def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+    if per_minute is None:
+        return None
+    if bucket is None:
+        return Bucket(per_minute, now)
+    bucket.resize(per_minute, now)
+    return bucket
+
+
+def _refusal(span: str, limit: int, of_what: str, cause: str, retry_after_s: float) -> HttpError:
+    return HttpError(
+        429,
+        f"This key's limit is reached: {of_what} {span}, {limit}",
+        "rate_limit_error",
+        f"key_{cause}",
+        "ask again after the time in Retry-After",
+        retry_after_s,
+    )

@@ -1,0 +1,72 @@
+"""The keys as they are now, and what each has used of its limits. One for all of a proxy's sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+from llamasup.core.http import HttpError
+from llamasup.core.keys import KeyRing, plain_keys
+from llamasup.core.quota import Quota, cost_of
+from llamasup.effects.keys import PROCESS_SALT
+from llamasup.proxy.request import Request
+from llamasup.proxy.settings import ProxyConfig
+from llamasup.runtime.metrics import RequestRecord
+
+__all__ = ["Keys"]
+
+
+class Keys:
+    """``epoch`` changes with the keys: what was decided by those of another epoch is to be decided anew."""
+
+    __slots__ = ("_file", "_given", "_quotas", "clock", "epoch", "ring")
+
+    def __init__(self, config: ProxyConfig, clock: Callable[[], float] = monotonic) -> None:
+        self.clock = clock
+        self._file = config.key_file
+        self._given = plain_keys(config.api_keys, PROCESS_SALT)
+        self._quotas: dict[str, Quota] = {}  # by name, of keys with limits that have been used
+        self.epoch = 0
+        self.ring = KeyRing(())
+        self._renew()
+
+    def look(self) -> None:
+        """Take over what the file of keys says now. Costs a stat() if it says nothing new."""
+        if self._file is not None and self._file.changed():
+            self._renew()
+            self._carry_over()
+
+    def enter(self, request: Request) -> HttpError | None:
+        """Count a request as one of its key's, or say that the key has too many. Only inference is limited."""
+        key = request.key
+        if key is None or not key.limits or not request.head.route.infers:
+            return None
+        now = self.clock()
+        quota = self._quotas.get(key.name)
+        if quota is None:
+            quota = self._quotas[key.name] = Quota(key.limits, now)
+        refusal = quota.enter(now)
+        if refusal is None:
+            request.quota = quota
+        return refusal
+
+    def leave(self, request: Request, record: RequestRecord) -> None:
+        """The request is over, and ``record`` says what it cost."""
+        quota, request.quota = request.quota, None
+        if quota is not None:
+            cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
+            quota.leave(cost, self.clock())
+
+    def _renew(self) -> None:
+        # Those of the file first: of a key that is given twice, they say more.
+        self.ring = KeyRing((*(self._file.keys if self._file is not None else ()), *self._given))
+        self.epoch += 1
+
+    def _carry_over(self) -> None:
+        """A key that is still there by its name has used what it has used, whatever its limits are now."""
+        assert self._file is not None
+        limits = {key.name: key.limits for key in self._file.keys if key.limits}
+        self._quotas = {name: quota for name, quota in self._quotas.items() if name in limits}
+        now = self.clock()
+        for name, quota in self._quotas.items():
+            quota.change(limits[name], now)

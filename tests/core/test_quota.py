@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamasup.core.http import HttpError
+from llamasup.core.keys import KeyLimits
+from llamasup.core.quota import Bucket, Quota, cost_of
+
+
+def refused(answer: HttpError | None) -> HttpError:
+    assert answer is not None
+    assert answer.status == 429
+    assert answer.type == "rate_limit_error"
+    assert answer.retry_after_s is not None
+    return answer
+
+
+def test_without_limits_everything_enters() -> None:
+    quota = Quota(KeyLimits(), 0.0)
+    assert all(quota.enter(0.0) is None for _ in range(1000))
+    quota.leave(10**9, 0.0)
+    assert quota.enter(0.0) is None
+
+
+def test_a_minutes_requests_may_come_at_once_and_then_as_they_flow() -> None:
+    quota = Quota(KeyLimits(requests_per_minute=3), 100.0)
+    assert [quota.enter(100.0) for _ in range(3)] == [None] * 3
+    late = refused(quota.enter(100.0))
+    assert late.cause == "key_requests"
+    assert "requests a minute, 3" in late.message
+    assert late.retry_after_s == pytest.approx(20.0)
+    refused(quota.enter(119.9))
+    assert quota.enter(120.0) is None
+    refused(quota.enter(120.0))
+
+
+def test_a_refused_request_costs_nothing() -> None:
+    quota = Quota(KeyLimits(requests_per_minute=1), 0.0)
+    assert quota.enter(0.0) is None
+    for at in range(59):
+        refused(quota.enter(float(at)))
+    assert quota.enter(60.0) is None
+
+
+def test_a_long_rest_saves_up_no_more_than_a_minute() -> None:
+    quota = Quota(KeyLimits(requests_per_minute=2), 0.0)
+    assert [quota.enter(1e6) for _ in range(2)] == [None, None]
+    refused(quota.enter(1e6))
+
+
+def test_so_many_at_one_time_and_the_next_when_one_is_over() -> None:
+    quota = Quota(KeyLimits(concurrent=2), 0.0)
+    assert quota.enter(0.0) is None
+    assert quota.enter(0.0) is None
+    third = refused(quota.enter(0.0))
+    assert third.cause == "key_concurrent"
+    assert third.retry_after_s == 1.0
+    quota.leave(0, 0.0)
+    assert quota.enter(0.0) is None
+
+
+def test_tokens_are_counted_when_an_answer_is_over_and_the_next_request_waits_for_them() -> None:
+    quota = Quota(KeyLimits(tokens_per_minute=600), 0.0)
+    assert quota.enter(0.0) is None
+    quota.leave(1200, 0.0)  # more than a minute has: nobody knew before
+    over = refused(quota.enter(0.0))
+    assert over.cause == "key_tokens"
+    assert over.retry_after_s == pytest.approx(60.1)
+    refused(quota.enter(60.0))
+    assert quota.enter(60.1) is None
+
+
+def test_tokens_are_paid_by_the_minute_in_which_the_answer_ends() -> None:
+    quota = Quota(KeyLimits(tokens_per_minute=60), 0.0)
+    assert quota.enter(0.0) is None
+    quota.leave(60, 300.0)  # five minutes of rest saved up nothing
+    assert refused(quota.enter(300.0)).retry_after_s == pytest.approx(1.0)
+
+
+def test_a_key_whose_tokens_are_used_up_loses_no_request_by_asking() -> None:
+    quota = Quota(KeyLimits(requests_per_minute=2, tokens_per_minute=60), 0.0)
+    assert quota.enter(0.0) is None
+    quota.leave(60, 0.0)
+    for _ in range(5):
+        assert refused(quota.enter(0.0)).cause == "key_tokens"
+    assert quota.enter(1.0) is None
+
+
+def test_other_limits_count_on_from_what_was_used() -> None:
+    quota = Quota(KeyLimits(requests_per_minute=2, concurrent=5), 0.0)
+    assert quota.enter(0.0) is None
+    assert quota.enter(0.0) is None
+    quota.change(KeyLimits(requests_per_minute=3, concurrent=3, tokens_per_minute=60), 0.0)
+    assert quota.enter(0.0) is None  # the third of three
+    assert refused(quota.enter(0.0)).cause == "key_concurrent"
+    quota.leave(0, 0.0)
+    assert refused(quota.enter(0.0)).cause == "key_requests"
+    quota.change(KeyLimits(), 0.0)
+    assert quota.enter(0.0) is None
+
+
+def test_a_lower_rate_takes_back_no_more_than_there_is() -> None:
+    bucket = Bucket(60, 0.0)
+    bucket.take(59)
+    bucket.resize(6, 0.0)
+    assert bucket.seconds_until_one(0.0) == 0.0
+    bucket.take(1)
+    assert bucket.seconds_until_one(0.0) == pytest.approx(10.0)
+    full = Bucket(60, 0.0)
+    full.resize(1, 0.0)
+    full.take(1)
+    assert full.seconds_until_one(0.0) == pytest.approx(60.0)
+
+
+def test_a_clock_that_stands_or_goes_back_gives_nothing() -> None:
+    bucket = Bucket(1, 10.0)
+    bucket.take(1)
+    assert bucket.seconds_until_one(10.0) == pytest.approx(60.0)
+    assert bucket.seconds_until_one(5.0) == pytest.approx(60.0)
+
+
+@given(
+    st.integers(1, 10_000),
+    st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60),
+)
+def test_who_waits_as_long_as_was_said_is_served(per_minute: int, steps: list[tuple[float, bool]]) -> None:
+    quota = Quota(KeyLimits(requests_per_minute=per_minute), 0.0)
+    now, entered = 0.0, 0
+    for pause, patient in steps:
+        now += pause
+        refusal = quota.enter(now)
+        if refusal is not None and patient:
+            assert refusal.retry_after_s is not None
+            now += refusal.retry_after_s
+            refusal = quota.enter(now)
+            assert refusal is None
+        entered += refusal is None
+        assert entered <= per_minute * (1 + now / 60) + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "completion", "cost"),
+    [
+        (100, 0, 20, 120),
+        (100, 90, 20, 30),
+        (100, None, None, 100),
+        (None, None, 7, 7),
+        (None, None, None, 0),
+        (5, 9, 1, 1),
+    ],
+)
+def test_cached_tokens_are_free(
+    prompt: int | None, cached: int | None, completion: int | None, cost: int
+) -> None:
+    assert cost_of(prompt, cached, completion) == cost

@@ -1,0 +1,440 @@
+"""API keys as clients meet them: whose a key is, what it may do, how much of it, and until when (X4)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from llamasup.effects.keys import KeyFile
+from llamasup.proxy import Limits, ProxyConfig
+from tests.proxy.conftest import MakeRig
+from tests.proxy.key_files import keys_of
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
+
+BODY = b'{"messages":[]}'
+
+
+def bearer(key: bytes) -> bytes:
+    return b"Authorization: Bearer " + key
+
+
+def chat(key: bytes) -> bytes:
+    return post(CHAT, BODY, bearer(key))
+
+
+class Child:
+    """The child's side of as many requests as come on one connection."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._wire: Wire | None = None
+
+    def answers(self, body: bytes = b"{}") -> None:
+        self._wire = self._wire or self._rig.accept()
+        self._wire.message()
+        self._wire.send(answer(body))
+
+
+def usage(prompt: int, cached: int, completion: int) -> bytes:
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion}
+    return json.dumps({"usage": counts | {"prompt_tokens_details": {"cached_tokens": cached}}}).encode()
+
+
+def error_of(client: Wire, code: int) -> dict[str, object]:
+    head, body = client.message()
+    assert status(head) == code, body
+    return dict(json.loads(body)["error"])
+
+
+def served(client: Wire, child: Child, request: bytes, body: bytes = b"{}") -> None:
+    client.send(request)
+    child.answers(body)
+    assert status(client.message()[0]) == 200
+
+
+# --- rights
+
+
+RIGHTS = ProxyConfig(
+    key_file=keys_of("infer\ncontrol name=root rights=control\nboth rights=inference,control"),
+    api_keys=("given",),
+)
+
+
+@pytest.mark.parametrize(
+    "header", [b"Authorization: Bearer ", b"x-api-key: ", b"X-Api-Key:", b"authorization: bearer "]
+)
+@pytest.mark.parametrize("path", [b"/llamasup/v1/status", b"http://localhost/llamasup/v1/status"])
+def test_only_a_key_with_the_right_controls(make_rig: MakeRig, header: bytes, path: bytes) -> None:
+    rig = make_rig(RIGHTS, control=True)
+    client = rig.connect()
+    for key in (b"infer", b"given"):
+        client.send(get(path, header + key))
+        assert error_of(client, 403)["cause"] == "key_rights"
+    client.send(get(path, header + b"wrong"))
+    assert error_of(client, 401)["cause"] == "api_key"
+    client.send(get(path))
+    assert error_of(client, 401)["cause"] == "api_key"
+    client.send(get(path, header + b"control"))
+    control = rig.accept_control()
+    control.head()
+    control.send(answer())
+    assert status(client.message()[0]) == 200
+    client.send(get(path, header + b"both"))
+    control.head()
+    control.send(answer())
+    assert status(client.message()[0]) == 200
+    assert rig.backend.asked_for == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"//llamasup/v1/shutdown",
+        b"/%6Clamasup/v1/shutdown",
+        b"/llamasup%2fv1/shutdown",
+        b"/LLAMASUP/v1/shutdown",
+        b"/llamasup",
+        b"/x/../llamasup/v1/shutdown",
+        b"/x/%2e%2e/llamasup/v1/shutdown",
+        b"/.//llamasup/v1/shutdown",
+        b"http://localhost//llamasup/v1/shutdown",
+        b"HTTP://LOCALHOST/%6clamasup/v1",
+    ],
+)
+def test_an_odd_spelling_of_the_control_api_opens_to_nobody(make_rig: MakeRig, path: bytes) -> None:
+    rig = make_rig(RIGHTS, control=True)
+    client = rig.connect()
+    for key, cause in ((b"infer", "closed_path"), (b"control", "key_rights"), (b"both", "closed_path")):
+        client.send(get(path, bearer(key), method=b"POST"))
+        assert error_of(client, 403)["cause"] == cause
+    client.send(get(path, method=b"POST"))
+    assert error_of(client, 401)["cause"] == "api_key"
+    assert rig.backend.asked_for == []
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/props", b"/", b"/slots", b"/anything"])
+def test_a_key_for_control_alone_cannot_infer(make_rig: MakeRig, path: bytes) -> None:
+    rig = make_rig(RIGHTS)
+    client = rig.connect()
+    client.send(get(path, bearer(b"control")))
+    error = error_of(client, 403)
+    assert error["cause"] == "key_rights"
+    assert error["message"] == "the key 'root' may control, not infer"
+    assert rig.backend.asked_for == []
+
+
+def test_any_key_reads_the_metrics_and_none_does_not(make_rig: MakeRig) -> None:
+    rig = make_rig(RIGHTS, control=True)
+    client = rig.connect()
+    client.send(get(b"/metrics"))
+    error_of(client, 401)
+    control = None
+    for key in (b"infer", b"control", b"both", b"given"):
+        client.send(get(b"/metrics", bearer(key)))
+        control = control or rig.accept_control()
+        control.head()
+        control.send(answer())
+        assert status(client.message()[0]) == 200
+
+
+def test_where_only_control_has_a_key_the_model_is_closed_too(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(key_file=keys_of("k rights=control")))
+    client = rig.connect()
+    client.send(get(b"/props"))
+    error_of(client, 401)
+    client.send(get(b"/livez"))
+    assert status(client.message()[0]) == 200
+
+
+def test_a_hashed_key_opens_and_its_hash_does_not(make_rig: MakeRig) -> None:
+    line = f"sha256:abcdefgh:{hashlib.sha256(b'abcdefghone').hexdigest()}"
+    rig = make_rig(ProxyConfig(key_file=keys_of(line)))
+    client, child = rig.connect(), Child(rig)
+    served(client, child, chat(b"one"))
+    client.send(chat(line.encode()))
+    error_of(client, 401)
+
+
+def test_keys_with_blanks_and_letters_beyond_ascii_open(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(key_file=keys_of("with space\nclé")))
+    client, child = rig.connect(), Child(rig)
+    served(client, child, chat(b"with space"))
+    served(client, child, chat("clé".encode()))
+    client.send(chat(b"with"))
+    error_of(client, 401)
+
+
+def test_a_request_is_known_by_its_keys_name(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig(RIGHTS)
+    clients: list[str] = []
+    tell = rig.proxy.tell
+    monkeypatch.setattr(
+        rig.proxy, "tell", lambda request, record: (clients.append(request.client), tell(request, record))
+    )
+    client, child = rig.connect(), Child(rig)
+    for _ in range(2):  # the second time from memory
+        served(client, child, chat(b"both"))
+    served(client, child, chat(b"given"))
+    client.send(get(b"/livez"))
+    client.message()
+    client.send(get(b"/livez"))
+    client.message()
+    assert clients[:3] == ["key:key-2", "key:key-2", "key:given-1"]
+    assert clients[3] == "127.0.0.1"
+
+
+# --- a file that changes
+
+
+def with_file(path: Path, text: str) -> ProxyConfig:
+    path.write_text(text)
+    path.chmod(0o600)
+    return ProxyConfig(key_file=KeyFile(path), limits=Limits(sweep_s=0.01))
+
+
+def await_epoch(rig: Rig, epoch: int) -> None:
+    """Until the proxy has taken over a change; each look is one sweep of its own."""
+    while rig.call(lambda: rig.proxy.keys.epoch) < epoch:
+        pass
+
+
+def test_a_revoked_key_stops_working_on_an_open_connection(make_rig: MakeRig, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    rig = make_rig(with_file(path, "one name=a\ntwo name=b\n"))
+    old, other, child = rig.connect(), rig.connect(), Child(rig)
+    for request in (chat(b"one"), get(b"/props", bearer(b"one"))):
+        for _ in range(3):  # from memory, by now
+            served(old, child, request)
+    served(other, child, chat(b"two"))
+    path.write_text("two name=b\nthree name=c\n")
+    await_epoch(rig, 2)
+    old.send(get(b"/props", bearer(b"one")))
+    assert error_of(old, 401)["cause"] == "api_key"
+    old.send(chat(b"one"))
+    assert error_of(old, 401)["cause"] == "api_key"
+    served(other, child, chat(b"two"))
+    served(old, child, chat(b"three"))
+
+
+def test_a_request_in_flight_ends_well_though_its_key_is_revoked(make_rig: MakeRig, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    rig = make_rig(with_file(path, "one name=a concurrent=1\ntwo\n"))
+    client = rig.connect()
+    client.send(chat(b"one"))
+    child = rig.accept()
+    child.message()
+    child.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
+    client.until(b"data: 1\n\n")
+    path.write_text("two\n")
+    await_epoch(rig, 2)
+    child.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+    assert client.until(b"0\r\n\r\n").endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    client.send(chat(b"one"))
+    error_of(client, 401)
+
+
+def test_the_first_connection_after_a_rest_finds_the_new_keys(make_rig: MakeRig, tmp_path: Path) -> None:
+    """No timer runs while nobody is there, so the change is looked for when somebody comes."""
+    path = tmp_path / "keys"
+    config = with_file(path, "one\n")
+    rig = make_rig(ProxyConfig(key_file=config.key_file, limits=Limits(sweep_s=3600)))
+    path.write_text("other\n")
+    client = rig.connect()
+    client.send(get(b"/props", bearer(b"one")))
+    error_of(client, 401)
+    served(client, Child(rig), get(b"/props", bearer(b"other")))
+
+
+@pytest.mark.parametrize(
+    "broken", ["", "# all gone\n", "one rpm=fast\n", None], ids=["empty", "comment", "bad", "gone"]
+)
+def test_a_broken_file_closes_nothing_and_opens_nothing(
+    make_rig: MakeRig, tmp_path: Path, broken: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys"
+    rig = make_rig(with_file(path, "one\n"))
+    client, child = rig.connect(), Child(rig)
+    served(client, child, chat(b"one"))
+    if broken is None:
+        path.unlink()
+    else:
+        path.write_text(broken)
+    rig.call(rig.proxy.keys.look)
+    for _ in range(5):
+        rig.call(rig.proxy.keys.look)
+    served(client, child, chat(b"one"))
+    client.send(get(b"/props"))
+    error_of(client, 401)
+    warnings = [record.getMessage() for record in caplog.records if record.name == "llamasup.keys"]
+    assert len(warnings) == 1
+    assert "keys before still count" in warnings[0]
+    path.write_text("two\n")
+    await_epoch(rig, 2)
+    client.send(chat(b"one"))
+    error_of(client, 401)
+    served(client, child, chat(b"two"))
+
+
+def test_a_file_that_is_replaced_as_a_whole_is_noticed(make_rig: MakeRig, tmp_path: Path) -> None:
+    """Same size, same time: only the file is another one."""
+    path, new = tmp_path / "keys", tmp_path / "new"
+    rig = make_rig(with_file(path, "one\n"))
+    new.write_text("two\n")
+    stamp = path.stat().st_mtime_ns
+    os.utime(new, ns=(stamp, stamp))
+    new.replace(path)
+    client = rig.connect()
+    await_epoch(rig, 2)
+    served(client, Child(rig), chat(b"two"))
+
+
+# --- limits
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def limited(make_rig: MakeRig, limits: str) -> tuple[Rig, ManualClock]:
+    rig = make_rig(ProxyConfig(key_file=keys_of(f"one name=a {limits}\ntwo name=b")))
+    rig.proxy.keys.clock = clock = ManualClock()
+    return rig, clock
+
+
+def over_limit(client: Wire, cause: str, retry_after: int) -> None:
+    head, body = client.message()
+    assert status(head) == 429, body
+    assert field(head, b"retry-after") == str(retry_after).encode()
+    error = json.loads(body)["error"]
+    assert error["cause"] == cause
+    assert error["type"] == "rate_limit_error"
+
+
+def test_requests_per_minute(make_rig: MakeRig) -> None:
+    rig, clock = limited(make_rig, "rpm=2")
+    client, child = rig.connect(), Child(rig)
+    served(client, child, chat(b"one"))
+    served(client, child, chat(b"one"))
+    client.send(chat(b"one"))
+    over_limit(client, "key_requests", 30)
+    served(client, child, chat(b"two"))  # another's limit is not theirs
+    served(client, child, get(b"/props", bearer(b"one")))  # nor is what is no inference
+    clock.now += 29
+    client.send(post(CHAT, BODY, b"x-api-key: one"))  # one key, in whichever header
+    over_limit(client, "key_requests", 1)
+    clock.now += 1
+    served(client, child, chat(b"one"))
+
+
+def test_so_many_requests_at_one_time(make_rig: MakeRig) -> None:
+    rig, _ = limited(make_rig, "concurrent=1")
+    first, second = rig.connect(), rig.connect()
+    first.send(chat(b"one"))
+    child = rig.accept()
+    child.message()
+    second.send(chat(b"one"))
+    over_limit(second, "key_concurrent", 1)
+    child.send(answer())
+    first.message()
+    second.send(chat(b"one"))
+    child.message()
+    child.send(answer())
+    assert status(second.message()[0]) == 200
+
+
+def test_a_place_is_free_again_however_the_request_ended(make_rig: MakeRig) -> None:
+    rig, _ = limited(make_rig, "concurrent=1")
+    leaver = rig.connect()
+    leaver.send(chat(b"one"))
+    child = rig.accept()
+    child.message()
+    leaver.close()
+    assert rig.record().outcome == "client_gone"
+    client = rig.connect()
+    client.send(chat(b"one"))
+    child = rig.accept()
+    child.message()
+    child.send(b"no HTTP at all\r\n\r\n")
+    assert status(client.message()[0]) == 502
+    client.send(chat(b"one"))
+    child = rig.accept()
+    child.message()
+    child.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
+    client.until(b"data: 1\n\n")
+    child.close()
+    client.rest()
+    client = rig.connect()
+    served(client, Child(rig), chat(b"one"))
+
+
+def test_tokens_per_minute_are_counted_when_an_answer_is_over(make_rig: MakeRig) -> None:
+    rig, clock = limited(make_rig, "tpm=600")
+    client, child = rig.connect(), Child(rig)
+    served(client, child, chat(b"one"), usage(1000, 600, 209))  # 609: those in the cache are free
+    client.send(chat(b"one"))
+    over_limit(client, "key_tokens", 1)
+    clock.now += 1
+    served(client, child, chat(b"one"), usage(10, 0, 20))
+    client.send(chat(b"one"))
+    over_limit(client, "key_tokens", 3)
+
+
+def test_tokens_of_a_stream_count_too(make_rig: MakeRig) -> None:
+    rig, _ = limited(make_rig, "tpm=60")
+    client = rig.connect()
+    client.send(chat(b"one"))
+    child = rig.accept()
+    child.message()
+    child.send(
+        STREAM_HEAD,
+        chunk(b'data: {"choices":[]}\n\n'),
+        chunk(b"data: " + usage(50, 0, 70) + b"\n\n"),
+        chunk(b"data: [DONE]\n\n"),
+        b"0\r\n\r\n",
+    )
+    client.until(b"0\r\n\r\n")
+    client.send(chat(b"one"))
+    over_limit(client, "key_tokens", 61)
+
+
+def test_what_a_key_has_used_outlives_a_change_of_the_file(make_rig: MakeRig, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    rig = make_rig(with_file(path, "one name=a rpm=1\ntwo name=b rpm=1\n"))
+    rig.proxy.keys.clock = ManualClock()
+    client, child = rig.connect(), Child(rig)
+    served(client, child, chat(b"one"))
+    served(client, child, chat(b"two"))
+    path.write_text("changed name=a rpm=1\ntwo name=c rpm=1\n")
+    await_epoch(rig, 2)
+    client.send(chat(b"changed"))  # the same name with another key
+    over_limit(client, "key_requests", 60)
+    served(client, child, chat(b"two"))  # another name: somebody else
+    path.write_text("changed name=a rpm=2\n")
+    await_epoch(rig, 3)
+    served(client, child, chat(b"changed"))  # one more than before
+    client.send(chat(b"changed"))
+    over_limit(client, "key_requests", 30)
+    path.write_text("changed name=a\n")
+    await_epoch(rig, 4)
+    served(client, child, chat(b"changed"))
+
+
+def test_a_large_body_over_the_limit_is_refused_before_it_is_whole(make_rig: MakeRig) -> None:
+    config = ProxyConfig(key_file=keys_of("one rpm=1"), route_by_model=False)
+    rig = make_rig(config)
+    client = rig.connect()
+    served(client, Child(rig), chat(b"one"))
+    client.send(get(CHAT, bearer(b"one"), b"Content-Length: 1000000", method=b"POST") + b"x" * 100_000)
+    head, _ = client.message()
+    assert status(head) == 429
+    assert field(head, b"connection") == b"close"
+    assert rig.in_flight() == 0
