@@ -13,8 +13,8 @@ __all__ = ["cut", "requests", "responses"]
 
 
 def _mostly(usual: Sequence[bytes], odd: Sequence[bytes]) -> st.SearchStrategy[bytes]:
-    """One in eight or so is odd."""
-    return st.integers(0, 7).flatmap(lambda die: st.sampled_from(odd if die == 7 else usual))
+    """One in twelve or so is odd."""
+    return st.integers(0, 11).flatmap(lambda die: st.sampled_from(odd if die == 11 else usual))
 
 
 _END = _mostly([b"\r\n"], [b"\n", b"\r", b"\r\r\n", b"\n\r\n", b" \r\n", b"\r\n\r\n", b""])

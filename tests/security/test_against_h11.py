@@ -40,7 +40,7 @@ def as_h11_reads(circuit: Circuit, raw: bytes) -> None:
 
 
 def the_same_in_pieces(circuit: Circuit, raw: bytes, pieces: list[bytes]) -> None:
-    """But for what is refused before its body is there: then the body is not judged, and the connection ends."""
+    """But for what is refused before its body is there: the body is not judged, and the connection ends."""
     whole = circuit.send([raw])
     of_whole = _told(circuit)
     for split in (pieces, [raw[at : at + 1] for at in range(len(raw))]):

@@ -1,4 +1,4 @@
-"""Where one request ends and the next begins (X9): what the child is asked, after bytes that readers differ on.
+"""Where one request ends and the next begins (X9), after bytes that readers differ on.
 
 Each is followed by a request that must not be taken for a part of it, nor a part of it for a request.
 """

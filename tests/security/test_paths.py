@@ -1,0 +1,211 @@
+"""Paths as they can be spelled: none of them opens what is closed (X7) or needs a key (X4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llamasup.core.http import HeadRules
+from llamasup.proxy import ProxyConfig
+from tests.security.circuit import Circuit, Outcome
+
+MakeCircuit = Callable[[ProxyConfig], Circuit]
+
+
+@pytest.fixture(scope="module")
+def make_circuit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCircuit]:
+    """One circuit for each configuration, however many tests ask for it."""
+    made: dict[str, Circuit] = {}
+
+    def make(config: ProxyConfig) -> Circuit:
+        name = repr(config)
+        if name not in made:
+            made[name] = Circuit(tmp_path_factory.mktemp("circuit"), config)
+        return made[name]
+
+    yield make
+    for each in made.values():
+        each.close()
+
+
+def ask(circuit: Circuit, method: bytes, target: bytes, *lines: bytes) -> Outcome:
+    head = (method + b" " + target + b" HTTP/1.1", b"Host: localhost", b"Content-Length: 0", *lines, b"", b"")
+    return circuit.send([b"\r\n".join(head)])
+
+
+def cause(outcome: Outcome) -> str:
+    head, _, body = outcome.told.partition(b"\r\n\r\n")
+    return f"{head[9:12].decode()} {json.loads(body)['error']['cause']}"
+
+
+def spellings(path: bytes) -> dict[str, bytes]:
+    """Of one path: what some server, old or odd, might take for it."""
+    first, rest = path[1:2], path[2:]
+    code = first[0]
+    return {
+        "plain": path,
+        "with a query": path + b"?a=b",
+        "in capitals": path.upper(),
+        "a letter in %XX": b"/%%%02x" % code + rest,
+        "a letter in %XX, twice": b"/%%25%02x" % code + rest,
+        "a letter in %uXXXX": b"/%%u%04x" % code + rest,
+        "a letter in %UXXXX": b"/%%U%04X" % code + rest,
+        "a letter in %uXXXX in %XX": b"/%%25u%04x" % code + rest,
+        "all letters in %XX": b"/" + b"".join(b"%%%02X" % letter for letter in path[1:]),
+        "two slashes": b"/" + path,
+        "a slash in %2f": b"/%2f" + path[1:],
+        "a slash in %u002f": b"/%u002f" + path[1:],
+        "a backslash": b"/\\" + path[1:],
+        "a backslash in %5c": b"/%5c" + path[1:],
+        "a slash at the end": path + b"/",
+        "a dot": b"/." + path,
+        "a dot in %2e": b"/%2e" + path,
+        "a detour": b"/x/.." + path,
+        "a detour in %2e": b"/x/%2e%2E" + path,
+        "a detour in %u002e": b"/x/%u002e%u002e" + path,
+        "a detour with a parameter": b"/x/..;a=b" + path,
+        "a detour with %2f": b"/x%2f..%2f" + path[1:],
+        "a detour above the root": b"/../.." + path,
+        "a parameter": path + b";a=b",
+        "a blank in %20": path + b"%20",
+        "a tab in %09": path + b"%09",
+        "an absolute target": b"http://localhost" + path,
+        "an absolute target with a port": b"HTTP://127.0.0.1:1" + path,
+    }
+
+
+CLOSED = [
+    *((b"GET", path) for path in (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload")),
+    *((b"POST", path) for path in (b"/tools", b"/cors-proxy", b"/props", b"/slots/0", b"/models/load")),
+]
+
+
+@pytest.mark.check("X7", "403 for each of 28 spellings, and the child is not asked")
+@pytest.mark.parametrize(("method", "path"), CLOSED)
+def test_a_closed_path_is_closed_however_it_is_spelled(
+    make_circuit: MakeCircuit, method: bytes, path: bytes
+) -> None:
+    circuit = make_circuit(ProxyConfig())
+    for how, spelled in spellings(path).items():
+        outcome = ask(circuit, method, spelled)
+        assert (how, outcome.asked) == (how, ())
+        assert (how, cause(outcome)) == (how, "403 closed_path")
+
+
+@pytest.mark.check("X7", "closed behind --api-prefix too, and the prefix can be spelled no better")
+@pytest.mark.parametrize(("method", "path"), CLOSED)
+def test_behind_a_prefix_the_same_is_closed(make_circuit: MakeCircuit, method: bytes, path: bytes) -> None:
+    circuit = make_circuit(ProxyConfig(rules=HeadRules(credentials=True, prefix=b"/api")))
+    for how, spelled in spellings(b"/api" + path).items():
+        outcome = ask(circuit, method, spelled)
+        assert (how, outcome.asked) == (how, ())
+        assert (how, cause(outcome)) == (how, "403 closed_path")
+    assert ask(circuit, b"GET", b"/api/props").asked[0].target == b"/api/props"
+
+
+@pytest.mark.check("X7", "403: the action of a slot may be in the query, in the body, or nowhere")
+@pytest.mark.parametrize(
+    "query", [b"?action=save", b"?action=restore", b"?ACTION=erase", b"?a=b&action=save", b""]
+)
+def test_a_slots_file_cannot_be_written_or_read(make_circuit: MakeCircuit, query: bytes) -> None:
+    for method in (b"POST", b"PUT", b"PATCH", b"DELETE"):
+        outcome = ask(make_circuit(ProxyConfig()), method, b"/slots/0" + query)
+        assert outcome.asked == ()
+        assert cause(outcome) == "403 closed_path"
+
+
+@pytest.mark.check("X4", "401 for each of 28 spellings but the plain ones, and the child is not asked")
+@pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/livez", b"/readyz"])
+def test_only_the_plain_spelling_of_a_public_path_needs_no_key(
+    make_circuit: MakeCircuit, path: bytes
+) -> None:
+    circuit = make_circuit(ProxyConfig(api_keys=("k",)))
+    plain = {"plain", "with a query", "an absolute target", "an absolute target with a port"}
+    for how, spelled in spellings(path).items():
+        outcome = ask(circuit, b"GET", spelled)
+        assert outcome.asked == ()
+        found = "open" if outcome.told.startswith(b"HTTP/1.1 200 ") else cause(outcome)
+        assert (how, found) == (how, "open" if how in plain else "401 api_key")
+
+
+@pytest.mark.check(
+    "X4", "a child is asked only with the key: 401 for every path there is, and for made up ones"
+)
+@pytest.mark.parametrize("method", [b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"])
+def test_every_path_needs_a_key_by_default(make_circuit: MakeCircuit, method: bytes) -> None:
+    circuit = make_circuit(ProxyConfig(api_keys=("k",)))
+    paths = [
+        b"/",
+        b"/index.html",
+        b"/props",
+        b"/slots",
+        b"/metrics",
+        b"/models",
+        b"/v1/models",
+        b"/lora-adapters",
+    ]
+    paths += [
+        b"/v1/chat/completions",
+        b"/completion",
+        b"/embedding",
+        b"/tokenize",
+        b"/tools",
+        b"/x",
+        b"/v1/stream",
+    ]
+    for path in paths:
+        outcome = ask(circuit, method, path)
+        assert outcome.asked == ()
+        assert outcome.told.startswith(b"HTTP/1.1 401 "), path
+
+
+@pytest.mark.check("X4", "401: a key is the whole value, in one of two headers, and nothing near it")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Authorization: k",
+        b"Authorization: Basic k",
+        b"Authorization: Bearer",
+        b"Authorization: Bearer ",
+        b"Authorization: Bearer k2",
+        b"Authorization: Bearer K",
+        b"Authorization: Bearer k, Bearer k",
+        b"Authorization: Bearer k\tx",
+        b"Authorization: Bearer=k",
+        b"X-Api-Key: Bearer k",
+        b"X-Api-Key:",
+        b"X-Api-Key: k,k",
+        b"X-Api-Key: \xe2\x80\x8bk",
+        b"X_Api_Key: k",
+        b"Api-Key: k",
+        b"Cookie: key=k; x-api-key=k",
+        b"Proxy-Authorization: Bearer k",
+    ],
+)
+def test_what_is_only_like_a_key_opens_nothing(make_circuit: MakeCircuit, line: bytes) -> None:
+    outcome = ask(make_circuit(ProxyConfig(api_keys=("k",))), b"GET", b"/props", line)
+    assert outcome.asked == ()
+    assert cause(outcome) == "401 api_key"
+
+
+@pytest.mark.check("X4", "401: a key in the query or the body is none")
+def test_a_key_in_the_query_is_none(make_circuit: MakeCircuit) -> None:
+    for query in (b"api_key=k", b"key=k", b"access_token=k", b"Authorization=Bearer%20k"):
+        outcome = ask(make_circuit(ProxyConfig(api_keys=("k",))), b"GET", b"/props?" + query)
+        assert outcome.asked == ()
+        assert cause(outcome) == "401 api_key"
+
+
+@pytest.mark.check(
+    "X7", "a body is passed on unread as an argument to nothing: no request changes the child's flags"
+)
+def test_no_request_reaches_what_takes_flags(make_circuit: MakeCircuit, tmp_path: Path) -> None:
+    body = b'{"model":"tiny","args":["--tools","all"]}'
+    for path in (b"/models/load", b"/models/unload", b"/props", b"/llamasup"):
+        raw = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (path, len(body), body)
+        outcome = make_circuit(ProxyConfig()).send([raw])
+        assert outcome.asked == ()
+        assert cause(outcome) == "403 closed_path"
