@@ -84,7 +84,9 @@ class Narrator:
             outcome += f" ({_context(record)})"
         if record.replayed:
             outcome += " (sent again)"
-        level: Level = "debug" if record.outcome == "local" else "warning" if record.status >= 500 else "info"
+        # A monitor that looks every few seconds is nothing to tell of.
+        is_own = record.outcome == "local" or (record.outcome == "ok" and not record.model)
+        level: Level = "debug" if is_own else "warning" if record.status >= 500 else "info"
         if level == "warning":
             outcome += f" [{record.request_id}]"
         text = "  ".join(part for part in parts if part) + outcome

@@ -18,7 +18,7 @@ _ODD = re.compile(r"[^!-~]")
 class _Line(msgspec.Struct):
     """The fields in the order in which they are read; those of ``RequestRecord`` under their names there."""
 
-    time: str
+    time: datetime
     request_id: str
     trace_id: str | None
     client: str | None
@@ -49,10 +49,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def access_line(record: RequestRecord, ended: datetime) -> bytes:
-    """With its line feed. ``ended`` is when the request was over."""
+    """With its line feed. ``ended`` is when the request was over, in UTC."""
     path, first_byte_s, speed = record.path, record.first_byte_s, record.tokens_per_s
     line = _Line(
-        ended.isoformat(timespec="milliseconds"),
+        ended,
         record.request_id,
         record.trace_id or None,
         record.client or None,
@@ -63,16 +63,16 @@ def access_line(record: RequestRecord, ended: datetime) -> bytes:
         record.generation,
         record.status,
         record.outcome,
-        round(record.queue_s, 6),
-        round(record.waited_s, 6),
-        None if first_byte_s is None else round(first_byte_s, 6),
-        round(record.duration_s, 6),
+        int(record.queue_s * 1e6) / 1e6,  # three times as fast as round(), for what nobody reads in ns
+        int(record.waited_s * 1e6) / 1e6,
+        None if first_byte_s is None else int(first_byte_s * 1e6) / 1e6,
+        int(record.duration_s * 1e6) / 1e6,
         record.bytes_in,
         record.bytes_out,
         record.tokens_prompt,
         record.tokens_cached,
         record.tokens_completion,
-        None if speed is None else round(speed, 2),
+        None if speed is None else int(speed * 100) / 100,
         record.context or None,
         record.n_prompt_tokens,
         record.n_ctx,

@@ -66,6 +66,11 @@ def test_what_was_unusual_is_said_behind_it(changes: dict[str, Any], said: str) 
     assert text.endswith(said)
 
 
+@pytest.mark.parametrize("outcome", ["local", "ok"])
+def test_what_llamasup_answered_itself_is_of_no_interest(outcome: str) -> None:
+    assert told(model="", route="/metrics", outcome=outcome)[0] == "debug"
+
+
 def test_a_failure_can_be_found_by_its_request_id() -> None:
     level, _, text, _ = told(status=502, outcome="upstream_failed", request_id="abc-1")
     assert level == "warning"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from llamasup.api import RunOptions, Service
 from llamasup.control.app import ControlServer
 from llamasup.core.instance import State
 from llamasup.core.settings import Settings
+from llamasup.effects import probe
 from llamasup.runtime.events import Bus, Notice, Ready, StateChanged, Stopped
 from llamasup.testing.fake_server import install
 
@@ -103,3 +106,34 @@ def test_a_control_application_that_breaks_takes_no_model_with_it(
     assert states[-4:] == [State.READY, State.DRAINING, State.STOPPING, State.STOPPED]
     assert isinstance(running.notices[-1], Stopped)
     assert "control application failed" in caplog.text
+
+
+def test_a_server_that_stands_still_keeps_its_own_metrics_back_and_no_others(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.05)
+
+    async def visit(client: httpx.AsyncClient) -> None:
+        runner = running.service.runner
+        assert runner is not None
+        assert runner.pid is not None
+        os.kill(runner.pid, signal.SIGSTOP)
+        try:
+            text = (await client.get("/metrics")).text
+        finally:
+            os.kill(runner.pid, signal.SIGCONT)
+        assert 'llamasup_instance_state{model="tiny",state="ready"} 1.0' in text
+        assert "llamacpp:" not in text
+
+    serve(running, visit)
+
+
+def test_asking_for_metrics_is_no_request_to_the_model(running: Running) -> None:
+    async def visit(client: httpx.AsyncClient) -> None:
+        for _ in range(2):
+            answer = await client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert 'llamasup_requests_total{code="200",model="",route="/metrics"} 1.0' in answer.text
+        assert 'llamasup_request_seconds_count{model="tiny"} 0.0' in answer.text
+
+    serve(running, visit)

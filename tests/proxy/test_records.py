@@ -1,0 +1,123 @@
+"""What is told of a finished request beside its status: its trace, its client, what the context did to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from llamasup.core.context_end import ContextWindow
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, answer, chunk, field, get, post, status
+
+TRACE = b"4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = b"00-" + TRACE + b"-00f067aa0ba902b7-01"
+TIMINGS = (
+    b'"timings":{"cache_n":11,"prompt_n":1,"prompt_ms":0.2,"predicted_n":%d,"predicted_per_second":50.0}'
+)
+
+
+# --- traces and ids ----------------------------------------------------------------------------------
+
+
+def test_a_trace_goes_on_as_it_came_and_its_id_is_told(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get(b"/props", b"Traceparent: " + PARENT, b"Tracestate: a=1,b=2", b"X-Request-Id: r-1"))
+    child = rig.accept()
+    head = child.head()
+    assert field(head, b"traceparent") == PARENT
+    assert field(head, b"tracestate") == b"a=1,b=2"
+    assert field(head, b"x-request-id") is None  # llama-server has no use for it
+    child.send(answer())
+    assert field(client.message()[0], b"x-request-id") == b"r-1"
+    record = rig.record()
+    assert (record.trace_id, record.request_id) == (TRACE.decode(), "r-1")
+
+
+def test_nothing_is_made_up_where_no_trace_is(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get(b"/props"))
+    child = rig.accept()
+    head = child.head()
+    assert field(head, b"traceparent") is None
+    assert field(head, b"tracestate") is None
+    child.send(answer())
+    client.message()
+    assert rig.record().trace_id == ""
+
+
+@pytest.mark.parametrize(
+    "lines", [(b"Traceparent: nonsense",), (b"Traceparent: " + PARENT, b"Traceparent: " + PARENT)]
+)
+def test_what_is_no_trace_goes_on_and_is_not_told(rig: Rig, lines: tuple[bytes, ...]) -> None:
+    client = rig.connect()
+    client.send(get(b"/props", *lines))
+    child = rig.accept()
+    assert child.head().lower().count(b"\r\ntraceparent: ") == len(lines)
+    child.send(answer())
+    client.message()
+    assert rig.record().trace_id == ""
+
+
+def test_bodies_are_counted_both_ways(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(post(CHAT, b'{"messages":[]}'))
+    child = rig.accept()
+    child.message()
+    child.send(answer(b'{"choices":[]}'))
+    client.message()
+    record = rig.record()
+    assert (record.bytes_in, record.bytes_out) == (15, 14)
+
+
+# --- the context -------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_exceeds_the_context_is_answered_by_the_server_itself_and_told(rig: Rig) -> None:
+    body = (
+        b'{"error":{"code":400,"message":"request (5012 tokens) exceeds the available context size",'
+        b'"type":"exceed_context_size_error","n_prompt_tokens":5012,"n_ctx":4096}}'
+    )
+    client = rig.connect()
+    client.send(post(CHAT, b'{"messages":[]}'))
+    child = rig.accept()
+    child.message()
+    child.send(answer(body, code=b"400 Bad Request"))
+    head, passed = client.message()
+    assert (status(head), passed) == (400, body)
+    record = rig.record()
+    assert (record.context, record.n_prompt_tokens, record.n_ctx) == ("exceeded", 5012, 4096)
+    assert record.tokens_prompt is None
+    assert rig.proxy.metrics.models["tiny"].context_ends["exceeded"] == 1
+
+
+@pytest.mark.parametrize(("completion", "context"), [(243, ""), (244, "cut")])
+def test_a_stream_that_fills_the_context_was_cut(rig: Rig, completion: int, context: str) -> None:
+    rig.endpoint.window = ContextWindow(256, 256)
+    client = rig.connect()
+    client.send(post(CHAT, b'{"stream":true}'))
+    child = rig.accept()
+    child.message()
+    events = chunk(b"data: {" + TIMINGS % completion + b"}\n\n"), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"
+    child.send(STREAM_HEAD, *events)
+    client.until(b"0\r\n\r\n")
+    record = rig.record()
+    assert (record.tokens_prompt, record.tokens_completion, record.context) == (12, completion, context)
+
+
+def test_a_message_s_stream_has_its_prompt_s_count_at_its_beginning(rig: Rig) -> None:
+    rig.endpoint.window = ContextWindow(256, 256)
+    client = rig.connect()
+    client.send(post(b"/v1/messages", b'{"stream":true}'))
+    child = rig.accept()
+    child.message()
+    opening = (
+        b'event: message_start\ndata: {"message":{"usage":{"cache_read_input_tokens":8,"input_tokens":17,'
+        b'"output_tokens":0}}}\n\n'
+    )
+    child.send(STREAM_HEAD + chunk(opening))
+    client.until(opening)
+    for _ in range(50):  # more than the last bytes hold
+        child.send(chunk(b'event: content_block_delta\ndata: {"delta":{"text":"%b"}}\n\n' % (b"x" * 1000)))
+    child.send(chunk(b'data: {"type":"message_delta","usage":{"output_tokens":231}}\n\n'), b"0\r\n\r\n")
+    client.until(b"0\r\n\r\n")
+    record = rig.record()
+    assert (record.tokens_prompt, record.tokens_cached, record.tokens_completion) == (25, 8, 231)
+    assert record.context == "cut"
