@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from llamasup.core.address import UnixAddress
 from llamasup.core.http import OWN_RULES, HeadRules, RawHeaders
+from llamasup.proxy.known_heads import KnownHead
 from llamasup.proxy.upstream import Upstream
 from llamasup.runtime.endpoint import Endpoint
 
@@ -38,6 +39,7 @@ class Pool:
         "_open",
         "_tasks",
         "_waiting",
+        "known_head",
         "known_headers",
         "known_lines",
         "known_streams_events",
@@ -66,6 +68,7 @@ class Pool:
         self.known_headers: RawHeaders = []
         self.known_lines = b""
         self.known_streams_events = False
+        self.known_head: KnownHead | None = None  # of a plain answer, if the last head was one
 
     def __len__(self) -> int:
         """How many are idle."""

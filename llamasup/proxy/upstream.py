@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 import httptools
 
 from llamasup.core.http import RawHeaders, read_response_headers
+from llamasup.proxy.known_heads import learn
 
 if TYPE_CHECKING:
     from llamasup.proxy.exchange import Exchange
@@ -158,7 +159,16 @@ class Upstream(asyncio.Protocol):
             else:
                 self._broken(exchange, "sent more than its response")
         elif self._mode == _HEAD:
-            self._head_received(exchange, data)
+            known = self.pool.known_head
+            if (
+                known is not None
+                and not (self._partial_head or exchange.is_head)
+                and (digits := known.length_in(data))
+            ):
+                exchange.answered = True
+                self._known_received(exchange, digits, data[known.bytes_beside_digits + len(digits) :])
+            else:
+                self._head_received(exchange, data)
         elif self._mode == _LENGTH:
             self._remaining -= len(data)
             if self._remaining < 0:
@@ -166,7 +176,8 @@ class Upstream(asyncio.Protocol):
                 return
             exchange.relay(data)
             if not self._remaining:
-                self._renew_parser()  # the old one was not shown the rest of the body
+                if self._headers_complete:
+                    self._renew_parser()  # the old one was not shown the rest of the body
                 self._finish(exchange)
         elif self._mode == _HELD:
             self._held_no_more(exchange, data)
@@ -253,14 +264,28 @@ class Upstream(asyncio.Protocol):
             return
         if self._served == 1:
             self.pool.waits_no_more(self)
-        self._read_headers()
+        self._read_headers(data)
         self._begin(exchange, data[end + 4 :])
 
-    def _read_headers(self) -> None:
+    def _known_received(self, exchange: Exchange, digits: bytes, body: bytes) -> None:
+        """A head that is known needs no parser, which is not shown the body either."""
+        pool = self.pool
+        if self._served == 1:
+            pool.waits_no_more(self)
+        self.status = 200
+        self._keep_alive = True
+        self.lines = pool.known_lines
+        self.streams_events = pool.known_streams_events
+        self._begin_with_length(exchange, digits, body)
+
+    def _read_headers(self, data: bytes) -> None:
         pool, headers = self.pool, self._headers
         if headers != pool.known_headers:
             pool.known_lines, pool.known_streams_events = read_response_headers(headers, pool.rules)
             pool.known_headers = headers.copy()
+            pool.known_head = None
+        elif self._is_repeatable():
+            pool.known_head = learn(data)
         self.lines = pool.known_lines
         self.streams_events = pool.known_streams_events
 
@@ -283,17 +308,30 @@ class Upstream(asyncio.Protocol):
         elif length is not None and len(length) > MAX_LENGTH_DIGITS:
             self._broken(exchange, "sent a Content-Length of more digits than one needs")
         elif length is not None:
-            self._remaining = remaining = int(length) - len(body)
-            if remaining < 0:
-                self._broken(exchange, "sent more than its Content-Length")
-                return
-            self._mode = _LENGTH
-            exchange.begin(self, b"Content-Length: " + length + b"\r\n", body)
-            if not remaining:
-                self._finish(exchange)
+            self._begin_with_length(exchange, length, body)
         else:
             self._mode = _UNTIL_CLOSE
             exchange.begin(self, None, body)
+
+    def _is_repeatable(self) -> bool:
+        """Whether the next head may be known by its bytes: the ordinary one, a body of a length behind it."""
+        return (
+            self.status == 200
+            and self._keep_alive
+            and self._content_length is not None
+            and self._transfer_coding is None
+            and not self._untrusted
+        )
+
+    def _begin_with_length(self, exchange: Exchange, length: bytes, body: bytes) -> None:
+        self._remaining = remaining = int(length) - len(body)
+        if remaining < 0:
+            self._broken(exchange, "sent more than its Content-Length")
+            return
+        self._mode = _LENGTH
+        exchange.begin(self, b"Content-Length: " + length + b"\r\n", body)
+        if not remaining:
+            self._finish(exchange)
 
     def _held_no_more(self, exchange: Exchange, body: bytes) -> None:
         try:

@@ -1,0 +1,332 @@
+"""A head that is known by its bytes means what it meant to the parser: with and without, all is equal."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import httptools
+import pytest
+
+from llamasup.core.address import UnixAddress
+from llamasup.proxy import ProxyConfig, reader, upstream
+from llamasup.proxy.door import Door
+from llamasup.proxy.keys import Keys
+from llamasup.proxy.known_heads import KnownHead, learn
+from llamasup.proxy.pool import Pool
+from llamasup.proxy.reader import RequestReader
+from llamasup.proxy.request import Request
+from llamasup.proxy.settings import Limits
+from llamasup.proxy.tasks import Tasks
+from llamasup.proxy.upstream import Upstream
+from llamasup.runtime.endpoint import Endpoint
+from tests.proxy.rig import CHAT, Rig, Wire, answer, field, get, post, status
+
+BODY = b'{"model":"tiny"}'
+CHAT_POST = post(CHAT, BODY, b"Authorization: Bearer sesame", b"User-Agent: someone")
+LATE_LENGTH = (
+    get(CHAT, b"Authorization: Bearer sesame", b"cONTENT-lENGTH: 16", b"X: y", method=b"POST") + BODY
+)
+PLAIN_GET = get(b"/v1/models", b"Authorization: Bearer sesame")
+
+REPEATED = {
+    "a chat": CHAT_POST,
+    "a length in the middle, oddly spelled": LATE_LENGTH,
+    "no body": PLAIN_GET,
+    "a body of nothing": post(CHAT, b"", b"Authorization: Bearer sesame"),
+    "an id of its own": post(CHAT, BODY, b"Authorization: Bearer sesame", b"X-Request-Id: mine"),
+    "a page": post(CHAT, BODY, b"Authorization: Bearer sesame", b"Origin: https://page.example"),
+    "no key": post(CHAT, BODY),
+    "a foreign host": CHAT_POST.replace(b"localhost", b"elsewhere.example"),
+    "chunks": get(CHAT, b"Authorization: Bearer sesame", b"Transfer-Encoding: chunked", method=b"POST")
+    + b"3\r\nabc\r\n0\r\n\r\n",
+    "an expectation": CHAT_POST.replace(b"User-Agent: someone", b"Expect: 100-continue"),
+    "an upgrade": CHAT_POST.replace(b"User-Agent: someone", b"Connection: Upgrade\r\nUpgrade: h2c"),
+    "its last": CHAT_POST.replace(b"User-Agent: someone", b"Connection: close"),
+    "HTTP/1.0": CHAT_POST.replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "a head of 5 KiB": CHAT_POST.replace(b"someone", b"s" * 5000),
+}
+
+
+def of_length(digits: bytes, body: bytes = b"") -> bytes:
+    return CHAT_POST.replace(b"Content-Length: 16", b"Content-Length: " + digits)[: -len(BODY)] + body
+
+
+FOLLOWING = REPEATED | {
+    "another length": post(CHAT, BODY * 9, b"Authorization: Bearer sesame", b"User-Agent: someone"),
+    "zeros before the length": of_length(b"00016", BODY),
+    "a space behind the length": of_length(b"16 ", BODY),
+    "no length": of_length(b""),
+    "a length that is none": of_length(b"16a", BODY),
+    "a negative length": of_length(b"-16", BODY),
+    "other digits": of_length("١٦".encode(), BODY),
+    "more than is taken": of_length(b"4097", b"x" * 4097),
+    "more than is believed": of_length(b"99999999999999999999", BODY),
+    "a second length": CHAT_POST.replace(b"User-Agent: someone", b"Content-Length: 15"),
+    "a coding beside the length": CHAT_POST.replace(b"User-Agent: someone", b"Transfer-Encoding: chunked"),
+    "a line end alone": CHAT_POST.replace(b"\r\nUser", b"\nUser"),
+    "a folded line": CHAT_POST.replace(b"someone", b"some\r\n one"),
+    "another key": CHAT_POST.replace(b"sesame", b"barley"),
+    "one letter more": CHAT_POST.replace(b"someone", b"someone!"),
+    "empty lines before it": b"\r\n\r\n" + CHAT_POST,
+    "nonsense": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "the half of one": CHAT_POST[:70],
+    "a head without end": CHAT_POST[:70] + b"x" * 9000,
+}
+
+
+TOLD = [name for name in Request.__slots__ if name != "received_at"]
+
+
+class Reading:
+    """A reader of its own, and all that it finds."""
+
+    def __init__(self, *, remembers: bool) -> None:
+        config = ProxyConfig(api_keys=("sesame",), origins=("https://page.example",))
+        self.keys = Keys(config)
+        limits = Limits(body_bytes=4096, head_bytes=8192)
+        ids = count()
+        self._remembers = remembers
+        self.reader = RequestReader(
+            limits, Door(config, self.keys), "127.0.0.1", lambda: b"id-%d" % next(ids)
+        )
+        self.found: list[object] = []
+
+    def feed(self, *pieces: bytes) -> None:
+        """Read, and note all that is known after each read."""
+        with pytest.MonkeyPatch.context() as patch:
+            if not self._remembers:
+                patch.setattr(reader, "learn", lambda read: None)
+            for piece in pieces:
+                self.reader.feed(piece)
+                while self.reader.ready:
+                    self.note(self.reader.ready.popleft())
+                self.found.append((self.reader.begun, self.reader.length))
+                if self.reader.partial is not None:
+                    self.note(self.reader.partial)
+
+    def note(self, request: Request) -> None:
+        self.found.append({name: getattr(request, name) for name in TOLD})
+
+
+def with_and_without(name: str, *pieces: bytes) -> None:
+    with_it, without = Reading(remembers=True), Reading(remembers=False)
+    with_it.feed(*pieces)
+    without.feed(*pieces)
+    assert with_it.found == without.found, name
+
+
+@pytest.mark.parametrize("repeated", REPEATED.values(), ids=REPEATED)
+def test_whatever_follows_a_head_that_is_known(repeated: bytes) -> None:
+    often = (repeated,) * 3
+    for name, following in FOLLOWING.items():
+        with_and_without(name, *often, following, repeated, following)
+        with_and_without(name, *often, following + repeated, repeated + following + repeated)  # pipelined
+        end = following.find(b"\r\n\r\n") + 4
+        for at in (60, end - 1, end, end + 1):
+            with_and_without(name, *often, following[:at], following[at:] + repeated[:at], repeated[at:])
+
+
+def test_whatever_follows_byte_by_byte() -> None:
+    for name, following in FOLLOWING.items():
+        bytewise = (following[at : at + 1] for at in range(min(len(following), 300)))
+        with_and_without(name, CHAT_POST, CHAT_POST, CHAT_POST, *bytewise, CHAT_POST)
+
+
+def test_a_head_is_known_after_it_has_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = parser_shows(monkeypatch, reader, "HttpRequestParser")
+    reading = Reading(remembers=True)
+    reading.feed(CHAT_POST, CHAT_POST)
+    assert shown == [CHAT_POST, CHAT_POST]
+    longer = post(CHAT, BODY * 100, b"Authorization: Bearer sesame", b"User-Agent: someone")
+    reading.feed(CHAT_POST, longer, longer[:200], longer[200:])
+    assert shown == [CHAT_POST, CHAT_POST]
+    bodies = [request["body"] for request in reading.found if isinstance(request, dict) and request["body"]]
+    assert bodies[-1] == BODY * 100
+    assert len(bodies) == 5 + 1  # one was seen in part, and then whole
+
+
+def test_keys_that_change_make_every_head_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = parser_shows(monkeypatch, reader, "HttpRequestParser")
+    reading = Reading(remembers=True)
+    reading.feed(CHAT_POST, CHAT_POST, CHAT_POST)
+    assert len(shown) == 2
+    reading.keys.epoch += 1
+    reading.feed(CHAT_POST)
+    assert len(shown) == 3
+
+
+# --- llama-server's heads
+
+PLAIN = answer(b'{"answer":1}', b"Keep-Alive: timeout=5, max=100")
+CLOSING = answer(b"{}", b"Connection: close")
+STREAM = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"6\r\ndata:1\r\n0\r\n\r\n"
+)
+ANSWERS = {
+    "the same": PLAIN,
+    "another length": answer(b"[" + b"1," * 900 + b"2]", b"Keep-Alive: timeout=5, max=100"),
+    "another header": answer(b"{}", b"Keep-Alive: timeout=4, max=100"),
+    "another status": PLAIN.replace(b"200 OK", b"404 No"),
+    "the last one": CLOSING,
+    "a stream": STREAM,
+    "nothing": PLAIN.replace(b"200 OK", b"204 No Content").partition(b"\r\n\r\n")[0] + b"\r\n\r\n",
+    "more than its length": PLAIN + b"x",
+    "two": PLAIN * 2,
+    "one that comes early": b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN,
+    "a second length": PLAIN.replace(b"Server: llama.cpp", b"Content-Length: 3"),
+    "a coding beside the length": PLAIN.replace(b"Server: llama.cpp", b"Transfer-Encoding: chunked"),
+    "a length that is none": PLAIN.replace(b"Length: 12", b"Length: 1x"),
+    "zeros before the length": PLAIN.replace(b"Length: 12", b"Length: 0012"),
+    "nonsense": b"nonsense\r\n\r\n",
+}
+
+
+class Hearing:
+    """Stands for exchanges: notes what an upstream connection makes of a child's bytes."""
+
+    is_head = False
+    may_come_back = True
+    answered = False
+
+    def __init__(self, *, remembers: bool) -> None:
+        self.heard: list[object] = []
+        self._remembers = remembers
+        loop: Any = None
+        self._pool = Pool(Endpoint("tiny", 1, UnixAddress("/nowhere")), loop, Tasks(loop), 1.0)
+        self.is_open = False
+
+    def hear(self, *answers: tuple[bytes, ...]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if not self._remembers:
+                patch.setattr(upstream, "learn", lambda read: None)
+            for pieces in answers:
+                connection = self._pool.take(0.0) if self.is_open else None
+                if connection is None:
+                    connection = Upstream(self._pool)
+                    connection.connection_made(_Transport(self))
+                    self.is_open = True
+                connection.send(self, b"GET / HTTP/1.1\r\n\r\n", b"")  # type: ignore[arg-type]
+                for piece in pieces:
+                    if self.is_open:
+                        connection.data_received(piece)
+                if self.is_open and connection.exchange is not None:
+                    connection.eof_received()
+
+    def begin(self, connection: Upstream, framing: bytes | None, body: bytes) -> None:
+        self.heard += [connection.status, connection.lines, framing, connection.streams_events, body]
+
+    def relay(self, piece: bytes) -> None:
+        self.heard.append(piece)
+
+    def finished(self) -> None:
+        self.heard.append("finished")
+
+    def upstream_broke(self, what: str, *, closed: bool = False) -> None:
+        self.heard.append(f"broke, {closed}")
+
+    def last_bytes(self) -> bytes:
+        return b"".join(piece for piece in self.heard if isinstance(piece, bytes))[-8:]
+
+
+class _Transport(asyncio.Transport):
+    def __init__(self, hearing: Hearing) -> None:
+        super().__init__()
+        self._hearing = hearing
+
+    def write(self, data: Any) -> None:
+        self._hearing.heard.append("asked")
+
+    def is_closing(self) -> bool:
+        return not self._hearing.is_open
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        if self._hearing.is_open:
+            self._hearing.is_open = False
+            self._hearing.heard.append("aborted")
+
+
+@pytest.mark.parametrize("repeated", [PLAIN, CLOSING, STREAM], ids=["plain", "closing", "stream"])
+def test_whatever_a_child_sends_behind_a_head_that_is_known(repeated: bytes) -> None:
+    for name, following in ANSWERS.items():
+        for at in (0, 1, 30, following.find(b"\r\n\r\n") + 4, len(following) - 1, len(following)):
+            pieces = tuple(piece for piece in (following[:at], following[at:]) if piece)
+            both = [Hearing(remembers=True), Hearing(remembers=False)]
+            for hearing in both:
+                hearing.hear((repeated,), (repeated,), (repeated,), pieces, (repeated,), pieces)
+            assert both[0].heard == both[1].heard, name
+            assert "finished" in both[0].heard
+
+
+def test_a_childs_head_is_known_after_it_has_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = parser_shows(monkeypatch, upstream, "HttpResponseParser")
+    hearing = Hearing(remembers=True)
+    hearing.hear((PLAIN,), (PLAIN,))
+    assert len(shown) == 2
+    longer = ANSWERS["another length"]
+    hearing.hear((PLAIN,), (longer,), (longer[:300], longer[300:]))
+    assert len(shown) == 2
+    assert hearing.heard.count("finished") == 5
+
+
+# --- the heads themselves
+
+
+def test_what_is_not_remembered() -> None:
+    assert learn(b"\r\n" + PLAIN_GET) is None
+    assert learn(PLAIN_GET[:-1]) is None
+    assert learn(post(CHAT, BODY, b"Cookie: " + b"x" * 4096)) is None
+    assert learn(CHAT_POST.replace(b"Length: 16", b"Length: 16 ")) is None
+    assert learn(CHAT_POST.replace(b"Length: 16", b"Length: 1234567890")) is None
+
+
+def test_a_head_ends_where_its_empty_line_ends() -> None:
+    known = learn(CHAT_POST)
+    assert isinstance(known, KnownHead)
+    assert known.length_in(CHAT_POST) == b"16"
+    assert CHAT_POST[known.bytes_beside_digits + 2 :] == BODY
+    assert known.length_in(CHAT_POST[: -len(BODY) - 1]) is None
+    assert known.length_in(b"") is None
+
+
+def test_ids_and_records_are_made_afresh_for_heads_that_are_known(rig: Rig) -> None:
+    client = rig.connect()
+    child: Wire | None = None
+    ids = set()
+    for number in range(6):
+        body = b"{%s}" % (b" " * number)
+        client.send(post(CHAT, body))
+        child = child or rig.accept()
+        asked = child.message()
+        assert asked[1] == body
+        child.send(answer(b"%d" % number))
+        head, told = client.message()
+        assert (status(head), told) == (200, b"%d" % number)
+        ids.add(field(head, b"x-request-id"))
+        assert rig.record().bytes_in == len(body)
+    assert len(ids) == 6
+
+
+def parser_shows(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[bytes]:
+    """What parsers that are made from now on are shown."""
+    shown: list[bytes] = []
+    made: Any = getattr(httptools, name)
+
+    class Noting:
+        def __init__(self, protocol: object) -> None:
+            self._parser = made(protocol)
+
+        def feed_data(self, data: bytes) -> None:
+            shown.append(data)
+            self._parser.feed_data(data)
+
+        def __getattr__(self, asked: str) -> Any:
+            return getattr(self._parser, asked)
+
+    monkeypatch.setattr(module.httptools, name, Noting)
+    return shown
