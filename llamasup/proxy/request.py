@@ -214,7 +214,7 @@ def record_of(
         outcome,
         0.0 if waiting is None else waiting.waited_s,
         False if waiting is None else waiting.replayed,
-        request.peer,
+        request.client,
         trace_id_of(head.traceparent) if head.traceparent else "",
         request.body_bytes,
     )
