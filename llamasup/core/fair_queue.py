@@ -35,8 +35,8 @@ def granted(asked: Priority | None, best: Priority) -> Priority:
 class Queued:
     """What can wait in a ``FairQueue``: whose it is, in which class, and since when.
 
-    ``turn`` is the client's turn that it was last served in; 0 before. Put back into the queue, it has that
-    turn again.
+    ``turn`` is the one of its client's in which it was last served; None before. Put back, it has that
+    turn again; 0 is before all who wait.
     """
 
     __slots__ = ("arrived_s", "client", "priority", "turn")
@@ -45,14 +45,14 @@ class Queued:
         self.arrived_s = arrived_s
         self.client = client
         self.priority = priority
-        self.turn = 0
+        self.turn: int | None = None
 
 
 T = TypeVar("T", bound=Queued)
 
 
 class _Line(Generic[T]):
-    """Of one client in one class; never empty. The lowest ``turn`` is next."""
+    """Of one client in one class; never empty. The lowest ``turn`` is next, of equal ones who came first."""
 
     __slots__ = ("items", "turn")
 
@@ -86,8 +86,8 @@ class FairQueue(Generic[T]):
         lines = self._lines[item.priority]
         line = lines.get(item.client)
         if line is None:
-            line = lines[item.client] = _Line(item.turn or next(self._turns))
-        elif item.turn:
+            line = lines[item.client] = _Line(next(self._turns) if item.turn is None else item.turn)
+        elif item.turn is not None:
             line.turn = min(line.turn, item.turn)
         insort(line.items, item, key=_arrival)
         self._count += 1
@@ -126,7 +126,7 @@ class FairQueue(Generic[T]):
         before = ahead
         for line in lines.values():
             if line is not own:
-                before += min(len(line.items), ahead + (line.turn < own.turn))
+                before += min(len(line.items), ahead + (_turn(line) < _turn(own)))
         for higher in Priority:
             if higher < item.priority:
                 before += sum(len(line.items) for line in self._lines[higher].values())
@@ -144,5 +144,5 @@ def _arrival(item: Queued) -> float:
     return item.arrived_s
 
 
-def _turn(line: _Line[T]) -> int:
-    return line.turn
+def _turn(line: _Line[T]) -> tuple[int, float]:
+    return line.turn, line.items[0].arrived_s

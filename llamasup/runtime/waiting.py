@@ -185,6 +185,8 @@ class WaitingRoom:
             ticket.deadline_s = now_s + self._timeout_s
         elif ticket.deadline_s <= now_s:
             return False
+        if ticket.turn is None:
+            ticket.turn = 0  # it was served before anybody had to wait
         if broken.generation >= self._shunned:
             self._shunned = broken.generation
             self._held_until_s = now_s + GRACE_S

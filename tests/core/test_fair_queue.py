@@ -114,6 +114,17 @@ def test_the_last_of_a_client_that_is_put_back_still_comes_first(desk: Desk) -> 
     assert desk.all() == "a1 b1"
 
 
+def test_those_who_were_served_before_anybody_waited_come_first_and_in_their_order(desk: Desk) -> None:
+    desk.comes("d1")
+    for name in ("a1", "b1", "c1"):
+        desk.queue.remove(desk.comes(name))
+    for name, arrived_s in (("c", 0.3), ("a", 0.1), ("b", 0.2)):
+        broken_off = Request(f"{name}0", arrived_s, name, NORMAL)
+        broken_off.turn = 0
+        desk.queue.add(broken_off)
+    assert desk.all() == "a0 b0 c0 d1"
+
+
 def test_one_who_leaves_leaves_the_others_as_they_were(desk: Desk) -> None:
     waiting = [desk.comes(name) for name in ("a1", "a2", "b1", "c1")]
     desk.queue.remove(waiting[0])

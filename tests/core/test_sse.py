@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from llamasup.core.sse import TAIL_BYTES, TokenCounts, error_event, read_token_counts, tail_of
+from llamasup.core.sse import TAIL_BYTES, TokenCounts, error_event, error_of, read_token_counts, tail_of
 
 TIMINGS = (
     b'"timings":{"cache_n":23,"prompt_n":1,"prompt_ms":0.4,"prompt_per_token_ms":0.4,"prompt_per_second":2500.0,'
@@ -144,3 +144,31 @@ def test_an_error_event_is_named_where_the_api_names_its_events() -> None:
     )
     for event in (error_event(b"/v1/responses", body), error_event(b"/completion", body)):
         json.loads(event.partition(b"data: ")[2])
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (
+            b'{\n  "error": {"code": 400,\n "message": "no \\"messages\\"", "type": "invalid_request_error"}}',
+            {"code": 400, "message": 'no "messages"', "type": "invalid_request_error"},
+        ),
+        (b'{"error":{}}', {}),
+        (b'{"content":"an answer after all"}', None),
+        (b"<html>", None),
+        (b"\xff", None),
+        (b"", None),
+        (b"[" * 100_000, None),
+    ],
+)
+def test_an_error_that_comes_where_a_stream_was_promised_fits_into_one_event(
+    body: bytes, told: dict[str, object] | None
+) -> None:
+    error = error_of(400, body)
+    assert b"\n" not in error
+    synthetic = {
+        "message": "llama-server answered 400 where a stream was asked for",
+        "type": "server_error",
+        "code": 400,
+    }
+    assert json.loads(error) == {"error": synthetic if told is None else told}

@@ -105,7 +105,9 @@ def test_the_answer_says_how_long_its_request_waited_for_the_model(loading: Rig)
     serves(loading)
     reply(loading, answer())
     head, _ = client.message()
-    timing = re.fullmatch(rb"queue;dur=([\d.]+), load;dur=([\d.]+)", field(head, b"server-timing") or b"")
+    timing = re.fullmatch(
+        rb'queue;dur=([\d.]+);desc="position 1", load;dur=([\d.]+)', field(head, b"server-timing") or b""
+    )
     assert timing is not None
     record = loading.record()
     assert (record.outcome, record.status, record.generation, record.replayed) == ("ok", 200, 2, False)
