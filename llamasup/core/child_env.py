@@ -29,6 +29,8 @@ _ALLOWED = (
     # how many threads, and where
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*"),
 )
+# Among the names that the stars take in there are secrets, such as NVIDIA_API_KEY; no setting is called so.
+_SECRETS = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*CREDENTIAL*")
 _ALLOWED_EMBEDDED = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "VIRTUAL_ENV")
 _LIBRARY_PATHS = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}
 
@@ -60,7 +62,7 @@ def child_environment(
     env = {
         name: value
         for name, value in environ.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
+        if _matches(name, allowed) and not _matches(name, _SECRETS)
     }
     env["XDG_CONFIG_HOME"] = config_home
     env["GGML_NO_BACKTRACE"] = "1"
@@ -69,3 +71,7 @@ def child_environment(
         separator = ";" if platform == "win32" else ":"
         env[name] = separator.join(part for part in (library_path, env.get(name)) if part)
     return env
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

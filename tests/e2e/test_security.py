@@ -1,0 +1,151 @@
+"""What only a process shows: where it listens, what its child gets, what is logged (X1, X5, X6, X13)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.driver import Llamasup, llamasup, run_to_end
+
+Serve = Callable[..., AbstractContextManager[Llamasup]]
+
+PLANTED = {
+    "HF_TOKEN": "planted-1",
+    "LLAMA_ARG_CTX_SIZE": "planted-2",
+    "LLAMA_API_KEY": "planted-3",
+    "AWS_SECRET_ACCESS_KEY": "planted-4",
+    "OPENAI_API_KEY": "planted-5",
+    "NVIDIA_API_KEY": "planted-6",
+    "SSH_AUTH_SOCK": "planted-7",
+    "LD_AUDIT": "/planted-8",
+    "GOOGLE_APPLICATION_CREDENTIALS": "planted-9",
+    "LLAMASUP_API_KEY": "planted-10",
+}
+
+
+def listening(process: psutil.Process) -> set[str]:
+    return {
+        each.laddr.ip for each in process.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN
+    }
+
+
+def everything_in(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+@pytest.fixture
+def serve(tiny_model: Path, fake_server: Callable[..., str]) -> Serve:
+    return lambda *arguments, **options: llamasup(
+        tiny_model, "--runtime", fake_server(), *arguments, **options
+    )
+
+
+@pytest.mark.check("X1", "127.0.0.1 and nothing else; the child has no port at all")
+def test_by_default_only_this_machine_can_connect(serve: Serve) -> None:
+    with serve() as running:
+        running.wait_for("ready")
+        assert listening(psutil.Process(running.pid)) == {"127.0.0.1"}
+        assert [listening(child) for child in running.children()] == [set() for _ in running.children()]
+        assert running.stop() == 0
+
+
+@pytest.mark.check("X1", "exit code 78 before anything starts, with what to do")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "localhost.localdomain."])
+def test_an_address_that_others_can_reach_needs_a_key(
+    tiny_model: Path, fake_server: Callable[..., str], host: str
+) -> None:
+    done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--port", "0", "--host", host)
+    assert done.returncode == 78, done.stderr
+    assert "--api-key-file" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.check("X1", "starts, and says nothing of a key")
+def test_insecure_no_auth_is_said_by_the_user_alone(serve: Serve) -> None:
+    with serve("--host", "0.0.0.0", "--insecure-no-auth") as running:
+        running.wait_for("ready")
+        assert listening(psutil.Process(running.pid)) == {"0.0.0.0"}
+        assert running.stop() == 0
+
+
+@pytest.mark.check("X5", "in folders of mode 0700 that are ours, and gone with the run")
+def test_the_childs_socket_is_its_owners_alone(serve: Serve) -> None:
+    with serve() as running:
+        running.wait_for("ready")
+        sockets = [Path(each.laddr) for child in running.children() for each in child.net_connections("unix")]
+        (path,) = {path for path in sockets if path.is_absolute()}
+        for folder in (path.parent, path.parent.parent):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert folder.stat().st_uid == os.geteuid()
+        assert running.stop() == 0
+        assert not path.exists()
+
+
+@pytest.mark.check("X5", "no key of the user's or of ours in any command line")
+def test_no_command_line_holds_a_key(serve: Serve, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("in-a-file\n")
+    env = {**os.environ, "LLAMASUP_API_KEY": "in-the-environment"}
+    with serve("--api-key-file", str(keys), env=env) as running:
+        running.wait_for("ready")
+        for process in (psutil.Process(running.pid), *running.children()):
+            words = process.cmdline()
+            assert not [word for word in words if "in-a-file" in word or "in-the-environment" in word]
+            assert "--api-key" not in words
+        assert running.stop() == 0
+
+
+@pytest.mark.check("X6", "none of them reaches the child: what /proc shows is the allowlist and ours")
+def test_the_childs_environment_is_an_allowlist(serve: Serve) -> None:
+    with serve(env={**os.environ, **PLANTED}) as running:
+        running.wait_for("ready")
+        for child in running.children():
+            environment = Path(f"/proc/{child.pid}/environ").read_bytes()
+            assert b"planted" not in environment
+            names = {line.partition(b"=")[0].decode() for line in environment.split(b"\0") if line}
+            assert not names & set(PLANTED)
+        assert running.stop() == 0
+
+
+def seen_of(running: Llamasup, folder: Path) -> bytes:
+    """Everything that it says and keeps."""
+    lines = [" ".join(each.cmdline()).encode() for each in (psutil.Process(running.pid), *running.children())]
+    kept = everything_in(folder)
+    assert running.stop() == 0
+    return running.said.encode() + kept + everything_in(folder) + b"\n".join(lines)
+
+
+@pytest.mark.check("X13", "at the highest log level, no line and no file holds them")
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_log_holds_a_prompt_a_key_or_a_query(
+    serve: Serve, own_folders: Path, tmp_path: Path, log_format: str
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("the-key\n")
+    words = ("--log-level", "debug", "--log-format", log_format, "--api-key-file", str(keys))
+    words += ("--access-log", str(tmp_path / "access"), "--slow-request", "0.000001")
+    with serve(*words) as running:
+        key = {"Authorization": "Bearer the-key"}
+        body = {
+            "prompt": "the-prompt",
+            "messages": [{"role": "user", "content": "the-prompt"}],
+            "stream": True,
+        }
+        for path in ("/completion", "/v1/chat/completions", "/tools", "/slots/0"):
+            httpx.post(f"{running.url}{path}?q=the-query", json=body, headers=key)
+        httpx.post(f"{running.url}/completion", json=body, headers={"X-Api-Key": "the-wrong-key"})
+        httpx.get(
+            f"{running.url}/props?api_key=the-key", headers={"Host": "evil", "Origin": "http://the-page"}
+        )
+        httpx.get(f"{running.url}/metrics?q=the-query", headers=key)
+        seen = seen_of(running, own_folders / "state") + (tmp_path / "access").read_bytes()
+    assert b"/completion" in seen
+    for secret in (b"the-key", b"the-prompt", b"the-query", b"the-wrong-key"):
+        assert secret not in seen
