@@ -320,7 +320,6 @@ class Upstream(asyncio.Protocol):
             and self._keep_alive
             and self._content_length is not None
             and self._transfer_coding is None
-            and not self._untrusted
         )
 
     def _begin_with_length(self, exchange: Exchange, length: bytes, body: bytes) -> None:

@@ -123,6 +123,7 @@ def test_whatever_follows_a_head_that_is_known(repeated: bytes) -> None:
     for name, following in FOLLOWING.items():
         with_and_without(name, *often, following, repeated, following)
         with_and_without(name, *often, following + repeated, repeated + following + repeated)  # pipelined
+        with_and_without(name, repeated, following + repeated, following, repeated, following)
         end = following.find(b"\r\n\r\n") + 4
         for at in (60, end - 1, end, end + 1):
             with_and_without(name, *often, following[:at], following[at:] + repeated[:at], repeated[at:])
@@ -161,6 +162,7 @@ def test_keys_that_change_make_every_head_unknown(monkeypatch: pytest.MonkeyPatc
 
 PLAIN = answer(b'{"answer":1}', b"Keep-Alive: timeout=5, max=100")
 CLOSING = answer(b"{}", b"Connection: close")
+CREATED = PLAIN.replace(b"200 OK", b"201 Created")
 STREAM = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"6\r\ndata:1\r\n0\r\n\r\n"
@@ -251,7 +253,9 @@ class _Transport(asyncio.Transport):
             self._hearing.heard.append("aborted")
 
 
-@pytest.mark.parametrize("repeated", [PLAIN, CLOSING, STREAM], ids=["plain", "closing", "stream"])
+@pytest.mark.parametrize(
+    "repeated", [PLAIN, CREATED, CLOSING, STREAM], ids=["plain", "201", "last", "stream"]
+)
 def test_whatever_a_child_sends_behind_a_head_that_is_known(repeated: bytes) -> None:
     for name, following in ANSWERS.items():
         for at in (0, 1, 30, following.find(b"\r\n\r\n") + 4, len(following) - 1, len(following)):
