@@ -79,7 +79,9 @@ def test_insecure_no_auth_is_said_by_the_user_alone(serve: Serve) -> None:
 def test_the_childs_socket_is_its_owners_alone(serve: Serve) -> None:
     with serve() as running:
         running.wait_for("ready")
-        sockets = [Path(each.laddr) for child in running.children() for each in child.net_connections("unix")]
+        sockets = [
+            Path(str(each.laddr)) for child in running.children() for each in child.net_connections("unix")
+        ]
         (path,) = {path for path in sockets if path.is_absolute()}
         for folder in (path.parent, path.parent.parent):
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -129,7 +131,7 @@ def test_no_log_holds_a_prompt_a_key_or_a_query(
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("the-key\n")
-    words = ("--log-level", "debug", "--log-format", log_format, "--api-key-file", str(keys))
+    words: tuple[str, ...] = ("--log-level", "debug", "--log-format", log_format, "--api-key-file", str(keys))
     words += ("--access-log", str(tmp_path / "access"), "--slow-request", "0.000001")
     with serve(*words) as running:
         key = {"Authorization": "Bearer the-key"}

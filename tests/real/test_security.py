@@ -1,0 +1,154 @@
+"""The same attacks where a real llama-server is behind the proxy, on both runtimes (X4, X5, X7, X9).
+
+Where llama-server itself would have fallen for one, that is shown first: else the test proves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.driver import Llamasup, llamasup, wrapped
+from tests.proxy.rig import PATIENCE_S, Wire, field, status
+from tests.real.clients import environment, free_port
+from tests.security.test_framing import REFUSED
+from tests.security.test_paths import spellings
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def server(runtime: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llamasup]:
+    env = environment(None if runtime == "embedded" else runtime, tmp_path_factory.mktemp("home"))
+    with llamasup(tiny_model, "--runtime", runtime, env=env) as running:
+        running.wait_for("ready")
+        yield running
+        assert running.stop() == 0
+
+
+def connect(running: Llamasup) -> Wire:
+    return Wire(socket.create_connection(("127.0.0.1", int(running.wait_for("ready")["port"])), PATIENCE_S))
+
+
+def tokenize(text: str, *, lines: bytes = b"", chunked: bool = False) -> bytes:
+    body = json.dumps({"content": text}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + lines
+    if not chunked:
+        return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    middle = len(body) // 2
+    pieces = b"".join(b"%x;a=b\r\n%b\r\n" % (len(each), each) for each in (body[:middle], body[middle:]))
+    return head + b"Transfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\nHost: evil\r\n\r\n"
+
+
+SMUGGLED = "POST /props HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+ALIKE = {
+    "by length": tokenize(SMUGGLED),
+    "in chunks with extensions and trailers": tokenize(SMUGGLED, chunked=True),
+    "by length, upgrade offered": tokenize(SMUGGLED, lines=b"Connection: upgrade\r\nUpgrade: h2c\r\n"),
+    "in chunks, upgrade offered": tokenize(
+        SMUGGLED, lines=b"Connection: upgrade\r\nUpgrade: websocket\r\n", chunked=True
+    ),
+    "what Connection names": tokenize(SMUGGLED, lines=b"Connection: host, content-length\r\n"),
+}
+
+
+@pytest.mark.check("X9", "a real server answers exactly the requests that were sent, and no smuggled one")
+@pytest.mark.parametrize("raw", ALIKE.values(), ids=ALIKE)
+def test_a_request_in_a_body_is_never_answered(server: Llamasup, raw: bytes) -> None:
+    wire = connect(server)
+    wire.send(tokenize(SMUGGLED))
+    _, expected = wire.message()
+    wire.send(raw + tokenize("next") + raw)
+    answers = [wire.message() for _ in range(3)]
+    assert [status(head) for head, _ in answers] == [200, 200, 200]
+    assert [body == expected for _, body in answers] == [True, False, True]
+    assert len(json.loads(expected)["tokens"]) > len(json.loads(answers[1][1])["tokens"])
+    assert wire.is_quiet()
+    wire.close()
+
+
+@pytest.mark.check("X9", "one refusal, then the end: what follows reaches no real server either")
+def test_broken_framing_gets_one_answer_and_the_server_goes_on(server: Llamasup) -> None:
+    for how, raw in REFUSED.items():
+        wire = connect(server)
+        wire.send(raw + SMUGGLED.encode() + tokenize("next"))
+        head, _ = wire.message()
+        assert (how, status(head) in (400, 505)) == (how, True)
+        assert field(head, b"connection") == b"close"
+        assert wire.sees_the_end(), how
+        wire.close()
+    wire = connect(server)
+    wire.send(tokenize("next"))
+    assert status(wire.head()) == 200
+    wire.close()
+
+
+def child_socket(running: Llamasup) -> str:
+    found = [str(each.laddr) for child in running.children() for each in child.net_connections("unix")]
+    (path,) = {path for path in found if path.startswith("/")}
+    return path
+
+
+def straight(path: str, raw: bytes) -> int:
+    """What the child says when nobody stands before it."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect(path)
+        sock.sendall(raw)
+        return int(sock.recv(1 << 16).split(b" ", 2)[1])
+
+
+@pytest.mark.check(
+    "X7", "403, where flags open the path and llama-server takes the spelling for it (%uXXXX too)"
+)
+def test_what_llama_server_would_open_stays_closed_behind_strict(
+    runtime: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    env = environment(None if runtime == "embedded" else runtime, tmp_path)
+    program = [sys.executable, "-m", "llamasup.embedded"] if runtime == "embedded" else [runtime]
+    flags = [
+        "-m",
+        str(tiny_model),
+        "--port",
+        str(free_port()),
+        "--props",
+        "--api-prefix",
+        "/p",
+        "--api-key",
+        "k",
+    ]
+    flags += ["--slot-save-path", str(tmp_path)] + ([] if runtime == "embedded" else ["--tools", "get_info"])
+    closed = [(b"POST", b"/p/props", b"{}"), (b"POST", b"/p/slots/0", b'{"filename":"x"}')]
+    if runtime != "embedded":
+        closed.append((b"GET", b"/p/tools", b""))
+    fell_for: set[str] = set()
+    with wrapped(*program, *flags, options=["--strict"], env=env) as running:
+        running.wait_for("ready")
+        for method, path, body in closed:
+            for how, spelled in spellings(path).items():
+                spelled += b"?action=erase" if b"?" not in spelled and b"lot" in path else b""
+                lines = b"Host: localhost\r\nX-Api-Key: k\r\nContent-Length: %d\r\n" % len(body)
+                raw = method + b" " + spelled + b" HTTP/1.1\r\n" + lines + b"\r\n" + body
+                if straight(child_socket(running), raw) == 200:
+                    fell_for.add(how)
+                wire = connect(running)
+                wire.send(raw)
+                head, _ = wire.message()
+                assert (how, status(head)) == (how, 403)
+                wire.close()
+        assert running.stop() == 0
+    assert fell_for >= {"plain", "with a query", "a letter in %XX", "a letter in %uXXXX"}
+
+
+@pytest.mark.check("X5", "no TCP port, a socket in a folder of mode 0700, and no key in its command line")
+def test_a_real_child_can_be_reached_by_its_owner_alone(server: Llamasup) -> None:
+    path = Path(child_socket(server))
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    for child in server.children():
+        assert child.net_connections("inet") == []
+        assert not [word for word in child.cmdline() if word == "--api-key"]
