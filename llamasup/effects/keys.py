@@ -70,9 +70,13 @@ class KeyFile:
         if not self._is_file:
             return False
         try:
-            signature = _signature(self.path.expanduser().stat())
+            status = self.path.expanduser().stat()
         except OSError as error:
+            self._settled = False  # it may come back as it was
             return self._complain(f"{error.strerror or error}.")
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe is to wait for who writes into it
+            return self._complain("it is no file any more.")
+        signature = _signature(status)
         # Two writes within one tick of the file system's clock look like one: after each change the file is
         # read once more, by when the tick is over.
         if signature == self._signature and self._settled:

@@ -7,7 +7,7 @@ from time import monotonic
 
 from llamasup.core.http import HttpError
 from llamasup.core.keys import KeyRing, plain_keys
-from llamasup.core.quota import Quota, cost_of
+from llamasup.core.quota import Quota, cost_of, cost_of_part
 from llamasup.effects.keys import PROCESS_SALT
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
@@ -54,7 +54,10 @@ class Keys:
         """The request is over, and ``record`` says what it cost."""
         quota, request.quota = request.quota, None
         if quota is not None:
-            cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
+            if record.outcome == "client_gone":
+                cost = cost_of_part(record.bytes_out)
+            else:
+                cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
             quota.leave(cost, self.clock())
 
     def _renew(self) -> None:

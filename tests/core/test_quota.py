@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from llamasup.core.http import HttpError
 from llamasup.core.keys import KeyLimits
-from llamasup.core.quota import Bucket, Quota, cost_of
+from llamasup.core.quota import Bucket, Quota, cost_of, cost_of_part
 
 
 def refused(answer: HttpError | None) -> HttpError:
@@ -119,6 +119,12 @@ def test_a_clock_that_stands_or_goes_back_gives_nothing() -> None:
     bucket.take(1)
     assert bucket.seconds_until_one(10.0) == pytest.approx(60.0)
     assert bucket.seconds_until_one(5.0) == pytest.approx(60.0)
+
+
+def test_of_a_stream_that_is_left_the_events_cost_what_they_held() -> None:
+    assert cost_of_part(0) == 0
+    assert cost_of_part(241) == 0
+    assert cost_of_part(2420) == 10
 
 
 @given(

@@ -1,21 +1,65 @@
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 
 import pytest
 
 from llamasup.core.errors import ConfigInvalid
-from llamasup.effects.keys import read_api_keys
+from llamasup.core.keys import KeyRing, plain_keys
+from llamasup.effects.keys import PROCESS_SALT, KeyFile, environment_keys
 
 
-def test_without_a_file_and_a_variable_there_is_no_key() -> None:
-    assert read_api_keys(None, {}) == ()
-    assert read_api_keys(None, {"LLAMASUP_API_KEY": ""}) == ()
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    path.chmod(0o600)
+    return path
 
 
-def test_keys_come_from_the_variable_and_from_the_lines_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("# team\none\n\n  two  \none\n")
-    assert read_api_keys(tmp_path / "keys", {"LLAMASUP_API_KEY": "zero"}) == ("zero", "one", "two")
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return written(tmp_path / "keys", "one name=a\n")
+
+
+def names(file: KeyFile) -> list[str]:
+    return [key.name for key in file.keys]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    caplog.clear()
+    return found
+
+
+# --- the environment
+
+
+def test_without_the_variable_there_is_no_key() -> None:
+    assert environment_keys({}) == ()
+    assert environment_keys({"LLAMASUP_API_KEY": ""}) == ()
+
+
+def test_the_variable_is_a_key_less_the_line_end_that_came_with_it() -> None:
+    assert environment_keys({"LLAMASUP_API_KEY": "zero\n"}) == ("zero",)
+    assert environment_keys({"LLAMASUP_API_KEY": "two words €"}) == ("two words €",)
+
+
+def test_a_variable_of_bytes_that_are_no_text_is_a_key() -> None:
+    (key,) = environment_keys({"LLAMASUP_API_KEY": os.fsdecode(b"caf\xe9")})
+    assert KeyRing(plain_keys((key,), PROCESS_SALT)).find((b"caf\xe9",)) is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [("   ", "nothing but blanks"), ("se\ncret", "control"), ("\x7fsecret", "control")]
+)
+def test_a_variable_that_no_client_can_send_is_refused_and_not_shown(value: str, says: str) -> None:
+    with pytest.raises(ConfigInvalid, match=says) as caught:
+        environment_keys({"LLAMASUP_API_KEY": value})
+    assert "cret" not in caught.value.message
+
+
+# --- the file, for the first time
 
 
 @pytest.mark.parametrize(
@@ -23,27 +67,152 @@ def test_keys_come_from_the_variable_and_from_the_lines_of_the_file(tmp_path: Pa
     [
         (b"", "holds no key"),
         (b"# none\n", "holds no key"),
-        (b"\xff\xfe", "UTF-8"),
-        (b"a b\n", "no HTTP header"),
+        (b"\xff\xfe", "it is not UTF-8 text"),
+        (b"k rpm=x", "line 1: rpm='x'"),
+        (b"k\n" * (1 << 19) + b"k", "larger than 1048576 bytes"),
     ],
+    ids=["empty", "a comment", "UTF-16", "a mistake", "too large"],
 )
 def test_a_file_that_protects_nothing_is_refused(content: bytes, says: str, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_bytes(content)
     with pytest.raises(ConfigInvalid, match=says):
-        read_api_keys(tmp_path / "keys", {})
+        KeyFile(written(tmp_path / "keys", content))
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="No such file"):
-        read_api_keys(tmp_path / "none", {})
+        KeyFile(tmp_path / "none")
+    with pytest.raises(ConfigInvalid, match="directory"):
+        KeyFile(tmp_path)
 
 
 def test_a_folder_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigInvalid, match="no such user"):
-        read_api_keys(Path("~nobody-of-this-name/keys"), {})
+        KeyFile(Path("~nobody-of-this-name/keys"))
 
 
-def test_a_refused_key_is_not_shown(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid) as caught:
-        read_api_keys(None, {"LLAMASUP_API_KEY": "geheim €"})
-    assert "geheim" not in caught.value.message
+def test_a_file_that_others_can_read_is_told_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    KeyFile(path)
+    assert warnings(caplog) == []
+    path.chmod(0o640)
+    file = KeyFile(path)
+    (warning,) = warnings(caplog)
+    assert "mode 0640" in warning
+    assert f"chmod 600 {path}" in warning
+    path.write_text("two\n")
+    assert file.changed()
+    assert warnings(caplog) == []
+
+
+def test_a_credential_of_systemds_is_not_open_to_others(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.chmod(0o440)  # as systemd gives it to a user that exists while the service runs
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(path.parent))
+    KeyFile(path)
+    assert warnings(caplog) == []
+
+
+# --- the file, again
+
+
+def test_what_has_not_changed_is_not_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = KeyFile(path)
+    assert not file.changed()  # read once more, for a second change within one tick of the clock
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("it was read"))
+    assert not file.changed()
+    assert not file.changed()
+
+
+def test_two_changes_within_one_tick_of_the_clock_are_two(path: Path) -> None:
+    file = KeyFile(path)
+    while file.changed() or not file._settled:
+        pass
+    path.write_text("two name=b\n")
+    stamp = path.stat().st_mtime_ns
+    assert file.changed()
+    path.write_text("six name=c\n")
+    os.utime(path, ns=(stamp, stamp))
+    assert file.changed()
+    assert names(file) == ["c"]
+
+
+def test_a_touched_file_changes_nothing(path: Path) -> None:
+    file = KeyFile(path)
+    os.utime(path, ns=(1, 1))
+    assert not file.changed()
+
+
+def test_a_link_that_points_elsewhere_is_a_change(tmp_path: Path) -> None:
+    """As Kubernetes replaces a secret."""
+    first = written(tmp_path / "first", "one name=a\n")
+    second = written(tmp_path / "second", "two name=b\n")
+    (tmp_path / "keys").symlink_to(first)
+    file = KeyFile(tmp_path / "keys")
+    (tmp_path / "new").symlink_to(second)
+    (tmp_path / "new").replace(tmp_path / "keys")
+    assert file.changed()
+    assert names(file) == ["b"]
+
+
+def test_a_mistake_is_told_once_and_another_once_more(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = KeyFile(path)
+    path.write_text("one name=a\ntwo rpm=x\n")
+    for _ in range(3):
+        assert not file.changed()
+    (warning,) = warnings(caplog)
+    assert "line 2: rpm='x'" in warning
+    assert "keys before still count" in warning
+    assert names(file) == ["a"]
+    path.write_text("")
+    for _ in range(3):
+        assert not file.changed()
+    assert "holds no key" in warnings(caplog)[0]
+    path.write_text("two name=b\n")
+    assert file.changed()
+    assert "as it should be again" in warnings(caplog)[0]
+    assert names(file) == ["b"]
+
+
+def test_a_file_that_goes_and_comes_back_as_it_was_is_told_twice(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = KeyFile(path)
+    path.rename(path.with_name("away"))
+    for _ in range(3):
+        assert not file.changed()
+    assert [each for each in warnings(caplog) if "No such file" in each]
+    path.with_name("away").rename(path)
+    for _ in range(3):
+        assert not file.changed()
+    (warning,) = warnings(caplog)
+    assert "as it should be again" in warning
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_be_read_again_is_read(path: Path) -> None:
+    file = KeyFile(path)
+    path.write_text("two name=b\n")
+    path.chmod(0)
+    assert not file.changed()
+    path.chmod(0o600)  # no change of time, size or inode
+    assert file.changed()
+    assert names(file) == ["b"]
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = KeyFile(path)
+    path.unlink()
+    os.mkfifo(path)
+    assert not file.changed()
+    assert "no file any more" in warnings(caplog)[0]
+    assert names(file) == ["a"]
+
+
+def test_a_pipe_is_read_once() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"one name=a\n")
+    os.close(writing)
+    file = KeyFile(Path(f"/dev/fd/{reading}"))
+    os.close(reading)
+    assert names(file) == ["a"]
+    assert not file.changed()

@@ -406,6 +406,23 @@ def test_tokens_of_a_stream_count_too(make_rig: MakeRig) -> None:
     over_limit(client, "key_tokens", 61)
 
 
+def test_who_leaves_a_stream_before_its_end_pays_for_what_has_come(make_rig: MakeRig) -> None:
+    rig, _ = limited(make_rig, "tpm=60")
+    client = rig.connect()
+    client.send(chat(b"one"))
+    child = rig.accept()
+    child.message()
+    event = chunk(b"data: " + b"x" * 234 + b"\n\n")
+    child.send(STREAM_HEAD, event * 100)
+    for _ in range(100):
+        client.until(b"\n\n\r\n")
+    client.close()
+    assert rig.record().outcome == "client_gone"
+    client = rig.connect()
+    client.send(chat(b"one"))
+    over_limit(client, "key_tokens", 43)  # of 24.8 kB: 102
+
+
 def test_what_a_key_has_used_outlives_a_change_of_the_file(make_rig: MakeRig, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     rig = make_rig(with_file(path, "one name=a rpm=1\ntwo name=b rpm=1\n"))

@@ -1,0 +1,88 @@
+"""What a real llama-server makes of a file of keys, and what its answers cost a key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llamasup.core.key_file import read_key_lines
+from llamasup.core.keys import KeyRing
+from tests.e2e.driver import llamasup, wrapped
+
+pytestmark = pytest.mark.real
+
+# A line's key is all of it, blanks and `=` included; a hash at its beginning makes it a comment.
+FILE = "plain\n# comment\nwith space\na=b\ntrailing==\n\n#x\nclé\nlast"
+CANDIDATES = [
+    *("plain", "# comment", "comment", "with space", "with", "a=b", "a", "trailing==", "#x", "clé", "cle"),
+    *("last", "wrong"),
+]
+
+
+def test_a_plain_file_opens_to_whom_llama_server_opens_it(
+    llama_server: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text(FILE)
+    path.chmod(0o600)
+    ring = KeyRing([line.key for line in read_key_lines(FILE, "", salt=b"s")])
+    ours = [key for key in CANDIDATES if ring.find((key.encode(),)) is not None]
+
+    words = (llama_server, "-m", str(tiny_model), "--api-key-file", str(path), "--port", "0", "-c", "256")
+    with wrapped(*words) as running, httpx.Client(base_url=running.url) as http:
+        theirs = [
+            key
+            for key in CANDIDATES
+            if http.get("/props", headers=[(b"Authorization", b"Bearer " + key.encode())]).status_code == 200
+        ]
+        assert running.stop() == 0
+    assert ours == theirs == ["plain", "with space", "a=b", "trailing==", "clé", "last"]
+
+    with (
+        llamasup(tiny_model, "--runtime", llama_server, "--api-key-file", str(path)) as running,
+        httpx.Client(base_url=running.url) as http,
+    ):
+        through = [
+            key
+            for key in CANDIDATES
+            if http.get("/props", headers=[(b"x-api-key", key.encode())]).status_code == 200
+        ]
+        assert running.stop() == 0
+    assert through == theirs
+
+
+def test_tokens_per_minute_are_those_that_the_server_counts(
+    runtime: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one name=a tpm=60\ntwo name=b\n")
+    path.chmod(0o600)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, "ignore_eos": True}
+    arguments = ("--runtime", runtime, "--api-key-file", str(path))
+    with llamasup(tiny_model, *arguments) as running, httpx.Client(base_url=running.url) as http:
+
+        def ask(key: str, **more: object) -> httpx.Response:
+            headers = {"Authorization": f"Bearer {key}"}
+            return http.post("/v1/chat/completions", json=body | more, headers=headers, timeout=60)
+
+        usage = ask("one", stream=False).json()["usage"]
+        used = usage["prompt_tokens"] + usage["completion_tokens"]
+        assert used > 60
+        refused = ask("one")
+        assert refused.status_code == 429
+        assert refused.json()["error"]["cause"] == "key_tokens"
+        # One token flows in each second, and the answer took some of them.
+        assert used - 60 - 20 <= int(refused.headers["retry-after"]) <= used - 60 + 1
+
+        path.write_text("one name=c tpm=60\ntwo name=b\n")
+        stream = ""
+        while not stream:  # until the file is read again, within a second
+            answer = ask("one", stream=True, max_tokens=100)
+            stream = answer.text if answer.status_code == 200 else ""
+        assert json.loads(stream.split("data: ")[-2])["timings"]["predicted_n"] == 100
+        assert ask("one", stream=True).status_code == 429
+        assert ask("two").status_code == 200
+        assert running.stop() == 0
