@@ -120,6 +120,8 @@ def with_and_without(name: str, *pieces: bytes) -> None:
 @pytest.mark.parametrize("repeated", REPEATED.values(), ids=REPEATED)
 def test_whatever_follows_a_head_that_is_known(repeated: bytes) -> None:
     often = (repeated,) * 3
+    for at in range(1, len(repeated), 7):
+        with_and_without("itself", repeated, repeated[:at], repeated[at:], repeated[at:], repeated)
     for name, following in FOLLOWING.items():
         with_and_without(name, *often, following, repeated, following)
         with_and_without(name, *often, following + repeated, repeated + following + repeated)  # pipelined
