@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from llamasup.proxy import ProxyConfig
 from tests.security import test_against_h11 as comparisons
 from tests.security.circuit import Circuit
-from tests.security.grammar import cut, requests, responses
+from tests.security.grammar import cut, repeated_requests, repeated_responses, requests, responses
 
 _BATCH = 1000  # hypothesis remembers what it has tried: a new start keeps its memory bounded
 
@@ -30,6 +30,10 @@ Check = Callable[[Circuit, st.DataObject], None]
 
 def read_as_h11_does(circuit: Circuit, data: st.DataObject) -> None:
     comparisons.as_h11_reads(circuit, data.draw(requests()))
+
+
+def read_as_h11_does_again(circuit: Circuit, data: st.DataObject) -> None:
+    comparisons.as_h11_reads(circuit, *data.draw(repeated_requests()))
 
 
 def read_the_same_in_pieces(circuit: Circuit, data: st.DataObject) -> None:
@@ -42,7 +46,18 @@ def answered_whole_or_not(circuit: Circuit, data: st.DataObject) -> None:
     comparisons.answered_whole_or_not(circuit, raw, method, closes=data.draw(st.booleans()))
 
 
-_CHECKS: tuple[Check, ...] = (read_as_h11_does, read_the_same_in_pieces, answered_whole_or_not)
+def answered_whole_or_not_again(circuit: Circuit, data: st.DataObject) -> None:
+    for raw in data.draw(repeated_responses()):
+        comparisons.answered_whole_or_not(circuit, raw, b"GET", closes=False)
+
+
+_CHECKS: tuple[Check, ...] = (
+    read_as_h11_does,
+    read_as_h11_does_again,
+    read_the_same_in_pieces,
+    answered_whole_or_not,
+    answered_whole_or_not_again,
+)
 
 
 class Fuzzer:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-__all__ = ["cut", "requests", "responses"]
+__all__ = ["cut", "repeated_requests", "repeated_responses", "requests", "responses"]
 
 
 def _mostly(usual: Sequence[bytes], odd: Sequence[bytes]) -> st.SearchStrategy[bytes]:
@@ -265,6 +265,13 @@ def requests() -> st.SearchStrategy[bytes]:
     return _mutated(st.lists(_request(), min_size=1, max_size=3).map(b"".join)).map(lambda raw: raw + _NEXT)
 
 
+@st.composite
+def repeated_requests(draw: st.DrawFn) -> list[bytes]:
+    """One request several times, each a read of its own, and then one that is nearly the same."""
+    request = draw(_request())
+    return [request] * draw(st.integers(2, 4)) + [draw(_mutated(st.just(request))), request + _NEXT]
+
+
 # --- responses
 
 _STATUS_LINE = _mostly(
@@ -335,6 +342,13 @@ def responses() -> st.SearchStrategy[bytes]:
     """One response, sometimes with something behind it that nobody asked for."""
     behind = st.sampled_from([b""] * 8 + [b"\r\n", b"x", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
     return st.tuples(_mutated(_response()), behind).map(b"".join)
+
+
+@st.composite
+def repeated_responses(draw: st.DrawFn) -> list[bytes]:
+    """One response several times, and then one that is nearly the same."""
+    response = draw(_response())
+    return [response] * draw(st.integers(2, 3)) + [draw(_mutated(st.just(response))), response]
 
 
 @st.composite

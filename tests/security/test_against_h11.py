@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llamasup.proxy import ProxyConfig
 from tests.security.circuit import Circuit
-from tests.security.grammar import cut, requests, responses
+from tests.security.grammar import cut, repeated_requests, repeated_responses, requests, responses
 from tests.security.reference import differences
 from tests.security.response_reference import misread
 
@@ -33,9 +33,9 @@ def circuit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Circuit]:
     made.close()
 
 
-def as_h11_reads(circuit: Circuit, raw: bytes) -> None:
-    outcome = circuit.send([raw])
-    wrong = differences(raw, outcome, circuit.records) + circuit.malformed
+def as_h11_reads(circuit: Circuit, *reads: bytes) -> None:
+    outcome = circuit.send(reads)
+    wrong = differences(b"".join(reads), outcome, circuit.records) + circuit.malformed
     assert wrong == [], wrong
 
 
@@ -76,6 +76,15 @@ def test_requests_that_are_nearly_right_are_read_as_h11_reads_them(circuit: Circ
     as_h11_reads(circuit, raw)
 
 
+@pytest.mark.check("X9", "what is known is read as what is new: only the very same bytes are known")
+@_FEW
+@given(reads=repeated_requests())
+def test_requests_that_repeat_one_another_are_read_as_h11_reads_them(
+    circuit: Circuit, reads: list[bytes]
+) -> None:
+    as_h11_reads(circuit, *reads)
+
+
 @pytest.mark.check("X9", "the same outcome in one read, in a few, and byte by byte")
 @_FEW
 @given(data=st.data())
@@ -91,3 +100,13 @@ def test_responses_that_are_nearly_right_are_passed_on_whole_or_not_at_all(
     circuit: Circuit, raw: bytes, method: bytes, closes: bool
 ) -> None:
     answered_whole_or_not(circuit, raw, method, closes=closes)
+
+
+@pytest.mark.check("X9", "what is known is read as what is new, of responses too")
+@_FEW
+@given(repeated=repeated_responses())
+def test_responses_that_repeat_one_another_are_passed_on_whole_or_not_at_all(
+    circuit: Circuit, repeated: list[bytes]
+) -> None:
+    for raw in repeated:
+        answered_whole_or_not(circuit, raw, b"GET", closes=False)
