@@ -97,7 +97,7 @@ def cost_of(prompt: int | None, cached: int | None, completion: int | None) -> i
 
 
 def cost_of_part(bytes_out: int) -> int:
-    """Tokens of a stream whose client left before the event that counts them; no more than there were."""
+    """Tokens of a stream that ended before the event that counts them; no more than there were."""
     return bytes_out // _EVENT_BYTES
 
 

@@ -19,7 +19,7 @@ HEALTH_PATHS = frozenset({b"/health", b"/v1/health"})  # llama-server's own
 PUBLIC_PATHS = HEALTH_PATHS | {b"/livez", b"/readyz"}
 CONTROL_PREFIX = b"/llamasup/"
 
-# Numbers about the server: of no use to a model's users alone, nor to those alone who look after it.
+# What is told of the server, to those who use the model and to those who look after it.
 _FOR_ANY_KEY = frozenset({b"/metrics", b"/v1/models"})
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -37,7 +37,7 @@ class Keys:
             self._carry_over()
 
     def enter(self, request: Request) -> HttpError | None:
-        """Count a request as one of its key's, or say that the key has too many. Only inference is limited."""
+        """Count a request in, or say that its key has had too many. Only inference is limited."""
         key = request.key
         if key is None or not key.limits or not request.head.route.infers:
             return None
@@ -54,7 +54,7 @@ class Keys:
         """The request is over, and ``record`` says what it cost."""
         quota, request.quota = request.quota, None
         if quota is not None:
-            if record.outcome == "client_gone":
+            if record.tokens_completion is None and record.outcome != "ok":
                 cost = cost_of_part(record.bytes_out)
             else:
                 cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)

@@ -4,6 +4,7 @@ import fcntl
 import os
 import stat
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,14 @@ def test_changes_at_the_same_time_lose_nothing(path: Path) -> None:
     """Each adds its line to what it has read; without the lock one would write over another's."""
     together = threading.Barrier(8)
 
+    def appended(line: str, text: str | None) -> str:
+        return (text or "") + line
+
     def add(number: int) -> None:
         together.wait()
         for turn in range(5):
-            change_key_file(path, lambda text, turn=turn: f"{text or ''}key-{number}-{turn}\n")
+            line = f"key-{number}-{turn}\n"
+            change_key_file(path, partial(appended, line))
 
     threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
     for thread in threads:

@@ -11,6 +11,8 @@ import pytest
 
 from llamasup.effects.keys import KeyFile
 from llamasup.proxy import Limits, ProxyConfig
+from llamasup.proxy.request import Request
+from llamasup.runtime.metrics import RequestRecord
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
@@ -173,9 +175,12 @@ def test_a_request_is_known_by_its_keys_name(make_rig: MakeRig, monkeypatch: pyt
     rig = make_rig(RIGHTS)
     clients: list[str] = []
     tell = rig.proxy.tell
-    monkeypatch.setattr(
-        rig.proxy, "tell", lambda request, record: (clients.append(request.client), tell(request, record))
-    )
+
+    def told(request: Request, record: RequestRecord) -> None:
+        clients.append(request.client)
+        tell(request, record)
+
+    monkeypatch.setattr(rig.proxy, "tell", told)
     client, child = rig.connect(), Child(rig)
     for _ in range(2):  # the second time from memory
         served(client, child, chat(b"both"))
@@ -455,3 +460,20 @@ def test_a_large_body_over_the_limit_is_refused_before_it_is_whole(make_rig: Mak
     assert status(head) == 429
     assert field(head, b"connection") == b"close"
     assert rig.in_flight() == 0
+
+
+def test_a_large_body_that_is_sent_on_as_it_comes_counts_once(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(key_file=keys_of("one rpm=2 concurrent=1"), route_by_model=False))
+    client = rig.connect()
+    body = b"x" * 200_000
+    child = None
+    for _ in range(2):
+        client.send(post(CHAT, body[:100_000], bearer(b"one")).replace(b": 100000", b": 200000"))
+        child = child or rig.accept()
+        child.until(b"\r\n\r\n")  # by now it is under way
+        client.send(body[100_000:])
+        child.receive(200_000)
+        child.send(answer())
+        assert status(client.message()[0]) == 200
+    client.send(chat(b"one"))
+    over_limit(client, "key_requests", 30)
