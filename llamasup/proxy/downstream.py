@@ -39,6 +39,7 @@ class Downstream(asyncio.Protocol):
         "_exchange",
         "_held",
         "_held_bytes",
+        "_idle",
         "_phase",
         "_reader",
         "_reading",
@@ -59,6 +60,7 @@ class Downstream(asyncio.Protocol):
         self._exchange: Exchange | Waiting | None = None  # what runs: it has a generation, or waits for one
         self._held: list[bytes] = []  # read while an exchange runs, not parsed yet
         self._held_bytes = 0
+        self._idle = proxy.clients.idle
         self._reading = True
         self._closing = False
         self._phase = _IDLE
@@ -164,7 +166,7 @@ class Downstream(asyncio.Protocol):
         reader, limits = self._reader, self.proxy.limits
         request = reader.partial
         if self._phase == _IDLE and reader.begun:
-            self.proxy.clients.works(self)
+            self._idle.pop(self, None)
         if request is not None and request.refusal is not None:  # answered before its body is here
             request.keep_alive = False
             self._serve(request)
@@ -181,7 +183,7 @@ class Downstream(asyncio.Protocol):
                 self._phase = _HEAD
                 self._deadline = monotonic() + limits.head_s
         elif self._phase != _IDLE:
-            self.proxy.clients.rests(self)
+            self._idle[self] = None
             self._phase = _IDLE
             self._deadline = monotonic() + limits.keepalive_s
 
@@ -192,7 +194,8 @@ class Downstream(asyncio.Protocol):
         proxy = self.proxy
         return (
             request.body_bytes > proxy.limits.stream_above_bytes
-            and not (request.whole or proxy.config.route_by_model or self._is_own(request))
+            and not (request.whole or proxy.config.route_by_model)
+            and not (self._is_own(request) or self._door.is_preflight(request.head))
             and proxy.uploads < proxy.limits.uploads
         )
 
@@ -260,7 +263,7 @@ class Downstream(asyncio.Protocol):
 
     def _serve(self, request: Request) -> None:
         if self._phase == _IDLE:
-            self.proxy.clients.works(self)
+            self._idle.pop(self, None)
         self._phase = _BUSY
         self._deadline = NEVER
         if request.refusal is not None:

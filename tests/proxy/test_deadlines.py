@@ -163,7 +163,8 @@ def test_pings_are_signs_of_life(make_rig: MakeRig) -> None:
 def test_a_client_that_does_not_read_is_not_the_childs_fault(make_rig: MakeRig) -> None:
     rig = make_rig(timed(upstream_idle_s=0.05, send_stall_s=60.0))
     client, child = streaming(rig)
-    (connection,) = rig.call(lambda: tuple(each for each in rig.proxy.clients if isinstance(each, Downstream)))
+    (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
+    assert isinstance(connection, Downstream)
     child.send(b"ffffffff\r\n")
     child.sock.setblocking(False)
     full = 0

@@ -1,0 +1,234 @@
+"""What HTTP/1.1 has beside a request and its answer, and the ways in which a client may come."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from llamasup.proxy import ProxyConfig, bind, bind_unix
+from tests.proxy.conftest import MakeRig
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
+from tests.proxy.test_tls import Certificate
+
+EVENT = chunk(b"data: {}\n\n")
+LARGE = b"x" * (3 << 20)
+RUN = ProxyConfig(route_by_model=False)
+
+
+def converse(client: Wire, rig: Rig) -> None:
+    """All that one connection can be asked for, one after the other; the child's is kept too."""
+    client.send(post(CHAT, b"{}"))
+    child = rig.accept()
+    assert child.message()[1] == b"{}"
+    child.send(answer(b"plain"))
+    assert client.message()[1] == b"plain"
+    client.send(get(b"/a") + get(b"/b"))  # pipelined
+    for path in (b"/a", b"/b"):
+        assert child.head().split(b" ")[1] == path
+        child.send(answer(path))
+        assert client.message()[1] == path
+    client.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))
+    client.send(chunk(b"in "), chunk(b"pieces"), b"0\r\nX-Trailer: t\r\n\r\n")
+    assert child.message()[1] == b"in pieces"
+    child.send(STREAM_HEAD + EVENT)
+    client.until(EVENT)
+    child.send(EVENT + b"0\r\n\r\n")
+    assert client.until(b"0\r\n\r\n") == EVENT + b"0\r\n\r\n"
+    client.send(get(CHAT, b"Content-Length: 2", b"Expect: 100-continue", method=b"POST"))
+    assert client.head() == b"HTTP/1.1 100 Continue\r\n\r\n"
+    client.send(b"{}")
+    child.message()
+    child.send(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert status(client.head()) == 204
+    client.send(get(b"/props", method=b"HEAD") + get(b"/livez"))
+    assert child.head().startswith(b"HEAD ")
+    child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
+    assert field(client.head(), b"content-length") == b"9"
+    assert client.message()[1] == b'{"status":"ok"}'
+    client.send(get(b"/props", b"Connection: close"))
+    child = rig.accept()  # behind an answer to HEAD a connection is not used again
+    child.head()
+    child.send(answer(b"last"))
+    assert client.message()[1] == b"last"
+    assert client.sees_the_end()
+
+
+# --- ways in
+
+
+def test_over_tcp(rig: Rig) -> None:
+    converse(rig.connect(), rig)
+
+
+def test_over_ipv6(make_rig: MakeRig) -> None:
+    try:
+        sockets = bind("::1", 0)
+    except OSError:
+        pytest.skip("there is no IPv6 loopback here")
+    rig = make_rig(sockets=sockets)
+    converse(rig.connect(), rig)
+    client = rig.connect()
+    client.send(get(b"/livez").replace(b"localhost", b"[::1]:%d" % rig.address[1]))
+    assert status(client.message()[0]) == 200
+
+
+def test_over_a_unix_socket(make_rig: MakeRig, tmp_path: Path) -> None:
+    rig = make_rig(sockets=[bind_unix(str(tmp_path / "front.sock"))])
+    converse(rig.connect(), rig)
+
+
+def test_over_a_socket_that_somebody_else_opened(make_rig: MakeRig) -> None:
+    """As systemd does; clients may have connected before the proxy had it."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    early = socket.create_connection(listening.getsockname())
+    early.sendall(get(b"/livez"))
+    rig = make_rig(sockets=[socket.socket(fileno=listening.detach())])
+    first = Wire(early)
+    assert status(first.message()[0]) == 200
+    first.close()
+    converse(rig.connect(), rig)
+
+
+def test_over_tls(make_rig: MakeRig, tmp_path: Path) -> None:
+    certificate = Certificate(tmp_path)
+    rig = make_rig(RUN, tls=certificate.context())
+
+    def secured() -> Wire:
+        return Wire(certificate.trusting().wrap_socket(rig.connect().sock, server_hostname="localhost"))
+
+    client = secured()
+    converse(client, rig)
+    client.close()
+    # A large body is sent on as it comes, and an early answer to one is read before the end.
+    client = secured()
+    client.send(get(CHAT, b"Content-Length: %d" % len(LARGE), method=b"POST"), LARGE[: 1 << 17])
+    child = rig.accept()
+    child.head()
+    child.receive(1 << 17)
+    child.send(answer(b"refused", code=b"400 Bad Request"))
+    client.send(LARGE[: 1 << 17])
+    head, body = client.message()
+    assert (status(head), field(head, b"connection"), body) == (400, b"close", b"refused")
+    assert isinstance(client.sock, ssl.SSLSocket)
+    client.close()
+
+
+# --- old clients, odd requests
+
+
+@pytest.mark.parametrize("lines", [(), (b"Connection: keep-alive",)], ids=["", "keep-alive"])
+def test_an_http_1_0_connection_ends_with_its_answer(rig: Rig, lines: tuple[bytes, ...]) -> None:
+    """Also for one that would like to keep it: whoever can, speaks HTTP/1.1, and this is always right."""
+    client = rig.connect()
+    client.send(get(b"/props", *lines).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    child = rig.accept()
+    child.head()
+    child.send(answer(b"whole"))
+    head, body = client.message()
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")  # a server says what it speaks itself
+    assert (field(head, b"connection"), body) == (b"close", b"whole")
+    assert client.sees_the_end()
+
+
+def test_an_http_1_0_client_that_expects_100_continue_is_not_told(rig: Rig) -> None:
+    client = rig.connect()
+    request = get(CHAT, b"Content-Length: 2", b"Expect: 100-continue", method=b"POST")
+    client.send(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    rig.ask(get(b"/livez"))
+    assert client.is_quiet()
+    client.send(b"{}")
+    child = rig.accept()
+    child.message()
+    child.send(answer(b"fine"))
+    assert client.message()[1] == b"fine"
+
+
+def test_options_is_the_childs_to_answer(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get(CHAT, method=b"OPTIONS"))
+    child = rig.accept()
+    assert child.head().startswith(b"OPTIONS /v1/chat/completions ")
+    child.send(answer(b"", b"Allow: POST"))
+    assert field(client.message()[0], b"allow") == b"POST"
+
+
+def test_options_of_the_server_as_a_whole_passes(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get(b"*", method=b"OPTIONS"))
+    assert rig.accept().head().startswith(b"OPTIONS * HTTP/1.1\r\n")
+
+
+def test_a_preflight_with_a_body_is_answered_and_its_connection_goes_on(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(origins=("https://app.example",), route_by_model=False))
+    client = rig.connect()
+    asked = (b"Origin: https://app.example", b"Access-Control-Request-Method: POST")
+    length = b"Content-Length: %d" % len(LARGE)
+    client.send(get(CHAT, *asked, length, method=b"OPTIONS"), LARGE, get(b"/livez"))
+    assert status(client.head()) == 204
+    assert client.message()[1] == b'{"status":"ok"}'
+    assert rig.in_flight() == 0
+
+
+def test_a_head_of_nearly_64_kib_passes_whole(rig: Rig) -> None:
+    lines = [b"X-%d: " % n + b"y" * 1000 for n in range(62)]
+    client = rig.connect()
+    client.send(get(b"/props", *lines))
+    head = rig.accept().head()
+    assert all(field(head, b"x-%d" % n) == b"y" * 1000 for n in range(62))
+
+
+def test_the_body_of_a_get_passes(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get(b"/props", b"Content-Length: 4") + b"body")
+    assert rig.accept().message()[1] == b"body"
+
+
+def test_early_hints_in_the_middle_of_a_head_do_no_harm(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get())
+    child = rig.accept()
+    child.head()
+    for byte in b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + answer(b"real"):
+        child.send(bytes([byte]))
+    assert client.message()[1] == b"real"
+
+
+# --- half-closed
+#
+# A client that shuts down its side looks just like one that has closed its connection, as every client does
+# that gives up on an answer. That this is seen at once is what frees its slot (S11). So the two are treated
+# alike, as by nginx and Envoy; what was answered by then still arrives.
+
+
+def test_what_is_answered_on_the_spot_reaches_a_client_that_has_shut_its_side(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get(b"/livez") * 3)
+    client.sock.shutdown(socket.SHUT_WR)
+    assert client.rest().count(b"200 OK") == 3
+
+
+def test_a_body_that_its_client_shuts_off_is_never_sent_on_as_whole(make_rig: MakeRig) -> None:
+    rig = make_rig(RUN)
+    client = rig.connect()
+    client.send(get(CHAT, b"Content-Length: %d" % len(LARGE), method=b"POST"), LARGE[:-1])
+    child = rig.accept()
+    child.head()
+    client.sock.shutdown(socket.SHUT_WR)
+    assert len(child.rest()) < len(LARGE)
+    assert client.sees_the_end()
+    assert rig.record().outcome == "client_gone"
+
+
+def test_a_response_that_fits_the_sockets_buffers_is_whole_though_its_client_is_slow(rig: Rig) -> None:
+    """A connection that is closed behind its answer is not cut."""
+    client = rig.connect()
+    client.send(get(b"/props", b"Connection: close"))
+    child = rig.accept()
+    child.head()
+    child.send(answer(LARGE))
+    child.sock.shutdown(socket.SHUT_WR)
+    assert rig.record().outcome == "ok"
+    assert client.rest().endswith(LARGE)
