@@ -74,7 +74,7 @@ class RunOptions(ServiceOptions):
 class Service:
     """One model, served. Preparing it finds every mistake that can be found before anything is started.
 
-    Raises ModelMissing, ModelInvalid, RuntimeMissing, DoesNotFit, UsageInvalid or UnsafeBind.
+    Raises ModelMissing, ModelInvalid, RuntimeMissing, DoesNotFit, UsageInvalid, ConfigInvalid or UnsafeBind.
     """
 
     def __init__(
