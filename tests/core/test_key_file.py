@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llamasup.core.errors import ConfigInvalid, UsageInvalid
@@ -154,6 +154,7 @@ def test_a_file_has_so_many_keys_and_no_more() -> None:
         read(thousand + "more\n")
 
 
+QUICKLY = settings(max_examples=40)
 WORDS = st.one_of(
     st.sampled_from(
         [
@@ -175,6 +176,7 @@ WORDS = st.one_of(
 )
 
 
+@QUICKLY
 @given(st.lists(st.lists(WORDS, max_size=5).map(" ".join), max_size=6).map("\n".join))
 @example("\x1c\x1d a=\u2028b")
 def test_any_text_is_a_file_of_keys_or_a_mistake_in_one(text: str) -> None:
@@ -195,6 +197,7 @@ SECRET = (
 )
 
 
+@QUICKLY
 @given(SECRET, st.lists(WORDS, max_size=4), st.booleans())
 @example("MY KEY=WITH BLANKS", ["nothing"], True)
 @example("SECRETSECRET NAME=SECRET", ["name=a"], False)
@@ -224,6 +227,7 @@ def test_no_name(name: str) -> None:
         checked_name(name)
 
 
+@QUICKLY
 @given(
     st.sampled_from([(True, False), (False, True), (True, True)]),
     st.sampled_from(["normal", "high"]),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamasup.core.http import HttpError
@@ -127,6 +127,7 @@ def test_of_a_stream_that_is_left_the_events_cost_what_they_held() -> None:
     assert cost_of_part(2420) == 10
 
 
+@settings(max_examples=40)
 @given(
     st.integers(1, 10_000),
     st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60),
