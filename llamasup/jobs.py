@@ -17,7 +17,7 @@ from llamasup.core.instance import Policy
 from llamasup.core.liveness import LivenessPolicy
 from llamasup.effects.probe import Prober
 from llamasup.proxy.front import Front, listen
-from llamasup.proxy.settings import MIB, Limits, ProxyConfig
+from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
 from llamasup.proxy.tls import tls_context
 from llamasup.runtime.instance import prober_of
 from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
@@ -61,11 +61,11 @@ class ServiceOptions:
     request_timeout_s: float | None = None
     """From a request's last byte to its answer's; None: no limit."""
     stream_keepalive: bool = False
-    """Send SSE comments to a stream that waits."""
+    """Send SSE comments to a stream that waits for 10 s without a byte, and every 10 s from then on."""
     access_log: Path | None = None
-    """``-``: standard error."""
+    """Where each finished request is a line of JSON; ``-``: standard error."""
     slow_request_s: float | None = None
-    """Requests that take longer are logged; None: none are."""
+    """Requests whose answer takes longer to begin are told, some of many; None: none are."""
     warm_up: bool = True
     wait_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
@@ -85,6 +85,7 @@ class ServiceOptions:
             origins=tuple(map(allowed_origin, self.origins)),
             route_by_model=False,
             request_timeout_s=self.request_timeout_s,
+            stream_keepalive_s=STREAM_KEEPALIVE_S if self.stream_keepalive else None,
         )
 
     def shared_policy(self) -> Policy:
@@ -134,7 +135,7 @@ def wrap_job(options: WrapOptions) -> Job:
     line = wrapping.line
     if not options.strict and (options.hosts or options.origins):
         raise UsageInvalid(
-            "Without --strict every Host and Origin is let through, as llama-server does: there is none to allow.",
+            "Without --strict every Host and Origin is let through, as llama-server does: none can be allowed.",
             remedy="Add --strict, or leave --allow-host and --allow-origin out.",
         )
     if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
@@ -176,7 +177,7 @@ def wrap_job(options: WrapOptions) -> Job:
 def given_front(sockets: Sequence[socket.socket], tls: SSLContext | None = None) -> Front:
     """Sockets that somebody else has bound: the service manager, who also removes their files."""
     names = [sock.getsockname() for sock in sockets]
-    tcp = [TcpAddress(*name[:2], tls=tls is not None) for name in names if isinstance(name, tuple)]
+    tcp = [TcpAddress(name[0], name[1], tls=tls is not None) for name in names if isinstance(name, tuple)]
     return Front(tcp[0] if tcp else UnixAddress(str(names[0])), list(sockets), tls)
 
 

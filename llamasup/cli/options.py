@@ -149,7 +149,7 @@ SERVING = Group(
         duration(
             "--wait-timeout",
             "wait_timeout_s",
-            "How long a request may wait for a model that loads or restarts; 0: answer 503 at once.",
+            "How long a request may wait for a model that loads, restarts or is busy; 0: not at all.",
             120.0,
         ),
         time_limit("--request-timeout", "request_timeout_s", "How long a request may take; 0: no limit."),

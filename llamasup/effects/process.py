@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 from llamasup.core.diagnosis import Exit
 from llamasup.core.errors import BrokenRuntime
 from llamasup.effects.belongings import end_descendants, forget_child, marked, record_child
+from llamasup.effects.descriptors import give_back_limit
 from llamasup.effects.executable import broken, find_executable
 from llamasup.effects.process_end import end_of
 
@@ -93,6 +94,7 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, run_folder:
         raise
     finally:
         os.close(write_fd)
+    give_back_limit(popen.pid)  # the helper below it needs milliseconds to become the child
     child = Child(popen, read_fd, _job(popen))
     if run_folder is not None:
         child.write_down(run_folder, path, env)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamasup.core.errors import PortInUse, PortNotAllowed
 
-__all__ = ["bind", "bind_unix"]
+__all__ = ["BACKLOG", "bind", "bind_unix"]
 
 BACKLOG = 1024  # connects that arrive in one burst before the loop comes round to accept them
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from socket import socket
 
 from llamasup.core.address import Address, TcpAddress, UnixAddress
-from llamasup.core.errors import ConfigInvalid
 from llamasup.proxy.bind import bind, bind_unix
 
-__all__ = ["Front", "listen", "tls_context"]
+__all__ = ["Front", "listen"]
 
 
 @dataclass(slots=True)
@@ -70,21 +69,6 @@ def listen(
         raise
     first = next((each for each in addresses if isinstance(each, TcpAddress)), addresses[0])
     return Front(first, sockets, tls, files)
-
-
-def tls_context(key_file: str, cert_file: str) -> ssl.SSLContext:
-    """Raises ConfigInvalid for files that are no key and certificate."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        # An empty password, not a question at the terminal: a service has nobody to ask.
-        context.load_cert_chain(cert_file, key_file, password="")
-    except (OSError, ssl.SSLError) as error:  # an SSLError is an OSError that says little of files
-        reason = error.strerror or str(error)
-        raise ConfigInvalid(
-            f"TLS cannot be served with the certificate {cert_file!r} and the key {key_file!r}: {reason}.",
-            remedy="Give a PEM certificate, its chain behind it, and its unencrypted PEM key.",
-        ) from error
-    return context
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ from llamasup.proxy.pool import Pool
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.proxy.tasks import Tasks
-from llamasup.proxy.tls import Handshake
+from llamasup.proxy.tls import SecureListener
 from llamasup.runtime.endpoint import Backend, Endpoint
 from llamasup.runtime.metrics import Metrics, RequestRecord
 
@@ -59,7 +59,7 @@ class Proxy:
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._loop)
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | SecureListener] = []
         self.clients = Connections(config.limits)
         self._all_left = asyncio.Event()
         self._pools: dict[Endpoint, Pool] = {}
@@ -78,11 +78,12 @@ class Proxy:
         """Serve on listening sockets. ``trusted``: a Unix socket whose file permissions are the authority."""
         door = Door(self.config, self.keys, trusted=trusted)
 
-        def make() -> Handshake | Downstream:
-            return Downstream(self, door) if tls is None else Handshake(self, door, tls)
-
         for sock in sockets:
-            self._servers.append(await self._loop.create_server(make, sock=sock))
+            self._servers.append(
+                await self._loop.create_server(lambda: Downstream(self, door), sock=sock)
+                if tls is None
+                else SecureListener(self, door, sock, tls)
+            )
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; connections go on."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from llamasup.core.http import OWN_RULES, HeadRules
 from llamasup.effects.keys import KeyFile
 
-__all__ = ["Limits", "ProxyConfig"]
+__all__ = ["STREAM_KEEPALIVE_S", "Limits", "ProxyConfig"]
 
 MIB = 1 << 20
 KIB = 1 << 10
+STREAM_KEEPALIVE_S = 10.0  # what gives up a silent connection does so after half a minute, mostly
 
 
 @dataclass(frozen=True, slots=True)

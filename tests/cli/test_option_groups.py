@@ -109,13 +109,12 @@ def test_what_is_as_it_is_by_default_is_not_written_unless_the_unit_says_it_too(
 
 
 _OF_RUN = (*o.LISTENING.options, *o.SERVING.options, *o.FOREGROUND.options)
-_WHERE_THE_KEYS_ARE = "api_key_file"  # read for RunOptions.api_keys
 
 
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ([each for each in _OF_RUN if each.field != _WHERE_THE_KEYS_ARE], RunOptions),
+        (list(_OF_RUN), RunOptions),
         ([*o.SERVING.options, *o.FOREGROUND.options], WrapOptions),
         ([*o.ATTACHED.options, *o.LOGGING.options], OutputOptions),
         (list(SETTINGS.options), Settings),

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,6 +106,14 @@ def status(head: bytes) -> int:
     return int(head.split(b" ", 2)[1])
 
 
+def eventually(holds: Callable[[], bool]) -> None:
+    """Look again until it is so."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end, "it did not come to be"
+        time.sleep(0.001)
+
+
 class OneModel:
     """A backend with one model; a test may take it away, and give another generation in its place."""
 
@@ -137,6 +147,7 @@ class Rig:
         control: bool = False,
         api_key: str | None = None,
         sockets: Sequence[socket.socket] | None = None,
+        tls: ssl.SSLContext | None = None,
         trusted: bool = False,
         child_path: str | None = None,
         wait_timeout_s: float = PATIENCE_S,
@@ -145,6 +156,8 @@ class Rig:
     ) -> None:
         """``child_path``: where a real server listens; else the test itself is the child."""
         self._loop = uvloop.new_event_loop() if loop_name == "uvloop" else asyncio.new_event_loop()
+        self._mishaps: list[str] = []
+        self._loop.set_exception_handler(lambda _, context: self._mishaps.append(repr(context)))
         self._thread = threading.Thread(target=self._run, name="proxy")
         self._thread.start()
         self._open: list[Wire] = []
@@ -164,18 +177,21 @@ class Rig:
 
         async def start() -> Proxy:
             proxy = Proxy(self.backend, config, control=control_endpoint, on_finished=self._records.put)
-            await proxy.start(own, trusted=trusted)
+            await proxy.start(own, trusted=trusted, tls=tls)
             return proxy
 
         self.proxy = asyncio.run_coroutine_threadsafe(start(), self._loop).result(PATIENCE_S)
 
     # --- the client
 
-    def connect(self, *, receive_buffer: int | None = None) -> Wire:
+    def connect(self, *, receive_buffer: int | None = None, source: str | None = None) -> Wire:
+        """``source``: the client's address, for a client of its own."""
         sock = socket.socket(self._family, socket.SOCK_STREAM)
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        wire = self._keep(Wire(sock))
+        wire = self.keep(Wire(sock))
+        if source is not None:
+            sock.bind((source, 0))
         sock.connect(self.address)
         return wire
 
@@ -189,11 +205,11 @@ class Rig:
 
     def accept(self) -> Wire:
         """The proxy's next connection to the child."""
-        return self._keep(Wire(self._child.accept()[0]))
+        return self.keep(Wire(self._child.accept()[0]))
 
     def accept_control(self) -> Wire:
         assert self._control is not None
-        return self._keep(Wire(self._control.accept()[0]))
+        return self.keep(Wire(self._control.accept()[0]))
 
     def stop_listening(self) -> None:
         self._child.close()
@@ -232,6 +248,7 @@ class Rig:
         self._child.close()
         if self._control is not None:
             self._control.close()
+        assert not self._mishaps, f"raised in a callback of the loop: {self._mishaps}"
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -240,7 +257,8 @@ class Rig:
         finally:
             self._loop.close()
 
-    def _keep(self, wire: Wire) -> Wire:
+    def keep(self, wire: Wire) -> Wire:
+        """Closed at the end."""
         self._open.append(wire)
         return wire
 

@@ -12,7 +12,8 @@ import pytest
 
 from llamasup.core.address import TcpAddress, UnixAddress
 from llamasup.core.errors import ConfigInvalid, PortInUse, PortNotAllowed
-from llamasup.proxy.front import listen, tls_context
+from llamasup.proxy.front import listen
+from llamasup.proxy.tls import tls_context
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import Wire, get, status
 

@@ -18,8 +18,8 @@ BUFFER = (
 )  # of the client: small, but no smaller than loopback's segments, or the kernel itself dawdles
 
 
-def streaming(rig: Rig, **options: int) -> tuple[Wire, Wire]:
-    client = rig.connect(**options)
+def streaming(rig: Rig, *, receive_buffer: int | None = None) -> tuple[Wire, Wire]:
+    client = rig.connect(receive_buffer=receive_buffer)
     client.send(post(CHAT, b'{"stream":true}'))
     child = rig.accept()
     child.message()

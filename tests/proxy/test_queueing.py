@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from llamasup.proxy import Limits, ProxyConfig
+from llamasup.proxy.downstream import Downstream
 from llamasup.runtime.endpoint import Endpoint
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
@@ -21,7 +22,7 @@ def asks(rig: Rig, body: bytes, *lines: bytes, address: str = "127.0.0.1", path:
     """A client at an address of its own: all of 127.0.0.0/8 is this machine."""
     sock = socket.socket()
     sock.bind((address, 0))
-    client = rig._keep(Wire(sock))
+    client = rig.keep(Wire(sock))
     sock.connect(rig.address)
     client.send(post(path, body, *lines))
     return client
@@ -230,6 +231,7 @@ def test_who_does_not_read_keeps_the_place_for_a_few_seconds_only(make_rig: Make
     child.send(STREAM_HEAD)
     child.sock.setblocking(False)
     (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
+    assert isinstance(connection, Downstream)
     while not rig.call(lambda: connection.paused):
         with suppress(BlockingIOError):
             child.sock.send(chunk(b"x" * 8192))

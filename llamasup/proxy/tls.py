@@ -1,0 +1,186 @@
+"""TLS through the standard library: the certificate, read again when it changes, and the handshake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamasup.core.errors import ConfigInvalid
+from llamasup.proxy.bind import BACKLOG
+from llamasup.proxy.connections import TOO_MANY
+from llamasup.proxy.downstream import Downstream, host_of
+
+if TYPE_CHECKING:
+    from llamasup.proxy.door import Door
+    from llamasup.proxy.listener import Proxy
+
+__all__ = ["SecureListener", "tls_context"]
+
+_log = logging.getLogger("llamasup.proxy")
+
+_ACCEPT_PAUSE_S = 1.0  # as asyncio's servers
+
+
+def tls_context(key_file: str, cert_file: str) -> ssl.SSLContext:
+    """A context that follows its files: a renewed certificate counts from the next handshake on.
+
+    Raises ConfigInvalid for files that are no key and certificate.
+    """
+    context = _load(key_file, cert_file)
+    known, current = _identity(key_file, cert_file), context
+
+    def follow(connection: ssl.SSLObject, server_name: str | None, first: ssl.SSLContext) -> None:
+        nonlocal known, current
+        found = _identity(key_file, cert_file)
+        if found != known:
+            known = found  # what cannot be used is told once, not at every handshake
+            try:
+                current = _load(key_file, cert_file)
+            except ConfigInvalid as error:
+                _log.warning("%s The one before is kept.", error.message)
+            else:
+                _log.info("the certificate %r has changed and is used from now on", cert_file)
+        connection.context = current
+
+    context.sni_callback = follow  # called in every handshake, with or without a name
+    return context
+
+
+def _load(key_file: str, cert_file: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # An empty password, not a question at the terminal: a service has nobody to ask.
+        context.load_cert_chain(cert_file, key_file, password="")
+    except (OSError, ssl.SSLError) as error:  # an SSLError is an OSError that says little of files
+        reason = error.strerror or str(error)
+        raise ConfigInvalid(
+            f"TLS cannot be served with the certificate {cert_file!r} and the key {key_file!r}: {reason}.",
+            remedy="Give a PEM certificate, its chain behind it, and its unencrypted PEM key.",
+        ) from error
+    return context
+
+
+def _identity(*files: str) -> list[tuple[int, int, int] | None]:
+    return [_of(Path(file)) for file in files]
+
+
+def _of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+class SecureListener:
+    """Accepts clients and shakes hands with them.
+
+    ``create_server`` shows a TLS connection only after its handshake, and one that fails not at all; but it
+    takes its place among the others from its first moment on. The handshake is the one thing here that is
+    awaited: it is once for a connection, and takes a millisecond of computing anyhow.
+    """
+
+    def __init__(self, proxy: Proxy, door: Door, listening: socket.socket, context: ssl.SSLContext) -> None:
+        self._proxy = proxy
+        self._door = door
+        self._listening = listening
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._listen()
+
+    def close(self) -> None:
+        """Closes the socket too, as a server of the loop does."""
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listening)
+        self._listening.close()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(BACKLOG):
+            try:
+                accepted, address = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except (
+                OSError
+            ) as error:  # no descriptor, no memory: asking again at once would only turn in circles
+                _log.warning("no connection can be accepted: %s", error.strerror)
+                self._loop.remove_reader(self._listening)
+                self._pause = self._loop.call_later(_ACCEPT_PAUSE_S, self._listen)
+                return
+            Handshake(self._proxy, self._door, accepted, host_of(address)).begin(self._context)
+
+
+class Handshake:
+    """A connection until its handshake is done."""
+
+    def __init__(self, proxy: Proxy, door: Door, accepted: socket.socket, client: str) -> None:
+        self.proxy = proxy
+        self.door = door
+        self._accepted = accepted
+        self._client = client
+
+    def begin(self, context: ssl.SSLContext) -> None:
+        self._accepted.setblocking(False)
+        try:
+            refusal = self.proxy.joined(self, self._client)
+        except ConnectionAbortedError:
+            refusal = TOO_MANY
+        if refusal is None:
+            self.proxy.start_soon(self._shake(context), "a TLS handshake")
+        else:  # whoever has not shaken hands yet understands no answer
+            self._accepted.close()
+            self.proxy.left(self)
+
+    async def _shake(self, context: ssl.SSLContext) -> None:
+        limits = self.proxy.limits
+        # No TLS, none that is understood here, or a client that left or took too long.
+        with contextlib.suppress(OSError):
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: Secured(self),
+                    self._accepted,
+                    ssl=context,
+                    ssl_handshake_timeout=limits.head_s,
+                    ssl_shutdown_timeout=limits.linger_s,
+                )
+            finally:
+                self.proxy.left(self)
+
+    # --- among the connections
+
+    def close_if_idle(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        """The loop has the socket, and notices."""
+        with contextlib.suppress(OSError):  # the client has left
+            self._accepted.shutdown(socket.SHUT_RDWR)
+
+    def sweep(self, now: float) -> None:
+        """The handshake has its own time-out."""
+
+
+class Secured(Downstream):
+    """A connection behind its handshake, whose place it takes."""
+
+    __slots__ = ("_handshake",)
+
+    def __init__(self, handshake: Handshake) -> None:
+        super().__init__(handshake.proxy, handshake.door)
+        self._handshake = handshake
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.proxy.left(self._handshake)
+        super().connection_made(transport)

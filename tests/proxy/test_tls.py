@@ -1,0 +1,310 @@
+"""TLS before the proxy, with a real ssl client: the same proxy behind it, no noise from those who fail."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llamasup.proxy import Limits, ProxyConfig
+from llamasup.proxy.tls import tls_context
+from tests.proxy.conftest import MakeRig
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, eventually, field, get, post, status
+
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Certificate:
+    """A key and its certificate in files, made anew as often as wanted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key, self.chain = folder / "key.pem", folder / "chain.pem"
+        self.renew("first")
+
+    def renew(self, name: str) -> None:
+        words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        files = ["-keyout", str(self.key), "-out", str(self.chain)]
+        subprocess.run([*words, *names, *files], check=True, capture_output=True)
+
+    def context(self) -> ssl.SSLContext:
+        return tls_context(str(self.key), str(self.chain))
+
+    def trusting(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.chain))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture
+def rig(make_rig: MakeRig, certificate: Certificate) -> Rig:
+    return make_rig(tls=certificate.context())
+
+
+def secured(rig: Rig, context: ssl.SSLContext, *, name: str = "localhost", source: str | None = None) -> Wire:
+    raw = rig.connect(source=source).sock
+    return rig.keep(Wire(context.wrap_socket(raw, server_hostname=name, suppress_ragged_eofs=False)))
+
+
+def common_name(client: Wire) -> str:
+    assert isinstance(client.sock, ssl.SSLSocket)
+    seen = client.sock.getpeercert()
+    assert seen is not None
+    return str(dict(pair[0] for pair in seen["subject"])["commonName"])  # type: ignore[misc]
+
+
+def test_a_request_and_its_answer_pass_and_the_connection_is_kept(rig: Rig, certificate: Certificate) -> None:
+    client = secured(rig, certificate.trusting())
+    client.send(post(CHAT, b"{}"))
+    child = rig.accept()
+    for request in (b"", post(CHAT, b"{}")):
+        client.send(request)
+        assert child.message()[1] == b"{}"
+        child.send(answer(b"hello"))
+        assert client.message()[1] == b"hello"
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "offered", "agreed"),
+    [
+        (ssl.TLSVersion.TLSv1_2, ["http/1.1"], "http/1.1"),
+        (ssl.TLSVersion.TLSv1_3, ["h2", "http/1.1"], "http/1.1"),
+        (ssl.TLSVersion.TLSv1_3, ["h2"], None),
+        (ssl.TLSVersion.TLSv1_3, [], None),
+    ],
+)
+def test_http_1_1_is_what_is_spoken(
+    rig: Rig, certificate: Certificate, version: ssl.TLSVersion, offered: list[str], agreed: str | None
+) -> None:
+    context = certificate.trusting()
+    context.minimum_version = context.maximum_version = version
+    if offered:
+        context.set_alpn_protocols(offered)
+    client = secured(rig, context)
+    assert isinstance(client.sock, ssl.SSLSocket)
+    assert client.sock.selected_alpn_protocol() == agreed
+    client.send(get(b"/livez"))
+    assert status(client.message()[0]) == 200
+    client.close()
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
+def test_what_is_older_than_tls_1_2_is_not_spoken(rig: Rig, certificate: Certificate) -> None:
+    context = certificate.trusting()
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        secured(rig, context)
+    all_gone(rig)
+
+
+def test_a_stream_passes_chunk_by_chunk(rig: Rig, certificate: Certificate) -> None:
+    client = secured(rig, certificate.trusting())
+    client.send(post(CHAT, b'{"stream":true}'))
+    child = rig.accept()
+    child.message()
+    child.send(STREAM_HEAD)
+    for number in range(20):
+        piece = chunk(b"data: %d\n\n" % number)
+        child.send(piece)  # the next one only when this one is here: nothing is held back
+        assert (
+            (client.head() and b"") + client.receive(len(piece)) == piece
+            if number == 0
+            else (client.receive(len(piece)) == piece)
+        )
+    child.send(b"0\r\n\r\n")
+    assert client.receive(5) == b"0\r\n\r\n"
+    client.close()
+
+
+@pytest.mark.parametrize("leaving", ["orderly", "closed", "reset"])
+def test_a_client_that_leaves_in_mid_stream_ends_the_childs_connection(
+    rig: Rig, certificate: Certificate, leaving: str
+) -> None:
+    client = secured(rig, certificate.trusting())
+    client.send(post(CHAT, b'{"stream":true}'))
+    child = rig.accept()
+    child.message()
+    child.send(STREAM_HEAD, chunk(b"data: 1\n\n"))
+    client.head()
+    if leaving == "orderly":
+        assert isinstance(client.sock, ssl.SSLSocket)
+        client.sock.settimeout(0.0)
+        with pytest.raises(ssl.SSLWantReadError):
+            client.sock.unwrap()  # says goodbye, and waits for nothing
+    else:
+        if leaving == "reset":
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        client.close()
+    assert child.sees_the_end()
+    eventually(lambda: rig.in_flight() == 0)
+    client.close()
+    all_gone(rig)
+
+
+def test_a_stream_that_breaks_off_never_looks_complete(rig: Rig, certificate: Certificate) -> None:
+    client = secured(rig, certificate.trusting())
+    client.send(get(b"/props"))
+    child = rig.accept()
+    child.head()
+    child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+    client.head()
+    client.receive(4)
+    child.close()
+    with pytest.raises((ConnectionResetError, ssl.SSLEOFError)):
+        client.rest()
+    client.close()
+
+
+def test_a_client_that_does_not_read_pauses_the_child(rig: Rig, certificate: Certificate) -> None:
+    client = secured(rig, certificate.trusting())
+    client.send(get(b"/props"))
+    child = rig.accept()
+    child.head()
+    child.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (64 << 20))
+    child.sock.settimeout(0.5)
+    sent = 0
+    with pytest.raises(TimeoutError):
+        while sent < 64 << 20:
+            sent += child.sock.send(bytes(1 << 16))
+    assert sent < 32 << 20  # buffers of the kernel, and little of ours
+    client.close()
+    all_gone(rig)
+
+
+def test_a_refused_upload_reads_its_refusal(make_rig: MakeRig, certificate: Certificate) -> None:
+    """TLS has no half-closed connection: it is read on until the client goes, or its time is up."""
+    rig = make_rig(
+        ProxyConfig(limits=Limits(body_bytes=1000, linger_s=0.2, sweep_s=0.05)), tls=certificate.context()
+    )
+    client = secured(rig, certificate.trusting())
+    client.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))
+    client.send(*[chunk(bytes(500))] * 3)
+    head, _ = client.message()
+    assert (status(head), field(head, b"connection")) == (413, b"close")
+    client.send(*[chunk(bytes(500))] * 3)
+    assert client.rest() == b""
+    client.close()
+    all_gone(rig)
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\x16\x03\x01\x00\x05hello", b""])
+def test_a_client_that_speaks_no_tls_makes_no_noise(
+    rig: Rig, certificate: Certificate, caplog: pytest.LogCaptureFixture, first: bytes
+) -> None:
+    good = secured(rig, certificate.trusting())
+    bad = rig.connect()
+    bad.send(first)
+    if not first:
+        bad.close()
+    else:
+        with contextlib.suppress(ConnectionResetError):
+            assert b"HTTP" not in bad.rest()  # an alert of TLS at most
+    good.send(get(b"/livez"))
+    assert status(good.message()[0]) == 200
+    good.close()
+    all_gone(rig)
+    assert caplog.records == []
+
+
+def test_a_handshake_that_does_not_come_to_an_end_is_ended(
+    make_rig: MakeRig, certificate: Certificate, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(ProxyConfig(limits=Limits(head_s=0.2)), tls=certificate.context())
+    hello = rig.connect()
+    hello.send(b"\x16\x03\x01")
+    silent = rig.connect()
+    assert hello.sees_the_end()
+    assert silent.sees_the_end()
+    all_gone(rig)
+    assert caplog.records == []
+
+
+def test_a_handshake_counts_as_a_connection_and_makes_room(
+    make_rig: MakeRig, certificate: Certificate
+) -> None:
+    rig = make_rig(ProxyConfig(limits=Limits(connections=2)), tls=certificate.context())
+    first = rig.connect(source="127.0.0.2")
+    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1)
+    second = rig.connect(source="127.0.0.3")
+    third = secured(rig, certificate.trusting())
+    third.send(get(b"/livez"))
+    assert status(third.message()[0]) == 200
+    assert first.sees_the_end()
+    second.close()
+    third.close()
+
+
+def test_nothing_is_left_when_the_proxy_closes_in_mid_handshake(rig: Rig, certificate: Certificate) -> None:
+    shaking = rig.connect()
+    shaking.send(b"\x16\x03\x01")
+    shaken = secured(rig, certificate.trusting())
+    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 2)
+    rig.close_proxy()
+    assert rig.proxy.connections == 0
+    assert shaking.sees_the_end()
+    shaken.close()
+
+
+def test_a_renewed_certificate_counts_from_the_next_connection_on(make_rig: MakeRig, tmp_path: Path) -> None:
+    certificate = Certificate(tmp_path)
+    rig = make_rig(tls=certificate.context())
+    before = secured(rig, certificate.trusting())
+    assert common_name(before) == "first"
+    certificate.renew("second")
+    after = secured(rig, certificate.trusting(), name="127.0.0.1")  # without a name in the handshake
+    assert common_name(after) == "second"
+    for client in (before, after):
+        client.send(get(b"/livez"))
+        assert status(client.message()[0]) == 200
+        client.close()
+
+
+def test_a_certificate_that_became_unusable_leaves_the_one_before(
+    make_rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate = Certificate(tmp_path)
+    trusting = certificate.trusting()
+    rig = make_rig(tls=certificate.context())
+    certificate.chain.write_text("half written")
+    for _ in range(2):
+        client = secured(rig, trusting)
+        assert common_name(client) == "first"
+        client.close()
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert str(certificate.chain) in warnings[0]
+
+
+def test_handshakes_that_come_and_go_leave_no_descriptor(rig: Rig, certificate: Certificate) -> None:
+    trusting = certificate.trusting()
+
+    def some() -> None:
+        for _ in range(10):
+            good = secured(rig, trusting)
+            good.close()
+            bad = rig.connect()
+            bad.send(b"GET / HTTP/1.1\r\n\r\n")
+            bad.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            bad.close()
+        all_gone(rig)
+
+    some()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    some()
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)  # noqa: PTH208
+
+
+def all_gone(rig: Rig) -> None:
+    eventually(lambda: rig.call(lambda: rig.proxy.connections + len(rig.proxy._tasks)) == 0)
