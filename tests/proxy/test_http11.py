@@ -18,8 +18,8 @@ LARGE = b"x" * (3 << 20)
 RUN = ProxyConfig(route_by_model=False)
 
 
-def converse(client: Wire, rig: Rig) -> None:
-    """All that one connection can be asked for, one after the other; the child's is kept too."""
+def converse(client: Wire, rig: Rig) -> Wire:
+    """All that one connection can be asked for, one after the other. The child's connection, which is kept."""
     client.send(post(CHAT, b"{}"))
     child = rig.accept()
     assert child.message()[1] == b"{}"
@@ -54,6 +54,7 @@ def converse(client: Wire, rig: Rig) -> None:
     child.send(answer(b"last"))
     assert client.message()[1] == b"last"
     assert client.sees_the_end()
+    return child
 
 
 # --- ways in
@@ -100,12 +101,11 @@ def test_over_tls(make_rig: MakeRig, tmp_path: Path) -> None:
         return Wire(certificate.trusting().wrap_socket(rig.connect().sock, server_hostname="localhost"))
 
     client = secured()
-    converse(client, rig)
+    child = converse(client, rig)
     client.close()
     # A large body is sent on as it comes, and an early answer to one is read before the end.
     client = secured()
     client.send(get(CHAT, b"Content-Length: %d" % len(LARGE), method=b"POST"), LARGE[: 1 << 17])
-    child = rig.accept()
     child.head()
     child.receive(1 << 17)
     child.send(answer(b"refused", code=b"400 Bad Request"))
