@@ -1,0 +1,231 @@
+"""A real llama-server behind the queue: how much it gets at a time, who is next, how waiting looks."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from llamasup.proxy import Limits, ProxyConfig
+from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.proxy.rig import Rig
+from tests.proxy.test_waiting import FAILED, becomes
+from tests.real.clients import bare_server, environment
+
+pytestmark = pytest.mark.real
+
+MOST_TOKENS = 20_000
+CONTEXT = str(MOST_TOKENS + 500)
+
+
+class Occupant:
+    """A stream that is read until it is told to go, and keeps its place until then."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._goes = threading.Event()
+        self._began = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Occupant:
+        self._thread.start()
+        assert self._began.wait(PATIENCE_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.goes()
+
+    def goes(self) -> None:
+        self._goes.set()
+        self._thread.join(PATIENCE_S)
+
+    @property
+    def is_there(self) -> bool:
+        return self._thread.is_alive()
+
+    def _read(self) -> None:
+        body = {"prompt": "Once", "n_predict": MOST_TOKENS, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{self._url}/completion", json=body, timeout=PATIENCE_S) as stream:
+            for _ in stream.iter_raw():
+                self._began.set()
+                if self._goes.is_set():
+                    return
+
+
+class Crowd:
+    """Clients at several addresses, each with one request, and the order in which they were answered."""
+
+    def __init__(self, url: str, threads: ThreadPoolExecutor) -> None:
+        self._url = url
+        self._threads = threads
+        self.answers: dict[str, Future[httpx.Response]] = {}
+        self.order: list[str] = []
+        self._lock = threading.Lock()
+
+    def asks(self, name: str, tokens: int, address: str = "127.0.0.1", **headers: str) -> None:
+        self.answers[name] = self._threads.submit(self._ask, name, tokens, address, headers)
+
+    def _ask(self, name: str, tokens: int, address: str, headers: dict[str, str]) -> httpx.Response:
+        body: dict[str, Any] = {"prompt": name, "n_predict": tokens, "ignore_eos": True}
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(transport=transport, timeout=PATIENCE_S) as client:
+            answer = client.post(f"{self._url}/completion", json=body, headers=headers)
+        with self._lock:
+            self.order.append(name)
+        return answer
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(max_workers=16) as made:
+        yield made
+
+
+def gauge(running: Llamasup, name: str) -> float:
+    text = httpx.get(f"{running.url}/metrics", timeout=PATIENCE_S).text
+    found = re.search(rf"^{name}\{{[^}}]*\}} ([\d.e+-]+)$", text, re.M)
+    return float(found[1]) if found else 0.0
+
+
+def until_queued(running: Llamasup, count: int, occupants: Sequence[Occupant]) -> None:
+    while gauge(running, "llamasup_queued") != count:
+        assert all(occupant.is_there for occupant in occupants)
+        time.sleep(0.005)
+
+
+def at_work(running: Llamasup) -> int:
+    slots = httpx.get(f"{running.url}/slots", timeout=PATIENCE_S).json()
+    return sum(slot["is_processing"] for slot in slots)
+
+
+def test_eight_clients_of_several_addresses_share_one_place_in_turns_and_a_ninth_is_told_to_wait(
+    runtime: str, tiny_model: Path, threads: ThreadPoolExecutor
+) -> None:
+    options = ("--parallel", "2", "--max-concurrent", "1", "--max-queued", "7", "--ctx-size", CONTEXT)
+    with llamasup(tiny_model, "--runtime", runtime, *options) as running, Occupant(running.url) as occupant:
+        crowd = Crowd(running.url, threads)
+        queue = [
+            *((f"many {n}", "127.0.0.1", {}) for n in range(4)),
+            ("few 0", "127.0.0.2", {}),
+            ("few 1", "127.0.0.2", {}),
+            ("low", "127.0.0.3", {"X-Llamasup-Priority": "low"}),
+        ]
+        for position, (name, address, headers) in enumerate(queue, start=1):
+            crowd.asks(name, 20, address, **headers)
+            until_queued(running, position, [occupant])
+        refused = httpx.post(f"{running.url}/completion", json={"prompt": "ninth"}, timeout=PATIENCE_S)
+        assert refused.status_code == 429, refused.text
+        assert refused.json()["error"]["message"] == "The model is busy with 1 request, and 7 more wait"
+        assert 1 <= int(refused.headers["retry-after"]) <= 600
+        # Of the server's two slots one works, and nobody waits within it.
+        assert (at_work(running), gauge(running, "llamacpp:requests_deferred")) == (1, 0)
+        assert occupant.is_there
+        occupant.goes()
+        for name, answer in crowd.answers.items():
+            response = answer.result(PATIENCE_S)
+            assert response.status_code == 200, (name, response.text)
+        waited = crowd.answers["few 1"].result().headers["server-timing"]
+        assert re.fullmatch(r'queue;dur=[\d.]+;desc="position 4", load;dur=0\.0', waited)
+        assert crowd.order == ["many 0", "few 0", "many 1", "few 1", "many 2", "many 3", "low"]
+        assert gauge(running, "llamasup_queued") == 0
+        assert running.stop() == 0
+
+
+def test_by_default_a_model_gets_as_much_at_a_time_as_it_has_slots(
+    runtime: str, tiny_model: Path, threads: ThreadPoolExecutor
+) -> None:
+    with (
+        llamasup(tiny_model, "--runtime", runtime, "--parallel", "2", "--ctx-size", CONTEXT) as running,
+        Occupant(running.url) as first,
+        Occupant(running.url) as second,
+    ):
+        crowd = Crowd(running.url, threads)
+        crowd.asks("a", 20)
+        crowd.asks("b", 20)
+        until_queued(running, 2, [first, second])
+        assert (at_work(running), gauge(running, "llamacpp:requests_deferred")) == (2, 0)
+        assert gauge(running, "llamasup_in_flight") == 2
+        first.goes()
+        for answer in crowd.answers.values():  # one after the other, on the place that came free
+            assert answer.result(PATIENCE_S).status_code == 200
+        second.goes()
+        assert running.stop() == 0
+
+
+# --- comments while a stream waits
+
+
+@pytest.fixture
+def kept(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[Rig]:
+    """A proxy with one place before a real server; a stream gets comments from 20 ms on."""
+    path = str(tmp_path / "s.sock")
+    program = [sys.executable, "-m", "llamasup.embedded"] if runtime == "embedded" else [runtime]
+    command = [*program, "--model", str(tiny_model), "--host", path, "--ctx-size", CONTEXT]
+    env = environment(None if runtime == "embedded" else runtime, tmp_path)
+    with bare_server([*command, "--parallel", "1"], env=env):
+        config = ProxyConfig(stream_keepalive_s=0.02, limits=Limits(sweep_s=0.01))
+        rig = Rig(tmp_path, "uvloop", config, child_path=path, places=1)
+        try:
+            yield rig
+        finally:
+            rig.close()
+
+
+def address_of(kept: Rig) -> str:
+    host, port = kept.address
+    return f"http://{host}:{port}"
+
+
+def client_of(kept: Rig) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address_of(kept)}/v1", api_key="none", max_retries=0)
+
+
+def test_the_openai_client_reads_over_the_comments_of_a_stream_that_waited(kept: Rig) -> None:
+    with Occupant(address_of(kept)) as occupant, client_of(kept) as client:
+        stream = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Tell me."}],
+            max_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        assert occupant.is_there  # the head that the client has got is not llama-server's
+        assert stream.response.headers["x-request-id"]
+        occupant.goes()
+        usage = [piece.usage for piece in stream if piece.usage is not None]
+    assert usage[-1].completion_tokens == 8
+    records = [kept.record() for _ in range(2)]
+    assert [record.outcome for record in records] == ["client_gone", "ok"]
+    assert records[1].tokens_completion == 8
+
+
+def test_the_openai_client_raises_what_llama_server_refused_behind_comments(kept: Rig) -> None:
+    with Occupant(address_of(kept)) as occupant, client_of(kept) as client:
+        stream = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "too long " * MOST_TOKENS}],
+            max_tokens=8,
+            stream=True,
+        )
+        occupant.goes()
+        with pytest.raises(openai.APIError, match="exceeds the available context size"):
+            list(stream)
+    records = [kept.record() for _ in range(2)]
+    assert (records[1].outcome, records[1].status) == ("error_event", 200)
+
+
+def test_the_openai_client_raises_why_a_wait_was_in_vain(kept: Rig) -> None:
+    with Occupant(address_of(kept)), client_of(kept) as client:
+        stream = client.completions.create(model="tiny", prompt="Once", max_tokens=8, stream=True)
+        becomes(kept, FAILED)
+        with pytest.raises(openai.APIError, match="it ran out of memory"):
+            list(stream)
