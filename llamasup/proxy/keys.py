@@ -37,9 +37,12 @@ class Keys:
             self._carry_over()
 
     def enter(self, request: Request) -> HttpError | None:
-        """Count a request in, or say that its key has had too many. Only inference is limited."""
+        """Count a request in, or say that its key has had too many. Only inference is limited.
+
+        Once: one whose generation ended in the middle of its body comes again when that is whole.
+        """
         key = request.key
-        if key is None or not key.limits or not request.head.route.infers:
+        if key is None or not key.limits or request.quota is not None or not request.head.route.infers:
             return None
         now = self.clock()
         quota = self._quotas.get(key.name)

@@ -19,7 +19,7 @@ RUN = ProxyConfig(route_by_model=False)
 
 
 def converse(client: Wire, rig: Rig) -> Wire:
-    """All that one connection can be asked for, one after the other. The child's connection, which is kept."""
+    """All that one connection can be asked for, one after the other. Returns the child's connection."""
     client.send(post(CHAT, b"{}"))
     child = rig.accept()
     assert child.message()[1] == b"{}"

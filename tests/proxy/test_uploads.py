@@ -11,6 +11,7 @@ from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.downstream import Downstream
 from llamasup.runtime.endpoint import Endpoint
 from tests.proxy.conftest import MakeRig
+from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
 from tests.proxy.test_waiting import LOADING, STOPPING, becomes, ends, serves, wait_until
 
@@ -479,3 +480,24 @@ def test_a_client_may_end_its_connection_by_a_reset_while_it_is_paused(run: Rig)
     client.close()
     child.rest()  # what was on its way, and then the end
     assert run.record().outcome == "client_gone"
+
+
+def test_a_crash_in_mid_body_does_not_cost_its_key_another_turn(make_rig: MakeRig) -> None:
+    key_file = keys_of("secret name=one concurrent=1")
+    rig = make_rig(ProxyConfig(key_file=key_file, route_by_model=False))
+    authorized = b"Authorization: Bearer secret"
+    client, child = uploading(rig, announced(2 * len(PART), authorized))
+    ends(rig)
+    serves(rig)
+    client.send(PART)
+    again = rig.accept()
+    assert again.message()[1] == PART * 2
+    second = rig.connect()
+    second.send(post(CHAT, b"{}", authorized))
+    assert status(second.message()[0]) == 429  # the first is being served, and takes the only turn
+    again.send(answer())
+    assert status(client.message()[0]) == 200
+    client.send(post(CHAT, b"{}", authorized))
+    again.message()
+    again.send(answer())
+    assert status(client.message()[0]) == 200
