@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
+from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end, wrapped
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +110,22 @@ def test_no_prompt_answer_key_or_query_is_in_it_wherever_a_client_puts_them(
         assert made not in text
     assert "/no%0asuch/path" in log
     assert {line["client"] for line in lines_of(path)} == {"key:key-1", "127.0.0.1"}
+
+
+def test_a_wrapped_command_s_requests_are_logged_and_its_keys_are_not(
+    tiny_model: Path, fake_server: FakeServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "access.log"
+    words = (fake_server(), "-m", str(tiny_model), "--port", "0", "--api-key", "SECRET-key")
+    with wrapped(*words, options=("--access-log", str(path))) as running:
+        url = f"{running.url}/completion"
+        for key, status in (("SECRET-key", 200), ("SECRET-wrong", 401)):
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = httpx.post(url, json={"prompt": "a", "n_predict": 1}, headers=headers)
+            assert answer.status_code == status
+        assert running.stop() == 0
+    assert [(line["status"], line["outcome"]) for line in lines_of(path)] == [(200, "ok"), (401, "ok")]
+    assert "SECRET" not in path.read_text()
 
 
 def test_a_log_on_standard_error_is_whole_lines_between_the_others(
