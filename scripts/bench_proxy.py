@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""What the proxy costs: CPU per request and per streamed chunk, and added latency (promises P1, P2, P3).
+"""What the proxy costs: CPU per request and per streamed chunk, added latency, many streams (promises P1–P4).
 
 Direct, through nginx and through llamasup, interleaved in the rounds of one run. nginx: one worker, upstream
 connections kept for at most 100 requests as llama-server has it, proxy_buffering off. llamasup: API key,
-Host check, look-up of `model`, request ids and metrics all on. The upstream is a fast fake in a process of
-its own, the load comes from a third; each is pinned to a core where there are several.
+Host check, look-up of `model`, request ids and metrics all on; a second one writes an access log too. The
+upstream is a fast fake in a process of its own, the load comes from a third; each is pinned to a core where
+there are several.
 
-P1 is measured at the same offered rate for all: a proxy that does not saturate its neighbours pays for waking
-them, one that does finds them awake, and so each would be measured under conditions of its own. The saturated
-figures are printed too. Medians over the rounds, with the smallest and largest.
+P1 is measured at the same offered rate for all, over 32 connections: a proxy that does not saturate its
+neighbours pays for waking them, one that does finds them awake, and so each would be measured under conditions
+of its own. The saturated figures are printed too, for 1, 32 and 256 connections. Medians over the rounds, with
+the smallest and largest.
 
     python scripts/bench_proxy.py [--rounds 3] [--requests 20000] [--json FILE] [--profile FILE]
 """
@@ -28,14 +30,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+STREAMS = str(ROOT / "scripts" / "bench_streams.py")
 sys.path.insert(0, str(ROOT))
 
 KEY = "bench-key"
@@ -52,16 +56,20 @@ STREAM_BODY = BODY[:-1] + ',"stream":true}'
 RATE_PER_S = (
     5000  # offered while CPU per request is measured; the slowest machine that this ran on does 10,000
 )
+SATURATED = (1, 32, 256)  # connections
+TOKENS_PER_S = 20  # of each of many streams; bench_streams.py sends them
 LATENCY_RATE_PER_S = 1000  # far below saturation, so that it is latency and not queueing
 
 
 # --- the processes ---------------------------------------------------------------------------------
 
 
-def serve_llamasup(port: int, upstream: str, profile: str | None) -> None:
+def serve_llamasup(port: int, upstream: str, profile: str | None, access_log: Path | None) -> None:
     """Run the proxy alone, with everything that P1 asks for switched on."""
     from llamasup.core.address import UnixAddress
+    from llamasup.effects.access_log import AccessLog
     from llamasup.proxy import Proxy, ProxyConfig, bind
+    from llamasup.runtime.access_line import access_line
     from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
 
     class OneModel:
@@ -77,18 +85,16 @@ def serve_llamasup(port: int, upstream: str, profile: str | None) -> None:
             return None
 
     async def serve() -> None:
-        finished = 0
-
-        def count(_: object) -> None:
-            nonlocal finished
-            finished += 1
-
-        proxy = Proxy(OneModel(), ProxyConfig(api_keys=("another", KEY)), on_finished=count)
+        log = AccessLog(access_log, access_line) if access_log is not None else None
+        config = ProxyConfig(api_keys=("another", KEY))
+        proxy = Proxy(OneModel(), config, on_finished=log.write if log is not None else _ignore)
         await proxy.start(bind("127.0.0.1", port))
         stopped = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
         await stopped.wait()
         await proxy.aclose()
+        if log is not None:
+            log.close()
 
     if profile is None:
         _run(serve())
@@ -98,6 +104,10 @@ def serve_llamasup(port: int, upstream: str, profile: str | None) -> None:
         profiler = cProfile.Profile()
         profiler.runcall(_run, serve())
         profiler.dump_stats(profile)
+
+
+def _ignore(_: object) -> None:
+    """Stands for the supervisor, which hears of every request."""
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
@@ -130,11 +140,16 @@ http {{
 
 @dataclass(slots=True)
 class Target:
-    """Something to send requests to; ``process`` is what costs (None: nothing is in between)."""
+    """Something to send requests to; ``process`` is what costs (None: nothing is in between).
+
+    ``streams_address``: the same in front of the upstream that sends tokens at a steady rate.
+    """
 
     name: str
     address: str | int  # Unix path or port
     process: subprocess.Popen[bytes] | None
+    streams_address: str | int = 0
+    streams_process: subprocess.Popen[bytes] | None = None
 
 
 @contextmanager
@@ -282,7 +297,11 @@ def run_load(given: argparse.Namespace) -> None:
 
 
 def load(target: Target, core: int | None, **options: object) -> dict[str, float]:
-    argv = [sys.executable, __file__, "--load", "--to", str(target.address)]
+    """Send requests to a target; what the process that did it reports."""
+    return run_pinned([sys.executable, __file__, "--load", "--to", str(target.address)], core, **options)
+
+
+def run_pinned(argv: list[str], core: int | None, **options: object) -> dict[str, float]:
     for name, value in options.items():
         argv += [f"--{name}"] if value is True else [f"--{name}", str(value)]
 
@@ -292,6 +311,40 @@ def load(target: Target, core: int | None, **options: object) -> dict[str, float
 
     done = subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=300, preexec_fn=pin)
     return dict(json.loads(done.stdout))
+
+
+def rss_mb(process: subprocess.Popen[bytes]) -> float:
+    import psutil
+
+    return float(psutil.Process(process.pid).memory_info().rss / 1e6)
+
+
+def many_streams(target: Target, core: int | None, streams: int, tokens: int) -> dict[str, float]:
+    """P4: what becomes of every token, and what the proxy needs for it."""
+    argv = [sys.executable, STREAMS, "receive", "--to", str(target.streams_address)]
+    process = target.streams_process
+    if process is None:
+        return run_pinned(argv, core, streams=streams, tokens=tokens)
+    run_pinned(argv, core, streams=10, tokens=1)
+    idle_mb, before_s = rss_mb(process), cpu_s(process)
+    most_mb = idle_mb
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal most_mb
+        while not over.wait(0.1):
+            most_mb = max(most_mb, rss_mb(process))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        report = run_pinned(argv, core, streams=streams, tokens=tokens)
+    finally:
+        over.set()
+        watching.join()
+    report["rss_mb"] = most_mb - idle_mb
+    report["core_share"] = (cpu_s(process) - before_s) / (tokens / TOKENS_PER_S)
+    return report
 
 
 # --- the measurement -------------------------------------------------------------------------------
@@ -310,9 +363,14 @@ def measure(
     for number in range(given.rounds):
         for target in targets[number % len(targets) :] + targets[: number % len(targets)]:
             process, common = target.process, {"concurrency": given.concurrency}
-            before = cpu_s(process)
-            plain = load(target, core, requests=given.requests, **common)
-            saturated = (cpu_s(process) - before) / given.requests
+            for concurrency in SATURATED:
+                requests = given.requests if concurrency > 1 else given.requests // 4
+                before = cpu_s(process)
+                plain = load(target, core, requests=requests, concurrency=concurrency)
+                note(target, f"requests_per_s_{concurrency}", requests / plain["took_s"])
+                if process is not None:
+                    saturated_s = (cpu_s(process) - before) / requests
+                    note(target, f"us_per_request_saturated_{concurrency}", saturated_s * 1e6)
             before = cpu_s(process)
             load(target, core, requests=given.requests // 2, rate=RATE_PER_S, **common)
             per_request = (cpu_s(process) - before) / (given.requests // 2)
@@ -322,11 +380,13 @@ def measure(
             paced = load(target, core, requests=given.requests // 8, rate=LATENCY_RATE_PER_S, **common)
             note(target, "first_byte_median_ms", paced["median_s"] * 1e3)
             note(target, "first_byte_p99_ms", paced["p99_s"] * 1e3)
-            note(target, "requests_per_s", given.requests / plain["took_s"])
             if process is not None:
                 note(target, "us_per_request", per_request * 1e6)
                 note(target, "us_per_chunk", streamed / (given.streams * given.chunks) * 1e6)
-                note(target, "us_per_request_saturated", saturated * 1e6)
+            if target.streams_address and given.many_streams:
+                many = many_streams(target, core, given.many_streams, given.tokens)
+                for name, value in many.items():
+                    note(target, name, value)
         print(f"round {number + 1} of {given.rounds} done", file=sys.stderr)
     return results
 
@@ -336,25 +396,34 @@ ROWS: list[tuple[str, str, str]] = [
     ("us_per_chunk", "CPU per streamed chunk, µs", "P2"),
     ("first_byte_median_ms", "first byte, median, ms", "P3"),
     ("first_byte_p99_ms", "first byte, p99, ms", "P3"),
-    ("us_per_request_saturated", "CPU per request, saturated, µs", ""),
-    ("requests_per_s", "requests/s, saturated", ""),
+    *((f"us_per_request_saturated_{n}", f"CPU per request, saturated, {n}, µs", "") for n in SATURATED),
+    *((f"requests_per_s_{n}", f"requests/s, saturated, {n}", "") for n in SATURATED),
+    ("lost", "many streams: events lost", "P4"),
+    ("out_of_order", "many streams: out of order", "P4"),
+    ("late", "many streams: later than 50 ms", "P4"),
+    ("delay_median_ms", "many streams: delay, median, ms", ""),
+    ("delay_p999_ms", "many streams: delay, p99.9, ms", ""),
+    ("delay_max_ms", "many streams: delay, most, ms", ""),
+    ("rss_mb", "many streams: RSS above idle, MB", "P4"),
+    ("core_share", "many streams: share of a core", ""),
 ]
+WHOLE = ("requests_per_s", "lost", "out_of_order", "late")  # rows of whole numbers
 
 
 def show(results: dict[str, dict[str, list[float]]]) -> dict[str, float]:
     """Print the table; return the ratios and differences that the promises name."""
-    print(f"{'':34}" + "".join(f"{name:>26}" for name in results))
+    print(f"{'':42}" + "".join(f"{name:>26}" for name in results))
     for row, title, promise in ROWS:
         cells = []
         for values in results.values():
             seen = values.get(row)
-            digits = 0 if row == "requests_per_s" else 2
+            digits = 0 if row.startswith(WHOLE) else 2
             cells.append(
                 f"{statistics.median(seen):.{digits}f} ({min(seen):.{digits}f}–{max(seen):.{digits}f})"
                 if seen
                 else "–"
             )
-        print(f"{title + (f' [{promise}]' if promise else ''):34}" + "".join(f"{cell:>26}" for cell in cells))
+        print(f"{title + (f' [{promise}]' if promise else ''):42}" + "".join(f"{cell:>26}" for cell in cells))
 
     def median(target: str, row: str) -> float:
         return statistics.median(results[target][row])
@@ -386,6 +455,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--chunks", type=int, default=200, help="chunks per stream")
     parser.add_argument("--interval-ms", type=float, default=2.0, help="between two chunks of a stream")
     parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--many-streams", type=int, default=1000, help="of P4; 0: leave it out")
+    parser.add_argument("--tokens", type=int, default=200, help="of each of them, at 20 a second")
     parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument(
         "--profile", help="write a cProfile of llamasup's proxy there (its figures are then worthless)"
@@ -396,6 +467,7 @@ def arguments() -> argparse.Namespace:
         ("--to", str),
         ("--rate", int),
         ("--serve", int),
+        ("--access-log", Path),
     ):
         if kind is bool:
             parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
@@ -410,40 +482,50 @@ def main() -> None:
         run_load(given)
         return
     if given.serve is not None:
-        serve_llamasup(given.serve, given.to, given.profile)
+        serve_llamasup(given.serve, given.to, given.profile, given.access_log)
         return
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     proxy_core, upstream_core, client_core = (
         (cores[0], cores[1], cores[2 % len(cores) or 1]) if len(cores) >= 2 else (None, None, None)
     )
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-    with tempfile.TemporaryDirectory(prefix="bench-proxy-") as folder:
-        upstream = f"{folder}/up.sock"
+    with ExitStack() as running:
+        folder = running.enter_context(tempfile.TemporaryDirectory(prefix="bench-proxy-"))
+        upstream, tokens = f"{folder}/up.sock", f"{folder}/tokens.sock"
+
+        def start(argv: list[str], core: int | None, address: str | int) -> subprocess.Popen[bytes]:
+            process = running.enter_context(started(argv, core))
+            wait_until_open(address, process)
+            return process
+
         options = ["--chunks", str(given.chunks), "--interval-ms", str(given.interval_ms)]
-        argv = [sys.executable, "-m", "llamasup.testing.upstream", "--unix", upstream, *options]
-        with started(argv, upstream_core) as process:
-            wait_until_open(upstream, process)
-            targets = [Target("direct", upstream, None)]
+        fake = [sys.executable, "-m", "llamasup.testing.upstream", "--unix", upstream, *options]
+        start(fake, upstream_core, upstream)
+        start([sys.executable, STREAMS, "send", "--unix", tokens], upstream_core, tokens)
+
+        def start_llamasup(to: str, *more: str) -> tuple[int, subprocess.Popen[bytes]]:
             port = free_port()
-            serve = [sys.executable, __file__, "--serve", str(port), "--to", upstream]
-            serve += ["--profile", given.profile] if given.profile else []
-            with started(serve, proxy_core) as llamasup:
-                wait_until_open(port, llamasup)
-                targets.append(Target("llamasup", port, llamasup))
-                if nginx is None:
-                    print(
-                        "nginx is not installed (Debian: nginx-light): its column is left out",
-                        file=sys.stderr,
-                    )
-                    results = measure(given, targets, client_core)
-                else:
-                    port = free_port()
-                    config = Path(folder, "nginx.conf")
-                    config.write_text(NGINX.format(folder=folder, upstream=upstream, port=port))
-                    with started([nginx, "-c", str(config), "-p", folder], proxy_core) as process:
-                        wait_until_open(port, process)
-                        targets.insert(1, Target("nginx", port, process))
-                        results = measure(given, targets, client_core)
+            return port, start(
+                [sys.executable, __file__, "--serve", str(port), "--to", to, *more], proxy_core, port
+            )
+
+        def start_nginx(to: str) -> tuple[int, subprocess.Popen[bytes]]:
+            port = free_port()
+            own = Path(tempfile.mkdtemp(dir=folder))
+            config = own / "nginx.conf"
+            config.write_text(NGINX.format(folder=own, upstream=to, port=port))
+            return port, start([str(nginx), "-c", str(config), "-p", str(own)], proxy_core, port)
+
+        profile = ["--profile", given.profile] if given.profile else []
+        targets = [Target("direct", upstream, None, tokens)]
+        if nginx is None:
+            print("nginx is not installed (Debian: nginx-light): its column is left out", file=sys.stderr)
+        else:
+            targets.append(Target("nginx", *start_nginx(upstream), *start_nginx(tokens)))
+        targets.append(Target("llamasup", *start_llamasup(upstream, *profile), *start_llamasup(tokens)))
+        log = ("--access-log", f"{folder}/access.jsonl")
+        targets.append(Target("with access log", *start_llamasup(upstream, *log)))
+        results = measure(given, targets, client_core)
     verdict = show(results)
     if given.json:
         report = {
@@ -454,7 +536,15 @@ def main() -> None:
             },
             "settings": {
                 name: getattr(given, name)
-                for name in ("rounds", "requests", "streams", "chunks", "concurrency")
+                for name in (
+                    "rounds",
+                    "requests",
+                    "streams",
+                    "chunks",
+                    "concurrency",
+                    "many_streams",
+                    "tokens",
+                )
             },
             "results": results,
             "verdict": verdict,
