@@ -72,7 +72,7 @@ class Policy:
     stall_timeout_s: float = 120.0
     """Longest time without any sign of progress while starting (S6); not a limit on the start itself."""
     wait_timeout_s: float = 120.0
-    """How long a request may wait for a model that loads or restarts (S9); 0: not at all."""
+    """How long a request may wait for a load, a restart or a place (S9); 0: not at all."""
     max_concurrent: int | None = None
     """How many requests it infers for at the same time; None: as many as the plan has slots."""
     limits_to_slots: bool = True
