@@ -65,7 +65,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     """One finished request. Never holds a prompt, a completion, a key or a query (X13).
 
     ``outcome``: ``ok``; ``local`` (llamasup's own answer); ``refused`` (a 4xx of our own); ``unavailable``
-    (no generation to serve it, or no place); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation
+    (no generation or no place to serve it); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation
     went); ``timed_out``; ``error_event`` (llama-server's error was told behind SSE comments, and a 200).
     ``model`` is empty and ``generation`` 0 where no child was involved. Times are in seconds;
     ``first_byte_s`` is None where no response came. ``queue_s`` is all until the request was sent on;

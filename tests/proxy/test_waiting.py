@@ -502,7 +502,7 @@ def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_p
 
     rig.proxy.backend = Two()
     client = asked(rig, b'{"model":"stable"}')
-    child = rig._keep(Wire(stable_child.accept()[0]))
+    child = rig.keep(Wire(stable_child.accept()[0]))
     child.message()
     other = asked(rig, b'{"model":"tiny"}')
     rig.accept().message()
