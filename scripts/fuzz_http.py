@@ -23,7 +23,7 @@ from tests.security import test_against_h11 as comparisons
 from tests.security.circuit import Circuit
 from tests.security.grammar import cut, repeated_requests, repeated_responses, requests, responses
 
-_BATCH = 1000  # hypothesis remembers what it has tried: a new start keeps its memory bounded
+_BATCH = 500  # hypothesis remembers what it has tried: a new start keeps its memory bounded
 
 Check = Callable[[Circuit, st.DataObject], None]
 

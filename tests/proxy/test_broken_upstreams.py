@@ -130,6 +130,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.check("X9", "502, and the connection of the client goes on")
 @pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_answer_becomes_a_502_and_never_a_200(rig: Rig, raw: bytes) -> None:
     client = rig.connect()
@@ -147,6 +148,7 @@ def test_a_malformed_answer_becomes_a_502_and_never_a_200(rig: Rig, raw: bytes) 
     assert status(client.message()[0]) == 200
 
 
+@pytest.mark.check("X9", "an error event, and no last chunk")
 @pytest.mark.parametrize(
     "excess",
     [

@@ -67,6 +67,7 @@ RIGHTS = ProxyConfig(
 )
 
 
+@pytest.mark.check("X4", "401 or 403 without the right")
 @pytest.mark.parametrize(
     "header", [b"Authorization: Bearer ", b"x-api-key: ", b"X-Api-Key:", b"authorization: bearer "]
 )
@@ -93,6 +94,7 @@ def test_only_a_key_with_the_right_controls(make_rig: MakeRig, header: bytes, pa
     assert rig.backend.asked_for == []
 
 
+@pytest.mark.check("X4", "403 for every key")
 @pytest.mark.parametrize(
     "path",
     [
@@ -208,6 +210,7 @@ def await_epoch(rig: Rig, epoch: int) -> None:
         pass
 
 
+@pytest.mark.check("X4", "401 from the next request on")
 def test_a_revoked_key_stops_working_on_an_open_connection(make_rig: MakeRig, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     rig = make_rig(with_file(path, "one name=a\ntwo name=b\n"))
@@ -448,6 +451,24 @@ def test_what_a_key_has_used_outlives_a_change_of_the_file(make_rig: MakeRig, tm
     path.write_text("changed name=a\n")
     await_epoch(rig, 4)
     served(client, child, chat(b"changed"))
+
+
+def test_a_key_that_goes_while_a_body_comes_serves_its_last_request(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    rig = make_rig(with_file(path, "one name=a rpm=1\ntwo name=b\n"))
+    client, child = rig.connect(), Child(rig)
+    expects = b"Expect: 100-continue"
+    client.send(get(CHAT, bearer(b"one"), expects, b"Content-Length: 2", method=b"POST"))
+    assert status(client.head()) == 100  # it has come in
+    path.write_text("two name=b\n")
+    await_epoch(rig, 2)
+    client.send(b"{}")
+    child.answers()
+    assert status(client.message()[0]) == 200
+    client.send(chat(b"one"))
+    error_of(client, 401)
 
 
 def test_a_large_body_over_the_limit_is_refused_before_it_is_whole(make_rig: MakeRig) -> None:

@@ -104,11 +104,13 @@ SMUGGLED = {
 }
 
 
+@pytest.mark.check("X9", "400, closed, nothing behind it is served")
 @pytest.mark.parametrize("raw", SMUGGLED.values(), ids=SMUGGLED)
 def test_broken_framing_is_refused_and_the_connection_closed(rig: Rig, raw: bytes) -> None:
     refused(rig, raw + get(b"/smuggled"), 400)
 
 
+@pytest.mark.check("X9", "what came before is answered, then 400 and the end")
 def test_what_follows_broken_framing_is_never_served(rig: Rig) -> None:
     client = rig.connect()
     client.send(get(b"/livez") + b"garbage\r\n\r\n" + get(b"/livez"))
@@ -117,6 +119,7 @@ def test_what_follows_broken_framing_is_never_served(rig: Rig) -> None:
     assert client.sees_the_end()
 
 
+@pytest.mark.check("X9", "405, 505 or 417, and closed")
 @pytest.mark.parametrize(
     ("raw", "code"),
     [
@@ -135,6 +138,7 @@ def test_what_is_not_served_is_said_so(rig: Rig, raw: bytes, code: int) -> None:
 # --- X2: Host
 
 
+@pytest.mark.check("X2", "400, closed")
 @pytest.mark.parametrize(
     "raw",
     [
@@ -154,6 +158,7 @@ def test_an_absent_double_or_malformed_host_is_refused(rig: Rig, raw: bytes) -> 
     refused(rig, raw, 400)
 
 
+@pytest.mark.check("X2", "403 foreign_host")
 @pytest.mark.parametrize("path", [b"/livez", b"/health", b"/props", CHAT, b"/metrics"])
 def test_a_foreign_host_is_refused_on_every_path(rig: Rig, path: bytes) -> None:
     for host in (
@@ -168,6 +173,7 @@ def test_a_foreign_host_is_refused_on_every_path(rig: Rig, path: bytes) -> None:
         assert error["cause"] == "foreign_host"
 
 
+@pytest.mark.check("X2", "403 foreign_host")
 def test_a_foreign_authority_in_the_target_is_refused(rig: Rig) -> None:
     assert declined(rig, get(b"http://evil.example/livez"), 403)["cause"] == "foreign_host"
 
@@ -189,6 +195,7 @@ def test_configured_names_are_ours(make_rig: MakeRig) -> None:
 # --- X3: Origin
 
 
+@pytest.mark.check("X3", "403 foreign_origin, for every method")
 @pytest.mark.parametrize("origin", [b"null", b"https://evil.example", b"http://localhost:1", b"file://", b""])
 def test_a_foreign_page_is_refused(rig: Rig, origin: bytes) -> None:
     for path in (b"/livez", CHAT):
@@ -197,6 +204,7 @@ def test_a_foreign_page_is_refused(rig: Rig, origin: bytes) -> None:
             assert error["cause"] == "foreign_origin"
 
 
+@pytest.mark.check("X3", "400, closed")
 def test_two_origins_are_refused(rig: Rig) -> None:
     refused(rig, get(b"/livez", b"Origin: http://localhost", b"Origin: http://evil.example"), 400)
 
@@ -207,6 +215,7 @@ def test_a_page_of_our_own_may_call(rig: Rig) -> None:
     assert field(head, b"access-control-allow-origin") is None
 
 
+@pytest.mark.check("X3", "its name in the answer, and no header of the child about CORS")
 def test_a_configured_page_may_call_and_is_named(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(origins=("https://app.example",), api_keys=("k",)))
     client = rig.connect()
@@ -225,6 +234,7 @@ def test_a_configured_page_may_call_and_is_named(make_rig: MakeRig) -> None:
     assert field(head, b"vary") == b"Origin"
 
 
+@pytest.mark.check("X3", "dropped")
 def test_no_cors_header_of_the_child_passes(rig: Rig) -> None:
     client = rig.connect()
     client.send(get())
@@ -239,6 +249,7 @@ def test_no_cors_header_of_the_child_passes(rig: Rig) -> None:
 KEYS = ProxyConfig(key_file=keys_of("first\nsecond\nadmin rights=inference,control"))
 
 
+@pytest.mark.check("X4", "401, and nobody is asked")
 @pytest.mark.parametrize("path", [b"/", b"/props", CHAT, b"/metrics", b"/anything", b"/v1/models"])
 def test_a_key_is_needed(make_rig: MakeRig, path: bytes) -> None:
     rig = make_rig(KEYS, control=True)
@@ -257,6 +268,7 @@ def test_a_key_is_needed(make_rig: MakeRig, path: bytes) -> None:
     assert rig.backend.asked_for == []
 
 
+@pytest.mark.check("X4", "passes, and the child sees no key of a client")
 @pytest.mark.parametrize(
     "line",
     [
@@ -278,6 +290,7 @@ def test_the_health_routes_are_public(make_rig: MakeRig, path: bytes) -> None:
     assert status(make_rig(KEYS).ask(get(path))[0]) == 200
 
 
+@pytest.mark.check("X4", "401")
 @pytest.mark.parametrize(
     "path",
     [
@@ -299,6 +312,7 @@ def test_an_odd_spelling_of_a_public_path_needs_a_key(make_rig: MakeRig, path: b
     assert declined(make_rig(KEYS), get(path), 401)["cause"] == "api_key"
 
 
+@pytest.mark.check("X4", "401, and the connection ends")
 def test_a_key_is_asked_for_before_the_body_is_read(make_rig: MakeRig) -> None:
     rig = make_rig(KEYS)
     client = rig.connect()
@@ -323,6 +337,7 @@ def test_one_connection_may_carry_good_and_bad_keys(make_rig: MakeRig) -> None:
 # --- the control API
 
 
+@pytest.mark.check("X4", "401 or 403, whatever keys there are")
 @pytest.mark.parametrize(
     ("config", "line", "code"),
     [
@@ -353,6 +368,7 @@ def test_an_admin_key_opens_the_control_api(make_rig: MakeRig) -> None:
     assert rig.backend.asked_for == []
 
 
+@pytest.mark.check("X4", "403 for an inference key")
 @pytest.mark.parametrize(
     "path", [b"/%6clamasup/v1/shutdown", b"//llamasup/v1/shutdown", b"/LLAMASUP/v1", b"/llamasup"]
 )
@@ -396,6 +412,7 @@ CLOSED = [
 ]
 
 
+@pytest.mark.check("X7", "403 closed_path")
 @pytest.mark.parametrize(("method", "path"), CLOSED)
 def test_what_could_read_files_or_reach_the_network_stays_closed(
     rig: Rig, method: bytes, path: bytes
@@ -403,6 +420,7 @@ def test_what_could_read_files_or_reach_the_network_stays_closed(
     assert declined(rig, get(path, method=method), 403)["cause"] == "closed_path"
 
 
+@pytest.mark.check("X7", "passes")
 @pytest.mark.parametrize(
     ("method", "path"),
     [(b"GET", b"/props"), (b"GET", b"/slots"), (b"GET", b"/toolset"), (b"POST", b"/tokenize")],
@@ -411,6 +429,7 @@ def test_what_only_looks_like_it_is_open(rig: Rig, method: bytes, path: bytes) -
     passes(rig, get(path, b"Content-Length: 0", method=method))
 
 
+@pytest.mark.check("X7", "passes")
 def test_the_configuration_opens_a_closed_path(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(open_paths=frozenset({"/slots/0"})))
     passes(rig, post(b"/slots/0?action=save", b"{}"))
@@ -421,6 +440,7 @@ def test_the_configuration_opens_a_closed_path(make_rig: MakeRig) -> None:
 SMALL = ProxyConfig(limits=Limits(body_bytes=1000, head_bytes=2000, headers=10, sweep_s=0.02))
 
 
+@pytest.mark.check("X8", "passes")
 def test_a_body_of_32_mib_passes(rig: Rig) -> None:
     body = b"x" * (32 << 20)
     client = rig.connect()
@@ -431,10 +451,12 @@ def test_a_body_of_32_mib_passes(rig: Rig) -> None:
     assert status(client.message()[0]) == 200
 
 
+@pytest.mark.check("X8", "413, closed")
 def test_a_body_that_says_it_is_larger_is_refused_unread(rig: Rig) -> None:
     refused(rig, get(CHAT, b"Content-Length: %d" % ((32 << 20) + 1), method=b"POST"), 413)
 
 
+@pytest.mark.check("X8", "413, closed")
 def test_a_chunked_body_is_counted(make_rig: MakeRig) -> None:
     rig = make_rig(SMALL)
     head = get(CHAT, b"Transfer-Encoding: chunked", method=b"POST")
@@ -451,6 +473,7 @@ def test_a_refused_upload_reads_its_refusal_before_the_end(make_rig: MakeRig) ->
     assert json.loads(client.receive(int(field(head, b"content-length") or 0)))["error"]["code"] == 413
 
 
+@pytest.mark.check("X8", "431, closed")
 @pytest.mark.parametrize(
     "raw",
     [
@@ -474,6 +497,7 @@ def test_a_head_that_is_too_large_is_refused(make_rig: MakeRig, raw: bytes) -> N
     refused(make_rig(SMALL), raw, 431)
 
 
+@pytest.mark.check("X8", "431, closed")
 @pytest.mark.parametrize(
     "tail", [b"0\r\nX: " + b"y" * 8000, b"5;x=" + b"y" * 8000], ids=["trailer", "extension"]
 )
@@ -497,6 +521,7 @@ def quick(**limits: float) -> ProxyConfig:
     return ProxyConfig(limits=Limits(sweep_s=0.02, **limits))  # type: ignore[arg-type]
 
 
+@pytest.mark.check("X8", "408, closed")
 @pytest.mark.parametrize(
     ("config", "raw"),
     [
@@ -511,6 +536,7 @@ def test_a_request_that_does_not_come_to_an_end_times_out(
     refused(make_rig(config), raw, 408)
 
 
+@pytest.mark.check("X8", "closed when its time is up")
 def test_a_head_that_dribbles_in_gets_no_more_time(make_rig: MakeRig) -> None:
     rig = make_rig(quick(head_s=0.3))
     client = rig.connect()
@@ -526,6 +552,7 @@ def test_a_head_that_dribbles_in_gets_no_more_time(make_rig: MakeRig) -> None:
                 continue
 
 
+@pytest.mark.check("X8", "closed")
 def test_an_idle_connection_is_closed_without_a_word(make_rig: MakeRig) -> None:
     rig = make_rig(quick(keepalive_s=0.1))
     client = rig.connect()
@@ -534,6 +561,7 @@ def test_an_idle_connection_is_closed_without_a_word(make_rig: MakeRig) -> None:
     assert client.sees_the_end()
 
 
+@pytest.mark.check("X8", "closed")
 def test_a_connection_that_never_says_anything_is_closed(make_rig: MakeRig) -> None:
     assert make_rig(quick(head_s=0.1)).connect().sees_the_end()
 

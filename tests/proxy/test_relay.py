@@ -78,6 +78,7 @@ def test_a_large_body_of_known_length_passes_in_pieces(rig: Rig) -> None:
             client.send(get())
 
 
+@pytest.mark.check("X5", "the child sees its own key alone")
 def test_the_childs_own_key_replaces_the_clients_credentials(make_rig: MakeRig) -> None:
     rig = make_rig(api_key="childs-own")
     client = rig.connect()
@@ -88,6 +89,7 @@ def test_the_childs_own_key_replaces_the_clients_credentials(make_rig: MakeRig) 
     assert b"users" not in head
 
 
+@pytest.mark.check("X9", "dropped")
 @pytest.mark.parametrize(
     "line",
     [
@@ -115,6 +117,7 @@ def test_a_header_that_is_not_the_childs_business_is_dropped(rig: Rig, line: byt
     assert field(head, b"x-kept") == b"yes"
 
 
+@pytest.mark.check("X9", "dropped")
 def test_headers_that_connection_names_are_dropped_both_ways(rig: Rig) -> None:
     client = rig.connect()
     client.send(get(b"/props", b"Connection: keep-alive, X-Hop", b"X-Hop: 1", b"X-End: 2"))

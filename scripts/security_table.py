@@ -1,0 +1,125 @@
+"""Writes the table of docs/security.md from the tests' own ``check`` markers: check → test → outcome.
+
+Nothing is run or imported: a test that shows a promise says so in its decorator. ``--check`` only compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "security.md"
+BEGIN = "<!-- checks: scripts/security_table.py -->\n"
+END = "<!-- end of checks -->\n"
+
+PROMISES = {
+    "X1": "who can connect",
+    "X2": "the Host header",
+    "X3": "web pages",
+    "X4": "keys",
+    "X5": "the child's door",
+    "X6": "the child's environment",
+    "X7": "closed paths",
+    "X8": "limits",
+    "X9": "framing",
+    "X13": "what is written down",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``cases`` are the names of what is tried, where the test has a table of them."""
+
+    promise: str
+    outcome: str
+    test: str
+    file: str
+    cases: tuple[str, ...]
+
+
+def checks_in(path: Path) -> list[Check]:
+    """Of one test file, in its order."""
+    tree = ast.parse(path.read_text("utf-8"))
+    tables = {
+        target.id: tuple(
+            key.value
+            for key in node.value.keys
+            if isinstance(key, ast.Constant) and isinstance(key.value, str)
+        )
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    found: list[Check] = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            calls = [each for each in node.decorator_list if isinstance(each, ast.Call)]
+            cases = next((tables.get(name, ()) for call in calls if (name := _ids(call))), ())
+            for call in calls:
+                if ast.unparse(call.func) == "pytest.mark.check":
+                    promise, outcome = (ast.literal_eval(word) for word in call.args)
+                    file = path.relative_to(ROOT).as_posix()
+                    found.append(Check(promise, outcome, node.name, file, cases))
+    return found
+
+
+def _ids(call: ast.Call) -> str:
+    """The table that names a parametrization's cases."""
+    return next(
+        (each.value.id for each in call.keywords if each.arg == "ids" and isinstance(each.value, ast.Name)),
+        "",
+    )
+
+
+def all_checks() -> list[Check]:
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [check for path in paths if "mark.check(" in path.read_text("utf-8") for check in checks_in(path)]
+
+
+def table(checks: list[Check]) -> str:
+    """Markdown: a section for each promise. Raises KeyError for a promise that there is not."""
+    order = list(PROMISES)
+    lines: list[str] = []
+    for promise in sorted({check.promise for check in checks}, key=order.index):
+        lines += [f"\n### {promise}: {PROMISES[promise]}\n\n", "| Tried | Outcome | Test |\n|---|---|---|\n"]
+        for check in checks:
+            if check.promise == promise:
+                tried = check.test.removeprefix("test_").replace("_", " ")
+                if check.cases:
+                    tried += ": " + "; ".join(check.cases)
+                test = f"[{Path(check.file).stem}](../{check.file})"
+                lines.append(f"| {_cell(tried)} | {_cell(check.outcome)} | {test} |\n")
+    return "".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+
+
+def renewed(document: str) -> str:
+    """The document with the table as it is now."""
+    before, _, rest = document.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + table(all_checks()) + END + after
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if it is not current"
+    )
+    document = DOCUMENT.read_text("utf-8")
+    new = renewed(document)
+    if options.parse_args().check:
+        return int(new != document)
+    DOCUMENT.write_text(new, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""How many clients there may be, and who has to make room (X8)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llamasup.proxy import Limits, ProxyConfig
+from llamasup.proxy.bind import bind_unix
+from llamasup.proxy.connections import REFUSALS, Connections, most_connections
+from tests.proxy.conftest import MakeRig
+from tests.proxy.rig import CHAT, Rig, Wire, eventually, field, get, post, status
+
+FOUR = ProxyConfig(limits=Limits(connections=4, connections_per_client=3))  # 2 of each: half of them at most
+
+
+def crowd(rig: Rig, *clients: str) -> list[Wire]:
+    """A connection of each address, idle and counted."""
+    wires = []
+    for each in clients:
+        wires.append(rig.connect(source=each))
+        wires[-1].send(get(b"/livez"))
+        assert status(wires[-1].message()[0]) == 200
+    return wires
+
+
+def busy(rig: Rig, client: str) -> Wire:
+    """A connection whose request runs."""
+    wire = rig.connect(source=client)
+    wire.send(post(CHAT, b"{}"))
+    rig.accept().message()
+    return wire
+
+
+@pytest.mark.check("X8", "refused, and other clients are served")
+def test_a_client_has_only_so_many(make_rig: MakeRig) -> None:
+    rig = make_rig(FOUR)
+    first, second = crowd(rig, "127.0.0.2", "127.0.0.2")
+    third = rig.connect(source="127.0.0.2")
+    head, body = third.message()
+    assert (status(head), field(head, b"connection"), field(head, b"retry-after")) == (429, b"close", b"1")
+    assert json.loads(body)["error"]["cause"] == "too_many_connections"
+    assert third.sees_the_end()
+    assert rig.record().status == 200
+    crowd(rig, "127.0.0.3")  # nobody else is held up
+    for wire in (first, second, third):
+        wire.close()
+    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1)
+    crowd(rig, "127.0.0.2", "127.0.0.2")  # what has gone does not count
+
+
+def test_where_there_are_too_many_the_one_that_was_idle_for_longest_makes_room(make_rig: MakeRig) -> None:
+    rig = make_rig(FOUR)
+    one, two, three, four = crowd(rig, "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
+    one.send(get(b"/livez"))  # now two is the one
+    one.message()
+    crowd(rig, "127.0.0.6")
+    assert two.sees_the_end()
+    for wire in (one, three, four):
+        wire.send(get(b"/livez"))
+        assert status(wire.message()[0]) == 200
+
+
+def test_one_that_never_says_anything_makes_room_too(make_rig: MakeRig) -> None:
+    rig = make_rig(FOUR)
+    silent = [rig.connect(source=f"127.0.0.{number}") for number in range(2, 6)]
+    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 4)
+    crowd(rig, "127.0.0.6")
+    assert silent[0].sees_the_end()
+
+
+@pytest.mark.check("X8", "503, and nobody else notices")
+def test_where_all_are_busy_a_new_one_is_refused_and_none_of_them_harmed(make_rig: MakeRig) -> None:
+    rig = make_rig(FOUR)
+    half = rig.connect(source="127.0.0.2")
+    half.send(b"GET /li")
+    body = rig.connect(source="127.0.0.3")
+    body.send(post(CHAT, b"x" * 100)[:-50])
+    running = [busy(rig, client) for client in ("127.0.0.4", "127.0.0.5")]
+    eventually(lambda: rig.call(lambda: (rig.proxy.connections, len(rig.proxy.clients.idle))) == (4, 0))
+    head, text = rig.connect(source="127.0.0.6").message()
+    assert (status(head), field(head, b"connection"), field(head, b"retry-after")) == (503, b"close", b"1")
+    assert "ulimit" in json.loads(text)["error"]["remedy"]
+    half.send(b"vez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert status(half.message()[0]) == 200
+    crowd(rig, "127.0.0.7")  # in its place
+    assert half.sees_the_end()
+    for wire in running:
+        assert wire.is_quiet()
+
+
+def test_whoever_was_refused_may_not_stay_for_ever(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(limits=Limits(connections=2, linger_s=0.1, sweep_s=0.05)))
+    busy(rig, "127.0.0.2")
+    extra = [rig.connect(source="127.0.0.2") for _ in range(3)]
+    for wire in extra:
+        assert status(wire.message()[0]) == 429
+    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1)
+
+
+def test_beyond_the_refusals_that_can_be_read_nobody_is_told_any_more(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(limits=Limits(connections=2, linger_s=60.0)))
+    busy(rig, "127.0.0.2")
+    told = [rig.connect(source="127.0.0.2") for _ in range(REFUSALS)]
+    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1 + REFUSALS)
+    assert rig.connect(source="127.0.0.2").sees_the_end()
+    assert status(told[-1].message()[0]) == 429
+
+
+def test_whoever_comes_through_a_unix_socket_is_not_counted_by_client(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
+    rig = make_rig(FOUR, sockets=[bind_unix(str(tmp_path / "front.sock"))])
+    wires = [rig.connect() for _ in range(4)]
+    for wire in wires:
+        wire.send(get(b"/livez"))
+        assert status(wire.message()[0]) == 200
+
+
+@pytest.mark.parametrize(("descriptors", "clients"), [(1024, 448), (20_000, 9_936), (64, 8)])
+def test_a_client_needs_two_descriptors_and_some_are_kept_back(descriptors: int, clients: int) -> None:
+    assert most_connections(descriptors) == clients
+
+
+def test_a_decision_costs_the_same_however_many_there_are() -> None:
+    """No look at the others: 20,000 connections at the bound are decided on in a moment."""
+
+    class Stub:
+        closed = 0
+
+        def close_if_idle(self) -> None:
+            Stub.closed += 1
+
+        def abort(self) -> None: ...
+
+        def sweep(self, now: float) -> None: ...
+
+    connections = Connections(Limits(connections=5_000, connections_per_client=10))
+    refused = [connections.enter(Stub(), f"10.0.{number % 4096}") for number in range(20_000)]
+    assert refused.count(None) == len(refused)
+    assert Stub.closed == 15_000
