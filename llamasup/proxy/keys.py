@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from llamasup.core.http import HttpError
-from llamasup.core.keys import KeyRing, plain_keys
+from llamasup.core.keys import KeyLimits, KeyRing, plain_keys
 from llamasup.core.quota import Quota, cost_of, cost_of_part
 from llamasup.effects.keys import PROCESS_SALT
 from llamasup.proxy.request import Request
@@ -19,13 +19,14 @@ __all__ = ["Keys"]
 class Keys:
     """``epoch`` changes with the keys: what was decided by those of another epoch is to be decided anew."""
 
-    __slots__ = ("_file", "_given", "_quotas", "clock", "epoch", "ring")
+    __slots__ = ("_file", "_given", "_limits", "_quotas", "clock", "epoch", "ring")
 
     def __init__(self, config: ProxyConfig, clock: Callable[[], float] = monotonic) -> None:
         self.clock = clock
         self._file = config.key_file
         self._given = plain_keys(config.api_keys, PROCESS_SALT)
-        self._quotas: dict[str, Quota] = {}  # by name, of keys with limits that have been used
+        self._limits: dict[str, KeyLimits] = {}  # by name, of keys that have any
+        self._quotas: dict[str, Quota] = {}  # of those, the ones that have been used
         self.epoch = 0
         self.ring = KeyRing(())
         self._renew()
@@ -34,7 +35,6 @@ class Keys:
         """Take over what the file of keys says now. Costs a stat() if it says nothing new."""
         if self._file is not None and self._file.changed():
             self._renew()
-            self._carry_over()
 
     def enter(self, request: Request) -> HttpError | None:
         """Count a request in, or say that its key has had too many. Only inference is limited.
@@ -44,10 +44,13 @@ class Keys:
         key = request.key
         if key is None or not key.limits or request.quota is not None or not request.head.route.infers:
             return None
+        limits = self._limits.get(key.name)
+        if limits is None:
+            return None  # the key went while the body came: its last request
         now = self.clock()
         quota = self._quotas.get(key.name)
         if quota is None:
-            quota = self._quotas[key.name] = Quota(key.limits, now)
+            quota = self._quotas[key.name] = Quota(limits, now)
         refusal = quota.enter(now)
         if refusal is None:
             request.quota = quota
@@ -64,14 +67,11 @@ class Keys:
             quota.leave(cost, self.clock())
 
     def _renew(self) -> None:
-        # Those of the file first: of a key that is given twice, they say more.
-        self.ring = KeyRing((*(self._file.keys if self._file is not None else ()), *self._given))
-        self.epoch += 1
-
-    def _carry_over(self) -> None:
         """A key that is still there by its name has used what it has used, whatever its limits are now."""
-        assert self._file is not None
-        limits = {key.name: key.limits for key in self._file.keys if key.limits}
+        of_file = self._file.keys if self._file is not None else ()
+        self.ring = KeyRing((*of_file, *self._given))  # of a key that is given twice, the file says more
+        self.epoch += 1
+        self._limits = limits = {key.name: key.limits for key in of_file if key.limits}
         self._quotas = {name: quota for name, quota in self._quotas.items() if name in limits}
         now = self.clock()
         for name, quota in self._quotas.items():
