@@ -8,9 +8,9 @@ upstream is a fast fake in a process of its own, the load comes from a third; ea
 there are several.
 
 P1 is measured at the same offered rate for all, over 32 connections: a proxy that does not saturate its
-neighbours pays for waking them, one that does finds them awake, and so each would be measured under conditions
-of its own. The saturated figures are printed too, for 1, 32 and 256 connections. Medians over the rounds, with
-the smallest and largest.
+neighbours pays for waking them, one that does finds them awake, and so each would be measured under
+conditions of its own. The saturated figures are printed too, for 1, 32 and 256 connections. Medians over the
+rounds, with the smallest and largest.
 
     python scripts/bench_proxy.py [--rounds 3] [--requests 20000] [--json FILE] [--profile FILE]
 """

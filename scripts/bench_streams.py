@@ -1,4 +1,4 @@
-"""Both ends of the many-streams measurement (promise P4): who sends tokens at a steady rate, and who receives them.
+"""Both ends of the many-streams measurement (promise P4): who sends tokens steadily, and who receives them.
 
 Every event carries its number and the time at which it was written, by the clock that all processes of a
 machine share; the receiver checks the one and subtracts the other. Run by ``bench_proxy.py``:

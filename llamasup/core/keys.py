@@ -31,7 +31,11 @@ class KeyLimits:
     tokens_per_minute: int | None = None
 
     def __bool__(self) -> bool:
-        return self != _NO_LIMITS
+        return (
+            self.requests_per_minute is not None
+            or self.concurrent is not None
+            or self.tokens_per_minute is not None
+        )
 
 
 _NO_LIMITS = KeyLimits()

@@ -119,8 +119,9 @@ class RequestReader:
         """Read on in a body that the parser is not shown; what is left behind it."""
         body, rest = (data, b"") if len(data) <= self._owed else (data[: self._owed], data[self._owed :])
         self._owed -= len(body)
-        if body:
-            self.on_body(body)
+        self._progress = True
+        if body and self.partial is not None:
+            self.partial.add(body)
         if not self._owed:
             self.on_message_complete()
         return rest
