@@ -150,8 +150,8 @@ def test_an_error_event_is_named_where_the_api_names_its_events() -> None:
     ("body", "told"),
     [
         (
-            b'{\n  "error": {"code": 400,\n "message": "no \\"messages\\"", "type": "invalid_request_error"}}',
-            {"code": 400, "message": 'no "messages"', "type": "invalid_request_error"},
+            b'{\n  "error": {\n"code": 400, "message": "no \\"messages\\"", "type": "invalid_request"}\n}',
+            {"code": 400, "message": 'no "messages"', "type": "invalid_request"},
         ),
         (b'{"error":{}}', {}),
         (b'{"content":"an answer after all"}', None),
