@@ -13,7 +13,7 @@ from pathlib import Path
 from ssl import SSLContext
 
 from llamasup.control.app import ControlServer
-from llamasup.core.address import is_loopback
+from llamasup.core.address import addresses, is_loopback
 from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UsageInvalid
 from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, StartAsked, State, StopAsked
 from llamasup.core.settings import Settings
@@ -51,8 +51,9 @@ _NOWHERE = Path("/nonexistent")
 
 @dataclass(frozen=True, slots=True)
 class RunOptions(ServiceOptions):
-    """What ``llamasup run`` can be told. ``host`` is a name, an address, or a path that ends in ``.sock``;
-    port 0 takes any free one; ``tls_cert`` and ``tls_key`` are PEM files, both or neither.
+    """What ``llamasup run`` can be told. ``host`` is a name, an address, a path that ends in ``.sock``, or
+    several with commas between them; port 0 takes any free one; ``tls_cert`` and ``tls_key`` are PEM files,
+    both or neither.
     """
 
     model: str
@@ -274,7 +275,7 @@ def _run_job(options: RunOptions, launch: Launch, key_file: KeyFile | None) -> J
         listen=lambda: (
             given_front(options.sockets, tls)
             if options.sockets
-            else listen([options.host], options.port, tls=tls)
+            else listen(addresses(options.host), options.port, tls=tls)
         ),
         proxy=replace(options.shared_proxy(), api_keys=options.api_keys, key_file=key_file),
     )
@@ -287,9 +288,9 @@ def _tls(options: RunOptions) -> SSLContext | None:
     if certificate is None or key is None:
         given, missing = ("--tls-key", "--tls-cert") if certificate is None else ("--tls-cert", "--tls-key")
         raise UsageInvalid(f"{given} without {missing}.", remedy="TLS takes both files: give the other one.")
-    if options.host.endswith(".sock") and not options.sockets:
+    if any(host.endswith(".sock") for host in addresses(options.host)) and not options.sockets:
         raise UsageInvalid(
-            f"TLS on the Unix socket {options.host} protects nothing: no network is between.",
+            f"TLS on a Unix socket (--host {options.host}) protects nothing: no network is between.",
             remedy="Leave --tls-cert and --tls-key out, or listen on an address.",
         )
     return tls_context(str(key), str(certificate))
@@ -301,9 +302,11 @@ def refuse_bad_address(options: RunOptions) -> None:
         raise UsageInvalid(
             f"--port {options.port} is no port.", remedy="Give 1 to 65535, or 0 for any free one."
         )
+    if not addresses(options.host):
+        raise UsageInvalid(f"--host {options.host!r} names no address.", remedy="Leave it out for 127.0.0.1.")
     if options.api_keys or options.api_key_file or options.insecure_no_auth:
         return
-    refuse_outside([options.host], options.sockets)
+    refuse_outside(addresses(options.host), options.sockets)
 
 
 def _failure(last: Instance, exit_code: int | None) -> ServerFailed | GaveUp:

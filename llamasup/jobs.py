@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from ssl import SSLContext
 
-from llamasup.core.address import TcpAddress, UnixAddress, is_loopback
+from llamasup.core.address import TcpAddress, UnixAddress, is_local
 from llamasup.core.allowed import allowed_host, allowed_origin
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.errors import UnsafeBind, UsageInvalid
@@ -135,7 +135,7 @@ def wrap_job(options: WrapOptions) -> Job:
     line = wrapping.line
     if not options.strict and (options.hosts or options.origins):
         raise UsageInvalid(
-            "Without --strict every Host and Origin is let through, as llama-server does: none can be allowed.",
+            "Without --strict every Host and Origin is let through, as by llama-server: none can be allowed.",
             remedy="Add --strict, or leave --allow-host and --allow-origin out.",
         )
     if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
@@ -194,7 +194,7 @@ def refuse_outside(
     if sockets:
         names = [sock.getsockname() for sock in sockets]
         hosts = [name[0] for name in names if isinstance(name, tuple)]
-    outside = [host for host in hosts if not (host.endswith(".sock") or is_loopback(host))]
+    outside = [host for host in hosts if not is_local(host)]
     if not outside:
         return
     what = f"The socket on {outside[0]}" if sockets else f"--host {outside[0]}"

@@ -108,7 +108,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 # Where ``run`` listens: the fields of RunOptions.
 LISTENING = Group(
     (
-        text("--host", "host", "ADDRESS|PATH", "Address or Unix socket (*.sock) to listen on.", "127.0.0.1"),
+        text(
+            "--host",
+            "host",
+            "ADDRESS|PATH,...",
+            "Where to listen: addresses, and Unix sockets (*.sock).",
+            "127.0.0.1",
+        ),
         number("--port", "port", "N", "Port to listen on; 0 takes any free one.", 8080),
         path("--tls-cert", "tls_cert", "PEM certificate and its chain: serve https."),
         path("--tls-key", "tls_key", "Its PEM key."),

@@ -6,7 +6,7 @@ import ipaddress
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["Address", "TcpAddress", "UnixAddress", "is_loopback"]
+__all__ = ["Address", "TcpAddress", "UnixAddress", "addresses", "is_local", "is_loopback"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,16 @@ class UnixAddress:
 
 
 Address = TcpAddress | UnixAddress
+
+
+def addresses(host: str) -> list[str]:
+    """Of ``--host``, which may name several with commas between them, as llama-server's (b11434)."""
+    return [each for each in map(str.strip, host.split(",")) if each]
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach it: a loopback address or a Unix socket."""
+    return host.endswith(".sock") or is_loopback(host)
 
 
 def is_loopback(host: str) -> bool:

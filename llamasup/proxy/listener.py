@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from llamasup.core.http import HttpError
+from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.door import Door
 from llamasup.proxy.downstream import Downstream
@@ -80,7 +81,9 @@ class Proxy:
 
         for sock in sockets:
             self._servers.append(
-                await self._loop.create_server(lambda: Downstream(self, door), sock=sock)
+                # It listens once more. With a shorter queue the connects of a burst would be lost, and come
+                # again a second later.
+                await self._loop.create_server(lambda: Downstream(self, door), sock=sock, backlog=BACKLOG)
                 if tls is None
                 else SecureListener(self, door, sock, tls)
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llamasup.core.address import is_loopback
+from llamasup.core.address import addresses, is_local
 from llamasup.core.errors import ConfigInvalid, UsageInvalid
 from llamasup.core.hand_paths import with_absolute_paths
 from llamasup.core.settings import Settings
@@ -45,8 +45,7 @@ class ServiceRequest:
 
     @property
     def is_local(self) -> bool:
-        host: str = self.given["host"]
-        return host.endswith(".sock") or is_loopback(host)
+        return all(map(is_local, addresses(self.given["host"])))
 
 
 def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:

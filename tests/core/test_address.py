@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.address import Address, TcpAddress, UnixAddress, is_loopback
+from llamasup.core.address import Address, TcpAddress, UnixAddress, addresses, is_local, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,13 @@ def test_only_loopback_is_out_of_reach_for_others(host: str, loopback: bool) -> 
 def test_people_are_shown_the_path_of_a_socket() -> None:
     assert UnixAddress("/run/a.sock").shown == "/run/a.sock"
     assert TcpAddress("::1", 8080).shown == "http://[::1]:8080"
+
+
+def test_a_host_may_be_several() -> None:
+    assert addresses("127.0.0.1, ::1,/run/x.sock,") == ["127.0.0.1", "::1", "/run/x.sock"]
+    assert [is_local(host) for host in ("127.0.0.1", "/run/x.sock", "0.0.0.0", "example.net")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
