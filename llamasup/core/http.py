@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from http import HTTPStatus
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from llamasup.core.fair_queue import Priority
 from llamasup.core.printable import path_text
+from llamasup.core.routes import Route, route_of
 
 __all__ = [
     "METHODS",
@@ -24,16 +24,12 @@ __all__ = [
     "HeadRules",
     "HttpError",
     "RawHeaders",
-    "Route",
-    "canonical_path",
-    "closed_by_default",
     "error_body",
     "error_response",
     "parse_authority",
     "read_head",
     "read_response_headers",
     "response",
-    "route_of",
     "split_target",
     "status_line",
 ]
@@ -51,15 +47,6 @@ class HttpError(msgspec.Struct, frozen=True):
     remedy: str = ""
     retry_after_s: float | None = None
     close: bool = False
-
-
-class Route(msgspec.Struct, frozen=True):
-    """``label`` names the route in metrics, so that paths which clients make up cannot grow them for ever."""
-
-    label: str
-    infers: bool = False  # its answer ends with token counts
-    streams: bool = False  # its answer is a stream of events if the body says so
-    waits: bool = False  # its POSTs wait for a model that loads, and may be sent again after a crash
 
 
 class HeadRules(msgspec.Struct, frozen=True):
@@ -306,90 +293,6 @@ def read_response_headers(headers: RawHeaders, rules: HeadRules = OWN_RULES) -> 
             streams_events = True
         lines.append(name + b": " + value + b"\r\n")
     return b"".join(lines), streams_events
-
-
-# --- paths -----------------------------------------------------------------------------------------
-
-_GENERATION = """
-    /completion /completions /v1/completions /chat/completions /v1/chat/completions /responses /v1/responses
-    /v1/messages /infill
-"""
-_OTHER_INFERENCE = """
-    /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking
-    /audio/transcriptions /v1/audio/transcriptions
-"""
-_TEXT = "/tokenize /detokenize /apply-template /v1/messages/count_tokens"
-# Those who ask about the server, or tell it something, want an answer now: the web interface and monitors
-# take llama-server's 503 for "still loading", and a change must not reach another server than was meant.
-_PLAIN = """
-    / /health /v1/health /livez /readyz /metrics /props /slots /models /v1/models /lora-adapters /v1/stream
-"""
-_ROUTES = {path.encode(): Route(path, infers=True, streams=True, waits=True) for path in _GENERATION.split()}
-_ROUTES |= {path.encode(): Route(path, infers=True, waits=True) for path in _OTHER_INFERENCE.split()}
-_ROUTES |= {path.encode(): Route(path, waits=True) for path in _TEXT.split()}
-_ROUTES |= {path.encode(): Route(path) for path in _PLAIN.split()}
-_CONTROL = Route("/llamasup")
-_OTHER = Route("other")
-
-
-def route_of(path: bytes) -> Route:
-    """The route that a raw path belongs to; every path that llamasup does not know is ``other``."""
-    route = _ROUTES.get(path)
-    if route is None:
-        return _CONTROL if path.startswith(b"/llamasup/") else _OTHER
-    return route
-
-
-_UNICODE_ESCAPES = re.compile(rb"%u([0-9a-f]{4})", re.IGNORECASE)
-
-
-def canonical_path(path: bytes) -> bytes:
-    """The path that the laxest server could make of this one: decoded, in lower case, without detours.
-
-    Only for deciding what stays closed. llama-server decodes once, ``%u0074`` included (b11434), and compares
-    case; this goes further, so that nothing slips past that some build might take for a closed path.
-    """
-    decoded = path
-    for _ in range(4):  # %2525… : each round undoes one layer; more than three are nobody's honest path
-        once = unquote_to_bytes(_UNICODE_ESCAPES.sub(_as_utf8, decoded))
-        if once == decoded:
-            break
-        decoded = once
-    parts: list[bytes] = []
-    for part in decoded.lower().replace(b"\\", b"/").split(b"/"):
-        bare = part.partition(b";")[0].strip()
-        if bare == b"..":
-            del parts[-1:]
-        elif bare not in (b"", b"."):
-            parts.append(bare)
-    return b"/" + b"/".join(parts)
-
-
-def _as_utf8(escape: re.Match[bytes]) -> bytes:
-    return chr(int(escape[1], 16)).encode("utf-8", "surrogatepass")
-
-
-# /llamasup is here for its odd spellings: the plain one never comes this far.
-_CLOSED = (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload", b"/llamasup")
-_READS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-
-
-def closed_by_default(method: bytes, path: bytes, prefix: bytes = b"") -> bool:
-    """Whether X7 keeps this closed: tools, CORS and MCP proxies, changes of /props, saved and restored slots.
-
-    Any change below ``/slots/`` is closed, whatever its query says: ``action`` may also come in a form body.
-    """
-    if path in _ROUTES and path != b"/props":
-        return False
-    canonical = canonical_path(path)
-    if prefix:
-        canonical = canonical.removeprefix(canonical_path(prefix))
-    for closed in _CLOSED:
-        if canonical == closed or canonical.startswith(closed + b"/"):
-            return True
-    if method in _READS:
-        return False
-    return canonical == b"/props" or canonical.startswith(b"/slots/")
 
 
 # --- writing responses -----------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
-from llamasup.core.http import Head, HttpError, closed_by_default, parse_authority
+from llamasup.core.http import Head, HttpError, parse_authority
 from llamasup.core.keys import ApiKey
+from llamasup.core.routes import closed_by_default
 from llamasup.proxy.keys import Keys
 from llamasup.proxy.settings import ProxyConfig
 

@@ -9,9 +9,10 @@ import msgspec
 
 from llamasup.core.context_end import ContextEnd
 from llamasup.core.fair_queue import Priority, granted
-from llamasup.core.http import Head, HttpError, Route
+from llamasup.core.http import Head, HttpError
 from llamasup.core.keys import ApiKey
 from llamasup.core.quota import Quota
+from llamasup.core.routes import Route
 from llamasup.core.sse import TokenCounts
 from llamasup.core.tracing import trace_id_of
 from llamasup.runtime.metrics import RequestRecord

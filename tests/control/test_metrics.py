@@ -3,8 +3,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from llamasup.control.metrics import CONTENT_TYPE, InstanceGauges, exposition
-from llamasup.core.http import route_of
 from llamasup.core.instance import State
+from llamasup.core.routes import route_of
 from llamasup.runtime.metrics import Metrics, RequestRecord
 
 LLAMA_SERVER = """\

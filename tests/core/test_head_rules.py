@@ -9,10 +9,10 @@ from llamasup.core.http import (
     HeadRules,
     HttpError,
     RawHeaders,
-    closed_by_default,
     read_head,
     read_response_headers,
 )
+from llamasup.core.routes import closed_by_default
 
 TRANSPARENT = HeadRules(transparent=True, credentials=True)
 HEADERS: RawHeaders = [
