@@ -94,7 +94,7 @@ class Downstream(asyncio.Protocol):
             partial = self._reader.partial
             if partial is not None and partial.upload is not None:
                 self._reader.feed(data)
-                self._upload_goes_on(partial, partial.upload)
+                partial.upload.received(self._reader.ready)
             else:
                 self._hold(data)
         else:
@@ -195,8 +195,8 @@ class Downstream(asyncio.Protocol):
         return (
             request.body_bytes > proxy.limits.stream_above_bytes
             and not (request.whole or proxy.config.route_by_model)
-            and not (self._is_own(request) or self._door.is_preflight(request.head))
             and proxy.uploads < proxy.limits.uploads
+            and not local.is_local(request, self._door, proxy.backend)
         )
 
     def _upload(self, request: Request) -> None:
@@ -214,29 +214,10 @@ class Downstream(asyncio.Protocol):
             return
         lease.return_place()  # it takes one when it is whole: nobody waits for a client that sends slowly
         request.received_at = monotonic()
-        request.upload = Upload(self, request, self._reader.length)
         self._exchange = exchange = Exchange(self, request, lease)
-        self.hold_upload()  # until there is a connection
+        request.upload = Upload(self, exchange, request, self._reader.length)
+        request.upload.pause()  # until there is a connection
         exchange.start()
-
-    def _upload_goes_on(self, request: Request, upload: Upload) -> None:
-        """More of the body has been parsed: it goes on, is whole, or is none that will be served."""
-        reader, limits = self._reader, self.proxy.limits
-        whole = bool(reader.ready) and reader.ready[0] is request
-        if whole:
-            reader.ready.popleft()
-        if request.refusal is not None:
-            request.keep_alive = False
-            cast("Exchange", self._exchange).refused(request.refusal)
-        elif whole:
-            upload.end()
-            cast("Exchange", self._exchange).upload_ended()
-        else:
-            upload.flush()
-            # A body that trickles in holds up a thread of llama-server's: time is for a substantial piece.
-            if self._reading and request.body_bytes - upload.timed_bytes >= limits.stream_above_bytes:
-                upload.timed_bytes = request.body_bytes
-                self._deadline = monotonic() + limits.body_idle_s
 
     def hold_upload(self) -> None:
         """The child takes no more of it for now, or is not there: that is not the client's fault."""
@@ -269,14 +250,10 @@ class Downstream(asyncio.Protocol):
         if request.refusal is not None:
             self._refused(request, request.refusal)
             return
-        head = request.head
-        if self._is_own(request):
-            close = not self.keeps_alive(request)
-            status, answer = local.answer(head, self.proxy.backend, request.response_lines, close=close)
-            self._answer_locally(request, status, answer)
-        elif head.origin is not None and self._door.is_preflight(head):
-            close = not self.keeps_alive(request)
-            self._answer_locally(request, 204, local.preflight(head, request.response_lines, close=close))
+        proxy = self.proxy
+        answered = local.answer_to(request, self._door, proxy.backend, draining=proxy.draining)
+        if answered is not None:
+            self._answer_locally(request, *answered)
         elif request.key is not None and (refusal := self.proxy.keys.enter(request)):
             self._refused(request, refusal)
         else:
@@ -301,13 +278,6 @@ class Downstream(asyncio.Protocol):
         error = local.as_error(why)
         self.proxy.tell(request, record_of(request, error.status, "unavailable"))
         self._answer_error(request, error)
-
-    def _is_own(self, request: Request) -> bool:
-        """Whether llamasup answers it itself, and not a llama-server that is to be seen as it is."""
-        door = self._door
-        return request.head.path in door.own_paths and not (
-            door.rules.transparent and self.proxy.backend.readiness() is None
-        )
 
     def _lease_for(self, request: Request) -> Lease | Unavailable:
         path = request.head.path
@@ -437,7 +407,7 @@ class Downstream(asyncio.Protocol):
                 HttpError(408, f"the request's {what} took too long", cause="slow_request", close=True)
             )
             if request is not None and request.upload is not None:
-                self._upload_goes_on(request, request.upload)
+                request.upload.received(self._reader.ready)
             else:
                 self._serve_ready()
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from llamasup.proxy.downstream import Downstream
+    from llamasup.proxy.exchange import Exchange
     from llamasup.proxy.request import Request
     from llamasup.proxy.upstream import Upstream
 
@@ -20,39 +23,65 @@ class Upload:
     """Of the one request that a client's connection is reading, until its body is whole or its exchange over.
 
     The client is read only while its bytes can be passed on: there is a connection, and it takes them.
-    ``timed_bytes``: how many bytes of the body had come when its time was last extended.
     """
 
     __slots__ = (
         "_downstream",
+        "_exchange",
+        "_flows",
         "_fresh",
         "_kept",
         "_kept_bytes",
         "_length",
         "_request",
+        "_timed_bytes",
         "_upstream",
-        "timed_bytes",
     )
 
-    def __init__(self, downstream: Downstream, request: Request, length: int | None) -> None:
+    def __init__(
+        self, downstream: Downstream, exchange: Exchange, request: Request, length: int | None
+    ) -> None:
         """``length``: the client's Content-Length; None: its body is chunked, and is sent on so."""
         self._downstream = downstream
+        self._exchange = exchange
         self._request = request
         self._length = length
         self._fresh = request.take_body()  # not sent yet
         self._kept: list[bytes] | None = []  # sent; None: it was too much to be kept
         self._kept_bytes = 0
         self._upstream: Upstream | None = None
-        self.timed_bytes = request.body_bytes
+        self._flows = False  # the client is read
+        self._timed_bytes = request.body_bytes  # how much had come when its time was last extended
         downstream.proxy.uploads += 1
 
     # --- from the client
 
     def add(self, piece: bytes) -> None:
-        """Bytes of the body, as they were parsed. They go out with ``flush``: one write for one read."""
+        """Bytes of the body, as they were parsed. They go out when all of a read is: with one write."""
         self._fresh.append(piece)
 
-    def flush(self) -> None:
+    def received(self, ready: deque[Request]) -> None:
+        """What came has been parsed: the body goes on, is whole, or is none that will be served.
+
+        ``ready``: what the reader has found; this request is the first of it if its end was found too.
+        """
+        request, limits = self._request, self._downstream.proxy.limits
+        whole = bool(ready) and ready[0] is request
+        if whole:
+            ready.popleft()
+        if request.refusal is not None:
+            request.keep_alive = False
+            self._exchange.refused(request.refusal)
+        elif whole:
+            self._end()
+            self._exchange.upload_ended()
+        else:
+            self._flush()
+            # One that trickles in holds up a thread of llama-server's: time is for a substantial piece.
+            if self._flows and request.body_bytes - self._timed_bytes >= limits.stream_above_bytes:
+                self.resume()
+
+    def _flush(self) -> None:
         """Send what has come, if there is a connection."""
         pieces = self._fresh
         if self._upstream is None or not pieces:
@@ -70,13 +99,13 @@ class Upload:
             pieces = [b"%x\r\n" % size, *pieces, b"\r\n"]
         self._upstream.transport.writelines(pieces)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """The body is whole: what is kept of it is the request's own again."""
         self.close()
         if self._upstream is None:  # nothing has been sent: it is a request like any other now
             self._request.body = b"".join(self._pieces())
             return
-        self.flush()
+        self._flush()
         if self._length is None:
             self._upstream.transport.write(b"0\r\n\r\n")
         if self._kept is not None:
@@ -107,19 +136,23 @@ class Upload:
         self._upstream = upstream
         self._fresh = self._pieces()
         self._kept, self._kept_bytes = [], 0
-        self._downstream.read_on()
-        self.flush()  # which may call for a pause at once
+        self.resume()
+        self._flush()  # which may call for a pause at once
 
     def disconnect(self) -> None:
         """That connection is gone; another is being made."""
         self._upstream = None
-        self._downstream.hold_upload()
+        self.pause()
 
     def pause(self) -> None:
-        """The child takes no more for now."""
+        """The child takes no more for now, or there is none yet."""
+        self._flows = False
         self._downstream.hold_upload()
 
     def resume(self) -> None:
+        """It takes more: the client has its time for the next piece."""
+        self._flows = True
+        self._timed_bytes = self._request.body_bytes
         self._downstream.read_on()
 
     def forget(self) -> None:
