@@ -6,7 +6,6 @@ import asyncio
 from itertools import count
 from typing import Any
 
-import httptools
 import pytest
 
 from llamasup.core.address import UnixAddress
@@ -21,6 +20,7 @@ from llamasup.proxy.settings import Limits
 from llamasup.proxy.tasks import Tasks
 from llamasup.proxy.upstream import Upstream
 from llamasup.runtime.endpoint import Endpoint
+from tests.proxy.parsers import parser_shows
 from tests.proxy.rig import CHAT, Rig, Wire, answer, field, get, post, status
 
 BODY = b'{"model":"tiny"}'
@@ -316,23 +316,3 @@ def test_ids_and_records_are_made_afresh_for_heads_that_are_known(rig: Rig) -> N
         ids.add(field(head, b"x-request-id"))
         assert rig.record().bytes_in == len(body)
     assert len(ids) == 6
-
-
-def parser_shows(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[bytes]:
-    """What parsers that are made from now on are shown."""
-    shown: list[bytes] = []
-    made: Any = getattr(httptools, name)
-
-    class Noting:
-        def __init__(self, protocol: object) -> None:
-            self._parser = made(protocol)
-
-        def feed_data(self, data: bytes) -> None:
-            shown.append(data)
-            self._parser.feed_data(data)
-
-        def __getattr__(self, asked: str) -> Any:
-            return getattr(self._parser, asked)
-
-    monkeypatch.setattr(module.httptools, name, Noting)
-    return shown

@@ -1,0 +1,248 @@
+"""What one request and one streamed chunk cost, counted and not timed: calls, writes, system calls.
+
+Seconds belong to a machine and a minute; what is counted here is the same everywhere, and rises when somebody
+adds a parser pass, a task, a clock or a second write to the path that every token takes. The figures are what
+the proxy needs today. Needing less is welcome: lower them. Needing more wants a reason, and the figures in
+`docs/performance.md` measured again (P1, P2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import pytest
+
+from llamasup.core.address import UnixAddress
+from llamasup.proxy import Proxy, ProxyConfig, reader, upstream
+from llamasup.proxy.door import Door
+from llamasup.proxy.downstream import Downstream
+from llamasup.proxy.exchange import Exchange
+from llamasup.proxy.pool import Pool
+from llamasup.proxy.upstream import Upstream
+from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+from llamasup.testing.upstream import CHUNK, PLAIN_BODY, plain_response, stream_head
+from tests.proxy.conftest import MakeRig
+from tests.proxy.parsers import parser_shows
+from tests.proxy.rig import CHAT, answer, chunk, post
+
+# Calls of Python functions and of C functions, which are the same in Python 3.11 to 3.13. A request has some
+# three in a hundred more than it needs, so that a line may be written in another way; a chunk has none.
+REQUEST_CALLS = (76, 58)
+CHUNK_CALLS = (3, 3)
+
+REPEATS = 20
+BODY = b'{"model":"tiny","messages":[{"role":"user","content":"Tell me a story about a llama."}]}'
+REQUEST = post(CHAT, BODY, b"Authorization: Bearer sesame", b"User-Agent: someone", b"Accept: */*")
+STREAM_REQUEST = post(CHAT, BODY[:-1] + b',"stream":true}', b"Authorization: Bearer sesame")
+
+
+class Socket:
+    """A transport that takes everything and is never full."""
+
+    def write(self, piece: bytes) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return ("127.0.0.1", 1)
+
+
+class OneModel:
+    """Everything that P1 asks for is on: a key, routing by model, ids, metrics."""
+
+    def __init__(self) -> None:
+        self.endpoint = Endpoint("tiny", 1, UnixAddress("/nowhere"))
+
+    def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
+        assert model == "tiny"
+        return self.endpoint.lease_if_free(infers=infers)
+
+    def readiness(self) -> None:
+        return None
+
+    def room(self, model: str | None) -> Any:
+        raise AssertionError(model)
+
+
+class Calls:
+    """What is called in the meantime, by name; our own stand-ins and what calls them count too."""
+
+    def __init__(self) -> None:
+        self.python: Counter[str] = Counter()
+        self.c: Counter[str] = Counter()
+
+    def count(self, work: Callable[[], None]) -> None:
+        def note(frame: FrameType, event: str, given: Any) -> None:
+            if event == "call":
+                self.python[frame.f_code.co_name] += 1
+            elif event == "c_call":
+                self.c[given.__name__] += 1
+
+        outer = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            work()
+        finally:
+            sys.setprofile(outer)
+        self.c["setprofile"] -= 1
+
+    def each(self) -> tuple[int, int]:
+        """Of Python and of C, for each of the repeats."""
+        return self.python.total() // REPEATS, self.c.total() // REPEATS
+
+    def of(self, name: str) -> float:
+        return (self.python[name] + self.c[name]) / REPEATS
+
+    def __repr__(self) -> str:
+        return f"{self.python.most_common()}\n{self.c.most_common()}"
+
+
+class Wired:
+    """A proxy without sockets: bytes are handed to its two protocols as a loop would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._child: Upstream | None = None
+
+        def connect(pool: Pool, exchange: Exchange) -> None:
+            self._child = child = Upstream(pool)
+            child.connection_made(cast("asyncio.Transport", Socket()))
+            exchange.connected(child)
+
+        monkeypatch.setattr(Pool, "connect", connect)
+        self.records = 0
+        proxy = Proxy(OneModel(), ProxyConfig(api_keys=("sesame",)), on_finished=self._finished)
+        self.client = Downstream(proxy, Door(proxy.config, proxy.keys))
+        self.client.connection_made(cast("asyncio.Transport", Socket()))
+
+    def _finished(self, record: object) -> None:
+        self.records += 1
+
+    @property
+    def child(self) -> Upstream:
+        assert self._child is not None
+        return self._child
+
+
+async def _requests(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    wired = Wired(monkeypatch)
+    wired.client.data_received(REQUEST)
+    child, response = wired.child, plain_response()
+    child.data_received(response)
+
+    def ask() -> None:
+        for _ in range(REPEATS):
+            wired.client.data_received(REQUEST)
+            child.data_received(response)
+
+    ask()  # heads become known, connections are made
+    calls = Calls()
+    calls.count(ask)
+    assert wired.records == 1 + 2 * REPEATS
+    return calls
+
+
+async def _chunks(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    wired = Wired(monkeypatch)
+    wired.client.data_received(STREAM_REQUEST)
+    child = wired.child
+    child.data_received(stream_head())
+    child.data_received(CHUNK)
+
+    def stream() -> None:
+        for _ in range(REPEATS):
+            child.data_received(CHUNK)
+
+    calls = Calls()
+    calls.count(stream)
+    return calls
+
+
+def test_calls_for_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = asyncio.run(_requests(monkeypatch))
+    assert calls.of("write") == 2, calls  # to the child, and to the client
+    assert calls.of("monotonic") <= 8, calls
+    assert [calls.of(name) for name in LATER] == [0] * len(LATER), calls
+    python, c = calls.each()
+    assert python <= REQUEST_CALLS[0], calls
+    assert c <= REQUEST_CALLS[1], calls
+
+
+def test_calls_for_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = asyncio.run(_chunks(monkeypatch))
+    assert calls.of("write") == 1, calls
+    assert calls.of("monotonic") == 0, calls
+    assert [calls.of(name) for name in LATER] == [0] * len(LATER), calls
+    python, c = calls.each()
+    assert python <= CHUNK_CALLS[0], calls
+    assert c <= CHUNK_CALLS[1], calls
+
+
+def test_parser_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = parser_shows(monkeypatch, reader, "HttpRequestParser")
+    responses = parser_shows(monkeypatch, upstream, "HttpResponseParser")
+    asyncio.run(_requests(monkeypatch))
+    assert len(requests) == len(responses) == 2  # of all these: the heads are known then
+    del responses[:]
+    asyncio.run(_chunks(monkeypatch))
+    assert responses == [stream_head(), *(1 + REPEATS) * [CHUNK]]
+
+
+# Whatever makes the loop come back: a task, a callback, a timer.
+LATER = ("create_task", "call_soon", "call_later", "call_at", "ensure_future", "create_future")
+
+
+def io_of(thread: int) -> Counter[str]:
+    """How often a thread has called read() and write(), as uvloop does on sockets. Linux counts it."""
+    lines = Path(f"/proc/self/task/{thread}/io").read_text().splitlines()
+    return Counter({name: int(value) for name, value in (line.split(": ") for line in lines)})
+
+
+@pytest.mark.parametrize("loop_name", ["uvloop"])
+def test_system_calls(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(api_keys=("sesame",)))
+    thread = rig.call(threading.get_native_id)
+    try:
+        io_of(thread)
+    except OSError:
+        pytest.skip("this system does not count the system calls of a thread")
+    client = rig.connect()
+    client.send(REQUEST)
+    child = rig.accept()
+    spent: Counter[str] = Counter()
+    for number in range(REPEATS + 1):
+        before = io_of(thread)
+        if number:
+            client.send(REQUEST)
+        child.message()
+        child.send(answer(PLAIN_BODY))
+        client.message()
+        rig.record()
+        if number:
+            spent += io_of(thread) - before
+    assert (spent["syscr"] / REPEATS, spent["syscw"] / REPEATS) == (2, 2)
+
+    client.send(STREAM_REQUEST)
+    child.message()
+    child.send(stream_head() + chunk(b"data: 0\n\n"))
+    client.until(b"data: 0\n\n\r\n")
+    before = io_of(thread)
+    for _ in range(REPEATS):
+        child.send(chunk(b"data: 1\n\n"))
+        client.until(b"data: 1\n\n\r\n")
+    spent = io_of(thread) - before
+    assert (spent["syscr"] / REPEATS, spent["syscw"] / REPEATS) == (1, 1)
