@@ -297,7 +297,7 @@ class Upstream(asyncio.Protocol):
         elif exchange.is_head or self.status in (204, 304):
             self._begin_without_body(exchange, body)
         elif self._transfer_coding is not None:
-            if self._transfer_coding.strip().lower() != b"chunked":
+            if self._transfer_coding.strip(b" ").lower() != b"chunked":
                 self._broken(
                     exchange, f"used the transfer coding {self._transfer_coding.decode('latin-1')!r}"
                 )

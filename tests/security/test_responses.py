@@ -35,6 +35,8 @@ def test_a_trailer_of_the_child_never_becomes_a_header(rig: Rig, line: bytes) ->
 ODD = {
     "a coding before chunked in a line of its own": _OK
     + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked before a tab, which is no chunked to the parser": _OK
+    + b"Transfer-Encoding: chunked\t\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
     "chunked before another coding": _OK + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
     "a length with more zeros than a number may have": _OK
     + b"Content-Length: "
