@@ -87,7 +87,7 @@ def take_systemd(environ: MutableMapping[str, str]) -> Systemd | None:
 
 
 def take_sockets(environ: MutableMapping[str, str]) -> tuple[socket.socket, ...]:
-    """The listening TCP sockets of a .socket unit; none where there is none. Removes the variables.
+    """The listening sockets of a .socket unit, TCP and Unix; none where there is none. Removes the variables.
 
     Raises ConfigInvalid for what cannot be served; those taken before it are closed.
     """
@@ -110,8 +110,9 @@ def _listening(fd: int, name: str) -> socket.socket:
         sock = socket.socket(fileno=fd)
     except OSError as error:
         raise _unfit(fd, name, error.strerror or str(error)) from error
-    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
-        reason = "it is no TCP socket"
+    families = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+    if sock.family not in families or sock.type != socket.SOCK_STREAM:
+        reason = "it is no stream socket"
     elif not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         reason = "it does not listen for connections"
     else:
@@ -125,5 +126,5 @@ def _listening(fd: int, name: str) -> socket.socket:
 def _unfit(fd: int, name: str, reason: str) -> ConfigInvalid:
     return ConfigInvalid(
         f"Socket {name!r} (descriptor {fd}) that systemd has given cannot be served: {reason}.",
-        remedy="In its .socket unit use ListenStream=ADDRESS:PORT and Accept=no.",
+        remedy="In its .socket unit use ListenStream=ADDRESS:PORT or ListenStream=/PATH, and Accept=no.",
     )

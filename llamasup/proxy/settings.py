@@ -43,7 +43,7 @@ class Limits:
     # A response's body that does not go on for so long is broken off, where it is for the model to go on: ten
     # of llama-server's pings. Before its first byte there is no such limit: that is the prompt's time.
     upstream_idle_s: float = 300.0
-    connections: int = 16_384  # open at once, and fewer where descriptors are fewer; an idle one takes 6 KiB
+    connections: int = 16_384  # open at once, and fewer where descriptors are fewer; an idle one takes 4 KiB
     connections_per_client: int = 1_024  # by address; a thousand streams of one client (P4), and some
     connect_s: float = 5.0
     sweep_s: float = 1.0

@@ -152,14 +152,19 @@ def test_sockets_for_another_process_are_left_alone() -> None:
         assert given(sock.fileno(), LISTEN_PID="1") == ["[]", "[]"]
 
 
-def test_a_unix_socket_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_unix_socket_is_taken_as_well(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "s"))
         sock.listen()
+        assert given(sock.fileno()) == [str([(str(tmp_path / "s"), False, False)]), "[]"]
+
+
+def test_what_is_no_stream_is_refused_by_its_name() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         code, _, message = given(sock.fileno(), LISTEN_FDNAMES="front")[0].partition(" ")
     assert code == "78"
     assert "'front'" in message
-    assert "no TCP socket" in message
+    assert "no stream socket" in message
 
 
 def test_a_connection_and_a_file_are_refused() -> None:

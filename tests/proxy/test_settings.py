@@ -1,0 +1,26 @@
+"""The table of limits in docs/proxy.md is the limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from llamasup.proxy import Limits
+
+_DOCS = Path(__file__).parents[2] / "docs" / "proxy.md"
+_ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \|", re.MULTILINE)
+
+
+def _shown(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return f"{value // (1 << 20):.0f} MiB" if value >= 1 << 20 else f"{value // (1 << 10):.0f} KiB"
+    return f"{value:g} s" if name.endswith("_s") else f"{value}"
+
+
+def test_the_limits_are_what_the_docs_say() -> None:
+    text = _DOCS.read_text().partition("<!-- limits")[2].partition("<!-- end of limits")[0]
+    limits = Limits()
+    assert _ROW.findall(text) == [
+        (field.name, _shown(field.name, getattr(limits, field.name))) for field in dataclasses.fields(Limits)
+    ]
