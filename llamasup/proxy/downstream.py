@@ -133,7 +133,7 @@ class Downstream(asyncio.Protocol):
             self._stop_reading()
 
     def _stop_reading(self) -> None:
-        if self._reading:
+        if self._reading and not self.transport.is_closing():
             self._reading = False
             self.transport.pause_reading()
 
