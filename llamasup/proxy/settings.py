@@ -53,9 +53,10 @@ class Limits:
 class ProxyConfig:
     """``hosts``: names accepted in Host beside the loopback ones and the bound address. ``origins``: web
     pages that may call, as ``https://name[:port]``. ``api_keys`` may infer; ``key_file`` says what its keys
-    may, and changes at any time. ``open_paths`` lifts X7 for these paths. ``route_by_model``: read ``model`` in the body for the backend.
-    ``rules``: what is left for llama-server to judge. If all (``transparent``), the door stands open: of the
-    rest here only the limits count. ``request_timeout_s``: what a request may take in all, from its last byte
+    may, and changes at any time. ``open_paths`` lifts X7 for these paths. ``route_by_model``: read ``model``
+    in the body for the backend; else large bodies are sent on as they come. ``rules``: what is left for
+    llama-server to judge. If all (``transparent``), the door stands open: of the rest here only the limits
+    count. ``request_timeout_s``: what a request may take in all, from its last byte
     (or from when it was sent on, if that was before) to its answer's last; None: as long as it likes.
     ``stream_keepalive_s``: a stream that waits for so long gets SSE comments from then on; None: never.
     """

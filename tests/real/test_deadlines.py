@@ -1,0 +1,37 @@
+"""A request that has had its time: its client is told, and a real llama-server's slot is free again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, llamasup
+
+pytestmark = pytest.mark.real
+
+ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000}
+
+
+def test_an_endless_answer_ends_with_its_time_and_its_slot_is_free(runtime: str, tiny_model: Path) -> None:
+    options = ("--runtime", runtime, "--request-timeout", "1", "--parallel", "1")
+    with llamasup(tiny_model, *options) as running, httpx.Client(base_url=running.url, timeout=60) as http:
+        plain = http.post("/completion", json=ENDLESS)
+        assert plain.status_code == 504
+        assert plain.json()["error"]["cause"] == "request_timeout"
+
+        with http.stream("POST", "/completion", json=ENDLESS | {"stream": True}) as streamed:
+            said = b""
+            with pytest.raises(httpx.RemoteProtocolError):  # no last chunk: nothing takes it for whole
+                for piece in streamed.iter_raw():
+                    said += piece
+        assert b'data: {"error":{' in said[-500:]
+        assert b'"cause":"request_timeout"' in said[-500:]
+
+        deadline = time.monotonic() + PATIENCE_S
+        while any(slot["is_processing"] for slot in http.get("/slots").json()):
+            assert time.monotonic() < deadline, "the slot is still busy"
+        assert http.post("/completion", json={"prompt": "Once", "n_predict": 3}).status_code == 200
+        assert running.stop() == 0
