@@ -233,12 +233,12 @@ def machine() -> str:
     return f"{cpu}, {len(os.sched_getaffinity(0))} CPUs, Linux {platform.release()}"
 
 
-def write_between(path: Path, text: str) -> None:
-    before, begin, rest = path.read_text("utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+def write_between(path: Path, text: str, marks: tuple[str, str] = (BEGIN, END)) -> None:
+    before, begin, rest = path.read_text("utf-8").partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise SystemExit(f"{path} has no {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
+        raise SystemExit(f"{path} has no {' and '.join(marks)}")
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}", "utf-8")
 
 
 if __name__ == "__main__":

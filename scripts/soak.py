@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Half an hour of mixed load on a real server, with crashes, hangs and restarts in between.
+
+Clients of every temper use one ``llamasup run``: some leave, some are slow, some ask for what cannot be.
+Each answer is judged by whoever asked. Exit code 1 if a request was lost (neither answered rightly nor told
+that it was broken off), if a slot is not idle in the end, if llamasup holds more than at the start or grows, or
+if it leaves anything behind.
+
+    python scripts/soak.py [--minutes 30] [--runtime PATH|embedded] [--seed N] [--docs PAGE]
+
+The load and the faults are in tests/real/soak*.py; a test runs two minutes of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from llamasup.core.demo_model import demo_model  # noqa: E402
+from scripts.faults import machine, write_between  # noqa: E402
+from tests.e2e.driver import command  # noqa: E402
+from tests.real.soak import soak  # noqa: E402
+
+BEGIN, END = "<!-- soak -->", "<!-- /soak -->"
+
+
+def main() -> int:
+    given = arguments()
+    with tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp") as folder:  # short: sockets lie below it
+        home = Path(folder)
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
+        tiny = home / "tiny.gguf"
+        tiny.write_bytes(demo_model())
+        words = command("plan", str(tiny), "--json", *(["--runtime", given.runtime] if given.runtime else []))
+        found = json.loads(subprocess.check_output(words))["runtime"]
+        runtime = "embedded" if found["kind"] == "embedded" else found["path"]
+        report = soak(runtime, tiny, home, duration_s=given.minutes * 60, seed=given.seed)
+    name = f"{'The embedded runtime' if runtime == 'embedded' else 'llama-server'}, {found['version']}"
+    heading = f"### {name}, {given.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
+    text = "\n".join((heading, "", *report.table()))
+    print(text)
+    for each in report.off:
+        print(f"OFF: {each}")
+    if given.docs and not report.off:
+        write_between(given.docs, text, (BEGIN, END))
+    return 1 if report.off else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--runtime", help="as llamasup's own option")
+    parser.add_argument("--seed", type=int, default=1, help="of the clients' choices")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="write it there, between the marks")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

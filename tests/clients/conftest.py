@@ -1,0 +1,194 @@
+"""A llamasup for each kind of model, with a key, on each runtime; shared by all clients that talk to it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llamasup.testing.models import tiny_encoder
+from tests.clients.models import tool_caller
+from tests.e2e.driver import Llamasup, llamasup
+from tests.real.remains import folders_of
+
+KEY = "sk-of-the-clients"
+PAGE = "http://page.example:3000"
+"""The origin of a web page that is allowed to call."""
+PATIENCE_S = 60.0
+LONG = 30_000
+"""Tokens of an answer that nobody waits for: it takes seconds, and more than any buffer holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A llamasup that serves one model."""
+
+    running: Llamasup
+    url: str
+
+    @property
+    def v1(self) -> str:
+        return f"{self.url}/v1"
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", headers={"Authorization": f"Bearer {KEY}"}, timeout=PATIENCE_S)
+
+    def straight(self, path: str, body: Mapping[str, Any]) -> Any:
+        """What the server itself answers, asked on its own socket."""
+        (child,) = [each for each in self.running.children() if "--host" in each.cmdline()]
+        words = child.cmdline()
+        transport = httpx.HTTPTransport(uds=words[words.index("--host") + 1])
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE_S) as client:
+            return client.post(path, json=dict(body)).raise_for_status().json()
+
+    def tokens_predicted(self) -> float:
+        """How many tokens of finished answers the server has counted."""
+        lines = self.get("/metrics").text.splitlines()
+        (line,) = [line for line in lines if line.startswith("llamacpp:tokens_predicted_total{")]
+        return float(line.rpartition(" ")[2])
+
+    def until_idle(self) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while any(slot["is_processing"] for slot in self.get("/slots").json()):
+            assert time.monotonic() < deadline_s, "a slot is still busy"
+            time.sleep(0.005)
+
+
+@contextmanager
+def freed(served: Served) -> Iterator[None]:
+    """A client that leaves in here frees its slot, long before the server has said all that was asked for."""
+    served.until_idle()
+    before = served.tokens_predicted()
+    yield
+    served.until_idle()
+    assert served.tokens_predicted() - before < LONG
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture(scope="session")
+def serve(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Start a llamasup with options, which ends with the session."""
+    opened = ExitStack()
+
+    def start(model: Path, *options: str, runtime: str = runtime) -> Served:
+        home = tmp_path_factory.mktemp("c")  # short: sockets lie below it
+        keys = home / "keys"
+        keys.write_text(f"{KEY}\n")
+        keys.chmod(0o600)
+        cache = {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache")}
+        service = llamasup(
+            model,
+            *("--runtime", runtime, "--api-key-file", str(keys), "--allow-origin", PAGE, *options),
+            env={**os.environ, **folders_of(home), **cache},
+        )
+        running = opened.enter_context(service)
+        return Served(running, "" if "--port" in options else running.url)
+
+    with opened:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def chat(serve: Serve, tiny_model: Path) -> Served:
+    """The demo model: it talks for as long as it is let."""
+    return serve(tiny_model, "--ctx-size", "32768", "--parallel", "4")
+
+
+@pytest.fixture(scope="session")
+def tools(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """A model that calls a tool whenever it may, and says what a schema allows."""
+    path = tmp_path_factory.mktemp("models") / "caller.gguf"
+    path.write_bytes(tool_caller())
+    return serve(path, "--ctx-size", "4096", "--parallel", "2")
+
+
+@pytest.fixture(scope="session")
+def encoder(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    path = tmp_path_factory.mktemp("models") / "encoder.gguf"
+    path.write_bytes(tiny_encoder())
+    return serve(path)
+
+
+@pytest.fixture(scope="session")
+def slow_to_load(
+    serve: Serve, runtime: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], tuple[Served, Callable[[], None]]]]:
+    """A llamasup that lets nobody wait, whose server loads only when it is told to, and how to tell it."""
+    gates: list[Path] = []
+
+    def start() -> tuple[Served, Callable[[], None]]:
+        folder = tmp_path_factory.mktemp("slow")
+        gate, wrapper = folder / "gate", folder / "llama-server"
+        os.mkfifo(gate)
+        gates.append(gate)
+        wrapper.write_text(
+            f'#!/bin/sh\ncase "$*" in *--model*) read -r _ < {gate} ;; esac\nexec {_as_shell(runtime)} "$@"\n'
+        )
+        wrapper.chmod(0o755)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        served = serve(tiny_model, "--wait-timeout", "0", "--port", str(port), runtime=str(wrapper))
+        served.running.wait_for("state", state="starting")
+
+        def load() -> None:
+            gate.write_text("load\n")
+
+        return Served(served.running, f"http://127.0.0.1:{port}"), load
+
+    yield start
+    for gate in gates:
+        threading.Thread(target=gate.write_text, args=("load\n",), daemon=True).start()
+
+
+def _as_shell(runtime: str) -> str:
+    if runtime == "embedded":
+        return f"{shlex.quote(sys.executable)} -m llamasup.embedded"
+    return f"env LD_LIBRARY_PATH={shlex.quote(str(Path(runtime).resolve().parent))} {shlex.quote(runtime)}"
+
+
+@pytest.fixture(scope="session")
+def curl() -> str:
+    return _program("curl")
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    return _program("node")
+
+
+def _program(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"there is no {name} on PATH")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No client may ask anybody else for anything: names other than this machine's are not looked up."""
+    known = socket.getaddrinfo
+
+    def looked_up(host: Any, *rest: Any, **more: Any) -> Any:
+        if host not in (None, "localhost", "127.0.0.1", "::1", b"127.0.0.1", b"localhost"):
+            raise AssertionError(f"a client wants to reach {host!r}")
+        return known(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        for name in (variable, variable.lower()):
+            monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,71 @@
+"""A model that calls a tool whenever it may, so that what becomes of the call can be tested.
+
+With random weights a model talks for ever, and a grammar that allows words before a call never gets to the
+call. This one has the beginning of a call as a token of its own, and prefers it to all but the end. Without a
+grammar it says nothing at all.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from llamasup.core.demo_model import WORDS, demo_keys, demo_tensors
+from llamasup.core.gguf_writer import KeyValue, write_gguf
+
+__all__ = ["tool_caller"]
+
+_CALL = "<tool_call>\n"
+_USER_DEFINED = 4  # token type of llama.h
+_END = 4  # <|im_end|>
+_WIDTH = 64
+
+# As Qwen2.5 and Hermes have it.
+_TEMPLATE = r"""
+{%- if tools %}
+{{- '<|im_start|>system\nYou may call functions. Their signatures are within <tools></tools>:\n<tools>' }}
+{%- for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}
+{{- '\n</tools>\nFor each call return:\n<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>' }}
+{{- '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
+{%- elif message.tool_calls %}
+{{- '<|im_start|>assistant' }}
+{%- if message.content %}{{ '\n' + message.content }}{% endif %}
+{%- for call in message.tool_calls %}
+{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- (call.function.arguments | tojson) + '}\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+def tool_caller() -> bytes:
+    """A GGUF file. Its grammars work: no space is put before what follows a control token."""
+    words = [*WORDS, "call"]
+    keys: dict[str, KeyValue] = dict(demo_keys(words))
+    tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, list)
+    assert isinstance(types, list)
+    keys |= {
+        "general.name": "llamasup tool caller",
+        "tokenizer.ggml.tokens": [*tokens[:-1], _CALL],
+        "tokenizer.ggml.token_type": [*types[:-1], _USER_DEFINED],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": _TEMPLATE,
+    }
+    tensors = []
+    for plan, weights in demo_tensors(words):
+        numbers = list(struct.unpack(f"<{len(weights) // 4}f", weights))
+        if plan.name == "token_embd.weight":
+            numbers[::_WIDTH] = [8.0] * len(tokens)  # one direction that every state has in common …
+        if plan.name == "output.weight":  # … and that speaks for an end wherever one may be, else for a call
+            for token, strength in ((_END, 20.0), (len(tokens) - 1, 10.0)):
+                numbers[token * _WIDTH : (token + 1) * _WIDTH] = [strength] + [0.0] * (_WIDTH - 1)
+        tensors.append((plan, struct.pack(f"<{len(numbers)}f", *numbers)))
+    return write_gguf(keys, tensors)

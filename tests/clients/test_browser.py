@@ -1,0 +1,90 @@
+"""What a web page does: ``fetch`` and a stream (Node has the same), and what its browser asks before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.clients.asked import QUESTION
+from tests.clients.conftest import KEY, LONG, PAGE, PATIENCE_S, Served, freed
+
+pytestmark = pytest.mark.real
+
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": QUESTION}],
+    "temperature": 0,
+    "max_tokens": 40,
+}
+SCRIPT = Path(__file__).with_name("stream.mjs")
+
+
+def fetch(node: str, served: Served, body: Any, *words: str, key: str = KEY) -> Any:
+    said = subprocess.run(
+        [node, str(SCRIPT), f"{served.v1}/chat/completions", key, json.dumps(body), *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return json.loads(said.stdout)
+
+
+def test_a_page_reads_a_stream_as_it_comes(node: str, chat: Served) -> None:
+    text = chat.straight("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"]
+    seen = fetch(node, chat, {**CHAT, "stream": True})
+    assert seen == {"text": text, "pieces": 40, "ended": "done"}
+
+
+def test_a_page_that_aborts_frees_the_slot(node: str, chat: Served) -> None:
+    with freed(chat):
+        seen = fetch(node, chat, {**CHAT, "stream": True, "max_tokens": LONG}, "3")
+    assert seen["ended"] == "AbortError"
+
+
+def test_a_page_with_a_wrong_key_reads_why(node: str, chat: Served) -> None:
+    seen = fetch(node, chat, CHAT, key="another")
+    assert seen["status"] == 401
+    assert seen["error"]
+
+
+def test_a_browser_may_let_a_page_call_that_is_allowed_to(chat: Served) -> None:
+    """The preflight that the headers of a chat call for, and the stream after it."""
+    url = f"{chat.v1}/chat/completions"
+    asked = {
+        "Origin": PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    preflight = httpx.options(url, headers=asked)
+    allowed = {each.strip().lower() for each in preflight.headers["access-control-allow-headers"].split(",")}
+    assert preflight.is_success
+    assert preflight.headers["access-control-allow-origin"] == PAGE
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    assert {"authorization", "content-type"} <= allowed
+
+    headers = {"Origin": PAGE, "Authorization": f"Bearer {KEY}"}
+    for key, status in ((KEY, 200), ("another", 401)):  # a page may read why it is refused
+        with httpx.stream(
+            "POST", url, json={**CHAT, "stream": True}, headers={**headers, "Authorization": f"Bearer {key}"}
+        ) as answer:
+            assert answer.status_code == status
+            assert answer.headers.get_list("access-control-allow-origin") == [PAGE]
+            assert "origin" in answer.headers["vary"].lower()
+            assert answer.read()
+
+
+@pytest.mark.parametrize("origin", ["http://elsewhere.example", "null", f"{PAGE}.elsewhere.example"])
+def test_a_browser_lets_no_other_page_call(chat: Served, origin: str) -> None:
+    url = f"{chat.v1}/chat/completions"
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    for answer in (
+        httpx.options(url, headers=asked),
+        httpx.post(url, json=CHAT, headers={"Origin": origin, "Authorization": f"Bearer {KEY}"}),
+    ):
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers

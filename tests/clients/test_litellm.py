@@ -1,0 +1,104 @@
+"""``litellm``, as a client of the chat, embeddings and messages APIs."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.clients.asked import QUESTION, WEATHER_PARAMETERS, Reading, is_weather
+from tests.clients.conftest import KEY, LONG, Served, freed
+
+pytestmark = [
+    pytest.mark.real,
+    # Of its own classes: they are built, and serialised, in ways that pydantic does not like.
+    pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning"),
+]
+
+MESSAGES = [{"role": "user", "content": QUESTION}]
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "The weather.", "parameters": WEATHER_PARAMETERS},
+}
+
+
+@pytest.fixture(scope="module")
+def litellm() -> Iterator[Any]:
+    """The module. Without this variable it fetches a list of prices when it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        module = importlib.import_module("litellm")
+        yield module
+
+
+def of(served: Served, model: str = "openai/tiny", **options: Any) -> dict[str, Any]:
+    base = served.url if model.startswith("anthropic/") else served.v1
+    return {"model": model, "api_base": base, "api_key": KEY, "max_retries": 0, **options}
+
+
+@pytest.mark.parametrize("model", ["openai/tiny", "anthropic/tiny"])
+def test_a_chat_streamed_is_the_chat_plain(litellm: Any, chat: Served, model: str) -> None:
+    asked = of(chat, model, messages=MESSAGES, temperature=0, max_tokens=20)
+    plain = litellm.completion(**asked)
+    chunks = list(litellm.completion(**asked, stream=True))
+    text = plain.choices[0].message.content
+    assert text
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+    assert len(chunks) > 10
+    assert plain.usage.completion_tokens == 20
+
+
+@pytest.mark.parametrize("model", ["openai/caller", "anthropic/caller"])
+def test_a_required_tool_is_called(litellm: Any, tools: Served, model: str) -> None:
+    asked = of(tools, model, messages=MESSAGES, tools=[WEATHER], tool_choice="required", temperature=0)
+    (call,) = litellm.completion(**asked, max_tokens=300).choices[0].message.tool_calls
+    assert call.function.name == "get_weather"
+    assert is_weather(json.loads(call.function.arguments))
+
+
+def test_an_answer_in_a_schema_is_valid(litellm: Any, tools: Served) -> None:
+    answer = litellm.completion(
+        **of(tools, "openai/caller", messages=MESSAGES, response_format=Reading, temperature=0)
+    )
+    assert isinstance(Reading.model_validate_json(answer.choices[0].message.content), Reading)
+
+
+def test_texts_are_embedded(litellm: Any, encoder: Served) -> None:
+    answer = litellm.embedding(**of(encoder, "openai/encoder", input=["cat", "cat", "hello world"]))
+    cat, same, other = (each["embedding"] for each in answer.data)
+    assert len(cat) == 64
+    assert math.dist(cat, same) < 1e-4 < math.dist(cat, other)
+
+
+def test_several_at_once_are_all_answered(litellm: Any, chat: Served) -> None:
+    async def ask_all() -> list[Any]:
+        asked = of(chat, messages=MESSAGES, max_tokens=10)
+        return list(await asyncio.gather(*(litellm.acompletion(**asked) for _ in range(8))))
+
+    assert all(answer.usage.completion_tokens == 10 for answer in asyncio.run(ask_all()))
+
+
+def test_a_stream_that_is_left_frees_the_slot(litellm: Any, chat: Served) -> None:
+    async def leave() -> None:
+        stream = await litellm.acompletion(**of(chat, messages=MESSAGES, max_tokens=LONG, stream=True))
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    with freed(chat):
+        asyncio.run(leave())
+
+
+def test_errors_are_of_their_own_class(litellm: Any, chat: Served) -> None:
+    with pytest.raises(litellm.AuthenticationError):
+        litellm.completion(**of(chat, messages=MESSAGES) | {"api_key": "another"})
+    with pytest.raises(litellm.BadRequestError, match="context"):
+        litellm.completion(**of(chat, messages=[{"role": "user", "content": "the " * 40_000}]))
+    with pytest.raises(litellm.NotFoundError):
+        litellm.completion(**of(chat, messages=MESSAGES) | {"api_base": f"{chat.url}/nowhere"})

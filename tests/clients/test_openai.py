@@ -1,0 +1,291 @@
+"""The official ``openai`` client, through llamasup and a real llama-server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+
+from tests.clients.asked import QUESTION, WEATHER_PARAMETERS, Reading, grammar_for, is_weather
+from tests.clients.conftest import KEY, LONG, Served, freed
+
+pytestmark = pytest.mark.real
+
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
+WEATHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "The weather.", "parameters": WEATHER_PARAMETERS},
+}
+
+
+def client_of(served: Served, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=served.v1, **{"api_key": KEY, "max_retries": 0, **options})
+
+
+def async_client_of(served: Served) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=served.v1, api_key=KEY, max_retries=0)
+
+
+@pytest.fixture
+def client(chat: Served) -> Iterator[openai.OpenAI]:
+    with client_of(chat) as client:
+        yield client
+
+
+def test_a_chat_is_what_the_server_itself_answers_plain_and_streamed(
+    client: openai.OpenAI, chat: Served
+) -> None:
+    body: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "seed": 1, "max_tokens": 40}
+    straight = chat.straight("/v1/chat/completions", body)
+    plain = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, temperature=0, seed=1, max_tokens=40
+    )
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        temperature=0,
+        seed=1,
+        max_tokens=40,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+
+    text = straight["choices"][0]["message"]["content"]
+    assert text
+    assert plain.choices[0].message.content == text
+    assert plain.choices[0].finish_reason == "length"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    assert len(chunks) > 40  # token by token, not all at once
+    assert chunks[-1].usage is not None
+    assert plain.usage is not None
+    assert chunks[-1].usage.completion_tokens == plain.usage.completion_tokens == 40
+
+
+def test_completions_have_their_old_api(client: openai.OpenAI, chat: Served) -> None:
+    body = {"prompt": "Once", "temperature": 0, "max_tokens": 10}
+    plain = client.completions.create(model="tiny", prompt="Once", temperature=0, max_tokens=10)
+    stream = client.completions.create(model="tiny", prompt="Once", temperature=0, max_tokens=10, stream=True)
+    text = chat.straight("/v1/completions", body)["choices"][0]["text"]
+    assert text
+    assert plain.choices[0].text == text
+    assert "".join(chunk.choices[0].text for chunk in stream if chunk.choices) == text
+
+
+def test_the_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_a_required_tool_is_called_and_its_result_taken(tools: Served) -> None:
+    with client_of(tools) as client:
+        answer = client.chat.completions.create(
+            model="caller",
+            messages=MESSAGES,
+            tools=[WEATHER],
+            tool_choice="required",
+            max_tokens=300,
+            temperature=0,
+        )
+        (call,) = answer.choices[0].message.tool_calls or []
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert call.type == "function"
+        assert call.function.name == "get_weather"
+        assert is_weather(json.loads(call.function.arguments))
+
+        talk: list[Any] = [
+            *MESSAGES,
+            {"role": "assistant", "tool_calls": [call.model_dump()]},
+            {"role": "tool", "tool_call_id": call.id, "content": "12 degrees"},
+        ]
+        after = client.chat.completions.create(
+            model="caller",
+            messages=talk,
+            tools=[WEATHER],
+            tool_choice="none",
+            max_tokens=5,
+        )
+        assert after.usage is not None
+        assert answer.usage is not None
+        assert after.usage.prompt_tokens > answer.usage.prompt_tokens
+
+
+def test_a_streamed_tool_call_comes_in_pieces_that_make_one(tools: Served) -> None:
+    with (
+        client_of(tools) as client,
+        client.chat.completions.stream(
+            model="caller",
+            messages=MESSAGES,
+            tools=[WEATHER],
+            tool_choice="required",
+            max_tokens=300,
+            temperature=0,
+        ) as stream,
+    ):
+        pieces = sum(event.type == "tool_calls.function.arguments.delta" for event in stream)
+        message = stream.get_final_completion().choices[0].message
+    (call,) = message.tool_calls or []
+    assert pieces > 5
+    assert is_weather(json.loads(call.function.arguments))
+
+
+def test_an_answer_in_a_schema_parses_into_its_class(tools: Served) -> None:
+    with client_of(tools) as client:
+        answer = client.chat.completions.parse(
+            model="caller", messages=MESSAGES, response_format=Reading, temperature=0, max_tokens=300
+        )
+    assert isinstance(answer.choices[0].message.parsed, Reading)
+
+
+def test_texts_are_embedded_as_the_server_embeds_them(encoder: Served) -> None:
+    texts = ["hello world", "cat", "cat"]
+    with client_of(encoder) as client:  # asks for base64, and unpacks it
+        vectors = [each.embedding for each in client.embeddings.create(model="encoder", input=texts).data]
+    straight = [each["embedding"] for each in encoder.straight("/v1/embeddings", {"input": texts})["data"]]
+    assert [len(vector) for vector in vectors] == [64, 64, 64]
+    assert all(math.dist(*pair) < 1e-4 for pair in zip(vectors, straight, strict=True))
+    assert math.dist(vectors[1], vectors[2]) < 1e-4 < math.dist(vectors[0], vectors[1])
+
+
+def test_responses_are_answered_plain_and_streamed(client: openai.OpenAI, chat: Served) -> None:
+    plain = client.responses.create(model="tiny", input=QUESTION, temperature=0, max_output_tokens=20)
+    straight = chat.straight(
+        "/v1/responses", {"input": QUESTION, "temperature": 0, "max_output_tokens": 20, "model": "tiny"}
+    )
+    # Its raw events: responses.stream() wants more of the first one than llama-server (b11434) puts there.
+    events = list(
+        client.responses.create(
+            model="tiny", input=QUESTION, temperature=0, max_output_tokens=20, stream=True
+        )
+    )
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert plain.output_text == straight["output"][0]["content"][0]["text"] != ""
+    assert "".join(deltas) == plain.output_text
+    assert len(deltas) > 10
+    assert events[-1].type == "response.completed"
+    assert plain.usage is not None
+    assert plain.usage.output_tokens == 20
+
+
+def test_a_response_calls_a_tool(tools: Served) -> None:
+    with client_of(tools) as client:
+        answer = client.responses.create(
+            model="caller",
+            input=QUESTION,
+            tools=[
+                {"type": "function", "name": "get_weather", "parameters": WEATHER_PARAMETERS, "strict": True}
+            ],
+            tool_choice="required",
+            max_output_tokens=300,
+            temperature=0,
+        )
+    (call,) = answer.output
+    assert call.type == "function_call"
+    assert is_weather(json.loads(call.arguments))
+
+
+# --- many, and leaving -----------------------------------------------------------------------------------
+
+
+def test_twenty_at_once_have_each_its_own_answer(chat: Served) -> None:
+    """More than there are slots. A grammar lets each of them be answered in one way only."""
+    texts = [f"word number {number} " * 5 for number in range(20)]
+
+    async def ask(client: openai.AsyncOpenAI, text: str) -> str:
+        stream = await client.chat.completions.create(
+            model="tiny", messages=MESSAGES, stream=True, extra_body={"grammar": grammar_for(text)}
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+    async def ask_all() -> list[str]:
+        async with async_client_of(chat) as client:
+            return list(await asyncio.gather(*(ask(client, text) for text in texts)))
+
+    assert asyncio.run(ask_all()) == texts
+
+
+def test_a_stream_that_is_closed_frees_the_slot(client: openai.OpenAI, chat: Served) -> None:
+    with freed(chat):
+        stream = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=LONG, stream=True)
+        next(iter(stream))
+        stream.close()
+
+
+def test_a_task_that_is_cancelled_while_it_reads_frees_the_slot(chat: Served) -> None:
+    """A stream: llama-server (b11434) does not look whether somebody still waits for a whole answer."""
+
+    async def leave() -> None:
+        async with async_client_of(chat) as client, asyncio.TaskGroup() as tasks:
+            flows = asyncio.Event()
+
+            async def read() -> None:
+                stream = await client.chat.completions.create(
+                    model="tiny", messages=MESSAGES, max_tokens=LONG, stream=True
+                )
+                async for _ in stream:
+                    flows.set()
+
+            reading = tasks.create_task(read())
+            await flows.wait()
+            reading.cancel()
+
+    with freed(chat):
+        asyncio.run(leave())
+
+
+# --- errors ----------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_key_is_an_authentication_error(chat: Served) -> None:
+    with client_of(chat, api_key="another") as client:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            client.models.list()
+        with pytest.raises(openai.AuthenticationError):
+            client.chat.completions.create(model="tiny", messages=MESSAGES)
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["message"]
+
+
+def test_too_long_a_prompt_is_a_bad_request_that_says_how_much_too_long(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "the " * 40_000}])
+    error = caught.value.body
+    assert isinstance(error, dict)
+    assert error["type"] == "exceed_context_size_error"
+    assert error["n_prompt_tokens"] > error["n_ctx"] > 0
+
+
+def test_what_there_is_not_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.files.list()
+
+
+def test_a_model_that_loads_is_an_error_at_once_or_an_answer_after_retries(
+    slow_to_load: Callable[[], tuple[Served, Callable[[], None]]],
+) -> None:
+    """Where nobody may wait: 503 with Retry-After, which the client heeds."""
+    served, load = slow_to_load()
+    with client_of(served) as hasty, pytest.raises(openai.InternalServerError) as caught:
+        hasty.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1)
+    assert caught.value.status_code == 503
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+
+    seen: list[int] = []
+
+    def note(response: httpx.Response) -> None:
+        seen.append(response.status_code)
+        if len(seen) == 1:
+            load()
+            served.running.wait_for("ready")
+
+    http = httpx.Client(event_hooks={"response": [note]})
+    with client_of(served, max_retries=2, http_client=http) as patient:
+        answer = patient.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1)
+    assert seen == [503, 200]
+    assert answer.choices[0].message.content

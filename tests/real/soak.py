@@ -1,0 +1,318 @@
+"""Mixed load on a real server under ``llamasup run``, with crashes, hangs and restarts in between.
+
+Every answer is judged by the client that asked (tests/real/soak_clients.py); here is what is done to the
+server meanwhile, what llamasup holds, and what of all this is off in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.e2e.driver import Llamasup, is_alive, llamasup
+from tests.real.remains import folders_of, remains_of
+from tests.real.soak_clients import IDLE, KEY, KINDS, Asked, Client, Kind
+from tests.real.soak_wire import Outcome
+
+__all__ = ["Held", "Report", "soak"]
+
+WORKERS = 10
+IDLERS = 10
+PAUSE_S = 0.4  # on average, between two requests of a worker
+CRASHES_PER_WINDOW = 4
+WINDOW_S = 600.0  # more than 5 crashes in it would be a crash loop (S3)
+PATIENCE_S = 120.0
+APART_S = 6.0
+"""From the end of one fault to the next: a request that is hit twice may be told so (S10)."""
+SETTLED_S = 1.0
+"""A client hears of a fault at most so much after the server serves again."""
+# The allocator's own ups and downs between two quarters of the time. A leak of 200 bytes per request would be
+# above it in half an hour.
+MOST_GROWTH_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What llamasup has at a moment."""
+
+    at_s: float
+    rss_bytes: int
+    descriptors: int
+    threads: int
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From what was done to the server until it served again. ``hurt``: what it worked at is lost."""
+
+    began_s: float
+    ended_s: float
+    what: str
+    hurt: bool
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened. ``off`` says what of it should not have."""
+
+    counts: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
+    spans: list[Span] = field(default_factory=list)
+    start: Held | None = None
+    samples: list[Held] = field(default_factory=list)
+    end: Held | None = None
+    told: list[tuple[float, float, Kind, Asked]] = field(default_factory=list)
+    off: list[str] = field(default_factory=list)
+
+    def count(self, *outcomes: Outcome) -> int:
+        return sum(count for (_, outcome), count in self.counts.items() if outcome in outcomes)
+
+    @property
+    def growth_bytes(self) -> int:
+        """Of the median resident memory, from the third to the last quarter of the time."""
+        quarter = len(self.samples) // 4
+        third, last = self.samples[2 * quarter : 3 * quarter], self.samples[3 * quarter :]
+        return round(
+            statistics.median(each.rss_bytes for each in last)
+            - statistics.median(each.rss_bytes for each in third)
+        )
+
+    def table(self) -> Iterator[str]:
+        yield f"| What the client does | {' | '.join(Outcome)} |"
+        yield f"|---|{'---:|' * len(Outcome)}"
+        for kind in (*(kind.name for kind in KINDS), IDLE.name):
+            yield f"| {kind} | {' | '.join(str(self.counts[kind, each] or '–') for each in Outcome)} |"
+        yield f"| **all** | {' | '.join(f'**{self.count(each):,}**' for each in Outcome)} |"
+        yield ""
+        faults = Counter(span.what for span in self.spans)
+        yield f"Done to the server: {', '.join(f'{count} × {what}' for what, count in faults.items())}.\n"
+        yield "| | RSS | descriptors | threads | children |"
+        yield "|---|---:|---:|---:|---:|"
+        warm = self.samples[len(self.samples) // 4]
+        for name, held in (("at the start", self.start), ("after a quarter", warm), ("at the end", self.end)):
+            if held is not None:
+                row = f"{held.descriptors} | {held.threads} | {held.children}"
+                yield f"| {name} | {held.rss_bytes / 1e6:.1f} MB | {row} |"
+        yield f"\nMedian RSS from the third to the last quarter: {self.growth_bytes / 1e6:+.2f} MB."
+
+
+def soak(runtime: str, model: Path, home: Path, *, duration_s: float, seed: int = 1) -> Report:
+    """``home``: for llamasup's folders; sockets lie below it, so a short path."""
+    report = Report()
+    keys = home / "keys"
+    keys.write_text(f"{KEY}\n")
+    keys.chmod(0o600)
+    ready_file = home / "ready.json"
+    with (
+        _manager(home) as manager,
+        llamasup(
+            model,
+            *("--runtime", runtime, "--api-key-file", str(keys), "--ready-file", str(ready_file)),
+            *("--ctx-size", "4096", "--parallel", "4", "--log-level", "warning"),
+            env={**os.environ, **folders_of(home), **manager},
+        ) as running,
+    ):
+        port = int(running.wait_for("ready")["port"])
+        asyncio.run(_Soak(running, port, report, duration_s, seed).run())
+        code = running.stop()
+        if code:
+            report.off.append(f"llamasup ended with {code}: {running.said[-2000:]}")
+        report.off += [f"left behind: {each}" for each in remains_of(home, ready_file)]
+        if "Traceback" in running.said or "bug" in running.said:
+            report.off.append(f"llamasup said: {running.said[-4000:]}")
+    return report
+
+
+@contextmanager
+def _manager(home: Path) -> Iterator[Mapping[str, str]]:
+    """Where a service tells its manager how it does: to one of them SIGHUP means a restart (S15)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        path = home / "notify.sock"
+        heard.bind(str(path))
+        yield {"NOTIFY_SOCKET": str(path)}  # what does not fit its buffer is dropped by whoever tells it
+        path.unlink()
+
+
+class _Soak:
+    def __init__(self, running: Llamasup, port: int, report: Report, duration_s: float, seed: int) -> None:
+        self._running = running
+        self._process = psutil.Process(running.pid)
+        self._port = port
+        self._report = report
+        self._duration_s = duration_s
+        self._seed = seed
+        self._over = asyncio.Event()
+        self._generation = 1
+
+    async def run(self) -> None:
+        report = self._report
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self._port}",
+            headers={"Authorization": f"Bearer {KEY}"},
+            trust_env=False,
+            timeout=PATIENCE_S,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        ) as http:
+            (await http.get("/metrics")).raise_for_status()  # loads what is loaded once
+            await self._settled(http)
+            report.start = self._held()
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(WORKERS):
+                    tasks.create_task(self._work(number, None))
+                for number in range(WORKERS, WORKERS + IDLERS):
+                    tasks.create_task(self._work(number, IDLE))
+                tasks.create_task(self._sample())
+                tasks.create_task(self._hurt())
+            await self._settled(http)
+            report.end = self._held()
+            report.off += [fault async for fault in self._not_idle(http)]
+        self._judge()
+
+    # --- load
+
+    async def _work(self, number: int, only: Kind | None) -> None:
+        dice = random.Random(self._seed * 1000 + number)
+        client = Client(self._port, dice)
+        weights = [kind.weight for kind in KINDS]
+        while not self._over.is_set():
+            kind = only or dice.choices(KINDS, weights)[0]
+            began_s = time.monotonic()
+            try:
+                asked = await kind.ask(client)
+            except OSError as error:  # it does not even listen
+                asked = [Asked(Outcome.LOST, repr(error))]
+            self._note(kind, began_s, asked)
+            await self._pause(dice.expovariate(1 / PAUSE_S))
+
+    def _note(self, kind: Kind, began_s: float, asked: Sequence[Asked]) -> None:
+        report, now_s = self._report, time.monotonic()
+        for each in asked:
+            report.counts[kind.name, each.outcome] += 1
+            if each.outcome is Outcome.LOST:
+                report.off.append(f"lost, {kind.name}, {now_s - began_s:.1f} s: {each.said}")
+                print(report.off[-1], file=sys.stderr, flush=True)
+            elif each.outcome is Outcome.TOLD:
+                report.told.append((began_s, now_s, kind, each))
+
+    async def _pause(self, seconds: float) -> None:
+        """So long, or until all is over."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        except TimeoutError:
+            pass
+
+    # --- what is done to the server
+
+    async def _hurt(self) -> None:
+        """At most four crashes in ten minutes, every third a hang; a restart after each kill.
+
+        A minute and a half at least: to be noticed, a hang alone takes up to 26 s.
+        """
+        crashes = max(1, round(CRASHES_PER_WINDOW * max(1.0, self._duration_s / WINDOW_S)))
+        every_s = self._duration_s / crashes
+        began_s = time.monotonic()
+        for number in range(crashes):
+            await self._pause(began_s + (number + 0.25) * every_s - time.monotonic())
+            hang = number % 3 == 2
+            await self._done("SIGSTOP" if hang else "SIGKILL", signal.SIGSTOP if hang else signal.SIGKILL)
+            if not hang:
+                await self._pause(began_s + (number + 0.75) * every_s - time.monotonic())
+                await self._done("restart (SIGHUP)", None)
+        await self._pause(began_s + self._duration_s - time.monotonic())
+        self._over.set()
+
+    async def _done(self, what: str, number: signal.Signals | None) -> None:
+        began_s = time.monotonic()
+        if number is None:
+            self._running.ask(signal.SIGHUP)
+        else:
+            self._server().send_signal(number)
+        ready = await asyncio.to_thread(self._running.wait_for_ready_after, self._generation)
+        self._generation = ready["generation"]
+        ended_s = time.monotonic()
+        self._report.spans.append(Span(began_s, ended_s, what, hurt=number is not None))
+        print(f"{what}: serves again after {ended_s - began_s:.2f} s", file=sys.stderr, flush=True)
+        await self._pause(APART_S)
+
+    def _server(self) -> psutil.Process:
+        return next(each for each in self._running.children() if "--host" in each.cmdline())
+
+    # --- what llamasup holds
+
+    async def _sample(self) -> None:
+        every_s = min(5.0, self._duration_s / 60)
+        while not self._over.is_set():
+            self._report.samples.append(self._held())
+            await self._pause(every_s)
+
+    def _held(self) -> Held:
+        process = self._process
+        with process.oneshot():
+            children = [each for each in process.children(recursive=True) if is_alive(each)]
+            return Held(
+                time.monotonic(),
+                process.memory_info().rss,
+                process.num_fds(),
+                process.num_threads(),
+                len(children),
+            )
+
+    async def _settled(self, http: httpx.AsyncClient) -> None:
+        """Wait until nothing is in flight, and until unused connections to the server are closed (5 s)."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while [fault async for fault in self._not_idle(http)]:
+            if time.monotonic() > deadline_s:
+                return
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(8.0)
+
+    async def _not_idle(self, http: httpx.AsyncClient) -> AsyncIterator[str]:
+        slots = (await http.get("/slots")).json()
+        busy = [slot["id"] for slot in slots if slot["is_processing"]]
+        if busy:
+            yield f"slots are busy: {busy}"
+        lines = (await http.get("/metrics")).text.splitlines()
+        for name in ("llamasup_in_flight", "llamasup_queued"):
+            for line in lines:
+                if line.startswith(f"{name}{{") and float(line.rpartition(" ")[2]):
+                    yield f"still counted: {line}"
+
+    # --- what is off
+
+    def _judge(self) -> None:
+        report = self._report
+        start, end = report.start, report.end
+        assert start is not None
+        assert end is not None
+        for began_s, ended_s, kind, asked in report.told:
+            overlapping = [
+                span
+                for span in report.spans
+                if began_s <= span.ended_s + SETTLED_S and ended_s >= span.began_s
+            ]
+            if not any(span.hurt or not kind.work for span in overlapping):
+                report.off.append(f"broken off although nothing was done, {kind.name}: {asked.said}")
+        if end.descriptors > start.descriptors:
+            report.off.append(f"descriptors: {start.descriptors} at the start, {end.descriptors} at the end")
+        if end.children != start.children:
+            report.off.append(f"children: {start.children} at the start, {end.children} at the end")
+        half = report.samples[: len(report.samples) // 2]
+        if end.threads > max(each.threads for each in half):
+            report.off.append(f"threads: {end.threads} at the end, more than in the whole first half")
+        if report.growth_bytes > MOST_GROWTH_BYTES:
+            report.off.append(f"RSS: {report.growth_bytes} bytes more in the last quarter than in the third")

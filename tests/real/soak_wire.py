@@ -1,0 +1,205 @@
+"""A client of the soak, as slow, hasty or odd as it is told to be, and what it makes of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+import httptools
+
+__all__ = ["Answer", "Outcome", "Wire", "judged", "spoken"]
+
+PATIENCE_S = 120.0
+"""As long as a request may wait for its model (S9). Whoever waits longer has been forgotten."""
+SMALL_BUFFER_BYTES = 4096
+
+
+class Outcome(StrEnum):
+    """How a request came out. Only the last one breaks a promise."""
+
+    RIGHT = "answered rightly"
+    REFUSED = "refused, as it had to be"
+    LEFT = "left by the client"
+    TOLD = "broken off, and told"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came. ``whole``: it ended as HTTP says that a whole answer ends. ``late``: nothing more came."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+    whole: bool = False
+    late: bool = False
+
+    @property
+    def is_stream(self) -> bool:
+        return self.headers.get("content-type", "").startswith("text/event-stream")
+
+    @property
+    def json(self) -> Any:
+        """None for what is no JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """Of an answer that is nothing but an error in the API's own words; else empty."""
+        said = self.json
+        error = said.get("error") if isinstance(said, dict) else None
+        return error if self.whole and isinstance(error, dict) and error.get("message") else {}
+
+    def __str__(self) -> str:
+        end = "whole" if self.whole else "late" if self.late else "broken off"
+        return f"{self.status or 'no answer'}, {end}, {len(self.body)} bytes …{bytes(self.body[-160:])!r}"
+
+
+class Wire:
+    """One connection. ``small``: with a small receive buffer, so that whoever is slow is felt."""
+
+    def __init__(self, port: int, *, small: bool = False) -> None:
+        self._port = port
+        self._sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._sock.setblocking(False)
+        if small:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+        self._parser = httptools.HttpResponseParser(self)
+        self._now = Answer()
+        self._done: deque[Answer] = deque()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await asyncio.get_running_loop().sock_connect(self._sock, ("127.0.0.1", self._port))
+        except BaseException:
+            self._sock.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sock.close()
+
+    async def send(self, message: bytes) -> None:
+        """All of it, or as much as somebody takes: whoever refuses early has an answer to be read."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.get_running_loop().sock_sendall(self._sock, message)
+        except ConnectionError:
+            pass
+
+    async def answer(self, *, step: int = 65_536, pause_s: float = 0.0) -> Answer:
+        """The next answer, ``step`` bytes at a time with a pause before each."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not self._done:
+                    if pause_s:
+                        await asyncio.sleep(pause_s)
+                    received = await self._receive(step)
+                    if not received:
+                        return self._now
+                    self._parser.feed_data(received)
+        except TimeoutError:
+            self._now.late = True
+            return self._now
+        return self._done.popleft()
+
+    async def read(self, most: int) -> int:
+        """Up to so many bytes of whatever comes; how many those were."""
+        count = 0
+        while count < most:
+            received = await self._receive(min(most - count, 65_536))
+            if not received:
+                break
+            count += len(received)
+        return count
+
+    def reset(self) -> None:
+        """Close with a RST, as a client does that dies."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._sock.close()
+
+    async def _receive(self, most: int) -> bytes:
+        try:
+            return await asyncio.get_running_loop().sock_recv(self._sock, most)
+        except ConnectionError:
+            return b""
+
+    # --- what httptools tells
+
+    def on_message_begin(self) -> None:
+        self._now = Answer()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._now.headers[name.decode().lower()] = value.decode()
+
+    def on_headers_complete(self) -> None:
+        self._now.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self._now.body += body
+
+    def on_message_complete(self) -> None:
+        self._now.whole = True
+        self._done.append(self._now)
+        self._now = Answer()
+
+
+def judged(answer: Answer, right: bool) -> Outcome:
+    """``right``: whether it is, as a whole answer, what was asked for.
+
+    An answer that has begun may be broken off if that is told: by an error event, or outside of a stream by
+    an end that HTTP calls none. Whoever had no byte of it is not to notice anything (S10, S12).
+    """
+    if answer.whole:
+        return Outcome.RIGHT if answer.status == 200 and right else Outcome.LOST
+    if answer.late or answer.status != 200:
+        return Outcome.LOST
+    if answer.is_stream:
+        last = deque(_events(answer.body), maxlen=1)
+        return Outcome.TOLD if last and last[0].get("error") else Outcome.LOST
+    return Outcome.TOLD
+
+
+def spoken(answer: Answer) -> str:
+    """The text of a whole answer in any of the three APIs; ``""`` for a stream without its proper end."""
+    if not answer.is_stream:
+        said = answer.json
+        return _text(said) if isinstance(said, dict) else ""
+    events = list(_events(answer.body))
+    ended = answer.body.endswith(b"data: [DONE]\n\n") or (bool(events) and events[-1].get("stop") is True)
+    return "".join(map(_text, events)) if ended else ""
+
+
+def _text(said: Mapping[str, Any]) -> str:
+    if "content" in said:
+        return str(said["content"])
+    text = ""
+    for choice in said.get("choices", ()):
+        part = choice.get("delta") or choice.get("message") or choice
+        text += part.get("content") or part.get("text") or ""
+    return text
+
+
+def _events(body: bytes | bytearray) -> Iterator[Mapping[str, Any]]:
+    for block in bytes(body).split(b"\n\n"):
+        _, found, text = block.rpartition(b"data: ")
+        if found and text != b"[DONE]":
+            try:
+                event = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event

@@ -1,0 +1,52 @@
+"""Two minutes of scripts/soak.py: mixed load on a real server that is killed, stopped and restarted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.real.soak import soak
+from tests.real.soak_wire import Answer, Outcome, judged, spoken
+
+DURATION_S = 120.0
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_minutes_of_everything_lose_nothing_and_leave_nothing(
+    runtime: str, tiny_model: Path, own_folders: Path
+) -> None:
+    report = soak(runtime, tiny_model, own_folders, duration_s=DURATION_S)
+    print("\n".join(report.table()))
+    assert report.off == []
+    assert report.count(Outcome.LOST) == 0
+    assert report.count(Outcome.RIGHT) > 300
+    assert report.count(Outcome.TOLD) > 0  # it was hit in the middle of something
+    assert {span.what for span in report.spans} == {"SIGKILL", "SIGSTOP", "restart (SIGHUP)"}
+
+
+EVENT = b'data: {"choices":[{"delta":{"content":"some"}}]}\n\n'
+ERROR = b'data: {"error":{"message":"it died"}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "whole", "outcome"),
+    [
+        (EVENT + DONE, True, Outcome.RIGHT),
+        (EVENT, True, Outcome.LOST),  # it ends as a whole one does, and is none
+        (EVENT, False, Outcome.LOST),  # broken off without a word
+        (EVENT + ERROR, False, Outcome.TOLD),
+        (EVENT + ERROR, True, Outcome.LOST),
+    ],
+)
+def test_a_stream_is_whole_or_tells_that_it_is_not(body: bytes, whole: bool, outcome: Outcome) -> None:
+    answer = Answer(200, {"content-type": "text/event-stream"}, bytearray(body), whole)
+    assert judged(answer, spoken(answer) == "some") is outcome
+
+
+def test_an_answer_of_another_client_is_none() -> None:
+    answer = Answer(200, {}, bytearray(b'{"content":"another"}'), whole=True)
+    assert judged(answer, spoken(answer) == "some") is Outcome.LOST
