@@ -1,6 +1,6 @@
 """Which clients are connected, and who has to make room when there are too many (X8).
 
-Decides on each new connection in constant time; what it costs to be decided upon is the same at the bound.
+Decides on each new connection in constant time, at the bound too.
 """
 
 from __future__ import annotations
