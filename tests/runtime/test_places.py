@@ -8,7 +8,6 @@ import pytest
 
 from llamasup.core.address import UnixAddress
 from llamasup.core.fair_queue import Priority
-from llamasup.core.instance import Policy
 from llamasup.runtime.endpoint import BUSY, Endpoint, Lease, Unavailable
 from llamasup.runtime.waiting import GRACE_S, Ticket, WaitingRoom
 from tests.runtime.test_waiting import LOADING, TIMEOUT_S, Clock
@@ -289,25 +288,6 @@ def test_one_too_many_takes_no_place_from_those_who_wait() -> None:
     assert model.order == ["a1", "b1"]
     model.done("a1")
     assert model.order == ["a1", "b1", "c1"]
-
-
-@pytest.mark.parametrize(
-    ("policy", "slots", "places"),
-    [
-        (Policy(), 4, 4),
-        (Policy(), None, None),
-        (Policy(max_concurrent=2), 4, 2),
-        (Policy(max_concurrent=2), None, 2),
-        (Policy(limits_to_slots=False), 4, None),
-        (Policy(limits_to_slots=False, max_concurrent=3), 4, 3),
-        (Policy(wait_timeout_s=0.0), 4, None),  # llama-server queues, as it did before
-        (Policy(wait_timeout_s=0.0, max_concurrent=4), 4, 4),
-    ],
-)
-def test_the_places_are_the_slots_unless_something_else_was_asked_for(
-    policy: Policy, slots: int | None, places: int | None
-) -> None:
-    assert policy.places(slots) == places
 
 
 def test_busy_is_what_one_hears_who_does_not_wait() -> None:
