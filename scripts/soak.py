@@ -3,8 +3,8 @@
 
 Clients of every temper use one ``llamasup run``: some leave, some are slow, some ask for what cannot be.
 Each answer is judged by whoever asked. Exit code 1 if a request was lost (neither answered rightly nor told
-that it was broken off), if a slot is not idle in the end, if llamasup holds more than at the start or grows, or
-if it leaves anything behind.
+that it was broken off), if a slot is not idle in the end, if llamasup holds more than at the start or grows,
+or if it leaves anything behind.
 
     python scripts/soak.py [--minutes 30] [--runtime PATH|embedded] [--seed N] [--docs PAGE]
 

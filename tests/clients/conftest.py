@@ -7,7 +7,6 @@ import shlex
 import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -126,15 +125,13 @@ def encoder(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
 @pytest.fixture(scope="session")
 def slow_to_load(
     serve: Serve, runtime: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[], tuple[Served, Callable[[], None]]]]:
+) -> Callable[[], tuple[Served, Callable[[], None]]]:
     """A llamasup that lets nobody wait, whose server loads only when it is told to, and how to tell it."""
-    gates: list[Path] = []
 
     def start() -> tuple[Served, Callable[[], None]]:
         folder = tmp_path_factory.mktemp("slow")
         gate, wrapper = folder / "gate", folder / "llama-server"
         os.mkfifo(gate)
-        gates.append(gate)
         wrapper.write_text(
             f'#!/bin/sh\ncase "$*" in *--model*) read -r _ < {gate} ;; esac\nexec {_as_shell(runtime)} "$@"\n'
         )
@@ -150,9 +147,7 @@ def slow_to_load(
 
         return Served(served.running, f"http://127.0.0.1:{port}"), load
 
-    yield start
-    for gate in gates:
-        threading.Thread(target=gate.write_text, args=("load\n",), daemon=True).start()
+    return start
 
 
 def _as_shell(runtime: str) -> str:

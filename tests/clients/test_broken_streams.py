@@ -104,7 +104,7 @@ READERS: dict[str, tuple[Reader, type[Exception]]] = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def crowded(serve: Serve, tiny_model: Path) -> Served:
     """A slot for each client, so that all of them are in mid-stream at once."""
     return serve(tiny_model, "--ctx-size", "32768", "--parallel", str(len(READERS)))
