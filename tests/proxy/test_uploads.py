@@ -486,7 +486,7 @@ def test_a_crash_in_mid_body_does_not_cost_its_key_another_turn(make_rig: MakeRi
     key_file = keys_of("secret name=one concurrent=1")
     rig = make_rig(ProxyConfig(key_file=key_file, route_by_model=False))
     authorized = b"Authorization: Bearer secret"
-    client, child = uploading(rig, announced(2 * len(PART), authorized))
+    client, _ = uploading(rig, announced(2 * len(PART), authorized))
     ends(rig)
     serves(rig)
     client.send(PART)
