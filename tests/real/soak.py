@@ -25,7 +25,7 @@ import psutil
 
 from tests.e2e.driver import Llamasup, is_alive, llamasup
 from tests.real.remains import folders_of, remains_of
-from tests.real.soak_clients import IDLE, KEY, KINDS, Asked, Client, Kind
+from tests.real.soak_clients import IDLE, KEY, KINDS, MOST_IDLE_S, Asked, Client, Kind
 from tests.real.soak_wire import Outcome
 
 __all__ = ["Held", "Report", "soak"]
@@ -186,7 +186,8 @@ class _Soak:
 
     async def _work(self, number: int, only: Kind | None) -> None:
         dice = random.Random(self._seed * 1000 + number)
-        client = Client(self._port, dice)
+        # The last of them are waited for: in a short soak nobody is quiet for longer than is allowed.
+        client = Client(self._port, dice, min(MOST_IDLE_S, self._duration_s / 10))
         weights = [kind.weight for kind in KINDS]
         while not self._over.is_set():
             kind = only or dice.choices(KINDS, weights)[0]

@@ -16,7 +16,7 @@ from typing import Any
 from llamasup.core.demo_model import WORDS
 from tests.real.soak_wire import Answer, Outcome, Wire, judged, spoken
 
-__all__ = ["IDLE", "KINDS", "Asked", "Client", "Kind"]
+__all__ = ["IDLE", "KINDS", "MOST_IDLE_S", "Asked", "Client", "Kind"]
 
 KEY = "soak-key"
 KEEPALIVE_S = 75.0  # X8; for a connection that has been quiet for about as long, either end is right
@@ -36,6 +36,7 @@ class Asked:
 class Client:
     port: int
     dice: random.Random = field(default_factory=random.Random)
+    most_idle_s: float = MOST_IDLE_S
 
     def wire(self, *, small: bool = False) -> Wire:
         return Wire(self.port, small=small)
@@ -194,7 +195,7 @@ async def idle(client: Client) -> list[Asked]:
     async with client.wire() as wire:
         await wire.send(request("GET", "/livez"))
         first = await wire.answer()
-        quiet_s = client.dice.uniform(0.0, MOST_IDLE_S)
+        quiet_s = client.dice.uniform(0.0, client.most_idle_s)
         await asyncio.sleep(quiet_s)
         text = client.words(1, 5)
         await wire.send(text_request(client, text, stream=False))
