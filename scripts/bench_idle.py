@@ -7,6 +7,7 @@ python scripts/bench_idle.py [--seconds 60]
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ def main() -> None:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             assert process.stdout is not None
-            if not any(b'"event":"ready"' in line for line in process.stdout):
+            if not any(json.loads(line)["event"] == "ready" for line in process.stdout):
                 raise SystemExit("llamasup did not become ready")
             supervisor = psutil.Process(process.pid)
             time.sleep(FIRST_S)
