@@ -269,6 +269,15 @@ def test_whatever_a_child_sends_behind_a_head_that_is_known(repeated: bytes) -> 
             assert "finished" in both[0].heard
 
 
+def test_two_answers_in_one_read_teach_nothing() -> None:
+    """The parser reads both at once: what it says then is said of the second, and the bytes are the first's."""
+    for name, first in ANSWERS.items():
+        hearing = Hearing(remembers=True), Hearing(remembers=False)
+        for each in hearing:
+            each.hear((PLAIN,), (PLAIN,), (first + PLAIN,), (first,), (first,), (PLAIN,))
+        assert hearing[0].heard == hearing[1].heard, name
+
+
 def test_a_childs_head_is_known_after_it_has_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = parser_shows(monkeypatch, upstream, "HttpResponseParser")
     hearing = Hearing(remembers=True)
