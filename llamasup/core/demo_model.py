@@ -89,6 +89,8 @@ def demo_keys(words: Sequence[str] = WORDS, *, context_length: int = 32_768) -> 
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.eot_token_id": 4,
+        # A space before what follows a control token fits no grammar: answers by a JSON schema would fail.
+        "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.chat_template": CHAT_TEMPLATE,
     }
 

@@ -46,7 +46,7 @@ _TEMPLATE = r"""
 
 
 def tool_caller() -> bytes:
-    """A GGUF file. Its grammars work: no space is put before what follows a control token."""
+    """A GGUF file."""
     words = [*WORDS, "call"]
     keys: dict[str, KeyValue] = dict(demo_keys(words))
     tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
@@ -56,7 +56,6 @@ def tool_caller() -> bytes:
         "general.name": "llamasup tool caller",
         "tokenizer.ggml.tokens": [*tokens[:-1], _CALL],
         "tokenizer.ggml.token_type": [*types[:-1], _USER_DEFINED],
-        "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.chat_template": _TEMPLATE,
     }
     tensors = []

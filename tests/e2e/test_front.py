@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,17 +15,6 @@ import pytest
 from tests.e2e.driver import llamasup, run_to_end, wrapped
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A certificate of localhost, and its key."""
-    folder = tmp_path_factory.mktemp("certificate")
-    files = str(folder / "chain.pem"), str(folder / "key.pem")
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*words, *names, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
-    return files
 
 
 def test_with_a_certificate_it_serves_https_and_says_so(

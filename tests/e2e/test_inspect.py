@@ -144,7 +144,7 @@ def test_an_error_does_not_bring_escapes_to_the_terminal_either(tmp_path: Path) 
     [
         (lambda path: None, 66, "there is no such file"),
         (lambda path: path.touch(), 65, "the file is empty"),
-        (lambda path: path.write_bytes(models.truncated_decoder(0.25)), 65, "truncated: 169032 of 676128"),
+        (lambda path: path.write_bytes(models.truncated_decoder(0.25)), 65, "truncated: 169040 of 676160"),
         (os.mkfifo, 65, "is a named pipe"),
         (lambda path: path.symlink_to("/dev/zero"), 65, "is a character device"),
         (lambda path: path.symlink_to(path), 66, "lead in a circle"),
@@ -208,7 +208,7 @@ def test_a_folder_is_listed_with_its_broken_files_marked(mixed: Path) -> None:
         "set-00001-of-00003.gguf": "decoder",
     }
     text = inspected(mixed).stdout
-    assert "truncated: 338064 of 676128 bytes" in text
+    assert "truncated: 338080 of 676160 bytes" in text
     assert "661 KiB in 3 files" in text
 
 
@@ -292,7 +292,7 @@ def test_one_file_of_several_that_is_broken_does_not_hide_the_others(mixed: Path
     assert done.returncode == 66  # of the first
     assert done.stdout.count("fits here") == 1
     assert "gone.gguf: there is no such file" in done.stderr
-    assert "truncated: 338064 of 676128 bytes" in done.stderr
+    assert "truncated: 338080 of 676160 bytes" in done.stderr
 
     done = run_to_end("inspect", "--json", *given)
     assert done.returncode == 66

@@ -285,7 +285,7 @@ def test_a_file_that_is_no_gguf(folder: Path, read: Read) -> None:
 
 def test_a_truncated_model(folder: Path, read: Read) -> None:
     path = written(folder, models.truncated_decoder(0.25))
-    assert "truncated: 169032 of 676128 bytes, 25.0 %" in refused(read, path).message
+    assert "truncated: 169040 of 676160 bytes, 25.0 %" in refused(read, path).message
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no FIFOs")
@@ -320,7 +320,7 @@ def test_a_file_that_shrinks_while_it_is_read(
 
     monkeypatch.setattr(model_file, "_fill", shrink_then_fill)
     error = refused(read, path)
-    assert "changed while it was read, from 676128 to 1000 bytes" in error.message
+    assert "changed while it was read, from 676160 to 1000 bytes" in error.message
 
 
 def test_a_file_that_grows_while_it_is_read(
@@ -335,7 +335,7 @@ def test_a_file_that_grows_while_it_is_read(
         return filled
 
     monkeypatch.setattr(model_file, "_fill", fill_then_grow)
-    assert "changed while it was read, from 676128 to 700000 bytes" in refused(read, path).message
+    assert "changed while it was read, from 676160 to 700000 bytes" in refused(read, path).message
 
 
 _MEASURED_CHILD = """

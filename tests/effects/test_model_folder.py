@@ -112,7 +112,7 @@ def test_a_broken_file_is_listed_with_what_is_wrong_and_the_others_as_ever(top: 
     found = shown(listed(top), top)
     assert found.pop("good.gguf") == ModelClass.DECODER
     assert {name: message.split(",")[0][:40] for name, message in found.items()} == {
-        "cut.gguf": "truncated: 169032 of 676128 bytes",
+        "cut.gguf": "truncated: 169040 of 676160 bytes",
         "dangling.gguf": "is a symbolic link to gone",
         "empty.gguf": "the file is empty",
         "loop.gguf": "its symbolic links lead in a circle",

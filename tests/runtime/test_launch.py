@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llamasup.core.demo_model import demo_model
 from llamasup.core.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
 from llamasup.core.settings import Settings
 from llamasup.runtime.launch import Launch, prepare
@@ -154,6 +155,15 @@ def test_a_file_called_demo_is_served_and_a_folder_called_demo_is_not(
     (tmp_path / "demo").rmdir()
     (tmp_path / "demo").write_bytes(tiny_model.read_bytes())
     assert launch("demo", server).model_path == tmp_path / "demo"
+
+
+def test_the_demo_model_of_another_version_is_replaced(
+    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "llamasup").mkdir()
+    (tmp_path / "llamasup" / "demo.gguf").write_bytes(demo_model().replace(b"add_space", b"add_spice"))
+    assert launch("demo", server).model_path.read_bytes() == demo_model()
 
 
 def test_a_demo_model_that_cannot_be_written_is_a_sentence(

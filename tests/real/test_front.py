@@ -1,0 +1,73 @@
+"""What a client has of a real llama-server behind the front: TLS, and answers by a schema."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, llamasup
+
+pytestmark = pytest.mark.real
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
+ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000, "stream": True}
+MOOD: dict[str, Any] = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["glad", "sad"]}, "sure": {"type": "boolean"}},
+    "required": ["mood", "sure"],
+}
+
+
+def test_over_tls_it_chats_and_streams_and_a_client_that_leaves_frees_its_slot(
+    runtime: str, tiny_model: Path, certificate: tuple[str, str]
+) -> None:
+    chain, key = certificate
+    options = ("--runtime", runtime, "--tls-cert", chain, "--tls-key", key, "--parallel", "1")
+    with llamasup(tiny_model, *options) as running:
+        assert running.url.startswith("https://127.0.0.1:")
+        trusted = ssl.create_default_context(cafile=chain)
+        with httpx.Client(base_url=running.url, verify=trusted, timeout=PATIENCE_S) as http:
+            answer = http.post("/v1/chat/completions", json=CHAT).json()
+            said = answer["choices"][0]["message"]["content"]
+            assert answer["usage"]["completion_tokens"] == CHAT["max_tokens"]
+
+            with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as stream:
+                lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+            assert lines.pop() == "[DONE]"
+            deltas = [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
+            assert "".join(delta.get("content") or "" for delta in deltas) == said
+
+            with http.stream("POST", "/completion", json=ENDLESS) as stream:
+                pieces = stream.iter_raw()  # a generator that goes closes its stream
+                next(pieces)
+                assert slot(http)["is_processing"]
+            deadline = time.monotonic() + PATIENCE_S
+            while slot(http)["is_processing"]:
+                assert time.monotonic() < deadline, "the slot is still busy"
+            assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
+        assert running.stop() == 0
+
+
+def slot(http: httpx.Client) -> dict[str, Any]:
+    (only,) = http.get("/slots").json()
+    return dict(only)
+
+
+def test_the_demo_model_answers_by_a_schema(runtime: str) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "mood", "strict": True, "schema": MOOD}}
+    with llamasup("demo", "--runtime", runtime) as running:
+        request = CHAT | {"response_format": schema, "max_tokens": 200}
+        answer = httpx.post(f"{running.url}/v1/chat/completions", json=request, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+        choice = answer.json()["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        said = json.loads(choice["message"]["content"])
+        assert said["mood"] in MOOD["properties"]["mood"]["enum"]
+        assert isinstance(said["sure"], bool)
+        assert running.stop() == 0
