@@ -13,7 +13,7 @@ from pathlib import Path
 from ssl import SSLContext
 
 from llamasup.control.app import ControlServer
-from llamasup.core.address import addresses, is_loopback
+from llamasup.core.address import addresses, is_loopback, why_no_host
 from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UsageInvalid
 from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, StartAsked, State, StopAsked
 from llamasup.core.settings import Settings
@@ -304,6 +304,9 @@ def refuse_bad_address(options: RunOptions) -> None:
         )
     if not addresses(options.host):
         raise UsageInvalid(f"--host {options.host!r} names no address.", remedy="Leave it out for 127.0.0.1.")
+    for host in addresses(options.host):
+        if remedy := why_no_host(host):
+            raise UsageInvalid(f"--host {host!r} is no address.", remedy=remedy)
     if options.api_keys or options.api_key_file or options.insecure_no_auth:
         return
     refuse_outside(addresses(options.host), options.sockets)

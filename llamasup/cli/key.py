@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import secrets
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -72,8 +73,11 @@ def new_command(
             before = _HEADER if text is None else text if text.endswith("\n") or not text else text + "\n"
             return f"{before}{key_line(stored_form(key, _salt(lines) if hashed else None), said)}\n"
 
+        is_new = not path.exists()
         change_key_file(path, add)
         _say(view, f"Added the key {name!r} to {path}")
+        if is_new:
+            _say(view, f"  → To ask for it: llamasup run MODEL --api-key-file {shlex.quote(str(path))}")
         if hashed:
             _say(view, "  → Keep it now: the file has only its hash.")
         if json:

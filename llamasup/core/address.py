@@ -6,7 +6,7 @@ import ipaddress
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["Address", "TcpAddress", "UnixAddress", "addresses", "is_local", "is_loopback"]
+__all__ = ["Address", "TcpAddress", "UnixAddress", "addresses", "is_local", "is_loopback", "why_no_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,22 @@ Address = TcpAddress | UnixAddress
 
 def addresses(host: str) -> list[str]:
     """Of ``--host``, which may name several with commas between them, as llama-server's (b11434)."""
-    return [each for each in map(str.strip, host.split(",")) if each]
+    return list(dict.fromkeys(each for each in map(str.strip, host.split(",")) if each))
+
+
+def why_no_host(host: str) -> str | None:
+    """What to do about one that can be neither a name, nor an address, nor the path of a socket."""
+    if host.endswith(".sock"):
+        return None
+    if "://" in host:
+        return "Give the name or the address alone."
+    if "/" in host:
+        return "Give a path that ends in .sock, if it is to be a Unix socket."
+    if host.count(":") == 1:
+        return "Give the port with --port."
+    if host.startswith("["):
+        return "Leave the brackets out."
+    return None
 
 
 def is_local(host: str) -> bool:

@@ -40,7 +40,7 @@ _PIPE_BUF: Final = 4096
 
 def check_log_file(path: Path) -> None:
     """Find out now whether a log could be kept at ``path``. Raises ConfigInvalid."""
-    file = RotatedFile(path, max_bytes=MAX_BYTES, files=FILES, holds="access log")
+    file = RotatedFile(path, max_bytes=MAX_BYTES, files=FILES, holds=None)
     file.close()
     if file.error is not None:
         raise ConfigInvalid(

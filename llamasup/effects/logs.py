@@ -218,10 +218,13 @@ class RotatedFile:
 
     Never raises. At the first failure (full disk, folder not writable, a symlink in its place) it says so
     once, in the log and in ``error``, and drops everything from then on, unless it is told to ``reopen``.
-    What is written is in the file whole or not at all. ``holds``: what a person is told is missing then.
+    What is written is in the file whole or not at all. ``holds``: what a person is told is missing
+    then; None: nobody is told.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, files: int, holds: str = "log of llama-server") -> None:
+    def __init__(
+        self, path: Path, *, max_bytes: int, files: int, holds: str | None = "log of llama-server"
+    ) -> None:
         self.error: str | None = None
         self._holds = holds
         self._warned = False
@@ -264,7 +267,7 @@ class RotatedFile:
         except OSError as error:
             self.error = f"{self._path}: {error.strerror or error}"
             self.close()
-            if not self._warned:
+            if self._holds is not None and not self._warned:
                 self._warned = True
                 _log.warning("no more %s is written: %s", self._holds, self.error)
 

@@ -8,6 +8,7 @@ import socket
 import stat
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from llamasup.core.errors import PortInUse, PortNotAllowed
 
@@ -69,6 +70,8 @@ def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
         if _is_socket(file):
             _refuse_if_it_answers(path)
             file.unlink()
+        elif os.path.lexists(file):
+            _refuse_what_is_there(path)
         before = os.umask(
             0o777 & ~mode
         )  # the socket is never more open than it should be, not even for a moment
@@ -78,12 +81,15 @@ def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
             os.umask(before)
         sock.listen(BACKLOG)
         sock.setblocking(False)
-    except PortInUse:
+    except (PortInUse, PortNotAllowed):
         sock.close()
         raise
     except OSError as error:
         sock.close()
-        raise PortNotAllowed(f"cannot listen on {path} ({error.strerror or error})") from error
+        raise PortNotAllowed(
+            f"cannot listen on {path} ({error.strerror or error})",
+            remedy="choose a path of at most 107 bytes, in a folder that exists and that you may write to",
+        ) from error
     return sock
 
 
@@ -137,11 +143,19 @@ def _is_socket(file: Path) -> bool:
         return False
 
 
+def _refuse_what_is_there(path: str) -> NoReturn:
+    raise PortNotAllowed(
+        f"cannot listen on {path}: something is there that is no socket", remedy="choose another path"
+    )
+
+
 def _refuse_if_it_answers(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(path)
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return
+        except OSError:  # one whose queue is full, or that we may not ask: it is not ours to remove
+            pass
     raise PortInUse(f"another process listens on {path}", remedy="stop it, or choose another path")

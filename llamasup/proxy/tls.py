@@ -58,13 +58,31 @@ def _load(key_file: str, cert_file: str) -> ssl.SSLContext:
     try:
         # An empty password, not a question at the terminal: a service has nobody to ask.
         context.load_cert_chain(cert_file, key_file, password="")
-    except (OSError, ssl.SSLError) as error:  # an SSLError is an OSError that says little of files
-        reason = error.strerror or str(error)
+    except OSError as error:
         raise ConfigInvalid(
-            f"TLS cannot be served with the certificate {cert_file!r} and the key {key_file!r}: {reason}.",
+            f"TLS cannot be served with the certificate {cert_file!r} and the key {key_file!r}: "
+            f"{_reason(error, key_file, cert_file)}.",
             remedy="Give a PEM certificate, its chain behind it, and its unencrypted PEM key.",
         ) from error
     return context
+
+
+def _reason(error: OSError, key_file: str, cert_file: str) -> str:
+    """OpenSSL names neither the file nor, mostly, what is wrong with it."""
+    for name in (cert_file, key_file):
+        try:
+            Path(name).open("rb").close()
+        except OSError as unreadable:
+            return f"{name}: {unreadable.strerror}"
+    if not isinstance(error, ssl.SSLError):
+        return error.strerror or str(error)
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is another certificate's"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cert_file)
+    except ssl.SSLError:
+        return f"{cert_file} holds no PEM certificate"
+    return f"{key_file} holds no PEM key, or one with a password"
 
 
 def _identity(*files: str) -> list[tuple[int, int, int] | None]:

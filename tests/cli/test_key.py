@@ -67,7 +67,8 @@ def test_a_new_key_is_printed_alone_and_opens(key: Commands) -> None:
     (made,) = said.out.splitlines()
     assert made.startswith("llamasup-")
     assert len(made) == len("llamasup-") + 43  # 256 bits
-    assert said.err == f"Added the key 'alice' to {key.path}\n"
+    serve = f"  → To ask for it: llamasup run MODEL --api-key-file {key.path}\n"
+    assert said.err == f"Added the key 'alice' to {key.path}\n{serve}"
     assert key.opens(made) == "alice"
     assert key.new("bob").out.strip() != made
 

@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.address import Address, TcpAddress, UnixAddress, addresses, is_local, is_loopback
+from llamasup.core.address import (
+    Address,
+    TcpAddress,
+    UnixAddress,
+    addresses,
+    is_local,
+    is_loopback,
+    why_no_host,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +53,29 @@ def test_people_are_shown_the_path_of_a_socket() -> None:
 
 
 def test_a_host_may_be_several() -> None:
-    assert addresses("127.0.0.1, ::1,/run/x.sock,") == ["127.0.0.1", "::1", "/run/x.sock"]
+    assert addresses("127.0.0.1, ::1,/run/x.sock,::1,") == ["127.0.0.1", "::1", "/run/x.sock"]
     assert [is_local(host) for host in ("127.0.0.1", "/run/x.sock", "0.0.0.0", "example.net")] == [
         True,
         True,
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("host", "remedy"),
+    [
+        ("/run/llm", "ends in .sock"),
+        ("127.0.0.1:9000", "--port"),
+        ("http://localhost", "alone"),
+        ("[::1]", "brackets"),
+        ("[::1]:80", "brackets"),
+    ],
+)
+def test_what_can_be_no_address_is_told_what_it_should_be(host: str, remedy: str) -> None:
+    assert remedy in (why_no_host(host) or "")
+
+
+@pytest.mark.parametrize("host", ["::1", "fe80::1%eth0", "0.0.0.0", "localhost", "./a.sock", "my-machine"])
+def test_what_may_be_an_address_is_left_to_the_system(host: str) -> None:
+    assert why_no_host(host) is None

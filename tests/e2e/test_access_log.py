@@ -192,7 +192,7 @@ def test_a_place_that_is_none_is_refused_before_anything_starts(
     options = ("--runtime", fake_server(), "--port", "0", "--access-log", str(tmp_path / where))
     done = run_to_end("run", str(tiny_model), *options)
     assert done.returncode == 78, done.stderr
-    assert "The access log cannot be written" in done.stderr
+    assert done.stderr.startswith("llamasup: The access log cannot be written")
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "elsewhere").exists()

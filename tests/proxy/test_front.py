@@ -53,6 +53,27 @@ def test_a_socket_that_somebody_put_in_its_place_is_left_alone(tmp_path: Path) -
     assert path.read_text() == "theirs"
 
 
+def test_what_is_in_the_way_of_a_socket_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "a.sock"
+    file.write_text("theirs")
+    with pytest.raises(PortNotAllowed, match="no socket"):
+        listen([str(file)], 1)
+    assert file.read_text() == "theirs"
+
+
+def test_a_socket_whose_owner_is_too_busy_to_accept_is_left_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.sock")
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
+        busy.bind(path)
+        busy.listen(0)
+        waiting.connect(path)  # its queue is full now
+        with pytest.raises(PortInUse, match="another process"):
+            listen([path], 1)
+    assert Path(path).exists()
+    front = listen([path], 1)  # nobody listens any more
+    front.close()
+
+
 def test_where_one_address_cannot_be_had_none_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortInUse):
@@ -71,22 +92,40 @@ def test_a_port_may_be_shared_where_that_was_asked_for() -> None:
     two.close()
 
 
-def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match="/nowhere/c") as missing:
-        tls_context("/nowhere/k", "/nowhere/c")
-    assert "No such file" in missing.value.message
-    wrong = tmp_path / "k"
-    wrong.write_text("no key")
-    with pytest.raises(ConfigInvalid, match="PEM"):
-        tls_context(str(wrong), str(wrong))
+def test_what_is_wrong_with_a_certificate_or_its_key_is_said(tmp_path: Path) -> None:
+    def made(name: str, *words: str) -> tuple[str, str]:
+        files = str(tmp_path / f"{name}.key"), str(tmp_path / f"{name}.pem")
+        new = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-subj",
+            "/CN=x",
+        ]
+        subprocess.run([*new, *words, "-keyout", files[0], "-out", files[1]], check=True, capture_output=True)
+        return files
 
-
-def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "k", tmp_path / "c"
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=x"]
-    subprocess.run([*words, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-    with pytest.raises(ConfigInvalid, match=str(key)):
-        tls_context(str(key), str(certificate))
+    key, chain = made("one", "-nodes")
+    other, _ = made("other", "-nodes")
+    encrypted, its_chain = made("encrypted", "-passout", "pass:secret")
+    missing = str(tmp_path / "missing")
+    for key_file, chain_file, reason in (
+        (key, missing, f"{missing}: No such file"),
+        (missing, chain, f"{missing}: No such file"),
+        (key, str(tmp_path), f"{tmp_path}: Is a directory"),
+        (key, key, f"{key} holds no PEM certificate"),
+        (chain, chain, f"{chain} holds no PEM key"),
+        (other, chain, "the key is another certificate's"),
+        (encrypted, its_chain, f"{encrypted} holds no PEM key, or one with a password"),  # nobody is asked
+    ):
+        with pytest.raises(ConfigInvalid) as refused:
+            tls_context(key_file, chain_file)
+        assert refused.value.message.endswith(".")
+        assert f": {reason}" in refused.value.message
 
 
 @pytest.mark.parametrize(("hosts", "reached"), [(["::"], True), (["::", "127.0.0.2"], False)])
