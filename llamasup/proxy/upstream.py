@@ -284,7 +284,7 @@ class Upstream(asyncio.Protocol):
             pool.known_lines, pool.known_streams_events = read_response_headers(headers, pool.rules)
             pool.known_headers = headers.copy()
             pool.known_head = None
-        elif data.startswith(b"HTTP/1.1 200 ") and self._is_repeatable():
+        elif self._is_repeatable():
             pool.known_head = learn(data)
         self.lines = pool.known_lines
         self.streams_events = pool.known_streams_events
@@ -317,6 +317,7 @@ class Upstream(asyncio.Protocol):
         """Whether the next head may be known by its bytes: the ordinary one, a body of a length behind it."""
         return (
             self._headers_complete  # else the status is that of the response before
+            and not self._untrusted  # else it is that of a second response, behind these bytes
             and self.status == 200
             and self._keep_alive
             and self._content_length is not None
