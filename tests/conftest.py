@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.demo_model import demo_model
+
+if sys.platform != "win32":
+    # Under nohup it is ignored, and whatever a test starts would ignore it as well.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 REQUIRE_REAL = os.environ.get("LLAMASUP_REQUIRE_REAL") == "1"
 

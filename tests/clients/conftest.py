@@ -78,9 +78,9 @@ def freed(served: Served) -> Iterator[None]:
 Serve = Callable[..., Served]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def serve(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Start a llamasup with options, which ends with the session."""
+    """Start a llamasup with options, which ends with these tests: others count what is left behind."""
     opened = ExitStack()
 
     def start(model: Path, *options: str, runtime: str = runtime) -> Served:
@@ -101,13 +101,13 @@ def serve(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chat(serve: Serve, tiny_model: Path) -> Served:
     """The demo model: it talks for as long as it is let."""
     return serve(tiny_model, "--ctx-size", "32768", "--parallel", "4")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tools(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """A model that calls a tool whenever it may, and says what a schema allows."""
     path = tmp_path_factory.mktemp("models") / "caller.gguf"
@@ -115,14 +115,14 @@ def tools(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return serve(path, "--ctx-size", "4096", "--parallel", "2")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def encoder(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
     path = tmp_path_factory.mktemp("models") / "encoder.gguf"
     path.write_bytes(tiny_encoder())
     return serve(path)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def slow_to_load(
     serve: Serve, runtime: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[], tuple[Served, Callable[[], None]]]:

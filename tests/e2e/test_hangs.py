@@ -191,7 +191,7 @@ def test_a_crash_loop_ends_in_503_with_the_time_of_the_next_try_and_a_good_try_e
             await it.reaches(State.FAILED, 3)
             refused = await it.complete()
             assert refused.status_code == 503
-            assert 1 <= int(refused.headers["retry-after"]) <= 2
+            assert 1 <= int(refused.headers["retry-after"]) <= 3  # the next try, and its load
             assert refused.json()["error"]["cause"] == "killed"
             last = await it.exit_of(3)
             assert last.restart_in_s == 2.0
@@ -222,6 +222,6 @@ def test_keep_trying_outlives_a_crash_loop_and_a_stop_ends_it_well(
         assert (last["restart_in_s"], last["cause"]) == (300.0, "killed")
         refused = httpx.post(f"{running.url}/completion", json={"prompt": "Once"})
         assert refused.status_code == 503
-        assert 200 < int(refused.headers["retry-after"]) <= 300
+        assert 200 < int(refused.headers["retry-after"]) <= 302  # the next try, and its load
         assert running.stop() == 0
     assert "Restarting in 5" in running.said

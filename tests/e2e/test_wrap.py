@@ -245,7 +245,7 @@ def test_the_log_of_llama_server_is_where_people_look_for_it(
         assert running.stop() == 0
         assert "llama_server:" not in running.said
     ended = run_to_end("wrap", "--server-log", "nowhere", "--", *words)
-    assert (ended.returncode, "--server-log takes stderr or file" in ended.stderr) == (2, True)
+    assert (ended.returncode, "'nowhere' is not stderr or file" in ended.stderr) == (2, True)
 
 
 def test_a_key_that_only_a_script_knows_keeps_the_proof_out_and_nothing_else(

@@ -16,7 +16,8 @@ ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000}
 
 
 def test_an_endless_answer_ends_with_its_time_and_its_slot_is_free(runtime: str, tiny_model: Path) -> None:
-    options = ("--runtime", runtime, "--request-timeout", "1", "--parallel", "1")
+    # A context that is not full before the time is up.
+    options = ("--runtime", runtime, "--request-timeout", "1", "--parallel", "1", "--ctx-size", "65536")
     with llamasup(tiny_model, *options) as running, httpx.Client(base_url=running.url, timeout=60) as http:
         plain = http.post("/completion", json=ENDLESS)
         assert plain.status_code == 504
