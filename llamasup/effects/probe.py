@@ -8,7 +8,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-import httpx
 from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_exponential
 
 from llamasup.core.address import Address, UnixAddress
@@ -16,6 +15,7 @@ from llamasup.core.context_end import ContextWindow, read_window
 from llamasup.core.liveness import Health, Proof
 from llamasup.core.server_work import ServerWork, read_server_work
 from llamasup.core.warmup import WarmUpRequest, not_answered, what_is_missing
+from llamasup.effects.httpx_alone import httpx
 
 __all__ = ["Health", "Prober"]
 

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from llamasup.core.doctor_facts import RunningFact
 from llamasup.effects.files import run_folders
+from llamasup.effects.httpx_alone import httpx
 
 __all__ = ["running_at"]
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import assert_never
 
-import httpx
-
 from llamasup.core import instance as core
 from llamasup.core.address import Address, UnixAddress
 from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
@@ -24,6 +22,7 @@ from llamasup.core.lifecycle import advance
 from llamasup.core.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
 from llamasup.core.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
 from llamasup.core.warmup import explain_failure, not_answered, warm_up_request, what_is_missing
+from llamasup.effects.httpx_alone import httpx
 from llamasup.effects.logs import LogPump
 from llamasup.effects.oom_kills import oom_kills
 from llamasup.effects.probe import Prober
