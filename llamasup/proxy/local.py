@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from llamasup.core.http import Head, HttpError, error_response, response
@@ -11,9 +12,15 @@ if TYPE_CHECKING:
     from llamasup.proxy.door import Door
     from llamasup.proxy.request import Request
 
-__all__ = ["CONTROL_PATHS", "answer", "answer_to", "as_error", "is_local", "preflight"]
+__all__ = ["CONTROL_PATHS", "answer", "answer_to", "as_error", "cors_lines", "is_local", "preflight"]
 
 CONTROL_PATHS = frozenset({b"/metrics"})  # and everything below /llamasup/
+
+# The names of headers that a page wants to send: openai's client has a dozen of its own (X-Stainless-…).
+_ASKED_HEADERS = re.compile(
+    rb"\r\naccess-control-request-headers:[ \t]*([A-Za-z0-9-]+(?:[ \t]*,[ \t]*[A-Za-z0-9-]+)*)[ \t]*\r\n"
+)
+_USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llamasup-Priority"
 
 _OK = b'{"status":"ok"}'  # llama-server's own words (b11434)
 
@@ -21,12 +28,11 @@ _OK = b'{"status":"ok"}'  # llama-server's own words (b11434)
 def answer_to(request: Request, door: Door, backend: Backend, *, draining: bool) -> tuple[int, bytes] | None:
     """Status and whole response, if this is a request that llamasup answers itself."""
     head = request.head
-    if head.path in door.own_paths and not _is_seen_through(door, backend):
-        close = draining or not request.keep_alive
-        return answer(head, backend, request.response_lines, close=close)
+    close = draining or not request.keep_alive
     if head.origin is not None and door.is_preflight(head):
-        close = draining or not request.keep_alive
         return 204, preflight(head, request.response_lines, close=close)
+    if head.path in door.own_paths and not _is_seen_through(door, backend):
+        return answer(head, backend, request.response_lines, close=close)
     return None
 
 
@@ -54,14 +60,23 @@ def answer(head: Head, backend: Backend, *lines: bytes, close: bool) -> tuple[in
 
 def preflight(head: Head, *lines: bytes, close: bool) -> bytes:
     """The answer to a configured origin's CORS preflight. Names the origin, never ``*`` (X3)."""
+    asked = _ASKED_HEADERS.search(head.opening)
     return response(
         204,
         b"",
         *lines,
         b"Access-Control-Allow-Methods: GET, HEAD, POST, DELETE\r\n",
-        b"Access-Control-Allow-Headers: Authorization, Content-Type, X-Api-Key, X-Request-Id\r\n",
+        b"Access-Control-Allow-Headers: " + (asked.group(1) if asked else _USUAL_HEADERS) + b"\r\n",
         b"Access-Control-Max-Age: 600\r\n",
         close=close,
+    )
+
+
+def cors_lines(origin: bytes) -> bytes:
+    """What lets a page of a configured origin read an answer, and of its head what is worth knowing."""
+    return (
+        b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n"
+        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After\r\n"
     )
 
 

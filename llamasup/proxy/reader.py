@@ -17,6 +17,7 @@ from llamasup.core.http import Head, HttpError, RawHeaders, read_head
 from llamasup.core.keys import ApiKey
 from llamasup.proxy.door import Door
 from llamasup.proxy.known_heads import KnownHead, learn
+from llamasup.proxy.local import cors_lines
 from llamasup.proxy.request import UNREAD, Request
 from llamasup.proxy.settings import Limits
 
@@ -54,7 +55,6 @@ class RequestReader:
         "_parser",
         "_peer",
         "_progress",
-        "_read_bytes",
         "_repeats",
         "_resume",
         "_resuming",
@@ -89,7 +89,6 @@ class RequestReader:
         self._heads_read = 0  # in the read being parsed
         self._owed = 0  # bytes of a body that the parser is not shown
         self._fed = 0  # bytes of earlier reads since the parser last got on
-        self._read_bytes = 0  # of the read being parsed
         self._progress = False
         self._resume = b""  # the framing of a body that the parser leaves unread behind an offered upgrade
         self._resuming = False  # while a new parser is shown that framing
@@ -127,7 +126,6 @@ class RequestReader:
         return rest
 
     def _parse(self, data: bytes) -> None:
-        self._read_bytes = len(data)
         self._repeats = False
         self._heads_read = 0
         from_its_start = not self.begun
@@ -268,7 +266,7 @@ class RequestReader:
             refusal = self._body_too_large()
         request.refusal = refusal
         if head.origin is not None and self._door.allows_origin(head.origin):
-            request.response_lines += b"Access-Control-Allow-Origin: " + head.origin + b"\r\nVary: Origin\r\n"
+            request.response_lines += cors_lines(head.origin)
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
@@ -300,8 +298,6 @@ class RequestReader:
         _, target, _, headers = key
         if len(headers) > limits.headers:
             return HttpError(431, f"{len(headers)} headers; at most {limits.headers} are read", close=True)
-        if self._fed + self._read_bytes <= limits.head_bytes:
-            return None  # all that came since the last request is no more than this
         if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) <= limits.head_bytes:
             return None
         return _unbounded(limits.head_bytes)

@@ -270,7 +270,7 @@ def test_whatever_a_child_sends_behind_a_head_that_is_known(repeated: bytes) -> 
 
 
 def test_two_answers_in_one_read_teach_nothing() -> None:
-    """The parser reads both at once: what it says then is said of the second, and the bytes are the first's."""
+    """The parser reads both at once: what it says is said of the second, the bytes are the first's."""
     for name, first in ANSWERS.items():
         hearing = Hearing(remembers=True), Hearing(remembers=False)
         for each in hearing:

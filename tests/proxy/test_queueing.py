@@ -156,7 +156,7 @@ def test_the_answer_says_how_long_it_waited_for_its_place_and_at_which(one_place
     found = re.fullmatch(rb'queue;dur=([\d.]+);desc="position 2", load;dur=0.0', timing)
     assert found is not None, timing
     records = [rig.record() for _ in range(3)]
-    assert records[2].queue_s * 1000 == pytest.approx(float(found[1]), abs=0.051)
+    assert records[2].queue_s * 1000 == pytest.approx(float(found[1]), abs=0.11)  # two roundings
     assert (records[2].waited_s, records[0].queue_s < records[2].queue_s) == (0.0, True)
 
 

@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,7 @@ def test_a_client_that_leaves_in_mid_stream_ends_the_childs_connection(
     if leaving == "orderly":
         assert isinstance(client.sock, ssl.SSLSocket)
         client.sock.settimeout(0.0)
-        with pytest.raises(ssl.SSLWantReadError):
+        with suppress(ssl.SSLError):  # what is not here yet, or here already
             client.sock.unwrap()  # says goodbye, and waits for nothing
     else:
         if leaving == "reset":

@@ -173,5 +173,20 @@ def test_a_configured_page_needs_a_key_like_everybody(make_rig: MakeRig) -> None
     child.send(answer(b"{}", b"Access-Control-Allow-Origin: *"))
     head, _ = client.message()
     assert [line for line in head.split(b"\r\n") if line.lower().startswith(b"access-control-")] == [
-        b"Access-Control-Allow-Origin: https://app.example"
+        b"Access-Control-Allow-Origin: https://app.example",
+        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After",
     ]
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/health", b"/metrics"])
+def test_a_preflight_allows_the_headers_that_the_page_asks_for(make_rig: MakeRig, path: bytes) -> None:
+    rig = make_rig(ProxyConfig(origins=("https://app.example",)))
+    asks = (b"Origin: https://app.example", b"Access-Control-Request-Method: GET")
+    for asked, allowed in (
+        (b"authorization, x-stainless-os", b"authorization, x-stainless-os"),
+        (b"bad name, *", b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llamasup-Priority"),
+    ):
+        client = rig.connect()
+        client.send(get(path, *asks, b"Access-Control-Request-Headers: " + asked, method=b"OPTIONS"))
+        head = client.head()
+        assert (status(head), field(head, b"access-control-allow-headers")) == (204, allowed)
