@@ -3,7 +3,7 @@
 
 Direct, through nginx and through llamasup, interleaved in the rounds of one run. nginx: one worker, upstream
 connections kept for at most 100 requests as llama-server has it, proxy_buffering off. llamasup: API key,
-Host check, look-up of `model`, request ids and metrics all on; a second one writes an access log too. The
+Host check, look-up of `model`, request ids and metrics all on. A second of each writes an access log. The
 upstream is a fast fake in a process of its own, the load comes from a third; each is pinned to a core where
 there are several.
 
@@ -123,7 +123,7 @@ NGINX = """
 daemon off; master_process off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log warn;
 events {{ worker_connections 4096; }}
 http {{
-  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  access_log {log}; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   keepalive_requests 1000000000; keepalive_timeout 75s;
   upstream child {{ server unix:{upstream}; keepalive 128; keepalive_requests 100; }}
@@ -438,6 +438,8 @@ def show(results: dict[str, dict[str, list[float]]]) -> dict[str, float]:
         verdict = {
             "P1 CPU per request against nginx (≤ 2)": median("llamasup", "us_per_request")
             / median("nginx", "us_per_request"),
+            "P1 with an access log on both sides (≤ 2)": median("llamasup, logging", "us_per_request")
+            / median("nginx, logging", "us_per_request"),
             "P2 CPU per chunk against nginx (≤ 1.15)": median("llamasup", "us_per_chunk")
             / median("nginx", "us_per_chunk"),
         } | verdict
@@ -509,11 +511,11 @@ def main() -> None:
                 [sys.executable, __file__, "--serve", str(port), "--to", to, *more], proxy_core, port
             )
 
-        def start_nginx(to: str) -> tuple[int, subprocess.Popen[bytes]]:
+        def start_nginx(to: str, log: str = "off") -> tuple[int, subprocess.Popen[bytes]]:
             port = free_port()
             own = Path(tempfile.mkdtemp(dir=folder))
             config = own / "nginx.conf"
-            config.write_text(NGINX.format(folder=own, upstream=to, port=port))
+            config.write_text(NGINX.format(folder=own, upstream=to, port=port, log=log))
             return port, start([str(nginx), "-c", str(config), "-p", str(own)], proxy_core, port)
 
         profile = ["--profile", given.profile] if given.profile else []
@@ -522,9 +524,10 @@ def main() -> None:
             print("nginx is not installed (Debian: nginx-light): its column is left out", file=sys.stderr)
         else:
             targets.append(Target("nginx", *start_nginx(upstream), *start_nginx(tokens)))
+            targets.append(Target("nginx, logging", *start_nginx(upstream, f"{folder}/nginx.log")))
         targets.append(Target("llamasup", *start_llamasup(upstream, *profile), *start_llamasup(tokens)))
         log = ("--access-log", f"{folder}/access.jsonl")
-        targets.append(Target("with access log", *start_llamasup(upstream, *log)))
+        targets.append(Target("llamasup, logging", *start_llamasup(upstream, *log)))
         results = measure(given, targets, client_core)
     verdict = show(results)
     if given.json:
