@@ -113,22 +113,24 @@ def revoke_command(name: str, file: Path | None, *, json: bool) -> int:
 
     def act(view: View) -> None:
         path = _path(file)
+        was_last = False
 
         def remove(text: str | None) -> str:
+            nonlocal was_last
             lines = _lines(text, path)
             found = next((line for line in lines if line.key.name == name), None)
             if found is None or text is None:
                 raise _unknown(name, [line.key.name for line in lines], path)
-            if len(lines) == 1:
-                # A service that runs takes an empty file for one that is being written, and keeps its keys.
-                raise UsageInvalid(
-                    f"{name!r} is the only key in {str(path)!r}; a file without a key protects nothing.",
-                    remedy="Make another one first: llamasup key new NAME",
-                )
+            was_last = len(lines) == 1
             return without_line(text, found.number)
 
         change_key_file(path, remove)
         _say(view, f"Removed the key {name!r} from {path}")
+        if was_last:
+            _say(
+                view,
+                "  → It was the last: a service with this file lets nobody in by it, and none starts.",
+            )
         if json:
             _write_json({"name": name, "file": str(path), "revoked": True})
 
@@ -162,11 +164,7 @@ def _facts(key: ApiKey, hashed: bool) -> dict[str, Any]:
 
 
 def _lines(text: str | None, path: Path) -> tuple[KeyLine, ...]:
-    """The keys of a file; one that has none is no mistake here."""
-    said = (line.strip() for line in (text or "").split("\n"))
-    if text is None or not any(line and not line.startswith("#") for line in said):
-        return ()
-    return read_key_lines(text, str(path), salt=PROCESS_SALT)
+    return () if text is None else read_key_lines(text, str(path), salt=PROCESS_SALT)
 
 
 def _salt(lines: Sequence[KeyLine]) -> str:

@@ -52,7 +52,7 @@ class _Mistake(Exception):
 
 
 def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]:
-    """Every key of a file, in order. ``salt``: for the digests of keys that are plain in it.
+    """Every key of a file, in order; none is no mistake. ``salt``: for the digests of those that are plain.
 
     Raises ConfigInvalid, which names ``where``, the line, what was seen and what is allowed.
     """
@@ -83,11 +83,6 @@ def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]
                 f"The API key file {where!r} holds more than {_MOST_KEYS} keys, in line {number}.",
                 remedy=f"A file has at most {_MOST_KEYS}.",
             )
-    if not lines:
-        raise ConfigInvalid(
-            f"The API key file {where!r} holds no key.",
-            remedy="Write one key a line into it, or leave it out.",
-        )
     _refuse_twice(lines, plain, where)
     return tuple(lines)
 
@@ -129,11 +124,12 @@ def _read_line(line: str, salt: bytes) -> tuple[str | None, ApiKey, bool, str]:
     word, *rest = re.split(f"[{_BLANKS}]+", line)
     name = None
     attributes: dict[str, str] = {}
+    if (first := _ATTRIBUTE.fullmatch(word)) and first[1] in _READERS:
+        # A key was forgotten: "name=alice" must not be one, for anybody could guess it.
+        raise _Mistake(f"it begins with {first[1]}=", "The key comes first, then what is said of it")
     if any(_ATTRIBUTE.fullmatch(each) for each in rest):
         attributes = _attributes(rest)
         name = attributes.pop("name", None)
-    elif rest and (first := _ATTRIBUTE.fullmatch(word)) and first[1] in _READERS:
-        raise _Mistake(f"it begins with {first[1]}=", "The key comes first, then what is said of it")
     else:
         word = line
     hashed = word.startswith("sha256:")

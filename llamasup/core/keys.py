@@ -86,13 +86,12 @@ class KeyRing:
             self.controls |= key.controls
         self._by_salt = tuple((salt, tuple(reversed(entries))) for salt, entries in reversed(by_salt.items()))
 
-    def __bool__(self) -> bool:
-        return bool(self._by_salt)
-
     def find(self, credentials: tuple[bytes, ...]) -> ApiKey | None:
         """The key of the first credential that is one."""
         found = None
         for credential in reversed(credentials[:_MOST_CREDENTIALS]):
+            if not credential:  # a file may hold the hash of a variable that was not set
+                continue
             for salt, entries in self._by_salt:
                 digest = digest_of(salt, credential)
                 for known, key in entries:

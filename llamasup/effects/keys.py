@@ -47,8 +47,8 @@ def environment_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
 class KeyFile:
     """A file of keys and what it said last. Raises ConfigInvalid when it is read for the first time.
 
-    ``changed`` is called from time to time. Keys that were read once stay until the file says others: one
-    that is gone, half written or empty opens nothing to anybody.
+    ``changed`` is called from time to time. Keys that were read once stay until the file says others, or that
+    there is none any more: one that is gone or wrong says nothing. It has keys when it is read first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,6 +59,11 @@ class KeyFile:
         self._complaint = ""
         text, status = read_text(path)
         self.keys = self._understood(text)
+        if not self.keys:
+            raise ConfigInvalid(
+                f"The API key file {str(path)!r} holds no key.",
+                remedy="Write one key a line into it, or leave it out.",
+            )
         # What a pipe held is gone (`--api-key-file <(command)`).
         self._is_file = stat.S_ISREG(status.st_mode)
         self._signature = _signature(status)
@@ -97,7 +102,10 @@ class KeyFile:
         if keys == self.keys:
             return False
         self.keys = keys
-        _log.info("The API key file %r has changed: %d keys.", str(self.path), len(keys))
+        if keys:
+            _log.info("The API key file %r has changed: %d keys.", str(self.path), len(keys))
+        else:
+            _log.warning("The API key file %r holds no key any more: nobody gets in by it.", str(self.path))
         return True
 
     def _understood(self, text: str) -> tuple[ApiKey, ...]:

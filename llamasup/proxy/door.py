@@ -71,12 +71,12 @@ class Door:
             return refusal
         if path in self._public_paths or (head.origin is not None and self.is_preflight(head)):
             return None
-        ring = self.keys.ring
-        key = ring.find(head.credentials) if ring else None
+        keys = self.keys
+        key = keys.ring.find(head.credentials) if keys.needed else None
         if path.startswith(CONTROL_PREFIX):
             return self._judge_control(head, key)
         if key is None:
-            if ring:
+            if keys.needed:
                 return _unauthorized(head)
         elif not key.infers and path not in _FOR_ANY_KEY:
             return _without_right(key, "control", "infer", "inference")

@@ -15,7 +15,7 @@ from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.upload import Upload
-from llamasup.proxy.waiting import Waiting
+from llamasup.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.runtime.endpoint import Lease, Unavailable
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class Downstream(asyncio.Protocol):
 
     def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
         self.transport.write(answer)
-        self.proxy.tell(request, record_of(request, status, "local", bytes_out=len(answer)))
+        self.proxy.tell(request, record_of(request, status, "local"))
         self._after(request)
 
     def _refused(self, request: Request, error: HttpError) -> None:
@@ -416,6 +416,10 @@ class Downstream(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.cancel()
+        # One whose generation ended in the middle of its body has no exchange, and still counts for its key.
+        for request in (self._reader.partial, *self._reader.ready):
+            if request is not None and request.quota is not None:
+                self.proxy.tell(request, record_of(request, CLIENT_GONE, "client_gone"))
         self._held.clear()
 
 

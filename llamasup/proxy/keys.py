@@ -17,14 +17,18 @@ __all__ = ["Keys"]
 
 
 class Keys:
-    """``epoch`` changes with the keys: what was decided by those of another epoch is to be decided anew."""
+    """``epoch`` changes with the keys: what was decided by those of another epoch is to be decided anew.
 
-    __slots__ = ("_file", "_given", "_limits", "_quotas", "clock", "epoch", "ring")
+    ``needed``: nobody comes in without one, also while the last of the file's is revoked.
+    """
+
+    __slots__ = ("_file", "_given", "_limits", "_quotas", "clock", "epoch", "needed", "ring")
 
     def __init__(self, config: ProxyConfig, clock: Callable[[], float] = monotonic) -> None:
         self.clock = clock
         self._file = config.key_file
         self._given = plain_keys(config.api_keys, PROCESS_SALT)
+        self.needed = self._file is not None or bool(self._given)
         self._limits: dict[str, KeyLimits] = {}  # by name, of keys that have any
         self._quotas: dict[str, Quota] = {}  # of those, the ones that have been used
         self.epoch = 0

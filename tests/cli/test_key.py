@@ -158,13 +158,17 @@ def test_what_cannot_be_meant_is_refused_and_changes_nothing(
     assert key.path.read_text() == "one name=a\ntwo name=ab\n"
 
 
-def test_the_last_key_stays(key: Commands) -> None:
-    """A service that runs would take the file for a half-written one, and go on with the key."""
-    key.path.write_text("one name=a\n")
+def test_the_last_key_goes_too_and_what_follows_is_said(key: Commands) -> None:
+    key.path.write_text("# team\none name=a\n")
     said = key.revoke("a")
-    assert said.code == 2
-    assert "Make another one first" in said.err
-    assert key.path.read_text() == "one name=a\n"
+    assert said.code == 0
+    assert said.err.splitlines() == [
+        f"Removed the key 'a' from {key.path}",
+        "  → It was the last: a service with this file lets nobody in by it, and none starts.",
+    ]
+    assert key.path.read_text() == "# team\n"
+    assert key.list().err == f"{key.path} holds no key.\n"
+    assert key.new("b").code == 0
 
 
 def test_from_no_file_nothing_is_revoked(key: Commands) -> None:

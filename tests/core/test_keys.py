@@ -28,6 +28,13 @@ def test_a_ring_says_which_key_a_credential_is() -> None:
     assert found(ring) is None
 
 
+def test_nothing_is_no_key_whatever_a_file_says() -> None:
+    """The hash of a variable that was not set, say."""
+    ring = KeyRing([key("a", ""), key("b", "two")])
+    assert found(ring, b"") is None
+    assert found(ring, b"", b"two") == "b"
+
+
 def test_of_two_credentials_the_first_that_is_a_key_counts() -> None:
     ring = KeyRing([key("a", "one"), key("b", "two")])
     assert found(ring, b"placeholder", b"two") == "b"
@@ -46,8 +53,7 @@ def test_no_more_credentials_are_looked_at_than_an_honest_client_sends() -> None
 
 
 def test_a_ring_knows_whether_any_key_controls() -> None:
-    assert not KeyRing([])
-    assert KeyRing([key("a", "one")])
+    assert not KeyRing([]).controls
     assert not KeyRing([key("a", "one")]).controls
     assert KeyRing([key("a", "one"), key("b", "two", controls=True)]).controls
 

@@ -163,14 +163,31 @@ def test_a_mistake_is_told_once_and_another_once_more(path: Path, caplog: pytest
     assert "line 2: rpm='x'" in warning
     assert "keys before still count" in warning
     assert names(file) == ["a"]
-    path.write_text("")
+    path.write_text("two rpm=y\n")
     for _ in range(3):
         assert not file.changed()
-    assert "holds no key" in warnings(caplog)[0]
+    assert "line 1: rpm='y'" in warnings(caplog)[0]
     path.write_text("two name=b\n")
     assert file.changed()
     assert "as it should be again" in warnings(caplog)[0]
     assert names(file) == ["b"]
+
+
+def test_a_file_whose_last_key_goes_has_none_then_and_says_so_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = KeyFile(path)
+    path.write_text("# all revoked\n")
+    assert file.changed()
+    assert file.keys == ()
+    for _ in range(3):
+        assert not file.changed()
+    (warning,) = warnings(caplog)
+    assert "holds no key any more" in warning
+    path.write_text("two name=b\n")
+    assert file.changed()
+    assert names(file) == ["b"]
+    assert warnings(caplog) == []
 
 
 def test_a_file_that_goes_and_comes_back_as_it_was_is_told_twice(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -259,7 +260,7 @@ def test_the_first_connection_after_a_rest_finds_the_new_keys(make_rig: MakeRig,
 
 
 @pytest.mark.parametrize(
-    "broken", ["", "# all gone\n", "one rpm=fast\n", None], ids=["empty", "comment", "bad", "gone"]
+    "broken", ["one rpm=fast\n", "one\nsha256:half", None], ids=["bad", "half written", "gone"]
 )
 def test_a_broken_file_closes_nothing_and_opens_nothing(
     make_rig: MakeRig, tmp_path: Path, broken: str | None, caplog: pytest.LogCaptureFixture
@@ -286,6 +287,46 @@ def test_a_broken_file_closes_nothing_and_opens_nothing(
     client.send(chat(b"one"))
     error_of(client, 401)
     served(client, child, chat(b"two"))
+
+
+@pytest.mark.check("X4", "401 for everybody")
+@pytest.mark.parametrize("emptied", ["", "# all revoked\n"], ids=["empty", "comment"])
+def test_a_file_whose_last_key_is_gone_lets_nobody_in(
+    make_rig: MakeRig, tmp_path: Path, emptied: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys"
+    rig = make_rig(with_file(path, "one rights=inference,control\n"), control=True)
+    client, child = rig.connect(), Child(rig)
+    for _ in range(3):  # from memory, by now
+        served(client, child, chat(b"one"))
+    path.write_text(emptied)
+    await_epoch(rig, 2)
+    for request in (chat(b"one"), chat(b""), post(CHAT, BODY), get(b"/metrics"), get(b"/v1/models")):
+        client.send(request)
+        assert error_of(client, 401)["cause"] == "api_key"
+    client.send(get(b"/llamasup/v1/status", bearer(b"one")))
+    assert error_of(client, 403)["cause"] == "control_closed"
+    client.send(get(b"/livez"))
+    assert status(client.message()[0]) == 200
+    (warning,) = (each.getMessage() for each in caplog.records if each.name == "llamasup.keys")
+    assert "holds no key any more" in warning
+    path.write_text("two\n")
+    await_epoch(rig, 3)
+    served(client, child, chat(b"two"))
+    client.send(chat(b"one"))
+    error_of(client, 401)
+
+
+def test_a_key_that_was_given_beside_an_emptied_file_still_opens(make_rig: MakeRig, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    rig = make_rig(replace(with_file(path, "one\n"), api_keys=("given",)))
+    client, child = rig.connect(), Child(rig)
+    served(client, child, chat(b"one"))
+    path.write_text("")
+    await_epoch(rig, 2)
+    served(client, child, chat(b"given"))
+    client.send(chat(b"one"))
+    error_of(client, 401)
 
 
 def test_a_file_that_is_replaced_as_a_whole_is_noticed(make_rig: MakeRig, tmp_path: Path) -> None:

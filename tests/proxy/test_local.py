@@ -108,4 +108,5 @@ def test_every_local_answer_is_told(make_rig: MakeRig) -> None:
     rig.ask(get(b"/livez"))
     record = rig.record()
     assert (record.path, record.status, record.outcome, record.model) == ("/livez", 200, "local", "")
+    assert record.bytes_out == 0  # what llama-server sent; errors of ours count no more
     assert rig.proxy.metrics.requests == {("", "/livez", 200): 1}

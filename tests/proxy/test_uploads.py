@@ -501,3 +501,28 @@ def test_a_crash_in_mid_body_does_not_cost_its_key_another_turn(make_rig: MakeRi
     again.message()
     again.send(answer())
     assert status(client.message()[0]) == 200
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["in mid-body", "behind its body"])
+def test_a_client_that_leaves_after_a_crash_in_mid_body_leaves_its_keys_turn(
+    make_rig: MakeRig, *, whole: bool
+) -> None:
+    key_file = keys_of("secret name=one concurrent=1")
+    rig = make_rig(ProxyConfig(key_file=key_file, route_by_model=False))
+    authorized = b"Authorization: Bearer secret"
+    client, child = uploading(rig, announced(2 * len(PART), authorized))
+    ends(rig)
+    assert child.sees_the_end()
+    if whole:
+        client.send(PART)
+        wait_until(rig, 1)
+    client.close()
+    record = rig.record()
+    assert (record.status, record.outcome, record.client) == (499, "client_gone", "key:one")
+    serves(rig)
+    second = rig.connect()
+    second.send(post(CHAT, b"{}", authorized))
+    again = rig.accept()
+    again.message()
+    again.send(answer())
+    assert status(second.message()[0]) == 200
