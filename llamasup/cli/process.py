@@ -45,7 +45,7 @@ class StopSignals:
     def deliver_to(self, listener: Callable[[str], None]) -> None:
         """From now on ``listener`` hears the signal's name. It is called between any two instructions."""
         self._deliver = listener
-        if self._why:  # and the signal that was to say so is ignored
+        if self._why:  # the signal that said so is ignored, or its exception was swallowed
             listener(self._why)
 
     def stop(self, why: str) -> None:
@@ -69,9 +69,12 @@ class StopSignals:
         if self._over:
             return
         why, self._why = self._why, ""
+        name = why or signal.Signals(number).name
         if self._deliver is None:
+            # Kept too: what is being imported may swallow the exception, as C modules do.
+            self._why = name
             raise Interrupted(number, why)
-        self._deliver(why or signal.Signals(number).name)
+        self._deliver(name)
 
 
 STOP_SIGNALS = StopSignals()
