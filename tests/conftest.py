@@ -16,8 +16,11 @@ import pytest
 from llamasup.core.demo_model import demo_model
 
 if sys.platform != "win32":
-    # Under nohup it is ignored, and whatever a test starts would ignore it as well.
+    # Ignored under nohup, and in what a shell starts in the background: whatever a test starts would ignore
+    # them as well.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRE_REAL = os.environ.get("LLAMASUP_REQUIRE_REAL") == "1"
 
