@@ -6,13 +6,11 @@ Starts no server. Makes llamasup's own folders where there are none, to see whet
 from __future__ import annotations
 
 import os
-import sys
 
-from llamasup.cli.errors import show_error
+from llamasup.cli.errors import guarded
 from llamasup.cli.layout import hanging, stdout_columns
-from llamasup.cli.outlet import Outlet
 from llamasup.cli.results import write_result
-from llamasup.cli.view import TextView, while_waiting
+from llamasup.cli.view import View, while_waiting
 from llamasup.core.doctor import as_json, examine
 from llamasup.core.doctor_facts import Check
 from llamasup.core.errors import LlamasupError, UsageInvalid
@@ -26,19 +24,15 @@ def doctor_command(model: str | None, *, runtime: str | None, port: int, json: b
     """Print every check. Returns 0 if all is well, 1 if something is not."""
     from llamasup.runtime.doctor import gather
 
-    stderr = Outlet(sys.stderr)
-    view = TextView(stderr)
-    try:
+    def act(view: View) -> int:
         problem = _port_problem(port)
         with while_waiting(view, "asking the runtimes and their devices"):  # a driver may take 20 s
             facts = gather(model, runtime=runtime, port=port, port_problem=problem, environ=os.environ)
         checks = examine(facts)
         write_result(json_text(as_json(checks), indent=2) if json else _as_text(checks, stdout_columns()))
-    except Exception as error:
-        return show_error(view, error)
-    finally:
-        stderr.close()
-    return 0 if all(check.ok for check in checks) else 1
+        return 0 if all(check.ok for check in checks) else 1
+
+    return guarded(act)
 
 
 def _port_problem(port: int) -> LlamasupError | None:

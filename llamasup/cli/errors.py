@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
-from llamasup.cli.view import View
+from llamasup.cli.outlet import Outlet
+from llamasup.cli.view import TextView, View
 from llamasup.core.errors import LlamasupError
 
-__all__ = ["error_text", "show_error"]
+__all__ = ["error_text", "guarded", "show_error"]
 
 
 def error_text(
@@ -44,6 +47,18 @@ def show_error(view: View, error: Exception) -> int:
         details=list(error.details),
     )
     return error.exit_code
+
+
+def guarded(act: Callable[[View], int | None]) -> int:
+    """Let ``act`` speak on standard error; what it raises is shown. Returns the exit code (None of it: 0)."""
+    stderr = Outlet(sys.stderr)
+    view = TextView(stderr)
+    try:
+        return act(view) or 0
+    except Exception as error:
+        return show_error(view, error)
+    finally:
+        stderr.close()
 
 
 def _where(error: Exception) -> str:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamasup.cli.errors import show_error
+from llamasup.cli.errors import guarded, show_error
 from llamasup.cli.layout import stdout_columns, table
-from llamasup.cli.outlet import Outlet
 from llamasup.cli.results import write_result
-from llamasup.cli.view import TextView, plural
+from llamasup.cli.view import View, plural
 from llamasup.core.errors import LlamasupError, ModelMissing
 from llamasup.core.hardware import Hardware
 from llamasup.core.inspection import (
@@ -52,9 +51,8 @@ def inspect_command(names: Sequence[str], *, json: bool) -> int:
 
     Of several, those that are sound are shown whatever the others are; the code is that of the first error.
     """
-    stderr = Outlet(sys.stderr)
-    view = TextView(stderr)
-    try:
+
+    def act(view: View) -> int:
         machine = hardware()
         given = [_look_at(name, empty_is_fine=json) for name in names]
         errors = [each.found for each in given if isinstance(each.found, LlamasupError)]
@@ -65,11 +63,9 @@ def inspect_command(names: Sequence[str], *, json: bool) -> int:
                 for note in each.found.notes if isinstance(each.found, ModelFolder) else ():
                     view.say("warning", "left_out", f"llamasup: {note}")
         codes = [show_error(view, error) for error in errors]
-    except Exception as error:
-        return show_error(view, error)
-    finally:
-        stderr.close()
-    return codes[0] if codes else 0
+        return codes[0] if codes else 0
+
+    return guarded(act)
 
 
 def _look_at(name: str, *, empty_is_fine: bool) -> _Given:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import difflib
 import secrets
 import shlex
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from llamasup.cli.errors import show_error
+from llamasup.cli.errors import guarded
 from llamasup.cli.layout import table
-from llamasup.cli.outlet import Outlet
-from llamasup.cli.results import write_result
-from llamasup.cli.view import TextView, View
+from llamasup.cli.results import write_json, write_result
+from llamasup.cli.view import View
 from llamasup.core.errors import UsageInvalid
-from llamasup.core.json_text import json_text
 from llamasup.core.key_file import KeyLine, checked_name, key_line, read_key_lines, stored_form, without_line
 from llamasup.core.keys import ApiKey, KeyLimits, Priority
 from llamasup.effects.key_store import change_key_file, default_key_file, key_file_text
@@ -81,11 +78,11 @@ def new_command(
         if hashed:
             _say(view, "  → Keep it now: the file has only its hash.")
         if json:
-            _write_json({"key": key, "file": str(path), **_facts(said, hashed)})
+            write_json({"key": key, "file": str(path), **_facts(said, hashed)})
         else:
             write_result(key)
 
-    return _guarded(act)
+    return guarded(act)
 
 
 def list_command(file: Path | None, *, json: bool) -> int:
@@ -97,7 +94,7 @@ def list_command(file: Path | None, *, json: bool) -> int:
         lines = _lines(text, path)
         if json:
             keys = [{"line": line.number, **_facts(line.key, line.hashed)} for line in lines]
-            _write_json({"file": str(path), "keys": keys})
+            write_json({"file": str(path), "keys": keys})
         elif lines:
             write_result(table([_HEADINGS, *map(_row, lines)], indent=""))
         if text is None:
@@ -105,7 +102,7 @@ def list_command(file: Path | None, *, json: bool) -> int:
         elif not lines:
             _say(view, f"{path} holds no key.")
 
-    return _guarded(act)
+    return guarded(act)
 
 
 def revoke_command(name: str, file: Path | None, *, json: bool) -> int:
@@ -132,9 +129,9 @@ def revoke_command(name: str, file: Path | None, *, json: bool) -> int:
                 "  → It was the last: a service with this file lets nobody in by it, and none starts.",
             )
         if json:
-            _write_json({"name": name, "file": str(path), "revoked": True})
+            write_json({"name": name, "file": str(path), "revoked": True})
 
-    return _guarded(act)
+    return guarded(act)
 
 
 _HEADINGS = ("NAME", "RIGHTS", "RPM", "CONCURRENT", "TPM", "PRIORITY", "HASHED")
@@ -195,19 +192,3 @@ def _path(file: Path | None) -> Path:
 
 def _say(view: View, text: str) -> None:
     view.say("info", "key", text)
-
-
-def _write_json(value: dict[str, Any]) -> None:
-    write_result(json_text(value, indent=2))
-
-
-def _guarded(act: Callable[[View], None]) -> int:
-    stderr = Outlet(sys.stderr)
-    view = TextView(stderr)
-    try:
-        act(view)
-    except Exception as error:
-        return show_error(view, error)
-    finally:
-        stderr.close()
-    return 0

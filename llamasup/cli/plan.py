@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamasup.cli.errors import show_error
+from llamasup.cli.errors import guarded
 from llamasup.cli.layout import stdout_columns, table
-from llamasup.cli.outlet import Outlet
 from llamasup.cli.results import write_result
-from llamasup.cli.view import TextView, while_waiting
+from llamasup.cli.view import View, while_waiting
 from llamasup.core.json_text import json_text
 from llamasup.core.printable import printable
 from llamasup.core.settings import Settings
@@ -32,9 +30,7 @@ def plan_command(model: str, settings: Settings, *, runtime: str | None, json: b
     from llamasup.runtime.launch import prepare
     from llamasup.runtime.planner import Planner
 
-    stderr = Outlet(sys.stderr)
-    view = TextView(stderr)
-    try:
+    def act(view: View) -> None:
         with while_waiting(view, "asking the runtime what it can do"):
             launch = prepare(model, settings, runtime=runtime, environ=os.environ)
         with tempfile.TemporaryDirectory(prefix="llamasup-") as folder:
@@ -49,11 +45,8 @@ def plan_command(model: str, settings: Settings, *, runtime: str | None, json: b
             # A file's name must not steer the terminal.
             text = "\n".join(map(printable, text.split("\n")))
         write_result(text)
-    except Exception as error:
-        return show_error(view, error)
-    finally:
-        stderr.close()
-    return 0
+
+    return guarded(act)
 
 
 def _as_text(launch: Launch, admission: Admission[LaunchPlan], columns: int | None) -> str:

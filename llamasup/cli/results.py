@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from llamasup.core.errors import OutputFailed
+from llamasup.core.json_text import json_text
 
-__all__ = ["write_result"]
+__all__ = ["write_json", "write_result"]
 
 
 def write_result(text: str) -> None:
@@ -21,3 +23,8 @@ def write_result(text: str) -> None:
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - what is left in its buffer fails again
         raise OutputFailed(f"The result cannot be written: {error.strerror}.") from None
+
+
+def write_json(value: Any) -> None:
+    """Write ``value`` as JSON to be read by people as well."""
+    write_result(json_text(value, indent=2))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
-from llamasup.cli.errors import show_error
+from llamasup.cli.errors import guarded
 from llamasup.cli.layout import table
 from llamasup.cli.options import run_arguments
-from llamasup.cli.outlet import Outlet
-from llamasup.cli.results import write_result
-from llamasup.cli.view import TextView, View
+from llamasup.cli.results import write_json, write_result
+from llamasup.cli.view import View
 from llamasup.core.errors import ServiceManagerFailed, UsageInvalid
-from llamasup.core.json_text import json_text
 from llamasup.core.settings import Settings
 from llamasup.core.unit_file import Unit, checked_name, name_for, unit_text
 from llamasup.effects.units import Units
@@ -34,11 +31,11 @@ def print_command(
         text = unit_text(unit)
         path = str(Units(unit.of_user).path(unit.file_name))
         if json:
-            _write_json({"unit": unit.file_name, "path": path, "text": text})
+            write_json({"unit": unit.file_name, "path": path, "text": text})
         else:
             write_result(text.rstrip("\n"))
 
-    return _guarded(act)
+    return guarded(act)
 
 
 def install_command(
@@ -70,9 +67,9 @@ def install_command(
         if os.environ.get("LLAMASUP_API_KEY") and given["api_key_file"] is None:
             _say(view, "  → The service does not see your $LLAMASUP_API_KEY: use --api-key-file.")
         if json:
-            _write_json({"unit": unit.file_name, "path": str(path), "changed": changed, "started": now})
+            write_json({"unit": unit.file_name, "path": str(path), "changed": changed, "started": now})
 
-    return _guarded(act)
+    return guarded(act)
 
 
 def uninstall_command(name: str, *, user: bool, json: bool) -> int:
@@ -93,9 +90,9 @@ def uninstall_command(name: str, *, user: bool, json: bool) -> int:
         else:
             _say(view, f"There is no {path}.")
         if json:
-            _write_json({"unit": file_name, "path": str(path), "removed": removed})
+            write_json({"unit": file_name, "path": str(path), "removed": removed})
 
-    return _guarded(act)
+    return guarded(act)
 
 
 def status_command(name: str, *, user: bool, json: bool) -> int:
@@ -108,23 +105,11 @@ def status_command(name: str, *, user: bool, json: bool) -> int:
         state = _state(units, file_name)
         shown = {"unit": file_name, "path": str(path), "installed": text is not None, **state}
         if json:
-            _write_json(shown)
+            write_json(shown)
         else:
             write_result(table([(key, _shown(value)) for key, value in shown.items()], indent=""))
 
-    return _guarded(act)
-
-
-def _guarded(act: Callable[[View], None]) -> int:
-    stderr = Outlet(sys.stderr)
-    view = TextView(stderr)
-    try:
-        act(view)
-    except Exception as error:
-        return show_error(view, error)
-    finally:
-        stderr.close()
-    return 0
+    return guarded(act)
 
 
 def _unit(
@@ -191,7 +176,3 @@ def _shown(value: object) -> str:
 
 def _say(view: View, text: str) -> None:
     view.say("info", "service", text)
-
-
-def _write_json(shown: Mapping[str, Any]) -> None:
-    write_result(json_text(shown, indent=2))
