@@ -40,9 +40,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.pages import write_between  # noqa: E402
+
 PROFILES = ("latency", "throughput", "memory", "plain")
 BARE = "bare defaults"
-BEGIN, END = "<!-- bench_plan -->", "<!-- /bench_plan -->"
+MARKS = "<!-- bench_plan -->", "<!-- /bench_plan -->"
 START_LIMIT_S = 300
 ANSWER_LIMIT_S = 900
 
@@ -323,15 +325,6 @@ def machine() -> str:
     return f"{cpu}, {len(os.sched_getaffinity(0))} CPUs, {ram_gib:.0f} GiB, {platform.system()}"
 
 
-def write_between(path: Path, text: str) -> None:
-    """Put the text between the two markers of a page."""
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{path} has no {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
-
-
 def model_file(given: argparse.Namespace, folder: str) -> Path:
     """The model given, or one of random weights: as good as trained ones for speed and memory."""
     if given.model is not None:
@@ -375,7 +368,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one short round, to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument(
-        "--docs", type=Path, metavar="PAGE", help=f"write the table between {BEGIN} and {END}"
+        "--docs", type=Path, metavar="PAGE", help=f"write the table between {MARKS[0]} and {MARKS[1]}"
     )
     given = parser.parse_args()
     if unknown := set(given.contenders) - {"default", *PROFILES}:
@@ -414,7 +407,7 @@ def main() -> None:
     text = f"{about}\n\n{table(rounds)}"
     print(text)
     if given.docs:
-        write_between(given.docs, text)
+        write_between(given.docs, MARKS, text)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from llamasup.core.demo_model import demo_model  # noqa: E402
+from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
 from tests.real.cycles import Held, crash_cycles, leaks  # noqa: E402
 from tests.real.fault_bench import Bench, Outcome, seconds_to_load_by_hand  # noqa: E402
@@ -36,7 +37,7 @@ from tests.real.fault_clients import Ending  # noqa: E402
 from tests.real.flood import flooded_over_quiet  # noqa: E402
 from tests.real.remains import folders_of  # noqa: E402
 
-BEGIN, END = "<!-- faults -->", "<!-- /faults -->"
+MARKS = "<!-- faults -->", "<!-- /faults -->"
 MOST_ADDED_S = 0.1  # P6
 GONE_WITHIN_S = 2.0  # S14
 MOST_SLOWED = 1.1
@@ -73,7 +74,7 @@ def main() -> int:
     text = "\n".join(sections)
     print(text)
     if given.docs:
-        write_between(given.docs, text)
+        write_between(given.docs, MARKS, text)
     for each in verdict.broken:
         print(f"BROKEN: {each}", file=sys.stderr)
     return 1 if verdict.broken else 0
@@ -223,7 +224,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runtime", nargs="+", help="as llamasup's own option; default: both kinds")
     parser.add_argument("--quick", action="store_true", help="without what takes long; fewer repeats")
     parser.add_argument("--only", default="", metavar="WORDS", help="faults with these words in their name")
-    parser.add_argument("--docs", type=Path, metavar="PAGE", help=f"write it between {BEGIN} and {END}")
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help=f"write it between {MARKS[0]} and {MARKS[1]}"
+    )
     return parser.parse_args()
 
 
@@ -231,14 +234,6 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "?")
     return f"{cpu}, {len(os.sched_getaffinity(0))} CPUs, Linux {platform.release()}"
-
-
-def write_between(path: Path, text: str, marks: tuple[str, str] = (BEGIN, END)) -> None:
-    before, begin, rest = path.read_text("utf-8").partition(marks[0])
-    _, end, after = rest.partition(marks[1])
-    if not begin or not end:
-        raise SystemExit(f"{path} has no {' and '.join(marks)}")
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -15,15 +15,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from llamasup.core import instance as core
-from llamasup.core.backoff import RestartPolicy
-from llamasup.core.bounds import Adjustment, Bounds
-from llamasup.core.diagnosis import Diagnosis
-from llamasup.core.instance import Event, Instance, Policy, State
-from llamasup.core.lifecycle import TABLE, advance
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-DOC = Path(__file__).parents[1] / "docs" / "design.md"
-BEGIN, END = "<!-- states: scripts/lifecycle_diagram.py -->\n", "<!-- end of states -->\n"
+from llamasup.core import instance as core  # noqa: E402
+from llamasup.core.backoff import RestartPolicy  # noqa: E402
+from llamasup.core.bounds import Adjustment, Bounds  # noqa: E402
+from llamasup.core.diagnosis import Diagnosis  # noqa: E402
+from llamasup.core.instance import Event, Instance, Policy, State  # noqa: E402
+from llamasup.core.lifecycle import TABLE, advance  # noqa: E402
+from scripts.pages import keep_current  # noqa: E402
+
+DOC = ROOT / "docs" / "design.md"
+MARKS = "<!-- states: scripts/lifecycle_diagram.py -->", "<!-- end of states -->"
 
 CRASH = Diagnosis("killed", "", "", (), deterministic=False, exit_code=75)
 VERDICTS = (
@@ -83,7 +87,7 @@ def diagram() -> str:
         edges().items(), key=lambda edge: (order.index(edge[0][0]), order.index(edge[0][1]))
     ):
         lines.append(f"    {before} --> {after}: {', '.join(sorted(names))}")
-    return "\n".join([*lines, "```", ""])
+    return "\n".join([*lines, "```"])
 
 
 def main() -> int:
@@ -91,19 +95,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--doc", type=Path, default=DOC)
     options = parser.parse_args()
-    text = options.doc.read_text("utf-8")
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end):
-        print(f"{options.doc} has no place for the diagram: {BEGIN.strip()} … {END.strip()}", file=sys.stderr)
-        return 2
-    fresh = head + BEGIN + diagram() + END + tail
-    if options.check and fresh != text:
-        print(f"{options.doc} is stale: run python scripts/lifecycle_diagram.py", file=sys.stderr)
-        return 1
-    if fresh != text:
-        options.doc.write_text(fresh, "utf-8")
-    return 0
+    return keep_current(options.doc, MARKS, diagram(), check=options.check)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from llamasup.control.metrics import own_families
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-DOC = Path(__file__).parents[1] / "docs" / "observability.md"
-BEGIN, END = "<!-- metrics: scripts/metrics_table.py -->\n", "<!-- end of metrics -->\n"
+from llamasup.control.metrics import own_families  # noqa: E402
+from scripts.pages import keep_current  # noqa: E402
+
+DOC = ROOT / "docs" / "observability.md"
+MARKS = "<!-- metrics: scripts/metrics_table.py -->", "<!-- end of metrics -->"
 _SUFFIXES = {"counter": "_total"}
 
 
@@ -23,7 +27,7 @@ def table() -> str:
         labels = ", ".join(f"`{label}`" for label in family._labelnames)  # type: ignore[attr-defined]
         name = family.name + _SUFFIXES.get(family.type, "")
         rows.append(f"| `{name}` | {labels} | {family.type} | {family.documentation} |")
-    return "".join(f"{row}\n" for row in rows)
+    return "\n".join(rows)
 
 
 def main() -> int:
@@ -31,19 +35,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--doc", type=Path, default=DOC)
     options = parser.parse_args()
-    text = options.doc.read_text("utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        print(f"{options.doc}: no place for the table", file=sys.stderr)
-        return 2
-    new = before + BEGIN + table() + END + after
-    if options.check:
-        if new != text:
-            print(f"{options.doc} is stale: run scripts/metrics_table.py", file=sys.stderr)
-        return int(new != text)
-    options.doc.write_text(new, "utf-8")
-    return 0
+    return keep_current(options.doc, MARKS, table(), check=options.check)
 
 
 if __name__ == "__main__":

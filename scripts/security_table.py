@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.pages import keep_current  # noqa: E402
+
 DOCUMENT = ROOT / "docs" / "security.md"
-BEGIN = "<!-- checks: scripts/security_table.py -->\n"
-END = "<!-- end of checks -->\n"
+MARKS = "<!-- checks: scripts/security_table.py -->", "<!-- end of checks -->"
 
 PROMISES = {
     "X1": "who can connect",
@@ -94,18 +97,11 @@ def table(checks: list[Check]) -> str:
                     tried += ": " + "; ".join(check.cases)
                 test = f"[{Path(check.file).stem}](../{check.file})"
                 lines.append(f"| {_cell(tried)} | {_cell(check.outcome)} | {test} |\n")
-    return "".join(lines) + "\n"
+    return "".join(lines)
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
-
-
-def renewed(document: str) -> str:
-    """The document with the table as it is now."""
-    before, _, rest = document.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table(all_checks()) + END + after
 
 
 def main() -> int:
@@ -113,12 +109,7 @@ def main() -> int:
     options.add_argument(
         "--check", action="store_true", help="write nothing; exit with 1 if it is not current"
     )
-    document = DOCUMENT.read_text("utf-8")
-    new = renewed(document)
-    if options.parse_args().check:
-        return int(new != document)
-    DOCUMENT.write_text(new, "utf-8")
-    return 0
+    return keep_current(DOCUMENT, MARKS, table(all_checks()), check=options.parse_args().check)
 
 
 if __name__ == "__main__":

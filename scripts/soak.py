@@ -26,11 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from llamasup.core.demo_model import demo_model  # noqa: E402
-from scripts.faults import machine, write_between  # noqa: E402
+from scripts.faults import machine  # noqa: E402
+from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
 from tests.real.soak import soak  # noqa: E402
 
-BEGIN, END = "<!-- soak -->", "<!-- /soak -->"
+MARKS = "<!-- soak -->", "<!-- /soak -->"
 
 
 def main() -> int:
@@ -51,7 +52,7 @@ def main() -> int:
     for each in report.off:
         print(f"OFF: {each}")
     if given.docs and not report.off:
-        write_between(given.docs, text, (BEGIN, END))
+        write_between(given.docs, MARKS, text)
     return 1 if report.off else 0
 
 
