@@ -16,6 +16,7 @@ __all__ = [
     "LlamasupError",
     "ModelInvalid",
     "ModelMissing",
+    "ModelUnknown",
     "OutputFailed",
     "PortInUse",
     "PortNotAllowed",
@@ -95,6 +96,14 @@ class ModelMissing(LlamasupError):
     exit_code = 66
     http_status = 404
     cause = "model_missing"
+
+
+class ModelUnknown(LlamasupError):
+    """No model that is served has this name."""
+
+    exit_code = 66
+    http_status = 404
+    cause = "model_unknown"
 
 
 class ModelInvalid(LlamasupError):

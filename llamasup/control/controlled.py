@@ -1,0 +1,59 @@
+"""What the control application can ask of a running llamasup, whatever it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from llamasup.control.metrics import InstanceGauges
+    from llamasup.runtime.events import Bus
+
+__all__ = ["Controlled"]
+
+
+class Controlled(Protocol):
+    """All methods are for the event loop's thread. ``model`` may be any name of it; an unknown one raises
+    ModelUnknown, with near names in its remedy.
+    """
+
+    @property
+    def bus(self) -> Bus: ...
+
+    def status(self) -> Mapping[str, Any]:
+        """The ``status`` object of the contract (docs/design.md)."""
+        ...
+
+    def gauges(self) -> Sequence[InstanceGauges]: ...
+
+    async def scrape(self) -> Mapping[str, str]:
+        """Every serving child's own Prometheus text, by model."""
+        ...
+
+    async def load(self, model: str) -> None:
+        """Until it serves. Raises ModelUnknown, DoesNotFit, ServerFailed, …: what stopped it."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Until its memory is free. What is in flight has the drain's time."""
+        ...
+
+    async def restart(self, model: str) -> None:
+        """Until it serves again. Requests wait meanwhile."""
+        ...
+
+    async def reload(self) -> Mapping[str, Any]:
+        """Read the configuration again: ``{"added":[ids],"removed":[…],"changed":[…],"unchanged":[…]}``.
+
+        Raises ConfigInvalid where it is not taken; then all is as before.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """As SIGTERM; asked again, at once."""
+        ...
+
+    def log_path(self, model: str) -> Path | None:
+        """Where the output of its llama-server is kept; None: nowhere."""
+        ...

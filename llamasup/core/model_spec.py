@@ -1,0 +1,93 @@
+"""What can be said of one model among many: how it is started, how long it stays, who may wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
+
+from llamasup.core.model_facts import ModelFacts
+from llamasup.core.settings import FlashAttn, GpuLayers, Profile, Settings
+
+__all__ = ["ModelOptions", "ModelSpec", "Stay"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """All that a config may say of a model besides where it is. ``None``: nothing is said.
+
+    Times are in seconds; ``ttl_s`` inf: it stays until its memory is needed. ``devices`` are llama-server's
+    names (``--list-devices``); empty: whichever there are. ``loras`` are paths.
+    """
+
+    ctx_size: int | None = None
+    parallel: int | None = None
+    gpu_layers: GpuLayers | None = None
+    threads: int | None = None
+    kv_type: str | None = None
+    flash_attn: FlashAttn | None = None
+    draft_model: str | None = None
+    mmproj: str | None = None
+    profile: Profile | None = None
+    loras: tuple[str, ...] | None = None
+    devices: tuple[str, ...] | None = None
+    extra: tuple[str, ...] | None = None
+    check_memory: bool | None = None
+    warm_up: bool | None = None
+
+    ttl_s: float | None = None
+    pin: bool | None = None
+    preload: bool | None = None
+    replicas: int | None = None
+    keep_slots: bool | None = None
+
+    max_concurrent: int | None = None
+    max_queued: int | None = None
+    wait_timeout_s: float | None = None
+    drain_timeout_s: float | None = None
+
+    def over(self, base: ModelOptions) -> Self:
+        """These, and where they say nothing what ``base`` says."""
+        unsaid = {
+            each.name: getattr(base, each.name) for each in fields(self) if getattr(self, each.name) is None
+        }
+        return replace(self, **unsaid)
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """How long a model stays loaded, and beside whom.
+
+    ``pin``: it is never unloaded for another one. ``groups``: of the models of one group at most one is
+    loaded on a device.
+    """
+
+    ttl_s: float = float("inf")
+    pin: bool = False
+    preload: bool = False
+    groups: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model that can be served. Equal specs are served by the same process, untouched by a reload.
+
+    ``source``: an absolute path, or ``org/repo:quant`` or a URL that has to be downloaded first.
+    ``identity``: of its files (sizes and times), so that a replaced file is a changed model.
+    ``settings.alias`` is its id. ``replicas`` processes serve it. ``listed`` is what is known of the file
+    without starting anything; None: it is not here, or broken (``problem`` says so).
+    """
+
+    id: str
+    source: str
+    aliases: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+    options: ModelOptions = field(default_factory=ModelOptions)
+    stay: Stay = field(default_factory=Stay)
+    replicas: int = 1
+    identity: tuple[tuple[str, int, int], ...] = ()
+    listed: ModelFacts | None = None
+    problem: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.id, *self.aliases)
