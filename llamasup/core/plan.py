@@ -109,6 +109,7 @@ def plan(
     api_key_file: str | None = None,
     bounds: Bounds = _NO_BOUNDS,
     experience: Experience = _NO_EXPERIENCE,
+    shared: bool = False,
 ) -> LaunchPlan:
     """The command line and environment that suit this model, machine and build, with a reason for each flag.
 
@@ -116,7 +117,7 @@ def plan(
     ``mmproj`` are the facts of those two files, given so or after ``--``; ``found`` is the projector beside
     the model where none was given. ``api_key`` is for a child on TCP; ``api_key_file`` holds it where
     ``needs_key_file``. ``bounds`` keep the plan small, and ``experience`` is
-    what earlier loads of this model took.
+    what earlier loads of this model took. ``shared``: other models want the memory that is to spare.
 
     Raises UsageInvalid (a setting that cannot be meant, or that the build lacks), ModelInvalid (a file that
     is not to be served by itself) and RuntimeMissing (a build that cannot do what the model is for).
@@ -139,7 +140,9 @@ def plan(
     )
     serves, drafter, memory, on_device = sizes.serves, sizes.drafter, sizes.memory, sizes.gpu_layers != 0
     threads = decide_threads(hardware, settings, by_hand)
-    budget_mib, why_budget = decide_prompt_cache(capabilities, memory, serves, by_hand, prefers)
+    budget_mib, why_budget = decide_prompt_cache(
+        capabilities, memory, serves, by_hand, prefers, shared=shared
+    )
     no_repack = why_no_repack(hardware, model, memory, by_hand, prefers, budget_bytes=budget_mib * _MIB)
     no_lock = why_no_lock(hardware, model, memory, prefers, on_device=on_device, repacks=no_repack is None)
 

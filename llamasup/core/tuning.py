@@ -195,10 +195,12 @@ def decide_prompt_cache(
     serves: ModelClass,
     by_hand: ByHand,
     prefers: Preferences,
+    *,
+    shared: bool = False,
 ) -> tuple[int, str]:
     """Budget of the prompt cache in MiB. Its default of 8 GiB has killed small hosts (#27725, #20509).
 
-    It is in the host's memory, wherever the model is.
+    It is in the host's memory, wherever the model is. ``shared``: other models want what is spare.
     """
     asked = by_hand.number("--cache-ram")
     if asked is not None:
@@ -210,9 +212,13 @@ def decide_prompt_cache(
     if not prefers.prompt_cache:
         return 0, "this profile keeps no prompts in memory"
     spare_bytes = memory.spare_host_bytes
-    budget = min(8192, spare_bytes // 4 // _MIB)
+    # In proportion to the model: what it takes must not depend on which others happen to be loaded.
+    most_bytes = min(spare_bytes, memory.total_bytes // 4) if shared else spare_bytes // 4
+    budget = min(8192, most_bytes // _MIB)
     if budget < 64:
         return 0, "no memory to spare for prompts already read"
+    if shared:
+        return budget, "a quarter of what the model takes, 8192 at most, for prompts already read"
     of = f"a quarter of the {_mib(spare_bytes)} MiB that the host keeps free, 8192 at most"
     return budget, f"{of}, for prompts already read"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from llamasup.core.plan import LaunchPlan, plan
 from llamasup.core.plan_json import plan_as_json
 from llamasup.core.server_sizes import read_sizes
 from llamasup.core.settings import Settings
+from llamasup.core.share import Share
 from llamasup.effects.devices import devices_now
 from llamasup.effects.experience import recall, record
 from llamasup.effects.files import atomic_write
@@ -60,11 +61,17 @@ class _Failed:
 
 
 class Planner:
-    """``folder`` is where the private files of this run are."""
+    """``folder`` is where the private files of this run are; ``prefix`` begins the names of those for this
+    model. ``share``: what it may take of the machine at this moment, where others want the rest.
+    """
 
-    def __init__(self, launch: Launch, folder: Path) -> None:
+    def __init__(
+        self, launch: Launch, folder: Path, prefix: str = "", share: Callable[[], Share] | None = None
+    ) -> None:
         self._launch = launch
         self._folder = folder
+        self._prefix = prefix
+        self._share = share
         self._experience = recall(launch.model_path)
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         self._devices = launch.runtime.capabilities.devices
@@ -98,7 +105,7 @@ class Planner:
     def admission(self, generation: int | None = None) -> Admission[LaunchPlan]:
         """The plan and what was considered; without a generation for an address that nobody listens on."""
         at = self._nowhere() if generation is None else self._endpoint(generation)
-        machine = hardware()
+        machine = self._machine()
         if generation is not None and generation > 1:
             # For the first one the runtime has just been asked.
             with contextlib.suppress(BrokenRuntime):
@@ -123,7 +130,7 @@ class Planner:
         """The error with which ``plan`` refuses, and what does fit; None where it accepts."""
         if admission.plan.memory.fits or not self._checks_memory:
             return None
-        machine, at = hardware(), self._nowhere()
+        machine, at = self._machine(), self._nowhere()
         fitting = give_way(
             admission.considered[-1],
             self._launch.settings,
@@ -155,7 +162,7 @@ class Planner:
         """
         if self._failed is not None and self._failed.plan is made:
             return self._failed.adjustment
-        machine, at = hardware(), self._nowhere()
+        machine, at = self._machine(), self._nowhere()
 
         def candidate(bounds: Bounds) -> LaunchPlan:
             return self._candidate(self._launch.settings, machine, at, bounds)
@@ -212,12 +219,18 @@ class Planner:
         settings = self._launch.settings
         return settings.check_memory and settings.profile != "plain"
 
+    def _machine(self) -> Hardware:
+        """As it is now, and as this model may use it."""
+        machine = hardware()
+        return machine if self._share is None else self._share().of_host(machine)
+
     def _candidate(self, settings: Settings, machine: Hardware, at: _Endpoint, bounds: Bounds) -> LaunchPlan:
         launch, runtime = self._launch, self._launch.runtime
+        devices = self._devices if self._share is None else self._share().of_devices(self._devices)
         return plan(
             command=runtime.command,
             kind=runtime.kind,
-            capabilities=replace(runtime.capabilities, devices=self._devices),
+            capabilities=replace(runtime.capabilities, devices=devices),
             model=launch.model,
             model_path=str(launch.model_path),
             hardware=machine,
@@ -233,15 +246,16 @@ class Planner:
             api_key_file=at.key_file,
             bounds=bounds,
             experience=self._experience,
+            shared=self._share is not None,
         )
 
     def _endpoint(self, generation: int) -> _Endpoint:
         if self._on_socket:
-            return _Endpoint(UnixAddress(str(self._folder / f"{generation}.sock")))
+            return _Endpoint(UnixAddress(str(self._folder / f"{self._prefix}{generation}.sock")))
         key = secrets.token_urlsafe(_KEY_BYTES)
         key_file = None
         if needs_key_file(self._launch.runtime.capabilities):
-            path = self._folder / f"{generation}.key"
+            path = self._folder / f"{self._prefix}{generation}.key"
             atomic_write(path, key.encode())
             key_file = str(path)
         return _Endpoint(TcpAddress("127.0.0.1", free_loopback_port()), key, key_file)

@@ -1,0 +1,76 @@
+"""Memory that several models share: the budget of all, what one takes of it, and what is left for another.
+
+Bytes by place: ``ram``, and each device with memory of its own by llama-server's name for it (``CUDA0``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llamasup.core.devices import Device
+from llamasup.core.hardware import Hardware
+from llamasup.core.memory import MemoryEstimate
+
+__all__ = ["RAM", "Amount", "Share", "budget_of", "left_of", "needs_of"]
+
+RAM = "ram"
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """So many bytes, or a part of what there is: one of the two."""
+
+    size_bytes: int | None = None
+    part: float = 1.0
+
+    def of(self, total_bytes: int) -> int:
+        return int(total_bytes * self.part) if self.size_bytes is None else min(self.size_bytes, total_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one of several models may take."""
+
+    places: Mapping[str, int]
+
+    def of_host(self, machine: Hardware) -> Hardware:
+        """``machine`` as this model may see it."""
+        allowed = self.places.get(RAM, machine.memory_available_bytes)
+        return replace(machine, memory_available_bytes=min(machine.memory_available_bytes, allowed))
+
+    def of_devices(self, devices: Iterable[Device]) -> tuple[Device, ...]:
+        return tuple(
+            replace(each, free_bytes=min(each.free_bytes, self.places.get(each.name, each.free_bytes)))
+            for each in devices
+        )
+
+
+def budget_of(machine: Hardware, devices: Iterable[Device], ram: Amount, vram: Amount) -> dict[str, int]:
+    """What all models together may take."""
+    own = {each.name: vram.of(each.total_bytes) for each in devices if not each.shares_host_memory}
+    return {RAM: ram.of(machine.memory_total_bytes), **own}
+
+
+def needs_of(memory: MemoryEstimate, devices: Sequence[Device], names: Iterable[str] = ()) -> dict[str, int]:
+    """What a plan takes, by place. ``names``: the devices that it is kept to, if it is.
+
+    llama.cpp deals its layers out in proportion to what is free on each device; on devices of which nothing
+    else is known that is in proportion to their sizes.
+    """
+    chosen = set(names)
+    used = [each for each in devices if not each.shares_host_memory and (not chosen or each.name in chosen)]
+    total_bytes = sum(each.total_bytes for each in used)
+    needs = {RAM: memory.host_bytes + (0 if used else memory.device_bytes)}
+    if memory.device_bytes and used:
+        needs |= {each.name: -(-memory.device_bytes * each.total_bytes // total_bytes) for each in used}
+    return needs
+
+
+def left_of(budget: Mapping[str, int], taken: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """What is left of ``budget``; never less than nothing."""
+    left = dict(budget)
+    for needs in taken:
+        for place, size_bytes in needs.items():
+            left[place] = left.get(place, 0) - size_bytes
+    return {place: max(0, size_bytes) for place, size_bytes in left.items()}
