@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from llamasup.control.metrics import InstanceGauges
     from llamasup.runtime.events import Bus
+    from llamasup.runtime.metrics import InstanceGauges
 
 __all__ = ["Controlled"]
 
@@ -50,8 +50,8 @@ class Controlled(Protocol):
         """
         ...
 
-    def shutdown(self) -> None:
-        """As SIGTERM; asked again, at once."""
+    def shutdown(self, *, now: bool = False) -> None:
+        """As SIGTERM; ``now``: as a second one. Asked again without it, nothing more happens."""
         ...
 
     def log_path(self, model: str) -> Path | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
 
@@ -20,9 +19,9 @@ from prometheus_client.registry import Collector
 
 from llamasup import __version__
 from llamasup.core.instance import State
-from llamasup.runtime.metrics import Histogram, Metrics, ModelMetrics
+from llamasup.runtime.metrics import Histogram, InstanceGauges, Metrics, ModelMetrics
 
-__all__ = ["CONTENT_TYPE", "InstanceGauges", "exposition", "own_families"]
+__all__ = ["CONTENT_TYPE", "exposition", "own_families"]
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -38,16 +37,6 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = 
 )
 
 _Key = TypeVar("_Key", bound=tuple[str, ...])
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceGauges:
-    """One instance at the moment of the scrape."""
-
-    model: str
-    state: State
-    in_flight: int
-    queued: int
 
 
 def exposition(metrics: Metrics, instances: Sequence[InstanceGauges], scraped: Mapping[str, str]) -> bytes:

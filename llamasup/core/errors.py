@@ -9,14 +9,19 @@ from __future__ import annotations
 __all__ = [
     "BrokenRuntime",
     "ConfigInvalid",
+    "Conflict",
+    "ControlFailed",
     "DoesNotFit",
     "DraftMismatch",
     "FolderUnusable",
     "GaveUp",
     "LlamasupError",
+    "LogMissing",
     "ModelInvalid",
     "ModelMissing",
     "ModelUnknown",
+    "NotAllowed",
+    "NotRunning",
     "OutputFailed",
     "PortInUse",
     "PortNotAllowed",
@@ -24,6 +29,7 @@ __all__ = [
     "RuntimeMissing",
     "ServerFailed",
     "ServiceManagerFailed",
+    "Stopping",
     "UnitNotOurs",
     "UnsafeBind",
     "UsageInvalid",
@@ -208,3 +214,54 @@ class GaveUp(LlamasupError):
     exit_code = 75
     http_status = 503
     cause = "crash_loop"
+
+
+# --- a running llamasup --------------------------------------------------------------------------
+
+
+class NotRunning(LlamasupError):
+    """There is no llamasup that could be asked."""
+
+    exit_code = 69
+    http_status = 503
+    cause = "not_running"
+
+
+class ControlFailed(LlamasupError):
+    """A running llamasup does not answer, or not in words that are understood here."""
+
+    exit_code = 69
+    http_status = 502
+    cause = "control_failed"
+
+
+class NotAllowed(LlamasupError):
+    """Whoever asks has no key with the right to it."""
+
+    exit_code = 77
+    http_status = 403
+    cause = "not_allowed"
+
+
+class Conflict(LlamasupError):
+    """What was asked for has been overtaken by something else that was asked for."""
+
+    exit_code = 75
+    http_status = 409
+    cause = "conflict"
+
+
+class Stopping(LlamasupError):
+    """llamasup is on its way out."""
+
+    exit_code = 69
+    http_status = 503
+    cause = "stopping"
+
+
+class LogMissing(LlamasupError):
+    """The output of this model's llama-server is not there to be read."""
+
+    exit_code = 66
+    http_status = 404
+    cause = "no_log"

@@ -121,6 +121,9 @@ class Bus:
     def listen(self, listener: Callable[[Notice], None]) -> None:
         self._listeners.append(listener)
 
+    def forget(self, listener: Callable[[Notice], None]) -> None:
+        self._listeners.remove(listener)
+
     def publish(self, notice: Notice) -> None:
-        for listener in self._listeners:
+        for listener in tuple(self._listeners):  # one may come or go while it is told
             listener(notice)

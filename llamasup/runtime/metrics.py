@@ -10,11 +10,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from llamasup.core.instance import State
+
 __all__ = [
     "FIRST_BYTE_BOUNDS_S",
     "REQUEST_BOUNDS_S",
     "SPEED_BOUNDS",
     "Histogram",
+    "InstanceGauges",
     "Metrics",
     "ModelMetrics",
     "RequestRecord",
@@ -179,3 +182,12 @@ class Metrics:
 
     def _of(self, name: str) -> ModelMetrics:
         return self.models.setdefault(name, ModelMetrics())
+
+
+class InstanceGauges(msgspec.Struct, frozen=True):
+    """One instance at the moment of the scrape."""
+
+    model: str
+    state: State
+    in_flight: int
+    queued: int
