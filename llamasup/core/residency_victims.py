@@ -1,0 +1,85 @@
+"""Who has to go so that there is room: the cheapest set that is enough (pure).
+
+Knows nothing of models: what each would free, and what it would cost to lose it. A small covering problem
+(several resources at once), searched exactly while that is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from llamasup.core.residency_room import Demand
+
+__all__ = ["MOST_STEPS", "Candidate", "Cost", "cheapest"]
+
+MOST_STEPS: Final = 1000
+"""Of the search: exact for ten candidates (1,024 sets, most of them cut off), and at most a few
+milliseconds for hundreds, for which the best set found by then is taken."""
+
+Cost = tuple[int, int, float]
+"""Compared from the left: that a worse kind of loss is avoided weighs more than any number of lesser ones."""
+
+_NOTHING: Final[Cost] = (0, 0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    id: str
+    frees: Demand
+    cost: Cost
+
+
+def cheapest(candidates: Sequence[Candidate], lack: Demand) -> tuple[Candidate, ...] | None:
+    """The set of least cost that frees all that is lacking, nobody in it for nothing; None: there is none."""
+    helping = sorted(
+        (each for each in candidates if any(resource in each.frees for resource in lack)),
+        key=lambda each: (each.cost, each.id),
+    )
+    found = _search(helping, lack)
+    return None if found is None else _needed(found, lack)
+
+
+def _search(candidates: Sequence[Candidate], lack: Demand) -> tuple[Candidate, ...] | None:
+    """Depth first, with before without, cheap before dear: the first set found is the cheapest that are
+    enough together; every later one costs less."""
+    rest = [dict.fromkeys(lack, 0)]  # what all from the n-th on would free together, from behind
+    for each in reversed(candidates):
+        rest.append({key: amount + each.frees.get(key, 0) for key, amount in rest[-1].items()})
+    best: tuple[Candidate, ...] | None = None
+    best_cost = _NOTHING
+    open_: list[tuple[int, tuple[Candidate, ...], Cost, Demand]] = [(0, (), _NOTHING, lack)]
+    steps = 0
+    while open_ and (best is None or steps < MOST_STEPS):
+        steps += 1
+        at, chosen, cost, missing = open_.pop()
+        if best is not None and cost >= best_cost:
+            continue
+        if not missing:
+            best, best_cost = chosen, cost
+            continue
+        if any(amount > rest[-1 - at][key] for key, amount in missing.items()):
+            continue
+        each = candidates[at]
+        left = {key: more for key, was in missing.items() if (more := was - each.frees.get(key, 0)) > 0}
+        open_.append((at + 1, chosen, cost, missing))
+        open_.append((at + 1, (*chosen, each), _sum(cost, each.cost), left))
+    return best
+
+
+def _sum(one: Cost, other: Cost) -> Cost:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
+def _needed(chosen: tuple[Candidate, ...], lack: Demand) -> tuple[Candidate, ...]:
+    """Without those that can be kept after all, the dearest first: a search that was cut short, or one with
+    costs of zero, may hold some."""
+    spare = {key: sum(each.frees.get(key, 0) for each in chosen) - amount for key, amount in lack.items()}
+    kept = list(chosen)
+    for each in sorted(chosen, key=lambda each: each.cost, reverse=True):
+        if all(each.frees.get(key, 0) <= amount for key, amount in spare.items()):
+            kept.remove(each)
+            for key in spare:
+                spare[key] -= each.frees.get(key, 0)
+    return tuple(kept)
