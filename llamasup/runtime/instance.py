@@ -102,7 +102,7 @@ class InstanceRunner:
         self._roll = roll
         self.room = WaitingRoom(self.serving, timeout_s=policy.wait_timeout_s, most=policy.max_queued)
         # Unbounded, but each generation adds a handful of events and one per second while it starts.
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[Event, asyncio.Future[Instance] | None]] = asyncio.Queue()
         self._generation: _Generation | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -118,14 +118,20 @@ class InstanceRunner:
 
     def post(self, event: Event) -> None:
         """Tell the instance what happened, or what is wanted of it."""
-        self._events.put_nowait(event)
+        self._events.put_nowait((event, None))
+
+    async def take(self, event: Event) -> Instance:
+        """``post``, and wait until it has heard of it: what it is then."""
+        heard: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
+        self._events.put_nowait((event, heard))
+        return await heard
 
     async def reached(self, *states: State) -> Instance:
         """Wait until the instance is in one of ``states``."""
         return await self.until(lambda instance: instance.state in states)
 
     async def until(self, holds: Callable[[Instance], bool]) -> Instance:
-        """Wait for a state or a generation of which ``holds`` is true."""
+        """Wait for an instance of which ``holds`` is true. It is asked again after every event."""
         if holds(self.instance):
             return self.instance
         waiter: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
@@ -236,7 +242,10 @@ class InstanceRunner:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 while True:
-                    self._step(await self._events.get())
+                    event, heard = await self._events.get()
+                    self._step(event)
+                    if heard is not None and not heard.done():
+                        heard.set_result(self.instance)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -264,9 +273,9 @@ class InstanceRunner:
                 self._start_task(self._learn)
                 self._start_task(self._ask_window)
             self._bus.publish(StateChanged(self.model, after.state, after.generation))
-            for holds, waiter in self._waiters:
-                if holds(after) and not waiter.done():
-                    waiter.set_result(after)
+        for holds, waiter in self._waiters:
+            if not waiter.done() and holds(after):
+                waiter.set_result(after)
 
     def _has_ended(self, number: int) -> bool:
         generation = self._generation
