@@ -20,6 +20,8 @@ __all__ = [
     "Evict",
     "Load",
     "Phase",
+    "Places",
+    "Reason",
     "Refuse",
     "ResidencyPolicy",
     "Resume",
@@ -28,6 +30,8 @@ __all__ = [
     "WakeAt",
     "World",
     "Yield",
+    "decide",
+    "never_fits",
 ]
 
 Places = Mapping[str, int]
