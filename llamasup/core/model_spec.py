@@ -89,5 +89,12 @@ class ModelSpec:
     problem: str = ""
 
     @property
+    def started_as(self) -> tuple[object, ...]:
+        """All of it that a process is started from: where this is equal, a change touches no process."""
+        options = self.options
+        own = (options.devices, options.loras, options.warm_up, options.keep_slots)
+        return (self.id, self.source, self.settings, self.replicas, self.identity, *own)
+
+    @property
     def names(self) -> tuple[str, ...]:
         return (self.id, *self.aliases)

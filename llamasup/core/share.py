@@ -30,20 +30,21 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one of several models may take."""
+    """What one of several models may take. ``alone``: as if nothing else were loaded, to see what it needs."""
 
     places: Mapping[str, int]
+    alone: bool = False
 
     def of_host(self, machine: Hardware) -> Hardware:
         """``machine`` as this model may see it."""
-        allowed = self.places.get(RAM, machine.memory_available_bytes)
-        return replace(machine, memory_available_bytes=min(machine.memory_available_bytes, allowed))
+        return replace(machine, memory_available_bytes=self._of(RAM, machine.memory_available_bytes))
 
     def of_devices(self, devices: Iterable[Device]) -> tuple[Device, ...]:
-        return tuple(
-            replace(each, free_bytes=min(each.free_bytes, self.places.get(each.name, each.free_bytes)))
-            for each in devices
-        )
+        return tuple(replace(each, free_bytes=self._of(each.name, each.free_bytes)) for each in devices)
+
+    def _of(self, place: str, free_bytes: int) -> int:
+        allowed = self.places.get(place, free_bytes)
+        return allowed if self.alone else min(allowed, free_bytes)
 
 
 def budget_of(machine: Hardware, devices: Iterable[Device], ram: Amount, vram: Amount) -> dict[str, int]:

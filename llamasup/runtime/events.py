@@ -14,7 +14,17 @@ from llamasup.core.bounds import Adjustment
 from llamasup.core.diagnosis import Diagnosis, Exit
 from llamasup.core.instance import State
 
-__all__ = ["Bus", "Notice", "Ready", "ServerExited", "ServerWarned", "StateChanged", "Stopped", "as_json"]
+__all__ = [
+    "Bus",
+    "ModelLeaves",
+    "Notice",
+    "Ready",
+    "ServerExited",
+    "ServerWarned",
+    "StateChanged",
+    "Stopped",
+    "as_json",
+]
 
 PROTOCOL = 1
 
@@ -48,6 +58,17 @@ class ServerWarned:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLeaves:
+    """A model is unloaded. ``reason``: ``memory``, ``group``, ``count`` (for ``for_model``), ``ttl``, ``asked``,
+    ``changed``, ``removed``.
+    """
+
+    model: str
+    reason: str
+    for_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """Every model that was asked for at the start serves requests."""
 
@@ -61,7 +82,7 @@ class Stopped:
     pass
 
 
-Notice = StateChanged | ServerExited | ServerWarned | Ready | Stopped
+Notice = StateChanged | ServerExited | ServerWarned | ModelLeaves | Ready | Stopped
 
 
 def as_json(notice: Notice) -> Mapping[str, Any]:
@@ -84,6 +105,8 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
             )
         case ServerWarned(model, generation, message, remedy):
             return _object("warning", model=model, generation=generation, message=message, remedy=remedy)
+        case ModelLeaves(model, reason, for_model):
+            return _object("unload", model=model, reason=reason, **({"for": for_model} if for_model else {}))
         case Ready(address, pid, models):
             return _object("ready", url=address.url, **_place(address), pid=pid, models=list(models))
         case Stopped():
