@@ -1,0 +1,210 @@
+"""Which file each name means: the config's models first, then what is found and no rule speaks of (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llamasup.core.errors import LlamasupError
+from llamasup.core.found_model import FoundModel
+from llamasup.core.inspection import PURPOSES, is_served
+from llamasup.core.model_names import NameIndex, file_id, pattern
+from llamasup.core.model_rules import ModelRule, Problem
+from llamasup.core.model_spec import ModelOptions
+
+__all__ = ["Claim", "Claims", "Known"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One model by its names. ``key`` is the same for the same weights; ``options`` are without the defaults.
+
+    ``found`` is None for what has to be downloaded, and where ``problem`` says why nothing is there.
+    """
+
+    names: tuple[str, ...]
+    source: str
+    key: object
+    found: FoundModel | None
+    options: ModelOptions
+    problem: str = ""
+
+
+class Known:
+    """What was found, by path and by id. ``problems`` are told of what is found and has no usable id."""
+
+    def __init__(self, found: Sequence[FoundModel]) -> None:
+        self.by_path: Mapping[str, FoundModel] = {each.path: each for each in found}
+        self.problems: list[Problem] = []
+        self.ids: dict[str, FoundModel] = {}
+        """Of what is offered and can be served, or is broken: what each id means."""
+        self.ids_of: dict[object, list[str]] = defaultdict(list)
+        """By the key of the weights: most have one id, those that two paths lead to have two."""
+        self.refused: dict[str, Problem] = {}
+        """Ids that several files have."""
+        self._index = NameIndex({})
+        self._sort(found)
+        self._index = NameIndex({each: each for each in self.ids})
+
+    def find(self, name: str) -> FoundModel | None:
+        """What is served under this id, or under one that means the same."""
+        found = self._index.find(name)
+        return self.ids[found] if isinstance(found, str) else None
+
+    def near(self, name: str) -> tuple[str, ...]:
+        found = self._index.find(name)
+        return (found,) if isinstance(found, str) else found
+
+    def _sort(self, found: Sequence[FoundModel]) -> None:
+        by_id: dict[str, list[FoundModel]] = defaultdict(list)
+        for each in found:
+            if not each.offered or not self._is_model(each):
+                continue
+            if not (own := each.hub_id or file_id(each.path)):
+                self.problems.append(
+                    Problem(
+                        f"{each.path}: nothing of its name can be a model's name",
+                        remedy="Rename the file, or name it in the config: models: {NAME: {path: …}}.",
+                        paths=(each.path,),
+                    )
+                )
+                continue
+            by_id[own].append(each)
+        for own, files in by_id.items():
+            if len({key_of(each) for each in files}) > 1:
+                self.refused[own] = _same_id(own, [each.path for each in files])
+                self.problems.append(self.refused[own])
+                continue
+            self.ids[own] = files[0]
+            self.ids_of[key_of(files[0])].append(own)
+
+    def _is_model(self, each: FoundModel) -> bool:
+        if not isinstance(each.outcome, LlamasupError):
+            return is_served(each.outcome)
+        own = each.hub_id or file_id(each.path)
+        self.problems.append(_broken(each.outcome, own, each.path))
+        # What cannot be read is taken for what it is called.
+        return "mmproj" not in each.path.rpartition("/")[2].lower()
+
+
+@dataclass(slots=True)
+class Claims:
+    """Collects what each name means. Owned by one call of ``registry.build``."""
+
+    known: Known
+    made: list[Claim] = field(default_factory=list[Claim])
+    problems: list[Problem] = field(default_factory=list[Problem])
+    _names: set[str] = field(default_factory=set[str])
+
+    def by_rules(self, rules: Sequence[ModelRule], patterns: Sequence[ModelRule]) -> None:
+        """The config's own models. What a rule says of a found one is over what patterns say."""
+        self._names = {name for rule in rules for name in rule.names}
+        for rule in rules:
+            if rule.source is None:
+                self.made.append(self._about_found(rule, patterns))
+            else:
+                self.made.append(self._of_source(rule, rule.source))
+
+    def by_files(self, patterns: Sequence[ModelRule]) -> None:
+        """What is found and no rule is about."""
+        claimed = {claim.key for claim in self.made}
+        for key, ids in self.known.ids_of.items():
+            if key in claimed:
+                continue
+            model = self.known.ids[ids[0]]
+            if free := self.own_ids_of(key):
+                options = _of_patterns(free[0], patterns)
+                self.made.append(Claim(free, model.path, key, model, options, _wrong_with(model)))
+            else:
+                self.problems.append(_name_taken(ids[0], model.path))
+
+    def own_ids_of(self, key: object) -> tuple[str, ...]:
+        """The ids that these weights have by themselves, without those that the config gives to a model."""
+        return tuple(own for own in self.known.ids_of.get(key, ()) if own not in self._names)
+
+    def _about_found(self, rule: ModelRule, patterns: Sequence[ModelRule]) -> Claim:
+        model = self.known.find(rule.name)
+        if model is not None:
+            options = rule.options.over(_of_patterns(rule.name, patterns))
+            return Claim(rule.names, model.path, key_of(model), model, options, _wrong_with(model))
+        refused = self.known.refused.get(rule.name)
+        near = self.known.near(rule.name)
+        problem = refused or Problem(
+            f"there is no model {rule.name!r} among those found",
+            remedy=f"Did you mean {' or '.join(near)}?" if near else "Say where it is: path, repo or url.",
+            cause="model_missing",
+            names=(rule.name,),
+            where=rule.where,
+        )
+        if refused is None:
+            self.problems.append(problem)
+        return Claim(rule.names, "", ("missing", rule.name), None, rule.options, problem.message)
+
+    def _of_source(self, rule: ModelRule, source: str) -> Claim:
+        model = self.known.by_path.get(source)
+        if model is None and "://" not in source:
+            model = self.known.find(source)
+        if model is None:
+            return Claim(rule.names, source, ("remote", source), None, rule.options)
+        wrong = _wrong_with(model)
+        if wrong and not (model.offered and isinstance(model.outcome, LlamasupError)):  # else already told
+            error = model.outcome
+            self.problems.append(
+                Problem(
+                    wrong,
+                    remedy=error.remedy if isinstance(error, LlamasupError) else "",
+                    cause=error.cause if isinstance(error, LlamasupError) else "model_invalid",
+                    names=(rule.name,),
+                    paths=(model.path,),
+                    where=rule.where,
+                )
+            )
+        return Claim(rule.names, model.path, key_of(model), model, rule.options, wrong)
+
+
+def key_of(model: FoundModel) -> object:
+    """The same for two paths that lead to the same files."""
+    return model.files or model.path
+
+
+def _of_patterns(own: str, patterns: Sequence[ModelRule]) -> ModelOptions:
+    """What the patterns say of this id: the first in the config that says something decides."""
+    options = ModelOptions()
+    for rule in patterns:
+        if pattern(rule.name).fullmatch(own):
+            options = options.over(rule.options)
+    return options
+
+
+def _wrong_with(model: FoundModel) -> str:
+    if isinstance(model.outcome, LlamasupError):
+        return model.outcome.message
+    if not is_served(model.outcome):
+        kind = model.outcome.model_class
+        return f"{model.path}: is of class {kind} and not served by itself: {PURPOSES[kind]}"
+    return ""
+
+
+def _broken(error: LlamasupError, own: str, path: str) -> Problem:
+    return Problem(error.message, error.remedy, error.cause, (own,), (path,))
+
+
+def _name_taken(own: str, path: str) -> Problem:
+    return Problem(
+        f"{path} is not served: {own!r}, as it is called, is another model in the config",
+        remedy="Name it in the config: models: {NAME: {path: …}}.",
+        cause="name_taken",
+        names=(own,),
+        paths=(path,),
+    )
+
+
+def _same_id(own: str, paths: Sequence[str]) -> Problem:
+    return Problem(
+        f"{len(paths)} files are called {own!r}, and none of them is served: {', '.join(paths)}",
+        remedy="Rename all but one, or name them in the config: models: {NAME: {path: …}}.",
+        cause="same_id",
+        names=(own,),
+        paths=tuple(paths),
+    )

@@ -1,0 +1,106 @@
+"""What the config says of models, and what in it nobody can mean (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from llamasup.core.errors import ConfigInvalid
+from llamasup.core.model_names import is_pattern, why_not_a_name
+from llamasup.core.model_spec import ModelOptions
+
+__all__ = ["ModelRule", "Problem", "check_rules"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRule:
+    """What the config says of a model.
+
+    ``source``: an absolute path, ``org/repo[:quant]`` or a URL; None: it is about a model that is found, and
+    ``name`` is its id, or, with ``*`` or ``?``, a pattern of ids. ``where`` is the place in the config.
+    """
+
+    name: str
+    source: str | None = None
+    aliases: tuple[str, ...] = ()
+    options: ModelOptions = field(default_factory=ModelOptions)
+    where: str = ""
+
+    @property
+    def is_pattern(self) -> bool:
+        return is_pattern(self.name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each once, the model's own first."""
+        return tuple(dict.fromkeys((self.name, *self.aliases)))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not served, or not as it was meant.
+
+    ``names`` are ids and ``paths`` files that it is about; ``where`` is the place in the config.
+    """
+
+    message: str
+    remedy: str = ""
+    cause: str = "model_invalid"
+    names: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    where: str = ""
+
+
+def check_rules(rules: Sequence[ModelRule]) -> None:
+    """Raise ConfigInvalid, with every error in its details, for names that clash or are none."""
+    errors = [*_bad_names(rules), *_clashes(rules)]
+    if errors:
+        raise ConfigInvalid(
+            "The names of the models cannot be meant like this.",
+            remedy="Give every model a name of its own, and every alias to one model.",
+            details=tuple(errors),
+        )
+
+
+def _bad_names(rules: Sequence[ModelRule]) -> Iterator[str]:
+    for rule in rules:
+        if rule.is_pattern:
+            if rule.source is not None:
+                yield f"{_at(rule)}{rule.name!r} is a pattern for models that are found, but has a source"
+            if rule.aliases:
+                yield f"{_at(rule)}{rule.name!r} is a pattern: an alias would be the name of many models"
+        elif why := why_not_a_name(rule.name):
+            yield f"{_at(rule)}the name {rule.name[:64]!r} {why}"
+        for alias in rule.aliases:
+            why = "is a pattern, and has to be a name" if is_pattern(alias) else why_not_a_name(alias)
+            if why:
+                yield f"{_at(rule)}the alias {alias[:64]!r} of {rule.name!r} {why}"
+
+
+def _clashes(rules: Sequence[ModelRule]) -> Iterator[str]:
+    owners = {}
+    for rule in rules:
+        if rule.name in owners:
+            yield f"{_at(rule)}{rule.name!r} is already said{_place(owners[rule.name])}"
+        else:
+            owners[rule.name] = rule
+    taken: dict[str, ModelRule] = {}
+    for rule in rules:
+        for alias in rule.names[1:]:
+            owner = owners.get(alias)
+            if owner is not None and owner is not rule:
+                circle = rule.name in owner.aliases
+                if not circle or rule.name < alias:  # a circle is told once
+                    also = ", and the other way round" if circle else ""
+                    yield f"{_at(rule)}{alias!r} is an alias of {rule.name!r}, and a model{_place(owner)}{also}"
+            elif (first := taken.setdefault(alias, rule)) is not rule:
+                both = f"of {rule.name!r} and of {first.name!r}{_place(first)}"
+                yield f"{_at(rule)}{alias!r} is an alias {both}"
+
+
+def _at(rule: ModelRule) -> str:
+    return f"{rule.where}: " if rule.where else ""
+
+
+def _place(rule: ModelRule) -> str:
+    return f" ({rule.where})" if rule.where else ""

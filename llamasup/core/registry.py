@@ -1,0 +1,209 @@
+"""Which models there are to serve, under which names, and with which settings (pure).
+
+Made anew whenever the config or what lies in the folders changes, and never changed itself. What nobody can
+mean with a config raises ConfigInvalid; what is wrong with single files is a problem of theirs, told and left
+out, and disturbs no other model.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from llamasup.core.claims import Claim, Claims, Known
+from llamasup.core.errors import LlamasupError
+from llamasup.core.found_model import FoundModel
+from llamasup.core.model_names import NameIndex, is_pattern, pattern
+from llamasup.core.model_rules import ModelRule, Problem, check_rules
+from llamasup.core.model_spec import ModelOptions, ModelSpec, Stay
+from llamasup.core.settings import Settings
+from llamasup.core.shared_process import can_share, shared_options
+
+__all__ = ["ModelRule", "Problem", "Registry", "Unknown", "build"]
+
+_NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
+_NOTHING_SAID = ModelOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No model has this name; ``near`` are names that may have been meant, the nearest first."""
+
+    name: str
+    near: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """``names``: every name and alias → the id of its model. ``default``: the id of what a request gets that
+    names no model.
+
+    A spec with a ``problem`` cannot be loaded: the problem is what those are told who ask for it.
+    """
+
+    specs: Mapping[str, ModelSpec]
+    names: Mapping[str, str]
+    default: str | None
+    problems: tuple[Problem, ...] = ()
+    _index: NameIndex = field(default_factory=lambda: NameIndex({}), repr=False, compare=False)
+
+    def find(self, name: str) -> ModelSpec | Unknown:
+        """By its very name; else by what is left of it without case, ``:latest`` and ``.gguf``, where that is
+        one model's.
+
+        ``org/repo`` means its only quantization. Costs a look into a table, and for a name that nobody has
+        about a millisecond.
+        """
+        found = self._index.find(name)
+        return self.specs[found] if isinstance(found, str) else Unknown(name, found)
+
+
+def build(
+    rules: Sequence[ModelRule] = (),
+    found: Sequence[FoundModel] = (),
+    *,
+    groups: Mapping[str, Sequence[str]] = _NO_GROUPS,
+    defaults: ModelOptions = _NOTHING_SAID,
+    default_model: str | None = None,
+) -> Registry:
+    """What the config says, over what was found.
+
+    ``found`` has to hold, for every rule whose source is a path, what is at that very path; a rule whose
+    source is a repository takes the file where it was downloaded before. What is found and no rule is about
+    is served under its own id, with what the patterns that match it say, over the ``defaults``. ``groups``:
+    names or patterns of models of which one at a time is on a device.
+
+    Raises ConfigInvalid, with every error in its details, for names that clash or are none.
+    """
+    check_rules(rules)
+    patterns = [rule for rule in rules if rule.is_pattern]
+    claims = Claims(Known(found))
+    claims.by_rules([rule for rule in rules if not rule.is_pattern], patterns)
+    claims.by_files(patterns)
+    specs = {spec.id: spec for spec in _specs(claims, defaults, groups)}
+    names = {name: spec.id for spec in specs.values() for name in spec.names}
+    index = NameIndex(names)
+    default, no_default = _default(specs, index, default_model)
+    return Registry(
+        specs=MappingProxyType(specs),
+        names=MappingProxyType(names),
+        default=default,
+        problems=(
+            *claims.known.problems,
+            *claims.problems,
+            *_unknown_members(groups, names),
+            *no_default,
+        ),
+        _index=index,
+    )
+
+
+def _specs(
+    claims: Claims, defaults: ModelOptions, groups: Mapping[str, Sequence[str]]
+) -> Iterator[ModelSpec]:
+    by_key: dict[object, list[list[Claim]]] = defaultdict(list)
+    for claim in claims.made:
+        sharing = by_key[claim.key]
+        for others in sharing:
+            if all(can_share(claim.options, each.options) for each in others):
+                others.append(claim)
+                break
+        else:
+            sharing.append([claim])
+    for key, processes in by_key.items():
+        for shared in processes:
+            # The file's own name means it, too, unless that could mean one of several.
+            own = claims.own_ids_of(key) if len(processes) == 1 else ()
+            names = tuple(dict.fromkeys([*(name for each in shared for name in each.names), *own]))
+            yield _spec(names, shared, defaults, groups)
+
+
+def _spec(
+    names: tuple[str, ...],
+    shared: Sequence[Claim],
+    defaults: ModelOptions,
+    groups: Mapping[str, Sequence[str]],
+) -> ModelSpec:
+    first, found = shared[0], shared[0].found
+    options = shared_options([each.options for each in shared], defaults)
+    return ModelSpec(
+        id=names[0],
+        source=first.source,
+        aliases=names[1:],
+        settings=_settings(names[0], options),
+        options=options,
+        stay=Stay(
+            ttl_s=float("inf") if options.ttl_s is None else options.ttl_s,
+            pin=bool(options.pin),
+            preload=bool(options.preload),
+            groups=frozenset(group for group, members in groups.items() if _is_member(names, members)),
+        ),
+        replicas=options.replicas or 1,
+        identity=found.files if found is not None else (),
+        listed=None if found is None or isinstance(found.outcome, LlamasupError) else found.outcome,
+        problem=first.problem,
+    )
+
+
+def _settings(own: str, options: ModelOptions) -> Settings:
+    """For one process. Of replicas each gets its devices from whoever starts them."""
+    extra = list(options.extra or ())
+    if options.devices and (options.replicas or 1) == 1:
+        extra += ["--device", ",".join(options.devices)]
+    if options.loras:
+        extra += ["--lora", ",".join(options.loras)]
+    return Settings(
+        alias=own,
+        ctx_size=options.ctx_size,
+        parallel=options.parallel,
+        gpu_layers=options.gpu_layers,
+        threads=options.threads,
+        kv_type=options.kv_type,
+        flash_attn=options.flash_attn,
+        draft_model=options.draft_model,
+        mmproj=options.mmproj,
+        profile=options.profile,
+        check_memory=options.check_memory is not False,
+        extra=tuple(extra),
+    )
+
+
+def _is_member(names: Sequence[str], members: Sequence[str]) -> bool:
+    return any(
+        pattern(member).fullmatch(name) if is_pattern(member) else member == name
+        for member in members
+        for name in names
+    )
+
+
+def _unknown_members(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Iterator[Problem]:
+    for group, members in groups.items():
+        for member in members:
+            if not _is_member(tuple(names), (member,)):
+                yield Problem(
+                    f"{member!r} in the group {group!r} is no model",
+                    remedy="Name models that are served, or take it out of the group.",
+                    cause="model_unknown",
+                    names=(member,),
+                )
+
+
+def _default(
+    specs: Mapping[str, ModelSpec], index: NameIndex, wanted: str | None
+) -> tuple[str | None, tuple[Problem, ...]]:
+    if wanted is None:
+        return (next(iter(specs)) if len(specs) == 1 else None), ()
+    found = index.find(wanted)
+    if isinstance(found, str):
+        return found, ()
+    near = f"Did you mean {' or '.join(found)}?" if found else "Name a model that is served."
+    return None, (
+        Problem(
+            f"the default model {wanted!r} is not there",
+            remedy=near,
+            cause="model_unknown",
+            names=(wanted,),
+        ),
+    )
