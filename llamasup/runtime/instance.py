@@ -234,6 +234,11 @@ class InstanceRunner:
     def in_flight(self) -> int:
         return self._generation.endpoint.in_flight if self._generation else 0
 
+    @property
+    def busy(self) -> int:
+        """Places that are taken."""
+        return self._generation.endpoint.busy if self._generation else 0
+
     # --- the task ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
