@@ -30,6 +30,7 @@ class Room:
     known: bool = True  # False: the system does not tell
     # Which side takes what was said tensor by tensor (--n-cpu-moe and the like): only the sum is known.
     placed_by_hand: bool = False
+    names: tuple[str, ...] = ()  # of all devices that will be used, also those that share the host's memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,17 +30,15 @@ def room_for(capabilities: Capabilities, hardware: Hardware, by_hand: ByHand, *,
     """What is free on the host, and on those devices that will be used and have memory of their own."""
     chosen = by_hand.value("--device")
     names = None if chosen is None else chosen.split(",")
-    devices = [
-        each
-        for each in capabilities.devices
-        if on_device and not each.shares_host_memory and (names is None or each.name in names)
-    ]
+    used = [each for each in capabilities.devices if on_device and (names is None or each.name in names)]
+    devices = [each for each in used if not each.shares_host_memory]
     return Room(
         host_room_bytes(hardware),
         sum(each.free_bytes for each in devices),
         len(devices),
         known=hardware.memory_total_bytes > 0,
         placed_by_hand=bool(devices) and _placed_by_hand(by_hand),
+        names=tuple(each.name for each in used),
     )
 
 

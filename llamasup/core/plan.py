@@ -84,6 +84,16 @@ class LaunchPlan:
         return self.shape.ctx_total // self.parallel
 
     @property
+    def device(self) -> str:
+        """Where it computes: ``CPU``, ``CUDA0``, ``CUDA0,CUDA1``; ``CUDA0+CPU`` where layers stay behind."""
+        names = self.memory.room.names
+        there = self.gpu_layers if self.memory.gpu_layers is None else self.memory.gpu_layers
+        if not names or there == 0:
+            return "CPU"
+        is_split = there is not None and there <= self.layers  # the output is one more
+        return ",".join(names) + ("+CPU" if is_split else "")
+
+    @property
     def env_shown(self) -> dict[str, str]:
         """The environment as it may be printed."""
         return {name: "***" if name in self.secret_names else value for name, value in self.env.items()}

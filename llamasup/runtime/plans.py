@@ -41,6 +41,10 @@ class ChildPlan(Protocol):
 
     @property
     def ctx_size(self) -> int | None: ...
+    @property
+    def device(self) -> str | None:
+        """Where it computes, as ``core.plan.LaunchPlan.device``."""
+        ...
 
 
 P = TypeVar("P", bound=ChildPlan)

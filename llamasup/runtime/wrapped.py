@@ -98,6 +98,7 @@ class WrappedPlan:
     checked: bool = False
     parallel: int | None = None
     ctx_size: int | None = None
+    device: str | None = None
 
 
 def understand(command: Sequence[str], environ: Mapping[str, str]) -> Wrapping:

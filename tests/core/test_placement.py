@@ -65,6 +65,27 @@ def test_a_cgroup_that_is_full_refuses_and_a_system_that_does_not_tell_does_not(
     assert planned(hardware=machine(memory_available_bytes=0, memory_total_bytes=0)).memory.fits
 
 
+@pytest.mark.parametrize(
+    ("devices", "settings", "device"),
+    [
+        ((), {}, "CPU"),
+        ((GPU,), {}, "CUDA0"),
+        ((GPU, SECOND), {}, "CUDA0,CUDA1"),
+        ((GPU, SECOND), {"extra": ("--device", "CUDA1")}, "CUDA1"),
+        ((GPU,), {"extra": ("--device", "none")}, "CPU"),
+        ((GPU,), {"gpu_layers": 0}, "CPU"),
+        ((GPU,), {"gpu_layers": 20}, "CUDA0+CPU"),
+        ((GPU,), {"gpu_layers": "all"}, "CUDA0"),
+        ((UNIFIED,), {}, "MTL0"),
+        ((UNIFIED,), {"gpu_layers": 20}, "MTL0+CPU"),
+    ],
+)
+def test_a_plan_says_where_it_computes(
+    devices: tuple[Device, ...], settings: dict[str, Any], device: str
+) -> None:
+    assert planned(capabilities(NEW, *devices), **settings).device == device
+
+
 # --- layers --------------------------------------------------------------------------------------
 
 
