@@ -1,0 +1,384 @@
+"""The kinds of values that a key may have: how each is read, and how JSON Schema describes it.
+
+A kind gets the text as it is written. What it means is decided by its key and never by how it looks, so
+that YAML's own guesses (``no``, ``080``, ``1:30``, ``2026-01-01``) mean nothing here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from llamasup.config.sizes import Size, read_duration, read_size
+from llamasup.core.address import Address, TcpAddress, UnixAddress, why_no_host
+from llamasup.core.allowed import allowed_host, allowed_origin
+from llamasup.core.errors import UsageInvalid
+from llamasup.core.model_names import is_pattern, why_not_a_name
+
+__all__ = [
+    "NAME",
+    "Endpoint",
+    "HostName",
+    "Listen",
+    "Name",
+    "OneOf",
+    "Origin",
+    "Refused",
+    "Repo",
+    "RuntimeName",
+    "ScalarKind",
+    "SizeText",
+    "Switch",
+    "Text",
+    "Time",
+    "Url",
+    "Whole",
+    "WholeOr",
+]
+
+NAME = r"[A-Za-z0-9._/:@+-]+"
+_PATTERN = r"[A-Za-z0-9._/:@+*?-]+"
+_MOST_NAME = 256
+_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_MOST_DIGITS = 18  # fits 64 bits, and int() of a million digits takes minutes
+_HOST_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*):(?P<port>[0-9]{1,5})")
+_REPO = r"[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*(?::[A-Za-z0-9._-]+)?"
+
+
+class Refused(Exception):
+    """The text cannot be meant. ``why``: what is wrong with it, where more can be said than that."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class ScalarKind(Protocol):
+    """``needs_plain``: quotes make text of it, which is refused. ``hidden``: errors show no value."""
+
+    @property
+    def allowed(self) -> str: ...
+    @property
+    def needs_plain(self) -> bool: ...
+    @property
+    def hidden(self) -> bool: ...
+
+    def parse(self, text: str) -> Any:
+        """Raises Refused."""
+        ...
+
+    def schema(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    @property
+    def needs_plain(self) -> bool:
+        return False
+
+    @property
+    def hidden(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Text(_Kind):
+    allowed: str = "text"
+    pattern: str = ""
+
+    def parse(self, text: str) -> str:
+        if not text or "\0" in text or (self.pattern and not re.fullmatch(self.pattern, text)):
+            raise Refused
+        return text
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "minLength": 1} | ({"pattern": f"^{self.pattern}$"} if self.pattern else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Switch(_Kind):
+    @property
+    def allowed(self) -> str:
+        return "true or false"
+
+    @property
+    def needs_plain(self) -> bool:
+        return True
+
+    def parse(self, text: str) -> bool:
+        if text not in ("true", "True", "TRUE", "false", "False", "FALSE"):
+            raise Refused
+        return text.lower() == "true"
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(_Kind):
+    least: int = 0
+    most: int = 1 << 31  # llama-server's own numbers are 32 bits
+
+    @property
+    def allowed(self) -> str:
+        if self.most == 1 << 31:
+            return f"a whole number, {self.least} or more"
+        return f"a whole number from {self.least} to {self.most}"
+
+    @property
+    def needs_plain(self) -> bool:
+        return True
+
+    def parse(self, text: str) -> int:
+        if not _WHOLE.fullmatch(text):
+            if text.isascii() and text.isdigit():
+                raise Refused("YAML takes a number that begins with 0 for an octal one")
+            raise Refused
+        if len(text) > _MOST_DIGITS or not self.least <= int(text) <= self.most:
+            raise Refused
+        return int(text)
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "integer", "minimum": self.least} | (
+            {} if self.most == 1 << 31 else {"maximum": self.most}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(_Kind):
+    words: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        *others, last = self.words
+        return f"{', '.join(others)} or {last}" if others else last
+
+    def parse(self, text: str) -> str:
+        if text not in self.words:
+            raise Refused
+        return text
+
+    def schema(self) -> Mapping[str, Any]:
+        # Editors that still read YAML 1.1 take on and off for truth values.
+        truths = [truth for word, truth in (("on", True), ("off", False)) if word in self.words]
+        return {"enum": [*self.words, *truths]}
+
+
+@dataclass(frozen=True, slots=True)
+class WholeOr(_Kind):
+    least: int
+    words: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return f"{Whole(self.least).allowed}, or {' or '.join(self.words)}"
+
+    def parse(self, text: str) -> int | str:
+        return text if text in self.words else Whole(self.least).parse(text)
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"anyOf": [Whole(self.least).schema(), {"enum": list(self.words)}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Time(_Kind):
+    """Seconds. ``never``: what that word means; ``zero``: what 0 means."""
+
+    never: bool = False
+    zero_is_none: bool = False
+
+    @property
+    def allowed(self) -> str:
+        words = (
+            "a time such as 90s, 10m or 1h30m",
+            "never" if self.never else "",
+            "0 for no limit" if self.zero_is_none else "",
+        )
+        return ", or ".join(filter(None, words))
+
+    def parse(self, text: str) -> float | None:
+        if self.never and text == "never":
+            return float("inf")
+        seconds = read_duration(text)
+        if seconds is None:
+            raise Refused
+        return None if self.zero_is_none and not seconds else seconds
+
+    def schema(self) -> Mapping[str, Any]:
+        from llamasup.config.sizes import DURATION
+
+        pattern = f"^(?:{DURATION}{'|never' if self.never else ''})$"
+        return {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": pattern}]}
+
+
+@dataclass(frozen=True, slots=True)
+class SizeText(_Kind):
+    percent: bool = True
+
+    @property
+    def allowed(self) -> str:
+        return f"a size such as 12GiB or 800MB{', or a share from 1% to 100%' if self.percent else ''}"
+
+    def parse(self, text: str) -> Size:
+        size, why = read_size(text)
+        if size is None or (size.percent is not None and not self.percent):
+            raise Refused(why)
+        return size
+
+    def schema(self) -> Mapping[str, Any]:
+        from llamasup.config.sizes import PERCENT, SIZE
+
+        return {"type": "string", "pattern": f"^(?:{SIZE}{f'|{PERCENT}' if self.percent else ''})$"}
+
+
+# --- names -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Name(_Kind):
+    """A model's name; ``pattern``: it may have wildcards."""
+
+    pattern: bool = False
+
+    @property
+    def allowed(self) -> str:
+        return "a name of letters, digits and . _ / : @ + -" + (
+            ", and * and ? for a rule" if self.pattern else ""
+        )
+
+    def parse(self, text: str) -> str:
+        why = why_not_a_name(text.replace("*", "x").replace("?", "x") if self.pattern else text)
+        if why:
+            raise Refused("it is a pattern, and has to be a name" if is_pattern(text) else f"it {why}")
+        return text
+
+    def schema(self) -> Mapping[str, Any]:
+        letters = _PATTERN if self.pattern else NAME
+        return {"type": "string", "pattern": rf"^(?!/)(?!.*\.\.){letters}$", "maxLength": _MOST_NAME}
+
+
+@dataclass(frozen=True, slots=True)
+class Repo(_Kind):
+    @property
+    def allowed(self) -> str:
+        return "org/repo or org/repo:quant"
+
+    def parse(self, text: str) -> str:
+        if not re.fullmatch(_REPO, text) or ".." in text:
+            raise Refused
+        return text
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "pattern": f"^{_REPO}$"}
+
+
+@dataclass(frozen=True, slots=True)
+class Url(_Kind):
+    """``http`` too: whether it is allowed depends on another key."""
+
+    allowed: str = "an https URL of a .gguf file"
+
+    @property
+    def hidden(self) -> bool:  # a URL may hold a password, or a token in its query
+        return True
+
+    def parse(self, text: str) -> str:
+        if not re.fullmatch(r"https?://[^\s/?#]+(?:/\S*)?", text):
+            raise Refused
+        return text
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "pattern": r"^https?://[^\s/?#]+(/\S*)?$"}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Url):
+    allowed: str = "the URL of a mirror, such as https://hub.example.net"
+
+    def parse(self, text: str) -> str:
+        return Url.parse(self, text).rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeName(_Kind):
+    """None for ``auto``. Where it is a path the reader makes it absolute."""
+
+    @property
+    def allowed(self) -> str:
+        return "auto, embedded, or the path or name of a llama-server"
+
+    def parse(self, text: str) -> str | None:
+        if not text or "\0" in text:
+            raise Refused
+        return None if text == "auto" else text
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "minLength": 1}
+
+
+# --- addresses ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Listen(_Kind):
+    """Where to listen. The path of a socket may still be relative."""
+
+    @property
+    def allowed(self) -> str:
+        return "HOST:PORT such as 127.0.0.1:8080 or [::1]:8080, or a path that ends in .sock"
+
+    def parse(self, text: str) -> Address:
+        if text.endswith(".sock"):
+            return UnixAddress(text)
+        parts = _HOST_PORT.fullmatch(text)
+        if parts is None:
+            raise Refused(
+                "it has no port" if text and why_no_host(text) is None and not text.isdigit() else ""
+            )
+        host, port = parts["host"], int(parts["port"])
+        if not host:
+            raise Refused("it names no address; every address of this machine is 0.0.0.0 or [::]")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or any(letter.isspace() for letter in host) or "/" in host or "," in host:
+            raise Refused
+        if port > 65535:
+            raise Refused("a port is at most 65535")
+        return TcpAddress(host, port)
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "pattern": r"^(?:.+\.sock|(?:\[[^\[\]]+\]|[^:\[\]/\s,]+):[0-9]{1,5})$"}
+
+
+@dataclass(frozen=True, slots=True)
+class HostName(_Kind):
+    @property
+    def allowed(self) -> str:
+        return "a host name without a port, such as llm.example.net"
+
+    def parse(self, text: str) -> str:
+        return _checked(allowed_host, text)
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "minLength": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin(_Kind):
+    @property
+    def allowed(self) -> str:
+        return "an origin such as https://chat.example.net"
+
+    def parse(self, text: str) -> str:
+        return _checked(allowed_origin, text)
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "pattern": "^[a-zA-Z][a-zA-Z0-9+.-]*://[^/*]+$"}
+
+
+def _checked(check: Any, text: str) -> str:
+    try:
+        return str(check(text))
+    except UsageInvalid as error:
+        raise Refused(error.message.removeprefix(f"{text!r} ").rstrip(".")) from None

@@ -1,0 +1,48 @@
+"""What is wrong with a configuration: where, what was seen, and what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llamasup.core.errors import ConfigInvalid
+from llamasup.core.printable import printable
+
+__all__ = ["ConfigMistakes", "Mistake", "shown"]
+
+# More than a screen holds; a file of the wrong kind has one in every line.
+_MOST_TOLD = 100
+_MOST_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mistake:
+    """``line`` counts from 1; 0: the file as a whole. ``key`` as ``models.qwen.aliases[1]``; "": none."""
+
+    line: int
+    key: str
+    what: str
+    """The value seen, and what is allowed."""
+
+    def in_file(self, file: str) -> str:
+        place = f"{file}:{self.line}" if self.line else file
+        return printable(f"{place}: {self.key}: {self.what}" if self.key else f"{place}: {self.what}")
+
+
+class ConfigMistakes(ConfigInvalid):
+    """Every mistake of one file; each is a line of ``details`` too, as ``FILE:LINE: key: what``."""
+
+    def __init__(self, file: str, mistakes: tuple[Mistake, ...]) -> None:
+        self.file = file
+        self.mistakes = tuple(sorted(set(mistakes)))
+        told = tuple(each.in_file(file) for each in self.mistakes[:_MOST_TOLD])
+        left = len(self.mistakes) - len(told)
+        count = "one mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
+        super().__init__(
+            f"{printable(file)} has {count}.", details=(*told, f"… and {left} more") if left else told
+        )
+
+
+def shown(text: str) -> str:
+    """A value of the file as an error shows it: on one line, and not all of a long one."""
+    cut = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    return f"'{printable(cut)}'"

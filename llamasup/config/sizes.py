@@ -1,0 +1,72 @@
+"""Times and sizes as people write them: ``1h30m``, ``12GiB``, ``80%``."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+__all__ = ["DURATION", "PERCENT", "SIZE", "Size", "read_duration", "read_size"]
+
+_UNITS_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_NUMBER = r"\d{1,9}(?:\.\d{1,6})?"
+# Larger units first, each once: 1h30m, not 30m1h.
+DURATION = f"(?=\\d){''.join(f'(?:{_NUMBER}{unit})?' for unit in _UNITS_S)}"
+_DURATION = re.compile("(?=\\d)" + "".join(f"(?:({_NUMBER}){unit})?" for unit in _UNITS_S), re.ASCII)
+_SECONDS = re.compile(_NUMBER, re.ASCII)
+_MOST_S = 10 * 365 * 86_400.0  # ten years: longer is a slip, and timers take no more than some centuries
+
+_BYTES = {
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+SIZE = f"{_NUMBER} ?(?:{'|'.join(_BYTES)})"
+PERCENT = f"{_NUMBER}%"
+_SIZE = re.compile(f"(-?)({_NUMBER}) ?([A-Za-z%]*)", re.ASCII)
+
+
+class Size(msgspec.Struct, frozen=True):
+    """An amount of memory or disk: ``bytes``, or a share of what there is; exactly one of them."""
+
+    bytes: int | None = None
+    percent: float | None = None
+
+    def of(self, total_bytes: int) -> int:
+        """In bytes, where there are ``total_bytes``; never more than these."""
+        wanted = total_bytes * (self.percent or 0) / 100 if self.bytes is None else self.bytes
+        return min(int(wanted), total_bytes)
+
+
+def read_duration(text: str) -> float | None:
+    """Seconds; a bare number is seconds. None: no time."""
+    if _SECONDS.fullmatch(text):
+        seconds = float(text)
+    else:
+        parts = _DURATION.fullmatch(text)
+        if parts is None:
+            return None
+        seconds = sum(
+            float(part) * unit_s
+            for part, unit_s in zip(parts.groups(), _UNITS_S.values(), strict=True)
+            if part
+        )
+    return seconds if seconds <= _MOST_S else None
+
+
+def read_size(text: str) -> tuple[Size | None, str]:
+    """The size, or what is wrong with it ("": it is nothing like a size)."""
+    parts = _SIZE.fullmatch(text)
+    if parts is None:
+        return None, ""
+    minus, number, unit = parts.groups()
+    amount = float(number)
+    if minus:
+        return None, "it is below zero"
+    if unit == "%":
+        return (Size(percent=amount), "") if 1 <= amount <= 100 else (None, "it is outside 1% to 100%")
+    if unit not in _BYTES:
+        return None, f"its unit {unit!r} is none of {', '.join(_BYTES)}" if unit else "it has no unit"
+    size_bytes = int(amount * _BYTES[unit])
+    if not size_bytes:
+        return None, "it is nothing"
+    return Size(bytes=size_bytes), ""
