@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 
 from llamasup.core.devices import Device, with_nvml_memory
+from llamasup.core.errors import BrokenRuntime
 from llamasup.effects.nvml import ask_nvml
 from llamasup.effects.runtimes import Runtime, list_devices
 
-__all__ = ["devices_now"]
+__all__ = ["await_freed", "devices_now"]
+
+_FREED_TIMEOUT_S = 5.0
+_FREED_POLL_S = 0.1
+_MOST_PART = 0.5  # of an estimate that there has to be of it: what was allocated is mostly less
 
 
 def devices_now(runtime: Runtime, environ: Mapping[str, str]) -> tuple[Device, ...]:
@@ -25,3 +31,32 @@ def devices_now(runtime: Runtime, environ: Mapping[str, str]) -> tuple[Device, .
         if fresh is not None:
             return fresh
     return list_devices(runtime, environ)
+
+
+def await_freed(
+    runtime: Runtime, environ: Mapping[str, str], before: Sequence[Device], needs: Mapping[str, int]
+) -> bool:
+    """Wait until what a process held, by device, is free there again; ``before`` is from while it ran.
+
+    Blocks for 5 s at most; False: it is not seen to be free by then, or nobody can tell.
+    """
+    held = {
+        each.name: each.free_bytes + int(needs[each.name] * _MOST_PART)
+        for each in before
+        if each.name in needs
+    }
+
+    def is_free() -> bool:
+        with contextlib.suppress(BrokenRuntime):
+            now = {each.name: each.free_bytes for each in devices_now(runtime, environ)}
+            return all(now.get(name, 0) >= wanted for name, wanted in held.items())
+        return False
+
+    asking = Retrying(
+        stop=stop_after_delay(_FREED_TIMEOUT_S),
+        wait=wait_fixed(_FREED_POLL_S),
+        retry=retry_if_result(_is_false),
+    )
+    with contextlib.suppress(RetryError):
+        return asking(is_free)
+    return False

@@ -59,8 +59,8 @@ class ServerWarned:
 
 @dataclass(frozen=True, slots=True)
 class ModelLeaves:
-    """A model is unloaded. ``reason``: ``memory``, ``group``, ``count`` (for ``for_model``), ``ttl``, ``asked``,
-    ``changed``, ``removed``.
+    """A model is unloaded. ``reason``: ``memory``, ``group`` or ``count`` (for ``for_model``), ``ttl``,
+    ``asked``, ``changed``, ``removed``.
     """
 
     model: str

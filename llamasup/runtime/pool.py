@@ -1,0 +1,390 @@
+"""Many models in the memory there is: starts and ends their servers as ``core.residency`` says.
+
+The pool owns every model, all their processes and the only timer. It decides nothing about who stays: after
+everything that happens it shows the policy the world, and carries out the verdicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, assert_never
+
+from llamasup.core.errors import Conflict, DoesNotFit, LlamasupError, Stopping
+from llamasup.core.failure import failure_of
+from llamasup.core.instance import Instance, KillAsked, Policy, StartAsked, State, StopAsked
+from llamasup.core.model_spec import ModelSpec
+from llamasup.core.residency import (
+    Evict,
+    Load,
+    Phase,
+    Refuse,
+    ResidencyPolicy,
+    Resume,
+    Verdict,
+    WakeAt,
+    World,
+    Yield,
+    decide,
+)
+from llamasup.core.share import RAM, Share, left_of
+from llamasup.effects.devices import await_freed, devices_now
+from llamasup.runtime.events import Bus, ModelLeaves, Notice, StateChanged
+from llamasup.runtime.instance import STOPPING, InstanceRunner
+from llamasup.runtime.runners import Runners
+from llamasup.runtime.served import ServedModel
+from llamasup.runtime.tenancy import Sized, Tenancy, absent, as_unavailable, making_room, policy_for, size_up
+
+__all__ = ["Pool", "PoolOptions", "end", "freed"]
+
+_log = logging.getLogger(__name__)
+
+# A model that could not be loaded is tried again for the first request that comes after so long. Memory that
+# somebody else has taken may soon be free; a broken file is mended by people, who can say so (`load`).
+RETRY_AFTER_MEMORY_S = 10.0
+RETRY_AFTER_FAILURE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """``budget``: bytes by place that all models together may take. ``policy``: of models that say nothing."""
+
+    budget: Mapping[str, int]
+    policy: Policy = field(default_factory=Policy)
+    residency: ResidencyPolicy = field(default_factory=ResidencyPolicy)
+    runtime: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Pool:
+    """All models of one llamasup. All methods are for the event loop's thread."""
+
+    def __init__(self, options: PoolOptions, runners: Runners, bus: Bus) -> None:
+        self.options = options
+        self.bus = bus
+        self.runners = runners
+        self.stopping = False
+        self.tenancies: dict[str, Tenancy] = {}
+        self._active: dict[str, Tenancy] = {}  # wanted, or with a process: all that the policy has to see
+        self._tasks: asyncio.TaskGroup | None = None
+        self._loop = asyncio.get_running_loop()
+        self._deciding = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = 0.0
+        bus.listen(self._notice)
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until cancelled. However it ends, no child is left."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self._decide_soon()
+                await self._loop.create_future()
+        finally:
+            self.stopping = True
+            self._stop_timer()
+            for tenancy in self.tenancies.values():
+                tenancy.served.shut(STOPPING)
+
+    def ask_stop(self, *, now: bool = False) -> None:
+        """End all servers: kindly, or at once. No model is started any more."""
+        self.stopping = True
+        self._stop_timer()
+        for tenancy in self.tenancies.values():
+            tenancy.served.shut(STOPPING)
+            tenancy.settle_claims(Stopping("llamasup is stopping.", remedy="Start it again."))
+            for runner in tenancy.all_runners:
+                runner.post(KillAsked() if now else StopAsked())
+
+    async def ended(self) -> None:
+        """Wait until no server is left, and none will start by itself."""
+        for tenancy in self.tenancies.values():
+            for runner in tenancy.all_runners:
+                await runner.until(_at_rest)
+
+    # --- models -----------------------------------------------------------------------------------------
+
+    def add(self, spec: ModelSpec) -> Tenancy:
+        """A model that can be loaded from now on."""
+        served = ServedModel(
+            spec,
+            policy=policy_for(spec.options, self.options.policy),
+            when_wanted=lambda: self._wanted(tenancy),
+            when_idle=lambda: self._idle(tenancy),
+        )
+        tenancy = Tenancy(spec, served)
+        served.absent = absent(spec)
+        self.tenancies[spec.id] = tenancy
+        return tenancy
+
+    def forget(self, tenancy: Tenancy) -> None:
+        """It has no process any more, and gets none."""
+        self.runners.drop(tenancy, tenancy.runners)
+        tenancy.runners = []
+        self._active.pop(tenancy.spec.id, None)
+        if self.tenancies.get(tenancy.spec.id) is tenancy:
+            del self.tenancies[tenancy.spec.id]
+
+    async def load(self, tenancy: Tenancy) -> None:
+        """Until it serves. Raises why it cannot."""
+        if self.stopping:
+            raise Stopping("llamasup is stopping.", remedy="Start it again.")
+        if tenancy.phase is Phase.RESIDENT:
+            return
+        self.forget_failure(tenancy)
+        claim: asyncio.Future[None] = self._loop.create_future()
+        if not tenancy.claims:
+            tenancy.claims_since_s = monotonic()
+        tenancy.claims.append(claim)
+        self._wanted(tenancy)
+        try:
+            await claim
+        finally:
+            if claim in tenancy.claims:  # whoever asked gave up
+                tenancy.claims.remove(claim)
+                self._decide_soon()
+
+    async def unload(self, tenancy: Tenancy) -> None:
+        """Until its memory is free. What is in flight has a drain's time; who waits has it loaded again."""
+        self.forget_failure(tenancy)
+        tenancy.settle_claims(
+            Conflict(
+                f"{tenancy.spec.id} was unloaded meanwhile.", remedy="Load it again if it is to be served."
+            )
+        )
+        if tenancy.phase is not Phase.ABSENT:
+            await asyncio.shield(self.leave(tenancy, "asked"))
+
+    def forget_failure(self, tenancy: Tenancy) -> None:
+        """Let it be tried again."""
+        if tenancy.phase is Phase.FAILED:
+            self.runners.drop(tenancy, tenancy.runners)
+            tenancy.runners = []
+            tenancy.error = None
+            tenancy.served.absent = absent(tenancy.spec)
+
+    def make_runners(self, tenancy: Tenancy, sized: Sized) -> list[InstanceRunner]:
+        """For the spec as it is now, at rest."""
+        assert self._tasks is not None
+        return self.runners.make(
+            tenancy,
+            sized,
+            policy_for(tenancy.spec.options, self.options.policy),
+            self._tasks,
+            share=lambda: Share(self.left_for(tenancy)),
+            when_measured=lambda: self._measured(tenancy),
+        )
+
+    def left_for(self, tenancy: Tenancy) -> Mapping[str, int]:
+        """What the others leave of the budget. Called in the threads that plan, too."""
+        others = (each.needs for each in tuple(self._active.values()) if each is not tenancy and each.holds)
+        return left_of(self.options.budget, others)
+
+    async def size(self, spec: ModelSpec) -> Sized:
+        """Raises what ``size_up`` raises."""
+        options = self.options
+        return await asyncio.to_thread(size_up, spec, options.budget, options.runtime, options.environ)
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task that ends with the pool."""
+        assert self._tasks is not None
+        return self._tasks.create_task(work, name=name)
+
+    # --- what happens -----------------------------------------------------------------------------------
+
+    def _wanted(self, tenancy: Tenancy) -> None:
+        """A request waits for it, or somebody asked for it."""
+        if not tenancy.removed:
+            self._active[tenancy.spec.id] = tenancy
+            self._decide_soon()
+
+    def _idle(self, tenancy: Tenancy) -> None:
+        """Its last request is over."""
+        if tenancy.yielding or any(each.wanted and not each.serves for each in self._active.values()):
+            self._decide_soon()
+        elif tenancy.spec.stay.ttl_s < float("inf"):
+            self._wake_at(monotonic() + tenancy.spec.stay.ttl_s)
+
+    def _notice(self, notice: Notice) -> None:
+        tenancy = self.tenancies.get(notice.model) if isinstance(notice, StateChanged) else None
+        if tenancy is None or not isinstance(notice, StateChanged):
+            return
+        if notice.state is not State.STOPPED:
+            tenancy.starting = False
+        if notice.state is State.READY:
+            tenancy.resident_since_s = monotonic()
+            tenancy.settle_claims()
+        elif notice.state is State.FAILED and tenancy.phase is Phase.FAILED:
+            self._failed(tenancy, failure_of(tenancy.runners[0].instance))
+        self._decide_soon()
+
+    def _failed(self, tenancy: Tenancy, error: LlamasupError) -> None:
+        """It cannot be loaded for now: those who wait for it hear why, and nobody else notices (S17)."""
+        tenancy.error = error
+        tenancy.failed_at_s = monotonic()
+        tenancy.served.absent = as_unavailable(error)
+        tenancy.settle_claims(error)
+        self._wake_at(tenancy.failed_at_s + _retry_after_s(error))
+
+    def _measured(self, tenancy: Tenancy) -> None:
+        """A load has taught what the model really takes."""
+        if not (tenancy.sizing or tenancy.changing or self.stopping):
+            tenancy.sizing = True
+            self.start(self._size(tenancy), f"{tenancy.spec.id}/measure")
+
+    # --- deciding ---------------------------------------------------------------------------------------
+
+    def _decide_soon(self) -> None:
+        """In the loop's next round: many requests may come in this one."""
+        if not self._deciding:
+            self._deciding = True
+            self._loop.call_soon(self._decide)
+
+    def _decide(self) -> None:
+        self._deciding = False
+        if self._tasks is None or self.stopping:
+            return
+        now_s = monotonic()
+        for tenancy in tuple(self._active.values()):
+            self._look_at(tenancy, now_s)
+        tenants = {id_: each.tenant() for id_, each in self._active.items() if each.sized is not None}
+        for verdict in decide(World(now_s, tenants, self.options.budget, self.options.residency)):
+            self._carry_out(verdict)
+
+    def _look_at(self, tenancy: Tenancy, now_s: float) -> None:
+        if tenancy.phase is Phase.FAILED and tenancy.error is not None:
+            retry_s = tenancy.failed_at_s + _retry_after_s(tenancy.error)
+            if retry_s > now_s:
+                self._wake_at(retry_s)
+                return
+            self.forget_failure(tenancy)
+        if tenancy.phase is Phase.ABSENT and not (tenancy.wanted or tenancy.sizing):
+            del self._active[tenancy.spec.id]
+        elif tenancy.sized is None and not (tenancy.sizing or tenancy.changing):
+            tenancy.sizing = True
+            self.start(self._size(tenancy), f"{tenancy.spec.id}/size")
+
+    async def _size(self, tenancy: Tenancy) -> None:
+        spec = tenancy.spec
+        try:
+            sized = await self.size(spec)
+        except LlamasupError as error:
+            if tenancy.spec is spec and not tenancy.serves:
+                self._failed(tenancy, error)
+        else:
+            if tenancy.spec is spec:
+                tenancy.sized = sized
+        finally:
+            tenancy.sizing = False
+            self._decide_soon()
+
+    def _carry_out(self, verdict: Verdict) -> None:
+        match verdict:
+            case Load(id_):
+                self._begin(self.tenancies[id_])
+            case Evict(id_, reason, for_id):
+                self.leave(self.tenancies[id_], reason, for_id)
+            case Yield(id_, for_id):
+                tenancy = self.tenancies[id_]
+                tenancy.yielding = True
+                tenancy.served.shut(making_room(tenancy.spec, for_id))
+            case Resume(id_):
+                tenancy = self.tenancies[id_]
+                tenancy.yielding = False
+                tenancy.served.open()
+            case Refuse(id_, reason):
+                self._failed(self.tenancies[id_], DoesNotFit(f"{id_} does not fit: {reason}."))
+            case WakeAt(at_s):
+                self._wake_at(at_s)
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    def _begin(self, tenancy: Tenancy) -> None:
+        if not tenancy.runners:
+            assert tenancy.sized is not None  # nothing is loaded that was not sized
+            tenancy.runners = self.make_runners(tenancy, tenancy.sized)
+        tenancy.starting = True
+        for runner in tenancy.runners:
+            runner.post(StartAsked())
+
+    def leave(self, tenancy: Tenancy, reason: str, for_id: str = "") -> asyncio.Task[None]:
+        """End its servers; from now on none of them gets a request. Done when their memory is free."""
+        if tenancy.departure is None:
+            self.bus.publish(ModelLeaves(tenancy.spec.id, reason, for_id))
+            tenancy.yielding, tenancy.leaving = False, True
+            tenancy.served.shut(making_room(tenancy.spec, for_id))
+            tenancy.departure = self.start(self._see_off(tenancy), f"{tenancy.spec.id}/leave")
+        return tenancy.departure
+
+    async def _see_off(self, tenancy: Tenancy) -> None:
+        try:
+            async with freed(tenancy.sized):
+                await end(tenancy.runners)
+        finally:
+            tenancy.leaving = tenancy.starting = False
+            tenancy.departure = None
+            if not (self.stopping or tenancy.removed):
+                tenancy.served.open()
+            self._decide_soon()
+
+    # --- the timer --------------------------------------------------------------------------------------
+
+    def _wake_at(self, at_s: float) -> None:
+        """Decide again then; the earliest of what is due counts."""
+        if self._timer is not None:
+            if self._timer_at_s <= at_s:
+                return
+            self._timer.cancel()
+        self._timer_at_s = at_s
+        self._timer = self._loop.call_later(max(0.0, at_s - monotonic()), self._woke)
+
+    def _woke(self) -> None:
+        self._timer = None
+        self._decide_soon()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+async def end(runners: Iterable[InstanceRunner]) -> None:
+    """Kindly, all at once, until each is at rest."""
+
+    async def end_one(runner: InstanceRunner) -> None:
+        await runner.take(StopAsked())
+        await runner.until(_at_rest)
+
+    async with asyncio.TaskGroup() as tasks:
+        for runner in runners:
+            tasks.create_task(end_one(runner), name=f"{runner.model}/end")
+
+
+@asynccontextmanager
+async def freed(sized: Sized | None) -> AsyncIterator[None]:
+    """Around the end of a model's servers: over when what they held can be seen to be free.
+
+    The host has its memory back with the process; a driver takes its time.
+    """
+    if sized is None or not set(sized.needs) - {RAM}:
+        yield
+        return
+    runtime, environ = sized.launch.runtime, sized.launch.environ
+    before = await asyncio.to_thread(devices_now, runtime, environ)
+    yield
+    if not await asyncio.to_thread(await_freed, runtime, environ, before, sized.needs):
+        _log.warning("%s has ended, and its memory is not free on the device yet.", sized.launch.model_id)
+
+
+def _at_rest(instance: Instance) -> bool:
+    return instance.at_rest
+
+
+def _retry_after_s(error: LlamasupError) -> float:
+    return RETRY_AFTER_MEMORY_S if isinstance(error, DoesNotFit) else RETRY_AFTER_FAILURE_S

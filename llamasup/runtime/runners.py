@@ -1,0 +1,77 @@
+"""Makes the processes of models, each with its share of the memory, and puts them away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from llamasup.core.instance import Policy
+from llamasup.core.share import Share
+from llamasup.runtime.events import Bus
+from llamasup.runtime.instance import InstanceRunner
+from llamasup.runtime.planner import Planner
+from llamasup.runtime.tenancy import Sized, Tenancy, with_devices
+
+__all__ = ["Runners"]
+
+
+class Runners:
+    """``folder`` is that of this run. ``log_path`` says where the output of a model's server goes."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        folder: Path,
+        *,
+        log_path: Callable[[str], Path | None],
+        log_passed_on: Callable[[list[bytes]], None] | None = None,
+    ) -> None:
+        self._bus = bus
+        self._folder = folder
+        self._log_path = log_path
+        self._log_passed_on = log_passed_on
+        self._made = 0
+        self._tasks: dict[InstanceRunner, asyncio.Task[None]] = {}
+
+    def make(
+        self,
+        tenancy: Tenancy,
+        sized: Sized,
+        policy: Policy,
+        tasks: asyncio.TaskGroup,
+        *,
+        share: Callable[[], Share],
+        when_measured: Callable[[], None],
+    ) -> list[InstanceRunner]:
+        """One for each replica, at rest. ``share`` is asked in the threads that plan."""
+        made: list[InstanceRunner] = []
+        spec = tenancy.spec
+        for number in range(spec.replicas):
+            self._made += 1
+            planner = Planner(with_devices(sized.launch, spec, number), self._folder, f"{self._made}-", share)
+            runner = InstanceRunner(
+                spec.id,
+                planner,
+                aliases=spec.aliases,
+                policy=policy,
+                bus=self._bus,
+                room=tenancy.served.room,
+                work_folder=self._folder,
+                log_path=self._log_path(spec.id if number == 0 else f"{spec.id}.{number}"),
+                log_passed_on=self._log_passed_on,
+                when_measured=when_measured,
+            )
+            tenancy.served.add(runner)
+            self._tasks[runner] = tasks.create_task(runner.run(), name=f"{spec.id}/{self._made}/run")
+            made.append(runner)
+        return made
+
+    def drop(self, tenancy: Tenancy, runners: Sequence[InstanceRunner]) -> None:
+        """They are at rest, and will not be asked again."""
+        for runner in tuple(runners):
+            tenancy.served.remove(runner)
+            self._tasks.pop(runner).cancel()
+
+    def log_path(self, model_id: str) -> Path | None:
+        return self._log_path(model_id)

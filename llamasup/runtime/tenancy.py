@@ -1,0 +1,248 @@
+"""One model of a pool: what is said of it, its processes, and where it is between absent and resident."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from llamasup.core.errors import LlamasupError
+from llamasup.core.instance import LIVE, Policy, State
+from llamasup.core.model_spec import ModelOptions, ModelSpec
+from llamasup.core.residency import Phase, Tenant
+from llamasup.core.share import Share, needs_of
+from llamasup.runtime.endpoint import Unavailable
+from llamasup.runtime.instance import InstanceRunner
+from llamasup.runtime.launch import Launch, prepare
+from llamasup.runtime.planner import Planner
+from llamasup.runtime.served import ServedModel
+
+__all__ = [
+    "Sized",
+    "Tenancy",
+    "absent",
+    "as_unavailable",
+    "making_room",
+    "policy_for",
+    "size_up",
+    "with_devices",
+]
+
+T = TypeVar("T")
+
+_NOWHERE = Path("/nonexistent")
+# Weights come from a disk at about 1 GB/s, and a server needs a moment for itself. Until it was measured.
+_BYTES_PER_S = 1e9
+_LEAST_LOAD_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """What is known of a model before its first start. ``needs``: bytes by place, of all its replicas."""
+
+    launch: Launch
+    needs: Mapping[str, int]
+
+
+def size_up(
+    spec: ModelSpec, budget: Mapping[str, int], runtime: str | None, environ: Mapping[str, str]
+) -> Sized:
+    """Read what a plan needs and see what it takes. Blocks for some milliseconds.
+
+    Raises what ``prepare`` and ``Planner.check`` do: DoesNotFit where not even all of ``budget`` is enough.
+    """
+    launch = prepare(spec.source, spec.settings, runtime=runtime, environ=environ)
+    planner = Planner(launch, _NOWHERE, share=lambda: Share(budget, alone=True))
+    admission = planner.admission()
+    if (refused := planner.refused(admission)) is not None:
+        raise refused
+    devices = launch.runtime.capabilities.devices
+    needs: dict[str, int] = {}
+    for number in range(spec.replicas):
+        one = needs_of(admission.plan.memory, devices, devices_of(spec, number))
+        needs = {place: needs.get(place, 0) + one.get(place, 0) for place in {*needs, *one}}
+    return Sized(launch, needs)
+
+
+def with_devices(launch: Launch, spec: ModelSpec, number: int) -> Launch:
+    """As one replica is launched."""
+    devices = devices_of(spec, number)
+    if not devices:
+        return launch
+    extra = (*launch.settings.extra, "--device", ",".join(devices))
+    return replace(launch, settings=replace(launch.settings, extra=extra))
+
+
+def devices_of(spec: ModelSpec, number: int) -> tuple[str, ...]:
+    """Those of one replica: each has one of its own where there is more than one replica."""
+    devices = spec.options.devices or ()
+    return devices if spec.replicas == 1 or not devices else (devices[number % len(devices)],)
+
+
+def policy_for(options: ModelOptions, base: Policy) -> Policy:
+    """``base`` with what is said of this model."""
+
+    def said(own: T | None, otherwise: T) -> T:
+        return otherwise if own is None else own
+
+    return replace(
+        base,
+        warm_up=said(options.warm_up, base.warm_up),
+        wait_timeout_s=said(options.wait_timeout_s, base.wait_timeout_s),
+        max_concurrent=said(options.max_concurrent, base.max_concurrent),
+        max_queued=said(options.max_queued, base.max_queued),
+        drain_timeout_s=said(options.drain_timeout_s, base.drain_timeout_s),
+    )
+
+
+class Tenancy:
+    """Owned by the pool, which alone changes it. Times are monotonic."""
+
+    __slots__ = (
+        "changing",
+        "claims",
+        "claims_since_s",
+        "departure",
+        "error",
+        "failed_at_s",
+        "leaving",
+        "outgoing",
+        "outgoing_needs",
+        "removed",
+        "resident_since_s",
+        "runners",
+        "served",
+        "sized",
+        "sizing",
+        "spec",
+        "starting",
+        "yielding",
+    )
+
+    def __init__(self, spec: ModelSpec, served: ServedModel) -> None:
+        self.spec = spec
+        self.served = served
+        self.sized: Sized | None = None
+        self.sizing = False
+        self.runners: list[InstanceRunner] = []  # one for each replica, once it was wanted
+        self.changing = False  # from one spec to the next
+        self.removed = False  # it is served no more, once it has ended
+        self.outgoing: list[InstanceRunner] = []  # of the spec before: they finish what they began
+        self.outgoing_needs: Mapping[str, int] = {}
+        self.starting = False  # told to start, and nothing heard of it yet
+        self.yielding = False
+        self.leaving = False
+        self.departure: asyncio.Task[None] | None = None
+        self.error: LlamasupError | None = None  # why it cannot be loaded for now
+        self.failed_at_s = 0.0
+        self.resident_since_s = 0.0
+        self.claims: list[asyncio.Future[None]] = []  # of those who asked for it to be loaded
+        self.claims_since_s = 0.0
+
+    @property
+    def phase(self) -> Phase:
+        if self.leaving:
+            return Phase.LEAVING
+        if self.changing:
+            return Phase.LOADING  # whatever serves meanwhile: it is not to be taken away in the middle
+        if self.yielding:
+            return Phase.YIELDING
+        states = {runner.instance.state for runner in self.runners}
+        if State.READY in states:
+            return Phase.RESIDENT
+        if self.starting or states & LIVE or State.BACKOFF in states:
+            return Phase.LOADING
+        return Phase.FAILED if self.error is not None or State.FAILED in states else Phase.ABSENT
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.claims) or len(self.served.room) > 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether a server of it is there, for as long as it may stay."""
+        return self.phase is Phase.RESIDENT
+
+    @property
+    def holds(self) -> bool:
+        """Whether memory is its own."""
+        return self.phase not in {Phase.ABSENT, Phase.FAILED}
+
+    @property
+    def all_runners(self) -> tuple[InstanceRunner, ...]:
+        return (*self.runners, *self.outgoing)
+
+    @property
+    def needs(self) -> Mapping[str, int]:
+        """What it holds, or would, by place. While it is changed both generations hold theirs."""
+        needs = {} if self.sized is None else self.sized.needs
+        before = self.outgoing_needs
+        return {place: needs.get(place, 0) + before.get(place, 0) for place in {*needs, *before}}
+
+    @property
+    def load_s(self) -> float:
+        measured = [runner.load_s for runner in self.runners if runner.load_s is not None]
+        if measured:
+            return max(measured)
+        return _LEAST_LOAD_S + sum(self.needs.values()) / _BYTES_PER_S
+
+    def tenant(self) -> Tenant:
+        """As the policy sees it."""
+        served, stay = self.served, self.spec.stay
+        waiting = len(served.room) + len(self.claims)
+        since_s = min(served.room.oldest_s, self.claims_since_s if self.claims else float("inf"))
+        return Tenant(
+            self.spec.id,
+            self.needs,
+            phase=self.phase,
+            pinned=stay.pin,
+            groups=stay.groups,
+            ttl_s=stay.ttl_s,
+            load_s=self.load_s,
+            in_flight=served.in_flight,
+            waiting=waiting,
+            waiting_since_s=since_s,
+            used_s=max(self.resident_since_s, served.idle_since_s),
+            resident_since_s=self.resident_since_s,
+        )
+
+    def settle_claims(self, error: LlamasupError | None = None) -> None:
+        """Tell those who asked for it to be loaded how that came out."""
+        claims, self.claims = self.claims, []
+        for claim in claims:
+            if not claim.done():
+                if error is None:
+                    claim.set_result(None)
+                else:
+                    claim.set_exception(error)
+
+
+def as_unavailable(error: LlamasupError) -> Unavailable:
+    """What requests for a model hear that cannot be loaded."""
+    return Unavailable(503, error.message, cause=error.cause, remedy=error.remedy)
+
+
+def absent(spec: ModelSpec) -> Unavailable:
+    """What is told of a model that is not loaded and will be: those who may wait do not hear it."""
+    return Unavailable(
+        503,
+        f"The model {spec.id!r} is not loaded",
+        cause="loading",
+        remedy="try again: it is loaded for the first request that may wait",
+        retry_after_s=1.0,
+        may_wait=True,
+    )
+
+
+def making_room(spec: ModelSpec, for_id: str) -> Unavailable:
+    """What is told of a model that is on its way out."""
+    makes_room = f" to make room for {for_id!r}" if for_id else ""
+    return Unavailable(
+        503,
+        f"The model {spec.id!r} is being unloaded{makes_room}",
+        cause="unloading",
+        retry_after_s=1.0,
+        may_wait=True,
+    )
