@@ -98,13 +98,13 @@ class Claims:
     _names: set[str] = field(default_factory=set[str])
 
     def by_rules(self, rules: Sequence[ModelRule], patterns: Sequence[ModelRule]) -> None:
-        """The config's own models. What a rule says of a found one is over what patterns say."""
+        """The config's own models. What a rule says of one is over what patterns say."""
         self._names = {name for rule in rules for name in rule.names}
         for rule in rules:
             if rule.source is None:
                 self.made.append(self._about_found(rule, patterns))
             else:
-                self.made.append(self._of_source(rule, rule.source))
+                self.made.append(self._of_source(rule, rule.source, patterns))
 
     def by_files(self, patterns: Sequence[ModelRule]) -> None:
         """What is found and no rule is about."""
@@ -141,12 +141,13 @@ class Claims:
             self.problems.append(problem)
         return Claim(rule.names, "", ("missing", rule.name), None, rule.options, problem.message)
 
-    def _of_source(self, rule: ModelRule, source: str) -> Claim:
+    def _of_source(self, rule: ModelRule, source: str, patterns: Sequence[ModelRule]) -> Claim:
+        options = rule.options.over(_of_patterns(rule.name, patterns))
         model = self.known.by_path.get(source)
         if model is None and "://" not in source:
             model = self.known.find(source)
         if model is None:
-            return Claim(rule.names, source, ("remote", source), None, rule.options)
+            return Claim(rule.names, source, ("remote", source), None, options)
         wrong = _wrong_with(model)
         if wrong and not (model.offered and isinstance(model.outcome, LlamasupError)):  # else already told
             error = model.outcome
@@ -160,7 +161,7 @@ class Claims:
                     where=rule.where,
                 )
             )
-        return Claim(rule.names, model.path, key_of(model), model, rule.options, wrong)
+        return Claim(rule.names, model.path, key_of(model), model, options, wrong)
 
 
 def key_of(model: FoundModel) -> object:
@@ -169,11 +170,11 @@ def key_of(model: FoundModel) -> object:
 
 
 def _of_patterns(own: str, patterns: Sequence[ModelRule]) -> ModelOptions:
-    """What the patterns say of this id: the first in the config that says something decides."""
+    """What the patterns say of this id: the last in the config that says something decides."""
     options = ModelOptions()
     for rule in patterns:
         if pattern(rule.name).fullmatch(own):
-            options = options.over(rule.options)
+            options = rule.options.over(options)
     return options
 
 

@@ -65,8 +65,17 @@ def is_pattern(name: str) -> bool:
 
 def pattern(name: str) -> re.Pattern[str]:
     """``*`` is any letters, ``?`` one; the rest is meant as it is written, in any case."""
-    words = {"*": ".*", "?": "."}
-    return re.compile("".join(words.get(letter) or re.escape(letter) for letter in name), re.IGNORECASE)
+    first, *others = ("".join(map(_one_letter, part)) for part in name.split("*"))
+    if others:
+        # Between two stars the first place that fits is as good as any later one, so that none is tried
+        # again (atomic groups): a pattern of a hundred stars would take longer than anybody waits.
+        *middle, last = others
+        first += "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
+    return re.compile(first, re.IGNORECASE)
+
+
+def _one_letter(letter: str) -> str:
+    return "." if letter == "?" else re.escape(letter)
 
 
 class NameIndex:

@@ -9,7 +9,7 @@ from llamasup.core.errors import ConfigInvalid
 from llamasup.core.model_names import is_pattern, why_not_a_name
 from llamasup.core.model_spec import ModelOptions
 
-__all__ = ["ModelRule", "Problem", "check_rules"]
+__all__ = ["ModelRule", "Problem", "check_rules", "wrong_rules"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +53,42 @@ class Problem:
 
 def check_rules(rules: Sequence[ModelRule]) -> None:
     """Raise ConfigInvalid, with every error in its details, for names that clash or are none."""
-    errors = [*_bad_names(rules), *_clashes(rules)]
+    errors = tuple(f"{rule.where}: {what}" if rule.where else what for rule, what in wrong_rules(rules))
     if errors:
         raise ConfigInvalid(
             "The names of the models cannot be meant like this.",
             remedy="Give every model a name of its own, and every alias to one model.",
-            details=tuple(errors),
+            details=errors,
         )
 
 
-def _bad_names(rules: Sequence[ModelRule]) -> Iterator[str]:
+def wrong_rules(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
+    """The rules that nobody can mean, and what is wrong with each."""
+    yield from _bad_names(rules)
+    yield from _clashes(rules)
+
+
+def _bad_names(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
     for rule in rules:
         if rule.is_pattern:
             if rule.source is not None:
-                yield f"{_at(rule)}{rule.name!r} is a pattern for models that are found, but has a source"
+                yield rule, f"{rule.name!r} is a pattern for many models, but has a source"
             if rule.aliases:
-                yield f"{_at(rule)}{rule.name!r} is a pattern: an alias would be the name of many models"
+                yield rule, f"{rule.name!r} is a pattern: an alias would be the name of many models"
         elif why := why_not_a_name(rule.name):
-            yield f"{_at(rule)}the name {rule.name[:64]!r} {why}"
+            yield rule, f"the name {rule.name[:64]!r} {why}"
         for alias in rule.aliases:
             why = "is a pattern, and has to be a name" if is_pattern(alias) else why_not_a_name(alias)
             if why:
-                yield f"{_at(rule)}the alias {alias[:64]!r} of {rule.name!r} {why}"
+                yield rule, f"the alias {alias[:64]!r} of {rule.name!r} {why}"
 
 
-def _clashes(rules: Sequence[ModelRule]) -> Iterator[str]:
-    owners = {}
+def _clashes(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
+    owners: dict[str, ModelRule] = {}
     for rule in rules:
-        if rule.name in owners:
-            yield f"{_at(rule)}{rule.name!r} is already said{_place(owners[rule.name])}"
-        else:
-            owners[rule.name] = rule
+        first = owners.setdefault(rule.name, rule)
+        if first is not rule:
+            yield rule, f"{rule.name!r} is already said{_place(first)}"
     taken: dict[str, ModelRule] = {}
     for rule in rules:
         for alias in rule.names[1:]:
@@ -92,14 +97,9 @@ def _clashes(rules: Sequence[ModelRule]) -> Iterator[str]:
                 circle = rule.name in owner.aliases
                 if not circle or rule.name < alias:  # a circle is told once
                     also = ", and the other way round" if circle else ""
-                    yield f"{_at(rule)}{alias!r} is an alias of {rule.name!r}, and a model{_place(owner)}{also}"
+                    yield rule, f"{alias!r} is an alias of {rule.name!r}, and a model{_place(owner)}{also}"
             elif (first := taken.setdefault(alias, rule)) is not rule:
-                both = f"of {rule.name!r} and of {first.name!r}{_place(first)}"
-                yield f"{_at(rule)}{alias!r} is an alias {both}"
-
-
-def _at(rule: ModelRule) -> str:
-    return f"{rule.where}: " if rule.where else ""
+                yield rule, f"{alias!r} is an alias of {rule.name!r} and of {first.name!r}{_place(first)}"
 
 
 def _place(rule: ModelRule) -> str:
