@@ -16,6 +16,7 @@ from llamasup.control.app import ControlServer
 from llamasup.core.address import addresses, is_loopback, why_no_host
 from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UsageInvalid
 from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, StartAsked, State, StopAsked
+from llamasup.core.model_spec import ModelSpec
 from llamasup.core.settings import Settings
 from llamasup.core.slow_requests import SlowLog, slow_after, tell_slow
 from llamasup.effects.access_log import AccessLog, check_log_file
@@ -32,10 +33,11 @@ from llamasup.proxy.listener import Proxy
 from llamasup.proxy.tls import tls_context
 from llamasup.runtime.access_line import access_line
 from llamasup.runtime.events import Bus, Notice, Ready, ServerExited, StateChanged, Stopped, as_json
-from llamasup.runtime.instance import InstanceRunner
+from llamasup.runtime.instance import STOPPING, InstanceRunner
 from llamasup.runtime.launch import Launch, prepare
 from llamasup.runtime.metrics import Metrics, RequestRecord
 from llamasup.runtime.planner import Planner
+from llamasup.runtime.served import ServedModel
 from llamasup.runtime.supervisor import Supervisor
 from llamasup.runtime.wrapped import Wrapping
 
@@ -170,19 +172,23 @@ class Service:
         self, front: Front, folder: Path, guardian: Guardian, ready_file: ReadyFile | None
     ) -> Instance:
         job = self._job
+        policy = self.options.policy
+        served = ServedModel(ModelSpec(job.name, "", job.aliases), policy=policy)
         runner = self._runner = InstanceRunner(
             job.name,
             job.planner(folder),
             aliases=job.aliases,
-            policy=self.options.policy,
+            policy=policy,
             bus=self._bus,
+            room=served.room,
             work_folder=folder,
             log_path=_log_path(job.name),
             cwd=job.cwd,
             prober=job.prober,
             log_passed_on=self.on_log,
         )
-        supervisor = Supervisor([runner], front.address, os.getpid())
+        served.add(runner)
+        supervisor = Supervisor(served, front.address, os.getpid())
         control = ControlServer(folder / "control.sock", supervisor, self._metrics)
         limits = job.proxy.limits
         most = min(limits.connections, most_connections(raise_limit()))
@@ -221,6 +227,7 @@ class Service:
                             await close()
                     except Exception:
                         _log.exception("closing failed")  # the child must be put down all the same
+                served.shut(STOPPING)
                 running.cancel()
 
     def _exit_code_of_child(self) -> int | None:

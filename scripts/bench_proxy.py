@@ -76,7 +76,7 @@ def serve_llamasup(port: int, upstream: str, profile: str | None, access_log: Pa
         def __init__(self) -> None:
             self.endpoint = Endpoint("tiny", 1, UnixAddress(upstream))
 
-        def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
+        def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
             if model != "tiny":
                 return Unavailable(404, f"no model {model!r}")
             return self.endpoint.lease_if_free(infers=infers)

@@ -26,30 +26,20 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """What is left at ``at_s`` (monotonic), when ``generation`` had answered ``answered`` requests."""
+    """What is left at ``at_s`` (monotonic)."""
 
     left: float
     at_s: float
-    generation: int = 0
-    answered: int = 0
 
 
-def spend(
-    budget: RetryBudget, policy: RetryPolicy, *, generation: int, answered: int, now_s: float
-) -> tuple[RetryBudget, bool]:
+def spend(budget: RetryBudget, policy: RetryPolicy, *, earned: int, now_s: float) -> tuple[RetryBudget, bool]:
     """Take one request out of the budget, if it is there.
 
-    ``answered`` counts the responses that ``generation`` completed: the budget is earned by success.
+    ``earned``: responses that were completed and not counted here before. The budget is earned by success.
     """
     left = budget.left
     if left < policy.floor:
         left = min(policy.floor, left + policy.floor * (now_s - budget.at_s) / policy.floor_window_s)
-    if generation > budget.generation:
-        earned = answered
-    elif generation == budget.generation:
-        earned = answered - budget.answered
-    else:  # a straggler of a generation that has been counted
-        generation, answered, earned = budget.generation, budget.answered, 0
     left = min(policy.most, left + policy.share * earned)
     granted = left >= 1.0
-    return RetryBudget(left - granted, now_s, generation, answered), granted
+    return RetryBudget(left - granted, now_s), granted

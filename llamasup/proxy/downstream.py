@@ -289,7 +289,7 @@ class Downstream(asyncio.Protocol):
                 return Unavailable(404, "there is no control API here", type="not_found_error")
             return control.lease()
         model = request.model() if self.proxy.config.route_by_model else None
-        return self.proxy.backend.lease(model, infers=request.needs_place)
+        return self.proxy.backend.lease(model, infers=request.needs_place, body=request.body)
 
     def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
         self.transport.write(answer)

@@ -65,6 +65,10 @@ class Waiting:
 
     # --- what comes of it
 
+    @property
+    def body(self) -> bytes:
+        return self._request.body
+
     def served(self, lease: Lease) -> None:
         self._downstream.wait_over(self, self._request, lease)
 

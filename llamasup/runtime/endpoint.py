@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llamasup.core.context_end import ContextWindow
     from llamasup.runtime.waiting import WaitingRoom
 
-__all__ = ["BUSY", "UNLIMITED", "Backend", "Endpoint", "Lease", "Unavailable"]
+__all__ = ["BUSY", "UNLIMITED", "Backend", "Endpoint", "Lease", "Serving", "Unavailable"]
 
 UNLIMITED: Final = 1 << 30  # places; more than there can be connections
 
@@ -49,10 +49,12 @@ class Endpoint:
     ``api_key`` is the child's own key (loopback children only); the client's key never reaches the child.
     ``places``: how many requests it infers for at the same time. ``held_s``: how long one has held a place
     lately (a weighted mean; None: not known). ``when_free`` hears of a place that comes free while all are
-    taken: before anybody else can have it.
+    taken: before anybody else can have it. ``when_vacant`` hears each time that the last lease has ended and
+    nobody has taken one in its place; ``idle_since_s`` (monotonic) is when, and is kept only for who hears.
     """
 
     __slots__ = (
+        "_earned",
         "_leases",
         "_on_close",
         "_on_idle",
@@ -65,10 +67,13 @@ class Endpoint:
         "failures",
         "generation",
         "held_s",
+        "idle_since_s",
         "model",
         "places",
         "produced",
+        "shunned_until_s",
         "when_free",
+        "when_vacant",
         "window",
     )
 
@@ -82,6 +87,7 @@ class Endpoint:
         places: int = UNLIMITED,
         held_s: float | None = None,
         when_free: Callable[[], None] | None = None,
+        when_vacant: Callable[[Endpoint], None] | None = None,
     ) -> None:
         self.model = model
         self.generation = generation
@@ -91,10 +97,14 @@ class Endpoint:
         self.busy = 0  # places that are taken
         self.held_s = held_s
         self.when_free = when_free
+        self.when_vacant = when_vacant
+        self.idle_since_s = 0.0
+        self.shunned_until_s = 0.0  # it broke a request off: until then nobody who waits is sent to it
         self.closed = False
         # What the proxy sees of its progress; plain counters, since they are on the path of every token.
         self.bytes_relayed = 0
         self.answered = 0  # responses that came to their end
+        self._earned = 0  # those of them that the budget of repeats was told of
         self.produced = 0  # those of them that hold what a model made
         self.failures = 0  # answers of 500 and more in a row, where such were asked for
         self.window: ContextWindow | None = None  # what one request may use, once the child has told it
@@ -137,7 +147,12 @@ class Endpoint:
 
     def begin_serving(self) -> None:
         """What it answered while it loaded ("Loading model") says nothing of how it serves."""
-        self.answered = self.failures = 0
+        self.answered = self._earned = self.failures = 0
+
+    def earn(self) -> int:
+        """How many responses were completed since this was asked last."""
+        earned, self._earned = self.answered - self._earned, self.answered
+        return earned
 
     def when_idle(self, callback: Callable[[], None]) -> None:
         """Call back once, as soon as no request is in flight (at once if none is)."""
@@ -167,11 +182,23 @@ class Endpoint:
         if was_full and self.when_free is not None:
             self.when_free()
 
-    def _released(self, lease: Lease) -> None:
-        self._leases.discard(lease)
-        if not self._leases and self._on_idle is not None:
+    def _released(self, lease: Lease, now_s: float) -> None:
+        """``now_s``: the time, if it was read on the way here; else 0."""
+        if lease not in self._leases:
+            return
+        self._leases.remove(lease)
+        if self._leases:
+            return
+        if self.when_vacant is not None:
+            self.idle_since_s = now_s or monotonic()
+            self.when_vacant(self)
+        if self._on_idle is not None:
             callback, self._on_idle = self._on_idle, None
             callback()
+
+
+Serving = tuple[Endpoint, ...] | Unavailable
+"""What serves one model now (one at least, nobody says that they are open still), or why nothing does."""
 
 
 class Lease:
@@ -204,9 +231,7 @@ class Lease:
     def leave_place(self) -> None:
         """Let the next be served although this one is not over. May be repeated."""
         if self.since_s:
-            endpoint = self.endpoint
-            endpoint.held_s = smoothed(endpoint.held_s, monotonic() - self.since_s, HELD_WEIGHT)
-            self.return_place()
+            self._leave_place(monotonic())
 
     def return_place(self) -> None:
         """Leave it unused, with nothing learnt of how long one holds it."""
@@ -215,18 +240,28 @@ class Lease:
             self.endpoint._place_left()
 
     def release(self) -> None:
+        """First the place, so that whoever waits for it has a lease before this was the last one."""
         self._on_revoke = None
-        self.endpoint._released(self)
-        self.leave_place()
+        now_s = 0.0
+        if self.since_s:
+            now_s = monotonic()
+            self._leave_place(now_s)
+        self.endpoint._released(self, now_s)
+
+    def _leave_place(self, now_s: float) -> None:
+        endpoint = self.endpoint
+        endpoint.held_s = smoothed(endpoint.held_s, now_s - self.since_s, HELD_WEIGHT)
+        self.return_place()
 
 
 class Backend(Protocol):
     """What the proxy asks of the runtime. Synchronous: it is on the path of every request."""
 
-    def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         """A lease on a ready generation of ``model`` (None: the request named none), or why not.
 
         ``infers``: the request is work for the model itself, of which there may be only so much at a time.
+        ``body``, as far as it is here: read only where there is a choice between several of its processes.
         """
         ...
 

@@ -33,7 +33,10 @@ from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
 from llamasup.runtime.waiting import WaitingRoom
 from llamasup.runtime.watch import watch
 
-__all__ = ["InstanceRunner", "prober_of"]
+__all__ = ["NOT_RUNNING", "STOPPING", "InstanceRunner", "prober_of"]
+
+STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
+NOT_RUNNING = Unavailable(503, "The model is not running", cause="stopped")
 
 PROGRESS_INTERVAL_S = 1.0
 REAP_TIMEOUT_S = 5.0
@@ -67,10 +70,11 @@ def prober_of(plan: ChildPlan) -> Prober:
 
 
 class InstanceRunner:
-    """Keeps one model's llama-server, started as ``planner`` says.
+    """Keeps one llama-server of a model, started as ``planner`` says.
 
-    ``log_path`` is where the child's output goes, ``cwd`` the folder that it runs in (by default its work
-    folder), ``log_passed_on`` who else hears it (``LogPump``). All methods are for the event loop's thread.
+    ``room`` is its model's, may outlive it, and is told of every change. ``log_path`` is where the child's
+    output goes, ``cwd`` the folder that it runs in (by default its work folder), ``log_passed_on`` who else
+    hears it (``LogPump``). All methods are for the event loop's thread.
     """
 
     def __init__(
@@ -81,11 +85,13 @@ class InstanceRunner:
         aliases: tuple[str, ...] = (),
         policy: Policy,
         bus: Bus,
+        room: WaitingRoom,
         work_folder: Path,
         log_path: Path | None,
         cwd: Path | None = None,
         prober: Callable[[ChildPlan], Prober] = prober_of,
         log_passed_on: Callable[[list[bytes]], None] | None = None,
+        when_measured: Callable[[], None] | None = None,
         roll: Callable[[], float] = random.random,
     ) -> None:
         self.model = model
@@ -99,8 +105,12 @@ class InstanceRunner:
         self._cwd = cwd
         self._prober = prober
         self._log_passed_on = log_passed_on
+        self._when_measured = when_measured
         self._roll = roll
-        self.room = WaitingRoom(self.serving, timeout_s=policy.wait_timeout_s, most=policy.max_queued)
+        self.room = room
+        self.when_vacant: Callable[[Endpoint], None] | None = None
+        """Hears each time that the last request in flight has ended; to be set before it is started."""
+        self._is_over = False
         # Unbounded, but each generation adds a handful of events and one per second while it starts.
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[Instance] | None]] = asyncio.Queue()
         self._generation: _Generation | None = None
@@ -163,24 +173,33 @@ class InstanceRunner:
         """Whether clients are to see the first load as they would without us."""
         return self._never_served and not self._policy.waits_for_first_load
 
-    def serving(self) -> Endpoint | Unavailable:
-        """The generation that serves now, or why none does."""
-        if self.instance.state is State.READY and self._open is not None:
-            return self._open
-        return self.unavailable()
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Of the generation that serves now."""
+        return self._open if self.instance.state is State.READY else None
+
+    @property
+    def leaves(self) -> bool:
+        """Whether nothing is to be hoped from it: it has no server, or one that ends for good."""
+        instance = self.instance
+        ending = instance.state in {State.DRAINING, State.STOPPING}
+        is_last = ending and instance.verdict is None and not instance.wanted
+        return self._is_over or is_last or instance.state is State.STOPPED
 
     def unavailable(self) -> Unavailable:
         """Why no request is served now, and whether one may wait for it (S9)."""
         instance = self.instance
         match instance.state:
+            case _ if self._is_over:
+                return STOPPING
             case State.STARTING | State.LOADING if self._is_bare:
                 return Unavailable(503, "Loading model", cause="loading", retry_after_s=self._ready_in_s())
             case State.STARTING | State.LOADING | State.WARMING | State.READY:
                 return Unavailable(
                     503, "Loading model", cause="loading", retry_after_s=self._ready_in_s(), may_wait=True
                 )
-            case State.DRAINING | State.STOPPING if instance.verdict is None and not instance.wanted:
-                return _STOPPING
+            case State.DRAINING | State.STOPPING if self.leaves:
+                return STOPPING
             case State.DRAINING | State.STOPPING:
                 return Unavailable(
                     503,
@@ -190,7 +209,7 @@ class InstanceRunner:
                     may_wait=True,
                 )
             case State.STOPPED:
-                return Unavailable(503, "The model is not running", cause="stopped")
+                return NOT_RUNNING
             case State.BACKOFF | State.FAILED:
                 last, start_in_s = instance.last, self._next_start_in_s()
                 return Unavailable(
@@ -216,6 +235,11 @@ class InstanceRunner:
         """Of a start that has begun."""
         elapsed_s = asyncio.get_running_loop().time() - self._load_began_s
         return retry_after_s(until_loaded_s(self._load_s, elapsed_s))
+
+    @property
+    def load_s(self) -> float | None:
+        """What a load takes, smoothed; None: there was none yet."""
+        return self._load_s
 
     @property
     def pid(self) -> int | None:
@@ -254,7 +278,8 @@ class InstanceRunner:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            self.room.close(_STOPPING)
+            self._is_over = True
+            self.room.changed()
             if self._generation is not None and self.instance.state in LIVE:
                 await self._put_down(self._generation)
 
@@ -378,6 +403,7 @@ class InstanceRunner:
             places=UNLIMITED if places is None else places,
             held_s=self._held_s,
             when_free=self.room.place_free,
+            when_vacant=self.when_vacant,
         )
         self._generation = generation = _Generation(number, plan, child, pump, endpoint, kills)
         pump.watch(TELLING, lambda line: self._heard(generation, line))
@@ -510,6 +536,8 @@ class InstanceRunner:
         One piece of work in a thread: a stop right after the start does not wait for it, nor does it undo it.
         """
         await asyncio.to_thread(self._learn_now, generation)
+        if self._when_measured is not None:
+            self._when_measured()
 
     async def _ask_window(self, generation: _Generation) -> None:
         """The server pads and divides what it was told: what a slot holds, it knows best."""
@@ -559,7 +587,6 @@ def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
     return Diagnosis(error.cause, error.message, error.remedy, lines, deterministic, error.exit_code)
 
 
-_STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
 _NOT_STARTED = Diagnosis("stopped", "llama-server was not started: the stop came first.", "", (), False, 0)
 
 

@@ -1,9 +1,9 @@
-"""All instances of this process as one thing: what the proxy leases from, what status tells of."""
+"""One model, and all that there is: what the proxy leases from, what status tells of."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from llamasup import __version__
@@ -12,36 +12,39 @@ from llamasup.core.instance import State
 from llamasup.effects.probe import Prober
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner
+from llamasup.runtime.served import ServedModel
 from llamasup.runtime.waiting import WaitingRoom
 
 __all__ = ["Supervisor"]
 
 
 class Supervisor:
-    """Owns the instances; ``address`` is where their requests come in."""
+    """``address`` is where requests for ``served`` come in."""
 
-    def __init__(self, runners: Sequence[InstanceRunner], address: Address, pid: int) -> None:
-        self.runners = tuple(runners)
+    def __init__(self, served: ServedModel, address: Address, pid: int) -> None:
+        self._served = served
         self._address = address
         self._pid = pid
         self._started_s = asyncio.get_running_loop().time()
 
     # --- Backend: what the proxy asks -------------------------------------------------------------------
 
-    def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
-        # One instance serves whatever name a request gives, as llama-server itself does.
-        return self.runners[0].lease(infers=infers)
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        # It serves whatever name a request gives, as llama-server itself does.
+        return self._served.lease(infers=infers, body=body)
 
     def room(self, model: str | None) -> WaitingRoom:
-        return self.runners[0].room
+        return self._served.room
 
     def readiness(self) -> Unavailable | None:
-        for runner in self.runners:
-            if isinstance(state := runner.serving(), Unavailable):
-                return state
-        return None
+        state = self._served.serving()
+        return state if isinstance(state, Unavailable) else None
 
     # --- what control shows -----------------------------------------------------------------------------
+
+    @property
+    def runners(self) -> tuple[InstanceRunner, ...]:
+        return self._served.runners
 
     def status(self) -> Mapping[str, Any]:
         """The ``status`` object of the contract (docs/design.md)."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from time import monotonic
 from typing import Final, Protocol
 
 from llamasup.core.fair_queue import FairQueue, Priority, Queued
 from llamasup.core.retry import RetryBudget, RetryPolicy, spend
-from llamasup.core.wait_estimate import retry_after_s, until_served_s
-from llamasup.runtime.endpoint import BUSY, UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Serving, Unavailable
+from llamasup.runtime.wait_refusals import too_busy, too_long, too_many
 
 __all__ = ["GRACE_S", "MOST_BYTES", "MOST_WAITING", "Ticket", "Waiter", "WaitingRoom"]
 
@@ -31,6 +30,11 @@ within 0.1 s (S1), so whatever still serves after this was not dying."""
 
 class Waiter(Protocol):
     """Hears, once for each time that its ticket waits, how that came out. Never while it enters."""
+
+    @property
+    def body(self) -> bytes:
+        """Of its request; to choose a server by, where there are several."""
+        ...
 
     def served(self, lease: Lease) -> None: ...
 
@@ -86,18 +90,25 @@ def _call_later(delay_s: float, callback: Callable[[], None]) -> _Timer:
     return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
-class WaitingRoom:
-    """``look`` says what the instance can do now: the endpoint that serves, or why none does.
+def _least_busy(ticket: Ticket, endpoints: Sequence[Endpoint]) -> Endpoint:
+    return min(endpoints, key=lambda endpoint: endpoint.busy)
 
-    ``timeout_s`` 0: nobody waits. One timer for all: the earliest of what is due.
+
+class WaitingRoom:
+    """``look`` says what can be done now: the endpoints that serve (one at least), or why none does.
+
+    ``choose`` says which of several gets a request; each of them can take it. ``when_wanted`` hears of each
+    request that begins to wait while none serves. ``timeout_s`` 0: nobody waits. One timer for all: the
+    earliest of what is due.
     """
 
     __slots__ = (
         "_budget",
         "_bytes",
         "_call_later",
+        "_choose",
         "_clock",
-        "_held_until_s",
+        "_entering",
         "_look",
         "_most",
         "_placeless",
@@ -106,19 +117,21 @@ class WaitingRoom:
         "_read_at_s",
         "_serves",
         "_serving",
-        "_shunned",
         "_timeout_s",
         "_timer",
         "_timer_at_s",
         "_unserved_s",
+        "_when_wanted",
     )
 
     def __init__(
         self,
-        look: Callable[[], Endpoint | Unavailable],
+        look: Callable[[], Serving],
         *,
         timeout_s: float,
         most: int = MOST_WAITING,
+        choose: Callable[[Ticket, Sequence[Endpoint]], Endpoint] = _least_busy,
+        when_wanted: Callable[[], None] | None = None,
         policy: RetryPolicy | None = None,
         clock: Callable[[], float] = monotonic,
         call_later: Callable[[float, Callable[[], None]], _Timer] = _call_later,
@@ -126,6 +139,8 @@ class WaitingRoom:
         self._look = look
         self._timeout_s = timeout_s
         self._most = most
+        self._choose = choose
+        self._when_wanted = when_wanted
         self._policy = RetryPolicy() if policy is None else policy
         self._clock = clock
         self._call_later = call_later
@@ -135,8 +150,7 @@ class WaitingRoom:
         self._placeless: list[Ticket] = []  # who need no place: all are served as soon as a generation serves
         self._bytes = 0
         self._serving = False  # within _serve: who is served may be gone at once, and make room for the next
-        self._shunned = 0  # the last generation that broke a request off
-        self._held_until_s = 0.0
+        self._entering = False  # nobody is told anything while it enters
         self._timer: _Timer | None = None
         self._timer_at_s = 0.0
         # A clock that runs while no generation serves.
@@ -148,6 +162,11 @@ class WaitingRoom:
         """How many wait."""
         return len(self._queue) + len(self._placeless)
 
+    @property
+    def oldest_s(self) -> float:
+        """Since when the one waits who has waited longest (monotonic); inf: nobody does."""
+        return min((ticket.deadline_s for ticket in self._all()), default=float("inf")) - self._timeout_s
+
     # --- what the proxy does
 
     def enter(self, ticket: Ticket) -> Unavailable | None:
@@ -157,9 +176,9 @@ class WaitingRoom:
             if not state.may_wait or not self._timeout_s:
                 return state
             if self._is_full(ticket):
-                return self._too_many(state)
+                return too_many(state, len(self))
         elif not self._timeout_s or self._is_full(ticket):
-            return self._too_busy(state)
+            return too_busy(state, len(self), len(self._queue))
         now_s = self._clock()
         ticket.deadline_s = now_s + self._timeout_s
         self._admit(ticket, state, now_s)
@@ -187,9 +206,7 @@ class WaitingRoom:
             return False
         if ticket.turn is None:
             ticket.turn = 0  # it was served before anybody had to wait
-        if broken.generation >= self._shunned:
-            self._shunned = broken.generation
-            self._held_until_s = now_s + GRACE_S
+        broken.shunned_until_s = now_s + GRACE_S
         self._admit(ticket, self._look(), now_s)
         return True
 
@@ -206,21 +223,19 @@ class WaitingRoom:
     # --- what the instance does
 
     def changed(self) -> None:
-        """The instance is in another state: serve those who wait, refuse them, or let them wait on."""
-        if len(self):
-            self._settle(self._clock())
+        """What serves is another: serve those who wait, refuse them, or let them wait on."""
+        if not len(self):
+            return
+        now_s = self._clock()
+        if self._entering:
+            self._wake_at(now_s, now_s)
+        else:
+            self._settle(now_s)
 
     def place_free(self) -> None:
-        """One of the generation's places is free: it belongs to the next of those who wait for one."""
+        """A place is free: it belongs to the next of those who wait for one."""
         if self._queue and not self._serving:
-            state = self._look()
-            if isinstance(state, Endpoint):
-                self._serve(state, self._clock())
-
-    def close(self, why: Unavailable) -> None:
-        """There is no instance any more."""
-        self._look = lambda: why
-        self.changed()
+            self._serve(self._clock())
 
     # --- within
 
@@ -228,20 +243,12 @@ class WaitingRoom:
         return len(self) >= self._most + spare or self._bytes + ticket.body_bytes > MOST_BYTES
 
     def _may_replay(self, broken: Endpoint, now_s: float) -> bool:
-        self._budget, granted = spend(
-            self._budget, self._policy, generation=broken.generation, answered=broken.answered, now_s=now_s
-        )
+        self._budget, granted = spend(self._budget, self._policy, earned=broken.earn(), now_s=now_s)
         return granted
 
-    def _lacks_place(self, ticket: Ticket, endpoint: Endpoint) -> bool:
-        return ticket.needs_place and endpoint.busy >= endpoint.places
-
-    def _is_held(self, endpoint: Endpoint, now_s: float) -> bool:
-        return endpoint.generation == self._shunned and now_s < self._held_until_s
-
-    def _admit(self, ticket: Ticket, state: Endpoint | Unavailable, now_s: float) -> None:
-        serves = isinstance(state, Endpoint) and not self._is_held(state, now_s)
-        self._read(now_s, serves=serves)
+    def _admit(self, ticket: Ticket, state: Serving, now_s: float) -> None:
+        able = _able(state, now_s)
+        self._read(now_s, serves=bool(able))
         ticket.waits = True
         ticket.unserved_s = self._unserved_s
         self._bytes += ticket.body_bytes
@@ -252,9 +259,14 @@ class WaitingRoom:
             insort(self._placeless, ticket, key=lambda waits: waits.arrived_s)
             position = 1
         ticket.position = ticket.position or position
-        at_once = serves and isinstance(state, Endpoint) and not self._lacks_place(ticket, state)
-        due_s = ticket.deadline_s if serves else min(ticket.deadline_s, self._release_s(now_s))
-        self._wake_at(now_s if at_once else due_s, now_s)
+        at_once = _free(able) if ticket.needs_place else able
+        self._wake_at(now_s if at_once else min(ticket.deadline_s, _release_s(state, now_s)), now_s)
+        if isinstance(state, Unavailable) and self._when_wanted is not None:
+            self._entering = True
+            try:
+                self._when_wanted()
+            finally:
+                self._entering = False
 
     def _remove(self, ticket: Ticket) -> None:
         if ticket.needs_place:
@@ -282,35 +294,37 @@ class WaitingRoom:
 
     def _settle(self, now_s: float) -> None:
         state = self._look()
-        self._read(now_s, serves=isinstance(state, Endpoint) and not self._is_held(state, now_s))
-        if isinstance(state, Endpoint):
-            self._serve(state, now_s)
+        self._read(now_s, serves=bool(_able(state, now_s)))
+        if not isinstance(state, Unavailable):
+            self._serve(now_s)
         elif not state.may_wait:
             self._refuse(tuple(self._all()), state)
         late = tuple(ticket for ticket in self._all() if ticket.deadline_s <= now_s)
         if late:
-            self._refuse(late, self._too_long(state, now_s))
+            reachable = bool(_able(state, now_s))
+            self._refuse(late, too_long(state, len(self._queue), self._timeout_s, reachable=reachable))
         if len(self):
             earliest_s = min(ticket.deadline_s for ticket in self._all())
-            self._wake_at(min(earliest_s, self._release_s(now_s)), now_s)
+            self._wake_at(min(earliest_s, _release_s(state, now_s)), now_s)
 
     def _all(self) -> Iterator[Ticket]:
         return chain(self._placeless, self._queue)
 
-    def _serve(self, endpoint: Endpoint, now_s: float) -> None:
+    def _serve(self, now_s: float) -> None:
         """Give away all the places that are free. Serving one may make others leave, or come back."""
         if self._serving:
             return
         self._serving = True
         try:
-            while not endpoint.closed and not self._is_held(endpoint, now_s):
+            while able := _able(self._look(), now_s):
                 if self._placeless:
                     ticket = self._placeless.pop(0)
-                elif self._queue and endpoint.busy < endpoint.places:
+                elif self._queue and (able := _free(able)):
                     ticket = self._queue.pop()
                 else:
                     return
                 self._left(ticket, now_s)
+                endpoint = self._choose(ticket, able)
                 ticket.waiter.served(endpoint.lease(infers=ticket.needs_place))
         finally:
             self._serving = False
@@ -321,55 +335,7 @@ class WaitingRoom:
                 self._remove(ticket)
                 ticket.waiter.refused(why)
 
-    # --- what those hear who are not served
-
-    def _too_many(self, state: Unavailable) -> Unavailable:
-        return replace(
-            state,
-            message=f"{state.message}; {len(self)} requests wait for it already",
-            cause="waiting_room_full",
-            remedy="try again later",
-        )
-
-    def _too_busy(self, endpoint: Endpoint) -> Unavailable:
-        waiting = f", and {len(self)} more wait" if len(self) else ""
-        return replace(
-            BUSY,
-            message=f"The model is busy with {_requests(endpoint.busy)}{waiting}",
-            cause="queue_full",
-            remedy="try again later",
-            retry_after_s=self._free_in_s(endpoint),
-            may_wait=False,
-        )
-
-    def _too_long(self, state: Endpoint | Unavailable, now_s: float) -> Unavailable:
-        if isinstance(state, Endpoint) and (self._is_held(state, now_s) or state.busy < state.places):
-            state = Unavailable(
-                503, "llama-server accepts no connections", cause="upstream_unreachable", retry_after_s=1.0
-            )
-        elif isinstance(state, Endpoint):
-            state = replace(
-                BUSY,
-                status=503,
-                type="unavailable_error",
-                message=f"The model is busy with {_requests(state.busy)}",
-                retry_after_s=self._free_in_s(state),
-            )
-        return replace(
-            state,
-            message=f"{state.message}; this request has waited for {self._timeout_s:g} s",
-            remedy=state.remedy or "try again, or let requests wait for longer with --wait-timeout",
-        )
-
-    def _free_in_s(self, endpoint: Endpoint) -> float:
-        """When a request that came now would be served, if it were the last of all."""
-        return retry_after_s(until_served_s(len(self._queue) + 1, endpoint.places, endpoint.held_s))
-
     # --- the timer
-
-    def _release_s(self, now_s: float) -> float:
-        """When the generation that broke something off gets requests again; nothing is due then otherwise."""
-        return self._held_until_s if now_s < self._held_until_s else float("inf")
 
     def _wake_at(self, at_s: float, now_s: float) -> None:
         if self._timer is not None:
@@ -384,5 +350,18 @@ class WaitingRoom:
         self._settle(self._clock())
 
 
-def _requests(count: int) -> str:
-    return "1 request" if count == 1 else f"{count} requests"
+def _able(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
+    """Those of what serves that those who wait may be sent to."""
+    if isinstance(state, Unavailable):
+        return ()
+    return tuple(each for each in state if not each.closed and each.shunned_until_s <= now_s)
+
+
+def _free(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    return tuple(each for each in endpoints if each.busy < each.places)
+
+
+def _release_s(state: Serving, now_s: float) -> float:
+    """When the first that broke something off gets requests again; inf: none did just now."""
+    endpoints = () if isinstance(state, Unavailable) else state
+    return min((e.shunned_until_s for e in endpoints if e.shunned_until_s > now_s), default=float("inf"))

@@ -121,12 +121,12 @@ class OneModel:
         self.endpoint = endpoint
         self.unavailable: Unavailable | None = None
         self.waiting = WaitingRoom(
-            lambda: self.unavailable or self.endpoint, timeout_s=wait_timeout_s, most=max_queued
+            lambda: self.unavailable or (self.endpoint,), timeout_s=wait_timeout_s, most=max_queued
         )
         endpoint.when_free = self.waiting.place_free
         self.asked_for: list[str | None] = []
 
-    def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         self.asked_for.append(model)
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 

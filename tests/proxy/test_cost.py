@@ -68,7 +68,7 @@ class OneModel:
     def __init__(self) -> None:
         self.endpoint = Endpoint("tiny", 1, UnixAddress("/nowhere"))
 
-    def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         assert model == "tiny"
         return self.endpoint.lease_if_free(infers=infers)
 

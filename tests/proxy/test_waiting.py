@@ -485,11 +485,11 @@ def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_p
     rig = make_rig(ProxyConfig(route_by_model=True))
     stable = Endpoint("stable", 1, UnixAddress(str(tmp_path / "stable.sock")))
     stable_child = rig._listen(str(tmp_path / "stable.sock"))
-    stable_room = WaitingRoom(lambda: stable, timeout_s=10.0)
+    stable_room = WaitingRoom(lambda: (stable,), timeout_s=10.0)
     one = rig.backend
 
     class Two:
-        def lease(self, model: str | None, *, infers: bool = False) -> Lease | Unavailable:
+        def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
             if model == "stable":
                 return stable.lease_if_free(infers=infers)
             return one.lease(model, infers=infers)

@@ -52,7 +52,7 @@ async def window_of(it: Serving) -> ContextWindow:
     await it.reaches(State.READY, 1)
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            endpoint = it.runner.serving()
+            endpoint = it.runner.endpoint
             if isinstance(endpoint, Endpoint) and endpoint.window is not None:
                 return endpoint.window
             await asyncio.sleep(0.005)

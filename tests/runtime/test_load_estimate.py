@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.instance import Policy, State
+from llamasup.core.model_spec import ModelSpec
 from llamasup.core.wait_estimate import LONGEST_S
 from llamasup.runtime.events import Bus
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.plans import AnyPlanMaker
+from llamasup.runtime.served import ServedModel
 
 
 class Nothing:
@@ -30,8 +32,9 @@ def told(tmp_path: Path) -> Ask:
     def ask(state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0) -> float:
         async def asked() -> float:
             planner: AnyPlanMaker = Nothing()  # type: ignore[assignment]
+            room = ServedModel(ModelSpec("tiny", ""), policy=Policy()).room
             runner = InstanceRunner(
-                "tiny", planner, policy=Policy(), bus=Bus(), work_folder=tmp_path, log_path=None
+                "tiny", planner, policy=Policy(), bus=Bus(), room=room, work_folder=tmp_path, log_path=None
             )
             now_s = asyncio.get_running_loop().time()
             runner._load_s = load_s

@@ -10,7 +10,7 @@ from llamasup.core.address import UnixAddress
 from llamasup.core.fair_queue import Priority
 from llamasup.runtime.endpoint import BUSY, Endpoint, Lease, Unavailable
 from llamasup.runtime.waiting import GRACE_S, Ticket, WaitingRoom
-from tests.runtime.test_waiting import LOADING, TIMEOUT_S, Clock
+from tests.runtime.test_waiting import LOADING, TIMEOUT_S, Clock, serving
 
 
 class Model:
@@ -21,7 +21,7 @@ class Model:
         self.places = places
         self.state: Endpoint | Unavailable = LOADING
         self.room = WaitingRoom(
-            lambda: self.state,
+            lambda: serving(self.state),
             timeout_s=timeout_s,
             most=most,
             clock=self.clock.read,
@@ -69,6 +69,8 @@ class Model:
 
 
 class Waiter:
+    body = b""
+
     def __init__(self, model: Model, name: str) -> None:
         self.model, self.name = model, name
         self.then: Callable[[Lease], None] | None = None

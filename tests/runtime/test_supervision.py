@@ -139,7 +139,7 @@ def test_what_it_answers_while_it_loads_is_no_sign_that_it_hangs(
                 assert (await client.post(url, json={"prompt": "x"})).status_code == 503
             await ready.wait()
             assert service.runner is not None
-            endpoint = service.runner.serving()
+            endpoint = service.runner.endpoint
             assert isinstance(endpoint, Endpoint)
             assert (endpoint.failures, endpoint.answered) == (0, 0)
             service.ask_stop()
