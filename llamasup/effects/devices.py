@@ -52,11 +52,14 @@ def await_freed(
             return all(now.get(name, 0) >= wanted for name, wanted in held.items())
         return False
 
-    asking = Retrying(
+    from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+    asking: Retrying = Retrying(
         stop=stop_after_delay(_FREED_TIMEOUT_S),
         wait=wait_fixed(_FREED_POLL_S),
-        retry=retry_if_result(_is_false),
+        retry=retry_if_result(lambda free: not free),
     )
-    with contextlib.suppress(RetryError):
-        return asking(is_free)
-    return False
+    try:
+        return bool(asking(is_free))
+    except RetryError:
+        return False

@@ -98,7 +98,7 @@ class InstanceRunner:
         self.aliases = aliases
         self.instance = Instance()
         self._planner = planner
-        self._policy = policy
+        self.policy = policy
         self._bus = bus
         self._work_folder = work_folder
         self._log_path = log_path
@@ -171,7 +171,7 @@ class InstanceRunner:
     @property
     def _is_bare(self) -> bool:
         """Whether clients are to see the first load as they would without us."""
-        return self._never_served and not self._policy.waits_for_first_load
+        return self._never_served and not self.policy.waits_for_first_load
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -220,7 +220,7 @@ class InstanceRunner:
                     retry_after_s=retry_after_s(start_in_s + (self._load_s or 0.0)),
                     # Not in vain: a start that comes later than the request may wait is none for it.
                     may_wait=instance.state is State.BACKOFF
-                    and start_in_s <= self._policy.wait_timeout_s
+                    and start_in_s <= self.policy.wait_timeout_s
                     and not self._is_bare,
                 )
             case _ as unreachable:
@@ -229,7 +229,7 @@ class InstanceRunner:
     def _next_start_in_s(self) -> float:
         if self.instance.next_start_s is not None:
             return max(1.0, self.instance.next_start_s - asyncio.get_running_loop().time())
-        return self._policy.restart.longest_delay_s
+        return self.policy.restart.longest_delay_s
 
     def _ready_in_s(self) -> float:
         """Of a start that has begun."""
@@ -288,7 +288,7 @@ class InstanceRunner:
         if isinstance(event, core.Healthy | core.Warmed) and self._has_ended(event.generation):
             return  # it said so before it died; its end is on the way
         now_s = asyncio.get_running_loop().time()
-        self.instance, effects = advance(before, event, self._policy, now_s=now_s, roll=self._roll())
+        self.instance, effects = advance(before, event, self.policy, now_s=now_s, roll=self._roll())
         self.room.changed()  # before an endpoint closes: what that breaks off may have to wait as well
         for effect in effects:
             self._perform(effect)
@@ -394,7 +394,7 @@ class InstanceRunner:
             path=self._log_path,
             passed_on=self._log_passed_on,
         )
-        places = self._policy.places(plan.parallel)
+        places = self.policy.places(plan.parallel)
         endpoint = Endpoint(
             self.model,
             number,
@@ -505,7 +505,7 @@ class InstanceRunner:
             missing: str | None = not_answered(request, error)
         else:
             missing = what_is_missing(request, status, body)
-            if status == 401 and not self._policy.knows_all_keys:
+            if status == 401 and not self.policy.knows_all_keys:
                 missing = None
                 message = "llama-server asks for a key that llamasup does not know: no first token was tried."
                 self._bus.publish(ServerWarned(self.model, generation.number, message, ""))
@@ -524,7 +524,7 @@ class InstanceRunner:
                 generation.endpoint,
                 generation.child.pid,
                 warm_up_request(generation.plan.model_class),
-                self._policy.liveness,
+                self.policy.liveness,
                 warm_up_s=generation.warm_up_s,
             )
         if verdict is not None:

@@ -42,6 +42,11 @@ class Launch:
     environ: Mapping[str, str]
     found: Pairing | None = None  # the projector beside the model, where none was given
 
+    @property
+    def sees(self) -> bool:
+        """Whether it has a projector: it takes images (or sound)."""
+        return self.mmproj is not None or (self.found is not None and self.found.projector is not None)
+
 
 def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
     """Find and read everything that a plan needs.

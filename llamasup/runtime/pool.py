@@ -51,7 +51,7 @@ RETRY_AFTER_FAILURE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """``budget``: bytes by place that all models together may take. ``policy``: of models that say nothing."""
+    """``budget``: bytes by place, for all models together. ``policy``: of a model without one of its own."""
 
     budget: Mapping[str, int]
     policy: Policy = field(default_factory=Policy)
@@ -84,7 +84,7 @@ class Pool:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                self._decide_soon()
+                self.decide_soon()
                 await self._loop.create_future()
         finally:
             self.stopping = True
@@ -125,11 +125,17 @@ class Pool:
 
     def forget(self, tenancy: Tenancy) -> None:
         """It has no process any more, and gets none."""
-        self.runners.drop(tenancy, tenancy.runners)
+        self.runners.drop(tenancy, tenancy.all_runners)
         tenancy.runners = []
-        self._active.pop(tenancy.spec.id, None)
-        if self.tenancies.get(tenancy.spec.id) is tenancy:
-            del self.tenancies[tenancy.spec.id]
+        for models in (self._active, self.tenancies):
+            if models.get(tenancy.spec.id) is tenancy:
+                del models[tenancy.spec.id]
+
+    def retouch(self, tenancy: Tenancy, spec: ModelSpec) -> None:
+        """Something else is said of it. Its processes stay as they are."""
+        tenancy.spec = tenancy.served.spec = spec
+        tenancy.served.allow(policy_for(spec.options, self.options.policy))
+        self.decide_soon()
 
     async def load(self, tenancy: Tenancy) -> None:
         """Until it serves. Raises why it cannot."""
@@ -148,7 +154,7 @@ class Pool:
         finally:
             if claim in tenancy.claims:  # whoever asked gave up
                 tenancy.claims.remove(claim)
-                self._decide_soon()
+                self.decide_soon()
 
     async def unload(self, tenancy: Tenancy) -> None:
         """Until its memory is free. What is in flight has a drain's time; who waits has it loaded again."""
@@ -202,12 +208,12 @@ class Pool:
         """A request waits for it, or somebody asked for it."""
         if not tenancy.removed:
             self._active[tenancy.spec.id] = tenancy
-            self._decide_soon()
+            self.decide_soon()
 
     def _idle(self, tenancy: Tenancy) -> None:
         """Its last request is over."""
         if tenancy.yielding or any(each.wanted and not each.serves for each in self._active.values()):
-            self._decide_soon()
+            self.decide_soon()
         elif tenancy.spec.stay.ttl_s < float("inf"):
             self._wake_at(monotonic() + tenancy.spec.stay.ttl_s)
 
@@ -222,7 +228,7 @@ class Pool:
             tenancy.settle_claims()
         elif notice.state is State.FAILED and tenancy.phase is Phase.FAILED:
             self._failed(tenancy, failure_of(tenancy.runners[0].instance))
-        self._decide_soon()
+        self.decide_soon()
 
     def _failed(self, tenancy: Tenancy, error: LlamasupError) -> None:
         """It cannot be loaded for now: those who wait for it hear why, and nobody else notices (S17)."""
@@ -240,7 +246,7 @@ class Pool:
 
     # --- deciding ---------------------------------------------------------------------------------------
 
-    def _decide_soon(self) -> None:
+    def decide_soon(self) -> None:
         """In the loop's next round: many requests may come in this one."""
         if not self._deciding:
             self._deciding = True
@@ -264,6 +270,9 @@ class Pool:
                 self._wake_at(retry_s)
                 return
             self.forget_failure(tenancy)
+        if tenancy.sized is not None and tenancy.phase is Phase.ABSENT and tenancy.is_outdated:
+            self.runners.drop(tenancy, tenancy.runners)
+            tenancy.runners, tenancy.sized = [], None
         if tenancy.phase is Phase.ABSENT and not (tenancy.wanted or tenancy.sizing):
             del self._active[tenancy.spec.id]
         elif tenancy.sized is None and not (tenancy.sizing or tenancy.changing):
@@ -282,7 +291,7 @@ class Pool:
                 tenancy.sized = sized
         finally:
             tenancy.sizing = False
-            self._decide_soon()
+            self.decide_soon()
 
     def _carry_out(self, verdict: Verdict) -> None:
         match verdict:
@@ -331,7 +340,7 @@ class Pool:
             tenancy.departure = None
             if not (self.stopping or tenancy.removed):
                 tenancy.served.open()
-            self._decide_soon()
+            self.decide_soon()
 
     # --- the timer --------------------------------------------------------------------------------------
 
@@ -346,7 +355,7 @@ class Pool:
 
     def _woke(self) -> None:
         self._timer = None
-        self._decide_soon()
+        self.decide_soon()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Final
 
+from llamasup.core.affinity import Candidate, choose
+from llamasup.core.conversation import Conversation, read_conversation
 from llamasup.core.instance import Policy
 from llamasup.core.model_spec import ModelSpec
-from llamasup.runtime.endpoint import BUSY, Endpoint, Lease, Serving, Unavailable
+from llamasup.runtime.endpoint import BUSY, UNLIMITED, Endpoint, Lease, Serving, Unavailable
 from llamasup.runtime.instance import NOT_RUNNING, InstanceRunner
 from llamasup.runtime.waiting import Ticket, WaitingRoom
 
 __all__ = ["ServedModel"]
+
+_SLOTS: Final = 4  # stand for places that nobody counts: as many as llama-server makes by itself (b11434)
 
 
 class ServedModel:
@@ -51,6 +56,7 @@ class ServedModel:
         self._absent: Unavailable | None = None
         self._when_idle = when_idle
         self._clock = clock
+        self._given = 0  # requests that there was a choice for
 
     # --- what the proxy asks
 
@@ -101,6 +107,12 @@ class ServedModel:
         self._shut = None
         self.room.changed()
 
+    def allow(self, policy: Policy) -> None:
+        """Who may wait from now on, and how long; for its processes from what they do next on."""
+        self.room.allow(timeout_s=policy.wait_timeout_s, most=policy.max_queued)
+        for runner in self.runners:
+            runner.policy = policy
+
     @property
     def is_shut(self) -> bool:
         return self._shut is not None
@@ -147,7 +159,22 @@ class ServedModel:
         return self._pick(endpoints, infers=ticket.needs_place, body=ticket.waiter.body)
 
     def _pick(self, endpoints: Sequence[Endpoint], *, infers: bool, body: bytes) -> Endpoint:
-        return min(endpoints, key=lambda endpoint: endpoint.busy / endpoint.places)
+        """One of those that can take it. Bodies are read only for models that have several processes, but
+        then also while one alone serves: what it is given now it is to be given again.
+        """
+        if len(self.runners) < 2:
+            return endpoints[0]
+        conversation = read_conversation(body) if infers else None
+        self._given += 1
+        chosen = endpoints[choose([_candidate(each, conversation) for each in endpoints])]
+        chosen.asked_before.add(conversation, self._given)
+        return chosen
+
+
+def _candidate(endpoint: Endpoint, conversation: Conversation | None) -> Candidate:
+    places = endpoint.places if endpoint.places < UNLIMITED else _SLOTS
+    before = endpoint.asked_before
+    return Candidate(endpoint.busy / places, before.fit(conversation), before.turn)
 
 
 def _hopelessness(why: Unavailable) -> tuple[bool, float]:

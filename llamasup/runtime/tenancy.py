@@ -40,8 +40,9 @@ _LEAST_LOAD_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """What is known of a model before its first start. ``needs``: bytes by place, of all its replicas."""
+    """What is known of ``spec`` before its first start. ``needs``: bytes by place, of all its replicas."""
 
+    spec: ModelSpec
     launch: Launch
     needs: Mapping[str, int]
 
@@ -63,15 +64,14 @@ def size_up(
     for number in range(spec.replicas):
         one = needs_of(admission.plan.memory, devices, devices_of(spec, number))
         needs = {place: needs.get(place, 0) + one.get(place, 0) for place in {*needs, *one}}
-    return Sized(launch, needs)
+    return Sized(spec, launch, needs)
 
 
 def with_devices(launch: Launch, spec: ModelSpec, number: int) -> Launch:
     """As one replica is launched."""
-    devices = devices_of(spec, number)
-    if not devices:
+    if spec.replicas == 1 or not spec.options.devices:
         return launch
-    extra = (*launch.settings.extra, "--device", ",".join(devices))
+    extra = (*launch.settings.extra, "--device", ",".join(devices_of(spec, number)))
     return replace(launch, settings=replace(launch.settings, extra=extra))
 
 
@@ -159,6 +159,11 @@ class Tenancy:
     @property
     def wanted(self) -> bool:
         return bool(self.claims) or len(self.served.room) > 0
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it was changed since its processes were made."""
+        return self.sized is not None and self.sized.spec.started_as != self.spec.started_as
 
     @property
     def serves(self) -> bool:

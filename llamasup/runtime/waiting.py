@@ -167,6 +167,11 @@ class WaitingRoom:
         """Since when the one waits who has waited longest (monotonic); inf: nobody does."""
         return min((ticket.deadline_s for ticket in self._all()), default=float("inf")) - self._timeout_s
 
+    def allow(self, *, timeout_s: float, most: int) -> None:
+        """How long and how many may wait from now on; those who do stay."""
+        self._timeout_s = timeout_s
+        self._most = most
+
     # --- what the proxy does
 
     def enter(self, ticket: Ticket) -> Unavailable | None:
@@ -192,9 +197,11 @@ class WaitingRoom:
         many as had a place all the same: they had their turn, and it was not their fault.
         """
         spare = broken.places if broken.places < UNLIMITED else 0
-        if self.verdict() is not None or not self._timeout_s or self._is_full(ticket, spare):
+        if self.verdict() is not None or self._is_full(ticket, spare):
             return False
         now_s = self._clock()
+        if not self._timeout_s and not any(each is not broken for each in _able(self._look(), now_s)):
+            return False  # nobody waits, but another server takes it at once
         if sent:
             if ticket.replayed or not self._may_replay(broken, now_s):
                 return False

@@ -1,0 +1,145 @@
+"""The models that are served, by their names: what the proxy leases from, and what may change meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from llamasup.core.errors import LlamasupError, ModelUnknown
+from llamasup.core.http import HttpError
+from llamasup.core.meant_model import MeantModel, meant_by, unknown_model, unnamed_model
+from llamasup.core.model_listing import ListedModel, ModelListing
+from llamasup.core.registry import Registry, Unknown
+from llamasup.core.registry_changes import Changes, changes
+from llamasup.runtime.endpoint import Lease, Unavailable
+from llamasup.runtime.instance import STOPPING
+from llamasup.runtime.pool import Pool
+from llamasup.runtime.renewal import remove, renew
+from llamasup.runtime.tenancy import Tenancy
+from llamasup.runtime.waiting import WaitingRoom
+
+__all__ = ["Catalog"]
+
+
+class Catalog:
+    """A ``Backend`` of many models. All methods are for the event loop's thread."""
+
+    def __init__(self, registry: Registry, pool: Pool) -> None:
+        self.pool = pool
+        self.registry = Registry({}, {}, None)
+        self._by_name: dict[str, Tenancy] = {}  # every name that was asked for in its own spelling
+        self._meant: dict[str, MeantModel] = {}  # by id
+        self._unready: Unavailable | None = _STARTING
+        self.apply(registry)
+
+    # --- Backend: what the proxy asks -------------------------------------------------------------------
+
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        tenancy = self._by_name.get(model) if model is not None else self._default
+        if tenancy is None:
+            tenancy = self.find(model)
+            if tenancy is None:
+                return self._why_unknown(model)
+        return tenancy.served.lease(infers=infers, body=body)
+
+    def room(self, model: str | None) -> WaitingRoom:
+        tenancy = self.find(model)
+        assert tenancy is not None  # its lease was asked for before
+        return tenancy.served.room
+
+    def readiness(self) -> Unavailable | None:
+        return STOPPING if self.pool.stopping else self._unready
+
+    def meant(self, model: str | None) -> MeantModel | None:
+        tenancy = self.find(model)
+        return None if tenancy is None else self._meant[tenancy.spec.id]
+
+    def listing(self) -> ModelListing:
+        here = (self.pool.tenancies[id_] for id_ in self.registry.specs)
+        return ModelListing(map(self._listed, here), self.registry.default)
+
+    # --- names ------------------------------------------------------------------------------------------
+
+    def find(self, model: str | None) -> Tenancy | None:
+        """The model of this name, or of one that means the same; None names the default one."""
+        if model is None:
+            return self._default
+        if (tenancy := self._by_name.get(model)) is not None:
+            return tenancy
+        found = self.registry.find(model)
+        return None if isinstance(found, Unknown) else self.pool.tenancies.get(found.id)
+
+    def known(self, model: str) -> Tenancy:
+        """Raises ModelUnknown, with near names."""
+        tenancy = self.find(model)
+        if tenancy is None:
+            error = self._refusal(model)
+            raise ModelUnknown(f"{error.message}.", remedy=error.remedy)
+        return tenancy
+
+    @property
+    def _default(self) -> Tenancy | None:
+        default = self.registry.default
+        return None if default is None else self.pool.tenancies.get(default)
+
+    def _refusal(self, model: str | None) -> HttpError:
+        if model is None:
+            return unnamed_model(tuple(self.registry.specs))
+        found = self.registry.find(model)
+        return unknown_model(model, found.near if isinstance(found, Unknown) else ())
+
+    def _why_unknown(self, model: str | None) -> Unavailable:
+        error = self._refusal(model)
+        return Unavailable(error.status, error.message, error.type, error.cause, error.remedy)
+
+    def _listed(self, tenancy: Tenancy) -> ListedModel:
+        plan = next((runner.plan for runner in tenancy.runners if runner.plan is not None), None)
+        return ListedModel(
+            tenancy.spec,
+            self._meant[tenancy.spec.id],
+            tenancy.phase,
+            None if plan is None or not tenancy.serves else plan.ctx_size,
+            "" if tenancy.error is None else tenancy.error.message,
+            sees=tenancy.sized is not None and tenancy.sized.launch.sees,
+        )
+
+    # --- from start to change ---------------------------------------------------------------------------
+
+    async def preload(self) -> Mapping[str, LlamasupError]:
+        """Load what is to be there from the start; ready from then on. Returns why those are not there that
+        could not be loaded.
+        """
+        asked = [each for each in self.pool.tenancies.values() if each.spec.stay.preload]
+        failed: dict[str, LlamasupError] = {}
+
+        async def load(tenancy: Tenancy) -> None:
+            try:
+                await self.pool.load(tenancy)
+            except LlamasupError as error:
+                failed[tenancy.spec.id] = error
+
+        async with asyncio.TaskGroup() as tasks:
+            for tenancy in asked:
+                tasks.create_task(load(tenancy), name=f"{tenancy.spec.id}/preload")
+        self._unready = None
+        return failed
+
+    def apply(self, registry: Registry) -> Changes:
+        """Serve these models from now on. Those that are as before are not touched (S16)."""
+        found = changes(self.registry.specs, registry.specs)
+        pool = self.pool
+        for id_ in found.removed:
+            remove(pool, pool.tenancies[id_])
+        for id_ in found.added:
+            pool.add(registry.specs[id_])
+        for id_ in found.retouched:
+            pool.retouch(pool.tenancies[id_], registry.specs[id_])
+        for id_ in found.changed:
+            renew(pool, pool.tenancies[id_], registry.specs[id_])
+        self.registry = registry
+        self._by_name = {name: pool.tenancies[id_] for name, id_ in registry.names.items()}
+        self._meant = {id_: meant_by(spec) for id_, spec in registry.specs.items()}
+        return found
+
+
+_STARTING = Unavailable(503, "Models are being loaded", cause="loading", retry_after_s=1.0)

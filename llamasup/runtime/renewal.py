@@ -1,0 +1,150 @@
+"""A model whose file or settings have changed, and one that is served no more (S16)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from llamasup.core.errors import LlamasupError, ModelUnknown
+from llamasup.core.failure import failure_of
+from llamasup.core.instance import Instance, StartAsked, State
+from llamasup.core.meant_model import unknown_model
+from llamasup.core.model_spec import ModelSpec
+from llamasup.core.residency import Phase
+from llamasup.core.share import left_of
+from llamasup.runtime.endpoint import Unavailable
+from llamasup.runtime.events import ModelLeaves
+from llamasup.runtime.pool import Pool, end, freed
+from llamasup.runtime.tenancy import Sized, Tenancy, absent
+
+__all__ = ["remove", "renew"]
+
+_log = logging.getLogger(__name__)
+
+
+def remove(pool: Pool, tenancy: Tenancy) -> None:
+    """Serve it no more: what is in flight may finish, who waits is told."""
+    tenancy.removed = True
+    error = unknown_model(tenancy.spec.id)
+    tenancy.served.shut(Unavailable(error.status, error.message, error.type, error.cause, error.remedy))
+    tenancy.settle_claims(ModelUnknown(f"{error.message}.", remedy=error.remedy))
+    if tenancy.all_runners:
+        pool.start(_see_out(pool, tenancy), f"{tenancy.spec.id}/remove")
+    else:
+        pool.forget(tenancy)
+
+
+async def _see_out(pool: Pool, tenancy: Tenancy) -> None:
+    if tenancy.holds:
+        pool.bus.publish(ModelLeaves(tenancy.spec.id, "removed"))
+    async with freed(tenancy.sized):
+        await end(tenancy.all_runners)
+    pool.forget(tenancy)
+
+
+def renew(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> None:
+    """Serve it from its new file, or with its new settings. Nobody notices but by the answers."""
+    pool.retouch(tenancy, spec)
+    if tenancy.changing:
+        return  # whoever is at it goes on with the newest
+    if tenancy.phase in {Phase.ABSENT, Phase.FAILED}:
+        _begin_anew(pool, tenancy)
+    else:
+        tenancy.changing = True
+        pool.start(_replace(pool, tenancy), f"{spec.id}/renew")
+
+
+def _begin_anew(pool: Pool, tenancy: Tenancy) -> None:
+    """Nothing of it runs: from now on it is another."""
+    pool.runners.drop(tenancy, tenancy.runners)
+    tenancy.runners = []
+    tenancy.sized = tenancy.error = None
+    tenancy.served.absent = absent(tenancy.spec)
+    pool.decide_soon()
+
+
+async def _replace(pool: Pool, tenancy: Tenancy) -> None:
+    """Beside the old servers where both fit, else after them. Repeated for what changed meanwhile."""
+    again = False
+    try:
+        if tenancy.departure is not None:
+            await asyncio.shield(tenancy.departure)
+        while not (tenancy.removed or pool.stopping):
+            spec = tenancy.spec
+            again = await _replace_with(pool, tenancy, spec) or again
+            if tenancy.spec.started_as == spec.started_as:
+                break
+    except LlamasupError as error:
+        _log.error("%s goes on as it was: %s", tenancy.spec.id, error)
+    finally:
+        tenancy.changing = False
+        pool.decide_soon()
+    if again and not tenancy.removed:
+        await _bring_back(pool, tenancy)
+
+
+async def _replace_with(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> bool:
+    """Whether it is to be loaded again. Raises why it cannot be changed; then all is as it was."""
+    sized = await pool.size(spec)
+    serves = any(runner.instance.state is State.READY for runner in tenancy.runners)
+    if serves and _fits(sized, pool, tenancy):
+        await _replace_beside(pool, tenancy, sized)
+        return False
+    had_any = any(not runner.instance.at_rest for runner in tenancy.runners)
+    await _replace_after(pool, tenancy, sized)
+    return had_any
+
+
+def _fits(sized: Sized, pool: Pool, tenancy: Tenancy) -> bool:
+    left = left_of(pool.left_for(tenancy), [tenancy.needs])
+    return all(left.get(place, 0) >= size_bytes for place, size_bytes in sized.needs.items())
+
+
+async def _replace_beside(pool: Pool, tenancy: Tenancy, sized: Sized) -> None:
+    old, before = tenancy.runners, tenancy.sized
+    tenancy.outgoing, tenancy.outgoing_needs = old, tenancy.needs
+    tenancy.sized = sized
+    tenancy.runners = new = pool.make_runners(tenancy, sized)
+    try:
+        for runner in new:
+            await runner.take(StartAsked())
+        ends = [await runner.until(_is_up_or_over) for runner in new]
+        if not any(each.state is State.READY for each in ends):
+            pool.runners.drop(tenancy, new)
+            tenancy.runners, tenancy.sized = old, before
+            raise failure_of(ends[0])
+        for runner in old:
+            tenancy.served.remove(runner)  # who comes from now on comes to the new ones
+        async with freed(before):
+            await end(old)
+        pool.runners.drop(tenancy, old)
+    finally:
+        tenancy.outgoing, tenancy.outgoing_needs = [], {}
+
+
+async def _replace_after(pool: Pool, tenancy: Tenancy, sized: Sized) -> None:
+    pool.bus.publish(ModelLeaves(tenancy.spec.id, "changed"))
+    tenancy.yielding = tenancy.starting = False
+    tenancy.served.shut(_CHANGING)
+    async with freed(tenancy.sized):
+        await end(tenancy.runners)
+    pool.runners.drop(tenancy, tenancy.runners)
+    tenancy.runners, tenancy.sized, tenancy.error = [], sized, None
+    tenancy.served.absent = absent(tenancy.spec)
+    if not (tenancy.removed or pool.stopping):
+        tenancy.served.open()
+
+
+async def _bring_back(pool: Pool, tenancy: Tenancy) -> None:
+    """It was loaded, and is to be so again, although perhaps nobody asks for it at this moment."""
+    try:
+        await pool.load(tenancy)
+    except LlamasupError as error:
+        _log.warning("%s was changed, and is not loaded again: %s", tenancy.spec.id, error)
+
+
+def _is_up_or_over(instance: Instance) -> bool:
+    return instance.state is State.READY or instance.at_rest
+
+
+_CHANGING = Unavailable(503, "The model is being changed", cause="changing", retry_after_s=1.0, may_wait=True)
