@@ -14,7 +14,15 @@ from llamasup.cli.layout import table
 from llamasup.cli.results import write_json, write_result
 from llamasup.cli.view import View
 from llamasup.core.errors import UsageInvalid
-from llamasup.core.key_file import KeyLine, checked_name, key_line, read_key_lines, stored_form, without_line
+from llamasup.core.key_file import (
+    KeyLine,
+    checked_models,
+    checked_name,
+    key_line,
+    read_key_lines,
+    stored_form,
+    without_line,
+)
 from llamasup.core.keys import ApiKey, KeyLimits, Priority
 from llamasup.effects.key_store import change_key_file, default_key_file, key_file_text
 from llamasup.effects.keys import PROCESS_SALT
@@ -37,6 +45,7 @@ def new_command(
     concurrent: int | None,
     tpm: int | None,
     priority: str,
+    models: str | None,
     hashed: bool,
     json: bool,
 ) -> int:
@@ -52,7 +61,13 @@ def new_command(
             controls="control" in rights,
             limits=KeyLimits(rpm, concurrent, tpm),
             priority=cast("Priority", priority),
+            models=() if models is None else checked_models(models),
         )
+        if said.models and not said.infers:
+            raise UsageInvalid(
+                f"--rights {rights} and --models: a key that may not infer uses no model.",
+                remedy="Leave --models out, or add inference to --rights.",
+            )
         if said.limits and not said.infers:
             raise UsageInvalid(
                 f"--rights {rights} and a limit: limits are for requests to the model.",
@@ -134,7 +149,7 @@ def revoke_command(name: str, file: Path | None, *, json: bool) -> int:
     return guarded(act)
 
 
-_HEADINGS = ("NAME", "RIGHTS", "RPM", "CONCURRENT", "TPM", "PRIORITY", "HASHED")
+_HEADINGS = ("NAME", "RIGHTS", "RPM", "CONCURRENT", "TPM", "PRIORITY", "MODELS", "HASHED")
 
 
 def _row(line: KeyLine) -> Sequence[str]:
@@ -144,6 +159,7 @@ def _row(line: KeyLine) -> Sequence[str]:
         ",".join(facts["rights"]),
         *("-" if facts[each] is None else str(facts[each]) for each in ("rpm", "concurrent", "tpm")),
         facts["priority"],
+        ",".join(facts["models"]) or "all",
         "yes" if facts["hashed"] else "no",
     ]
 
@@ -156,6 +172,7 @@ def _facts(key: ApiKey, hashed: bool) -> dict[str, Any]:
         "concurrent": key.limits.concurrent,
         "tpm": key.limits.tokens_per_minute,
         "priority": key.priority,
+        "models": list(key.models),
         "hashed": hashed,
     }
 

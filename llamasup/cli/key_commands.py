@@ -63,6 +63,14 @@ Priority = Annotated[
         help="The highest priority that its requests may ask for.",
     ),
 ]
+Models = Annotated[
+    str | None,
+    typer.Option(
+        "--models",
+        metavar="NAME,…",
+        help="The only models that it may use, by their names; * and ? stand for any letters.",
+    ),
+]
 Hashed = Annotated[
     bool, typer.Option("--hashed", help="Keep only a hash of the key: it is shown now, and never again.")
 ]
@@ -76,6 +84,7 @@ def new(
     concurrent: Concurrent = None,
     tpm: TokensPerMinute = None,
     priority: Priority = "normal",
+    models: Models = None,
     hashed: Hashed = False,
     file: File = None,
     json: o.Json = False,
@@ -92,6 +101,7 @@ def new(
             concurrent=concurrent,
             tpm=tpm,
             priority=priority,
+            models=models,
             hashed=hashed,
             json=json,
         )

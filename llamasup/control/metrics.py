@@ -8,6 +8,7 @@ wants counters to end in ``_total``, and llama-server's do not all.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeVar
@@ -64,7 +65,7 @@ class _Own(Collector):
         yield _counter(
             "llamasup_requests",
             "Finished requests; 499 is a client that left. Routes that llamasup does not know are `other`; "
-            "model is empty where no server was involved.",
+            "model is empty where none was meant that is here.",
             ("model", "route", "code"),
             {(model, route, str(code)): count for (model, route, code), count in metrics.requests.items()},
         )
@@ -84,6 +85,19 @@ class _Own(Collector):
             {(model, kind): n for model, each in models.items() for kind, n in each.context_ends.items()},
         )
         yield _counter("llamasup_restarts", "Restarts after a failure.", ("model", "cause"), metrics.restarts)
+        yield _counter(
+            "llamasup_loads",
+            "Starts of a model that was not loaded, failed ones included.",
+            ("model",),
+            {(model,): count for model, count in metrics.loads.items()},
+        )
+        yield _counter(
+            "llamasup_evictions",
+            "Models that were ended: for another one's `memory` or `group`, because there were too many "
+            "(`count`), because nobody used it (`ttl`), or because somebody `asked`.",
+            ("model", "reason"),
+            metrics.evictions,
+        )
         yield _counter(
             "llamasup_replays",
             "Requests that were sent again after their server ended.",
@@ -107,7 +121,9 @@ class _Own(Collector):
 
     def _gauges(self) -> Iterator[Metric]:
         state = GaugeMetricFamily(
-            "llamasup_instance_state", "1 for the present state, 0 for the others.", labels=("model", "state")
+            "llamasup_instance_state",
+            "How many of its servers are in this state: 1 for the present one, where there is one server.",
+            labels=("model", "state"),
         )
         in_flight = GaugeMetricFamily(
             "llamasup_in_flight", "Requests that the server has.", labels=("model",)
@@ -115,11 +131,15 @@ class _Own(Collector):
         queued = GaugeMetricFamily(
             "llamasup_queued", "Requests that wait for their turn or for the model.", labels=("model",)
         )
+        by_model: dict[str, list[InstanceGauges]] = {}
         for instance in self._instances:
+            by_model.setdefault(instance.model, []).append(instance)
+        for model, instances in by_model.items():
+            states = Counter(instance.state for instance in instances)
             for each in State:
-                state.add_metric((instance.model, each.value), float(each is instance.state))
-            in_flight.add_metric((instance.model,), instance.in_flight)
-            queued.add_metric((instance.model,), instance.queued)
+                state.add_metric((model, each.value), states[each])
+            in_flight.add_metric((model,), sum(instance.in_flight for instance in instances))
+            queued.add_metric((model,), max(instance.queued for instance in instances))
         yield from (state, in_flight, queued)
 
 

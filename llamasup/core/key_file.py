@@ -1,7 +1,7 @@
 """The file of API keys: one a line, as llama-server's ``--api-key-file``, with attributes behind a key.
 
     KEY                       an inference key, and nothing else is said of it
-    KEY name=alice rights=inference,control rpm=60 concurrent=2 tpm=20000 priority=high
+    KEY name=alice rights=inference,control rpm=60 concurrent=2 tpm=20000 priority=high models=qwen*,tiny
     sha256:SALT:HEX name=bob  the key is not in the file, only its hash
     # comment
 
@@ -20,10 +20,20 @@ from dataclasses import dataclass, replace
 from llamasup.core.errors import ConfigInvalid, UsageInvalid
 from llamasup.core.keys import ApiKey, KeyLimits, digest_of
 
-__all__ = ["KeyLine", "checked_name", "key_line", "read_key_lines", "stored_form", "without_line"]
+__all__ = [
+    "KeyLine",
+    "checked_models",
+    "checked_name",
+    "key_line",
+    "read_key_lines",
+    "stored_form",
+    "without_line",
+]
 
 _HASHED = re.compile(r"sha256:([0-9A-Za-z]{8,64}):([0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_MODEL = re.compile(r"[A-Za-z0-9._/:@+*?-]{1,256}")
+_MOST_MODELS = 32  # all are compared with the name in each request
 _UNNAMED = re.compile(r"(?:key|given)-\d+")
 _ATTRIBUTE = re.compile(r"([A-Za-z_-]*)=(.*)")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # but the tab, which a header may carry
@@ -187,6 +197,19 @@ def checked_name(name: str) -> str:
     return name
 
 
+def checked_models(names: str) -> tuple[str, ...]:
+    """Names of models with commas between them, as a key may have them. Raises UsageInvalid."""
+    models = tuple(names.split(","))
+    bad = next((name for name in models if not _MODEL.fullmatch(name)), None)
+    if bad is None and len(models) <= _MOST_MODELS:
+        return models
+    raise UsageInvalid(
+        f"{_shown(names)} names no models." if bad is None else f"{_shown(bad)} is no name of a model.",
+        remedy=f"Give up to {_MOST_MODELS} names, with commas between them: letters, digits, . _ / : @ + - and, "
+        "for any others, * and ?.",
+    )
+
+
 def _rights(key: ApiKey, value: str) -> ApiKey:
     rights = value.split(",")
     if any(right not in ("inference", "control") for right in rights) or len(set(rights)) != len(rights):
@@ -200,6 +223,13 @@ def _priority(key: ApiKey, value: str) -> ApiKey:
             return replace(key, priority=value)
         case _:
             raise _Mistake(f"priority={_shown(value)}", "priority= takes normal or high")
+
+
+def _models(key: ApiKey, value: str) -> ApiKey:
+    try:
+        return replace(key, models=checked_models(value))
+    except UsageInvalid as error:
+        raise _Mistake(error.message.removesuffix("."), error.remedy.removesuffix(".")) from None
 
 
 def _limit(attribute: str, limit: str) -> Callable[[ApiKey, str], ApiKey]:
@@ -220,6 +250,7 @@ _READERS: dict[str, Callable[[ApiKey, str], ApiKey]] = {
     "concurrent": _limit("concurrent", "concurrent"),
     "tpm": _limit("tpm", "tokens_per_minute"),
     "priority": _priority,
+    "models": _models,
 }
 _ALLOWED = f"Behind a key there may be {', '.join(f'{name}=' for name in _READERS)} without blanks around ="
 
@@ -247,6 +278,7 @@ def key_line(stored: str, key: ApiKey) -> str:
         "concurrent": limits.concurrent,
         "tpm": limits.tokens_per_minute,
         "priority": None if key.priority == "normal" else key.priority,
+        "models": ",".join(key.models) or None,
     }
     return " ".join([stored, *(f"{name}={value}" for name, value in said.items() if value is not None)])
 

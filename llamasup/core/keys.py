@@ -43,7 +43,9 @@ _NO_LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """``name``: what logs, limits and fairness know it by. ``priority``: the highest that it may ask for."""
+    """``name``: what logs, limits and fairness know it by. ``priority``: the highest that it may ask for.
+    ``models``: names, with ``*`` and ``?``, of those that it may use; empty: all.
+    """
 
     name: str
     salt: bytes = field(repr=False)
@@ -52,6 +54,7 @@ class ApiKey:
     controls: bool = False
     limits: KeyLimits = _NO_LIMITS
     priority: Priority = "normal"
+    models: tuple[str, ...] = ()
 
 
 def digest_of(salt: bytes, key: bytes) -> bytes:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-__all__ = ["Route", "canonical_path", "closed_by_default", "route_of"]
+__all__ = ["Route", "Work", "canonical_path", "closed_by_default", "route_of"]
+
+
+class Work(StrEnum):
+    """What a model can be asked for, where models differ in it."""
+
+    TEXT = "text"
+    EMBEDDINGS = "embeddings"
+    RERANKING = "reranking"
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -17,26 +26,37 @@ class Route(msgspec.Struct, frozen=True):
     infers: bool = False  # its answer ends with token counts
     streams: bool = False  # its answer is a stream of events if the body says so
     waits: bool = False  # its POSTs wait for a model that loads, and may be sent again after a crash
+    work: Work | None = None  # what a model must be able to do; None: every one answers it, or says why not
+    lists: bool = False  # tells which models there are, or of one of them
 
 
 _GENERATION = """
     /completion /completions /v1/completions /chat/completions /v1/chat/completions /responses /v1/responses
     /v1/messages /infill
 """
-_OTHER_INFERENCE = """
-    /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank /v1/reranking
-    /audio/transcriptions /v1/audio/transcriptions
-"""
+_EMBEDDINGS = "/embedding /embeddings /v1/embeddings"
+_RERANKING = "/rerank /reranking /v1/rerank /v1/reranking"
+_TRANSCRIPTION = "/audio/transcriptions /v1/audio/transcriptions"
 _TEXT = "/tokenize /detokenize /apply-template /v1/messages/count_tokens"
 # Those who ask about the server, or tell it something, want an answer now: the web interface and monitors
 # take llama-server's 503 for "still loading", and a change must not reach another server than was meant.
 _PLAIN = """
-    / /health /v1/health /livez /readyz /metrics /props /slots /models /v1/models /lora-adapters /v1/stream
+    / /health /v1/health /livez /readyz /metrics /props /slots /lora-adapters /v1/stream
 """
-_ROUTES = {path.encode(): Route(path, infers=True, streams=True, waits=True) for path in _GENERATION.split()}
-_ROUTES |= {path.encode(): Route(path, infers=True, waits=True) for path in _OTHER_INFERENCE.split()}
+_ROUTES = {
+    path.encode(): Route(path, infers=True, streams=True, waits=True, work=Work.TEXT)
+    for path in _GENERATION.split()
+}
+for _paths, _work in (
+    (_EMBEDDINGS, Work.EMBEDDINGS),
+    (_RERANKING, Work.RERANKING),
+    (_TRANSCRIPTION, None),  # whether it hears is said by its projector
+):
+    _ROUTES |= {path.encode(): Route(path, infers=True, waits=True, work=_work) for path in _paths.split()}
 _ROUTES |= {path.encode(): Route(path, waits=True) for path in _TEXT.split()}
 _ROUTES |= {path.encode(): Route(path) for path in _PLAIN.split()}
+_MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=True)
+_ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
 _CONTROL = Route("/llamasup")
 _OTHER = Route("other")
 
@@ -44,9 +64,13 @@ _OTHER = Route("other")
 def route_of(path: bytes) -> Route:
     """The route that a raw path belongs to; every path that llamasup does not know is ``other``."""
     route = _ROUTES.get(path)
-    if route is None:
-        return _CONTROL if path.startswith(b"/llamasup/") else _OTHER
-    return route
+    if route is not None:
+        return route
+    if path.startswith(b"/llamasup/"):
+        return _CONTROL
+    if path.startswith(b"/v1/models/"):
+        return _V1_MODELS
+    return _MODELS if path.startswith(b"/models/") else _OTHER
 
 
 _UNICODE_ESCAPES = re.compile(rb"%u([0-9a-f]{4})", re.IGNORECASE)

@@ -70,7 +70,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ``outcome``: ``ok``; ``local`` (llamasup's own answer); ``refused`` (a 4xx of our own); ``unavailable``
     (no generation or no place to serve it); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation
     went); ``timed_out``; ``error_event`` (llama-server's error was told behind SSE comments, and a 200).
-    ``model`` is empty and ``generation`` 0 where no child was involved. Times are in seconds;
+    ``model`` is the id of the one that was meant, empty where none was; ``generation`` is 0 where no child was
+    involved. Times are in seconds;
     ``first_byte_s`` is None where no response came. ``queue_s`` is all until the request was sent on;
     ``waited_s`` the part of it that was waiting for a generation to serve. ``replayed``: it was sent again
     after the generation that had it ended. ``client`` is the name of its key, or the address that it came
@@ -137,11 +138,13 @@ class ModelMetrics:
 class Metrics:
     """What /metrics says about llamasup itself. Owned by the event loop's thread."""
 
-    __slots__ = ("lines_dropped", "models", "replays", "requests", "restarts")
+    __slots__ = ("evictions", "lines_dropped", "loads", "models", "replays", "requests", "restarts")
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, int], int] = {}  # (model, route, code)
         self.restarts: dict[tuple[str, str], int] = {}  # (model, cause)
+        self.loads: dict[str, int] = {}  # by model
+        self.evictions: dict[tuple[str, str], int] = {}  # (model, reason)
         self.replays: dict[str, int] = {}  # by model
         self.models: dict[str, ModelMetrics] = {}
         self.lines_dropped: Callable[[], int] | None = None  # of the access log; None: there is none
@@ -151,7 +154,7 @@ class Metrics:
         key = (name, record.route, record.status)
         requests = self.requests
         requests[key] = requests.get(key, 0) + 1
-        if not name:
+        if not record.generation:
             return
         model = self.models.get(name) or self._of(name)
         model.request_s.observe(record.duration_s)
@@ -172,6 +175,14 @@ class Metrics:
 
     def count_restart(self, model: str, cause: str) -> None:
         self.restarts[model, cause] = self.restarts.get((model, cause), 0) + 1
+
+    def count_load(self, model: str) -> None:
+        """A model that was not loaded is started, whatever comes of it."""
+        self.loads[model] = self.loads.get(model, 0) + 1
+
+    def count_eviction(self, model: str, reason: str) -> None:
+        """A model is ended: ``reason`` is that of ``core.residency.Evict``, or ``asked``."""
+        self.evictions[model, reason] = self.evictions.get((model, reason), 0) + 1
 
     def count_replay(self, model: str) -> None:
         """A request was put back because the generation that had it ended."""
