@@ -9,9 +9,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
 from llamasup.core.http import HttpError, error_body, error_response
+from llamasup.core.requested_model import requested_model
 from llamasup.proxy import local
 from llamasup.proxy.door import CONTROL_PREFIX, Door
 from llamasup.proxy.exchange import Exchange
+from llamasup.proxy.naming import misused
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.upload import Upload
@@ -26,6 +28,7 @@ __all__ = ["Downstream", "host_of"]
 TURN: Final = 32  # requests answered on the spot before other connections have their turn
 NEVER: Final = float("inf")
 _IDLE, _HEAD, _BODY, _BUSY = range(4)
+_REFUSALS = frozenset({400, 403, 404})  # of what was asked for; whatever else stands in its way may pass
 _RESET = struct.pack("ii", 1, 0)  # linger for no time: unsent bytes are dropped and the other side is told
 
 
@@ -266,18 +269,21 @@ class Downstream(asyncio.Protocol):
 
     def _wait(self, request: Request, why: Unavailable) -> None:
         """Let it wait for a generation that serves, or say why not."""
+        if why.status in _REFUSALS:
+            self._refused(request, why.as_error())
+            return
+        backend = self.proxy.backend
+        meant = backend.meant(request.named)
+        model = "" if meant is None else meant.id
         if why.may_wait and request.may_wait:
-            proxy = self.proxy
-            room = proxy.backend.room(request.model() if proxy.config.route_by_model else None)
-            waiting = Waiting(self, request, room)
+            waiting = Waiting(self, request, backend.room(request.named), model)
             refusal = waiting.enter()
             if refusal is None:
                 self._exchange = waiting
                 return
             why = refusal
-        error = local.as_error(why)
-        self.proxy.tell(request, record_of(request, error.status, "unavailable"))
-        self._answer_error(request, error)
+        self.proxy.tell(request, record_of(request, why.status, "unavailable", model=model))
+        self._answer_error(request, why.as_error())
 
     def _lease_for(self, request: Request) -> Lease | Unavailable:
         path = request.head.path
@@ -288,8 +294,17 @@ class Downstream(asyncio.Protocol):
             if control is None or control.closed:
                 return Unavailable(404, "there is no control API here", type="not_found_error")
             return control.lease()
-        model = request.model() if self.proxy.config.route_by_model else None
-        return self.proxy.backend.lease(model, infers=request.needs_place, body=request.body)
+        backend, head, key, model = self.proxy.backend, request.head, request.key, None
+        limited = key is not None and bool(key.models)
+        if limited or self.proxy.config.route_by_model:
+            if self.proxy.config.route_by_model:
+                model = request.named = requested_model(request.body, head.query)
+            meant = backend.meant(model)
+            if limited or (meant is not None and head.route.work not in meant.works):
+                refusal = misused(request, meant)
+                if refusal is not None:
+                    return Unavailable.because(refusal)
+        return backend.lease(model, infers=request.needs_place, body=request.body)
 
     def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
         self.transport.write(answer)

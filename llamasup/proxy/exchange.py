@@ -305,6 +305,8 @@ class Exchange:
         if self.status or not request.may_wait:
             return False
         downstream = self._downstream
+        if downstream.proxy.backend.meant(endpoint.model) is None:
+            return False  # it was taken out of the configuration while it had this request
         if request.upload is not None and downstream.proxy.backend.room(endpoint.model).verdict() is None:
             # No server begins before it has a whole body: this was no try. It is read whole, and sent then.
             request.upload.give_back()
@@ -314,7 +316,7 @@ class Exchange:
         waiting = self._waiting
         if waiting is None:
             room = downstream.proxy.backend.room(endpoint.model)
-            waiting = self._waiting = Waiting(downstream, request, room)
+            waiting = self._waiting = Waiting(downstream, request, room, endpoint.model)
         if not waiting.put_back(endpoint, sent=self.sent_at > 0.0):
             return False
         self._let_go(abort=True)

@@ -6,13 +6,14 @@ import re
 from typing import TYPE_CHECKING
 
 from llamasup.core.http import Head, HttpError, error_response, response
-from llamasup.runtime.endpoint import Backend, Unavailable
+from llamasup.proxy.naming import answer_listing
+from llamasup.runtime.endpoint import Backend
 
 if TYPE_CHECKING:
     from llamasup.proxy.door import Door
     from llamasup.proxy.request import Request
 
-__all__ = ["CONTROL_PATHS", "answer", "answer_to", "as_error", "cors_lines", "is_local", "preflight"]
+__all__ = ["CONTROL_PATHS", "answer", "answer_to", "cors_lines", "is_local", "preflight"]
 
 CONTROL_PATHS = frozenset({b"/metrics"})  # and everything below /llamasup/
 
@@ -33,13 +34,16 @@ def answer_to(request: Request, door: Door, backend: Backend, *, draining: bool)
         return 204, preflight(head, request.response_lines, close=close)
     if head.path in door.own_paths and not _is_seen_through(door, backend):
         return answer(head, backend, request.response_lines, close=close)
+    if head.route.lists and (listing := backend.listing()) is not None:
+        return answer_listing(request, listing, backend, close=close)
     return None
 
 
 def is_local(request: Request, door: Door, backend: Backend) -> bool:
     """Whether ``answer_to`` has an answer."""
-    own = request.head.path in door.own_paths and not _is_seen_through(door, backend)
-    return own or door.is_preflight(request.head)
+    head = request.head
+    own = head.path in door.own_paths and not _is_seen_through(door, backend)
+    return own or (head.route.lists and backend.listing() is not None) or door.is_preflight(head)
 
 
 def _is_seen_through(door: Door, backend: Backend) -> bool:
@@ -53,7 +57,7 @@ def answer(head: Head, backend: Backend, *lines: bytes, close: bool) -> tuple[in
         error = HttpError(405, f"{head.path.decode()} is read with GET")
         return 405, error_response(error, b"Allow: GET, HEAD\r\n", *lines, close=close)
     if head.path != b"/livez" and (unavailable := backend.readiness()) is not None:
-        error = as_error(unavailable)
+        error = unavailable.as_error()
         return error.status, error_response(error, *lines, method=head.method, close=close)
     return 200, response(200, _OK, *lines, method=head.method, close=close)
 
@@ -77,15 +81,4 @@ def cors_lines(origin: bytes) -> bytes:
     return (
         b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n"
         b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After\r\n"
-    )
-
-
-def as_error(unavailable: Unavailable) -> HttpError:
-    return HttpError(
-        unavailable.status,
-        unavailable.message,
-        unavailable.type,
-        unavailable.cause,
-        unavailable.remedy,
-        unavailable.retry_after_s,
     )

@@ -27,15 +27,10 @@ __all__ = ["UNREAD", "Request", "overdue", "record_of"]
 UNREAD = Head(b"", b"", b"", Route("unread"))  # stands for a head that could not be read
 
 
-class _Named(msgspec.Struct):
-    model: str | None = None
-
-
 class _Streamed(msgspec.Struct):
     stream: bool = False
 
 
-_read_model = msgspec.json.Decoder(_Named).decode
 _read_streamed = msgspec.json.Decoder(_Streamed).decode
 
 
@@ -54,6 +49,7 @@ class Request:
         "id",
         "keep_alive",
         "key",
+        "named",
         "peer",
         "quota",
         "received_at",
@@ -78,6 +74,7 @@ class Request:
         self.head = head
         self.peer = peer
         self.key = key
+        self.named: str | None = None  # the model, in its client's words
         self.quota: Quota | None = None  # that of its key, which it has entered and must leave
         self.id = request_id
         self.http_1_0 = http_1_0
@@ -154,15 +151,6 @@ class Request:
             return _read_streamed(self.body).stream
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return False
-
-    def model(self) -> str | None:
-        """The ``model`` that a JSON body names. A body that is no JSON is for llama-server to refuse."""
-        if not self.body:
-            return None
-        try:
-            return _read_model(self.body).model
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return None
 
 
 def overdue(request: Request, timeout_s: float | None, now: float) -> HttpError | None:

@@ -6,7 +6,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from llamasup.proxy.early_stream import keep_awake
-from llamasup.proxy.local import as_error
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.runtime.waiting import Ticket, WaitingRoom
 
@@ -28,7 +27,8 @@ class Waiting:
 
     __slots__ = ("_downstream", "_generation", "_model", "_request", "_room", "_ticket")
 
-    def __init__(self, downstream: Downstream, request: Request, room: WaitingRoom) -> None:
+    def __init__(self, downstream: Downstream, request: Request, room: WaitingRoom, model: str) -> None:
+        """``model``: the id of the one that it waits for."""
         self._downstream = downstream
         self._request = request
         self._room = room
@@ -40,8 +40,8 @@ class Waiting:
             priority=request.priority,
             needs_place=request.needs_place,
         )
-        self._model = ""  # of the last generation that had it
-        self._generation = 0
+        self._model = model
+        self._generation = 0  # the last that had it
 
     # --- going in
 
@@ -53,7 +53,7 @@ class Waiting:
         """Wait again, if that is allowed: ``broken`` ended without a byte of a response."""
         if not self._room.put_back(self._ticket, broken, sent=sent):
             return False
-        self._model, self._generation = broken.model, broken.generation
+        self._generation = broken.generation
         if sent:
             self._downstream.proxy.metrics.count_replay(broken.model)
         return True
@@ -61,7 +61,7 @@ class Waiting:
     def verdict(self) -> HttpError | None:
         """Why nobody may wait any more, where it is so."""
         why = self._room.verdict()
-        return None if why is None else as_error(why)
+        return None if why is None else why.as_error()
 
     # --- what comes of it
 
@@ -74,7 +74,7 @@ class Waiting:
 
     def refused(self, why: Unavailable) -> None:
         self._tell(why.status, "unavailable")
-        self._downstream.exchange_failed(self._request, as_error(why))
+        self._downstream.exchange_failed(self._request, why.as_error())
 
     @property
     def replayed(self) -> bool:

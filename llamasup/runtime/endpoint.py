@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from llamasup.core.address import Address
+from llamasup.core.http import HttpError
 from llamasup.core.wait_estimate import HELD_WEIGHT, smoothed
 
 if TYPE_CHECKING:
     from llamasup.core.context_end import ContextWindow
+    from llamasup.core.meant_model import MeantModel
+    from llamasup.core.model_listing import ModelListing
     from llamasup.runtime.waiting import WaitingRoom
 
 __all__ = ["BUSY", "UNLIMITED", "Backend", "Endpoint", "Lease", "Serving", "Unavailable"]
@@ -37,6 +40,15 @@ class Unavailable:
     remedy: str = ""
     retry_after_s: float | None = None
     may_wait: bool = False
+
+    @classmethod
+    def because(cls, error: HttpError) -> Self:
+        """In the words of a refusal, which no wait changes."""
+        return cls(error.status, error.message, error.type, error.cause, error.remedy, error.retry_after_s)
+
+    def as_error(self) -> HttpError:
+        """As the proxy answers it."""
+        return HttpError(self.status, self.message, self.type, self.cause, self.remedy, self.retry_after_s)
 
 
 BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="busy", may_wait=True)
@@ -271,4 +283,12 @@ class Backend(Protocol):
 
     def readiness(self) -> Unavailable | None:
         """None while requests would be served now."""
+        ...
+
+    def meant(self, model: str | None) -> MeantModel | None:
+        """The model that ``lease`` knows by this name; None: there is none."""
+        ...
+
+    def listing(self) -> ModelListing | None:
+        """What ``/v1/models`` tells; None: llama-server's own answer is passed on."""
         ...

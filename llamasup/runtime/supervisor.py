@@ -9,6 +9,7 @@ from typing import Any
 from llamasup import __version__
 from llamasup.core.address import Address
 from llamasup.core.instance import State
+from llamasup.core.meant_model import MeantModel
 from llamasup.effects.probe import Prober
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner
@@ -23,6 +24,7 @@ class Supervisor:
 
     def __init__(self, served: ServedModel, address: Address, pid: int) -> None:
         self._served = served
+        self._meant = MeantModel(served.spec.names)
         self._address = address
         self._pid = pid
         self._started_s = asyncio.get_running_loop().time()
@@ -39,6 +41,12 @@ class Supervisor:
     def readiness(self) -> Unavailable | None:
         state = self._served.serving()
         return state if isinstance(state, Unavailable) else None
+
+    def meant(self, model: str | None) -> MeantModel:
+        return self._meant
+
+    def listing(self) -> None:
+        """llama-server lists the one that it has."""
 
     # --- what control shows -----------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import uvloop
 
 from llamasup.core.address import UnixAddress
+from llamasup.core.meant_model import MeantModel
+from llamasup.core.model_listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.runtime.metrics import RequestRecord
@@ -135,6 +137,12 @@ class OneModel:
 
     def readiness(self) -> Unavailable | None:
         return self.unavailable
+
+    def meant(self, model: str | None) -> MeantModel | None:
+        return MeantModel((self.endpoint.model,))
+
+    def listing(self) -> ModelListing | None:
+        return None
 
 
 class Rig:

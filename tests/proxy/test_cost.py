@@ -20,6 +20,7 @@ from typing import Any, cast
 import pytest
 
 from llamasup.core.address import UnixAddress
+from llamasup.core.meant_model import MeantModel
 from llamasup.proxy import Proxy, ProxyConfig, reader, upstream
 from llamasup.proxy.door import Door
 from llamasup.proxy.downstream import Downstream
@@ -62,6 +63,9 @@ class Socket:
         return ("127.0.0.1", 1)
 
 
+_TINY = MeantModel(("tiny",))
+
+
 class OneModel:
     """Everything that P1 asks for is on: a key, routing by model, ids, metrics."""
 
@@ -73,6 +77,12 @@ class OneModel:
         return self.endpoint.lease_if_free(infers=infers)
 
     def readiness(self) -> None:
+        return None
+
+    def meant(self, model: str | None) -> MeantModel:
+        return _TINY
+
+    def listing(self) -> None:
         return None
 
     def room(self, model: str | None) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.address import UnixAddress
+from llamasup.core.meant_model import MeantModel
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.downstream import Downstream
 from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
@@ -154,7 +155,7 @@ def test_a_client_that_leaves_while_it_waits_frees_its_place_and_is_never_sent_o
     wait_until(rig, 1)
     for _ in range(2):
         record = rig.record()
-        assert (record.outcome, record.status, record.model) == ("client_gone", 499, "")
+        assert (record.outcome, record.status, record.model) == ("client_gone", 499, "tiny")
         assert record.waited_s > 0.0
     serves(rig)
     child = rig.accept()
@@ -498,6 +499,12 @@ def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_p
             return stable_room if model == "stable" else one.waiting
 
         def readiness(self) -> Unavailable | None:
+            return None
+
+        def meant(self, model: str | None) -> MeantModel:
+            return MeantModel((model or "tiny",))
+
+        def listing(self) -> None:
             return None
 
     rig.proxy.backend = Two()
