@@ -13,8 +13,10 @@ from pathlib import Path
 from ssl import SSLContext
 
 from llamasup.control.app import ControlServer
+from llamasup.control.one_model import OneModel
 from llamasup.core.address import addresses, is_loopback, why_no_host
-from llamasup.core.errors import FolderUnusable, GaveUp, ServerFailed, UsageInvalid
+from llamasup.core.errors import FolderUnusable, UsageInvalid
+from llamasup.core.failure import failure_of
 from llamasup.core.instance import Instance, KillAsked, Policy, RestartAsked, StartAsked, State, StopAsked
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.settings import Settings
@@ -112,6 +114,8 @@ class Service:
         """Hears of slow requests, at a bounded rate: with how many since the last one it did not hear of."""
         self.on_log: Callable[[list[bytes]], None] | None = None
         """Gets llama-server's output line by line, in a thread of its own; must neither wait nor raise."""
+        self.on_asked: Callable[[str], None] | None = None
+        """Hears what the control API asks for, before it is done: see ``control.one_model.Owner``."""
         self._bus = bus
         self._metrics = Metrics()
         self._runner: InstanceRunner | None = None
@@ -135,6 +139,10 @@ class Service:
         self._stops_asked += 1
         if self._runner is not None:
             self._runner.post(StopAsked() if self._stops_asked == 1 else KillAsked())
+
+    def control_asks(self, what: str) -> None:
+        if self.on_asked is not None:
+            self.on_asked(what)
 
     def ask_restart(self) -> None:
         """Let the requests in flight finish, then start the server anew. Nothing while stopping."""
@@ -166,7 +174,7 @@ class Service:
                 ready_file.remove()
             self._bus.publish(Stopped())
         if last.state is State.FAILED:
-            raise _failure(last, self._exit_code_of_child())
+            raise failure_of(last, self._exit_code_of_child())
 
     async def _serve(
         self, front: Front, folder: Path, guardian: Guardian, ready_file: ReadyFile | None
@@ -174,6 +182,7 @@ class Service:
         job = self._job
         policy = self.options.policy
         served = ServedModel(ModelSpec(job.name, "", job.aliases), policy=policy)
+        log_path = _log_path(job.name)
         runner = self._runner = InstanceRunner(
             job.name,
             job.planner(folder),
@@ -182,14 +191,15 @@ class Service:
             bus=self._bus,
             room=served.room,
             work_folder=folder,
-            log_path=_log_path(job.name),
+            log_path=log_path,
             cwd=job.cwd,
             prober=job.prober,
             log_passed_on=self.on_log,
         )
         served.add(runner)
-        supervisor = Supervisor(served, front.address, os.getpid())
-        control = ControlServer(folder / "control.sock", supervisor, self._metrics)
+        supervisor = Supervisor(served, front.address, os.getpid(), job.facts)
+        controlled = OneModel(self, supervisor, self._bus, log_path)
+        control = ControlServer(folder / "control.sock", controlled, self._metrics)
         limits = job.proxy.limits
         most = min(limits.connections, most_connections(raise_limit()))
         proxy = self._proxy = Proxy(
@@ -210,7 +220,7 @@ class Service:
                 await runner.reached(State.STARTING)
                 # No earlier: a request must find a model that it may wait for.
                 await proxy.start(front.sockets, tls=front.tls)
-                while (await runner.until(_ready_or_at_rest)).state is State.READY:
+                while (await runner.until(self._is_ready_or_over)).state is State.READY:
                     await asyncio.to_thread(guardian.established)
                     if runner.instance.state is not State.READY:
                         continue  # it crashed before we came round to say so
@@ -219,9 +229,10 @@ class Service:
                         ready_file.write(as_json(ready))
                     self._bus.publish(ready)
                     break
-                return await runner.until(_at_rest)
+                return await runner.until(self._is_over)
             finally:
-                for close in (proxy.aclose, control.aclose):
+                # The control API first: its answers and streams come to their ends through the proxy.
+                for close in (control.aclose, proxy.aclose):
                     try:
                         async with asyncio.timeout(CLOSE_TIMEOUT_S):
                             await close()
@@ -229,6 +240,13 @@ class Service:
                         _log.exception("closing failed")  # the child must be put down all the same
                 served.shut(STOPPING)
                 running.cancel()
+
+    def _is_over(self, instance: Instance) -> bool:
+        """One that is stopped, and nobody has asked us to stop, is unloaded: it may be loaded again."""
+        return instance.at_rest and (instance.state is State.FAILED or self._stops_asked > 0)
+
+    def _is_ready_or_over(self, instance: Instance) -> bool:
+        return instance.state is State.READY or self._is_over(instance)
 
     def _exit_code_of_child(self) -> int | None:
         """As a shell would have seen it; None where it does not decide how we end."""
@@ -265,20 +283,13 @@ class Service:
                 self.on_slow_request(record, left_out)
 
 
-def _at_rest(instance: Instance) -> bool:
-    return instance.at_rest
-
-
-def _ready_or_at_rest(instance: Instance) -> bool:
-    return instance.state is State.READY or instance.at_rest
-
-
 def _run_job(options: RunOptions, launch: Launch, key_file: KeyFile | None) -> Job:
     tls = _tls(options)
     return Job(
         name=launch.model_id,
         aliases=launch.aliases,
         planner=lambda folder: Planner(launch, folder),
+        facts=launch.model,
         listen=lambda: (
             given_front(options.sockets, tls)
             if options.sockets
@@ -317,26 +328,6 @@ def refuse_bad_address(options: RunOptions) -> None:
     if options.api_keys or options.api_key_file or options.insecure_no_auth:
         return
     refuse_outside(addresses(options.host), options.sockets)
-
-
-def _failure(last: Instance, exit_code: int | None) -> ServerFailed | GaveUp:
-    """``exit_code`` is what the child ended with, where we are to end with the same."""
-    diagnosis = last.last
-    if diagnosis is None:
-        return GaveUp("llama-server failed.")
-    if diagnosis.deterministic:
-        return ServerFailed(
-            diagnosis.message,
-            cause=diagnosis.cause,
-            exit_code=diagnosis.exit_code if exit_code is None else exit_code,
-            remedy=diagnosis.remedy,
-            lines=diagnosis.lines,
-        )
-    return GaveUp(
-        f"Gave up after {len(last.crashes)} crashes. The last one: {diagnosis.message}",
-        remedy=diagnosis.remedy,
-        lines=diagnosis.lines,
-    )
 
 
 def _log_path(model_id: str) -> Path | None:

@@ -15,6 +15,7 @@ from llamasup.core.errors import UnsafeBind, UsageInvalid
 from llamasup.core.http import HeadRules
 from llamasup.core.instance import Policy
 from llamasup.core.liveness import LivenessPolicy
+from llamasup.core.model_facts import ModelFacts
 from llamasup.effects.probe import Prober
 from llamasup.proxy.front import Front, listen
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
@@ -41,6 +42,8 @@ class Job:
     proxy: ProxyConfig
     cwd: Path | None = None
     prober: Callable[[ChildPlan], Prober] = prober_of
+    facts: ModelFacts | None = None
+    """Of the model's file, where they are known."""
     passes_exit_code: bool = False
     """End with the exit code that llama-server ended with."""
 

@@ -31,6 +31,13 @@ _GOING_ON = {
     State.BACKOFF: "waiting before the next start of {model}",
 }
 
+_ASKED = {
+    "load": "loading the model",
+    "unload": "unloading the model",
+    "restart": "restarting the model",
+    "reload": "restarting the model",
+}
+
 
 class Narrator:
     """Listens to one service that began at ``began_s`` (monotonic). ``view`` is where the lines go."""
@@ -54,6 +61,10 @@ class Narrator:
 
     def restart_asked(self, signal_name: str) -> None:
         self._view.say("info", "restart", f"{signal_name}: restarting the model.")
+
+    def asked(self, what: str) -> None:
+        """By the control API: what it says is told by what happens then."""
+        self._view.say("info", what, f"llamasup {what}: {_ASKED[what]}.")
 
     def notice(self, notice: Notice) -> None:
         match notice:

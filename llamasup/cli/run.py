@@ -159,6 +159,19 @@ async def _supervise(
                 manager.stop_asked()
             service.ask_stop()
 
+        def asked(what: str) -> None:
+            """By the control API, which does it itself."""
+            if what == "stop":
+                narrator.stop_asked("llamasup stop")
+                if manager is not None:
+                    manager.stop_asked()
+            else:
+                narrator.asked(what)
+                if what in ("restart", "reload") and manager is not None:
+                    manager.reload_asked()
+
+        service.on_asked = asked
+
         def deliver(name: str) -> None:
             loop.call_soon_threadsafe(signalled, name)
 

@@ -1,6 +1,7 @@
-"""The control application: metrics and status as HTTP, on a private Unix socket.
+"""The control application's server: on a private Unix socket, loaded when somebody comes.
 
-Starlette on uvicorn. They cost 0.2 s to import, so nothing here is loaded before the first connection.
+Starlette on uvicorn. They cost 0.2 s to import, so nothing of the application is loaded before the first
+connection.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamasup.core.address import UnixAddress
-from llamasup.core.json_text import json_text
 from llamasup.runtime.endpoint import Endpoint
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
 
+    from llamasup.control.controlled import Controlled
+    from llamasup.control.routes import Application
     from llamasup.runtime.metrics import Metrics
-    from llamasup.runtime.supervisor import Supervisor
 
 __all__ = ["ControlServer"]
 
@@ -36,15 +35,16 @@ _log = logging.getLogger(__name__)
 class ControlServer:
     """Listens at once, loads the application when somebody comes."""
 
-    def __init__(self, socket_path: Path, supervisor: Supervisor, metrics: Metrics) -> None:
+    def __init__(self, socket_path: Path, controlled: Controlled, metrics: Metrics) -> None:
         self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
-        self._supervisor = supervisor
+        self._controlled = controlled
         self._metrics = metrics
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(socket_path))
         self._listener.listen(BACKLOG)
         self._listener.setblocking(False)
         self._server: uvicorn.Server | None = None
+        self._application: Application | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -52,36 +52,44 @@ class ControlServer:
 
         def first_connection() -> None:
             loop.remove_reader(self._listener)
-            self._task = tasks.create_task(self._serve(), name="control")
+            self._task = tasks.create_task(self._serve(tasks), name="control")
 
         loop.add_reader(self._listener, first_connection)
 
     async def aclose(self) -> None:
-        self.endpoint.close("llamasup is stopping")
+        """Answer those who wait, end the streams, take nobody any more."""
         if self._task is None:
             asyncio.get_running_loop().remove_reader(self._listener)
         else:
-            if self._server is None:  # still being imported
+            server = self._server
+            if server is None or self._application is None:  # still being imported
                 self._task.cancel()
             else:
-                self._server.should_exit = True
-                self._server.force_exit = True
+                self._application.end()
+                server.should_exit = True
             await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
+            if server is not None:  # somebody does not read
+                for left in server.server_state.tasks:
+                    left.cancel()
             self._task.cancel()
         self._listener.close()
+        self.endpoint.close("llamasup is stopping")
 
-    async def _serve(self) -> None:
+    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
         try:
             # In a thread: importing these takes 0.2 s, and requests are being served meanwhile.
-            self._server = await asyncio.to_thread(self._load)
-            await self._server.serve(sockets=[self._listener])
+            server, self._application = await asyncio.to_thread(self._load, tasks)
+            self._server = server
+            await server.serve(sockets=[self._listener])
         except Exception:
             # Nobody's model is to go because the metrics are broken: from now on the proxy answers 502.
             _log.exception("the control application failed")
             self._listener.close()
 
-    def _load(self) -> uvicorn.Server:
+    def _load(self, tasks: asyncio.TaskGroup) -> tuple[uvicorn.Server, Application]:
         import uvicorn
+
+        from llamasup.control.routes import Application
 
         class Server(uvicorn.Server):
             @contextlib.contextmanager
@@ -89,39 +97,12 @@ class ControlServer:
                 """Signals are the supervisor's."""
                 yield
 
+        application = Application(self._controlled, self._metrics, tasks)
         config = uvicorn.Config(
-            application(self._supervisor, self._metrics),
+            application.asgi,
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=1,
         )
-        return Server(config)
-
-
-def application(supervisor: Supervisor, metrics: Metrics) -> Starlette:
-    from starlette.applications import Starlette
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    from llamasup.control.metrics import CONTENT_TYPE, InstanceGauges, exposition
-
-    async def show_metrics(request: Request) -> Response:
-        scraped = await supervisor.scrape()
-        instances = [
-            InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.room))
-            for runner in supervisor.runners
-        ]
-        text = exposition(metrics, instances, scraped)
-        return Response(text, headers={"content-type": CONTENT_TYPE})
-
-    async def show_status(request: Request) -> Response:
-        return Response(json_text(supervisor.status()), media_type="application/json")
-
-    return Starlette(
-        routes=[
-            Route("/metrics", show_metrics, methods=["GET"]),
-            Route("/llamasup/v1/status", show_status, methods=["GET"]),
-        ]
-    )
+        return Server(config), application

@@ -6,12 +6,16 @@ Asked once and closed again: no session is held, nothing is polled (P7).
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from llamasup.core.devices import NvmlGpu
 
-__all__ = ["NvmlAnswer", "ask_nvml"]
+__all__ = ["NvmlAnswer", "ask_nvml", "vram_by_process"]
+
+_DRIVER = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,40 @@ def ask_nvml() -> NvmlAnswer:
                 pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return NvmlAnswer(error=type(error).__name__, problem=str(error))
+
+
+def vram_by_process() -> Mapping[int, int]:
+    """Bytes that each process has on all GPUs together. Empty where nobody tells; never raises."""
+    if not _DRIVER.exists():
+        return {}
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    used: dict[int, int] = {}
+    try:
+        pynvml.nvmlInit()
+        try:
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                for pid, size in _on_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)).items():
+                    used[pid] = used.get(pid, 0) + size
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return {}
+    return used
+
+
+def _on_gpu(pynvml: Any, handle: Any) -> Mapping[int, int]:
+    """One that computes and draws (Vulkan) is listed twice, with the same number."""
+    used: dict[int, int] = {}
+    for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        with contextlib.suppress(pynvml.NVMLError):
+            for each in ask(handle):
+                if each.usedGpuMemory is not None:  # the driver does not tell (WDDM, MIG without rights)
+                    used[each.pid] = max(used.get(each.pid, 0), each.usedGpuMemory)
+    return used
 
 
 def _gpu(pynvml: Any, index: int) -> NvmlGpu:

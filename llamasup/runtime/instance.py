@@ -36,7 +36,7 @@ from llamasup.runtime.watch import watch
 __all__ = ["NOT_RUNNING", "STOPPING", "InstanceRunner", "prober_of"]
 
 STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
-NOT_RUNNING = Unavailable(503, "The model is not running", cause="stopped")
+NOT_RUNNING = Unavailable(503, "The model is not loaded", cause="stopped", remedy="load it: llamasup load")
 
 PROGRESS_INTERVAL_S = 1.0
 REAP_TIMEOUT_S = 5.0

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llamasup import __version__
 from llamasup.core.address import Address
 from llamasup.core.instance import State
+from llamasup.core.model_facts import ModelFacts
 from llamasup.core.meant_model import MeantModel
 from llamasup.effects.probe import Prober
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner
+from llamasup.runtime.metrics import InstanceGauges
+from llamasup.runtime.model_status import model_status
 from llamasup.runtime.served import ServedModel
 from llamasup.runtime.waiting import WaitingRoom
 
@@ -20,10 +23,13 @@ __all__ = ["Supervisor"]
 
 
 class Supervisor:
-    """``address`` is where requests for ``served`` come in."""
+    """``address`` is where requests for ``served`` come in; ``facts`` are those of its file, if known."""
 
-    def __init__(self, served: ServedModel, address: Address, pid: int) -> None:
+    def __init__(
+        self, served: ServedModel, address: Address, pid: int, facts: ModelFacts | None = None
+    ) -> None:
         self._served = served
+        self._facts = facts
         self._meant = MeantModel(served.spec.names)
         self._address = address
         self._pid = pid
@@ -56,14 +62,29 @@ class Supervisor:
 
     def status(self) -> Mapping[str, Any]:
         """The ``status`` object of the contract (docs/design.md)."""
+        served = self._served
         uptime_s = asyncio.get_running_loop().time() - self._started_s
         return {
             "version": __version__,
             "pid": self._pid,
             "url": self._address.url,
             "uptime_s": round(uptime_s, 3),
-            "models": [_model_status(runner) for runner in self.runners],
+            "models": [
+                model_status(
+                    served.spec.id,
+                    served.spec.aliases,
+                    served.runners,
+                    queued=len(served.room),
+                    facts=self._facts,
+                )
+            ],
         }
+
+    def gauges(self) -> Sequence[InstanceGauges]:
+        return [
+            InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.room))
+            for runner in self.runners
+        ]
 
     async def scrape(self) -> Mapping[str, str]:
         """Every serving child's own Prometheus text, by model. Asked only when somebody asks us.
@@ -82,33 +103,3 @@ class Supervisor:
                 if runner.instance.state is State.READY and (prober := runner.prober()) is not None:
                     tasks.create_task(ask(runner.model, prober), name=f"{runner.model}/scrape")
         return {runner.model: texts[runner.model] for runner in self.runners if runner.model in texts}
-
-
-def _model_status(runner: InstanceRunner) -> Mapping[str, Any]:
-    from llamasup.effects.vitals import vitals
-
-    instance, plan = runner.instance, runner.plan
-    seen = vitals(runner.pid) if runner.pid is not None else None
-    last = instance.last
-    return {
-        "id": runner.model,
-        "aliases": list(runner.aliases),
-        "state": instance.state.value,
-        "generation": instance.generation,
-        "pid": runner.pid,
-        "restarts": instance.restarts,
-        "in_flight": runner.in_flight,
-        "queued": len(runner.room),
-        "slots": plan.parallel if plan else None,
-        "ctx_size": plan.ctx_size if plan else None,
-        "memory": {"ram_bytes": seen.rss_bytes if seen else None, "vram_bytes": None},
-        "until": None,
-        "last_exit": {
-            "code": runner.last_exit.code if runner.last_exit else None,
-            "signal": runner.last_exit.signal if runner.last_exit else None,
-            "cause": last.cause,
-            "remedy": last.remedy,
-        }
-        if last
-        else None,
-    }

@@ -1,0 +1,239 @@
+"""The control API: what can be asked of a running llamasup, as HTTP (docs/control.md).
+
+Who may ask is decided before: by the permission of the private socket, or at the proxy's door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from llamasup.control.controlled import Controlled
+from llamasup.control.metrics import CONTENT_TYPE, exposition
+from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
+from llamasup.core.error_object import error_object, type_of
+from llamasup.core.errors import LlamasupError, UsageInvalid
+from llamasup.core.json_text import json_text
+from llamasup.effects.log_tail import MOST_LINES
+from llamasup.effects.nvml import vram_by_process
+from llamasup.runtime.metrics import Metrics
+
+__all__ = ["Application"]
+
+PREFIX = "/llamasup/v1"
+USUAL_LINES = 200
+
+_log = logging.getLogger(__name__)
+
+_Work = Callable[[], Coroutine[Any, Any, Any]]
+
+
+class Application:
+    """``tasks`` owns what goes on when nobody waits for it."""
+
+    def __init__(self, controlled: Controlled, metrics: Metrics, tasks: asyncio.TaskGroup) -> None:
+        self._controlled = controlled
+        self._metrics = metrics
+        self._tasks = tasks
+        self._streams = Streams()
+        self._left_alone: set[asyncio.Task[LlamasupError | None]] = set()
+        model = PREFIX + "/models/{model:path}"  # with slashes in it, written %2F or not
+        self.asgi = Starlette(
+            routes=[
+                _get("/metrics", self._show_metrics),
+                _get(f"{PREFIX}/status", self._show_status),
+                _get(f"{PREFIX}/events", self._show_events),
+                _get(f"{model}/logs", self._show_log),
+                _post(f"{model}/load", self._load),
+                _post(f"{model}/unload", self._unload),
+                _post(f"{model}/restart", self._restart),
+                _post(f"{PREFIX}/reload", self._reload),
+                _post(f"{PREFIX}/shutdown", self._shutdown),
+            ],
+            exception_handlers={LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug},
+        )
+        self.asgi.router.redirect_slashes = False  # a name may end in one
+
+    def end(self) -> None:
+        """The streams come to their ends, and what nobody waits for does not go on."""
+        self._streams.end()
+        for task in self._left_alone:
+            task.cancel()
+
+    # --- reading
+
+    async def _show_metrics(self, request: Request) -> Response:
+        scraped = await self._controlled.scrape()
+        text = exposition(self._metrics, self._controlled.gauges(), scraped)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    async def _show_status(self, request: Request) -> Response:
+        status = self._controlled.status()
+        if any(model["pid"] is not None for model in status["models"]):
+            # In a thread: the driver takes its time.
+            vram = await asyncio.to_thread(vram_by_process)
+            status = {**status, "models": [_with_vram(model, vram) for model in status["models"]]}
+        return _json(status)
+
+    async def _show_events(self, request: Request) -> Response:
+        self._streams.enter()
+        return Stream(self._streams, event_stream(self._controlled, self._streams), "text/event-stream")
+
+    async def _show_log(self, request: Request) -> Response:
+        model = request.path_params["model"]
+        lines = _number(request, "lines", USUAL_LINES, MOST_LINES)
+        follow = _number(request, "follow", 0, 1) == 1
+        log = await open_log(self._controlled.log_path(model), model, lines)
+        try:
+            self._streams.enter()
+        except LlamasupError:
+            log.close()
+            raise
+        return Stream(
+            self._streams, log_stream(log, self._streams, follow=follow), "text/plain; charset=utf-8"
+        )
+
+    # --- changing
+
+    async def _load(self, request: Request) -> Response:
+        return await self._change(request, self._controlled.load)
+
+    async def _unload(self, request: Request) -> Response:
+        return await self._change(request, self._controlled.unload)
+
+    async def _restart(self, request: Request) -> Response:
+        return await self._change(request, self._controlled.restart)
+
+    async def _change(self, request: Request, change: Callable[[str], Coroutine[Any, Any, None]]) -> Response:
+        model = request.path_params["model"]
+        done = await self._carry_out(request, lambda: change(model))
+        return _json(self._status_of(model), 200 if done else 202)
+
+    async def _reload(self, request: Request) -> Response:
+        changes: Mapping[str, Any] = {}
+
+        async def reload() -> None:
+            nonlocal changes
+            changes = await self._controlled.reload()
+
+        done = await self._carry_out(request, reload)
+        return _json(changes, 200 if done else 202)
+
+    async def _shutdown(self, request: Request) -> Response:
+        status = self._controlled.status()
+        self._controlled.shutdown(now=_number(request, "now", 0, 1) == 1)
+        in_flight = sum(model["in_flight"] for model in status["models"])
+        return _json({"pid": status["pid"], "in_flight": in_flight}, 202)
+
+    async def _carry_out(self, request: Request, work: _Work) -> bool:
+        """Whether it is done: with ``wait=0`` it may go on alone. What is refused at once is told at once."""
+        if _number(request, "wait", 1, 1) == 1:
+            await work()
+            return True
+        task = self._tasks.create_task(_caught(work), name=f"control{request.url.path}")
+        self._left_alone.add(task)
+        task.add_done_callback(self._left_alone.discard)
+        await asyncio.sleep(0)
+        if task.done():
+            if (error := task.result()) is not None:
+                raise error
+            return True
+        task.add_done_callback(_tell_failure)
+        return False
+
+    def _status_of(self, name: str) -> Mapping[str, Any]:
+        for model in self._controlled.status()["models"]:
+            if name == model["id"] or name in model["aliases"]:
+                return dict(model)
+        return {"id": name}  # it has gone meanwhile
+
+
+async def _caught(work: _Work) -> LlamasupError | None:
+    """What it raised. No failure of what is asked for here ends llamasup."""
+    try:
+        await work()
+    except LlamasupError as error:
+        return error
+    except Exception:
+        _log.exception("what the control API was asked for failed")
+    return None
+
+
+def _tell_failure(task: asyncio.Task[LlamasupError | None]) -> None:
+    if not task.cancelled() and (error := task.result()) is not None:
+        _log.warning("What was asked for has failed: %s", error.message)
+
+
+# --- requests and answers ----------------------------------------------------------------------------
+
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _get(path: str, handler: _Handler) -> Route:
+    return Route(path, handler, methods=["GET"])
+
+
+def _post(path: str, handler: _Handler) -> Route:
+    return Route(path, handler, methods=["POST"])
+
+
+def _number(request: Request, name: str, default: int, most: int) -> int:
+    """A number of the query. Raises UsageInvalid."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
+        raise UsageInvalid(f"{name}={text[:40]!r} is not allowed here.", remedy=f"Give 0 to {most}.")
+    return int(text)
+
+
+def _json(shown: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # What is true now need not be so a second later.
+    fresh = {"cache-control": "no-store", **(headers or {})}
+    return Response(json_text(shown), status, fresh, media_type="application/json")
+
+
+def _with_vram(model: Mapping[str, Any], vram: Mapping[int, int]) -> Mapping[str, Any]:
+    pids = [each["pid"] for each in model.get("replicas", (model,))]
+    known = [vram[pid] for pid in pids if pid in vram]
+    if not known:
+        return model
+    return {**model, "memory": {**model["memory"], "vram_bytes": sum(known)}}
+
+
+async def _own_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, LlamasupError)
+    return _json(error_object(error), error.http_status)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Of the router's: no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:200]}"
+    message = (
+        f"{what}: this path takes another method" if error.status_code == 405 else f"{what}: no such path"
+    )
+    shown = {
+        "message": message,
+        "type": type_of(error.status_code),
+        "code": error.status_code,
+        "cause": "no_such_route",
+        "remedy": "docs/control.md lists what there is",
+    }
+    return _json({"error": shown}, error.status_code, error.headers)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """The traceback goes to the log; it is raised again behind this answer."""
+    ours = LlamasupError(
+        f"Something went wrong inside llamasup: {type(error).__name__}.", remedy="See its log."
+    )
+    return _json(error_object(ours), ours.http_status)

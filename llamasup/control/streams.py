@@ -1,0 +1,191 @@
+"""Answers without an end: what happens, and what llama-server says, to whoever goes on reading.
+
+Each has a bounded queue, or reads from a file at its reader's pace: whoever stops reading costs no more than
+that. They end when llamasup does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from llamasup.control.controlled import Controlled
+from llamasup.core.errors import Conflict, LogMissing
+from llamasup.core.json_text import json_text
+from llamasup.effects.log_tail import LogTail
+from llamasup.runtime.events import PROTOCOL, Notice, Stopped, as_json
+
+__all__ = ["MOST_WAITING", "Stream", "Streams", "TooManyStreams", "event_stream", "log_stream", "open_log"]
+
+# A start is half a dozen notices: forty models that start at once, or one that crashed forty times.
+MOST_WAITING = 256
+# Each is a connection and a queue; whoever needs more is forgetting to close them.
+MOST_STREAMS = 64
+# Half of what proxies and load balancers allow a silent connection, mostly.
+KEEPALIVE_S = 15.0
+# A file says nothing when it grows. A stat() each, and only while somebody follows.
+POLL_S = 0.2
+
+
+class TooManyStreams(Conflict):
+    """As many as there may be are open."""
+
+    http_status = 429
+    cause = "too_many_streams"
+
+
+class Streams:
+    """All that are open."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._open = 0
+        self._wakes: set[asyncio.Event] = set()
+
+    def end(self) -> None:
+        """Let each of them come to its end."""
+        self.ended = True
+        for wake in self._wakes:
+            wake.set()
+
+    def enter(self) -> None:
+        """Raises TooManyStreams. A ``Stream`` leaves by itself."""
+        if self._open >= MOST_STREAMS:
+            raise TooManyStreams(
+                f"{MOST_STREAMS} streams of events and logs are open, which is all that there may be.",
+                remedy="Close those that nobody reads.",
+            )
+        self._open += 1
+
+    def leave(self) -> None:
+        self._open -= 1
+
+    @contextmanager
+    def waking(self) -> Iterator[asyncio.Event]:
+        """What is set when they end."""
+        wake = asyncio.Event()
+        self._wakes.add(wake)
+        try:
+            yield wake
+        finally:
+            self._wakes.discard(wake)
+
+
+class Stream(StreamingResponse):
+    """Of one reader who has entered ``streams``."""
+
+    def __init__(self, streams: Streams, pieces: AsyncGenerator[bytes], media_type: str) -> None:
+        # Nothing on the way may keep it: a cache, or nginx's buffer.
+        headers = {
+            "cache-control": "no-store",
+            "x-accel-buffering": "no",
+            "x-content-type-options": "nosniff",
+        }
+        super().__init__(pieces, media_type=media_type, headers=headers)
+        self._streams = streams
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._pieces.aclose()  # at once, and not whenever it is collected
+            self._streams.leave()
+
+
+# --- events ------------------------------------------------------------------------------------------
+
+
+async def event_stream(
+    controlled: Controlled, streams: Streams, *, keepalive_s: float = KEEPALIVE_S
+) -> AsyncGenerator[bytes]:
+    """Server-sent events: the state of each model, then every notice of the bus as its contract object."""
+    waiting: deque[Notice] = deque()
+    missed = 0
+    with streams.waking() as wake:
+
+        def hear(notice: Notice) -> None:
+            nonlocal missed
+            if missed or len(waiting) >= MOST_WAITING:
+                missed += 1
+            else:
+                waiting.append(notice)
+            wake.set()
+
+        controlled.bus.listen(hear)
+        try:
+            for model in controlled.status()["models"]:
+                yield _event("state", model=model["id"], state=model["state"], generation=model["generation"])
+            while True:
+                wake.clear()
+                while waiting:
+                    yield _frame(as_json(waiting.popleft()))
+                if missed:
+                    # With a hole in it the story is worth less than its beginning anew.
+                    yield _event("missed", count=missed)
+                    return
+                if streams.ended:
+                    yield _frame(as_json(Stopped()))
+                    return
+                try:
+                    async with asyncio.timeout(keepalive_s):
+                        await wake.wait()
+                except TimeoutError:
+                    yield b": keepalive\n\n"
+        finally:
+            controlled.bus.forget(hear)
+
+
+def _event(event: str, **fields: Any) -> bytes:
+    return _frame({"event": event, "protocol": PROTOCOL, **fields})
+
+
+def _frame(shown: Any) -> bytes:
+    return f"data: {json_text(shown)}\n\n".encode()
+
+
+# --- logs --------------------------------------------------------------------------------------------
+
+
+async def open_log(path: Path | None, model: str, lines: int) -> LogTail:
+    """Raises LogMissing where there is none."""
+    if path is None:
+        raise LogMissing(
+            f"The output of {model}'s llama-server is not kept.",
+            remedy="The state folder cannot be used: llamasup said why when it started.",
+        )
+    try:
+        return await asyncio.to_thread(LogTail, path, lines)
+    except FileNotFoundError:
+        raise LogMissing(
+            f"{model} has no log yet.", remedy="It is written from its first start on."
+        ) from None
+    except OSError as error:
+        raise LogMissing(f"The log of {model} cannot be read: {error.strerror or error}.") from error
+
+
+async def log_stream(log: LogTail, streams: Streams, *, follow: bool) -> AsyncGenerator[bytes]:
+    """The lines as llama-server wrote them, whatever bytes they hold; with ``follow`` those to come, too."""
+    try:
+        with streams.waking() as wake:
+            while True:
+                # In a thread: the disk may be slow, and requests are being served meanwhile.
+                if chunk := await asyncio.to_thread(log.read):
+                    yield chunk
+                elif not follow or streams.ended:
+                    return
+                else:
+                    try:
+                        async with asyncio.timeout(POLL_S):
+                            await wake.wait()
+                    except TimeoutError:
+                        pass
+    finally:
+        await asyncio.to_thread(log.close)  # a reading that was cancelled may still go on

@@ -1,0 +1,90 @@
+"""One model of the ``status`` object (docs/design.md), whether it is loaded or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from llamasup.core.instance import State
+from llamasup.core.model_facts import ModelFacts
+from llamasup.runtime.instance import InstanceRunner
+
+__all__ = ["model_status"]
+
+# Of several replicas the one that is nearest to serving speaks for the model.
+_NEAREST = (
+    *(State.READY, State.WARMING, State.LOADING, State.STARTING, State.DRAINING, State.STOPPING),
+    *(State.BACKOFF, State.FAILED, State.STOPPED),
+)
+
+
+def model_status(
+    model: str,
+    aliases: Iterable[str],
+    runners: Sequence[InstanceRunner],
+    *,
+    queued: int,
+    facts: ModelFacts | None = None,
+    state: str | None = None,
+    until: str | None = None,
+    pinned: bool = False,
+) -> Mapping[str, Any]:
+    """``runners``: its processes; none: it is not loaded. ``facts`` of its file, where they are known.
+    ``state`` overrules what the processes say; ``until``: when it will be unloaded, in ISO 8601.
+
+    ``vram_bytes`` is for others to fill in: asking the driver takes time.
+    """
+    from llamasup.effects.vitals import vitals
+
+    runners = sorted(runners, key=lambda runner: _NEAREST.index(runner.instance.state))
+    first = runners[0] if runners else None
+    plan = None if first is None else first.plan
+    last = None if first is None else first.instance.last
+    seen = [vitals(runner.pid) for runner in runners if runner.pid is not None]
+    rss = [each.rss_bytes for each in seen if each is not None]
+    slots = [runner.plan.parallel for runner in runners if runner.plan is not None]
+    model_class = plan.model_class if plan is not None else None if facts is None else facts.model_class
+    status = {
+        "id": model,
+        "aliases": list(aliases),
+        "state": state or (State.STOPPED if first is None else first.instance.state).value,
+        "generation": 0 if first is None else first.instance.generation,
+        "pid": None if first is None else first.pid,
+        "restarts": _sum(runners, lambda runner: runner.instance.restarts),
+        "in_flight": _sum(runners, lambda runner: runner.in_flight),
+        "queued": queued,
+        "slots": sum(each or 0 for each in slots) or None,
+        "slots_busy": _sum(runners, lambda runner: runner.busy),
+        "ctx_size": None if plan is None else plan.ctx_size,
+        "memory": {"ram_bytes": sum(rss) if rss else None, "vram_bytes": None},
+        "size_bytes": None if facts is None else facts.file_bytes,
+        "class": None if model_class is None else model_class.value,
+        "device": None if plan is None or first is None or first.pid is None else plan.device,
+        "until": until,
+        "pinned": pinned,
+        "last_exit": None
+        if first is None or last is None
+        else {
+            "code": first.last_exit.code if first.last_exit else None,
+            "signal": first.last_exit.signal if first.last_exit else None,
+            "cause": last.cause,
+            "remedy": last.remedy,
+        },
+    }
+    if len(runners) > 1:
+        status["replicas"] = [
+            {
+                "state": runner.instance.state.value,
+                "generation": runner.instance.generation,
+                "pid": runner.pid,
+                "restarts": runner.instance.restarts,
+                "in_flight": runner.in_flight,
+                "device": None if runner.plan is None else runner.plan.device,
+            }
+            for runner in runners
+        ]
+    return status
+
+
+def _sum(runners: Iterable[InstanceRunner], of: Callable[[InstanceRunner], int]) -> int:
+    return sum(map(of, runners))
