@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING
 
-from llamasup.core.affinity import Candidate, choose
-from llamasup.core.conversation import Conversation, read_conversation
 from llamasup.core.instance import Policy
 from llamasup.core.model_spec import ModelSpec
-from llamasup.runtime.endpoint import BUSY, UNLIMITED, Endpoint, Lease, Serving, Unavailable
+from llamasup.runtime.endpoint import BUSY, Endpoint, Lease, Serving, Unavailable
 from llamasup.runtime.instance import NOT_RUNNING, InstanceRunner
 from llamasup.runtime.waiting import Ticket, WaitingRoom
 
-__all__ = ["ServedModel"]
+if TYPE_CHECKING:
+    from llamasup.runtime.replica_choice import ReplicaChoice
 
-_SLOTS: Final = 4  # stand for places that nobody counts: as many as llama-server makes by itself (b11434)
+__all__ = ["ServedModel"]
 
 
 class ServedModel:
@@ -56,7 +55,7 @@ class ServedModel:
         self._absent: Unavailable | None = None
         self._when_idle = when_idle
         self._clock = clock
-        self._given = 0  # requests that there was a choice for
+        self._choice: ReplicaChoice | None = None  # while there are several processes
 
     # --- what the proxy asks
 
@@ -132,6 +131,12 @@ class ServedModel:
     def _have(self, *runners: InstanceRunner) -> None:
         self.runners = runners
         self._only = runners[0] if len(runners) == 1 else None
+        if len(runners) < 2:
+            self._choice = None
+        elif self._choice is None:
+            from llamasup.runtime.replica_choice import ReplicaChoice
+
+            self._choice = ReplicaChoice()
         self.room.changed()
 
     def _vacant(self, endpoint: Endpoint) -> None:
@@ -162,19 +167,9 @@ class ServedModel:
         """One of those that can take it. Bodies are read only for models that have several processes, but
         then also while one alone serves: what it is given now it is to be given again.
         """
-        if len(self.runners) < 2:
+        if self._choice is None:
             return endpoints[0]
-        conversation = read_conversation(body) if infers else None
-        self._given += 1
-        chosen = endpoints[choose([_candidate(each, conversation) for each in endpoints])]
-        chosen.asked_before.add(conversation, self._given)
-        return chosen
-
-
-def _candidate(endpoint: Endpoint, conversation: Conversation | None) -> Candidate:
-    places = endpoint.places if endpoint.places < UNLIMITED else _SLOTS
-    before = endpoint.asked_before
-    return Candidate(endpoint.busy / places, before.fit(conversation), before.turn)
+        return self._choice.pick(endpoints, infers=infers, body=body)
 
 
 def _hopelessness(why: Unavailable) -> tuple[bool, float]:

@@ -54,6 +54,7 @@ class Ticket(Queued):
         "needs_place",
         "position",
         "replayed",
+        "since_s",
         "unserved_s",
         "waited_s",
         "waiter",
@@ -78,8 +79,13 @@ class Ticket(Queued):
         self.waited_s = 0.0  # in all
         self.position = 0
         self.replayed = False  # a generation that it had been sent to ended, and it was put back
+        self.since_s = 0.0  # when this wait began
         self.deadline_s = 0.0
         self.unserved_s = 0.0  # the room's reading when it entered
+
+    def begin(self, now_s: float, timeout_s: float) -> None:
+        self.since_s = now_s
+        self.deadline_s = now_s + timeout_s
 
 
 class _Timer(Protocol):
@@ -165,7 +171,7 @@ class WaitingRoom:
     @property
     def oldest_s(self) -> float:
         """Since when the one waits who has waited longest (monotonic); inf: nobody does."""
-        return min((ticket.deadline_s for ticket in self._all()), default=float("inf")) - self._timeout_s
+        return min((ticket.since_s for ticket in self._all()), default=float("inf"))
 
     def allow(self, *, timeout_s: float, most: int) -> None:
         """How long and how many may wait from now on; those who do stay."""
@@ -185,7 +191,7 @@ class WaitingRoom:
         elif not self._timeout_s or self._is_full(ticket):
             return too_busy(state, len(self), len(self._queue))
         now_s = self._clock()
-        ticket.deadline_s = now_s + self._timeout_s
+        ticket.begin(now_s, self._timeout_s)
         self._admit(ticket, state, now_s)
         return None
 
@@ -206,9 +212,9 @@ class WaitingRoom:
             if ticket.replayed or not self._may_replay(broken, now_s):
                 return False
             ticket.replayed = True
-            ticket.deadline_s = now_s + self._timeout_s  # for a new wait: the first may be long ago
+            ticket.begin(now_s, self._timeout_s)  # a new wait: the first may be long ago
         elif not ticket.deadline_s:
-            ticket.deadline_s = now_s + self._timeout_s
+            ticket.begin(now_s, self._timeout_s)
         elif ticket.deadline_s <= now_s:
             return False
         if ticket.turn is None:
