@@ -4,7 +4,8 @@
     python scripts/lifecycle_diagram.py --check    exit code 1 if it is not what the table says
 
 Nothing is drawn by hand: every state that can be reached is, by every event in every one, for servers with
-and without a proof, and with and without another try after a crash loop.
+and without a proof, with and without slots that are kept, and with and without another try after a crash
+loop.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def events_at(instance: Instance) -> Iterator[Event]:
         elif kind is core.Woke:
             yield core.Woke(instance.ticket)
         elif kind is core.Spawned:
-            yield core.Spawned(instance.generation, 1)
+            yield from (core.Spawned(instance.generation, 1, keeps_slots=keeps) for keeps in (False, True))
         elif kind in WITH_VERDICT:
             yield from (kind(instance.generation, verdict) for verdict in VERDICTS)
         else:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.liveness import LivenessPolicy
+from llamasup.core.slot_store import MOST_BYTES
 
 __all__ = [
     "LIVE",
@@ -32,6 +33,11 @@ __all__ = [
     "Progressed",
     "Report",
     "RestartAsked",
+    "RestoreSlots",
+    "SaveSlots",
+    "SlotsRestored",
+    "SlotsSaved",
+    "SlotsSpoilt",
     "Spawn",
     "SpawnFailed",
     "Spawned",
@@ -89,6 +95,10 @@ class Policy:
     """A SIGTERM within 0.5 ms of the ready line is lost (12 of 40 tries at b11434); a second one is not."""
     kill_again_s: float = 5.0
     """A SIGKILLed process can linger in uninterruptible I/O; it is killed again at this interval."""
+    slots_timeout_s: float = 10.0
+    """How long what its slots hold may be saved before it ends, and restored before it serves."""
+    slots_disk_bytes: int = MOST_BYTES
+    """What all saved slots together, of whichever model, may take on the disk."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
 
@@ -124,6 +134,10 @@ class Instance:
     """Why we are ending the child ourselves, where it is its fault; counts as its crash."""
     ready: bool = False
     """Whether the current or last child ever became ready."""
+    keeps_slots: bool = False
+    """Whether what the slots of the current child hold outlives it."""
+    moves_slots: bool = False
+    """Whether that is being saved or restored now."""
     crashes: tuple[float, ...] = ()
     restarts: int = 0
     last: Diagnosis | None = None
@@ -168,6 +182,7 @@ class RestartAsked:
 class Spawned:
     generation: int
     pid: int
+    keeps_slots: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +223,29 @@ class Warmed:
 class WarmupFailed:
     generation: int
     diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsRestored:
+    """All that there was to restore is, or there was nothing."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsSpoilt:
+    """It took up only a part of a slot. What it wrote stays where later requests compute with it, and nothing
+    but a new start removes it (#27068).
+    """
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsSaved:
+    """As far as they could be."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +296,9 @@ Event = (
     | Healthy
     | Warmed
     | WarmupFailed
+    | SlotsRestored
+    | SlotsSpoilt
+    | SlotsSaved
     | Doomed
     | Hung
     | Idle
@@ -283,6 +324,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSlots:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSlots:
     generation: int
 
 
@@ -335,4 +386,17 @@ class Report:
     by_us: bool = False
 
 
-Effect = Spawn | Probe | WarmUp | Watch | AwaitIdle | CloseEndpoint | Terminate | Kill | WakeAt | Report
+Effect = (
+    Spawn
+    | Probe
+    | WarmUp
+    | RestoreSlots
+    | Watch
+    | AwaitIdle
+    | SaveSlots
+    | CloseEndpoint
+    | Terminate
+    | Kill
+    | WakeAt
+    | Report
+)

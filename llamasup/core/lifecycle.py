@@ -35,6 +35,11 @@ from llamasup.core.instance import (
     Progressed,
     Report,
     RestartAsked,
+    RestoreSlots,
+    SaveSlots,
+    SlotsRestored,
+    SlotsSaved,
+    SlotsSpoilt,
     Spawn,
     Spawned,
     SpawnFailed,
@@ -123,6 +128,8 @@ def _spawn(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
         wanted=False,
         verdict=None,
         ready=False,
+        keeps_slots=False,
+        moves_slots=False,
         next_start_s=None,
     )
     fresh, wake = moment.deadline(fresh, moment.policy.stall_timeout_s)
@@ -144,7 +151,9 @@ def _restart_now(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
 
 
 def _spawned(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
-    return moment.instance, (Probe(moment.instance.generation),)
+    assert isinstance(moment.event, Spawned)
+    known = replace(moment.instance, keeps_slots=moment.event.keeps_slots)
+    return known, (Probe(known.generation),)
 
 
 def _loading(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
@@ -155,22 +164,40 @@ def _loading(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
 
 
 def _progressed(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    if moment.instance.moves_slots:
+        return _stay(moment)  # that has a deadline of its own
     instance, wake = moment.deadline(moment.instance, moment.policy.stall_timeout_s)
     return instance, (wake,)
 
 
 def _healthy(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
     if not moment.policy.warm_up:
-        return _serve(moment)
+        return _proven(moment)
     warming, wake = moment.deadline(
         replace(moment.instance, state=State.WARMING), moment.policy.stall_timeout_s
     )
     return warming, (WarmUp(warming.generation), wake)
 
 
+def _proven(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    if not moment.instance.keeps_slots:
+        return _serve(moment)
+    # Before the first request: afterwards its slot might be one that is restored.
+    restoring, wake = moment.deadline(
+        replace(moment.instance, state=State.WARMING, moves_slots=True), moment.policy.slots_timeout_s
+    )
+    return restoring, (RestoreSlots(restoring.generation), wake)
+
+
 def _serve(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
     # A new ticket without a timer: the start deadline must not strike a server that serves.
-    serving = replace(moment.instance, state=State.READY, ready=True, ticket=moment.instance.ticket + 1)
+    serving = replace(
+        moment.instance,
+        state=State.READY,
+        ready=True,
+        moves_slots=False,
+        ticket=moment.instance.ticket + 1,
+    )
     return serving, (Watch(serving.generation),)
 
 
@@ -179,6 +206,18 @@ def _drain(moment: _Moment, *, wanted: bool = False) -> tuple[Instance, tuple[Ef
         replace(moment.instance, state=State.DRAINING, wanted=wanted), moment.policy.drain_timeout_s
     )
     return draining, (AwaitIdle(draining.generation), wake)
+
+
+def _out_of_patience(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    # Slots that are not restored in time are not waited for: a request in their place computes anew.
+    return _serve(moment) if moment.instance.moves_slots else _condemn(moment)
+
+
+def _idle(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    if not moment.instance.keeps_slots:
+        return _terminate(moment)
+    saving, wake = moment.deadline(replace(moment.instance, moves_slots=True), moment.policy.slots_timeout_s)
+    return saving, (SaveSlots(saving.generation), wake)
 
 
 def _drain_and_restart(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
@@ -216,6 +255,19 @@ def _kill(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
     )
     generation = stopping.generation
     return stopping, (CloseEndpoint(generation, "the server is stopping"), Kill(generation), wake)
+
+
+def _spoilt(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    """Its slots are nothing to keep."""
+    return replace(moment.instance, keeps_slots=False), ()
+
+
+def _kill_spoilt(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return _kill(replace(moment, instance=replace(_spoilt(moment)[0], wanted=True)))
+
+
+def _drain_spoilt(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
+    return _drain_and_restart(replace(moment, instance=_spoilt(moment)[0]))
 
 
 def _kill_for_good(moment: _Moment) -> tuple[Instance, tuple[Effect, ...]]:
@@ -356,11 +408,13 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             KillAsked: _kill,
             RestartAsked: _terminate_and_restart,
             Progressed: _progressed,
-            Warmed: _serve,
+            Warmed: _proven,
             WarmupFailed: _condemn,
+            SlotsRestored: _serve,
+            SlotsSpoilt: _kill_spoilt,
             Doomed: _stay,
             Exited: _died,
-            Woke: _condemn,
+            Woke: _out_of_patience,
         },
         State.READY: {
             StartAsked: _stay,
@@ -368,6 +422,8 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             KillAsked: _kill,
             RestartAsked: _drain_and_restart,
             Progressed: _stay,
+            SlotsRestored: _stay,
+            SlotsSpoilt: _drain_spoilt,
             Doomed: _stay,
             Hung: _condemn,
             Exited: _died,
@@ -378,9 +434,12 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             KillAsked: _kill_for_good,
             RestartAsked: _then_restart,
             Progressed: _stay,
+            SlotsRestored: _stay,
+            SlotsSpoilt: _spoilt,
+            SlotsSaved: _terminate,
             Doomed: _stay,
             Hung: _kill,
-            Idle: _terminate,
+            Idle: _idle,
             Exited: _ended_in_drain,
             Woke: _terminate,
         },
@@ -396,6 +455,9 @@ TABLE: Mapping[State, Mapping[type, _Step]] = MappingProxyType(
             Healthy: _stay,
             Warmed: _stay,
             WarmupFailed: _stay,
+            SlotsRestored: _stay,
+            SlotsSpoilt: _stay,
+            SlotsSaved: _stay,
             Doomed: _stay,
             Hung: _stay,
             Idle: _stay,

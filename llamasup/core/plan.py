@@ -32,6 +32,8 @@ from llamasup.core.purpose import give_purpose, refuse_what_is_no_model
 from llamasup.core.server_sizes import give_size_log
 from llamasup.core.settings import Settings
 from llamasup.core.sizing import size_up
+from llamasup.core.slot_flags import SlotHome, give_slot_folder, kept_slots
+from llamasup.core.slot_store import KeptSlots
 from llamasup.core.tuning import (
     WHY_SPIN,
     decide_prompt_cache,
@@ -77,6 +79,7 @@ class LaunchPlan:
     bounds: Bounds
     checked: bool  # against the memory that is free; the build's own warning about it counts then
     adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
+    slots: KeptSlots | None  # None: what they hold ends with the server
 
     @property
     def ctx_size_of_slot(self) -> int:
@@ -120,6 +123,7 @@ def plan(
     bounds: Bounds = _NO_BOUNDS,
     experience: Experience = _NO_EXPERIENCE,
     shared: bool = False,
+    slot_home: SlotHome | None = None,
 ) -> LaunchPlan:
     """The command line and environment that suit this model, machine and build, with a reason for each flag.
 
@@ -128,12 +132,14 @@ def plan(
     the model where none was given. ``api_key`` is for a child on TCP; ``api_key_file`` holds it where
     ``needs_key_file``. ``bounds`` keep the plan small, and ``experience`` is
     what earlier loads of this model took. ``shared``: other models want the memory that is to spare.
+    ``slot_home``: where slots can be kept, if anywhere.
 
     Raises UsageInvalid (a setting that cannot be meant, or that the build lacks), ModelInvalid (a file that
     is not to be served by itself) and RuntimeMissing (a build that cannot do what the model is for).
     """
     refuse_what_is_no_model(model, model_path)
     by_hand = read_extra(capabilities, settings.extra)
+    runtime = runtime_id(command, capabilities)
     prefers = preferences(settings.profile)
     sizes = size_up(
         capabilities,
@@ -142,7 +148,7 @@ def plan(
         settings,
         by_hand,
         kind=kind,
-        runtime=runtime_id(command, capabilities),
+        runtime=runtime,
         draft=draft,
         projector=projector_loaded(capabilities, model, settings, by_hand, mmproj, found),
         bounds=bounds,
@@ -186,6 +192,7 @@ def plan(
         line.give("--jinja", None, "the model's own chat template, tools included", otherwise=_NO_JINJA)
     line.give("--metrics", None, "progress and token counts are read there")
     line.give("--slots", None, "what each slot is doing is read there", otherwise="this build has it on")
+    keeps_slots = give_slot_folder(line, settings, serves, slot_home, unified=sizes.context.unified)
     give_size_log(line, capabilities, measured=sizes.correction.measured)
     line.append_by_hand()
 
@@ -226,6 +233,9 @@ def plan(
         bounds=sizes.bounds,
         checked=settings.check_memory and not prefers.own_choice,
         adjustable=sizes.adjustable,
+        slots=kept_slots(line, slot_home, runtime, sizes.parallel)
+        if keeps_slots and slot_home is not None
+        else None,
     )
 
 

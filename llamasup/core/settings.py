@@ -17,7 +17,8 @@ class Settings:
     """The settings of one model, as given on the command line or in the config.
 
     ``ctx_size`` is in tokens per request (one slot), not over all slots as in llama-server.
-    ``extra`` are llama-server arguments passed on as they are.
+    ``keep_slots``: what its slots hold is on disk while it is not loaded. ``extra`` are llama-server
+    arguments passed on as they are.
     """
 
     alias: str | None = None
@@ -31,4 +32,5 @@ class Settings:
     mmproj: str | None = None
     profile: Profile | None = None
     check_memory: bool = True
+    keep_slots: bool = False
     extra: tuple[str, ...] = ()

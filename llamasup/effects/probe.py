@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_exponential
 
@@ -14,6 +14,7 @@ from llamasup.core.address import Address, UnixAddress
 from llamasup.core.context_end import ContextWindow, read_window
 from llamasup.core.liveness import Health, Proof
 from llamasup.core.server_work import ServerWork, read_server_work
+from llamasup.core.slot_store import SlotAnswer, read_answer
 from llamasup.core.warmup import WarmUpRequest, not_answered, what_is_missing
 from llamasup.effects.httpx_alone import httpx
 
@@ -128,6 +129,18 @@ class Prober:
     async def window(self) -> ContextWindow | None:
         """What one request may use, if it says so."""
         return read_window(await self._get("/slots", PROBE_TIMEOUT_S))
+
+    async def move_slot(self, action: Literal["save", "restore"], number: int, name: str) -> SlotAnswer:
+        """Have it write a slot to the file ``name`` in its folder, or read it from there.
+
+        As long as the caller lets it; it cannot be called back. Raises httpx.HTTPError if no answer comes.
+        """
+        response = await self._client.post(
+            f"/slots/{number}?action={action}",
+            json={"filename": name},
+            timeout=httpx.Timeout(PROBE_TIMEOUT_S, read=None),
+        )
+        return read_answer(response.status_code, response.content, f"n_{action}d")
 
     async def prove(self, request: WarmUpRequest) -> Proof:
         """Ask for one token, for as long as the caller lets it. A refusal (4xx) proves that it works."""

@@ -320,6 +320,10 @@ class InstanceRunner:
                 self._start_task(self._watch_progress)
             case core.WarmUp():
                 self._start_task(self._warm_up)
+            case core.RestoreSlots():
+                self._start_task(self._restore_slots)
+            case core.SaveSlots():
+                self._start_task(self._save_slots)
             case core.Watch():
                 self._start_task(self._watch)
             case core.AwaitIdle(generation):
@@ -409,7 +413,7 @@ class InstanceRunner:
         pump.watch(TELLING, lambda line: self._heard(generation, line))
         assert self._tasks is not None
         self._tasks.create_task(self._reap(generation), name=f"{self.model}/{number}/reap")
-        self.post(core.Spawned(number, child.pid))
+        self.post(core.Spawned(number, child.pid, keeps_slots=plan.slots is not None))
 
     def _heard(self, generation: _Generation, line: str) -> None:
         match read_line(line):
@@ -515,6 +519,35 @@ class InstanceRunner:
         else:
             diagnosis = explain_failure(missing, generation.pump.tail(), status=status)
             self.post(core.WarmupFailed(generation.number, diagnosis))
+
+    async def _restore_slots(self, generation: _Generation) -> None:
+        from llamasup.runtime.slot_keeping import restore_slots
+
+        number, kept = generation.number, generation.plan.slots
+        assert kept is not None
+        async with self._prober(generation.plan) as prober:
+            usable, problem = await restore_slots(
+                prober, kept, most_bytes=self.policy.slots_disk_bytes, model=self.model
+            )
+        if problem is not None:
+            then = "Those conversations are read anew." if usable else "It is started again without them."
+            message = f"Saved slots could not be restored: {problem}. {then}"
+            self._bus.publish(ServerWarned(self.model, number, message, ""))
+        self.post(core.SlotsRestored(number) if usable else core.SlotsSpoilt(number))
+
+    async def _save_slots(self, generation: _Generation) -> None:
+        from llamasup.runtime.slot_keeping import save_slots
+
+        kept = generation.plan.slots
+        assert kept is not None
+        async with self._prober(generation.plan) as prober:
+            problem = await save_slots(
+                prober, kept, most_bytes=self.policy.slots_disk_bytes, model=self.model
+            )
+        if problem is not None:
+            message = f"Not all slots could be saved: {problem}."
+            self._bus.publish(ServerWarned(self.model, generation.number, message, ""))
+        self.post(core.SlotsSaved(generation.number))
 
     async def _watch(self, generation: _Generation) -> None:
         """Look after it while it serves (S7, S8)."""

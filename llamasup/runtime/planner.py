@@ -28,6 +28,7 @@ from llamasup.core.plan_json import plan_as_json
 from llamasup.core.server_sizes import read_sizes
 from llamasup.core.settings import Settings
 from llamasup.core.share import Share
+from llamasup.core.slot_flags import SlotHome
 from llamasup.effects.devices import devices_now
 from llamasup.effects.experience import recall, record
 from llamasup.effects.files import atomic_write
@@ -77,6 +78,7 @@ class Planner:
         self._devices = launch.runtime.capabilities.devices
         self._asked = ""  # the key of the plan that would be made with memory enough
         self._failed: _Failed | None = None
+        self._slot_home: SlotHome | None = None
 
     # --- before a start ---------------------------------------------------------------------------
 
@@ -105,6 +107,7 @@ class Planner:
     def admission(self, generation: int | None = None) -> Admission[LaunchPlan]:
         """The plan and what was considered; without a generation for an address that nobody listens on."""
         at = self._nowhere() if generation is None else self._endpoint(generation)
+        self._slot_home = self._home_of_slots(is_start=generation is not None)
         machine = self._machine()
         if generation is not None and generation > 1:
             # For the first one the runtime has just been asked.
@@ -247,7 +250,19 @@ class Planner:
             bounds=bounds,
             experience=self._experience,
             shared=self._share is not None,
+            slot_home=self._slot_home,
         )
+
+    def _home_of_slots(self, *, is_start: bool) -> SlotHome | None:
+        launch, settings = self._launch, self._launch.settings
+        if not settings.keep_slots:
+            return None
+        from llamasup.effects.slot_store import slot_home
+
+        found = launch.found.projector if launch.found is not None else None
+        projector = settings.mmproj if found is None else found.path
+        beside = [each for each in (projector, *settings.extra) if each and Path(each).is_absolute()]
+        return slot_home(launch.model_path, beside, make=is_start)
 
     def _endpoint(self, generation: int) -> _Endpoint:
         if self._on_socket:

@@ -9,6 +9,7 @@ from llamasup.core.address import Address
 from llamasup.core.bounds import Adjustment
 from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.model_facts import ModelClass
+from llamasup.core.slot_store import KeptSlots
 
 __all__ = ["AnyPlanMaker", "ChildPlan", "PlanMaker"]
 
@@ -41,6 +42,11 @@ class ChildPlan(Protocol):
 
     @property
     def ctx_size(self) -> int | None: ...
+    @property
+    def slots(self) -> KeptSlots | None:
+        """What they hold is kept there; None: it ends with the child."""
+        ...
+
     @property
     def device(self) -> str | None:
         """Where it computes, as ``core.plan.LaunchPlan.device``."""

@@ -20,6 +20,7 @@ from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.errors import BrokenRuntime, LlamasupError, RuntimeMissing, UsageInvalid
 from llamasup.core.given_options import config_files_in, read_config
 from llamasup.core.model_facts import ModelClass
+from llamasup.core.slot_store import KeptSlots
 from llamasup.core.wrapping import (
     WrappedLine,
     child_argv,
@@ -98,6 +99,7 @@ class WrappedPlan:
     checked: bool = False
     parallel: int | None = None
     ctx_size: int | None = None
+    slots: KeptSlots | None = None
     device: str | None = None
 
 

@@ -66,6 +66,13 @@ def ready(policy: Policy = POLICY) -> Life:
     return life
 
 
+def keeping(*events: Event, policy: Policy = POLICY) -> Life:
+    """A server whose slots are kept."""
+    life = Life(policy)
+    life(lc.StartAsked(), lc.Spawned(1, 42, keeps_slots=True), lc.Loading(1), lc.Healthy(1), *events)
+    return life
+
+
 # --- transcripts ----------------------------------------------------------------------------------------
 
 
@@ -416,6 +423,95 @@ def test_a_start_by_hand_does_not_wait_for_the_try_and_is_none() -> None:
     assert life.state() is State.BACKOFF
 
 
+# --- slots that outlive their server ------------------------------------------------------------------
+
+
+def test_slots_are_restored_after_the_proof_and_before_the_first_request() -> None:
+    life = keeping()
+    assert life.state() is State.WARMING
+    assert life(lc.Warmed(1)) == (lc.RestoreSlots(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert life.state() is State.WARMING
+    assert life(lc.SlotsRestored(1)) == (lc.Watch(1),)
+    assert life.state() is State.READY
+
+
+def test_without_a_proof_slots_are_restored_all_the_same() -> None:
+    life = keeping(policy=Policy(warm_up=False))
+    assert life.effects[0] == lc.RestoreSlots(1)
+    life(lc.SlotsRestored(1))
+    assert life.state() is State.READY
+
+
+def test_a_restore_that_takes_too_long_is_not_waited_for_and_progress_does_not_prolong_it() -> None:
+    life = keeping(lc.Warmed(1))
+    assert life(lc.Progressed(1), at_s=1009.0) == ()
+    assert life.wake() == (lc.Watch(1),)
+    assert life.state() is State.READY
+    assert life(lc.SlotsRestored(1)) == ()
+
+
+def test_a_server_with_a_part_of_a_slot_is_replaced_and_that_is_no_crash() -> None:
+    life = keeping(lc.Warmed(1))
+    assert lc.Kill(1) in life(lc.SlotsSpoilt(1))
+    assert life(lc.Exited(1, CRASH))[0] == lc.Spawn(2)
+    assert life.instance.crashes == ()
+
+
+def test_one_that_already_serves_when_that_shows_is_drained_and_its_slots_are_not_saved() -> None:
+    life = keeping(lc.Warmed(1))
+    life.wake()
+    assert life(lc.SlotsSpoilt(1))[0] == lc.AwaitIdle(1)
+    assert lc.Terminate(1) in life(lc.Idle(1))
+    assert life(lc.Exited(1, CRASH))[0] == lc.Spawn(2)
+
+
+def test_one_that_is_drained_already_when_that_shows_is_not_saved_either() -> None:
+    life = keeping(lc.Warmed(1))
+    life.wake()
+    life(lc.StopAsked())
+    assert life(lc.SlotsSpoilt(1)) == ()
+    assert lc.Terminate(1) in life(lc.Idle(1))
+    assert life(lc.Exited(1, CRASH)) != (lc.Spawn(2),)
+    assert life.state() is State.STOPPED
+
+
+def test_an_idle_server_saves_its_slots_before_it_is_told_to_end() -> None:
+    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked())
+    assert life(lc.Idle(1)) == (lc.SaveSlots(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert life.state() is State.DRAINING
+    assert lc.Terminate(1) in life(lc.SlotsSaved(1))
+    assert life.state() is State.STOPPING
+
+
+def test_a_save_that_takes_too_long_is_not_waited_for() -> None:
+    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked(), lc.Idle(1))
+    assert lc.Terminate(1) in life.wake()
+    assert life(lc.SlotsSaved(1)) == ()
+
+
+def test_a_second_stop_skips_the_saving() -> None:
+    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked(), lc.Idle(1))
+    assert lc.Kill(1) in life(lc.KillAsked())
+
+
+def test_a_drain_that_ends_with_requests_in_flight_saves_nothing() -> None:
+    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked())
+    assert lc.Terminate(1) in life.wake()
+
+
+def test_a_server_that_dies_while_its_slots_are_saved_has_ended_as_it_was_asked_to() -> None:
+    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked(), lc.Idle(1))
+    assert life(lc.Exited(1, CRASH)) == (lc.CloseEndpoint(1, "llama-server ended"),)
+    assert life.state() is State.STOPPED
+
+
+def test_one_that_dies_while_its_slots_are_restored_has_crashed() -> None:
+    life = keeping(lc.Warmed(1))
+    life(lc.Exited(1, CRASH))
+    assert life.state() is State.BACKOFF
+    assert len(life.instance.crashes) == 1
+
+
 # --- sweeps ---------------------------------------------------------------------------------------------
 
 
@@ -433,11 +529,12 @@ def test_every_live_state_has_a_row_for_the_exit() -> None:
 
 def _events_of(generation: int, ticket: int) -> st.SearchStrategy[Event]:
     child = (lc.Loading, lc.Progressed, lc.Healthy, lc.Warmed, lc.Idle)
+    child += (lc.SlotsRestored, lc.SlotsSpoilt, lc.SlotsSaved)
     by_verdict = (lc.Exited, lc.SpawnFailed, lc.WarmupFailed, lc.Doomed, lc.Hung)
     return st.one_of(
         st.sampled_from([lc.StartAsked(), lc.StopAsked(), lc.KillAsked(), lc.RestartAsked()]),
         st.sampled_from(child).map(lambda kind: kind(generation)),
-        st.just(lc.Spawned(generation, 42)),
+        st.booleans().map(lambda keeps: lc.Spawned(generation, 42, keeps_slots=keeps)),
         st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]).flatmap(
             lambda verdict: st.sampled_from(by_verdict).map(lambda kind: kind(generation, verdict))
         ),
