@@ -68,6 +68,7 @@ class Pool:
         self.bus = bus
         self.runners = runners
         self.stopping = False
+        self.renewing = asyncio.Lock()
         self.tenancies: dict[str, Tenancy] = {}
         self._active: dict[str, Tenancy] = {}  # wanted, or with a process: all that the policy has to see
         self._tasks: asyncio.TaskGroup | None = None

@@ -71,7 +71,8 @@ async def _replace(pool: Pool, tenancy: Tenancy) -> None:
             await asyncio.shield(tenancy.departure)
         while not (tenancy.removed or pool.stopping):
             spec = tenancy.spec
-            again = await _replace_with(pool, tenancy, spec) or again
+            async with pool.renewing:  # one at a time: then there is room beside the old one more often
+                again = await _replace_with(pool, tenancy, spec) or again
             if tenancy.spec.started_as == spec.started_as:
                 break
     except LlamasupError as error:
@@ -140,6 +141,8 @@ async def _bring_back(pool: Pool, tenancy: Tenancy) -> None:
     try:
         await pool.load(tenancy)
     except LlamasupError as error:
+        if pool.stopping:
+            return
         _log.warning("%s was changed, and is not loaded again: %s", tenancy.spec.id, error)
 
 
