@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final, Literal, assert_never
 
 from llamasup.core.residency_room import COUNT, Demand, Resource, add, demand, lacking, take
+from llamasup.core.residency_use import UNUSED, Use
 from llamasup.core.residency_victims import Candidate, Cost, cheapest
 from llamasup.core.units import memory_text
 
@@ -75,6 +76,8 @@ class Tenant:
     used_s: float = 0.0
     """The end of its last request, or of its load: since when it is idle, if nothing is in flight."""
     resident_since_s: float = 0.0
+    use: Use = UNUSED
+    """How much it was used lately; what is not known of it does no harm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ Verdict = Load | Evict | Yield | Resume | Refuse | WakeAt
 _HOLDING: Final = frozenset({Phase.LOADING, Phase.RESIDENT, Phase.YIELDING, Phase.LEAVING})
 _STAYING: Final = _HOLDING - {Phase.LEAVING}
 _NEVER: Final = float("inf")
+_SESSION_S: Final = 60.0  # to have been used this long ago weighs as much as one use lately
 _LEAST_S: Final = 0.001  # of an idle time that something is divided by
 _REASONS: Final[tuple[Reason, ...]] = ("memory", "group", "count")
 # what a model costs that is ... and, with what is added to it, everything dearer
@@ -317,7 +321,8 @@ class _Round:
         if tenant.phase is Phase.LOADING:
             return _UNDUE  # its end is an event
         if self.now >= self.idle_at(tenant):
-            return 0, 0, tenant.load_s / max(self.now - tenant.used_s, _LEAST_S)
+            idle_s = max(self.now - tenant.used_s, _LEAST_S)
+            return 0, 0, tenant.load_s * (tenant.use.at(self.now) + _SESSION_S / idle_s)
         if tenant.phase is Phase.YIELDING:
             return _BUSY  # rather than one more
         if self.now >= self.turn_ends_at(tenant):
