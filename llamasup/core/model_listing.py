@@ -48,17 +48,16 @@ class ListedModel:
 class ModelListing:
     """What there is at one moment; made anew when something has changed. Text is made when somebody asks.
 
-    A thousand models take 3 ms to be made and written, and 0.5 MB.
+    A thousand models take 3 ms to be written, and are half a megabyte.
     """
 
-    __slots__ = ("_all", "_by_name", "_default", "_listed")
+    __slots__ = ("_all", "_default", "_listed")
 
     def __init__(self, listed: Iterable[ListedModel], default: str | None = None) -> None:
         """``default``: the id of the model that a request gets which names none."""
         self._listed = tuple(listed)
         self._default = default
         self._all: bytes | None = None
-        self._by_name: dict[str, ListedModel] | None = None
 
     def all(self, allowed: Callable[[MeantModel], bool] | None = None) -> bytes:
         """The list; only of models that are ``allowed``, if that is said."""
@@ -70,9 +69,7 @@ class ModelListing:
 
     def one(self, model: str) -> bytes:
         """One of them, by its id."""
-        if self._by_name is None:
-            self._by_name = {each.spec.id: each for each in self._listed}
-        return _encode(self._entry(self._by_name[model]))
+        return _encode(self._entry(next(each for each in self._listed if each.spec.id == model)))
 
     def _text(self, listed: Iterable[ListedModel]) -> bytes:
         return _encode({"object": "list", "data": [self._entry(each) for each in listed]})

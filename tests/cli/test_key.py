@@ -36,6 +36,7 @@ class Commands:
             "concurrent": None,
             "tpm": None,
             "priority": "normal",
+            "models": None,
             "hashed": False,
             "json": False,
         } | options
@@ -84,24 +85,35 @@ def test_a_hashed_key_is_not_in_the_file_and_opens(key: Commands) -> None:
 
 
 def test_everything_that_is_said_of_a_key_is_in_the_file_and_in_the_list(key: Commands) -> None:
-    options = {"rpm": 60, "concurrent": 2, "tpm": 20000, "priority": "high"}
-    made = key.new("alice", rights="control,inference", json=True, **options).json
+    options: dict[str, Any] = {"rpm": 60, "concurrent": 2, "tpm": 20000, "priority": "high"}
+    made = key.new("alice", rights="control,inference", models="qwen*,tiny", json=True, **options).json
     assert made.pop("key") == key.path.read_text().splitlines()[1].split()[0]
+    options |= {"models": ["qwen*", "tiny"]}
     expected = {"name": "alice", "rights": ["inference", "control"], "hashed": False, **options}
     assert made == {"file": str(key.path), **expected}
     assert key.list(json=True).json == {"file": str(key.path), "keys": [{"line": 2, **expected}]}
 
 
+def test_models_are_for_a_key_that_may_infer_and_have_names_as_models_have(key: Commands) -> None:
+    said = key.new("ops", rights="control", models="tiny")
+    assert said.code == 2
+    assert "uses no model" in said.err
+    assert key.new("alice", models="a b").code == 2
+    assert not key.path.exists()
+
+
 def test_a_list_shows_names_and_never_a_key(key: Commands) -> None:
     secret = key.new("alice", rpm=5).out.strip()
     key.new("bob", rights="control", hashed=True)
+    key.new("eve", models="qwen*,tiny")
     key.path.write_text(key.path.read_text() + "of-llama-servers\n")
     said = key.list()
     assert said.out.splitlines() == [
-        "NAME   RIGHTS     RPM  CONCURRENT  TPM  PRIORITY  HASHED",
-        "alice  inference  5    -           -    normal    no",
-        "bob    control    -    -           -    normal    yes",
-        "key-1  inference  -    -           -    normal    no",
+        "NAME   RIGHTS     RPM  CONCURRENT  TPM  PRIORITY  MODELS      HASHED",
+        "alice  inference  5    -           -    normal    all         no",
+        "bob    control    -    -           -    normal    all         yes",
+        "eve    inference  -    -           -    normal    qwen*,tiny  no",
+        "key-1  inference  -    -           -    normal    all         no",
     ]
     for text in (said.out, key.list(json=True).out):
         assert secret not in text

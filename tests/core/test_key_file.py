@@ -48,12 +48,16 @@ def test_a_plain_line_is_an_inference_key_without_limits() -> None:
 
 
 def test_everything_can_be_said_of_a_key() -> None:
-    key = only("KEY name=alice rights=inference,control rpm=60 concurrent=2 tpm=20000 priority=high")
+    key = only(
+        "KEY name=alice rights=inference,control rpm=60 concurrent=2 tpm=20000 priority=high "
+        "models=qwen*,org/tiny:Q4_K_M"
+    )
     assert key.name == "alice"
     assert key.infers
     assert key.controls
     assert key.limits == KeyLimits(60, 2, 20000)
     assert key.priority == "high"
+    assert key.models == ("qwen*", "org/tiny:Q4_K_M")
     assert opens("KEY name=alice", "KEY")
     assert not opens("KEY name=alice", "KEY name=alice")
 
@@ -118,6 +122,10 @@ def test_odd_keys_of_llama_server_still_work(key: str) -> None:
         ("KEY rights=", 1, "rights=''", "inference, control"),
         ("KEY rights=control,control", 1, "rights='control,control'", "inference, control"),
         ("KEY priority=urgent", 1, "priority='urgent'", "normal or high"),
+        ("KEY models=", 1, "'' is no name of a model", "commas between them"),
+        ("KEY models=a,,b", 1, "'' is no name of a model", "commas between them"),
+        ("KEY models=[ab]*", 1, "'[ab]*' is no name of a model", "commas between them"),
+        ("KEY models=" + ",".join("a" * 33), 1, "names no models", "up to 32 names"),
         ("KEY rpm=1 rpm=2", 1, "rpm= is there twice", "once"),
         ("KEY name=a/b", 1, "'a/b' is no name", "letters"),
         ("KEY name=key-1", 1, "without a name is called", "another name"),
@@ -235,21 +243,27 @@ def test_no_name(name: str) -> None:
     st.sampled_from(["normal", "high"]),
     st.tuples(*[st.none() | st.integers(1, 10**9)] * 3),
     st.none() | st.just("saltsalt"),
+    st.lists(st.sampled_from(["*", "qwen?", "org/repo:Q4_K_M"]), max_size=3).map(tuple),
 )
 def test_what_is_written_is_what_is_read(
-    rights: tuple[bool, bool], priority: str, limits: tuple[int | None, ...], salt: str | None
+    rights: tuple[bool, bool],
+    priority: str,
+    limits: tuple[int | None, ...],
+    salt: str | None,
+    models: tuple[str, ...],
 ) -> None:
-    said = ApiKey("alice", b"", b"", *rights, KeyLimits(*limits), priority)  # type: ignore[arg-type]
+    said = ApiKey("alice", b"", b"", *rights, KeyLimits(*limits), priority, models)  # type: ignore[arg-type]
     line = key_line(stored_form("the-key", salt), said)
     (found,) = read(line)
     assert found.hashed == (salt is not None)
     assert opens(line, "the-key")
     key = found.key
-    assert (key.name, key.infers, key.controls, key.limits, key.priority) == (
+    assert (key.name, key.infers, key.controls, key.limits, key.priority, key.models) == (
         "alice",
         *rights,
         said.limits,
         priority,
+        models,
     )
 
 

@@ -1,0 +1,139 @@
+"""GET /v1/models as a value: what OpenAI's clients and llama.cpp's read in it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llamasup.core.meant_model import MeantModel, meant_by
+from llamasup.core.model_listing import ListedModel, ModelListing
+from llamasup.core.model_spec import ModelSpec
+from llamasup.core.residency import Phase
+from llamasup.core.settings import Settings
+from tests.core.planning import GIB, bert, model
+
+HERE = ModelSpec(
+    "org/chat:Q4_K_M",
+    "/models/chat.gguf",
+    aliases=("gpt-4o-mini",),
+    settings=Settings(ctx_size=4096),
+    identity=(("/models/chat.gguf", 5 * GIB, 1_700_000_000_999_999_999), ("/models/mmproj.gguf", 7, 0)),
+    listed=model(),
+)
+AWAY = ModelSpec("bge", "org/bge")
+
+
+def listed(spec: ModelSpec, **more: Any) -> ListedModel:
+    return ListedModel(spec, meant_by(spec), **more)
+
+
+def entry(spec: ModelSpec, **more: Any) -> Any:
+    return json.loads(ModelListing([listed(spec, **more)]).one(spec.id))
+
+
+def test_a_loaded_model_is_listed_with_all_that_is_known_of_it() -> None:
+    assert entry(HERE, phase=Phase.RESIDENT, ctx_size=2048, sees=True) == {
+        "id": "org/chat:Q4_K_M",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "llamasup",
+        "aliases": ["gpt-4o-mini"],
+        "tags": [],
+        "status": {"value": "loaded"},
+        "architecture": {"input_modalities": ["text", "image"], "output_modalities": ["text"]},
+        "meta": {
+            "n_ctx": 2048,
+            "n_ctx_train": 131072,
+            "n_embd": 4096,
+            "n_params": 8_000_000_000,
+            "n_vocab": 128256,
+            "size": 5 * GIB,
+            "ftype": "Q4_K_M",
+        },
+        "llamasup": {
+            "state": "resident",
+            "class": "decoder",
+            "context": 2048,
+            "size_bytes": 5 * GIB + 7,
+            "default": False,
+            "problem": None,
+        },
+    }
+
+
+def test_one_that_is_not_loaded_has_the_context_that_it_would_be_given() -> None:
+    found = entry(HERE)
+    assert "n_ctx" not in found["meta"]
+    assert found["llamasup"]["context"] == 4096
+
+
+def test_one_that_is_still_to_be_downloaded_says_what_there_is_to_say() -> None:
+    found = entry(AWAY)
+    assert found["created"] == 0
+    assert found["status"] == {"value": "unloaded"}
+    assert "meta" not in found
+    assert found["llamasup"] == {
+        "state": "absent",
+        "class": None,
+        "context": None,
+        "size_bytes": None,
+        "default": False,
+        "problem": None,
+    }
+
+
+def test_a_file_without_an_identity_has_the_size_of_its_header() -> None:
+    found = entry(ModelSpec("m", "/m.gguf", listed=bert(file_bytes=123)))
+    assert found["llamasup"]["size_bytes"] == 123
+    assert found["architecture"]["output_modalities"] == ["embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "word"),
+    [
+        (Phase.ABSENT, "unloaded"),
+        (Phase.LOADING, "loading"),
+        (Phase.RESIDENT, "loaded"),
+        (Phase.YIELDING, "loaded"),
+        (Phase.LEAVING, "unloaded"),
+        (Phase.FAILED, "unloaded"),
+    ],
+)
+def test_the_status_is_in_the_words_of_llama_cpps_router(phase: Phase, word: str) -> None:
+    found = entry(HERE, phase=phase)
+    assert found["status"] == {"value": word}
+    assert found["llamasup"]["state"] == phase.value
+
+
+def test_one_that_cannot_be_loaded_says_why() -> None:
+    found = entry(HERE, phase=Phase.FAILED, problem="It does not fit.")
+    assert found["status"] == {"value": "unloaded", "failed": True}
+    assert found["llamasup"]["problem"] == "It does not fit."
+    broken = ModelSpec("m", "/m.gguf", problem="It is truncated.")
+    assert entry(broken)["llamasup"]["problem"] == "It is truncated."
+
+
+def test_the_list_is_openais_and_names_the_default() -> None:
+    found = json.loads(ModelListing([listed(HERE), listed(AWAY)], default="bge").all())
+    assert found["object"] == "list"
+    assert [(each["id"], each["llamasup"]["default"]) for each in found["data"]] == [
+        ("org/chat:Q4_K_M", False),
+        ("bge", True),
+    ]
+    assert json.loads(ModelListing([]).all()) == {"object": "list", "data": []}
+
+
+def test_only_those_are_listed_that_may_be() -> None:
+    def allowed(meant: MeantModel) -> bool:
+        return "gpt-4o-mini" in meant.names
+
+    listing = ModelListing([listed(HERE), listed(AWAY)])
+    assert [each["id"] for each in json.loads(listing.all(allowed))["data"]] == ["org/chat:Q4_K_M"]
+    assert len(json.loads(listing.all())["data"]) == 2  # nobody else's list is shorter for it
+
+
+def test_the_text_is_made_once() -> None:
+    listing = ModelListing([listed(HERE)])
+    assert listing.all() is listing.all()

@@ -1,0 +1,162 @@
+"""Which model a request names, wherever it says so. llama.cpp's router is asked the same in tests/real."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamasup.core.requested_model import MOST_NAME, MOST_PARTS, named_in_path, requested_model
+
+WAV = b"RIFF" + bytes(range(256)) * 1000
+
+
+def part(name: str, value: bytes, *more: str, quoted: bool = True) -> bytes:
+    said = f'name="{name}"' if quoted else f"name={name}"
+    return f"Content-Disposition: form-data; {'; '.join((said, *more))}\r\n\r\n".encode() + value
+
+
+def form(*parts: bytes, boundary: bytes = b"------------------------d74496d66958873e") -> bytes:
+    opening = b"".join(b"--%b\r\n%b\r\n" % (boundary, each) for each in parts)
+    return opening + b"--" + boundary + b"--\r\n"
+
+
+# --- JSON
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b'{"model":"tiny"}', "tiny"),
+        (b'{"messages":[{"model":"within"}],"model":"org/repo:Q4_K_M","stream":true}', "org/repo:Q4_K_M"),
+        (b' \n{ "model" : "t\\u0069ny" } ', "tiny"),
+        (b'\xef\xbb\xbf{"model":"marked"}', "marked"),
+        (b'{"model":"first","model":"last"}', "last"),
+        (b'{"model":true,"model":"tiny"}', "tiny"),
+        (b'{"model":"tiny","model":7}', None),
+        (b'{"model":7}', None),
+        (b'{"model":["tiny"]}', None),
+        (b'{"model":{"name":"tiny"}}', None),
+        (b'{"model":null}', None),
+        (b'{"model":""}', None),
+        (b'{"Model":"tiny"}', None),
+        (b"{}", None),
+        (b'["model","tiny"]', None),
+        (b'"tiny"', None),
+        (b'{"model":"tiny"', None),
+        (b'{"model":"tiny"}}', None),
+        (b"model=tiny", None),
+        (b"\xff\xfe{}", None),
+        (b"[" * 100_000, None),
+        (b'{"model":' + b"[" * 100_000, None),
+        (b"", None),
+    ],
+    ids=lambda value: repr(value[:32]) if isinstance(value, bytes) else None,
+)
+def test_a_json_body_names_a_model_with_its_last_string(body: bytes, named: str | None) -> None:
+    assert requested_model(body, b"") == named
+
+
+@given(st.binary())
+def test_no_body_makes_trouble(body: bytes) -> None:
+    for each in (body, b"--" + body, b"--b\r\n" + body + b"\r\n--b--", b'{"model":' + body + b"}"):
+        assert requested_model(each, body) != ""
+
+
+@given(st.text(min_size=1).filter(lambda name: name.isprintable()))
+def test_whatever_name_is_written_is_the_one_that_is_read(name: str) -> None:
+    assert requested_model(json.dumps({"model": name}).encode(), b"") == name
+    assert requested_model(json.dumps({"model": name}, ensure_ascii=False).encode(), b"") == name
+
+
+# --- forms
+
+
+def test_a_form_names_a_model_before_or_behind_its_file() -> None:
+    file = part("file", WAV, 'filename="a.wav"')
+    model = part("model", b"whisper")
+    assert requested_model(form(file, model), b"") == "whisper"
+    assert requested_model(form(model, file), b"") == "whisper"
+    assert requested_model(form(part("language", b"en"), model), b"") == "whisper"
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (form(part("model", b"plain", quoted=False)), "plain"),
+        (
+            form(part("model", b"typed").replace(b"\r\n\r\n", b"\r\nContent-Type: text/plain\r\n\r\n")),
+            "typed",
+        ),
+        (form(part("model", b"lower").replace(b"Content-Disposition", b"content-disposition")), "lower"),
+        (form(part("model", b"first"), part("model", b"second")), "first"),
+        (form(part("model", b" spaced ")), " spaced "),
+        (form(part("model", b"short"), boundary=b"x"), "short"),
+        (form(part("model", b"a file", 'filename="model"')), None),
+        (form(part("file", b"x", 'filename="; name=model"')), None),
+        (form(part("models", b"x"), part("filename", b"model")), None),
+        (form(part("model", b"")), None),
+        (form(part("model", b"x" * (MOST_NAME + 1))), None),
+        (form(*[part("field", b"")] * MOST_PARTS, part("model", b"late")), None),
+        (form(part("model", b"x")).replace(b"\r\n", b"\n"), None),
+        (form(part("model", b"unfinished"))[:-50], None),
+        (form(part("file", WAV))[:-100], None),
+        (form(), None),
+        (b"--", None),
+        (b"--\r\n", None),
+        (b"--x", None),
+        (b"--" + b"x" * 100_000 + b"\r\n", None),
+        (b"--x\r\nContent-Disposition: " + b"form-data; " * 100_000, None),
+    ],
+    ids=lambda value: None if value is None or isinstance(value, str) else repr(value[-40:]),
+)
+def test_a_form_names_a_model_in_a_field_of_its_own(body: bytes, named: str | None) -> None:
+    assert requested_model(body, b"") == named
+
+
+# --- targets
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        (b"model=tiny", "tiny"),
+        (b"autoload=false&model=org%2Frepo%3AQ4_K_M", "org/repo:Q4_K_M"),
+        (b"model=a&model=b", "b"),
+        (b"model=a+b%20c", "a b c"),
+        (b"model=", None),
+        (b"model", None),
+        (b"models=x&xmodel=y", None),
+        (b"", None),
+    ],
+)
+def test_a_query_names_a_model(query: bytes, named: str | None) -> None:
+    assert requested_model(b"", query) == named
+
+
+def test_the_body_counts_before_the_query() -> None:
+    assert requested_model(b'{"model":"body"}', b"model=query") == "body"
+    assert requested_model(b'{"model":null}', b"model=query") == "query"
+    assert requested_model(form(part("model", b"form")), b"model=query") == "form"
+    assert requested_model(b"no JSON", b"model=query") == "query"
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        (b"/v1/models/tiny", "tiny"),
+        (b"/models/tiny", "tiny"),
+        (b"/v1/models/org/repo:Q4_K_M", "org/repo:Q4_K_M"),
+        (b"/v1/models/org%2Frepo%3aQ4_K_M", "org/repo:Q4_K_M"),
+        (b"/v1/models/a+b", "a+b"),
+        (b"/v1/models/models/x", "models/x"),
+        (b"/v1/models/%ff", "\ufffd"),
+        (b"/v1/models/", None),
+        (b"/v1/models", None),
+        (b"/models", None),
+    ],
+)
+def test_a_path_names_a_model(path: bytes, named: str | None) -> None:
+    assert named_in_path(path) == named
