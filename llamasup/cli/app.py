@@ -9,6 +9,7 @@ import typer
 
 from llamasup import __version__
 from llamasup.cli import options as o
+from llamasup.cli.config_commands import config
 from llamasup.cli.key_commands import key
 from llamasup.cli.model_options import WithExtra
 from llamasup.cli.option_groups import takes_groups
@@ -29,6 +30,7 @@ app = typer.Typer(
 
 app.add_typer(service)
 app.add_typer(key)
+app.add_typer(config)
 
 
 def _show_version(wanted: bool) -> None:

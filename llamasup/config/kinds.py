@@ -251,7 +251,9 @@ class Name(_Kind):
     def parse(self, text: str) -> str:
         why = why_not_a_name(text.replace("*", "x").replace("?", "x") if self.pattern else text)
         if why:
-            raise Refused("it is a pattern, and has to be a name" if is_pattern(text) else f"it {why}")
+            # What is allowed is said by whoever catches it.
+            said = why.partition(";")[0]
+            raise Refused("it is a pattern, and has to be a name" if is_pattern(text) else f"it {said}")
         return text
 
     def schema(self) -> Mapping[str, Any]:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from llamasup.core.errors import ConfigInvalid
 from llamasup.core.printable import printable
 
-__all__ = ["ConfigMistakes", "Mistake", "shown"]
+__all__ = ["MOST_TOLD", "ConfigMistakes", "Mistake", "Place", "place_text", "shown"]
+
+Place = tuple[str | int, ...]
+"""A key by the keys above it, and by its number in a list: ``("models", "qwen", "aliases", 1)``."""
 
 # More than a screen holds; a file of the wrong kind has one in every line.
-_MOST_TOLD = 100
+MOST_TOLD = 100
 _MOST_SHOWN = 60
 
 
@@ -34,7 +37,7 @@ class ConfigMistakes(ConfigInvalid):
     def __init__(self, file: str, mistakes: tuple[Mistake, ...]) -> None:
         self.file = file
         self.mistakes = tuple(sorted(set(mistakes)))
-        told = tuple(each.in_file(file) for each in self.mistakes[:_MOST_TOLD])
+        told = tuple(each.in_file(file) for each in self.mistakes[:MOST_TOLD])
         left = len(self.mistakes) - len(told)
         count = "one mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
         super().__init__(
@@ -46,3 +49,8 @@ def shown(text: str) -> str:
     """A value of the file as an error shows it: on one line, and not all of a long one."""
     cut = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
     return f"'{printable(cut)}'"
+
+
+def place_text(place: Place) -> str:
+    """``models.qwen.aliases[1]``."""
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place).removeprefix(".")

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from llamasup.config.mistakes import ConfigMistakes, Mistake, shown
+from llamasup.config.mistakes import ConfigMistakes, Mistake, Place, place_text, shown
 
 __all__ = ["MOST_BYTES", "Entry", "Items", "Node", "Scalar", "Table", "parse"]
 
 # 1,000 models with every key that a model can have take 600 kB, and ten times this is no config any more.
 MOST_BYTES = 1 << 20
 _MOST_NODES = 100_000  # the same 1,000 models have 50,000
+_MOST_KEY = 512  # a model's name has 256 letters at most
 _MOST_DEPTH = 16  # the deepest value that means anything is at 4
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -60,13 +61,13 @@ class Table:
 Node = Scalar | Items | Table
 
 
-def parse(content: bytes, file: str) -> tuple[Node | None, list[Mistake]]:
+def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list[Mistake]]:
     """The root of the one document (None: there is none), and the keys that are given twice.
 
-    Raises ConfigMistakes for what is no YAML, or more than is taken.
+    ``size_bytes``: of all of it; of more than ``MOST_BYTES`` nothing is looked at. Raises ConfigMistakes for what is no YAML, or more than is taken.
     """
-    if len(content) > MOST_BYTES:
-        raise _refused(file, 0, f"it has {len(content)} bytes; a config may have {MOST_BYTES}")
+    if size_bytes > MOST_BYTES:
+        raise _refused(file, 0, f"it has {size_bytes} bytes, and a config may have {MOST_BYTES}")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -108,7 +109,7 @@ class _Open:
     """A list or a mapping whose end has not come yet; ``key`` waits for its value."""
 
     node: Items | Table
-    where: str
+    place: Place
     key: tuple[str, int] | None = None
     lines: dict[str, int] = field(default_factory=dict)
 
@@ -143,9 +144,9 @@ class _Builder:
             case yaml.SequenceStartEvent() | yaml.MappingStartEvent():
                 self._refuse_tag(event, line)
                 node = Items(line) if isinstance(event, yaml.SequenceStartEvent) else Table(line)
-                where = self._place()
+                place = self._place()
                 self._add(node, line)
-                self._open.append(_Open(node, where))
+                self._open.append(_Open(node, place))
                 if len(self._open) > _MOST_DEPTH:
                     raise _refused(self._file, line, f"more than {_MOST_DEPTH} levels in one another")
             case yaml.SequenceEndEvent() | yaml.MappingEndEvent():
@@ -156,7 +157,9 @@ class _Builder:
     def _add(self, node: Node, line: int) -> None:
         self._count += 1
         if self._count > _MOST_NODES:
-            raise _refused(self._file, line, f"more than {_MOST_NODES} values; a config may have that many")
+            raise _refused(
+                self._file, line, f"more than {_MOST_NODES} values, and a config may have that many"
+            )
         if not self._open:
             self.root = node
             return
@@ -168,6 +171,9 @@ class _Builder:
                 raise _refused(
                     self._file, line, f"{self._where()}a key has to be text, not a list or a mapping"
                 )
+            if len(node.text) > _MOST_KEY:
+                what = f"{self._where()}a key has {len(node.text)} letters, and at most {_MOST_KEY}"
+                raise _refused(self._file, line, what)
             top.key = (node.text, line)
         else:
             (key, key_line), top.key = top.key, None
@@ -176,25 +182,22 @@ class _Builder:
                 top.lines[key] = key_line
                 top.node.entries.append(Entry(key, key_line, node))
             else:
-                path = f"{top.where}.{key}" if top.where else key
-                self.mistakes.append(
-                    Mistake(key_line, path, f"is given twice, first in line {first}; keep one of them")
-                )
+                twice = f"is given twice, first in line {first}; keep one of them"
+                self.mistakes.append(Mistake(key_line, place_text((*top.place, key)), twice))
 
     def _refuse_tag(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, line: int) -> None:
         if event.tag is not None and event.tag != "!":
             raise _refused(self._file, line, f"{self._where()}the tag {shown(event.tag)}; a config has none")
 
-    def _place(self) -> str:
-        """The path of the value that comes next."""
+    def _place(self) -> Place:
+        """Of the value that comes next."""
         if not self._open:
-            return ""
+            return ()
         top = self._open[-1]
         if isinstance(top.node, Items):
-            return f"{top.where}[{len(top.node.items)}]"
-        key = top.key[0] if top.key else ""
-        return f"{top.where}.{key}" if top.where else key
+            return (*top.place, len(top.node.items))
+        return (*top.place, top.key[0]) if top.key else top.place
 
     def _where(self) -> str:
-        place = self._place()
+        place = place_text(self._place())
         return f"{place}: " if place else ""

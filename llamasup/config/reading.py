@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -14,58 +15,68 @@ import msgspec
 from llamasup.config.consistency import inconsistencies
 from llamasup.config.environment import Unset, expanded
 from llamasup.config.kinds import Name, Refused, RuntimeName, ScalarKind
-from llamasup.config.mistakes import ConfigMistakes, Mistake, shown
+from llamasup.config.mistakes import MOST_TOLD, ConfigMistakes, Mistake, Place, place_text, shown
 from llamasup.config.nodes import MOST_BYTES, Items, Node, Scalar, Table, parse
 from llamasup.config.values import Config, FilePath, Key, Many, ModelEntry, Named, Section
 from llamasup.core.address import UnixAddress
 from llamasup.core.errors import ConfigInvalid
+from llamasup.core.model_names import is_pattern
 
 __all__ = ["Reading", "keys_of", "load", "read", "read_text"]
 
 _WRONG: Any = object()
+# A rule is for many models. Each is tried on every model, of which there may be thousands.
+_MOST_PATTERNS = 100
+_BARE_VARIABLE = re.compile(r"\$[A-Za-z_]")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``lines``: where each key is, by its path (``models.qwen.path``, ``listen[1]``)."""
+    """``lines``: of each key that is given. What is wrong has its default in ``config``."""
 
     config: Config
     file: str
-    lines: Mapping[str, int]
+    lines: Mapping[Place, int]
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Config:
     """Raises ConfigInvalid: one that cannot be read, or ConfigMistakes with everything that is wrong."""
-    return read(path, environ).config
+    reading, mistakes = read(path, environ)
+    if mistakes:
+        raise ConfigMistakes(str(path), mistakes)
+    return reading.config
 
 
-def read(path: Path, environ: Mapping[str, str]) -> Reading:
-    """As ``load``, and where each thing is said."""
+def read(path: Path, environ: Mapping[str, str]) -> tuple[Reading, tuple[Mistake, ...]]:
+    """What could be read of a file, and everything that is wrong with it. Raises ConfigInvalid for no YAML."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
             size_bytes = max(len(content), os.fstat(file.fileno()).st_size)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ConfigInvalid(
-            f"The config {str(path)!r} cannot be read: {error.strerror or error}.",
+            f"The config {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
             remedy="Give the path of a YAML file; llamasup config init makes one.",
         ) from None
-    if size_bytes > MOST_BYTES:
-        raise ConfigMistakes(
-            str(path), (Mistake(0, "", f"it has {size_bytes} bytes; a config may have {MOST_BYTES}"),)
-        )
-    return read_text(content, str(path), path.absolute().parent, environ)
+    return read_text(content, str(path), path.absolute().parent, environ, size_bytes=size_bytes)
 
 
-def read_text(content: bytes, file: str, folder: Path, environ: Mapping[str, str]) -> Reading:
-    """``content`` as if it were in ``file``, whose paths begin at ``folder``. Raises ConfigMistakes."""
-    root, mistakes = parse(content, file)
+def read_text(
+    content: bytes, file: str, folder: Path, environ: Mapping[str, str], *, size_bytes: int = 0
+) -> tuple[Reading, tuple[Mistake, ...]]:
+    """``content`` as if it were in ``file``, whose paths begin at ``folder``.
+
+    ``size_bytes``: of all of it, where that is more than ``content``. Raises ConfigMistakes for no YAML.
+    """
+    root, mistakes = parse(content, file, max(size_bytes, len(content)))
     reader = _Reader(file, folder, environ, mistakes)
     config = reader.whole(root)
-    mistakes += inconsistencies(config, reader.lines, environ)
-    if mistakes:
-        raise ConfigMistakes(file, tuple(mistakes))
-    return Reading(config, file, reader.lines)
+    if all(each.key for each in mistakes):
+        sections = {re.split(r"[.\[]", each.key)[0] for each in mistakes}
+        models_are_known = "models" not in sections and sections <= keys_of(Config).keys()
+        found = inconsistencies(config, reader.lines, models_are_known=models_are_known)
+        mistakes += [replace(each, what=reader.as_written(each.what)) for each in found]
+    return Reading(config, file, reader.lines), tuple(mistakes)
 
 
 def keys_of(struct: type[msgspec.Struct]) -> dict[str, tuple[str, Key]]:
@@ -88,124 +99,135 @@ class _Reader:
         self._environ = environ
         self._mistakes = mistakes
         self._keys: dict[type[msgspec.Struct], dict[str, tuple[str, Key]]] = {}
-        self.lines: dict[str, int] = {}
+        self._written: dict[str, str] = {}
+        self.lines: dict[Place, int] = {}
 
     def whole(self, root: Node | None) -> Config:
-        if root is None or (isinstance(root, Scalar) and root.is_nothing):
-            self._mistakes.append(
-                Mistake(
-                    0,
-                    "",
-                    "it is empty; it takes at least models_dir or models, as llamasup config init has them",
-                )
-            )
-            return Config()
-        if not isinstance(root, Table):
-            what = "a list" if isinstance(root, Items) else shown(root.text)
-            self._refuse(
-                root.line, "", f"{what} at the top; a config has keys there, such as models_dir: ~/models"
-            )
-            return Config()
-        return cast("Config", self._section(root, "", Config))
+        match root:
+            case Table():
+                return cast("Config", self._section(root, (), Config))
+            case None | Scalar(is_nothing=True):
+                line, what = 0, "it is empty; a config says at least what is served"
+            case Items(line):
+                what = "a list; a config has keys"
+            case Scalar(line, text):
+                what = f"{shown(text)}; a config has keys"
+        self._refuse(line, (), f"{what}, as in models_dir: ~/models (llamasup config init writes one)")
+        return Config()
 
-    def _refuse(self, line: int, key: str, what: str) -> None:
-        self._mistakes.append(Mistake(line, key, what))
+    def as_written(self, what: str) -> str:
+        """``what`` with the names of variables where it quotes what they hold: that may be a secret."""
+        for value, written in self._written.items():
+            what = what.replace(f"'{value}'", f"'{written}'")
+        return what
 
-    def _section(self, node: Node, at: str, struct: type[msgspec.Struct]) -> msgspec.Struct:
-        known = (
-            self._keys.setdefault(struct, keys_of(struct)) if struct not in self._keys else self._keys[struct]
-        )
+    def _refuse(self, line: int, place: Place, what: str) -> None:
+        self._mistakes.append(Mistake(line, place_text(place), what))
+
+    def _section(self, node: Node, at: Place, struct: type[msgspec.Struct]) -> msgspec.Struct:
+        if struct not in self._keys:
+            self._keys[struct] = keys_of(struct)
+        known = self._keys[struct]
         given: dict[str, Any] = {}
         for name, line, value in self._entries(node, at, f"keys such as {', '.join(list(known)[:3])}"):
-            key = _joined(at, name)
+            place = (*at, name)
             if name not in known:
-                self._refuse(line, key, _unknown(name, known))
+                self._refuse(line, place, self._unknown(name, known))
                 continue
-            self.lines[key] = line
+            self.lines[place] = line
             field, said = known[name]
-            read = self._value(value, key, said.kind)
+            read = self._value(value, place, said.kind)
             if read is not _WRONG:
                 given[field] = read
         return struct(**given)
 
-    def _entries(self, node: Node, at: str, allowed: str) -> Iterable[tuple[str, int, Node]]:
+    def _entries(self, node: Node, at: Place, allowed: str) -> Iterable[tuple[str, int, Node]]:
         if isinstance(node, Table):
             return [(each.key, each.line, each.node) for each in node.entries]
         if not (isinstance(node, Scalar) and node.is_nothing):  # all below it is commented out
             self._refuse(node.line, at, f"{_seen(node)}; it takes {allowed}")
         return ()
 
-    def _value(self, node: Node, key: str, kind: ScalarKind | FilePath | Many | Section | Named) -> Any:
+    def _unknown(self, name: str, known: Iterable[str]) -> str:
+        if len(self._mistakes) < MOST_TOLD:  # a comparison takes a millisecond, and nobody sees later ones
+            near = difflib.get_close_matches(name[:64], known, n=1)
+            if near:
+                return f"there is no such key; the nearest is {near[0]}"
+        return f"there is no such key; it takes {', '.join(known)}"
+
+    def _value(self, node: Node, at: Place, kind: ScalarKind | FilePath | Many | Section | Named) -> Any:
         match kind:
             case Section(keys):
-                return self._section(node, key, keys)
+                return self._section(node, at, keys)
             case Named():
-                return self._named(node, key, kind)
+                return self._named(node, at, kind)
             case Many():
-                return self._many(node, key, kind)
+                return self._many(node, at, kind)
             case _:
-                return self._scalar(node, key, kind)
+                return self._scalar(node, at, kind)
 
-    def _named(self, node: Node, key: str, kind: Named) -> dict[str, Any]:
+    def _named(self, node: Node, at: Place, kind: Named) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for name, line, value in self._entries(node, key, "names, and below each what is said of it"):
-            path = _joined(key, name)
+        patterns = 0
+        for name, line, value in self._entries(node, at, "names, and below each what is said of it"):
+            place = (*at, name)
             try:
                 Name(kind.pattern).parse(name)
             except Refused as refused:
-                self._refuse(line, key, f"{shown(name)}: {refused.why}")
+                allowed = Name(kind.pattern).allowed
+                self._refuse(line, at, f"{shown(name)}: {refused.why}; it takes {allowed}")
                 continue
-            self.lines[path] = line
-            read = self._value(value, path, kind.of)
-            if read is _WRONG:
-                continue
-            if isinstance(read, ModelEntry):
-                read = msgspec.structs.replace(read, where=f"{self._file}:{line}")
-            values[name] = read
+            patterns += is_pattern(name)
+            if patterns == _MOST_PATTERNS + 1:
+                self._refuse(line, at, f"more than {_MOST_PATTERNS} rules with * or ?")
+            self.lines[place] = line
+            read = self._value(value, place, kind.of)
+            if read is not _WRONG:
+                where = f"{self._file}:{line}"
+                values[name] = (
+                    msgspec.structs.replace(read, where=where) if isinstance(read, ModelEntry) else read
+                )
         return values
 
-    def _many(self, node: Node, key: str, kind: Many) -> Any:
+    def _many(self, node: Node, at: Place, kind: Many) -> Any:
         if isinstance(node, Scalar) and node.is_nothing:
             return ()
         if isinstance(node, Scalar) and kind.or_one:
-            read = self._scalar(node, key, kind.kind)
+            read = self._scalar(node, at, kind.kind)
             return _WRONG if read is _WRONG else (read,)
         if not isinstance(node, Items):
-            allowed = kind.kind.what if isinstance(kind.kind, FilePath) else kind.kind.allowed
-            self._refuse(node.line, key, f"{_seen(node)}; it takes a list: {allowed}")
+            self._refuse(node.line, at, f"{_seen(node)}; it takes a list, each {_allowed(kind.kind)}")
             return _WRONG
         values = []
         for number, item in enumerate(node.items):
-            path = f"{key}[{number}]"
-            self.lines[path] = item.line
-            values.append(self._scalar(item, path, kind.kind))
+            place = (*at, number)
+            self.lines[place] = item.line
+            values.append(self._scalar(item, place, kind.kind))
         return _WRONG if any(each is _WRONG for each in values) else tuple(values)
 
-    def _scalar(self, node: Node, key: str, kind: ScalarKind | FilePath) -> Any:
-        allowed = kind.what if isinstance(kind, FilePath) else kind.allowed
+    def _scalar(self, node: Node, at: Place, kind: ScalarKind | FilePath) -> Any:
+        takes = f"it takes {_allowed(kind)}"
         if not isinstance(node, Scalar) or node.is_nothing:
-            self._refuse(node.line, key, f"{_seen(node)}; it takes {allowed}")
+            self._refuse(node.line, at, f"{_seen(node)}; {takes}")
             return _WRONG
         try:
             text = expanded(node.text, self._environ)
         except Unset as error:
-            self._refuse(node.line, key, str(error))
+            self._refuse(node.line, at, str(error))
             return _WRONG
-        seen = (
-            "a value that is not shown"
-            if kind.hidden and not _looks_like_path(node.text)
-            else shown(node.text)
-        )
-        if text != node.text and "$" in node.text:
+        hidden = kind.hidden and not _looks_like_path(node.text)
+        seen = "what is there (not shown: it may be a secret)" if hidden else shown(node.text)
+        if "${" in node.text and text != node.text:
+            self._written[text] = node.text
             seen += " with its value from the environment"
         elif not isinstance(kind, FilePath) and kind.needs_plain and not node.plain:
-            self._refuse(node.line, key, f"{seen} in quotes is text; it takes {allowed}, without quotes")
+            self._refuse(node.line, at, f"{seen} in quotes is text; {takes}, without quotes")
             return _WRONG
         try:
             return self._path(text, kind) if isinstance(kind, FilePath) else self._parsed(text, kind)
         except Refused as refused:
-            why = f": {refused.why}" if refused.why and (text == node.text or "$" not in node.text) else ""
-            self._refuse(node.line, key, f"{seen}{why}; it takes {allowed}")
+            tells = refused.why and text not in self._written
+            self._refuse(node.line, at, f"{seen}{f': {refused.why}' if tells else ''}; {takes}")
             return _WRONG
 
     def _parsed(self, text: str, kind: ScalarKind) -> Any:
@@ -219,13 +241,15 @@ class _Reader:
     def _path(self, text: str, kind: FilePath) -> Path | str:
         if text in kind.literal:
             return text if kind.as_text else Path(text)
-        if not text or "\0" in text:
-            raise Refused
         path = self._absolute(text)
         return str(path) if kind.as_text else path
 
     def _absolute(self, text: str) -> Path:
         """Without symlinks resolved: a folder of models may be one, and be turned to another later."""
+        if not text or "\0" in text:
+            raise Refused
+        if _BARE_VARIABLE.match(text):
+            raise Refused("a variable is written in braces, as in ${HOME}")
         home = self._environ.get("HOME")
         if home and (text == "~" or text.startswith("~/")):
             text = home + text[1:]
@@ -236,8 +260,8 @@ class _Reader:
         return Path(os.path.normpath(self._folder / path))
 
 
-def _joined(at: str, name: str) -> str:
-    return f"{at}.{name}" if at else name
+def _allowed(kind: ScalarKind | FilePath) -> str:
+    return kind.what if isinstance(kind, FilePath) else kind.allowed
 
 
 def _seen(node: Node) -> str:
@@ -248,13 +272,6 @@ def _seen(node: Node) -> str:
             return "keys and values"
         case _:
             return "nothing" if node.is_nothing else shown(node.text)
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.6)
-    if near:
-        return f"there is no such key; the nearest is {near[0]}"
-    return f"there is no such key; it takes {', '.join(known)}"
 
 
 def _looks_like_path(text: str) -> bool:

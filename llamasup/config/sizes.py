@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-__all__ = ["DURATION", "PERCENT", "SIZE", "Size", "read_duration", "read_size"]
+__all__ = ["DURATION", "PERCENT", "SIZE", "Size", "duration_text", "read_duration", "read_size"]
 
 _UNITS_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = r"\d{1,9}(?:\.\d{1,6})?"
@@ -36,6 +36,15 @@ class Size(msgspec.Struct, frozen=True):
         wanted = total_bytes * (self.percent or 0) / 100 if self.bytes is None else self.bytes
         return min(int(wanted), total_bytes)
 
+    def __str__(self) -> str:
+        """As it is written in a config."""
+        if self.bytes is None:
+            return f"{self.percent:g}%"
+        unit, factor = next(
+            (each for each in reversed(_BYTES.items()) if not self.bytes % each[1]), ("KiB", 1 << 10)
+        )
+        return f"{self.bytes / factor:g}{unit}"
+
 
 def read_duration(text: str) -> float | None:
     """Seconds; a bare number is seconds. None: no time."""
@@ -51,6 +60,21 @@ def read_duration(text: str) -> float | None:
             if part
         )
     return seconds if seconds <= _MOST_S else None
+
+
+def duration_text(seconds: float) -> str:
+    """As it is written in a config: ``1h30m``, ``0.5s``."""
+    if seconds == float("inf"):
+        return "never"
+    parts: list[str] = []
+    for unit, unit_s in _UNITS_S.items():
+        if unit == "s":
+            break
+        count = int(seconds // unit_s)
+        if count:
+            parts.append(f"{count}{unit}")
+            seconds -= count * unit_s
+    return "".join(parts) + (f"{seconds:g}s" if seconds or not parts else "")
 
 
 def read_size(text: str) -> tuple[Size | None, str]:

@@ -370,7 +370,7 @@ class Config(_Keys, frozen=True, kw_only=True):
     groups: Annotated[
         Mapping[str, tuple[str, ...]],
         Key(
-            Named(Many(Name(), or_one=False)),
+            Named(Many(Name(pattern=True), or_one=False)),
             "Of the models of one group at most one is on a device.",
             "none",
         ),

@@ -1,0 +1,181 @@
+"""What a config names, looked for on this machine: files, folders, keys, certificates, runtime, devices."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from llamasup.config.mistakes import Mistake, Place, place_text, shown
+from llamasup.config.reading import Reading
+from llamasup.config.values import ModelEntry, ModelKeys
+from llamasup.core.address import is_local
+from llamasup.core.errors import LlamasupError
+from llamasup.effects.keys import KeyFile, environment_keys
+
+__all__ = ["missing_here"]
+
+_Found = Iterator[tuple[Place, str]]
+DevicesOf = Callable[[str | None, Mapping[str, str]], Sequence[str]]
+
+
+def missing_here(
+    reading: Reading, environ: Mapping[str, str], *, devices_of: DevicesOf | None = None
+) -> tuple[Mistake, ...]:
+    """``devices_of``: the devices that the runtime of a config has; asked only where a model names some."""
+    found = (
+        *_auth(reading, environ),
+        *_tls(reading),
+        *_places(reading),
+        *_model_files(reading),
+        *_runtime(reading),
+        *_devices(reading, environ, devices_of or _devices_of),
+    )
+    return tuple(_mistake(reading, place, what) for place, what in found)
+
+
+def _mistake(reading: Reading, place: Place, what: str) -> Mistake:
+    while place and place not in reading.lines:
+        place = place[:-1]
+    return Mistake(reading.lines.get(place, 0), place_text(place), what)
+
+
+# --- who gets in -------------------------------------------------------------------------------------
+
+
+def _auth(reading: Reading, environ: Mapping[str, str]) -> _Found:
+    auth = reading.config.auth
+    try:
+        has_key = bool(environment_keys(environ))
+    except LlamasupError as error:
+        has_key = True
+        yield (), error.message
+    if auth.api_key_file is not None:
+        has_key = True
+        try:
+            KeyFile(auth.api_key_file)
+        except LlamasupError as error:
+            yield ("auth", "api_key_file"), error.message
+    outside = [host for host in reading.config.hosts if not is_local(host)]
+    if outside and not (has_key or auth.insecure_no_auth):
+        yield (
+            ("listen",),
+            f"{shown(outside[0])} can be reached from other machines, and no API key is set; "
+            "give auth.api_key_file, or let anybody in with auth.insecure_no_auth",
+        )
+
+
+def _tls(reading: Reading) -> _Found:
+    http = reading.config.http
+    if http.tls_cert is None or http.tls_key is None:
+        return
+    from llamasup.proxy.tls import tls_context
+
+    try:
+        tls_context(str(http.tls_key), str(http.tls_cert))
+    except LlamasupError as error:
+        yield ("http", "tls_cert"), error.message
+
+
+# --- files and folders -------------------------------------------------------------------------------
+
+
+def _places(reading: Reading) -> _Found:
+    config = reading.config
+    for number, folder in enumerate(config.models_dir):
+        if problem := _no_folder(folder):
+            yield ("models_dir", number), problem
+    downloads = config.downloads
+    if downloads.token_file is not None and (problem := _no_file(downloads.token_file)):
+        yield ("downloads", "token_file"), problem
+    if (
+        downloads.folder is not None
+        and downloads.folder.exists()
+        and (problem := _no_folder(downloads.folder))
+    ):
+        yield ("downloads", "folder"), problem  # it is made where there is none
+    log = config.http.access_log
+    if log is not None and log != Path("-") and (problem := _no_folder(log.parent)):
+        yield ("http", "access_log"), problem
+    for number, address in enumerate(config.hosts):
+        if address.endswith(".sock") and (problem := _no_folder(Path(address).parent)):
+            yield ("listen", number), problem
+
+
+def _model_files(reading: Reading) -> _Found:
+    config = reading.config
+    said: list[tuple[Place, ModelKeys]] = [(("defaults",), config.defaults)]
+    said += [(("models", name), entry) for name, entry in config.models.items()]
+    for at, keys in said:
+        files: list[tuple[Place, str | None]] = [
+            ((*at, "draft_model"), keys.draft_model),
+            ((*at, "mmproj"), keys.mmproj),
+            *(((*at, "loras", number), lora) for number, lora in enumerate(keys.loras or ())),
+        ]
+        if isinstance(keys, ModelEntry) and keys.path != "demo":
+            files.append(((*at, "path"), keys.path))
+        for place, path in files:
+            if path is not None and (problem := _no_file(Path(path))):
+                yield place, problem
+
+
+def _no_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        return _reason(path, error)
+    return ""
+
+
+def _no_folder(path: Path) -> str:
+    try:
+        with os.scandir(path):
+            return ""
+    except OSError as error:
+        return _reason(path, error)
+
+
+def _reason(path: Path, error: OSError) -> str:
+    return f"{shown(str(path))}: {error.strerror or error}"
+
+
+# --- what serves -------------------------------------------------------------------------------------
+
+
+def _runtime(reading: Reading) -> _Found:
+    wanted = reading.config.runtime
+    if wanted is None or wanted == "embedded":
+        return  # whether they are there is what llamasup doctor says
+    if shutil.which(wanted) is None:
+        yield ("runtime",), f"{shown(wanted)} is no program that can be started; give another, or auto"
+
+
+def _devices(reading: Reading, environ: Mapping[str, str], devices_of: DevicesOf) -> _Found:
+    config = reading.config
+    said: list[tuple[Place, ModelKeys]] = [(("defaults",), config.defaults)]
+    said += [(("models", name), entry) for name, entry in config.models.items()]
+    wanted = [
+        ((*at, "devices", number), device)
+        for at, keys in said
+        for number, device in enumerate(keys.devices or ())
+        if device != "none"
+    ]
+    if not wanted:
+        return
+    try:
+        there = devices_of(config.runtime, environ)
+    except LlamasupError as error:
+        yield wanted[0][0], f"its devices are not known: {error.message}"
+        return
+    for place, device in wanted:
+        if device not in there:
+            yield place, f"{shown(device)} is not there; the runtime has {', '.join(there) or 'no device'}"
+
+
+def _devices_of(configured: str | None, environ: Mapping[str, str]) -> Sequence[str]:
+    from llamasup.effects.runtimes import find_runtime
+
+    runtime = find_runtime(None, environ, configured)
+    return [device.name for device in runtime.capabilities.devices]

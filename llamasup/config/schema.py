@@ -1,0 +1,140 @@
+"""The keys as JSON Schema (draft 2020-12), for editors, and as rows, for people: both from the Structs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from llamasup.config.kinds import Name, ScalarKind
+from llamasup.config.reading import keys_of
+from llamasup.config.sizes import Size, duration_text
+from llamasup.config.values import Config, FilePath, Key, Many, Named, Section
+
+__all__ = ["Row", "json_schema", "rows_of"]
+
+_REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One key: what it takes, what holds without it, what it means. Words for people."""
+
+    key: str
+    takes: str
+    default: str
+    about: str
+
+
+def rows_of(struct: type[msgspec.Struct], *, but: type[msgspec.Struct] | None = None) -> tuple[Row, ...]:
+    """The keys of a section, without those that it shares with ``but``."""
+    shared = keys_of(but) if but is not None else {}
+    defaults = {each.name: each.default for each in msgspec.structs.fields(struct)}
+    return tuple(
+        Row(name, _takes(said.kind), said.default or _default_text(defaults[field]), said.about)
+        for name, (field, said) in keys_of(struct).items()
+        if name not in shared
+    )
+
+
+def _takes(kind: ScalarKind | FilePath | Many | Section | Named) -> str:
+    match kind:
+        case FilePath(what):
+            return what
+        case Many(of, or_one):
+            return f"{_takes(of)}; or a list" if or_one else f"a list, each {_takes(of)}"
+        case Section():
+            return "keys, see below"
+        case Named(of):
+            return "names, and below each " + ("keys, see below" if isinstance(of, Section) else _takes(of))
+        case _:
+            return kind.allowed
+
+
+def _default_text(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return duration_text(value)
+        case Size():
+            return str(value)
+        case int():
+            return str(value)
+        case _:
+            return ""
+
+
+# --- JSON Schema -------------------------------------------------------------------------------------
+
+
+def json_schema() -> dict[str, Any]:
+    """What a config may be. What depends on several keys it does not say: ``llamasup config check`` does."""
+    definitions: dict[str, Any] = {
+        _REFERENCE: {
+            "description": "${NAME}: a variable of the environment; ${NAME:-text} where it may have none.",
+            "type": "string",
+            "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^{}]*)?\}",
+        }
+    }
+    top = _section(Config, definitions)
+    top.pop("description")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "llamasup's configuration",
+        **top,
+        "type": "object",
+        "$defs": definitions,
+    }
+
+
+def _section(struct: type[msgspec.Struct], definitions: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "description": _first_line(struct),
+        "type": ["object", "null"],
+        "additionalProperties": False,
+        "properties": {
+            name: _described(said, _of_kind(said.kind, definitions))
+            for name, (_, said) in keys_of(struct).items()
+        },
+    }
+
+
+def _described(said: Key, schema: Mapping[str, Any]) -> dict[str, Any]:
+    about = f"{said.about} Default: {said.default}." if said.default else said.about
+    return {"description": about, **schema}
+
+
+def _first_line(struct: type[msgspec.Struct]) -> str:
+    return (struct.__doc__ or "").partition("\n")[0]
+
+
+def _of_kind(
+    kind: ScalarKind | FilePath | Many | Section | Named, definitions: dict[str, Any]
+) -> dict[str, Any]:
+    match kind:
+        case Section(keys):
+            if keys.__name__ not in definitions:
+                definitions[keys.__name__] = {}  # its place in the order of the file
+                definitions[keys.__name__] |= _section(keys, definitions)
+            return {"$ref": f"#/$defs/{keys.__name__}"}
+        case Named(of, pattern):
+            letters = {each: value for each, value in Name(pattern).schema().items() if each != "type"}
+            return {
+                "type": ["object", "null"],
+                "propertyNames": letters,
+                "additionalProperties": _of_kind(of, definitions),
+            }
+        case Many(of, or_one):
+            one = _of_kind(of, definitions)
+            array = {"type": ["array", "null"], "items": one}
+            return {"anyOf": [one, array]} if or_one else array
+        case FilePath():
+            return {"type": "string", "minLength": 1}
+        case _:
+            own = dict(kind.schema())
+            if own == {"type": "string", "minLength": 1}:
+                return own
+            return {"anyOf": [own, {"$ref": f"#/$defs/{_REFERENCE}"}]}
