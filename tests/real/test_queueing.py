@@ -107,8 +107,8 @@ def test_eight_clients_of_several_addresses_share_one_place_in_turns_and_a_ninth
     runtime: str, tiny_model: Path, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     log = tmp_path / "access.log"
-    options = ("--parallel", "2", "--max-concurrent", "1", "--max-queued", "7", "--ctx-size", CONTEXT)
-    options = (*options, "--access-log", str(log))
+    limits = ("--parallel", "2", "--max-concurrent", "1", "--max-queued", "7", "--ctx-size", CONTEXT)
+    options = (*limits, "--access-log", str(log))
     with llamasup(tiny_model, "--runtime", runtime, *options) as running, Occupant(running.url) as occupant:
         crowd = Crowd(running.url, threads)
         queue = [
