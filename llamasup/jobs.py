@@ -16,6 +16,7 @@ from llamasup.core.http import HeadRules
 from llamasup.core.instance import Policy
 from llamasup.core.liveness import LivenessPolicy
 from llamasup.core.model_facts import ModelFacts
+from llamasup.core.slot_store import MOST_BYTES
 from llamasup.effects.probe import Prober
 from llamasup.proxy.front import Front, listen
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
@@ -75,6 +76,8 @@ class ServiceOptions:
     stop_timeout_s: float = 10.0
     stall_timeout_s: float = 120.0
     """A start that shows no progress for this long is given up as hung."""
+    slots_disk_bytes: int = MOST_BYTES
+    """What conversations that outlive their server (``Settings.keep_slots``) may take on the disk."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
     ready_file: Path | None = None
@@ -100,6 +103,7 @@ class ServiceOptions:
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
             stall_timeout_s=self.stall_timeout_s,
+            slots_disk_bytes=self.slots_disk_bytes,
             restart=self.restart,
             liveness=self.liveness,
         )

@@ -102,9 +102,10 @@ class SlotStore:
     # --- saving -----------------------------------------------------------------------------------
 
     def new_set(self, kept: KeptSlots) -> SavedSet:
-        """A set without slots, and room for its first. Raises FolderUnusable."""
+        """A set without slots. Raises FolderUnusable."""
         private_folder(self._folder)
         self.sweep()
+        self._make_room(0)  # for less than before, maybe
         return SavedSet(kept.key, secrets.token_hex(8), time.time_ns(), kept.files, ())
 
     def added(self, saved: SavedSet, number: int, tokens: int) -> SavedSet | None:

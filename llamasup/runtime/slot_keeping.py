@@ -98,7 +98,12 @@ async def restore_slots(
         return False, problem
     if saved.slots:
         _log.info("%s: %d slots with %d tokens are there again.", model, len(saved.slots), saved.tokens)
-    return True, f"{taken.damaged} of them were damaged" if taken.damaged else None
+    return (
+        True,
+        f"{taken.damaged} of them {'was' if taken.damaged == 1 else 'were'} damaged"
+        if taken.damaged
+        else None,
+    )
 
 
 async def _restored(prober: Prober, saved: SavedSet) -> str | None:

@@ -1,0 +1,308 @@
+"""Slots kept over swaps, with real servers: the second turn of a conversation after its model was gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamasup.core.instance import KillAsked, State, StopAsked
+from llamasup.core.settings import Settings
+from llamasup.effects.slot_store import sweep_slots
+from llamasup.runtime.events import ServerExited, ServerWarned
+from llamasup.testing.architectures import tiny_model
+from tests.e2e.service import Serving, serving
+
+pytestmark = pytest.mark.real
+
+KEEP = Settings(keep_slots=True, parallel=2, ctx_size=1024)
+FIRST = [{"role": "user", "content": "Tell me of the quick brown fox and the lazy dog, please. " * 8}]
+OTHER = [{"role": "user", "content": "What was that about seven ships and a stone in the sea? " * 8}]
+ASIDE = [{"role": "user", "content": "Another one who only says hello to the very same model. " * 8}]
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(tiny_model, tmp_path / "tiny.gguf"))
+
+
+class Folder:
+    """Where saved slots are."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.path.iterdir()}
+
+    def modes(self) -> set[int]:
+        return {stat.S_IMODE(path.stat().st_mode) for path in self.path.iterdir()}
+
+    def first(self) -> Path:
+        return min(self.path.glob("*.kv"))
+
+    def size_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.path.glob("*.kv"))
+
+    def empty(self) -> None:
+        for path in self.path.iterdir():
+            path.unlink()
+
+
+@pytest.fixture
+def slots(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """The folder of this test alone."""
+    cache = own_folders / "cache"
+    cache.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return Folder(cache / "llamasup" / "slots")
+
+
+async def says(it: Serving, messages: list[dict[str, str]]) -> tuple[str, int]:
+    """The answer, and how many tokens of the prompt were known before."""
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+    answer = await it.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told["choices"][0]["message"]["content"], told["timings"]["cache_n"]
+
+
+def then(messages: list[dict[str, str]], answer: str) -> list[dict[str, str]]:
+    return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}]
+
+
+def warnings(it: Serving) -> list[str]:
+    return [notice.message for notice in it.notices if isinstance(notice, ServerWarned)]
+
+
+async def talk(it: Serving) -> list[list[dict[str, str]]]:
+    """Two conversations, in a slot each; what their second turns are."""
+    return [then(first, (await says(it, first))[0]) for first in (FIRST, OTHER)]
+
+
+def run(test: Callable[[], Any]) -> Any:
+    return asyncio.run(test())
+
+
+@pytest.mark.parametrize("changes", [{}, {"profile": "throughput"}], ids=["own slots", "shared cells"])
+def test_a_second_turn_after_a_swap_knows_the_first_and_answers_as_without_one(
+    changes: dict[str, Any], runtime: str, model: Path, slots: Folder
+) -> None:
+    settings = Settings(keep_slots=True, parallel=2, ctx_size=1024, **changes)
+
+    async def test() -> None:
+        async with serving(model, runtime=runtime, settings=settings) as it:
+            seconds = await talk(it)
+            unswapped = [await says(it, second) for second in seconds]
+        slots.empty()
+        async with serving(model, runtime=runtime, settings=settings) as it:
+            assert seconds == await talk(it)
+        assert slots.modes() == {0o600}
+        async with serving(model, runtime=runtime, settings=settings) as it:
+            swapped = [await says(it, second) for second in seconds]
+            assert slots.names() == set()  # used once
+            assert warnings(it) == []
+        print(f"unswapped {unswapped}, swapped {swapped}")
+        assert [answer for answer, _ in swapped] == [answer for answer, _ in unswapped]
+        assert [known for _, known in swapped] == [known for _, known in unswapped]
+        assert min(known for _, known in swapped) > 200
+
+    run(test)
+
+
+def test_a_restart_keeps_them_as_well_and_off_is_off(runtime: str, model: Path, slots: Folder) -> None:
+    async def test() -> None:
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            seconds = await talk(it)
+            it.service.ask_restart()
+            await it.reaches(State.READY, 2)
+            known = [(await says(it, second))[1] for second in seconds]
+        assert min(known) > 200
+        async with serving(model, runtime=runtime, settings=Settings(parallel=2, ctx_size=1024)) as it:
+            assert [(await says(it, second))[1] for second in seconds] == [0, pytest.approx(0, abs=40)]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"kv_type": "q8_0"}, {"ctx_size": 2048}, {"parallel": 3}, {"flash_attn": "off"}], ids=str
+)
+def test_what_was_saved_under_other_settings_is_not_restored(
+    changed: dict[str, Any], runtime: str, model: Path, slots: Folder
+) -> None:
+    other = {"parallel": 2, "ctx_size": 1024, **changed}
+
+    async def test() -> None:
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            seconds = await talk(it)
+        before = slots.names()
+        async with serving(model, runtime=runtime, settings=Settings(keep_slots=True, **other)) as it:
+            assert (await says(it, seconds[0]))[1] == 0
+            assert warnings(it) == []
+            assert slots.names() == before  # the settings may come back
+
+    run(test)
+
+
+def test_what_was_saved_with_another_file_of_the_model_is_removed(
+    runtime: str, model: Path, slots: Folder
+) -> None:
+    """llama-server would take it, and answer nonsense: the shapes are the same."""
+
+    async def test() -> None:
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            seconds = await talk(it)
+        assert slots.names()
+        os.utime(model, (1, 1))
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            assert (await says(it, seconds[0]))[1] == 0
+            assert slots.names() == set()
+        before = slots.names()
+        os.unlink(model)  # noqa: PTH108
+        sweep_slots()
+        assert before
+        assert slots.names() == set()
+
+    run(test)
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        file.write(bytes(range(200)))
+
+
+def _replace(path: Path) -> None:
+    target = path.with_name("elsewhere")
+    path.rename(target)
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("damage", [_cut, _flip, _replace, Path.unlink])
+def test_a_damaged_slot_is_told_of_and_the_rest_restored(
+    damage: Callable[[Path], None], runtime: str, model: Path, slots: Folder
+) -> None:
+    """Unlooked at, the first ends llama-server (SIGABRT), and the second has it answer nonsense."""
+
+    async def test() -> None:
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            seconds = await talk(it)
+            unswapped = sorted([(await says(it, second))[0] for second in seconds])
+        damage(slots.first())
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            told = [await says(it, second) for second in seconds]
+            assert it.runner.instance.generation == 1
+            assert sorted(answer for answer, _ in told) == unswapped
+            assert [known > 200 for _, known in told].count(True) == 1
+            assert warnings(it) == [
+                "Saved slots could not be restored: 1 of them was damaged. Those conversations are read anew."
+            ]
+
+    run(test)
+
+
+def test_the_disk_is_never_full_of_conversations(runtime: str, model: Path, slots: Folder) -> None:
+    """Room for one set and a half: each new one drops the one before. A bound below one slot keeps none."""
+
+    async def one(bound: int, **settings: Any) -> Serving:
+        given = Settings(keep_slots=True, parallel=2, **settings)
+        async with serving(model, runtime=runtime, settings=given, slots_disk_bytes=bound) as it:
+            await talk(it)
+        return it
+
+    async def test() -> None:
+        await one(1 << 30, ctx_size=1024)
+        whole = slots.size_bytes()
+        first = slots.names()
+        await one(whole * 3 // 2, ctx_size=2048)
+        assert slots.size_bytes() <= whole * 3 // 2
+        assert first.isdisjoint(slots.names())
+        it = await one(whole // 3, ctx_size=512)
+        assert slots.names() == set()
+        assert "more than may be kept on the disk" in warnings(it)[0]
+
+    run(test)
+
+
+def test_a_server_that_dies_while_it_saves_ends_as_asked_and_the_next_one_starts_without(
+    runtime: str, model: Path, slots: Folder
+) -> None:
+    async def test() -> None:
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            seconds = await talk(it)
+            os.kill(it.pid, signal.SIGSTOP)  # it saves nothing
+            it.runner.post(StopAsked())
+            await it.runner.until(lambda instance: instance.moves_slots)
+            os.kill(it.pid, signal.SIGKILL)
+            await it.reaches(State.STOPPED, 1)
+            assert not any(isinstance(notice, ServerExited) for notice in it.notices)
+        assert slots.names() == set()
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            assert (await says(it, seconds[0]))[1] == 0
+
+    run(test)
+
+
+def test_a_second_stop_does_not_wait_for_the_saving(runtime: str, model: Path, slots: Folder) -> None:
+    async def test() -> None:
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            await talk(it)
+            os.kill(it.pid, signal.SIGSTOP)
+            it.runner.post(StopAsked())
+            await it.runner.until(lambda instance: instance.moves_slots)
+            it.runner.post(KillAsked())
+            await it.reaches(State.STOPPED, 1)
+        assert slots.names() == set()
+
+    run(test)
+
+
+def test_clients_can_neither_save_nor_restore(runtime: str, model: Path, slots: Folder) -> None:
+    """X7: also where llama-server itself would do it."""
+
+    async def test() -> None:
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            await talk(it)
+            for action in ("save", "restore", "erase"):
+                answer = await it.client.post(f"/slots/0?action={action}", json={"filename": "x"})
+                assert answer.status_code == 403, answer.text
+            assert slots.names() == set()
+
+    run(test)
+
+
+@pytest.mark.parametrize("architecture", ["mamba2", "falcon-h1", "qwen35"])
+def test_a_recurrent_model_goes_on_where_it_was(
+    architecture: str, runtime: str, tmp_path: Path, slots: Folder
+) -> None:
+    """Without its checkpoints (b11434) only where the next turn begins with all that was said before."""
+    model = tmp_path / f"{architecture}.gguf"
+    model.write_bytes(tiny_model(architecture))
+    words = "The quick brown fox jumps over the lazy dog. " * 8
+    body = {"prompt": words, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+
+    async def test() -> None:
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            tokens = (await it.client.post("/tokenize", json={"content": words, "add_special": True})).json()
+            made = (await it.client.post("/completion", json=body)).json()["tokens"]
+            more = {**body, "prompt": [*tokens["tokens"], *made, *tokens["tokens"][-5:]]}
+            unswapped = (await it.client.post("/completion", json=more)).json()
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            await it.client.post("/completion", json=body)
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            swapped = (await it.client.post("/completion", json=more)).json()
+        assert swapped["content"] == unswapped["content"]
+        assert swapped["timings"]["cache_n"] >= len(tokens["tokens"]) - 8
+
+    run(test)
