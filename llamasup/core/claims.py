@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from llamasup.core.errors import LlamasupError
 from llamasup.core.found_model import FoundModel
 from llamasup.core.inspection import PURPOSES, is_served
-from llamasup.core.model_names import NameIndex, file_id, pattern
+from llamasup.core.model_names import NameIndex, pattern
 from llamasup.core.model_rules import ModelRule, Problem
 from llamasup.core.model_spec import ModelOptions
 
@@ -32,13 +32,13 @@ class Claim:
 
 
 class Known:
-    """What was found, by path and by id. ``problems`` are told of what is found and has no usable id."""
+    """What was found, by its ids, and what the sources of rules lead to. ``problems``: of what is not served."""
 
-    def __init__(self, found: Sequence[FoundModel]) -> None:
-        self.by_path: Mapping[str, FoundModel] = {each.path: each for each in found}
+    def __init__(self, found: Sequence[FoundModel], sources: Mapping[str, FoundModel]) -> None:
+        self.sources = sources
         self.problems: list[Problem] = []
         self.ids: dict[str, FoundModel] = {}
-        """Of what is offered and can be served, or is broken: what each id means."""
+        """Of what can be served, or is broken: what each id means."""
         self.ids_of: dict[object, list[str]] = defaultdict(list)
         """By the key of the weights: most have one id, those that two paths lead to have two."""
         self.refused: dict[str, Problem] = {}
@@ -59,9 +59,9 @@ class Known:
     def _sort(self, found: Sequence[FoundModel]) -> None:
         by_id: dict[str, list[FoundModel]] = defaultdict(list)
         for each in found:
-            if not each.offered or not self._is_model(each):
+            if not self._is_model(each):
                 continue
-            if not (own := each.hub_id or file_id(each.path)):
+            if not each.ids:
                 self.problems.append(
                     Problem(
                         f"{each.path}: nothing of its name can be a model's name",
@@ -70,7 +70,7 @@ class Known:
                     )
                 )
                 continue
-            by_id[own].append(each)
+            by_id[each.ids[0]].append(each)
         for own, files in by_id.items():
             if len({key_of(each) for each in files}) > 1:
                 self.refused[own] = _same_id(own, [each.path for each in files])
@@ -78,12 +78,25 @@ class Known:
                 continue
             self.ids[own] = files[0]
             self.ids_of[key_of(files[0])].append(own)
+        self._add_other_ids(found)
+
+    def _add_other_ids(self, found: Sequence[FoundModel]) -> None:
+        """What files may be called besides, where that is one file's alone."""
+        meant: dict[str, dict[object, FoundModel]] = defaultdict(dict)
+        for each in found:
+            if each.ids and self.ids.get(each.ids[0]) is each:
+                for other in each.ids[1:]:
+                    meant[other][key_of(each)] = each
+        for other, models in meant.items():
+            if len(models) == 1 and other not in self.ids and other not in self.refused:
+                ((key, model),) = models.items()
+                self.ids[other] = model
+                self.ids_of[key].append(other)
 
     def _is_model(self, each: FoundModel) -> bool:
         if not isinstance(each.outcome, LlamasupError):
             return is_served(each.outcome)
-        own = each.hub_id or file_id(each.path)
-        self.problems.append(_broken(each.outcome, own, each.path))
+        self.problems.append(_broken(each.outcome, each.ids[:1], each.path))
         # What cannot be read is taken for what it is called.
         return "mmproj" not in each.path.rpartition("/")[2].lower()
 
@@ -143,13 +156,13 @@ class Claims:
 
     def _of_source(self, rule: ModelRule, source: str, patterns: Sequence[ModelRule]) -> Claim:
         options = rule.options.over(_of_patterns(rule.name, patterns))
-        model = self.known.by_path.get(source)
+        model = self.known.sources.get(source)
         if model is None and "://" not in source:
             model = self.known.find(source)
         if model is None:
             return Claim(rule.names, source, ("remote", source), None, options)
         wrong = _wrong_with(model)
-        if wrong and not (model.offered and isinstance(model.outcome, LlamasupError)):  # else already told
+        if wrong and key_of(model) not in self.known.ids_of:  # else it is told of the file
             error = model.outcome
             self.problems.append(
                 Problem(
@@ -187,8 +200,8 @@ def _wrong_with(model: FoundModel) -> str:
     return ""
 
 
-def _broken(error: LlamasupError, own: str, path: str) -> Problem:
-    return Problem(error.message, error.remedy, error.cause, (own,), (path,))
+def _broken(error: LlamasupError, ids: tuple[str, ...], path: str) -> Problem:
+    return Problem(error.message, error.remedy, error.cause, ids, (path,))
 
 
 def _name_taken(own: str, path: str) -> Problem:

@@ -17,12 +17,11 @@ FileState = tuple[str, int, int]
 class FoundModel:
     """One model, or what is wrong with it; of a split set the first file stands for all.
 
-    ``files`` are all its files. ``hub_id`` is ``org/repo:quant`` where a cache folder's layout says so.
-    ``offered``: it is served under its own name; else it is known only because the config names it.
+    ``files`` are all its files. ``ids``: what its place and name say that it is called (core.found_ids), its
+    own id first.
     """
 
     path: str
     outcome: ModelFacts | LlamasupError
     files: tuple[FileState, ...] = ()
-    hub_id: str = ""
-    offered: bool = True
+    ids: tuple[str, ...] = ()

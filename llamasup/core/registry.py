@@ -23,6 +23,7 @@ from llamasup.core.shared_process import can_share, shared_options
 
 __all__ = ["ModelRule", "Problem", "Registry", "Unknown", "build"]
 
+_NO_SOURCES: Mapping[str, FoundModel] = MappingProxyType({})
 _NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _NOTHING_SAID = ModelOptions()
 
@@ -64,22 +65,23 @@ def build(
     rules: Sequence[ModelRule] = (),
     found: Sequence[FoundModel] = (),
     *,
+    sources: Mapping[str, FoundModel] = _NO_SOURCES,
     groups: Mapping[str, Sequence[str]] = _NO_GROUPS,
     defaults: ModelOptions = _NOTHING_SAID,
     default_model: str | None = None,
 ) -> Registry:
     """What the config says, over what was found.
 
-    ``found`` has to hold, for every rule whose source is a path, what is at that very path; a rule whose
-    source is a repository takes the file where it was downloaded before. What is found and no rule is about
-    is served under its own id, with what the patterns that match it say, over the ``defaults``. ``groups``:
-    names or patterns of models of which one at a time is on a device.
+    ``found`` lies in folders of models; ``sources`` is what is at the paths that are sources of rules. A rule
+    whose source is a repository takes the file where it was downloaded before. What is found and no rule is
+    about is served under its own id, with what the patterns that match it say, over the ``defaults``.
+    ``groups``: names or patterns of models of which one at a time is on a device.
 
     Raises ConfigInvalid, with every error in its details, for names that clash or are none.
     """
     check_rules(rules)
     patterns = [rule for rule in rules if rule.is_pattern]
-    claims = Claims(Known(found))
+    claims = Claims(Known(found, sources))
     claims.by_rules([rule for rule in rules if not rule.is_pattern], patterns)
     claims.by_files(patterns)
     specs = {spec.id: spec for spec in _specs(claims, defaults, groups)}

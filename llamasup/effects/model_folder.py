@@ -14,13 +14,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from llamasup.core.errors import LlamasupError
-from llamasup.core.model_facts import ModelFacts
+from llamasup.core.found_model import FileState, FoundModel
 from llamasup.core.mounts import pseudo_devices
 from llamasup.effects.cache import FactCache, FileIdentity, default_cache_folder
 from llamasup.effects.model_file import REVISION, Remembered, os_errors_of, read_anew, split_name
 from llamasup.effects.system_text import system_text
 
-__all__ = ["FoundModel", "ModelFolder", "list_models"]
+__all__ = ["ModelFolder", "list_models", "look_at"]
 
 # ~/.cache/huggingface/hub/models--ORG--REPO/snapshots/COMMIT/QUANT/x.gguf: seen from ~/.cache that is six.
 _MOST_DEPTH = 6
@@ -28,14 +28,6 @@ _MOST_ENTRIES = 200_000  # names looked at: some seconds of a home folder
 _MOST_MODELS = 5_000  # facts of one are up to 5 KB in the cache
 _SHOWN_NOTES = 3
 _MOST_INDEX_BYTES = 32 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class FoundModel:
-    """One model, or what is wrong with it; of a split set the first file stands for all."""
-
-    path: str
-    outcome: ModelFacts | LlamasupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +58,46 @@ def list_models(folder: Path, *, cache_folder: Path | None = None) -> ModelFolde
     identity = FileIdentity(os.path.realpath(folder), 0, 0)
     known = cache.get(identity) or {}
     kept: dict[str, _Indexed] = {}
-    models = tuple(_look_at(path, known, kept) for path in sorted(paths, key=str.casefold))
+    real_folders = _RealFolders()
+    models = tuple(_look_at(path, known, kept, real_folders) for path in sorted(paths, key=str.casefold))
     if kept != known:
         cache.put(identity, kept)
     return ModelFolder(models, walk.notes)
 
 
-def _look_at(path: str, known: dict[str, _Indexed], kept: dict[str, _Indexed]) -> FoundModel:
+def look_at(path: Path, *, cache_folder: Path | None = None) -> FoundModel:
+    """The one model at ``path``, or of which it is a part."""
+    part = split_name(path.name)
+    if part is not None:
+        path = path.with_name(part.first)
+    cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
+    identity = FileIdentity(str(path), -1, 0)
+    known, kept = cache.get(identity) or {}, dict[str, _Indexed]()
+    found = _look_at(str(path), known, kept, _RealFolders())
+    if kept != known:
+        cache.put(identity, kept)
+    return found
+
+
+class _RealFolders:
+    """Real paths of files, each folder's asked for once: a path of five levels costs ten calls."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, str] = {}
+
+    def file(self, path: str) -> str:
+        if os.path.islink(path):  # noqa: PTH114 - as below
+            return os.path.realpath(path)
+        folder, _, name = path.rpartition("/")
+        real = self._of.get(folder)
+        if real is None:
+            real = self._of[folder] = os.path.realpath(folder or "/")
+        return f"{real.rstrip('/')}/{name}"
+
+
+def _look_at(
+    path: str, known: dict[str, _Indexed], kept: dict[str, _Indexed], real_folders: _RealFolders
+) -> FoundModel:
     """The model at ``path``, as known where its files are as they were; adds it to ``kept``."""
     key = os.fsencode(path).decode("utf-8", "backslashreplace")
     entry = known.get(key)
@@ -84,12 +109,17 @@ def _look_at(path: str, known: dict[str, _Indexed], kept: dict[str, _Indexed]) -
         try:
             remembered = read_anew(Path(path))
         except LlamasupError as error:
-            return FoundModel(path, error)
+            return FoundModel(path, error, _states(path, status, real_folders))
         if status is None:  # it came back in this very moment: true now, nothing to be kept
             return FoundModel(path, remembered.facts)
         entry = _Indexed(status.st_size, status.st_mtime_ns, remembered)
     kept[key] = entry
-    return FoundModel(path, entry.remembered.facts)
+    files = (*_states(path, status, real_folders), *entry.remembered.parts)
+    return FoundModel(path, entry.remembered.facts, files)
+
+
+def _states(path: str, status: os.stat_result | None, real_folders: _RealFolders) -> tuple[FileState, ...]:
+    return () if status is None else ((real_folders.file(path), status.st_size, status.st_mtime_ns),)
 
 
 def _is_current(entry: _Indexed, status: os.stat_result) -> bool:

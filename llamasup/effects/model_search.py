@@ -1,0 +1,126 @@
+"""Finds what can be served: in folders of models, in the caches of other programs, at paths of a config.
+
+What is found lies in those folders, by its real path too (X10): a link that leads out of all of them is not
+followed, wherever it comes from. The hub's own cache is made of links, from snapshots to blobs of the same
+folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from llamasup.core.errors import LlamasupError, ModelInvalid
+from llamasup.core.found_ids import hub_place, ids_of, manifest_repo
+from llamasup.core.found_model import FoundModel
+from llamasup.effects.model_folder import list_models, look_at
+
+__all__ = ["Search", "search_models"]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MOST_REF_BYTES = 64  # of a commit and a newline
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What was found. ``sources``: what is at each path that was asked for. ``missing``: folders that may not
+    be looked into, and why. ``notes`` say what was left out.
+    """
+
+    found: tuple[FoundModel, ...] = ()
+    sources: Mapping[str, FoundModel] = field(default_factory=lambda: MappingProxyType({}))
+    missing: Mapping[str, LlamasupError] = field(default_factory=lambda: MappingProxyType({}))
+    notes: tuple[str, ...] = ()
+
+
+def search_models(
+    folders: Sequence[Path], paths: Iterable[str] = (), *, cache_folder: Path | None = None
+) -> Search:
+    """All models below ``folders``, and those at ``paths`` (absolute, wherever they lead).
+
+    Reads headers that it has not seen before: up to a second for a thousand, then some 50 ms.
+    """
+    found: list[FoundModel] = []
+    missing: dict[str, LlamasupError] = {}
+    notes: list[str] = []
+    inside = tuple(f"{os.path.realpath(folder).rstrip('/')}/" for folder in folders)
+    for folder in dict.fromkeys(folders):
+        try:
+            listed = list_models(folder, cache_folder=cache_folder)
+        except LlamasupError as error:
+            missing[str(folder)] = error
+            continue
+        notes += listed.notes
+        found += (_kept_inside(each, inside) for each in _named(folder, listed.models))
+    once = {each.path: each for each in found}  # one folder may lie in another
+    sources = {path: look_at(Path(path), cache_folder=cache_folder) for path in dict.fromkeys(paths)}
+    return Search(tuple(once.values()), MappingProxyType(sources), MappingProxyType(missing), tuple(notes))
+
+
+def _named(folder: Path, models: Sequence[FoundModel]) -> Iterator[FoundModel]:
+    """With their names; of the hub's repositories only what the current revision has."""
+    top = f"{str(folder).rstrip('/')}/"
+    relative = {each.path: each.path.removeprefix(top) for each in models}
+    current: dict[str, str | None] = {}
+    for path in relative.values():
+        if (place := hub_place(path)) is not None and place.folder not in current:
+            current[place.folder] = _current_revision(folder / place.folder)
+    kept = [
+        path
+        for path in relative.values()
+        if (place := hub_place(path)) is None or current[place.folder] in (None, place.revision)
+    ]
+    ids = ids_of(kept, _repositories(folder))
+    for each in models:
+        if (names := ids.get(relative[each.path])) is not None:
+            yield replace(each, ids=names)
+
+
+def _current_revision(repository: Path) -> str | None:
+    """The commit that ``main`` is at, or another name if it has no main; None where nothing says so."""
+    try:
+        refs = sorted((repository / "refs").iterdir(), key=lambda ref: (ref.name != "main", ref.name))
+    except OSError:
+        return _newest(repository / "snapshots")
+    for ref in refs:
+        try:
+            with ref.open("rb") as file:
+                commit = file.read(_MOST_REF_BYTES).decode("ascii", "replace").strip()
+        except OSError:
+            continue
+        if _COMMIT.fullmatch(commit) and (repository / "snapshots" / commit).is_dir():
+            return commit
+    return _newest(repository / "snapshots")
+
+
+def _newest(snapshots: Path) -> str | None:
+    try:
+        return max(((each.stat().st_mtime_ns, each.name) for each in snapshots.iterdir()), default=(0, None))[
+            1
+        ]
+    except OSError:
+        return None
+
+
+def _repositories(folder: Path) -> list[str]:
+    """Those that llama.cpp's older cache has manifests of."""
+    try:
+        with os.scandir(folder) as entries:
+            return [repo for entry in entries if (repo := manifest_repo(entry.name)) is not None]
+    except OSError:
+        return []
+
+
+def _kept_inside(model: FoundModel, inside: tuple[str, ...]) -> FoundModel:
+    outside = next((path for path, _, _ in model.files if not path.startswith(inside)), None)
+    if outside is None:
+        return model
+    error = ModelInvalid(
+        f"{model.path}: leads to {outside}, which is in none of the folders that are served from",
+        remedy="Name that folder, too, or the file itself in the config: models: {NAME: {path: …}}.",
+    )
+    return replace(model, outcome=error)
