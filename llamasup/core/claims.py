@@ -32,7 +32,7 @@ class Claim:
 
 
 class Known:
-    """What was found, by its ids, and what the sources of rules lead to. ``problems``: of what is not served."""
+    """What was found, by its ids, and what sources of rules lead to. ``problems``: of what is not served."""
 
     def __init__(self, found: Sequence[FoundModel], sources: Mapping[str, FoundModel]) -> None:
         self.sources = sources
