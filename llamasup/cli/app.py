@@ -10,6 +10,7 @@ import typer
 from llamasup import __version__
 from llamasup.cli import options as o
 from llamasup.cli.config_commands import config
+from llamasup.cli.control_commands import add_control_commands
 from llamasup.cli.key_commands import key
 from llamasup.cli.model_options import WithExtra
 from llamasup.cli.option_groups import takes_groups
@@ -142,3 +143,6 @@ def doctor(
     from llamasup.cli.doctor import doctor_command
 
     sys.exit(doctor_command(model, runtime=runtime, port=port, json=json))
+
+
+add_control_commands(app)

@@ -9,20 +9,27 @@ from typing import Any
 from llamasup.core.errors import OutputFailed
 from llamasup.core.json_text import json_text
 
-__all__ = ["write_json", "write_result"]
+__all__ = ["write_bytes", "write_json", "write_result"]
 
 
 def write_result(text: str) -> None:
     """Write ``text`` and a newline. Raises OutputFailed, for a full disk for example."""
+    encoding = sys.stdout.encoding or "utf-8"
+    write_bytes((text + "\n").encode(encoding, "backslashreplace"))
+
+
+def write_bytes(text: bytes) -> bool:
+    """Write a piece of the result as it is; False where nobody reads it. Raises OutputFailed."""
     try:
-        encoding = sys.stdout.encoding or "utf-8"
-        sys.stdout.buffer.write((text + "\n").encode(encoding, "backslashreplace"))
+        sys.stdout.buffer.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - or the interpreter complains at its end
+        return False
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - what is left in its buffer fails again
         raise OutputFailed(f"The result cannot be written: {error.strerror}.") from None
+    return True
 
 
 def write_json(value: Any) -> None:

@@ -1,0 +1,93 @@
+"""The ``status`` object as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from llamasup.cli.layout import table
+from llamasup.cli.view import duration_text
+from llamasup.core.printable import printable
+from llamasup.core.units import memory_text
+
+__all__ = ["models_table", "summary"]
+
+Model = Mapping[str, Any]
+
+_HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS")
+
+
+def models_table(models: Sequence[Model]) -> str:
+    """A row each."""
+    now = datetime.now(UTC)
+    return table([_HEADINGS, *(_row(model, now) for model in models)], indent="")
+
+
+def summary(status: Mapping[str, Any], shown: Sequence[Model]) -> str:
+    """What runs where and since when, ``shown`` of its models, and what is wrong with them."""
+    lines = [
+        f"llamasup {printable(str(status.get('version', '')))} (process {status.get('pid')}) "
+        f"at {printable(str(status.get('url')))}, up {duration_text(float(status.get('uptime_s') or 0))}"
+    ]
+    if shown:
+        lines.append(models_table(shown))
+    lines += [told for model in shown if (told := _trouble(model))]
+    return "\n".join(lines)
+
+
+def _row(model: Model, now: datetime) -> Sequence[str]:
+    # What an older llamasup does not tell is not known.
+    memory = model.get("memory") or {}
+    return (
+        printable(str(model.get("id"))),
+        str(model.get("state")),
+        _size(model.get("size_bytes")),
+        str(model.get("device") or "-"),
+        _count(model.get("ctx_size")),
+        _slots(model),
+        _memory(memory.get("ram_bytes"), memory.get("vram_bytes")),
+        _until(model, now),
+        _count(model.get("restarts")),
+    )
+
+
+def _size(count_bytes: int | None) -> str:
+    return "-" if count_bytes is None else memory_text(count_bytes)
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _slots(model: Model) -> str:
+    """Those that are busy of all; and who waits for one."""
+    slots = model.get("slots")
+    busy = model.get("slots_busy", model.get("in_flight"))
+    waiting = f" +{model['queued']}" if model.get("queued") else ""
+    return f"{busy}/{slots}{waiting}" if slots is not None else f"{busy or '-'}{waiting}"
+
+
+def _memory(ram_bytes: int | None, vram_bytes: int | None) -> str:
+    if ram_bytes is None:
+        return "-"
+    vram = "" if vram_bytes is None else f" + {memory_text(vram_bytes)} VRAM"
+    return f"{memory_text(ram_bytes)}{vram}"
+
+
+def _until(model: Model, now: datetime) -> str:
+    if model.get("pinned"):
+        return "pinned"
+    if (until := model.get("until")) is None:
+        return "-"
+    return f"in {duration_text(max(0.0, (datetime.fromisoformat(until) - now).total_seconds()))}"
+
+
+def _trouble(model: Model) -> str:
+    """Of one that does not serve as it should: how its server ended last."""
+    last = model.get("last_exit")
+    if last is None or model.get("state") not in ("failed", "backoff"):
+        return ""
+    how = last.get("signal") or (f"exit code {last['code']}" if last.get("code") is not None else "")
+    told = f"{model.get('id')}: {last.get('cause')}" + (f" ({how})" if how else "")
+    return printable(told) + (f"\n  → {printable(last['remedy'])}" if last.get("remedy") else "")

@@ -1,0 +1,33 @@
+"""Which llamasup a command talks to: the one that runs here, one of several, or one elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from llamasup.control.client import Place
+from llamasup.core.errors import UsageInvalid
+from llamasup.core.running import choose
+from llamasup.effects.client_key import client_key
+from llamasup.effects.running import look
+
+__all__ = ["reach"]
+
+VARIABLE = "LLAMASUP_URL"
+
+
+def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Place:
+    """Raises NotRunning, UsageInvalid (several run, or the options contradict each other), ConfigInvalid."""
+    if pid is not None and url is not None:
+        raise UsageInvalid("--pid and --url name two different ones.", remedy="Leave one of them out.")
+    if pid is None and url is None:
+        url = os.environ.get(VARIABLE) or None
+    if url is None:
+        if api_key_file is not None:
+            raise UsageInvalid(
+                "--api-key-file without --url: no key is needed on this machine.",
+                remedy=f"Leave it out, or give --url (or ${VARIABLE}).",
+            )
+        return Place(socket=choose(look(), pid).socket)
+    full = url if "://" in url else f"http://{url}"
+    return Place(url=full, api_key=client_key(api_key_file, os.environ))
