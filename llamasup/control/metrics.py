@@ -65,7 +65,7 @@ class _Own(Collector):
         yield _counter(
             "llamasup_requests",
             "Finished requests; 499 is a client that left. Routes that llamasup does not know are `other`; "
-            "model is empty where none was meant that is here.",
+            "model is empty where none was to answer.",
             ("model", "route", "code"),
             {(model, route, str(code)): count for (model, route, code), count in metrics.requests.items()},
         )

@@ -171,13 +171,13 @@ class Rig:
         self._open: list[Wire] = []
         self._records: queue.Queue[RequestRecord] = queue.Queue()
         self._child_path = child_path or str(folder / "child.sock")
-        self._child = socket.socket() if child_path else self._listen(self._child_path)
+        self._child = socket.socket() if child_path else self.listen(self._child_path)
         self.endpoint = Endpoint("tiny", 1, UnixAddress(self._child_path), api_key, places=places)
         self.backend = OneModel(self.endpoint, wait_timeout_s, max_queued)
         self._control: socket.socket | None = None
         control_endpoint = None
         if control:
-            self._control = self._listen(str(folder / "control.sock"))
+            self._control = self.listen(str(folder / "control.sock"))
             control_endpoint = Endpoint("control", 1, UnixAddress(str(folder / "control.sock")))
         own = list(sockets) if sockets is not None else bind("127.0.0.1", 0)
         self.address: Any = own[0].getsockname()
@@ -225,7 +225,7 @@ class Rig:
     def listen_again(self) -> None:
         """As a new child does, which finds the old one's socket file removed."""
         Path(self._child_path).unlink()
-        self._child = self._listen(self._child_path)
+        self._child = self.listen(self._child_path)
 
     # --- the proxy
 
@@ -271,7 +271,7 @@ class Rig:
         return wire
 
     @staticmethod
-    def _listen(path: str) -> socket.socket:
+    def listen(path: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(path)
         sock.listen(64)

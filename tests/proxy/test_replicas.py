@@ -53,7 +53,7 @@ class Pair:
         self._sockets = []
         for n in (0, 1):
             path = str(folder / f"replica-{n}.sock")
-            self._sockets.append(rig._listen(path))
+            self._sockets.append(rig.listen(path))
             self.replicas.append(Replica(self.served, path, places=places))
         rig.call(self._serve)
 

@@ -485,7 +485,7 @@ def test_an_upload_is_forgotten_once_its_answer_has_begun(rig: Rig) -> None:
 def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_path: Path) -> None:
     rig = make_rig(ProxyConfig(route_by_model=True))
     stable = Endpoint("stable", 1, UnixAddress(str(tmp_path / "stable.sock")))
-    stable_child = rig._listen(str(tmp_path / "stable.sock"))
+    stable_child = rig.listen(str(tmp_path / "stable.sock"))
     stable_room = WaitingRoom(lambda: (stable,), timeout_s=10.0)
     one = rig.backend
 

@@ -1,0 +1,92 @@
+"""A backend with several models, each with a child of its own that the test plays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from llamasup.core.address import UnixAddress
+from llamasup.core.meant_model import MeantModel, meant_by, unknown_model, unnamed_model
+from llamasup.core.model_listing import ListedModel, ModelListing
+from llamasup.core.model_names import NameIndex
+from llamasup.core.model_spec import ModelSpec
+from llamasup.core.residency import Phase
+from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+from llamasup.runtime.waiting import WaitingRoom
+from tests.proxy.rig import PATIENCE_S, Rig, Wire
+
+__all__ = ["ManyModels", "Model"]
+
+
+class Model:
+    """``unavailable``: why it does not serve now; None: it does."""
+
+    def __init__(self, spec: ModelSpec, socket_path: Path) -> None:
+        self.spec = spec
+        self.meant = meant_by(spec)
+        self.endpoint = Endpoint(spec.id, 1, UnixAddress(str(socket_path)))
+        self.unavailable: Unavailable | None = None
+        self.wanted = 0  # requests that began to wait for it
+        self.room = WaitingRoom(
+            lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, when_wanted=self._want
+        )
+        self.listener = Rig.listen(str(socket_path))
+
+    def _want(self) -> None:
+        self.wanted += 1
+
+    def loaded(self) -> None:
+        self.unavailable = None
+        self.room.changed()
+
+
+class ManyModels:
+    """Takes the place of the rig's own backend; must be made in the loop of the proxy."""
+
+    def __init__(self, folder: Path, specs: Sequence[ModelSpec], default: str | None = None) -> None:
+        self.models = {spec.id: Model(spec, folder / f"{each}.sock") for each, spec in enumerate(specs)}
+        self.default = default
+        self._index = NameIndex({name: spec.id for spec in specs for name in spec.names})
+
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        found = self._find(model)
+        if isinstance(found, Model):
+            return found.unavailable or found.endpoint.lease_if_free(infers=infers)
+        return Unavailable.because(
+            unnamed_model(tuple(self.models)) if model is None else unknown_model(model, found)
+        )
+
+    def room(self, model: str | None) -> WaitingRoom:
+        found = self._find(model)
+        assert isinstance(found, Model)
+        return found.room
+
+    def readiness(self) -> Unavailable | None:
+        return None
+
+    def meant(self, model: str | None) -> MeantModel | None:
+        found = self._find(model)
+        return found.meant if isinstance(found, Model) else None
+
+    def listing(self) -> ModelListing:
+        return ModelListing(
+            (
+                ListedModel(each.spec, each.meant, Phase.ABSENT if each.unavailable else Phase.RESIDENT)
+                for each in self.models.values()
+            ),
+            self.default,
+        )
+
+    def accept(self, model: str, rig: Rig) -> Wire:
+        """The proxy's next connection to this model's child."""
+        return rig.keep(Wire(self.models[model].listener.accept()[0]))
+
+    def close(self) -> None:
+        for model in self.models.values():
+            model.listener.close()
+
+    def _find(self, model: str | None) -> Model | tuple[str, ...]:
+        if model is None:
+            return () if self.default is None else self.models[self.default]
+        found = self._index.find(model)
+        return self.models.get(found, ()) if isinstance(found, str) else found
