@@ -95,6 +95,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
         ("XDG_CACHE_HOME", cache),
         ("XDG_RUNTIME_DIR", home / "run"),
         ("XDG_CONFIG_HOME", home / "config"),
+        ("XDG_DATA_HOME", home / "data"),
     ):
         folder.mkdir(mode=0o700, exist_ok=True)
         monkeypatch.setenv(variable, str(folder))

@@ -14,6 +14,7 @@ from llamasup.cli.control_commands import add_control_commands
 from llamasup.cli.key_commands import key
 from llamasup.cli.model_options import WithExtra
 from llamasup.cli.option_groups import takes_groups
+from llamasup.cli.pull_commands import pull, rm
 from llamasup.cli.service_commands import service
 
 __all__ = ["app"]
@@ -31,6 +32,8 @@ app = typer.Typer(
 
 app.add_typer(service)
 app.add_typer(key)
+app.command()(pull)
+app.command()(rm)
 app.add_typer(config)
 
 

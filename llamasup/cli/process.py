@@ -48,6 +48,10 @@ class StopSignals:
         if self._why:  # the signal that said so is ignored, or its exception was swallowed
             listener(self._why)
 
+    def raise_again(self) -> None:
+        """Nobody listens any more: a signal raises Interrupted, as it did before."""
+        self._deliver = None
+
     def stop(self, why: str) -> None:
         """Stop for another reason than a signal. From any thread but the main one, at any time."""
         if self._deliver is not None:

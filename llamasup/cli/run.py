@@ -17,6 +17,7 @@ from llamasup.cli.narrator import Narrator
 from llamasup.cli.outlet import Outlet
 from llamasup.cli.process import STOP_SIGNALS, Interrupted
 from llamasup.cli.view import JsonView, Level, TextView, View, ViewHandler
+from llamasup.core.hub import is_reference
 from llamasup.core.json_text import json_text
 from llamasup.core.settings import Settings
 
@@ -66,7 +67,13 @@ def run_command(
             **options,
         )
 
-    return serve_command(ask, output, began_s, "looking at the model and the machine")
+    def ahead(view: View) -> None:
+        if is_reference(model):
+            from llamasup.cli.pull import have_model
+
+            have_model(model, view)
+
+    return serve_command(ask, output, began_s, "looking at the model and the machine", ahead=ahead)
 
 
 def serve_command(
@@ -74,14 +81,21 @@ def serve_command(
     output: OutputOptions,
     began_s: float,
     going_on: str | None = None,
+    *,
+    ahead: Callable[[View], None] | None = None,
 ) -> int:
-    """Serve what ``ask`` says until stopped; what it raises is shown. ``going_on``: what takes the time."""
+    """Serve what ``ask`` says until stopped; what it raises is shown.
+
+    ``going_on``: what takes the time; ``ahead``: what has to be done before, and shows itself.
+    """
     stderr, stdout = Outlet(sys.stderr), Outlet(sys.stdout)
     view: View = TextView(stderr)
     try:
         view = _view(output, stderr)
         logging.basicConfig(handlers=[ViewHandler(view)], format="%(message)s", level=logging.WARNING)
         tie_to_parent(stdin=output.sidecar, parent_pid=output.parent_pid)
+        if ahead is not None:
+            ahead(view)
         view.loading(going_on)
         return _serve(ask, output, view, stdout, began_s)
     except Interrupted as interrupted:

@@ -7,6 +7,7 @@ and the HTTP status are attributes of the class, so that whoever catches the roo
 from __future__ import annotations
 
 __all__ = [
+    "AccessDenied",
     "BrokenRuntime",
     "ConfigInvalid",
     "Conflict",
@@ -120,6 +121,12 @@ class ModelInvalid(LlamasupError):
     cause = "model_invalid"
 
 
+class AccessDenied(ModelMissing):
+    """The model is somewhere, perhaps, and whoever asks may not have it."""
+
+    cause = "access_denied"
+
+
 class DraftMismatch(ModelInvalid):
     """The draft model and the model do not have the same vocabulary."""
 
@@ -164,6 +171,14 @@ class DoesNotFit(LlamasupError):
     cause = "does_not_fit"
 
 
+class DiskFull(LlamasupError):
+    """A file is larger than the room that there is for it."""
+
+    exit_code = 71
+    http_status = 503
+    cause = "disk_full"
+
+
 class FolderUnusable(LlamasupError):
     """A folder of our own cannot be made private, or not be written."""
 
@@ -176,6 +191,25 @@ class ServiceManagerFailed(LlamasupError):
 
     exit_code = 71
     cause = "service_manager"
+
+
+# --- who has the model ---------------------------------------------------------------------------
+
+
+class DownloadFailed(LlamasupError):
+    """The server cannot be reached, does not answer, or breaks off; later it may."""
+
+    exit_code = 75
+    http_status = 503
+    cause = "download_failed"
+
+
+class DownloadRefused(LlamasupError):
+    """Where the download leads must not be asked (X11)."""
+
+    exit_code = 78
+    http_status = 503
+    cause = "download_refused"
 
 
 # --- llama-server --------------------------------------------------------------------------------

@@ -22,9 +22,11 @@ from llamasup.core.purpose import served_as
 from llamasup.core.settings import Settings
 
 __all__ = [
+    "PREFERRED_TYPES",
     "Candidate",
     "Pairing",
     "give_projector",
+    "name_words",
     "pair_projector",
     "projector_loaded",
     "refuse_wrong_projector",
@@ -35,7 +37,7 @@ _FLAG = "--mmproj"
 _BY_HAND = "give it with --mmproj, or --mmproj none"
 
 # Of one projector in several types. F16 is exact enough, and fast everywhere; BF16 is slow on older devices.
-_PREFERRED = ("F16", "BF16", "Q8_0", "F32")
+PREFERRED_TYPES = ("F16", "BF16", "Q8_0", "F32")
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTIZATION = re.compile(
@@ -86,16 +88,16 @@ def pair_projector(
         )
     group, why = _named_alike(model_path, fitting), "its name is the model's"
     if not group:
-        own = _words(model_path)
-        stranger = next((name for name in neighbours if _words(name) != own), None)
+        own = name_words(model_path)
+        stranger = next((name for name in neighbours if name_words(name) != own), None)
         if stranger is not None:
             stranger = PurePath(stranger).name
             return Pairing(None, f"{_listed(fitting)} may belong to this model or to {stranger}: {_BY_HAND}")
-        group = [each for each in fitting if not _words(each.path) or each.facts.projection_length]
+        group = [each for each in fitting if not name_words(each.path) or each.facts.projection_length]
         why = "the only model in its folder"
     if not group:
         return Pairing(None, f"{_listed(fitting)} has another model's name: {_BY_HAND}")
-    if len({(each.facts.parameters, _words(each.path)) for each in group}) > 1:
+    if len({(each.facts.parameters, name_words(each.path)) for each in group}) > 1:
         return Pairing(None, f"{_listed(group)} are different projectors: {_BY_HAND}")
     best = min(group, key=_preference)
     return Pairing(best, f"the projector beside the model ({why}); --mmproj none leaves it out")
@@ -174,14 +176,14 @@ def give_projector(line: CommandLine, serves: ModelClass, settings: Settings, fo
 
 def _named_alike(model_path: str, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Those whose name says nothing but the model's, and of these the ones that say the most of it."""
-    own = _words(model_path)
-    said = {each.path: len(words) for each in candidates if (words := _words(each.path)) <= own}
+    own = name_words(model_path)
+    said = {each.path: len(words) for each in candidates if (words := name_words(each.path)) <= own}
     most = max(said.values(), default=0)
     return [each for each in candidates if most and said.get(each.path) == most]
 
 
 @lru_cache(maxsize=4096)  # a listed folder asks for each name once for each of its models
-def _words(path: str) -> frozenset[str]:
+def name_words(path: str) -> frozenset[str]:
     """What a file's name says about which model it is."""
     stem = _PART.sub("", PurePath(path).name.lower().removesuffix(".gguf"))
     words = re.findall(r"[a-z0-9]+", _QUANTIZATION.sub(" ", stem))
@@ -190,7 +192,7 @@ def _words(path: str) -> frozenset[str]:
 
 def _preference(candidate: Candidate) -> tuple[int, str]:
     kind = candidate.facts.quantization
-    return (_PREFERRED.index(kind) if kind in _PREFERRED else len(_PREFERRED), candidate.path)
+    return (PREFERRED_TYPES.index(kind) if kind in PREFERRED_TYPES else len(PREFERRED_TYPES), candidate.path)
 
 
 def _listed(candidates: Sequence[Candidate]) -> str:

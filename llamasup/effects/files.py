@@ -31,6 +31,7 @@ __all__ = [
     "atomic_write",
     "cache_folder",
     "claim",
+    "models_folder",
     "private_folder",
     "run_folder",
     "run_folders",
@@ -110,6 +111,17 @@ def state_folder() -> Path:
 def cache_folder() -> Path:
     """What can be made again (``~/.cache/llamasup``; systemd's CacheDirectory=)."""
     return _folder("CACHE_DIRECTORY", "user_cache_path")
+
+
+def models_folder() -> Path:
+    """Where models go that are downloaded (``~/.local/share/llamasup/models``; with systemd a folder in
+    StateDirectory=). It is not made here.
+    """
+    if given := _systemd_folder("STATE_DIRECTORY"):
+        return given / "models"
+    import platformdirs
+
+    return platformdirs.user_data_path("llamasup", appauthor=False) / "models"
 
 
 def _folder(systemd_variable: str, kind: str) -> Path:

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +31,7 @@ __all__ = [
     "os_errors_of",
     "read_anew",
     "read_model",
+    "read_parts",
     "split_name",
     "split_paths",
 ]
@@ -104,6 +105,25 @@ def read_anew(path: Path) -> Remembered:
         identities = (FileIdentity.of(part) for part in parts)
         seen = tuple((part.path, part.size_bytes, part.mtime_ns) for part in identities)
     return Remembered(facts, seen)
+
+
+def read_parts(paths: Sequence[Path]) -> ModelFacts:
+    """The facts of a model whose files, first part first, do not have their names yet.
+
+    Raises ModelInvalid and ModelMissing as ``read_model`` does.
+    """
+    containers = [_read(path) for path in paths]
+    for number, (path, container) in enumerate(zip(paths, containers, strict=True)):
+        with _invalid_naming(path):
+            split = split_of(container)
+            if len(paths) > 1 and (split.index, split.count) != (number, len(paths)):
+                raise ModelInvalid(
+                    f"this is part {split.index + 1} of {split.count} by its header, and {number + 1} of "
+                    f"{len(paths)} by its name",
+                    remedy="Tell whoever has published it.",
+                )
+    with _invalid_naming(paths[0]):
+        return facts_of(containers)
 
 
 def split_name(name: str) -> SplitName | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,15 +15,16 @@ from llamasup.core.errors import FolderUnusable, ModelInvalid, ModelMissing, Usa
 from llamasup.core.flags import read_extra
 from llamasup.core.gguf import ModelClass, ModelFacts
 from llamasup.core.hand_paths import with_absolute_paths
+from llamasup.core.hub import is_reference, parse_ref
 from llamasup.core.naming import names_of
 from llamasup.core.projectors import Pairing, pair_projector, unwanted
 from llamasup.core.settings import Settings
 from llamasup.effects.beside import projectors_beside
-from llamasup.effects.files import atomic_write, cache_folder
+from llamasup.effects.files import atomic_write, cache_folder, models_folder
 from llamasup.effects.model_file import read_model
 from llamasup.effects.runtimes import Runtime, find_runtime
 
-__all__ = ["Launch", "find_model", "prepare", "projector_beside", "read_given"]
+__all__ = ["DEMO", "Launch", "find_model", "prepare", "projector_beside", "read_given"]
 
 DEMO = "demo"
 NO_PROJECTOR = "none"
@@ -118,16 +121,23 @@ def find_model(name: str) -> Path:
         return _demo_file()
     if _is_there(path):
         return path
-    if name.startswith(("http://", "https://")):
-        raise ModelMissing(
-            f"llamasup cannot download {name!r} yet.", remedy="Download the file and give its path."
-        )
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith(".gguf"):
-        raise ModelMissing(
-            f"There is no file {name!r}, and llamasup cannot download from a model hub yet.",
-            remedy="Download the GGUF file and give its path.",
-        )
+    if is_reference(name):
+        return _downloaded(name)
     return path  # read_model says what is wrong with it, and what is near
+
+
+def _downloaded(name: str) -> Path:
+    from llamasup.effects.hub_settings import hub_endpoint
+    from llamasup.effects.model_store import downloaded
+
+    ref = parse_ref(name, hub_endpoint(os.environ))
+    found = None if ref is None else downloaded(ref, models_folder())
+    if found is None:
+        raise ModelMissing(
+            f"{ref} is no file here, and it has not been downloaded.",
+            remedy=f"Download it: llamasup pull {shlex.quote(str(ref))}",
+        )
+    return found.path
 
 
 def expanded(name: str) -> Path:

@@ -1,0 +1,72 @@
+"""``llamasup rm``: removes models from the models folder, with all that came with them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+
+from llamasup.cli.errors import guarded
+from llamasup.cli.results import write_json
+from llamasup.cli.view import View
+from llamasup.core.errors import UsageInvalid
+from llamasup.core.printable import printable
+from llamasup.core.units import memory_text
+from llamasup.effects.files import models_folder
+from llamasup.effects.hub_settings import hub_endpoint
+from llamasup.effects.model_store import Removal, remove, to_remove
+
+__all__ = ["rm_command"]
+
+
+def rm_command(names: Sequence[str], *, folder: Path | None, yes: bool, json: bool) -> int:
+    """Remove each, once a person has agreed. Nothing is removed unless all of them can be."""
+
+    def act(view: View) -> int:
+        top = (folder or models_folder()).expanduser().absolute()
+        removals = [to_remove(name, top, hub_endpoint(os.environ)) for name in names]
+        for removal in removals:
+            _refuse_loaded(removal)
+        for removal in removals:
+            files = ", ".join(each.name for each in removal.files) or "what an unfinished download left"
+            view.say("info", "rm", f"{removal.name}: {files} ({memory_text(removal.size_bytes)})")
+        if not yes and not _agreed(removals, view):
+            view.say("info", "rm", "Nothing is removed.")
+            return 1
+        freed = sum(removal.size_bytes for removal in removals)
+        for removal in removals:
+            remove(removal, top)
+        if json:
+            paths = [str(path) for removal in removals for path in removal.files]
+            write_json({"removed": paths, "freed_bytes": freed})
+        view.say("info", "rm", f"Removed; {memory_text(freed)} are free again.")
+        return 0
+
+    return guarded(act)
+
+
+def _agreed(removals: Sequence[Removal], view: View) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageInvalid(
+            f"Nobody is there to agree to the removal of {len(removals)} model{'s' * (len(removals) > 1)}.",
+            remedy="Add --yes.",
+        )
+    view.say("info", "rm", "Remove? [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _refuse_loaded(removal: Removal) -> None:
+    """Raises UsageInvalid where a process of this user was started with one of the files."""
+    files = {str(each) for each in removal.files} | {str(each.resolve()) for each in removal.files}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or ()
+        # llama-server has the path behind a flag; whoever looks at the file has it as an argument too.
+        if any(flag.startswith("-") and path in files for flag, path in pairwise(words)):
+            raise UsageInvalid(
+                f"{printable(removal.name)} is loaded by process {process.pid}.",
+                remedy="Unload it first (llamasup unload), or stop what serves it.",
+            )

@@ -1,0 +1,334 @@
+"""Downloads a model: asks the hub what there is, fetches the files that are missing, and puts them in place.
+
+All of a model's files appear together, checked: the projector first, and last the first part, by which a
+model is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from llamasup.core.errors import DownloadFailed, FolderUnusable, ModelInvalid
+from llamasup.core.hub import (
+    HUB,
+    Ref,
+    RepoRef,
+    UrlRef,
+    local_path,
+    resolve_url,
+    shown_url,
+    split_urls,
+    tree_url,
+)
+from llamasup.core.hub_answers import next_page, read_page
+from llamasup.core.hub_choice import Choice, RepoFile, choose
+from llamasup.core.outside import Reach
+from llamasup.core.printable import printable
+from llamasup.core.remote_file import RemoteFile, why_not_resumed
+from llamasup.effects.download_client import DownloadClient, Patience
+from llamasup.effects.download_file import FileDownload, Outdated, Wanted, check_space, look
+from llamasup.effects.model_file import read_parts
+from llamasup.effects.model_store import FetchedModel
+from llamasup.effects.part_file import (
+    Origin,
+    PartFile,
+    disk_errors,
+    origin_of_file,
+    remember_origin,
+)
+
+__all__ = ["Choosing", "DownloadOptions", "Follower", "pull"]
+
+# A page of 1,000 files is some 300 KB. A repository of a million files is none of a model.
+_MOST_PAGE_BYTES = 8 << 20
+_MOST_PAGES = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadOptions:
+    """``folder``: of all models. ``parallel``: requests at a time. The token goes to the endpoint alone."""
+
+    folder: Path
+    endpoint: str = HUB
+    token: str | None = field(default=None, repr=False)
+    private_addresses: bool = False
+    allow_http: bool = False
+    parallel: int = 4
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def reach(self) -> Reach:
+        return Reach(self.endpoint, private=self.private_addresses, http=self.allow_http)
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """What is going to be downloaded. ``name`` is how it is asked for again, exactly."""
+
+    name: str
+    files: tuple[str, ...]
+    size_bytes: int | None
+    missing: int
+    reason: str
+    notes: tuple[str, ...] = ()
+
+
+class Follower(Protocol):
+    """Whoever follows the download of a model."""
+
+    def chosen(self, choosing: Choosing) -> None: ...
+
+    def moved(self, done_bytes: int) -> None:
+        """Of all of the model's files together."""
+        ...
+
+    def say(self, text: str) -> None: ...
+
+
+async def pull(ref: Ref, options: DownloadOptions, follower: Follower) -> FetchedModel:
+    """Have the model that ``ref`` names in the models folder; what is there already is not fetched again.
+
+    Raises what ``DownloadClient.ask`` and ``FileDownload.fetch`` raise, ModelMissing, UsageInvalid where
+    several models are meant, and ModelInvalid for what no server could load.
+    """
+    client = DownloadClient(
+        ref, options.reach, options.token, parallel=options.parallel, patience=options.patience
+    )
+    async with client:
+        for last in (False, True):
+            try:
+                return await _Pull(ref, options, follower, client).run()
+            except Outdated as outdated:
+                if last:
+                    raise DownloadFailed(
+                        f"{ref}: {outdated}.", remedy="Try again later: it is just being changed on the hub."
+                    ) from None
+                follower.say(f"{ref}: {outdated}, so the list of files is read again")
+    raise AssertionError
+
+
+class _Pull:
+    """One try. Owns the part files until they are published."""
+
+    def __init__(
+        self, ref: Ref, options: DownloadOptions, follower: Follower, client: DownloadClient
+    ) -> None:
+        self._ref = ref
+        self._options = options
+        self._follower = follower
+        self._client = client
+        self._done_before = 0
+
+    async def run(self) -> FetchedModel:
+        wanted, projector, choosing = await (
+            self._of_repo(self._ref) if isinstance(self._ref, RepoRef) else self._of_url(self._ref)
+        )
+        needed = [each for each in wanted if not await self._is_here(each)]
+        self._follower.chosen(replace(choosing, missing=len(needed)))
+        here = sum(each.remote.size or 0 for each in wanted if each not in needed)
+        self._done_before = here
+        self._follower.moved(here)
+        if needed:
+            missing_bytes = sum((each.remote.size or 0) - _kept_bytes(each.target) for each in needed)
+            check_space(self._existing_folder(), missing_bytes, choosing.name)
+            await self._fetch(needed, wanted, projector)
+        parts = tuple(each.target for each in wanted if each is not projector)
+        return FetchedModel(parts[0], parts, projector.target if projector else None)
+
+    # --- what there is -----------------------------------------------------------------------------
+
+    async def _of_repo(self, ref: RepoRef) -> tuple[list[Wanted], Wanted | None, Choosing]:
+        choice = choose(ref, await self._listed(ref))
+        model_folder = PurePosixPath(choice.parts[0].path).parent
+        wanted = [self._wanted(ref, each, model_folder) for each in choice.files]
+        choosing = Choosing(
+            f"{ref.repo}:{choice.name}",
+            tuple(each.path for each in choice.files),
+            choice.size_bytes,
+            0,
+            choice.reason,
+            (*choice.notes, *_unchecked(choice)),
+        )
+        return wanted, wanted[0] if choice.projector else None, choosing
+
+    def _wanted(self, ref: RepoRef, file: RepoFile, model_folder: PurePosixPath) -> Wanted:
+        # A projector is looked for beside the model, and nowhere else.
+        place = local_path(ref, str(model_folder / PurePosixPath(file.path).name))
+        return Wanted(
+            resolve_url(self._options.endpoint, ref, file.path, ref.revision),
+            self._options.folder / place,
+            RemoteFile(file.size, file.sha256),
+        )
+
+    async def _listed(self, ref: RepoRef) -> list[RepoFile]:
+        files: list[RepoFile] = []
+        url: str | None = tree_url(self._options.endpoint, ref)
+        for _ in range(_MOST_PAGES):
+            if url is None:
+                break
+            page = url
+            body, link = await self._client.patiently(
+                partial(self._client.text, page, most_bytes=_MOST_PAGE_BYTES),
+                lambda: 0,
+                self._follower.say,
+            )
+            files += read_page(body)
+            url = next_page(link, page)
+        return files
+
+    async def _of_url(self, ref: UrlRef) -> tuple[list[Wanted], Wanted | None, Choosing]:
+        urls = split_urls(ref.url)
+        if len(urls) > 1 and ref.sha256 is not None:
+            raise ModelInvalid(
+                f"{ref} is one of {len(urls)} files, and one checksum is given.",
+                remedy="Leave the checksum out.",
+            )
+        paths = [unquote(urlsplit(url).path) for url in urls]
+        wanted = []
+        for url, path in zip(urls, paths, strict=True):
+            target = self._options.folder / local_path(ref, path)
+            each = Wanted(url, target, RemoteFile(sha256=ref.sha256))
+            remote, _ = await self._client.patiently(
+                partial(look, self._client, each), lambda: 0, self._follower.say
+            )
+            wanted.append(replace(each, remote=remote))
+        sizes = [each.remote.size for each in wanted]
+        size = None if None in sizes else sum(each or 0 for each in sizes)
+        notes = (
+            () if ref.sha256 else ("nobody says which checksum it has to have (#sha256=… in the URL would)",)
+        )
+        names = tuple(each.target.name for each in wanted)
+        return wanted, None, Choosing(str(ref), names, size, 0, "the file asked for", notes)
+
+    # --- what is here ------------------------------------------------------------------------------
+
+    async def _is_here(self, wanted: Wanted) -> bool:
+        """Whether the file is in place, and the very one. One that is not known is read through once."""
+        try:
+            size = wanted.target.stat().st_size
+        except OSError:
+            return False
+        remote, origin = wanted.remote, origin_of_file(wanted.target)
+        if origin is not None and not why_not_resumed(_remote(origin), remote):
+            return True
+        if remote.size not in (None, size):
+            return self._is_other(wanted)
+        if remote.sha256 is None:
+            # Put there by somebody else, and nothing to compare it with: better have it once more.
+            return self._is_other(wanted)
+        self._follower.say(f"{wanted.target.name} is there: checking it")
+        if await asyncio.to_thread(_sha256, wanted.target) != remote.sha256:
+            return self._is_other(wanted)
+        with disk_errors(wanted.target):
+            mtime_ns = wanted.target.stat().st_mtime_ns
+            remember_origin(wanted.target, Origin(shown_url(wanted.url), size, mtime_ns, remote.sha256))
+        return True
+
+    def _is_other(self, wanted: Wanted) -> bool:
+        self._follower.say(f"{wanted.target.name}: the server has another one, which replaces it")
+        return False
+
+    def _existing_folder(self) -> Path:
+        """Where room is needed: the models folder, made if it is not there."""
+        folder = self._options.folder
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _make_folder(self, target: Path) -> None:
+        """For ``target``. Raises FolderUnusable where it would lie outside the models folder (X10)."""
+        with disk_errors(target.parent):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.parent.resolve().is_relative_to(self._options.folder.resolve()):
+                raise FolderUnusable(
+                    f"{printable(str(target.parent))} leads out of the models folder.",
+                    remedy="Remove the symbolic link that is in its place.",
+                )
+
+    # --- fetching ----------------------------------------------------------------------------------
+
+    async def _fetch(
+        self, needed: Sequence[Wanted], wanted: Sequence[Wanted], projector: Wanted | None
+    ) -> None:
+        fetched: dict[Path, PartFile] = {}
+        with ExitStack() as held:
+            for each in needed:
+                self._make_folder(each.target)
+                part = await FileDownload(
+                    self._client,
+                    each,
+                    _Sum(self._follower, self._done_before),
+                    parallel=self._options.parallel,
+                ).fetch()
+                self._done_before += each.target.stat().st_size if part is None else part.done_bytes
+                if part is not None:
+                    held.callback(part.close)  # complete: published below, or found so by the next run
+                    fetched[each.target] = part
+            await asyncio.to_thread(_check_models, fetched, wanted, projector)
+            order = ([projector] if projector else []) + [
+                each for each in reversed(wanted) if each is not projector
+            ]
+            for each in order:
+                if (ready := fetched.get(each.target)) is not None:
+                    ready.publish(shown_url(each.url))
+
+
+class _Sum:
+    """What is heard of one file, as a part of all."""
+
+    def __init__(self, follower: Follower, before: int) -> None:
+        self._follower = follower
+        self._before = before
+        self.say: Callable[[str], None] = follower.say
+
+    def moved(self, done_bytes: int) -> None:
+        self._follower.moved(self._before + done_bytes)
+
+
+def _check_models(fetched: dict[Path, PartFile], wanted: Sequence[Wanted], projector: Wanted | None) -> None:
+    """Whether a server could load what has come. Raises ModelInvalid; what is of no use is removed then."""
+    paths = {each.target: each.target for each in wanted} | {
+        target: part.path for target, part in fetched.items()
+    }
+    try:
+        read_parts([paths[each.target] for each in wanted if each is not projector])
+        if projector is not None:
+            read_parts([paths[projector.target]])
+    except ModelInvalid:
+        for part in fetched.values():
+            part.discard()
+        raise
+
+
+def _kept_bytes(target: Path) -> int:
+    """What an earlier run has left of it, in blocks: the size of a file with holes says nothing."""
+    try:
+        status = target.with_name(f"{target.name}.part").stat()
+    except OSError:
+        return 0
+    return min(getattr(status, "st_blocks", 0) * 512, status.st_size)
+
+
+def _remote(origin: Origin) -> RemoteFile:
+    return RemoteFile(origin.size, origin.sha256, origin.etag)
+
+
+def _unchecked(choice: Choice) -> tuple[str, ...]:
+    return tuple(
+        f"the hub says no checksum of {PurePosixPath(each.path).name}: only its size is checked"
+        for each in choice.files
+        if each.sha256 is None
+    )
+
+
+def _sha256(path: Path) -> str:
+    with disk_errors(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,72 @@
+"""Which model hub is asked, and with which token: where its own tools look. A token is never shown (X13)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from llamasup.core.errors import ConfigInvalid, UsageInvalid
+from llamasup.core.hub import HUB, origin_of
+from llamasup.core.printable import printable
+
+__all__ = ["hub_endpoint", "hub_token"]
+
+_MOST_BYTES = 64 * 1024
+_TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
+
+
+def hub_endpoint(environ: Mapping[str, str], given: str | None = None) -> str:
+    """The hub's base URL: as given, else of ``HF_ENDPOINT``, else the hub itself. Raises UsageInvalid."""
+    endpoint = (given or environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    try:
+        problem = "" if origin_of(endpoint)[1] else "it names no host"
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise UsageInvalid(
+            f"The endpoint {printable(endpoint)!r} is no URL of a model hub: {problem}.",
+            remedy="Set HF_ENDPOINT, or --endpoint, to something like https://huggingface.co.",
+        )
+    return endpoint
+
+
+def hub_token(environ: Mapping[str, str], file: Path | None = None) -> str | None:
+    """Of ``file``, else of ``HF_TOKEN``, ``HF_TOKEN_PATH``, or the file that ``hf auth login`` writes.
+
+    None where there is none. Raises ConfigInvalid for one that was named and cannot be used.
+    """
+    if file is not None:
+        return _read(file.expanduser(), "--token-file")
+    if given := environ.get("HF_TOKEN", "").strip():
+        return _checked(given, "$HF_TOKEN")
+    if named := environ.get("HF_TOKEN_PATH"):
+        return _read(Path(named).expanduser(), "$HF_TOKEN_PATH")
+    home = environ.get("HF_HOME") or os.path.join(  # noqa: PTH118 - HF_HOME is text too
+        environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
+    )
+    usual = Path(home).expanduser() / "token"
+    return _read(usual, str(usual)) if usual.is_file() else None
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise ConfigInvalid(
+            f"{what}: {str(path)!r} cannot be read: {error.strerror}.",
+            remedy="Give a file with the token of the hub and nothing else.",
+        ) from None
+    return _checked(text, what)
+
+
+def _checked(text: str, what: str) -> str:
+    # The token itself is not shown: errors end up in logs.
+    if not _TOKEN.fullmatch(text):
+        raise ConfigInvalid(
+            f"{what} holds {len(text)} characters that are no token.",
+            remedy="It has to be one word, such as hf_ and 34 letters.",
+        )
+    return text

@@ -1,0 +1,220 @@
+"""The models folder as downloads fill it: finds a model by its reference, and removes one with all its files.
+
+Only what is there is looked at; nobody is asked. Nothing outside the folder is ever touched (X10).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from llamasup.core.errors import FolderUnusable, LlamasupError, ModelMissing, UsageInvalid
+from llamasup.core.hub import Ref, RepoRef, local_path, parse_ref, split_urls
+from llamasup.core.hub_choice import Choice, RepoFile, choose
+from llamasup.core.printable import printable
+from llamasup.effects.model_file import split_name, split_paths
+from llamasup.effects.part_file import Busy, PartFile, leftovers_of
+
+__all__ = ["FetchedModel", "Removal", "downloaded", "remove", "to_remove"]
+
+_MOST_FILES = 10_000  # of one repository
+_MOST_DEPTH = 6
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedModel:
+    """Absolute paths. ``path`` is what a server is started with: the first of the ``parts``."""
+
+    path: Path
+    parts: tuple[Path, ...]
+    mmproj: Path | None = None
+
+
+def downloaded(ref: Ref, folder: Path) -> FetchedModel | None:
+    """The model that ``ref`` names, as it is in the models ``folder``; None where it is not, or not whole.
+
+    Where nothing is said of the quantization, whichever there is will do; of several the one that would be
+    downloaded. Raises UsageInvalid where several are meant.
+    """
+    if isinstance(ref, RepoRef):
+        top = folder / ref.repo
+        try:
+            choice = choose(ref, _files(top))
+        except UsageInvalid:
+            raise
+        except LlamasupError:
+            return None
+        return _fetched(top, choice)
+    paths = [folder / local_path(ref, unquote(urlsplit(url).path)) for url in split_urls(ref.url)]
+    return FetchedModel(paths[0], tuple(paths)) if all(each.is_file() for each in paths) else None
+
+
+def _fetched(top: Path, choice: Choice) -> FetchedModel:
+    parts = tuple(top / each.path for each in choice.parts)
+    return FetchedModel(parts[0], parts, top / choice.projector.path if choice.projector else None)
+
+
+def _files(top: Path) -> Iterator[RepoFile]:
+    """What is below ``top`` as if it were the repository."""
+    waiting = [(top, "", 0)]
+    seen = 0
+    while waiting:
+        folder, prefix, depth = waiting.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue
+        for entry in entries:
+            seen += 1
+            if seen > _MOST_FILES or entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if depth < _MOST_DEPTH:
+                    waiting.append((folder / entry.name, f"{prefix}{entry.name}/", depth + 1))
+            elif entry.name.lower().endswith(".gguf") and entry.is_file():
+                yield RepoFile(prefix + entry.name, entry.stat().st_size)
+
+
+# --- removing ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What goes with one model: its ``files``, and ``leftovers`` of downloads. ``name`` as it was given."""
+
+    name: str
+    files: tuple[Path, ...]
+    leftovers: tuple[Path, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.lstat().st_size for each in (*self.files, *self.leftovers))
+
+
+def to_remove(name: str, folder: Path, endpoint: str) -> Removal:
+    """What ``name`` (a path in the folder, or a reference) stands for.
+
+    Raises ModelMissing, UsageInvalid where several models are meant, and FolderUnusable for what is not in
+    the folder.
+    """
+    first = _path_of(name, folder)
+    if first is None:
+        ref = parse_ref(name, endpoint)
+        found = downloaded(ref, folder) if ref is not None else None
+        if found is None:
+            return _only_leftovers(name, ref, folder)
+        parts = found.parts
+    else:
+        part = split_name(first.name)
+        parts = (first,)
+        if part is not None:
+            number = int(part.first.removesuffix(".gguf")[-5:])
+            parts = tuple(split_paths(first.with_name(part.first), number))
+    parts = tuple(each for each in parts if each.is_symlink() or each.exists())
+    for each in parts:
+        _refuse_outside(each, folder)
+    # A projector goes with the last model that it could belong to.
+    projectors = [] if _has_other_models(parts) else _projectors_beside(parts)
+    files = (*parts, *projectors)
+    return Removal(name, files, tuple(_there(each for file in files for each in leftovers_of(file))))
+
+
+def remove(removal: Removal, folder: Path) -> None:
+    """Remove the files and what is beside them, and folders that are empty then.
+
+    Raises FolderUnusable, and UsageInvalid where a download of it goes on.
+    """
+    for path in removal.leftovers:
+        if path.name.endswith(".part"):
+            try:
+                PartFile(path.with_suffix("")).close()
+            except Busy as busy:
+                raise UsageInvalid(
+                    f"{removal.name} is being downloaded by process {busy.pid}.",
+                    remedy="Stop that one first.",
+                ) from None
+    try:
+        # The first part last: until then it is a model that lacks something, afterwards none at all.
+        for path in (*reversed(removal.files), *removal.leftovers):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise FolderUnusable(
+            f"{error.filename}: cannot be removed: {error.strerror}.",
+            remedy="Check who owns the folder that it is in.",
+        ) from None
+    for path in (*removal.files, *removal.leftovers):
+        _remove_empty(path.parent, folder)
+
+
+def _path_of(name: str, folder: Path) -> Path | None:
+    """The file that ``name`` is as a path, from here or from the models folder; None where it is none."""
+    for path in (Path(name).expanduser(), folder / name):
+        if path.name.lower().endswith(".gguf") and (path.is_symlink() or path.is_file()):
+            _refuse_outside(path.absolute(), folder)
+            return path.absolute()
+    return None
+
+
+def _refuse_outside(path: Path, folder: Path) -> None:
+    # The folder that it is in decides: a link that is a model's file is removed, not what it leads to.
+    if not path.parent.resolve().is_relative_to(folder.resolve()) or ".." in path.parts:
+        raise FolderUnusable(
+            f"{printable(str(path))} is not in the models folder {folder}.",
+            remedy="Remove it by hand, or name its folder with --folder.",
+        )
+
+
+def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
+    """Of a download that was never finished."""
+    if isinstance(ref, RepoRef):
+        top = folder / ref.repo
+        found = sorted(top.rglob("*.part")) if top.is_dir() else []
+        wanted = [each for each in found if _is_of(ref, each)]
+        if wanted:
+            beside = (each for part in wanted for each in leftovers_of(part.with_suffix("")))
+            return Removal(name, (), tuple(_there(beside)))
+    raise ModelMissing(
+        f"There is no {printable(name)} in {folder}.",
+        remedy="Give a path in that folder, or org/repo[:quant]; llamasup list shows what there is.",
+    )
+
+
+def _is_of(ref: RepoRef, part: Path) -> bool:
+    said = (ref.file or ref.quant or "").lower()
+    return said in part.name.lower()
+
+
+def _has_other_models(parts: Iterable[Path]) -> bool:
+    parts = tuple(parts)
+    return bool(parts) and any(
+        "mmproj" not in each.name.lower() and each not in parts for each in _ggufs(parts[0].parent)
+    )
+
+
+def _projectors_beside(parts: Iterable[Path]) -> list[Path]:
+    parts = tuple(parts)
+    if not parts:
+        return []
+    return [each for each in _ggufs(parts[0].parent) if "mmproj" in each.name.lower() and each not in parts]
+
+
+def _ggufs(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.name.lower().endswith(".gguf"))
+
+
+def _there(paths: Iterable[Path]) -> Iterator[Path]:
+    return (each for each in paths if each.is_symlink() or each.exists())
+
+
+def _remove_empty(path: Path, folder: Path) -> None:
+    top = folder.resolve()
+    path = path.resolve()
+    while path != top and path.is_relative_to(top):
+        try:
+            path.rmdir()
+        except OSError:  # not empty, or gone already
+            return
+        path = path.parent
