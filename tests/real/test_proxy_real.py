@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from llamasup.core.sse import TokenCounts
 from llamasup.proxy import ProxyConfig
 from tests.proxy.rig import PATIENCE_S, Rig, Wire, get, post
+from tests.real.bare_server import bare_server
 
 pytestmark = pytest.mark.real
 
@@ -29,45 +28,11 @@ CHAT = b'{"messages":[{"role":"user","content":"Tell me."}],' + ASKED + b"}"
 def server(llama_server: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The Unix socket of a real llama-server that is ready."""
     folder = tmp_path_factory.mktemp("server")
-    path = str(folder / "s.sock")
-    argv = [
-        llama_server,
-        "--model",
-        str(tiny_model),
-        "--host",
-        path,
-        "--ctx-size",
-        "65536",
-        "--parallel",
-        "2",
-    ]
-    environment = {
-        "HOME": str(folder),
-        "XDG_CONFIG_HOME": str(folder),
-        "LD_LIBRARY_PATH": str(Path(llama_server).parent),
-    }
-    process = subprocess.Popen(
-        argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    lines = process.stderr
-    ready = threading.Event()
-
-    def drain() -> None:
-        for line in lines:
-            if b"listening on" in line:
-                ready.set()
-
-    reader = threading.Thread(target=drain)
-    reader.start()
-    try:
-        assert ready.wait(60), "llama-server did not become ready"
-        yield path
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        lines.close()
+    path = folder / "s.sock"
+    with bare_server(
+        llama_server, path, "--model", str(tiny_model), "--ctx-size", "65536", "--parallel", "2"
+    ):
+        yield str(path)
 
 
 @pytest.fixture
