@@ -8,7 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-__all__ = ["Route", "Work", "canonical_path", "closed_by_default", "route_of"]
+__all__ = ["CONTROL", "Route", "Work", "canonical_path", "closed_by_default", "route_of"]
 
 
 class Work(StrEnum):
@@ -57,7 +57,7 @@ _ROUTES |= {path.encode(): Route(path, waits=True) for path in _TEXT.split()}
 _ROUTES |= {path.encode(): Route(path) for path in _PLAIN.split()}
 _MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=True)
 _ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
-_CONTROL = Route("/llamasup")
+CONTROL = Route("/llamasup")
 _OTHER = Route("other")
 
 
@@ -67,7 +67,7 @@ def route_of(path: bytes) -> Route:
     if route is not None:
         return route
     if path.startswith(b"/llamasup/"):
-        return _CONTROL
+        return CONTROL
     if path.startswith(b"/v1/models/"):
         return _V1_MODELS
     return _MODELS if path.startswith(b"/models/") else _OTHER

@@ -12,7 +12,7 @@ from llamasup.core.fair_queue import Priority, granted
 from llamasup.core.http import Head, HttpError
 from llamasup.core.keys import ApiKey
 from llamasup.core.quota import Quota
-from llamasup.core.routes import Route
+from llamasup.core.routes import CONTROL, Route
 from llamasup.core.sse import TokenCounts
 from llamasup.core.tracing import trace_id_of
 from llamasup.runtime.metrics import RequestRecord
@@ -154,8 +154,11 @@ class Request:
 
 
 def overdue(request: Request, timeout_s: float | None, now: float) -> HttpError | None:
-    """The answer to a request that has had all of its time. ``timeout_s`` None: it may take any time."""
-    if timeout_s is None or now - request.received_at < timeout_s:
+    """The answer to a request that has had all of its time. ``timeout_s`` None: it may take any time.
+
+    It is for requests to the model: a stream of events goes on for as long as llamasup does.
+    """
+    if timeout_s is None or now - request.received_at < timeout_s or request.head.route is CONTROL:
         return None
     return HttpError(
         504,

@@ -1,0 +1,137 @@
+"""The control API over TCP: who may change something, and that no web page may."""
+
+from __future__ import annotations
+
+import json
+import select
+
+import pytest
+
+from llamasup.proxy import Limits, ProxyConfig
+from tests.proxy.conftest import MakeRig
+from tests.proxy.key_files import keys_of
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, get, post, status
+
+KEYS = ProxyConfig(key_file=keys_of("infer\nadmin rights=control\nboth rights=inference,control"))
+NO_CONTROL = ProxyConfig(key_file=keys_of("infer"))
+POSTS = [
+    b"/llamasup/v1/models/tiny/load",
+    b"/llamasup/v1/models/org%2Frepo:q8_0/unload",
+    b"/llamasup/v1/models/org/repo:q8_0/restart?wait=0",
+    b"/llamasup/v1/reload",
+    b"/llamasup/v1/shutdown?now=1",
+]
+READS = [b"/llamasup/v1/status", b"/llamasup/v1/events", b"/llamasup/v1/models/tiny/logs?follow=1"]
+EVENT = chunk(b'data: {"event":"state"}\n\n')
+
+
+def cause_of(client: Wire, code: int) -> str:
+    head, body = client.message()
+    assert status(head) == code, body
+    return str(json.loads(body)["error"]["cause"])
+
+
+def nobody_was_asked(rig: Rig) -> bool:
+    assert rig._control is not None
+    return select.select([rig._control], [], [], 0)[0] == [] and rig.backend.asked_for == []
+
+
+@pytest.mark.check("X4", "401 or 403 for every change without the right")
+@pytest.mark.parametrize("path", [*POSTS, *READS])
+def test_nothing_is_changed_or_told_without_a_key_that_may_control(make_rig: MakeRig, path: bytes) -> None:
+    rig = make_rig(KEYS, control=True)
+    client = rig.connect()
+    method = b"GET" if path in READS else b"POST"
+    for line, code, cause in (
+        (b"X: y", 401, "api_key"),
+        (b"Authorization: Bearer wrong", 401, "api_key"),
+        (b"x-api-key: infer", 403, "key_rights"),
+    ):
+        client.send(get(path, line, b"Content-Length: 0", method=method))
+        assert cause_of(client, code) == cause
+    assert nobody_was_asked(rig)
+    client.send(get(path, b"x-api-key: admin", b"Content-Length: 0", method=method))
+    control = rig.accept_control()
+    head = control.head()
+    assert head.startswith(method + b" " + path + b" HTTP/1.1\r\n")
+    assert b"admin" not in head
+    control.send(answer(b"{}"))
+    assert status(client.message()[0]) == 200
+
+
+@pytest.mark.check("X4", "403: closed over TCP")
+@pytest.mark.parametrize("config", [ProxyConfig(), NO_CONTROL], ids=["no keys", "no key that may control"])
+@pytest.mark.parametrize("path", POSTS)
+def test_without_any_key_that_may_control_it_is_closed_over_tcp(
+    make_rig: MakeRig, config: ProxyConfig, path: bytes
+) -> None:
+    rig = make_rig(config, control=True)
+    client = rig.connect()
+    client.send(post(path, b"", b"Authorization: Bearer infer"))
+    expected = "control_closed"
+    assert cause_of(client, 403) == expected
+    assert nobody_was_asked(rig)
+
+
+@pytest.mark.check("X3", "403, whatever key it has")
+@pytest.mark.parametrize(
+    "origin", [b"https://evil.example", b"null", b"http://localhost:1", b"http://127.0.0.1"]
+)
+def test_a_web_page_cannot_stop_it_even_with_a_key(make_rig: MakeRig, origin: bytes) -> None:
+    """What a form or fetch() of a page sends without asking first: a POST with a plain body."""
+    rig = make_rig(KEYS, control=True)
+    for key in (b"X: y", b"x-api-key: admin"):
+        client = rig.connect()
+        lines = (b"Origin: " + origin, b"Content-Type: text/plain", key)
+        client.send(post(b"/llamasup/v1/shutdown", b"a=b", *lines))
+        assert cause_of(client, 403) == "foreign_origin"
+    assert nobody_was_asked(rig)
+
+
+@pytest.mark.check("X2", "403: the name is not ours")
+def test_a_page_whose_name_leads_here_cannot_stop_it(make_rig: MakeRig) -> None:
+    """DNS rebinding: to the browser it is the page's own server, so that it sends no foreign Origin."""
+    rig = make_rig(KEYS, control=True)
+    client = rig.connect()
+    client.send(
+        b"POST /llamasup/v1/shutdown HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example\r\n"
+        b"x-api-key: admin\r\nContent-Length: 0\r\n\r\n"
+    )
+    assert cause_of(client, 403) == "foreign_host"
+    assert nobody_was_asked(rig)
+
+
+@pytest.mark.check("X4", "401: a page has no key")
+def test_a_page_of_this_very_address_needs_a_key_all_the_same(make_rig: MakeRig) -> None:
+    """llama-server's own pages come from here; what is injected into one has no key in a header."""
+    rig = make_rig(KEYS, control=True)
+    client = rig.connect()
+    client.send(post(b"/llamasup/v1/shutdown", b"", b"Origin: http://localhost", b"Cookie: key=admin"))
+    assert cause_of(client, 401) == "api_key"
+    assert nobody_was_asked(rig)
+
+
+def test_the_time_that_a_request_may_take_is_no_limit_for_events(make_rig: MakeRig) -> None:
+    rig = make_rig(
+        ProxyConfig(
+            key_file=KEYS.key_file,
+            route_by_model=False,
+            request_timeout_s=0.1,
+            limits=Limits(sweep_s=0.01),
+        ),
+        control=True,
+    )
+    listener = rig.connect()
+    listener.send(get(b"/llamasup/v1/events", b"x-api-key: both"))
+    control = rig.accept_control()
+    control.head()
+    control.send(STREAM_HEAD + EVENT)
+    listener.until(EVENT)
+
+    client = rig.connect()
+    client.send(post(CHAT, b"{}", b"x-api-key: both"))
+    rig.accept().message()
+    assert cause_of(client, 504) == "request_timeout"  # which began later
+
+    control.send(EVENT)
+    listener.until(EVENT)
