@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from ssl import SSLContext
 
-from llamasup.core.address import Address, addresses, is_loopback, why_no_host
-from llamasup.core.errors import UsageInvalid
+from llamasup.core.address import Address, is_loopback
 from llamasup.core.instance import Policy, RestartAsked
 from llamasup.core.settings import Settings
-from llamasup.effects.keys import KeyFile
 from llamasup.effects.ready_file import clear_place
+from llamasup.entrance import EntranceOptions, front_of, proxy_of, refuse_bad_address, tls_of
 from llamasup.hosted_model import HostedModel
 from llamasup.hosting import Hosting, prepare_place
-from llamasup.jobs import Job, ServiceOptions, WrapOptions, given_front, refuse_outside, wrap_job
-from llamasup.proxy.front import listen
-from llamasup.proxy.tls import tls_context
+from llamasup.jobs import Job, WrapOptions, wrap_job
+from llamasup.proxy.settings import ProxyConfig
 from llamasup.runtime.events import Bus
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.launch import Launch, prepare
@@ -31,22 +28,12 @@ _NOWHERE = Path("/nonexistent")
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions(ServiceOptions):
-    """What ``llamasup run`` can be told. ``host`` is a name, an address, a path that ends in ``.sock``, or
-    several with commas between them; port 0 takes any free one; ``tls_cert`` and ``tls_key`` are PEM files,
-    both or neither.
-    """
+class RunOptions(EntranceOptions):
+    """What ``llamasup run`` can be told."""
 
     model: str
     settings: Settings = field(default_factory=Settings)
-    host: str = "127.0.0.1"
-    port: int = 8080
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
     runtime: str | None = None
-    api_keys: tuple[str, ...] = ()
-    """Keys that may infer, beside those of ``api_key_file``."""
-    api_key_file: Path | None = None
 
     @property
     def policy(self) -> Policy:
@@ -64,7 +51,7 @@ class Service(Hosting):
     ) -> None:
         if isinstance(options, RunOptions):
             refuse_bad_address(options)
-            key_file = None if options.api_key_file is None else KeyFile(options.api_key_file)
+            proxy = proxy_of(options, route_by_model=False)
         prepare_place(options)
         self.options = options
         self.launch: Launch | Wrapping
@@ -76,7 +63,7 @@ class Service(Hosting):
                 environ=os.environ if environ is None else environ,
             )
             Planner(launch, _NOWHERE).check()
-            self._job = _run_job(options, launch, key_file)
+            self._job = _run_job(options, launch, proxy)
         else:
             self.launch = options.wrapping
             self._job = wrap_job(options)
@@ -115,48 +102,13 @@ class Service(Hosting):
         await self.host(make)
 
 
-def _run_job(options: RunOptions, launch: Launch, key_file: KeyFile | None) -> Job:
-    tls = _tls(options)
+def _run_job(options: RunOptions, launch: Launch, proxy: ProxyConfig) -> Job:
+    tls = tls_of(options)
     return Job(
         name=launch.model_id,
         aliases=launch.aliases,
         planner=lambda folder: Planner(launch, folder),
         facts=launch.model,
-        listen=lambda: (
-            given_front(options.sockets, tls)
-            if options.sockets
-            else listen(addresses(options.host), options.port, tls=tls)
-        ),
-        proxy=replace(options.shared_proxy(), api_keys=options.api_keys, key_file=key_file),
+        listen=lambda: front_of(options, tls),
+        proxy=proxy,
     )
-
-
-def _tls(options: RunOptions) -> SSLContext | None:
-    certificate, key = options.tls_cert, options.tls_key
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        given, missing = ("--tls-key", "--tls-cert") if certificate is None else ("--tls-cert", "--tls-key")
-        raise UsageInvalid(f"{given} without {missing}.", remedy="TLS takes both files: give the other one.")
-    if any(host.endswith(".sock") for host in addresses(options.host)) and not options.sockets:
-        raise UsageInvalid(
-            f"TLS on a Unix socket (--host {options.host}) protects nothing: no network is between.",
-            remedy="Leave --tls-cert and --tls-key out, or listen on an address.",
-        )
-    return tls_context(str(key), str(certificate))
-
-
-def refuse_bad_address(options: RunOptions) -> None:
-    """X1: whoever can reach the port can use the model, so a way in from outside needs a key."""
-    if not 0 <= options.port <= 65535:
-        raise UsageInvalid(
-            f"--port {options.port} is no port.", remedy="Give 1 to 65535, or 0 for any free one."
-        )
-    if not addresses(options.host):
-        raise UsageInvalid(f"--host {options.host!r} names no address.", remedy="Leave it out for 127.0.0.1.")
-    for host in addresses(options.host):
-        if remedy := why_no_host(host):
-            raise UsageInvalid(f"--host {host!r} is no address.", remedy=remedy)
-    if options.api_keys or options.api_key_file or options.insecure_no_auth:
-        return
-    refuse_outside(addresses(options.host), options.sockets)

@@ -5,32 +5,21 @@ Bytes by place: ``ram``, and each device with memory of its own by llama-server'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llamasup.core.devices import Device
 from llamasup.core.hardware import Hardware
 from llamasup.core.memory import MemoryEstimate
 
-__all__ = ["RAM", "Amount", "Share", "budget_of", "left_of", "needs_of"]
+__all__ = ["RAM", "Share", "budget_of", "left_of", "needs_of"]
 
 RAM = "ram"
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
-    """So many bytes, or a part of what there is: one of the two."""
-
-    size_bytes: int | None = None
-    part: float = 1.0
-
-    def of(self, total_bytes: int) -> int:
-        return int(total_bytes * self.part) if self.size_bytes is None else min(self.size_bytes, total_bytes)
-
-
-@dataclass(frozen=True, slots=True)
 class Share:
-    """What one of several models may take. ``alone``: as if nothing else were loaded, to see what it needs."""
+    """What one of several models may take. ``alone``: as if no other were loaded, to see what it needs."""
 
     places: Mapping[str, int]
     alone: bool = False
@@ -47,10 +36,21 @@ class Share:
         return allowed if self.alone else min(allowed, free_bytes)
 
 
-def budget_of(machine: Hardware, devices: Iterable[Device], ram: Amount, vram: Amount) -> dict[str, int]:
-    """What all models together may take."""
-    own = {each.name: vram.of(each.total_bytes) for each in devices if not each.shares_host_memory}
-    return {RAM: ram.of(machine.memory_total_bytes), **own}
+def budget_of(
+    machine: Hardware,
+    devices: Iterable[Device],
+    *,
+    ram: Callable[[int], int] | None = None,
+    vram: Callable[[int], int] | None = None,
+) -> dict[str, int]:
+    """What all models together may take. ``ram`` and ``vram`` say how much of a total; None: what is free."""
+    own = {
+        each.name: each.free_bytes if vram is None else vram(each.total_bytes)
+        for each in devices
+        if not each.shares_host_memory
+    }
+    host = machine.memory_available_bytes if ram is None else ram(machine.memory_total_bytes)
+    return {RAM: host, **own}
 
 
 def needs_of(memory: MemoryEstimate, devices: Sequence[Device], names: Iterable[str] = ()) -> dict[str, int]:

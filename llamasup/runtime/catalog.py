@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from llamasup.core.errors import LlamasupError, ModelUnknown
 from llamasup.core.http import HttpError
@@ -55,8 +55,11 @@ class Catalog:
         return None if tenancy is None else self._meant[tenancy.spec.id]
 
     def listing(self) -> ModelListing:
-        here = (self.pool.tenancies[id_] for id_ in self.registry.specs)
-        return ModelListing(map(self._listed, here), self.registry.default)
+        return ModelListing(map(self._listed, self.tenancies()), self.registry.default)
+
+    def tenancies(self) -> Iterator[Tenancy]:
+        """In the order of the registry."""
+        return (self.pool.tenancies[id_] for id_ in self.registry.specs)
 
     # --- names ------------------------------------------------------------------------------------------
 

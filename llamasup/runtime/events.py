@@ -6,17 +6,19 @@ The JSON shapes are the public contract (docs/design.md, Events); fields may be 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llamasup.core.address import Address, TcpAddress
 from llamasup.core.bounds import Adjustment
 from llamasup.core.diagnosis import Diagnosis, Exit
 from llamasup.core.instance import State
+from llamasup.core.registry_changes import Changes
 
 __all__ = [
     "Bus",
     "ModelLeaves",
+    "ModelsChanged",
     "Notice",
     "Ready",
     "ServerExited",
@@ -69,6 +71,13 @@ class ModelLeaves:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelsChanged:
+    """The config or the folders have changed, and with them what is served."""
+
+    changes: Changes
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """Every model that was asked for at the start serves requests."""
 
@@ -82,7 +91,7 @@ class Stopped:
     pass
 
 
-Notice = StateChanged | ServerExited | ServerWarned | ModelLeaves | Ready | Stopped
+Notice = StateChanged | ServerExited | ServerWarned | ModelLeaves | ModelsChanged | Ready | Stopped
 
 
 def as_json(notice: Notice) -> Mapping[str, Any]:
@@ -107,6 +116,8 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
             return _object("warning", model=model, generation=generation, message=message, remedy=remedy)
         case ModelLeaves(model, reason, for_model):
             return _object("unload", model=model, reason=reason, **({"for": for_model} if for_model else {}))
+        case ModelsChanged(changes):
+            return _object("models", **{name: list(ids) for name, ids in asdict(changes).items()})
         case Ready(address, pid, models):
             return _object("ready", url=address.url, **_place(address), pid=pid, models=list(models))
         case Stopped():

@@ -68,6 +68,7 @@ class Pool:
         self.bus = bus
         self.runners = runners
         self.stopping = False
+        self.running = asyncio.Event()
         self.renewing = asyncio.Lock()
         self.tenancies: dict[str, Tenancy] = {}
         self._active: dict[str, Tenancy] = {}  # wanted, or with a process: all that the policy has to see
@@ -85,6 +86,7 @@ class Pool:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                self.running.set()
                 self.decide_soon()
                 await self._loop.create_future()
         finally:

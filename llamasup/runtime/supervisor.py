@@ -8,14 +8,13 @@ from typing import Any
 
 from llamasup import __version__
 from llamasup.core.address import Address
-from llamasup.core.instance import State
-from llamasup.core.model_facts import ModelFacts
 from llamasup.core.meant_model import MeantModel
-from llamasup.effects.probe import Prober
+from llamasup.core.model_facts import ModelFacts
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.metrics import InstanceGauges
 from llamasup.runtime.model_status import model_status
+from llamasup.runtime.scraping import scrape
 from llamasup.runtime.served import ServedModel
 from llamasup.runtime.waiting import WaitingRoom
 
@@ -87,19 +86,4 @@ class Supervisor:
         ]
 
     async def scrape(self) -> Mapping[str, str]:
-        """Every serving child's own Prometheus text, by model. Asked only when somebody asks us.
-
-        All at once: one that does not answer costs the time that a prober waits, however many there are.
-        """
-        texts: dict[str, str] = {}
-
-        async def ask(model: str, prober: Prober) -> None:
-            async with prober:
-                if (text := await prober.metrics()) is not None:
-                    texts[model] = text
-
-        async with asyncio.TaskGroup() as tasks:
-            for runner in self.runners:
-                if runner.instance.state is State.READY and (prober := runner.prober()) is not None:
-                    tasks.create_task(ask(runner.model, prober), name=f"{runner.model}/scrape")
-        return {runner.model: texts[runner.model] for runner in self.runners if runner.model in texts}
+        return await scrape(self.runners)

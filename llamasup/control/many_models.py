@@ -1,0 +1,156 @@
+"""``serve`` as what can be controlled: many models, of which each may be loaded, unloaded and begin anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from llamasup import __version__
+from llamasup.control.one_model import Owner
+from llamasup.core.address import Address
+from llamasup.core.errors import Stopping
+from llamasup.core.failure import failure_of
+from llamasup.core.instance import Instance, RestartAsked, State
+from llamasup.core.registry_changes import Changes
+from llamasup.core.residency import Phase
+from llamasup.runtime.catalog import Catalog
+from llamasup.runtime.events import Bus
+from llamasup.runtime.instance import InstanceRunner
+from llamasup.runtime.metrics import InstanceGauges
+from llamasup.runtime.model_status import model_status
+from llamasup.runtime.scraping import scrape
+from llamasup.runtime.tenancy import Tenancy
+
+__all__ = ["ManyModels"]
+
+
+class ManyModels:
+    """Implements ``Controlled``. ``reload`` reads the configuration again; it raises ConfigInvalid."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        catalog: Catalog,
+        address: Address,
+        log_path: Callable[[str], Path | None],
+        reload: Callable[[], Awaitable[Changes]],
+    ) -> None:
+        self._owner = owner
+        self._catalog = catalog
+        self._address = address
+        self._log_path = log_path
+        self._reload = reload
+        self._started_s = monotonic()
+
+    @property
+    def bus(self) -> Bus:
+        return self._catalog.pool.bus
+
+    # --- what it shows
+
+    def status(self) -> Mapping[str, Any]:
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "url": self._address.url,
+            "uptime_s": round(monotonic() - self._started_s, 3),
+            "budget": dict(self._catalog.pool.options.budget),
+            "models": [_status(tenancy) for tenancy in self._catalog.tenancies()],
+        }
+
+    def gauges(self) -> Sequence[InstanceGauges]:
+        """Of the models that were ever wanted: a thousand others would be noise."""
+        return [
+            InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.room))
+            for tenancy in self._catalog.tenancies()
+            for runner in tenancy.runners[:1]
+        ]
+
+    async def scrape(self) -> Mapping[str, str]:
+        return await scrape(runner for each in self._catalog.tenancies() for runner in each.runners)
+
+    def log_path(self, model: str) -> Path | None:
+        return self._log_path(self._catalog.known(model).spec.id)
+
+    # --- what it does
+
+    async def load(self, model: str) -> None:
+        tenancy = self._asked("load", model)
+        await self._catalog.pool.load(tenancy)
+
+    async def unload(self, model: str) -> None:
+        tenancy = self._asked("unload", model)
+        await self._catalog.pool.unload(tenancy)
+
+    async def restart(self, model: str) -> None:
+        """Replicas one after the other, so that one is always there."""
+        tenancy = self._asked("restart", model)
+        if tenancy.phase is not Phase.RESIDENT:
+            await self._catalog.pool.load(tenancy)
+            return
+        for runner in tuple(tenancy.runners):
+            await _restart(runner)
+
+    async def reload(self) -> Mapping[str, Any]:
+        self._refuse_if_stopping()
+        self._owner.control_asks("reload")
+        changes = await self._reload()
+        return {name: list(ids) for name, ids in asdict(changes).items()}
+
+    def shutdown(self, *, now: bool = False) -> None:
+        if self._owner.stops_asked and not now:
+            return
+        self._owner.control_asks("stop")
+        if now and not self._owner.stops_asked:
+            self._owner.ask_stop()  # a second one means at once
+        self._owner.ask_stop()
+
+    def _asked(self, what: str, model: str) -> Tenancy:
+        tenancy = self._catalog.known(model)
+        self._refuse_if_stopping()
+        self._owner.control_asks(what)
+        return tenancy
+
+    def _refuse_if_stopping(self) -> None:
+        if self._owner.stops_asked:
+            raise Stopping("llamasup is stopping.", remedy="Start it again.")
+
+
+async def _restart(runner: InstanceRunner) -> None:
+    await runner.take(RestartAsked())
+    after = await runner.until(_is_up_or_over)
+    if after.at_rest:
+        raise failure_of(after)
+
+
+def _is_up_or_over(instance: Instance) -> bool:
+    return instance.state is State.READY or instance.at_rest
+
+
+def _status(tenancy: Tenancy) -> Mapping[str, Any]:
+    spec = tenancy.spec
+    problem = spec.problem or ("" if tenancy.error is None else tenancy.error.message)
+    status = model_status(
+        spec.id,
+        spec.aliases,
+        tenancy.runners,
+        queued=len(tenancy.served.room),
+        facts=spec.listed,
+        until=_until(tenancy),
+        pinned=spec.stay.pin,
+    )
+    return {**status, "problem": problem or None}
+
+
+def _until(tenancy: Tenancy) -> str | None:
+    """When it is unloaded if nobody asks for it before; None: nobody can say."""
+    ttl_s = tenancy.spec.stay.ttl_s
+    if ttl_s == float("inf") or tenancy.spec.stay.pin or not tenancy.serves or tenancy.served.in_flight:
+        return None
+    left_s = max(tenancy.resident_since_s, tenancy.served.idle_since_s) + ttl_s - monotonic()
+    return (datetime.now(UTC) + timedelta(seconds=left_s)).isoformat(timespec="seconds")

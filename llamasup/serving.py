@@ -1,0 +1,122 @@
+"""``llamasup serve``: a config in, a service of many models that runs until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamasup.core.address import Address
+from llamasup.core.instance import Policy
+from llamasup.core.residency import ResidencyPolicy
+from llamasup.core.share import budget_of
+from llamasup.effects.devices import devices_now
+from llamasup.effects.hardware import hardware
+from llamasup.effects.ready_file import clear_place
+from llamasup.effects.runtimes import find_runtime
+from llamasup.entrance import EntranceOptions, front_of, proxy_of, refuse_bad_address, tls_of
+from llamasup.hosted_models import HostedModels
+from llamasup.hosting import Hosting, prepare_place
+from llamasup.runtime.events import Bus
+from llamasup.runtime.library import Library, read_library
+from llamasup.runtime.pool import PoolOptions
+from llamasup.runtime.tenancy import size_up
+
+if TYPE_CHECKING:
+    from llamasup.config import Config
+
+__all__ = ["ServeOptions", "ServeService"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(EntranceOptions):
+    """``config`` gives the config as it is now, each time that it is asked; it raises ConfigInvalid.
+
+    What else stands here is said once, at the start: addresses and keys are not changed by a reload.
+    """
+
+    config: Callable[[], Config]
+    runtime: str | None = None
+
+    @property
+    def policy(self) -> Policy:
+        return self.shared_policy()
+
+
+class ServeService(Hosting):
+    """Many models, served. Preparing it finds every mistake that can be found before anything is started.
+
+    Raises ConfigInvalid, UnsafeBind, UsageInvalid, RuntimeMissing, and ModelMissing, ModelInvalid or
+    DoesNotFit for a model that the config names.
+    """
+
+    def __init__(self, options: ServeOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
+        refuse_bad_address(options)
+        prepare_place(options)
+        self.options = options
+        self._environ = os.environ if environ is None else environ
+        tls = tls_of(options)
+        config = options.config()
+        self._runtime = find_runtime(options.runtime or config.runtime, self._environ)
+        self._library = read_library(config)
+        self._pool_options = self._pool_options_of(config)
+        self._check(config)
+        if options.ready_file is not None:
+            clear_place(options.ready_file)
+        proxy = proxy_of(options, route_by_model=True)
+        super().__init__(options, bus, listen=lambda: front_of(options, tls), proxy=proxy)
+        self.on_log: Callable[[list[bytes]], None] | None = None
+        """Gets the output of all llama-servers line by line, in threads of their own; must not wait."""
+        self._bus = bus
+        self._hosted_models: HostedModels | None = None
+
+    async def run(self) -> None:
+        """Serve until asked to stop, and leave nothing behind. Raises PortInUse or PortNotAllowed."""
+
+        def make(folder: Path, address: Address) -> HostedModels:
+            self._hosted_models = HostedModels(
+                self._library,
+                self._pool_options,
+                self,
+                self._bus,
+                folder,
+                address,
+                read_again=self._read_again,
+                log_passed_on=self.on_log,
+            )
+            return self._hosted_models
+
+        await self.host(make)
+
+    async def reload(self) -> None:
+        """Take over what has changed. Raises ConfigInvalid; then all is as it was (S16)."""
+        if self._hosted_models is not None and not self.stops_asked:
+            await self._hosted_models.reload()
+
+    def _read_again(self) -> tuple[Library, PoolOptions]:
+        config = self.options.config()
+        return read_library(config), self._pool_options_of(config)
+
+    def _pool_options_of(self, config: Config) -> PoolOptions:
+        memory = config.memory
+        budget = budget_of(
+            hardware(),
+            devices_now(self._runtime, self._environ),
+            ram=None if memory.ram is None else memory.ram.of,
+            vram=None if memory.vram is None else memory.vram.of,
+        )
+        return PoolOptions(
+            budget=budget,
+            policy=replace(self.options.policy, slots_disk_bytes=config.slots.disk.of(1 << 62)),
+            residency=ResidencyPolicy(turn_s=config.swap_after_s, max_loaded=config.max_loaded),
+            runtime=str(self._runtime.path) if self._runtime.kind == "binary" else self._runtime.kind,
+            environ=self._environ,
+        )
+
+    def _check(self, config: Config) -> None:
+        """What the config names has to be there, and to fit: better said now than to the first who asks."""
+        for spec in self._library.registry.specs.values():
+            if any(name in config.models for name in spec.names) and Path(spec.source).is_absolute():
+                size_up(spec, self._pool_options.budget, self._pool_options.runtime, self._environ)
