@@ -1,0 +1,322 @@
+"""Thousands of requests against the residency policy, plain ones and hindsight: tables in docs/residency.md.
+
+python scripts/simulate_residency.py            write the tables (a minute)
+python scripts/simulate_residency.py --check    exit code 1 if they are not what the policy does
+python scripts/simulate_residency.py --print    only print them
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from llamasup.core.residency import (  # noqa: E402
+    Evict,
+    Load,
+    Phase,
+    ResidencyPolicy,
+    Tenant,
+    Verdict,
+    World,
+    decide,
+)
+from llamasup.core.residency_use import UNUSED  # noqa: E402
+from llamasup.testing.residency_sim import (  # noqa: E402
+    Call,
+    Decide,
+    Model,
+    ModelWorld,
+    Simulation,
+    simulate,
+)
+from scripts.pages import keep_current  # noqa: E402
+
+DOC = ROOT / "docs" / "residency.md"
+MARKS = "<!-- simulation: scripts/simulate_residency.py -->", "<!-- end of simulation -->"
+DEVICE = "CUDA0"
+
+# GB of memory with 8,192 tokens of context, 4-bit weights: what is loaded on such machines
+SIZES_GB = {
+    "nomic-embed": 0.2, "bge-reranker": 0.7, "qwen2.5-0.5b": 0.7, "llama-3.2-1b": 1.2, "llama-3.2-3b": 2.9,
+    "phi-3.5-mini": 3.6, "qwen2.5-7b": 5.3, "mistral-7b": 5.4, "llama-3.1-8b": 6.0, "gemma-2-9b": 8.0,
+    "qwen2.5-14b": 10.8, "mistral-small-24b": 15.9, "gemma-2-27b": 18.6, "qwen2.5-32b": 22.0,
+}  # fmt: skip
+LOAD_BASE_S, LOAD_GB_PER_S = 0.5, 1.5  # a process's start, and a good disk
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One client after the other. ``stay``: how likely the next request is for the same model again.
+    ``zipf``: how much more popular the first is; every 400 requests two change their ranks."""
+
+    title: str
+    sizes_gb: dict[str, float]
+    budget_gb: float
+    zipf: float = 0.9
+    stay: float = 0.7
+
+    def models(self) -> list[Model]:
+        return [
+            Model(
+                id=id_,
+                needs={DEVICE: round(size * 1e9)},
+                load_s=LOAD_BASE_S + size / LOAD_GB_PER_S,
+                leave_s=0.2,
+            )
+            for id_, size in self.sizes_gb.items()
+        ]
+
+    def calls(self, seed: int, count: int) -> list[Call]:
+        """Answers take 2 s; a next question comes after 20 s, another matter after 80 s, on average."""
+        chance = random.Random(seed)
+        ranked = chance.sample(sorted(self.sizes_gb), len(self.sizes_gb))
+        weights = [1 / (rank + 1) ** self.zipf for rank in range(len(ranked))]
+        calls: list[Call] = []
+        for nth in range(count):
+            if nth % 400 == 399:
+                one, other = chance.sample(range(len(ranked)), 2)
+                ranked[one], ranked[other] = ranked[other], ranked[one]
+            if calls and chance.random() < self.stay:
+                calls.append(Call(calls[-1].model, 2.0, chance.expovariate(1 / 20)))
+            else:
+                calls.append(Call(chance.choices(ranked, weights)[0], 2.0, chance.expovariate(1 / 80)))
+        return calls
+
+
+WORKLOADS = (
+    Workload("14 models, 24 GB, conversations", SIZES_GB, 24),
+    Workload("14 models, 48 GB, conversations", SIZES_GB, 48),
+    Workload("14 models, 48 GB, single requests", SIZES_GB, 48, stay=0.2),
+    Workload("14 equal models of 6 GB, 24 GB, conversations", dict.fromkeys(SIZES_GB, 6.0), 24),
+)
+
+
+class Future:
+    """What hindsight knows: when each model is asked for next, counted in requests."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.at: dict[str, list[int]] = {}
+        for nth, call in enumerate(calls):
+            self.at.setdefault(call.model, []).append(nth)
+        self.simulation: Simulation | None = None
+
+    def until_next(self, id_: str) -> float:
+        assert self.simulation is not None
+        now = self.simulation.issued
+        later = self.at.get(id_, [])
+        nth = bisect_left(later, now)
+        return later[nth] - now if nth < len(later) else float("inf")
+
+
+def one_by_one(first: Callable[[Tenant], tuple[float, ...]]) -> Decide:
+    """The usual cache: until it fits, the idle one goes that is first in this order."""
+
+    def decided(world: World) -> tuple[Verdict, ...]:
+        return tuple(_one_by_one(world, first))
+
+    return decided
+
+
+def _one_by_one(world: World, first: Callable[[Tenant], tuple[float, ...]]) -> Iterator[Verdict]:
+    tenants = world.tenants.values()
+    claims = [each for each in tenants if each.phase is Phase.ABSENT and each.waiting]
+    if not claims:
+        return
+    claim = min(claims, key=lambda each: each.waiting_since_s)
+    holding = [each for each in tenants if each.phase not in (Phase.ABSENT, Phase.FAILED)]
+    lack = claim.needs[DEVICE] - world.budget[DEVICE] + sum(each.needs[DEVICE] for each in holding)
+    if lack <= 0:
+        yield Load(claim.id)
+        return
+    lack -= sum(each.needs[DEVICE] for each in holding if each.phase is Phase.LEAVING)
+    idle = [each for each in holding if each.phase is Phase.RESIDENT and not each.in_flight + each.waiting]
+    for victim in sorted(idle, key=first):
+        if lack <= 0:
+            return
+        yield Evict(victim.id, "memory", claim.id)
+        lack -= victim.needs[DEVICE]
+
+
+def without_counts(world: World) -> tuple[Verdict, ...]:
+    tenants = {id_: replace(each, use=UNUSED) for id_, each in world.tenants.items()}
+    return decide(replace(world, tenants=tenants))
+
+
+def played(workload: Workload, calls: list[Call]) -> dict[str, tuple[float, float]]:
+    """Hit rate and load seconds of every policy."""
+    future = Future(calls)
+    models = workload.models()
+    uses = dict.fromkeys(workload.sizes_gb, 0)
+    asked = -1
+
+    def least_often(tenant: Tenant) -> tuple[float, ...]:
+        nonlocal asked
+        assert future.simulation is not None
+        for call in calls[asked + 1 : future.simulation.issued]:
+            uses[call.model] += 1
+        asked = future.simulation.issued - 1
+        return uses[tenant.id], tenant.used_s
+
+    def knowing(world: World) -> tuple[Verdict, ...]:
+        """The policy itself, told the time to the next use for the time since the last one."""
+        tenants = {
+            id_: replace(each, use=UNUSED, used_s=world.now_s - min(future.until_next(id_) + 1, 1e9))
+            for id_, each in world.tenants.items()
+        }
+        return decide(replace(world, tenants=tenants, policy=replace(world.policy, linger=0.0)))
+
+    policies: dict[str, Decide] = {
+        "least recently used (LRU)": one_by_one(lambda each: (each.used_s,)),
+        "least frequently used (LFU)": one_by_one(least_often),
+        "llamasup without counts of use": without_counts,
+        "**llamasup**": decide,
+        "hindsight: farthest in future": one_by_one(lambda each: (-future.until_next(each.id),)),
+        "hindsight: llamasup, knowing the next use": knowing,
+    }
+    results: dict[str, tuple[float, float]] = {}
+    for name, policy in policies.items():
+        world = ModelWorld(models, {DEVICE: round(workload.budget_gb * 1e9)}, decide=policy)
+        future.simulation = Simulation(world, [calls])
+        outcome = future.simulation.run()
+        assert outcome.answered == len(calls)
+        results[name] = outcome.hit_rate, outcome.load_s
+    results["bound: no policy does better"] = bounds(workload, calls)
+    return results
+
+
+def bounds(workload: Workload, calls: Sequence[Call]) -> tuple[float, float]:
+    """The most hits, and the fewest load seconds, that any policy can have that knows all that comes."""
+    models = {model.id: model for model in workload.models()}
+    budget = workload.budget_gb * 1e9
+    loads = least_loss(calls, models, budget, lambda model: 1.0)
+    return 1 - loads / len(calls), least_loss(calls, models, budget, lambda model: model.load_s)
+
+
+def least_loss(
+    calls: Sequence[Call], models: dict[str, Model], budget: float, price: Callable[[Model], float]
+) -> float:
+    """A lower bound of what loads must cost: linear programming relaxation, by its dual.
+
+    A model is kept from one of its requests to the next (a part of it, if one likes), or loaded again; what
+    is kept over a request fits beside what is requested. Any price per byte at each request gives a bound; it
+    is raised step by step where too much is kept.
+    """
+    last: dict[str, int] = {}
+    spans: list[tuple[int, int]] = []
+    for nth, call in enumerate(calls):
+        if call.model in last:
+            spans.append((last[call.model], nth))
+        last[call.model] = nth
+    total = sum(price(models[call.model]) for call in calls)
+    begin, end = np.array(spans).T
+    size = np.array([models[calls[at].model].needs[DEVICE] / budget for at in begin])
+    worth = np.array([price(models[calls[at].model]) for at in begin])
+    room = 1 - np.array([models[call.model].needs[DEVICE] / budget for call in calls])
+    byte_price = np.zeros(len(calls))
+    saved = float("inf")
+    for step in range(4000):
+        summed = np.concatenate(([0.0], np.cumsum(byte_price)))
+        gain = worth - size * (summed[end] - summed[begin + 1])  # the requests strictly between
+        saved = min(saved, float(byte_price @ room + gain[gain > 0].sum()))
+        kept = np.zeros(len(calls) + 1)
+        taken = np.where(gain > 0, size, 0.0)
+        np.add.at(kept, begin + 1, taken)
+        np.add.at(kept, end, -taken)
+        too_much = np.cumsum(kept)[:-1] - room
+        byte_price = np.maximum(0.0, byte_price + 0.5 * float(worth.mean()) / (1 + step / 20) * too_much)
+    return total - saved
+
+
+def policies_table(workload: Workload, *, seeds: int, requests: int) -> str:
+    runs = [played(workload, workload.calls(seed, requests)) for seed in range(seeds)]
+    mean = {
+        name: (fmean(run[name][0] for run in runs), fmean(run[name][1] for run in runs)) for name in runs[0]
+    }
+    plain_s = next(iter(mean.values()))[1]
+    rows = [f"| {workload.title} | hit rate | load seconds | of LRU's |", "|---|---|---|---|"]
+    rows += [
+        f"| {name} | {hit_rate:.1%} | {load_s:,.0f} | {load_s / plain_s:.1%} |"
+        for name, (hit_rate, load_s) in mean.items()
+    ]
+    return "\n".join(rows)
+
+
+def busy(seed: int, *, clients: int, requests: int) -> list[list[Call]]:
+    """Programs: pauses of 50 ms at most, nine in ten requests for the model that is the client's own."""
+    chance = random.Random(seed)
+    names = ["qwen2.5-7b", "mistral-7b", "llama-3.1-8b", "qwen2.5-14b"]
+    return [
+        [
+            Call(
+                names[client % 4] if chance.random() < 0.9 else chance.choice(names),
+                chance.uniform(0.3, 3.0),
+                chance.uniform(0.0, 0.05),
+            )
+            for _ in range(requests)
+        ]
+        for client in range(clients)
+    ]
+
+
+def turns_table(*, seeds: int, requests: int) -> str:
+    """Room for two of four models that all are wanted all the time."""
+    models = [replace(each, slots=4) for each in WORKLOADS[0].models()]
+    variants: dict[str, tuple[ResidencyPolicy, Decide]] = {
+        "LRU among idle ones, no turns": (ResidencyPolicy(), one_by_one(lambda each: (each.used_s,))),
+        "no lingering (`linger` 0)": (ResidencyPolicy(linger=0.0), decide),
+        "**llamasup** (`turn_s` 5, `linger` 0.1)": (ResidencyPolicy(), decide),
+        "`linger` 0.3": (ResidencyPolicy(linger=0.3), decide),
+        "`turn_s` 1": (ResidencyPolicy(turn_s=1.0), decide),
+        "`turn_s` 20": (ResidencyPolicy(turn_s=20.0), decide),
+    }
+    rows = []
+    for clients in (4, 8):
+        rows += [
+            f"| {clients} clients without pauses, room for two of four models "
+            "| requests/s | loads in 100 requests | mean wait | longest wait |",
+            "|---|---|---|---|---|",
+        ]
+        for name, (policy, variant) in variants.items():
+            programs = [busy(seed, clients=clients, requests=requests) for seed in range(seeds)]
+            runs = [simulate(models, each, {DEVICE: 17 * 10**9}, policy, variant) for each in programs]
+            answered = sum(run.answered for run in runs)
+            rows.append(
+                f"| {name} | {answered / sum(run.ended_s for run in runs):.2f} "
+                f"| {100 * sum(sum(run.loads.values()) for run in runs) / answered:.1f} "
+                f"| {fmean(wait for run in runs for wait in run.waits_s):.1f} s "
+                f"| {max(wait for run in runs for wait in run.waits_s):.0f} s |"
+            )
+        rows.append("")
+    return "\n".join(rows).rstrip()
+
+
+def text(*, seeds: int, requests: int) -> str:
+    tables = [policies_table(each, seeds=seeds, requests=requests) for each in WORKLOADS]
+    return "\n\n".join([*tables, turns_table(seeds=seeds, requests=requests // 10)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--print", action="store_true")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=3000)
+    options = parser.parse_args()
+    tables = text(seeds=options.seeds, requests=options.requests)
+    print(tables)
+    return 0 if options.print else keep_current(DOC, MARKS, tables, check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

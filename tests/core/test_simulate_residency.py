@@ -1,0 +1,52 @@
+"""The policy against others, on few requests; docs/residency.md has the numbers of many."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scripts.simulate_residency import WORKLOADS, played, text
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_for_models_of_one_size_hindsight_is_the_optimum_that_no_policy_exceeds() -> None:
+    """Two ways to it that share nothing: Belady's rule played, and the dual of the linear program."""
+    equal = WORKLOADS[-1]
+    results = played(equal, equal.calls(1, 200))
+    hits, load_s = results["bound: no policy does better"]
+    assert results["hindsight: farthest in future"] == pytest.approx((hits, load_s), rel=0.01)
+    for name, (hit_rate, seconds) in results.items():
+        assert hit_rate <= hits * 1.0001, name
+        assert seconds >= load_s * 0.9999, name
+
+
+def test_what_is_used_again_and_again_is_loaded_less_often_than_by_lru() -> None:
+    single = WORKLOADS[2]
+    results = played(single, single.calls(0, 400))
+    assert results["**llamasup**"][1] < 0.95 * results["least recently used (LRU)"][1]
+
+
+def test_with_room_for_all_every_policy_loads_each_model_once() -> None:
+    roomy = replace(WORKLOADS[0], budget_gb=200.0)
+    calls = roomy.calls(0, 100)
+    once_s = sum(model.load_s for model in roomy.models() if model.id in {call.model for call in calls})
+    for name, (_, load_s) in played(roomy, calls).items():
+        assert load_s == pytest.approx(once_s), name
+
+
+def test_the_tables_are_as_the_page_shows_them() -> None:
+    tables = text(seeds=1, requests=60)
+    assert tables.count("**llamasup**") == len(WORKLOADS) + 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_page_has_what_the_policy_does() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "simulate_residency.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
