@@ -215,6 +215,7 @@ class Pool:
 
     def _idle(self, tenancy: Tenancy) -> None:
         """Its last request is over."""
+        tenancy.use = tenancy.use.after(tenancy.served.idle_since_s)
         if tenancy.yielding or any(each.wanted and not each.serves for each in self._active.values()):
             self.decide_soon()
         elif tenancy.spec.stay.ttl_s < float("inf"):

@@ -12,6 +12,7 @@ from llamasup.core.errors import LlamasupError
 from llamasup.core.instance import LIVE, Policy, State
 from llamasup.core.model_spec import ModelOptions, ModelSpec
 from llamasup.core.residency import Phase, Tenant
+from llamasup.core.residency_use import UNUSED
 from llamasup.core.share import Share, needs_of
 from llamasup.runtime.endpoint import Unavailable
 from llamasup.runtime.instance import InstanceRunner
@@ -118,6 +119,7 @@ class Tenancy:
         "sizing",
         "spec",
         "starting",
+        "use",
         "yielding",
     )
 
@@ -138,6 +140,7 @@ class Tenancy:
         self.error: LlamasupError | None = None  # why it cannot be loaded for now
         self.failed_at_s = 0.0
         self.resident_since_s = 0.0
+        self.use = UNUSED  # lately; it outlasts what is loaded
         self.claims: list[asyncio.Future[None]] = []  # of those who asked for it to be loaded
         self.claims_since_s = 0.0
 
@@ -211,6 +214,7 @@ class Tenancy:
             waiting_since_s=since_s,
             used_s=max(self.resident_since_s, served.idle_since_s),
             resident_since_s=self.resident_since_s,
+            use=self.use,
         )
 
     def settle_claims(self, error: LlamasupError | None = None) -> None:
