@@ -110,7 +110,7 @@ class ModelUnknown(LlamasupError):
 
     exit_code = 66
     http_status = 404
-    cause = "model_unknown"
+    cause = "model_not_found"
 
 
 class ModelInvalid(LlamasupError):

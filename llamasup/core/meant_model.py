@@ -72,11 +72,15 @@ def may_use(key: ApiKey | None, meant: MeantModel) -> bool:
 
 
 def unknown_model(name: str, near: Sequence[str] = ()) -> HttpError:
-    """404, as OpenAI's. ``near``: what may have been meant, the nearest first."""
+    """404. ``near``: what may have been meant, the nearest first.
+
+    The cause is OpenAI's own word: LiteLLM, and what is built on it, looks for it in the text, and takes
+    every other ``invalid_request_error`` for a bad request whatever its status is.
+    """
     return HttpError(
         404,
         f"The model {_shown(name)} does not exist here",
-        cause="model_unknown",
+        cause="model_not_found",
         remedy=f"did you mean {_listed(near, 'or')}?" if near else "GET /v1/models lists those that do",
     )
 

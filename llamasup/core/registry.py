@@ -187,7 +187,7 @@ def _unknown_members(groups: Mapping[str, Sequence[str]], names: Mapping[str, st
                 yield Problem(
                     f"{member!r} in the group {group!r} is no model",
                     remedy="Name models that are served, or take it out of the group.",
-                    cause="model_unknown",
+                    cause="model_not_found",
                     names=(member,),
                 )
 
@@ -205,7 +205,7 @@ def _default(
         Problem(
             f"the default model {wanted!r} is not there",
             remedy=near,
-            cause="model_unknown",
+            cause="model_not_found",
             names=(wanted,),
         ),
     )

@@ -101,7 +101,7 @@ def test_without_a_key_there_is_nothing_that_forbids_a_model() -> None:
 
 def test_an_unknown_model_is_told_with_names_that_are_near() -> None:
     error = unknown_model("qwen", ["qwen2.5-7b", "qwen3"])
-    assert (error.status, error.type, error.cause) == (404, "invalid_request_error", "model_unknown")
+    assert (error.status, error.type, error.cause) == (404, "invalid_request_error", "model_not_found")
     assert error.message == "The model 'qwen' does not exist here"
     assert error.remedy == "did you mean qwen2.5-7b or qwen3?"
     assert unknown_model("x").remedy == "GET /v1/models lists those that do"

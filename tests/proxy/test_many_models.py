@@ -115,7 +115,7 @@ def test_an_unknown_model_is_a_404_at_once_and_no_name_of_a_metric(make_many: Ma
     said = rig.ask(json_post(CHAT, model="othre"))
     error = error_of(said, 404)
     assert field(said[0], b"retry-after") is None
-    assert (error["cause"], error["type"]) == ("model_unknown", "invalid_request_error")
+    assert (error["cause"], error["type"]) == ("model_not_found", "invalid_request_error")
     assert "'othre'" in error["message"]
     assert error["remedy"] == "did you mean other?"
     record = rig.record()
@@ -197,7 +197,7 @@ def test_a_model_that_was_taken_out_while_it_had_a_request_ends_with_it(make_man
     client.send(json_post(CHAT, model="other"))
     many.accept("other", rig).message()
     gone = many.models.pop("other")
-    gone.listener.close()
+    gone.close()
     rig.call(lambda: gone.endpoint.close("it was taken out of the configuration"))
     error_of(client.message(), 503)
     assert rig.record().outcome == "revoked"
@@ -247,7 +247,7 @@ def test_one_that_there_is_not_is_a_404_with_near_names(make_many: MakeMany) -> 
     rig, _ = make_many()
     for name in (b"othre", b"..%2f..%2fetc%2fpasswd", b"%00", b"x" * 10_000):
         error = error_of(rig.ask(get(b"/v1/models/" + name)), 404)
-        assert error["cause"] == "model_unknown"
+        assert error["cause"] == "model_not_found"
     assert error_of(rig.ask(get(b"/v1/models/othre")), 404)["remedy"] == "did you mean other?"
 
 
