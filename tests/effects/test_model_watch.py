@@ -1,0 +1,250 @@
+"""Folders that change while they are watched, on a real file system with the system's own events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import ParamSpec
+
+import pytest
+
+from llamasup.core.errors import LlamasupError
+from llamasup.core.settling import SettlePolicy
+from llamasup.effects import folder_events
+from llamasup.effects.folder_events import FolderEvents
+from llamasup.effects.model_search import Search, search_models
+from llamasup.effects.model_watch import ModelWatch
+from llamasup.testing import models
+
+Given = ParamSpec("Given")
+
+PATIENCE_S = 20.0
+QUICK = SettlePolicy(sound_s=0.1, broken_s=0.3)
+DECODER = models.tiny_decoder()
+
+
+def in_loop(test: Callable[Given, Coroutine[None, None, None]]) -> Callable[Given, None]:
+    @functools.wraps(test)
+    def run(*arguments: Given.args, **named: Given.kwargs) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+class Watched:
+    """A folder under watch, and what was told of it."""
+
+    def __init__(self, top: Path, watch: ModelWatch, first: Search) -> None:
+        self.top = top
+        self.told = [first]
+        self._changes = watch.changes()
+
+    async def until(self, holds: Callable[[dict[str, str]], bool]) -> dict[str, str]:
+        """Name → class, or what is wrong, once ``holds`` is true of it."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds(self.served):
+                self.told.append(await anext(self._changes))
+        return self.served
+
+    @property
+    def served(self) -> dict[str, str]:
+        return {
+            os.path.relpath(found.path, self.top): found.outcome.message.removeprefix(f"{found.path}: ")
+            if isinstance(found.outcome, LlamasupError)
+            else found.outcome.model_class
+            for found in self.told[-1].found
+        }
+
+
+@contextlib.asynccontextmanager
+async def watching(
+    top: Path, *paths: Path, policy: SettlePolicy = QUICK, tick_s: float = 0.02
+) -> AsyncIterator[Watched]:
+    first = search_models([top], map(str, paths))
+    async with ModelWatch([top], [str(path) for path in paths], first, policy=policy, tick_s=tick_s) as watch:
+        yield Watched(top, watch, first)
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return folder
+
+
+def put(path: Path, content: bytes = DECODER) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@in_loop
+async def test_a_new_model_is_told_and_so_is_one_in_a_new_subfolder(top: Path) -> None:
+    async with watching(top) as watched:
+        put(top / "a.gguf")
+        assert await watched.until(lambda served: "a.gguf" in served) == {"a.gguf": "decoder"}
+        put(top / "deep/er/b.gguf", models.tiny_encoder())
+        served = await watched.until(lambda served: len(served) == 2)
+        assert served["deep/er/b.gguf"] == "encoder"
+        put(top / "deep/er/c.gguf")
+        await watched.until(lambda served: "deep/er/c.gguf" in served)
+
+
+@in_loop
+async def test_a_removed_model_is_gone_and_the_others_stay(top: Path) -> None:
+    put(top / "a.gguf"), put(top / "b.gguf")
+    async with watching(top) as watched:
+        (top / "a.gguf").unlink()
+        assert await watched.until(lambda served: "a.gguf" not in served) == {"b.gguf": "decoder"}
+
+
+@in_loop
+async def test_a_renamed_model_never_leaves(top: Path) -> None:
+    put(top / "a.gguf")
+    # A new file would count after an hour.
+    async with watching(top, policy=SettlePolicy(sound_s=3600, broken_s=3600)) as watched:
+        (top / "a.gguf").rename(top / "b.gguf")
+        await watched.until(lambda served: "b.gguf" in served)
+        assert all(each.found for each in watched.told)
+
+
+@in_loop
+async def test_a_download_is_told_when_it_has_its_name_and_nothing_of_it_before(top: Path) -> None:
+    async with watching(top) as watched:
+        part = put(top / "a.gguf.part", DECODER[:1000])
+        put(top / "other.gguf")
+        await watched.until(lambda served: "other.gguf" in served)
+        part.write_bytes(DECODER)
+        part.rename(top / "a.gguf")
+        await watched.until(lambda served: served.get("a.gguf") == "decoder")
+        assert all("part" not in found.path for each in watched.told for found in each.found)
+
+
+@in_loop
+async def test_a_copy_is_neither_served_nor_a_problem_while_it_grows(top: Path) -> None:
+    """Written piece by piece until another file has come and gone many times in between."""
+    policy = SettlePolicy(sound_s=0.05, broken_s=3600)
+    async with watching(top, policy=policy) as watched:
+        with (top / "a.gguf").open("wb") as file:
+            for number, start in enumerate(range(0, len(DECODER), len(DECODER) // 4)):
+                file.write(DECODER[start : start + len(DECODER) // 4])
+                file.flush()
+                marker = f"marker-{number}.gguf"
+                put(top / marker)
+                served = await watched.until(lambda served, marker=marker: marker in served)  # type: ignore[misc]
+                if file.tell() < len(DECODER):
+                    assert "a.gguf" not in served
+        await watched.until(lambda served: served.get("a.gguf") == "decoder")
+
+
+@in_loop
+async def test_a_copy_that_was_broken_off_is_told_once_it_is_quiet(top: Path) -> None:
+    async with watching(top) as watched:
+        put(top / "a.gguf", DECODER[: len(DECODER) // 2])
+        served = await watched.until(lambda served: "a.gguf" in served)
+        assert served["a.gguf"].startswith("truncated")
+
+
+@in_loop
+async def test_a_replaced_model_is_another_one_and_the_old_one_stays_until_then(top: Path) -> None:
+    path = put(top / "a.gguf")
+    async with watching(top) as watched:
+        before = watched.told[-1].found[0].files
+        fresh = put(top / "b.part", models.tiny_encoder())
+        fresh.replace(path)
+        await watched.until(lambda served: served["a.gguf"] == "encoder")
+        assert watched.told[-1].found[0].files != before
+
+
+@in_loop
+async def test_models_of_a_folder_that_disappears_stay_and_it_is_watched_again_when_it_is_back(
+    top: Path,
+) -> None:
+    put(top / "a.gguf")
+    async with watching(top) as watched:
+        aside = top.with_name("aside")
+        shutil.move(top, aside)
+        await watched.until(lambda _: bool(watched.told[-1].missing))
+        assert watched.served == {"a.gguf": "decoder"}
+        assert str(top) in watched.told[-1].missing
+        shutil.move(aside, top)
+        await watched.until(lambda _: not watched.told[-1].missing)
+        assert watched.served == {"a.gguf": "decoder"}
+        put(top / "b.gguf")
+        await watched.until(lambda served: "b.gguf" in served)
+
+
+@in_loop
+async def test_a_folder_that_was_emptied_and_made_anew_has_what_is_in_it_now(top: Path) -> None:
+    put(top / "a.gguf")
+    async with watching(top) as watched:
+        shutil.rmtree(top)
+        put(top / "b.gguf")
+        assert await watched.until(lambda served: "b.gguf" in served and "a.gguf" not in served)
+
+
+@in_loop
+async def test_a_model_of_the_config_is_watched_where_it_lies(top: Path, tmp_path: Path) -> None:
+    path = put(tmp_path / "elsewhere/x.gguf")
+    async with watching(top, path) as watched:
+        before = watched.told[-1].sources[str(path)].files
+        put(path.with_name("x.part"), models.tiny_encoder()).replace(path)
+        await watched.until(lambda _: watched.told[-1].sources[str(path)].files != before)
+
+
+@in_loop
+async def test_what_happened_between_the_first_look_and_the_watch_is_told(top: Path) -> None:
+    first = search_models([top])
+    put(top / "a.gguf")
+    async with ModelWatch([top], [], first, policy=QUICK, tick_s=0.02) as watch:
+        watched = Watched(top, watch, first)
+        await watched.until(lambda served: "a.gguf" in served)
+
+
+@in_loop
+async def test_without_the_systems_events_the_folders_are_looked_at(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more_watches(self: FolderEvents, folders: list[str], *, below: bool) -> None:
+        self.reliable = False  # as where fs.inotify.max_user_watches is reached
+
+    monkeypatch.setattr(FolderEvents, "_watch", no_more_watches)
+    monkeypatch.setattr("llamasup.effects.model_watch._LOOK_UNTOLD_S", 0.05)
+    async with watching(top) as watched:
+        put(top / "a.gguf")
+        await watched.until(lambda served: "a.gguf" in served)
+
+
+@in_loop
+async def test_nothing_is_left_of_a_watch_that_has_ended(top: Path) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = descriptors()
+    for _ in range(3):
+        async with watching(top):
+            assert any(each.name == "model-watch" for each in threading.enumerate())
+    assert not any(each.name == "model-watch" for each in threading.enumerate())
+    async with asyncio.timeout(PATIENCE_S):  # the library's own thread closes them a moment later
+        while descriptors() > before:  # noqa: ASYNC110 - and tells nobody
+            await asyncio.sleep(0.01)
+
+
+def test_what_programs_write_under_other_names_wakes_nobody(top: Path) -> None:
+    events = FolderEvents([top], [])
+    try:
+        assert events.happened()  # the first look
+        assert not events.happened()
+        put(top / "a.gguf.part")
+        put(top / "blobs/0123.incomplete")
+        put(top / "b.gguf")
+        told = [name for name in ("a.gguf.part", "b.gguf") if folder_events._concerns([name])]
+        assert told == ["b.gguf"]
+    finally:
+        events.close()
