@@ -59,9 +59,16 @@ class _Generation:
     size_lines: list[str] = field(default_factory=list)
     """What the child said about its memory while it started."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    slots: asyncio.Task[None] | None = None
+    """Has what they hold saved or restored."""
     exit: Exit | None = None
     warm_up_s: float = 0.0
     """What its first token took."""
+
+    def let_slots_be(self) -> None:
+        """Wait no longer for them: it would not end while it is asked for something (b11434)."""
+        if self.slots is not None:
+            self.slots.cancel()
 
 
 def prober_of(plan: ChildPlan) -> Prober:
@@ -321,9 +328,10 @@ class InstanceRunner:
             case core.WarmUp():
                 self._start_task(self._warm_up)
             case core.RestoreSlots():
-                self._start_task(self._restore_slots)
+                self._current.slots = self._start_task(self._restore_slots)
             case core.SaveSlots():
-                self._start_task(self._save_slots)
+                self._current.let_slots_be()
+                self._current.slots = self._start_task(self._save_slots)
             case core.Watch():
                 self._start_task(self._watch)
             case core.AwaitIdle(generation):
@@ -331,6 +339,7 @@ class InstanceRunner:
             case core.CloseEndpoint(_, reason):
                 if self._generation is not None:
                     self._generation.endpoint.close(reason)
+                    self._generation.let_slots_be()
             case core.Terminate():
                 if self._generation is not None:
                     self._generation.child.terminate()
@@ -432,12 +441,14 @@ class InstanceRunner:
         """With what the next start does differently, if a smaller plan may help (S5)."""
         return replace(diagnosis, adjustment=self._planner.step_down(generation.plan, diagnosis))
 
-    def _start_task(self, work: Callable[[_Generation], Coroutine[None, None, None]]) -> None:
+    def _start_task(self, work: Callable[[_Generation], Coroutine[None, None, None]]) -> asyncio.Task[None]:
         """A task that ends with its child, at the latest."""
         assert self._tasks is not None
         generation = self._current
         name = f"{self.model}/{generation.number}/{work.__name__.strip('_')}"
-        generation.tasks.append(self._tasks.create_task(work(generation), name=name))
+        task = self._tasks.create_task(work(generation), name=name)
+        generation.tasks.append(task)
+        return task
 
     async def _reap(self, generation: _Generation) -> None:
         exit_ = await generation.child.wait()

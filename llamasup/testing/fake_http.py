@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from llamasup.testing.faults import Faults
@@ -52,6 +53,8 @@ class HttpServer:
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._slots: list[int | None] = [None] * self._n_slots  # tokens decoded by who holds it
+        self._held = [""] * self._n_slots  # what each was asked last; a character is a token
+        self._slot_folder = options.get("--slot-save-path")
         self._deferred = 0
         self._n_decode = 0
         self._n_prompt = 0
@@ -74,7 +77,7 @@ class HttpServer:
                 with self._lock:
                     self.open_requests += 1
                 try:
-                    keep = self._answer(connection, method, path.partition("?")[0], headers, body)
+                    keep = self._answer(connection, method, path, headers, body)
                 finally:
                     with self._lock:
                         self.open_requests -= 1
@@ -82,9 +85,9 @@ class HttpServer:
                     return
 
     def _answer(
-        self, connection: socket.socket, method: str, path: str, headers: dict[str, str], body: bytes
+        self, connection: socket.socket, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> bool:
-        faults = self._faults
+        faults, path = self._faults, target.partition("?")[0]
         if path in {"/health", "/v1/health"} and faults.health != "ok":
             if faults.health == "never":
                 self._until_client_leaves(connection)
@@ -104,6 +107,8 @@ class HttpServer:
             request = json.loads(body or b"{}")
         except ValueError as error:
             return _send_error(connection, 400, f"parse error: {error}", "invalid_request_error")
+        if path.startswith("/slots/"):
+            return self._move_slot(connection, target, request)
         return self._post(connection, path, request)
 
     def _get(self, connection: socket.socket, path: str) -> bool:
@@ -161,6 +166,27 @@ class HttpServer:
             return _send_error(connection, faults.status, "fake failure", "server_error")
         return self._complete(connection, path, request)
 
+    def _move_slot(self, connection: socket.socket, target: str, request: dict[str, Any]) -> bool:
+        faults, (place, _, action) = self._faults, target.partition("?action=")
+        if self._slot_folder is None:
+            message = "This server does not support slots action. Start it with `--slot-save-path`"
+            return _send_error(connection, 501, message, "not_supported_error")
+        self._pause(connection, faults.slots_s)
+        number = int(place.rpartition("/")[2]) % self._n_slots
+        path = Path(self._slot_folder, request["filename"])
+        if faults.slots_fail == action:
+            if action == "save":
+                path.write_bytes(b"a part")
+                return _send_error(connection, 500, "Unable to save slot", "server_error")
+            message = "Unable to restore slot: No available space in KV cache or invalid slot save file"
+            return _send_error(connection, 400, message, "invalid_request_error")
+        if action == "save":
+            path.write_text(self._held[number])
+        else:
+            self._held[number] = path.read_text()
+        counted = {f"n_{action}d": len(self._held[number])}
+        return _send_json(connection, {"id_slot": number, "filename": path.name, **counted})
+
     # --- completions -----------------------------------------------------------------------------
 
     def _complete(self, connection: socket.socket, path: str, request: dict[str, Any]) -> bool:
@@ -169,6 +195,7 @@ class HttpServer:
         stream = bool(request.get("stream"))
         shape = _Shape(path, self._alias, request)
         with self._slot(connection) as number:
+            self._held[number] = str(request.get("prompt", request.get("messages", "")))
             # Headers go out when a slot starts the request, not before (b11434).
             if stream:
                 connection.sendall(_head(200, "text/event-stream", chunked=True))

@@ -194,7 +194,7 @@ def _parse(argv: Sequence[str]) -> tuple[dict[str, str], list[str]] | int:
 
 # The name by which the code above asks for an option that has several.
 _NAMES = {"--model", "--host", "--port", "--alias", "--ctx-size", "--parallel", "--api-key", "--api-key-file",
-          "--metrics", "--embedding", "--rerank"}  # fmt: skip
+          "--metrics", "--embedding", "--rerank", "--slot-save-path"}  # fmt: skip
 
 
 def _known_options() -> tuple[dict[str, tuple[str, bool]], dict[str, str]]:

@@ -17,7 +17,8 @@ HOME = SlotHome("/cache/slots", (("/models/example-8b.gguf", 5, 7),))
 
 
 def keeping(build: str | Capabilities = NEW, *args: Any, **rest: Any) -> LaunchPlan:
-    return planned(build, *args, **({"keep_slots": True, "slot_home": HOME} | rest))
+    options: dict[str, Any] = {"keep_slots": True, "slot_home": HOME}
+    return planned(build, *args, **(options | rest))
 
 
 def without(*flags: str) -> Capabilities:

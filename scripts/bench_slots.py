@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""What kept slots are worth: the second turn of a conversation after its model was unloaded and loaded again.
+
+Each round says a first turn of a given length, asks for the second one at once, ends the server, starts it,
+and asks for the second turn again: once with slots that are kept and once without, in turns, so that both see
+the same machine. From the start of the server to the first token, as a client sees it that was waiting.
+Random weights: they take the time that trained ones take. Medians over the rounds.
+
+    python scripts/bench_slots.py [--runtime embedded] [--tokens 256,1024,4096] [--rounds 5] [--write]
+
+``--write`` puts the table into docs/slots.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from llamasup.api import RunOptions, Service  # noqa: E402
+from llamasup.core.instance import State  # noqa: E402
+from llamasup.core.settings import Settings  # noqa: E402
+from llamasup.effects.httpx_alone import httpx  # noqa: E402
+from llamasup.proxy.bind import bind  # noqa: E402
+from llamasup.runtime.events import Bus, StateChanged  # noqa: E402
+from llamasup.testing.models import write_large_decoder  # noqa: E402
+from scripts.pages import write_between  # noqa: E402
+
+DOC = ROOT / "docs" / "slots.md"
+MARKS = "<!-- measured: scripts/bench_slots.py -->", "<!-- end of measured -->"
+MIB = 1 << 20
+FIRST_WORD = 300  # in the generated vocabulary: what comes before are bytes and specials
+LAST_WORD = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds, except for what was on the disk between the two servers."""
+
+    unswapped_s: float
+    swapped_s: float
+    load_s: float
+    stop_s: float
+    kept_bytes: int
+    known: int
+
+
+class Running:
+    def __init__(self, service: Service, client: httpx.AsyncClient) -> None:
+        self.service = service
+        self._client = client
+
+    async def first_token(self, prompt: list[int]) -> tuple[float, int, list[int]]:
+        """Seconds to the first token, how many tokens were known, and what was generated."""
+        body = {"prompt": prompt, "n_predict": 4, "temperature": 0, "ignore_eos": True}
+        body |= {"stream": True, "return_tokens": True}
+        began_s, first_s, known = perf_counter(), 0.0, 0
+        generated: list[int] = []
+        async with self._client.stream("POST", "/completion", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                first_s = first_s or perf_counter() - began_s
+                event = json.loads(line.removeprefix("data: "))
+                generated += event.get("tokens") or []
+                known = event.get("timings", {}).get("cache_n", known)
+        return first_s, known, generated
+
+
+@asynccontextmanager
+async def served(model: Path, options: argparse.Namespace, *, keep: bool) -> AsyncIterator[Running]:
+    """A service whose requests may be sent at once: they wait."""
+    sockets = tuple(bind("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+    settings = Settings(keep_slots=keep, parallel=1, ctx_size=max(options.tokens) + 512)
+    service = Service(
+        RunOptions(str(model), settings=settings, runtime=options.runtime, sockets=sockets), Bus()
+    )
+    async with asyncio.TaskGroup() as tasks, httpx.AsyncClient(base_url=url, timeout=None) as client:
+        run = tasks.create_task(service.run())
+        yield Running(service, client)
+        service.ask_stop()
+        await run
+
+
+def size_of(slots: Path) -> int:
+    return sum(path.stat().st_size for path in slots.glob("*.kv"))
+
+
+async def measure(model: Path, slots: Path, tokens: int, options: argparse.Namespace, *, keep: bool) -> Round:
+    prompt = random.choices(range(FIRST_WORD, LAST_WORD), k=tokens)
+    async with served(model, options, keep=keep) as it:
+        _, _, generated = await it.first_token(prompt)
+        second = [*prompt, *generated, *prompt[:16]]
+        unswapped_s, _, _ = await it.first_token(second)
+        ending_s = perf_counter()
+    stop_s = perf_counter() - ending_s
+    kept_bytes = size_of(slots)
+    async with served(model, options, keep=keep) as it:
+        loaded = asyncio.get_running_loop().create_future()
+
+        def note(notice: object) -> None:
+            if isinstance(notice, StateChanged) and notice.state is State.READY:
+                loaded.set_result(perf_counter())
+
+        it.service._bus.listen(note)
+        began_s = perf_counter()
+        swapped_s, known, _ = await it.first_token(second)
+        load_s = await loaded - began_s
+    shutil.rmtree(slots, ignore_errors=True)
+    return Round(unswapped_s, swapped_s, load_s, stop_s, kept_bytes, known)
+
+
+async def all_rounds(model: Path, slots: Path, options: argparse.Namespace) -> str:
+    rows = [
+        "| First turn, tokens | unswapped, ms | swapped, ms | with kept slots, ms | ratio "
+        "| tokens known again | added to the load, ms | added to the end, ms | bytes per token |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for tokens in options.tokens:
+        without: list[Round] = []
+        kept: list[Round] = []
+        for number in range(options.rounds + 1):
+            pair = [await measure(model, slots, tokens, options, keep=keep) for keep in (False, True)]
+            if number:  # the first round fills the caches of files and facts
+                without.append(pair[0])
+                kept.append(pair[1])
+        swapped, again = median(each.swapped_s for each in without), median(each.swapped_s for each in kept)
+        numbers = (
+            median(each.unswapped_s for each in (*without, *kept)) * 1e3,
+            swapped * 1e3,
+            again * 1e3,
+            swapped / again,
+            min(each.known for each in kept),
+            (median(each.load_s for each in kept) - median(each.load_s for each in without)) * 1e3,
+            (median(each.stop_s for each in kept) - median(each.stop_s for each in without)) * 1e3,
+            median(each.kept_bytes for each in kept) / (tokens + 20),
+        )
+        assert all(each.known < 32 for each in without)
+        cells = (f"{value:,.1f}" if place == 3 else f"{value:,.0f}" for place, value in enumerate(numbers))
+        rows.append(f"| {tokens:,} | {' | '.join(cells)} |")
+        print(rows[-1], file=sys.stderr)
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What kept slots are worth.")
+    parser.add_argument("--runtime")
+    parser.add_argument(
+        "--tokens", type=lambda text: [int(word) for word in text.split(",")], default="256,1024,4096"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model-mib", type=int, default=100)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for variable in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+            os.environ[variable] = f"{folder}/{variable}"
+            Path(folder, variable).mkdir(mode=0o700)
+        model = write_large_decoder(Path(folder, "large.gguf"), options.model_mib * MIB)
+        slots = Path(folder, "XDG_CACHE_HOME", "llamasup", "slots")
+        table = asyncio.run(all_rounds(model, slots, options))
+        size = model.stat().st_size / MIB
+    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, {options.runtime or 'the first runtime found'}"
+    text = f"A llama of {size:.0f} MiB (q8_0) on {machine}; medians of {options.rounds} rounds.\n\n{table}"
+    print(text)
+    if options.write:
+        write_between(DOC, MARKS, f"\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()
