@@ -78,6 +78,8 @@ class ServiceOptions:
     """A start that shows no progress for this long is given up as hung."""
     slots_disk_bytes: int = MOST_BYTES
     """What conversations that outlive their server (``Settings.keep_slots``) may take on the disk."""
+    slots_timeout_s: float = 10.0
+    """How long they may be saved before it ends, and restored before it serves."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
     ready_file: Path | None = None
@@ -104,6 +106,7 @@ class ServiceOptions:
             stop_timeout_s=self.stop_timeout_s,
             stall_timeout_s=self.stall_timeout_s,
             slots_disk_bytes=self.slots_disk_bytes,
+            slots_timeout_s=self.slots_timeout_s,
             restart=self.restart,
             liveness=self.liveness,
         )
