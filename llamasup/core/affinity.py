@@ -71,7 +71,7 @@ class Candidate:
     turn: int = 0
 
 
-def choose(candidates: Sequence[Candidate]) -> int:
+def choose(candidates: Sequence[Candidate], most_busier: float = MOST_BUSIER) -> int:
     """The index of the one that gets the request.
 
     The longest match, of those that are not much busier than the least busy. Without a match the least busy;
@@ -81,7 +81,7 @@ def choose(candidates: Sequence[Candidate]) -> int:
     close = [
         index
         for index, each in enumerate(candidates)
-        if each.fit >= LEAST_FIT and each.load - least <= MOST_BUSIER
+        if each.fit >= LEAST_FIT and each.load - least <= most_busier
     ]
     if close:
         return min(close, key=lambda index: (-candidates[index].fit, *_by_load(candidates[index])))

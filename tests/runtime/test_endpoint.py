@@ -67,6 +67,50 @@ def test_only_what_a_model_made_speaks_for_it(
     assert (endpoint.answered, endpoint.produced, endpoint.failures) == (len(answers), produced, failures)
 
 
+def test_whoever_wants_to_hear_of_the_last_lease_hears_every_time(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    read: list[float] = []
+
+    def clock() -> float:
+        read.append(100.0 + len(read))
+        return read[-1]
+
+    monkeypatch.setattr("llamasup.runtime.endpoint.monotonic", clock)
+    endpoint.when_vacant = lambda vacant: told.append(vacant.idle_since_s)
+    first, second = endpoint.lease(infers=True), endpoint.lease(infers=True)
+    read.clear()
+    first.release()
+    assert (told, len(read)) == ([], 1)  # how long it held its place
+    second.release()
+    second.release()
+    assert (told, len(read)) == ([101.0], 2)  # and the same reading says since when it is idle
+    third = endpoint.lease()
+    assert len(read) == 2
+    third.release()
+    assert (told, len(read)) == ([101.0, 102.0], 3)
+
+
+def test_the_clock_is_not_read_for_those_who_do_not_listen(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = endpoint.lease()
+    monkeypatch.setattr("llamasup.runtime.endpoint.monotonic", None)
+    lease.release()
+    assert (endpoint.in_flight, endpoint.idle_since_s) == (0, 0.0)
+
+
+def test_answers_are_earned_once(endpoint: Endpoint) -> None:
+    endpoint.count_answer(503, infers=True)
+    endpoint.begin_serving()
+    for _ in range(3):
+        endpoint.count_answer(200, infers=True)
+    assert (endpoint.earn(), endpoint.earn(), endpoint.answered) == (3, 0, 3)
+    endpoint.count_answer(200, infers=True)
+    assert endpoint.earn() == 1
+
+
 def test_there_is_no_lease_on_a_closed_generation(endpoint: Endpoint) -> None:
     endpoint.close("it died")
     with pytest.raises(RuntimeError, match="closed generation 1"):

@@ -329,6 +329,86 @@ def test_no_more_are_put_back_than_the_budget_allows() -> None:
     assert not place.room.put_back(place.request("e"), dead, sent=True)
 
 
+# --- several generations that serve
+
+
+def several(*endpoints: Endpoint, floor: float = 64.0) -> Place:
+    place = Place(floor=floor)
+    place.room = WaitingRoom(
+        lambda: endpoints,
+        timeout_s=TIMEOUT_S,
+        policy=RetryPolicy(floor=floor),
+        clock=place.clock.read,
+        call_later=place.clock.call_later,
+    )
+    for endpoint in endpoints:
+        endpoint.when_free = place.room.place_free
+    return place
+
+
+def with_places(number: int, places: int) -> Endpoint:
+    return Endpoint("tiny", number, UnixAddress(f"/run/{number}.sock"), places=places)
+
+
+def test_of_several_only_the_one_that_broke_something_off_gets_nothing_for_a_moment() -> None:
+    dying, alive = with_places(1, places=2), with_places(2, places=1)
+    place = several(dying, alive)
+    assert place.room.put_back(place.request("a"), dying, sent=True)
+    assert place.room.put_back(place.request("b"), dying, sent=True)
+    place.clock.pass_time(0.0)
+    assert place.served == ["a by 2"]  # the other one, at once, and then it is full
+    place.clock.pass_time(GRACE_S * 0.9)
+    assert place.served == ["a by 2"]
+    place.clock.pass_time(GRACE_S * 0.2)
+    assert place.served == ["a by 2", "b by 1"]
+
+
+def test_two_that_have_the_same_number_are_told_apart() -> None:
+    dying, alive = with_places(1, places=1), with_places(1, places=1)
+    place = several(dying, alive, floor=1.0)
+    dying.answered = alive.answered = 10
+    for name, broken, taken in (
+        ("a", dying, True),
+        ("b", dying, True),
+        ("c", dying, True),
+        ("d", alive, True),
+    ):
+        assert place.room.put_back(place.request(name), broken, sent=True) is taken
+    # One at the floor, two fifths of ten answers of each; what one answered is not counted twice.
+    assert place.room.put_back(place.request("e"), alive, sent=True)
+    assert not place.room.put_back(place.request("f"), alive, sent=True)
+
+
+def test_who_waits_too_long_hears_of_the_busy_one_and_not_of_the_one_that_broke_something_off() -> None:
+    dying, busy = with_places(1, places=1), with_places(2, places=1)
+    busy.lease(infers=True)
+    place = several(dying, busy)
+    ticket = place.request("a")
+    ticket.deadline_s = place.clock.now_s + GRACE_S / 2
+    assert place.room.put_back(ticket, dying, sent=False)
+    place.clock.pass_time(GRACE_S / 2)
+    ((_, why),) = place.refused
+    assert (why.cause, why.message.partition(";")[0]) == ("busy", "The model is busy with 1 request")
+
+
+def test_the_oldest_is_the_one_who_has_waited_longest_and_a_wait_that_is_new_counts_from_its_beginning(
+    place: Place,
+) -> None:
+    assert place.room.oldest_s == float("inf")
+    old = place.request("old")
+    place.clock.pass_time(50.0)
+    young = place.enter("young")
+    began_s = place.clock.now_s
+    place.clock.pass_time(1.0)
+    assert place.room.put_back(old, generation(1), sent=True)
+    assert place.room.oldest_s == began_s
+    place.room.allow(timeout_s=1.0, most=1)  # those who wait stay, and for as long as they could
+    place.clock.pass_time(10.0)
+    assert (place.refused, place.room.oldest_s) == ([], began_s)
+    place.room.leave(young)
+    assert place.room.oldest_s == began_s + 1.0
+
+
 def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
     async def run() -> None:
         told = asyncio.Event()

@@ -1,0 +1,234 @@
+"""Plays conversations against the choice of a replica, with and without affinity; writes docs/replicas.md.
+
+python scripts/simulate_affinity.py            write the table (half a minute)
+python scripts/simulate_affinity.py --check    exit code 1 if it is not what the choice does
+python scripts/simulate_affinity.py --print    only print it
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import random
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from llamasup.core.affinity import MOST_BUSIER, AskedBefore, Candidate, choose  # noqa: E402
+from llamasup.core.conversation import Conversation  # noqa: E402
+from scripts.pages import keep_current  # noqa: E402
+
+DOC = ROOT / "docs" / "replicas.md"
+MARKS = "<!-- simulation: scripts/simulate_affinity.py -->", "<!-- end of simulation -->"
+
+SLOTS = 4
+KEPT = 12  # conversations in the caches of one process: four in slots, eight in host memory
+BATCH = 2048  # while it reads a prompt, the others get one token for so many of it (b11434)
+SYSTEM = 1000  # tokens that all conversations begin with
+THINK_S = 15.0
+TURNS = 8
+NONE, ALWAYS = -1.0, 9.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Tokens a second: of prompts, and of an answer alone; by how much of it each answer beside it costs."""
+
+    name: str
+    prompt: float
+    answer: float
+    shared: float
+    clients: tuple[int, int]
+    """That keep two processes at work, and busy."""
+
+
+MACHINES = (
+    Machine("GPU", 3000.0, 80.0, 0.1, (12, 22)),
+    Machine("laptop", 400.0, 30.0, 0.25, (7, 12)),
+    Machine("CPU", 100.0, 10.0, 0.4, (4, 7)),
+)
+
+
+@dataclass(slots=True)
+class Talk:
+    id: int
+    turns: int
+    tokens: list[int] = field(default_factory=lambda: [SYSTEM])
+
+    def conversation(self) -> Conversation:
+        sizes, total = [], 0
+        for tokens in self.tokens:
+            total += tokens
+            sizes.append(total)
+        marks = (-1, *(hash((self.id, n)) for n in range(1, len(sizes))))
+        return Conversation(marks, tuple(sizes), total)
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    client: int
+    talk: Talk
+    asked_s: float
+    answer: int
+    prompt_left: float = 0.0
+    answer_left: float = 0.0
+    first_s: float = 0.0
+
+
+class Process:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.asks: list[Ask] = []
+        self.asked = AskedBefore()
+        self.cache: OrderedDict[int, int] = OrderedDict()  # conversation: tokens
+        self.at_s = 0.0
+
+    def take(self, ask: Ask, now_s: float) -> int:
+        """Begin with it; how many tokens of its prompt were cached."""
+        self.move(now_s)
+        prompt = sum(ask.talk.tokens)
+        cached = self.cache.pop(ask.talk.id, SYSTEM if self.cache else 0)
+        ask.prompt_left, ask.answer_left = max(1.0, prompt - cached), float(ask.answer)
+        self.asks.append(ask)
+        self.cache[ask.talk.id] = prompt + ask.answer
+        while len(self.cache) > KEPT:
+            self.cache.popitem(last=False)
+        return cached
+
+    def rates(self) -> tuple[float, float]:
+        """Tokens a second for each prompt, and for each answer."""
+        reading = sum(ask.prompt_left > 0.0 for ask in self.asks)
+        answering = len(self.asks) - reading
+        if reading:
+            return self.machine.prompt / reading, self.machine.prompt / BATCH
+        return 0.0, self.machine.answer / (1.0 + self.machine.shared * max(0, answering - 1))
+
+    def next_s(self) -> float:
+        prompt, answer = self.rates()
+        ends = [
+            ask.prompt_left / prompt if ask.prompt_left > 0 else ask.answer_left / answer for ask in self.asks
+        ]
+        return self.at_s + min(ends, default=float("inf"))
+
+    def move(self, now_s: float) -> list[Ask]:
+        """To ``now_s``; who is done by then."""
+        prompt, answer = self.rates()
+        passed_s, self.at_s = now_s - self.at_s, now_s
+        done = []
+        for ask in self.asks:
+            if ask.prompt_left > 0.0:
+                ask.prompt_left -= prompt * passed_s
+                if ask.prompt_left <= 1e-6:
+                    ask.prompt_left, ask.first_s = 0.0, now_s
+            else:
+                ask.answer_left -= answer * passed_s
+                if ask.answer_left <= 1e-6:
+                    done.append(ask)
+        for ask in done:
+            self.asks.remove(ask)
+        return done
+
+
+@dataclass(slots=True)
+class Seen:
+    first_s: list[float] = field(default_factory=list)
+    whole_s: list[float] = field(default_factory=list)
+    prompt: int = 0
+    cached: int = 0
+
+
+def play(
+    machine: Machine, clients: int, most_busier: float, *, turns: int, seed: int, processes: int = 2
+) -> Seen:
+    dice = random.Random(seed)
+    servers = [Process(machine) for _ in range(processes)]
+    seen, queue = Seen(), deque[Ask]()
+    ids = iter(range(1, 1 << 30))
+    talks = {client: Talk(next(ids), 0) for client in range(clients)}
+    due = [(dice.expovariate(1 / THINK_S), client) for client in range(clients)]
+    heapq.heapify(due)
+    now_s, count = 0.0, 0
+
+    def serve() -> None:
+        nonlocal count
+        while queue and (free := [each for each in servers if len(each.asks) < SLOTS]):
+            ask = queue.popleft()
+            conversation = ask.talk.conversation()
+            known = most_busier != NONE
+            candidates = [
+                Candidate(
+                    len(each.asks) / SLOTS, each.asked.fit(conversation) if known else 0.0, each.asked.turn
+                )
+                for each in free
+            ]
+            server = free[choose(candidates, most_busier)]
+            count += 1
+            server.asked.add(conversation, count)
+            seen.cached += server.take(ask, now_s)
+            seen.prompt += conversation.size
+
+    while len(seen.whole_s) < turns:
+        now_s = min(due[0][0] if due else float("inf"), *(each.next_s() for each in servers))
+        for server in servers:
+            for ask in server.move(now_s):
+                seen.first_s.append(ask.first_s - ask.asked_s)
+                seen.whole_s.append(now_s - ask.asked_s)
+                ask.talk.tokens.append(ask.answer)
+                heapq.heappush(due, (now_s + dice.expovariate(1 / THINK_S), ask.client))
+        while due and due[0][0] <= now_s:
+            _, client = heapq.heappop(due)
+            talk = talks[client]
+            if talk.turns == 0:
+                talk = talks[client] = Talk(next(ids), 1 + int(dice.expovariate(1 / (TURNS - 1))))
+                talk.tokens.append(dice.randint(100, 1500))  # a first question often brings a text with it
+            else:
+                talk.tokens.append(dice.randint(20, 300))
+            talk.turns -= 1
+            queue.append(Ask(client, talk, now_s, dice.randint(50, 400)))
+        serve()
+    return seen
+
+
+def table(*, turns: int, seeds: Sequence[int]) -> str:
+    rows = [
+        "| machine | clients | choice | cached | first token, mean | answer, mean | answer, 95 % |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rules = [("least busy", NONE)]
+    rules += [(f"affinity, {value:.2f}", value) for value in (0.0, 0.25, 0.5)]
+    rules += [("affinity always", ALWAYS)]
+    for machine in MACHINES:
+        for clients in machine.clients:
+            for name, value in rules:
+                runs = [play(machine, clients, value, turns=turns, seed=seed) for seed in seeds]
+                whole_s = sorted(each for run in runs for each in run.whole_s)
+                shown = f"**{name}**" if value == MOST_BUSIER else name
+                rows.append(
+                    f"| {machine.name} | {clients} | {shown} "
+                    f"| {sum(run.cached for run in runs) / sum(run.prompt for run in runs):.0%} "
+                    f"| {fmean(each for run in runs for each in run.first_s):.2f} s "
+                    f"| {fmean(whole_s):.1f} s | {whole_s[int(0.95 * len(whole_s))]:.1f} s |"
+                )
+    return "\n".join(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--print", action="store_true")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=3000)
+    options = parser.parse_args()
+    text = table(turns=options.turns, seeds=range(options.seeds))
+    print(text)
+    return 0 if options.print else keep_current(DOC, MARKS, text, check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
