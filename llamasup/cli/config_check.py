@@ -12,6 +12,7 @@ from llamasup.config.reading import Reading
 from llamasup.config.values import ModelEntry, ModelKeys
 from llamasup.core.address import is_local
 from llamasup.core.errors import LlamasupError
+from llamasup.core.printable import printable
 from llamasup.effects.keys import KeyFile, environment_keys
 
 __all__ = ["missing_here"]
@@ -138,7 +139,7 @@ def _no_folder(path: Path) -> str:
 
 
 def _reason(path: Path, error: OSError) -> str:
-    return f"{shown(str(path))}: {error.strerror or error}"
+    return f"'{printable(str(path))}': {error.strerror or error}"
 
 
 # --- what serves -------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def _runtime(reading: Reading) -> _Found:
     if wanted is None or wanted == "embedded":
         return  # whether they are there is what llamasup doctor says
     if shutil.which(wanted) is None:
-        yield ("runtime",), f"{shown(wanted)} is no program that can be started; give another, or auto"
+        yield ("runtime",), f"'{printable(wanted)}' is no program that can be started; give another, or auto"
 
 
 def _devices(reading: Reading, environ: Mapping[str, str], devices_of: DevicesOf) -> _Found:

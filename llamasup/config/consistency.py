@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from llamasup.config.mistakes import Mistake, Place, place_text, shown
+from llamasup.config.mistakes import MOST_PATTERNS, Mistake, Place, place_text, shown
 from llamasup.config.values import Config, ModelKeys
 from llamasup.core.address import TcpAddress, UnixAddress
 from llamasup.core.model_names import is_pattern, pattern
@@ -127,15 +127,21 @@ def _of_groups(config: Config, *, models_are_known: bool) -> _Found:
     """A model in two groups would have to make room in both: that is one group."""
     named = [name for name in config.models if not is_pattern(name)]
     owner = {alias: name for name in named for alias in config.models[name].aliases}
+    owner |= {name: name for name in named}
     first: dict[str, Place] = {}
+    patterns = 0
     for group, members in config.groups.items():
         for number, member in enumerate(members):
             key: Place = ("groups", group, number)
             if is_pattern(member):
+                patterns += 1
+                if patterns > MOST_PATTERNS:
+                    yield key, f"more than {MOST_PATTERNS} names with * or ?"
+                    return
                 means = [name for name in named if pattern(member).fullmatch(name)]
             else:
                 means = [owner.get(member, member)]
-                if models_are_known and means[0] not in named:
+                if models_are_known and means[0] not in owner:
                     yield key, f"{shown(member)} is no model of this config"
             for name in means:
                 before = first.setdefault(name, key)

@@ -94,7 +94,9 @@ class Text(_Kind):
         return text
 
     def schema(self) -> Mapping[str, Any]:
-        return {"type": "string", "minLength": 1} | ({"pattern": f"^{self.pattern}$"} if self.pattern else {})
+        if self.pattern:
+            return {"type": "string", "pattern": f"^{self.pattern}$"}
+        return {"type": ["string", "number", "boolean"]}  # a flag's value: 42 need not be in quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,9 +338,7 @@ class Listen(_Kind):
             return UnixAddress(text)
         parts = _HOST_PORT.fullmatch(text)
         if parts is None:
-            raise Refused(
-                "it has no port" if text and why_no_host(text) is None and not text.isdigit() else ""
-            )
+            raise Refused(_why_no_address(text))
         host, port = parts["host"], int(parts["port"])
         if not host:
             raise Refused("it names no address; every address of this machine is 0.0.0.0 or [::]")
@@ -351,6 +351,13 @@ class Listen(_Kind):
 
     def schema(self) -> Mapping[str, Any]:
         return {"type": "string", "pattern": r"^(?:.+\.sock|(?:\[[^\[\]]+\]|[^:\[\]/\s,]+):[0-9]{1,5})$"}
+
+
+def _why_no_address(text: str) -> str:
+    if text.count(":") > 1 and "[" not in text and "/" not in text:
+        return "an IPv6 address stands in brackets"
+    bare = text.removeprefix("[").removesuffix("]")
+    return "" if not bare or bare.isdigit() or why_no_host(bare) else "it has no port"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from llamasup.core.errors import ConfigInvalid
 from llamasup.core.printable import printable
 
-__all__ = ["MOST_TOLD", "ConfigMistakes", "Mistake", "Place", "place_text", "shown"]
+__all__ = ["MOST_PATTERNS", "MOST_TOLD", "ConfigMistakes", "Mistake", "Place", "place_text", "shown"]
 
 Place = tuple[str | int, ...]
 """A key by the keys above it, and by its number in a list: ``("models", "qwen", "aliases", 1)``."""
 
+MOST_PATTERNS = 100
+"""Each rule, and each pattern of a group, is tried on every model, of which there may be thousands."""
 # More than a screen holds; a file of the wrong kind has one in every line.
 MOST_TOLD = 100
 _MOST_SHOWN = 60

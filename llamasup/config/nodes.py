@@ -64,7 +64,8 @@ Node = Scalar | Items | Table
 def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list[Mistake]]:
     """The root of the one document (None: there is none), and the keys that are given twice.
 
-    ``size_bytes``: of all of it; of more than ``MOST_BYTES`` nothing is looked at. Raises ConfigMistakes for what is no YAML, or more than is taken.
+    ``size_bytes``: of all of it; of more than ``MOST_BYTES`` nothing is looked at. Raises ConfigMistakes for
+    what is no YAML, or more than is taken.
     """
     if size_bytes > MOST_BYTES:
         raise _refused(file, 0, f"it has {size_bytes} bytes, and a config may have {MOST_BYTES}")

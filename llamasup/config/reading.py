@@ -15,7 +15,15 @@ import msgspec
 from llamasup.config.consistency import inconsistencies
 from llamasup.config.environment import Unset, expanded
 from llamasup.config.kinds import Name, Refused, RuntimeName, ScalarKind
-from llamasup.config.mistakes import MOST_TOLD, ConfigMistakes, Mistake, Place, place_text, shown
+from llamasup.config.mistakes import (
+    MOST_PATTERNS,
+    MOST_TOLD,
+    ConfigMistakes,
+    Mistake,
+    Place,
+    place_text,
+    shown,
+)
 from llamasup.config.nodes import MOST_BYTES, Items, Node, Scalar, Table, parse
 from llamasup.config.values import Config, FilePath, Key, Many, ModelEntry, Named, Section
 from llamasup.core.address import UnixAddress
@@ -25,8 +33,6 @@ from llamasup.core.model_names import is_pattern
 __all__ = ["Reading", "keys_of", "load", "read", "read_text"]
 
 _WRONG: Any = object()
-# A rule is for many models. Each is tried on every model, of which there may be thousands.
-_MOST_PATTERNS = 100
 _BARE_VARIABLE = re.compile(r"\$[A-Za-z_]")
 
 
@@ -48,7 +54,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Config:
 
 
 def read(path: Path, environ: Mapping[str, str]) -> tuple[Reading, tuple[Mistake, ...]]:
-    """What could be read of a file, and everything that is wrong with it. Raises ConfigInvalid for no YAML."""
+    """What could be read of a file, and what is wrong with it. Raises ConfigInvalid where it is no YAML."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -178,8 +184,8 @@ class _Reader:
                 self._refuse(line, at, f"{shown(name)}: {refused.why}; it takes {allowed}")
                 continue
             patterns += is_pattern(name)
-            if patterns == _MOST_PATTERNS + 1:
-                self._refuse(line, at, f"more than {_MOST_PATTERNS} rules with * or ?")
+            if patterns == MOST_PATTERNS + 1:
+                self._refuse(line, at, f"more than {MOST_PATTERNS} rules with * or ?")
             self.lines[place] = line
             read = self._value(value, place, kind.of)
             if read is not _WRONG:
@@ -215,7 +221,7 @@ class _Reader:
         except Unset as error:
             self._refuse(node.line, at, str(error))
             return _WRONG
-        hidden = kind.hidden and not _looks_like_path(node.text)
+        hidden = kind.hidden and not (isinstance(kind, FilePath) and _looks_like_path(node.text))
         seen = "what is there (not shown: it may be a secret)" if hidden else shown(node.text)
         if "${" in node.text and text != node.text:
             self._written[text] = node.text

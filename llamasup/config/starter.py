@@ -43,7 +43,7 @@ def starter_text(found: Surroundings) -> str:
 
 def _listening(found: Surroundings) -> tuple[str, ...]:
     key_file = found.key_file or "~/.config/llamasup/keys"
-    used = "" if found.key_file else "# "
+    used = "" if found.key_file else "#"
     make = "" if found.key_file else "  # make it first: llamasup key new NAME"
     return (
         "",
@@ -63,12 +63,12 @@ def _models(found: Surroundings) -> tuple[str, ...]:
     if found.models_dirs:
         lines += ["models_dir:", *(f"  - {_text(folder)}" for folder in found.models_dirs)]
     else:
-        lines += ["# models_dir: ~/models"]
+        lines += ["#models_dir: ~/models"]
     known = "huggingface, llama.cpp"
     if found.caches:
         lines += ["# Models that other programs have downloaded.", f"caches: [{', '.join(found.caches)}]"]
     else:
-        lines += [f"# caches: [{known}]  # models that other programs have downloaded"]
+        lines += [f"#caches: [{known}]  # models that other programs have downloaded"]
     lines += ["", "# Models with settings of their own; a name with * or ? is a rule for all that match it."]
     if found.models_dirs or found.caches:
         lines += ["models:", '  "*embed*": {ttl: never}']
@@ -99,7 +99,7 @@ def _defaults(found: Surroundings) -> tuple[str, ...]:
         f"# What is said of no model in particular. Threads and all else are planned ({found.cores} cores).",
         "defaults:",
         "  ttl: 10m  # unload what was idle for so long; never: only when its memory is needed",
-        "# ctx_size: 8192  # tokens of one request",
+        "#  ctx_size: 8192  # tokens of one request",
     )
 
 

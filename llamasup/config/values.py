@@ -156,7 +156,7 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
     ] = None
     profile: Annotated[
         Profile | None,
-        Key(OneOf(get_args(Profile)), "What to favour; plain passes only what is asked for.", "latency"),
+        Key(OneOf(get_args(Profile)), "What to favour; plain passes only what is asked for.", "none of them"),
     ] = None
     loras: Annotated[tuple[str, ...] | None, Key(Many(_GGUF), "LoRA adapters.", "none")] = None
     devices: Annotated[

@@ -1,0 +1,325 @@
+"""``llamasup config``: what is said where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import yaml
+
+from llamasup.cli.config import check_command, init_command, schema_command
+from llamasup.cli.config_check import missing_here
+from llamasup.config.reading import Reading, read, read_text
+from llamasup.config.schema import json_schema
+from llamasup.config.starter import Surroundings, starter_text
+from llamasup.core.errors import RuntimeMissing
+from tests.config.reading import config_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without anything: no models, no caches, no runtime."""
+    for name in list(os.environ):
+        if name.startswith(("LLAMASUP_", "XDG_", "HF_", "LLAMA_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LLAMASUP_RUNTIME", "/nonexistent/llama-server")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(dedent(text))
+    return path
+
+
+def missing(path: Path, **environ: str) -> list[str]:
+    reading, mistakes = read(path, {"HOME": str(path.parent), **environ})
+    assert not mistakes
+    return [each.in_file("c.yaml") for each in missing_here(reading, environ)]
+
+
+# --- check -------------------------------------------------------------------------------------------
+
+
+def test_a_sound_config_is_said_to_be_sound(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "m").mkdir()
+    path = written(home, "models_dir: m\nmodels: {a: {path: demo}, 'b*': {ttl: 1m}}\n")
+
+    assert check_command(path, json=False) == 0
+
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err == f"{path} is sound: 1 model, 1 rule, 1 folder.\n"
+
+
+def test_everything_that_is_wrong_is_said_at_once(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = written(home, "max_loaded: no\nmodels:\n  a: {path: a.gguf}\n")
+
+    assert check_command(path, json=False) == 78
+
+    assert capfd.readouterr().err.splitlines() == [
+        f"llamasup: {path} has 2 mistakes.",
+        f"    {path}:1: max_loaded: 'no'; it takes a whole number, 1 or more",
+        f"    {path}:3: models.a.path: '{home}/a.gguf': No such file or directory",
+    ]
+
+
+def test_a_program_gets_the_same_as_json(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = written(home, "max_loaded: no\nmodels: {a: {path: demo}}\n")
+
+    assert check_command(path, json=True) == 78
+    assert json.loads(capfd.readouterr().out) == {
+        "ok": False,
+        "file": str(path),
+        "mistakes": [{"line": 1, "key": "max_loaded", "message": "'no'; it takes a whole number, 1 or more"}],
+    }
+
+    assert check_command(home / "none.yaml", json=True) == 78
+    found = json.loads(capfd.readouterr().out)
+    assert (found["ok"], found["mistakes"][0]["line"]) == (False, None)
+
+    path.write_text("models: {a: {path: demo}}")
+    assert check_command(path, json=True) == 0
+    assert json.loads(capfd.readouterr().out) == {"ok": True, "file": str(path), "mistakes": []}
+
+
+def test_the_config_that_serve_would_take_is_checked(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    own = home / ".config/llamasup/config.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("models: {a: {path: demo}}")
+
+    assert check_command(None, json=False) == 0
+    assert str(own) in capfd.readouterr().err
+
+
+def test_files_and_folders_that_are_not_there_are_told_with_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    path = written(
+        tmp_path,
+        """\
+        models_dir: [none, file]
+        models:
+          a:
+            path: a.gguf
+            draft_model: d.gguf
+            loras: [l.gguf, file]
+          "b*": {mmproj: p.gguf}
+        defaults: {mmproj: file}
+        listen: none/x.sock
+        http: {access_log: none/log}
+        downloads: {token_file: none, folder: file}
+        """,
+    )
+
+    assert sorted(missing(path)) == [
+        f"c.yaml:1: models_dir[0]: '{tmp_path}/none': No such file or directory",
+        f"c.yaml:1: models_dir[1]: '{tmp_path}/file': Not a directory",
+        f"c.yaml:10: http.access_log: '{tmp_path}/none': No such file or directory",
+        f"c.yaml:11: downloads.folder: '{tmp_path}/file': Not a directory",
+        f"c.yaml:11: downloads.token_file: '{tmp_path}/none': No such file or directory",
+        f"c.yaml:4: models.a.path: '{tmp_path}/a.gguf': No such file or directory",
+        f"c.yaml:5: models.a.draft_model: '{tmp_path}/d.gguf': No such file or directory",
+        f"c.yaml:6: models.a.loras[0]: '{tmp_path}/l.gguf': No such file or directory",
+        f"c.yaml:7: models.b*.mmproj: '{tmp_path}/p.gguf': No such file or directory",
+        f"c.yaml:9: listen: '{tmp_path}/none': No such file or directory",
+    ]
+
+
+def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
+    path = written(tmp_path, "models: {a: {path: demo}}\nlisten: 0.0.0.0:80\n")
+    assert missing(path) == [
+        "c.yaml:2: listen: '0.0.0.0' can be reached from other machines, and no API key is set; "
+        "give auth.api_key_file, or let anybody in with auth.insecure_no_auth"
+    ]
+    assert missing(path, LLAMASUP_API_KEY="k") == []
+
+    keys = tmp_path / "keys"
+    keys.write_text("k\n")
+    keys.chmod(0o600)
+    with path.open("a") as file:
+        file.write("auth: {api_key_file: keys}\n")
+    assert missing(path) == []
+
+    path.write_text("models: {a: {path: demo}}\nlisten: 0.0.0.0:80\nauth: {insecure_no_auth: true}\n")
+    assert missing(path) == []
+
+
+def test_a_file_of_keys_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "models: {a: {path: demo}}\nauth: {api_key_file: keys}\n")
+    assert "auth.api_key_file: The API key file" in missing(path)[0]
+
+    (tmp_path / "keys").write_text("k rpm=none\n")
+    (found,) = missing(path)
+    assert found.startswith("c.yaml:2: auth.api_key_file: The API key file")
+    assert "line 1" in found
+
+
+def test_certificates_are_loaded(tmp_path: Path) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text("no PEM")
+    path = written(tmp_path, "models: {a: {path: demo}}\nhttp: {tls_cert: cert, tls_key: key}\n")
+
+    assert missing(path)[0].startswith("c.yaml:2: http.tls_cert: ")
+
+
+def test_a_runtime_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, "models: {a: {path: demo}}\nruntime: ./none\n")
+
+    assert missing(path) == [
+        f"c.yaml:2: runtime: '{tmp_path}/none' is no program that can be started; give another, or auto"
+    ]
+
+
+def _reading(text: str) -> Reading:
+    reading, mistakes = read_text(text.encode(), "c.yaml", Path("/"), {})
+    assert not mistakes
+    return reading
+
+
+def test_devices_are_compared_with_those_of_the_runtime() -> None:
+    reading = _reading((ROOT / "configs" / "two-gpus.yaml").read_text())
+
+    assert missing_here(reading, {}, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
+    found = [each.what for each in missing_here(reading, {}, devices_of=lambda *_: ["CUDA0"])]
+    assert found == ["'CUDA1' is not there; the runtime has CUDA0"] * 2
+    found = [each.what for each in missing_here(reading, {}, devices_of=lambda *_: [])]
+    assert found[0] == "'CUDA0' is not there; the runtime has no device"
+
+
+def test_a_runtime_without_an_answer_is_told_once() -> None:
+    def none(*_: Any) -> list[str]:
+        raise RuntimeMissing("No llama-server was found.")
+
+    reading = _reading((ROOT / "configs" / "two-gpus.yaml").read_text())
+
+    assert [each.what for each in missing_here(reading, {}, devices_of=none)] == [
+        "its devices are not known: No llama-server was found."
+    ]
+
+
+def test_nobody_is_asked_for_devices_that_no_model_names() -> None:
+    def never(*_: Any) -> list[str]:
+        raise AssertionError
+
+    reading = _reading("models: {a: {path: demo, devices: none}}")
+
+    assert missing_here(reading, {}, devices_of=never) == ()
+
+
+# --- init --------------------------------------------------------------------------------------------
+
+
+def test_init_writes_a_config_that_check_accepts(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert init_command(None, force=False) == 0
+    path = home / ".config/llamasup/config.yaml"
+    assert f"Wrote {path}" in capfd.readouterr().err
+
+    assert check_command(None, json=False) == 0
+    assert capfd.readouterr().err == f"{path} is sound: 1 model.\n"
+
+
+def test_init_finds_what_there_is(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "models").mkdir()
+    (home / ".cache/llama.cpp").mkdir(parents=True)
+    keys = home / ".config/llamasup/keys"
+    keys.parent.mkdir(parents=True)
+    keys.write_text("k\n")
+    keys.chmod(0o600)
+
+    assert init_command(Path("-"), force=False) == 0
+
+    text = capfd.readouterr().out
+    config = config_of(text, HOME=str(home))
+    assert config.models_dir[0] == home / "models"
+    assert config.caches == ("llama.cpp",)
+    assert config.auth.api_key_file == keys
+
+
+def test_init_overwrites_only_when_it_is_told_to(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = home / "x" / "c.yaml"
+    assert init_command(path, force=False) == 0
+    path.write_text("mine")
+
+    assert init_command(path, force=False) == 2
+    assert path.read_text() == "mine"
+    assert "--force" in capfd.readouterr().err
+
+    assert init_command(path, force=True) == 0
+    assert check_command(path, json=False) == 0
+
+
+@pytest.mark.parametrize("output", ["/proc/none/c.yaml", "/", "~nobody-at-all/c.yaml"])
+def test_init_says_where_it_cannot_write(home: Path, output: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert init_command(Path(output), force=False) in (2, 71)
+
+    assert "Traceback" not in (said := capfd.readouterr().err)
+    assert output.rstrip("/") in said
+
+
+_FOUND = Surroundings(
+    ram_bytes=64 << 30,
+    cores=16,
+    devices=[("CUDA0", "NVIDIA GeForce RTX 4090"), ("CUDA1", "NVIDIA GeForce RTX 3060")],
+    runtime="/usr/bin/llama-server (b11434)",
+    models_dirs=["~/models", "/srv/models: our own"],
+    caches=["huggingface"],
+    key_file="/home/ann/${x}/keys #1",
+)
+
+
+def test_the_starter_says_what_was_found_however_it_is_called() -> None:
+    text = starter_text(_FOUND)
+    config = config_of(text)
+
+    assert [str(each) for each in config.models_dir] == ["/home/ann/models", "/srv/models: our own"]
+    assert str(config.auth.api_key_file) == "/home/ann/${x}/keys #1"
+    assert str(config.memory.vram) == "90%"
+    assert "64 GiB of memory" in text
+    assert "CUDA1 (NVIDIA GeForce RTX 3060)" in text
+    assert "auto found /usr/bin/llama-server (b11434)" in text
+
+
+def test_what_the_starter_leaves_out_can_be_put_in() -> None:
+    """Every commented line of YAML is right when its # is taken away."""
+    text = starter_text(Surroundings(ram_bytes=8 << 30, cores=4))
+    config_of(text)
+    config = config_of(re.sub(r"^#(?=  |[^ ])", "", text, flags=re.MULTILINE))
+
+    assert "qwen" in config.models
+    assert config.caches == ("huggingface", "llama.cpp")
+    assert config.auth.api_key_file is not None
+    assert config.defaults.ctx_size == 8192
+
+
+# --- schema, and the commands as they are typed ------------------------------------------------------
+
+
+def test_schema_prints_the_schema(capfd: pytest.CaptureFixture[str]) -> None:
+    assert schema_command() == 0
+    assert json.loads(capfd.readouterr().out) == json_schema()
+
+
+def test_other_commands_do_without_yaml() -> None:
+    """PyYAML and the values take 30 ms to import."""
+    code = "import sys, llamasup.cli.app; print([m for m in sys.modules if m in ('yaml', 'llamasup.config')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
+
+
+def test_yaml_is_read_safely_whatever_is_installed() -> None:
+    assert config_of("models_dir: m") is not None
+    assert hasattr(yaml, "CSafeLoader"), (
+        "the wheels of PyYAML have libyaml; without it reading is ten times as slow"
+    )

@@ -1,0 +1,65 @@
+"""configs/: every one is read, is sound where what it names is there, and says what is missing where not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llamasup.cli.config_check import missing_here
+from llamasup.config import load
+from llamasup.config.reading import read
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+EXAMPLES = sorted(CONFIGS.glob("*.yaml"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> dict[str, str]:
+    """An environment with all that the examples ask for."""
+    (tmp_path / "models").mkdir()
+    keys = tmp_path / "keys"
+    keys.write_text("a-key\n")
+    keys.chmod(0o600)
+    return {
+        "HOME": str(tmp_path),
+        "LLAMASUP_MODELS": str(tmp_path / "models"),
+        "LLAMASUP_KEYS": str(keys),
+        "LLAMASUP_PORT": "0",
+    }
+
+
+def test_there_is_one_for_each_use() -> None:
+    assert [path.stem for path in EXAMPLES] == ["cpu-only", "folder", "sidecar", "single", "team", "two-gpus"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_it_is_sound_on_a_machine_that_has_what_it_names(path: Path, machine: dict[str, str]) -> None:
+    reading, mistakes = read(path, machine)
+
+    assert mistakes == ()
+    assert missing_here(reading, machine, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
+    assert reading.config.port == 0
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_it_is_read_without_any_variable(path: Path) -> None:
+    """``serve --config configs/X.yaml`` needs nothing set to say what it would need."""
+    load(path, {"HOME": "/nonexistent"})
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_it_is_short_and_says_how_it_is_run(path: Path) -> None:
+    lines = path.read_text().splitlines()
+
+    assert len(lines) <= 35
+    assert lines[0].startswith("# ")
+    assert any(f"--config configs/{path.name}" in line for line in lines[:4])
+
+
+def test_team_is_open_to_others_with_a_key_alone(machine: dict[str, str]) -> None:
+    reading, _ = read(CONFIGS / "team.yaml", machine)
+    assert reading.config.hosts == ("0.0.0.0",)
+
+    (Path(machine["HOME"]) / "keys").unlink()
+    assert [each.key for each in missing_here(reading, machine)] == ["auth.api_key_file"]

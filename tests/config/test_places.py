@@ -1,0 +1,58 @@
+"""Where a config is looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llamasup.config import config_paths
+from llamasup.config.config_paths import find_config, own_config
+from llamasup.core.errors import ConfigInvalid
+
+
+@pytest.fixture(autouse=True)
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "etc" / "config.yaml"
+    path.parent.mkdir()
+    monkeypatch.setattr(config_paths, "system_config", lambda: path)
+    return path
+
+
+def test_what_is_named_is_taken_whether_it_is_there_or_not(tmp_path: Path) -> None:
+    environ = {"LLAMASUP_CONFIG": "/none/env.yaml", "HOME": str(tmp_path)}
+
+    assert find_config(Path("/none/given.yaml"), environ) == Path("/none/given.yaml")
+    assert find_config(None, environ) == Path("/none/env.yaml")
+    assert find_config(Path("x.yaml"), {}) == Path("x.yaml").absolute()
+
+
+def test_of_those_that_are_there_the_users_own_comes_first(tmp_path: Path, system: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "xdg"), "HOME": str(tmp_path), "LLAMASUP_CONFIG": ""}
+    system.write_text("models_dir: m")
+    assert find_config(None, environ) == system
+
+    own = own_config(environ)
+    own.parent.mkdir(parents=True)
+    own.write_text("models_dir: m")
+    assert find_config(None, environ) == own == tmp_path / "xdg/llamasup/config.yaml"
+
+
+def test_a_folder_of_settings_that_is_not_absolute_is_none() -> None:
+    environ = {"XDG_CONFIG_HOME": "here", "HOME": "/home/ann"}
+
+    assert own_config(environ) == Path("/home/ann/.config/llamasup/config.yaml")
+
+
+def test_without_any_it_says_where_it_looked(tmp_path: Path, system: Path) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        find_config(None, {"HOME": str(tmp_path)})
+
+    assert str(tmp_path / ".config/llamasup/config.yaml") in caught.value.message
+    assert str(system) in caught.value.message
+    assert "llamasup config init" in caught.value.remedy
+
+
+def test_an_unknown_user_is_named() -> None:
+    with pytest.raises(ConfigInvalid, match="there is no such user"):
+        find_config(Path("~nobody-at-all/x"), {})
