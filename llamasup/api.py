@@ -80,7 +80,11 @@ class Service(Hosting):
         """The instance, once the service runs."""
         return None if self._one is None else self._one.runner
 
-    def ask_restart(self) -> None:
+    @property
+    def in_flight(self) -> int:
+        return 0 if self._one is None else self._one.runner.in_flight
+
+    def ask_reload(self) -> None:
         """Let the requests in flight finish, then start the server anew. Nothing while stopping."""
         if self._one is not None and not self.stops_asked:
             self._one.runner.post(RestartAsked())

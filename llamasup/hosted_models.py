@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,11 @@ from llamasup.control.many_models import ManyModels
 from llamasup.control.one_model import Owner
 from llamasup.core.address import Address
 from llamasup.core.errors import LlamasupError
+from llamasup.core.registry import Registry
 from llamasup.core.registry_changes import Changes
 from llamasup.effects.log_files import log_path_of
 from llamasup.runtime.catalog import Catalog
-from llamasup.runtime.events import Bus, ModelsChanged
+from llamasup.runtime.events import Bus, ConfigRefused, ModelsChanged
 from llamasup.runtime.library import Library
 from llamasup.runtime.pool import Pool, PoolOptions
 from llamasup.runtime.runners import Runners
@@ -53,6 +55,14 @@ class HostedModels:
         self._tasks: asyncio.TaskGroup | None = None
         _tell_problems(library)
 
+    @property
+    def registry(self) -> Registry:
+        return self.backend.registry
+
+    @property
+    def in_flight(self) -> int:
+        return sum(each.served.in_flight for each in self.backend.tenancies())
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
@@ -87,13 +97,25 @@ class HostedModels:
         it was (S16).
         """
         async with self._reloading:
-            library, options = await asyncio.to_thread(self._read_again)
+            try:
+                library, options = await asyncio.to_thread(self._read_again)
+            except LlamasupError as error:
+                self._bus.publish(ConfigRefused(error))
+                raise
             self._pool.options = options
             changes = self.backend.apply(library.registry)
         _tell_problems(library)
-        if changes:
-            self._bus.publish(ModelsChanged(changes))
+        self._bus.publish(ModelsChanged(changes, tuple(library.registry.specs)))
         return changes
+
+    def ask_reload(self) -> None:
+        """``reload`` of which nobody waits for the end: the bus tells it."""
+        if self._tasks is not None and not self._pool.stopping:
+            self._tasks.create_task(self._reload_quietly(), name="reload")
+
+    async def _reload_quietly(self) -> None:
+        with contextlib.suppress(LlamasupError):
+            await self.reload()
 
 
 def _tell_problems(library: Library) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llamasup.core.address import Address
 from llamasup.core.instance import Policy
@@ -27,7 +27,7 @@ from llamasup.runtime.tenancy import size_up
 if TYPE_CHECKING:
     from llamasup.config import Config
 
-__all__ = ["ServeOptions", "ServeService"]
+__all__ = ["ServeOptions", "ServeService", "serve_options"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,30 @@ class ServeOptions(EntranceOptions):
     @property
     def policy(self) -> Policy:
         return self.shared_policy()
+
+
+def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
+    """What the config says of addresses, keys and connections; what is ``given`` beside it counts more.
+
+    Raises ConfigInvalid.
+    """
+    said = config()
+    http = said.http
+    options: dict[str, Any] = {
+        "host": ",".join(said.hosts),
+        "port": said.port,
+        "api_key_file": said.auth.api_key_file,
+        "insecure_no_auth": said.auth.insecure_no_auth,
+        "hosts": http.allow_hosts,
+        "origins": http.allow_origins,
+        "tls_cert": http.tls_cert,
+        "tls_key": http.tls_key,
+        "stream_keepalive": http.stream_keepalive,
+        "request_timeout_s": http.request_timeout_s,
+        "access_log": http.access_log,
+        "slow_request_s": http.slow_request_s,
+    }
+    return ServeOptions(config=config, **{**options, **given})
 
 
 class ServeService(Hosting):
@@ -72,6 +96,20 @@ class ServeService(Hosting):
         self._bus = bus
         self._hosted_models: HostedModels | None = None
 
+    launch: None = None
+    """There is none that would stand for all."""
+    runner: None = None
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self._hosted_models is None else self._hosted_models.in_flight
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The ids of all that can be served now."""
+        library = self._library if self._hosted_models is None else self._hosted_models
+        return tuple(library.registry.specs)
+
     async def run(self) -> None:
         """Serve until asked to stop, and leave nothing behind. Raises PortInUse or PortNotAllowed."""
 
@@ -90,10 +128,10 @@ class ServeService(Hosting):
 
         await self.host(make)
 
-    async def reload(self) -> None:
-        """Take over what has changed. Raises ConfigInvalid; then all is as it was (S16)."""
+    def ask_reload(self) -> None:
+        """Take over what has changed in the config and in the folders (S16)."""
         if self._hosted_models is not None and not self.stops_asked:
-            await self._hosted_models.reload()
+            self._hosted_models.ask_reload()
 
     def _read_again(self) -> tuple[Library, PoolOptions]:
         config = self.options.config()

@@ -112,6 +112,28 @@ def wrap(
     )
 
 
+@app.command()
+@takes_groups
+def serve(
+    ctx: typer.Context,
+    *,
+    config: o.ConfigFile = None,
+    watch: o.Watch = False,
+    beside: o.BesideConfig,
+    runtime: o.RuntimeOption = None,
+    attached: o.Attached,
+    logging: o.Logging,
+) -> None:
+    """Serve many models: those of a config, and those that lie in folders."""
+    from llamasup.cli.run import OutputOptions
+    from llamasup.cli.serve import serve_models
+
+    output = OutputOptions(**attached, **logging)
+    if attached["sidecar"] and beside["port"] is None:
+        beside["port"] = 0
+    sys.exit(serve_models(config, output, began_s=ctx.obj, watch=watch, runtime=runtime, **beside))
+
+
 @app.command(cls=WithExtra)
 @takes_groups
 def plan(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,13 +14,27 @@ from llamasup.cli.layout import table
 from llamasup.cli.view import Level, View, duration_text, plural
 from llamasup.core.instance import State
 from llamasup.core.plan import LaunchPlan
+from llamasup.core.registry_changes import Changes
 from llamasup.core.units import memory_text
 from llamasup.core.wrapping import shown_program
-from llamasup.runtime.events import Notice, Ready, ServerExited, ServerWarned, StateChanged, Stopped
+from llamasup.runtime.events import (
+    ConfigRefused,
+    ModelLeaves,
+    ModelsChanged,
+    Notice,
+    Ready,
+    ServerExited,
+    ServerWarned,
+    StateChanged,
+    Stopped,
+)
 from llamasup.runtime.launch import Launch
 from llamasup.runtime.metrics import RequestRecord
 from llamasup.runtime.plans import ChildPlan
 from llamasup.runtime.wrapped import Wrapping
+
+if TYPE_CHECKING:
+    from llamasup.serving import ServeService
 
 __all__ = ["Narrator"]
 
@@ -39,10 +55,22 @@ _ASKED = {
 }
 
 
+_WHY_IT_LEAVES = {
+    "memory": "{other} needs its memory",
+    "group": "{other} is of the same group",
+    "count": "{other} takes its place",
+    "ttl": "nobody asked for it any more",
+    "asked": "as asked",
+    "changed": "it has changed",
+    "removed": "it is served no more",
+}
+_MOST_NAMED = 5
+
+
 class Narrator:
     """Listens to one service that began at ``began_s`` (monotonic). ``view`` is where the lines go."""
 
-    def __init__(self, view: View, service: Service, began_s: float) -> None:
+    def __init__(self, view: View, service: Service | ServeService, began_s: float) -> None:
         self._view = view
         self._service = service
         self._began_s = began_s
@@ -52,15 +80,16 @@ class Narrator:
         """``why``: a signal, or what has ended; ``hurry_s``: what is in flight has no longer than this."""
         self._stops_asked += 1
         if self._stops_asked == 1:
-            in_flight = self._service.runner.in_flight if self._service.runner else 0
+            in_flight = self._service.in_flight
             limit = "; again to stop now" if hurry_s is None else f" within {duration_text(hurry_s)}"
             waiting = f" {plural(in_flight, 'request')} in flight may finish{limit}." if in_flight else ""
             self._view.say("info", "stop", f"{why}: stopping.{waiting}", in_flight=in_flight)
         else:
             self._view.say("warning", "kill", f"{why} again: stopping now.")
 
-    def restart_asked(self, signal_name: str) -> None:
-        self._view.say("info", "restart", f"{signal_name}: restarting the model.")
+    def reload_asked(self, signal_name: str) -> None:
+        what = "reading the config again" if self._has_many else "restarting the model"
+        self._view.say("info", "restart", f"{signal_name}: {what}.")
 
     def asked(self, what: str) -> None:
         """By the control API: what it says is told by what happens then."""
@@ -75,6 +104,15 @@ class Narrator:
             case ServerWarned(model, generation, message, remedy):
                 text = error_text(message, remedy)
                 self._view.say("warning", "warning", text, model=model, generation=generation, remedy=remedy)
+            case ModelLeaves(model, reason, for_model):
+                why = _WHY_IT_LEAVES[reason].format(other=for_model)
+                level: Level = "debug" if self._stops_asked else "info"
+                self._view.say(level, "unload", f"{model} is unloaded: {why}", model=model, reason=reason)
+            case ModelsChanged(changes, _):
+                self._models_changed(changes)
+            case ConfigRefused(error):
+                text = error_text(f"{error.message} All goes on as before.", error.remedy, error.details)
+                self._view.say("error", "config", text, cause=error.cause)
             case Ready():
                 self._ready(notice)
             case Stopped():
@@ -117,8 +155,11 @@ class Narrator:
     def _state_changed(self, model: str, state: State, generation: int) -> None:
         going_on = _GOING_ON.get(state)
         self._view.loading(None if going_on is None else going_on.format(model=model))
-        level: Level = "info" if state is State.READY and generation > 1 else "debug"
-        text = f"{model} serves again" if level == "info" else f"{model} is {state}"
+        level: Level = "debug"
+        text = f"{model} is {state}"
+        if state is State.READY and (generation > 1 or self._has_many):
+            level = "info"
+            text = f"{model} serves again" if generation > 1 else f"{model} serves"
         self._view.say(
             level,
             "state",
@@ -131,7 +172,10 @@ class Narrator:
     def _server_exited(self, exited: ServerExited) -> None:
         diagnosis = exited.diagnosis
         if exited.restart_in_s is None:
-            return  # the error that ends the service says it all
+            if self._has_many:
+                text = error_text(f"{exited.model}: {diagnosis.message}", diagnosis.remedy, diagnosis.lines)
+                self._view.say("warning", "exit", text, model=exited.model, cause=diagnosis.cause)
+            return  # else the error that ends the service says it all
         again = "at once" if exited.restart_in_s == 0 else f"in {duration_text(exited.restart_in_s)}"
         next_start, remedy = f"Restarting {again}.", diagnosis.remedy
         if diagnosis.adjustment is not None:  # which does what the remedy says
@@ -153,7 +197,15 @@ class Narrator:
         took_s = time.monotonic() - self._began_s
         runner = self._service.runner
         plan = runner.plan if runner else None
-        lines = [f"{', '.join(ready.models)} is ready at {ready.address.shown} after {duration_text(took_s)}"]
+        what = f"{', '.join(ready.models)} is"
+        if self._has_many:
+            what = (
+                f"{plural(len(ready.models), 'model')} ({_shortened(ready.models)})"
+                if ready.models
+                else "No model"
+            )
+            what += " is" if len(ready.models) < 2 else " are"
+        lines = [f"{what} ready at {ready.address.shown} after {duration_text(took_s)}"]
         if plan is not None:
             lines.append(table(self._facts(plan)))
         self._view.say(
@@ -165,9 +217,27 @@ class Narrator:
             took_s=round(took_s, 3),
         )
 
+    @property
+    def _has_many(self) -> bool:
+        return self._service.launch is None
+
+    def _models_changed(self, changes: Changes) -> None:
+        parts = [
+            f"{len(ids)} {word}: {_shortened(ids)}"
+            for word, ids in (
+                ("new", changes.added),
+                ("gone", changes.removed),
+                ("changed", (*changes.changed, *changes.retouched)),
+            )
+            if ids
+        ]
+        self._view.say("info", "models", f"Models: {'; '.join(parts) or 'nothing has changed'}.")
+
     def _facts(self, plan: ChildPlan) -> list[tuple[str, str]]:
         launch, runner = self._service.launch, self._service.runner
         facts: list[tuple[str, str]] = []
+        if launch is None:
+            return []
         if isinstance(launch, Wrapping):
             # Not the words behind it: there may be a key among them (X13).
             facts = [("server", f"{shown_program(launch.line.program)} ({launch.capabilities.version})")]
@@ -180,6 +250,11 @@ class Narrator:
             if seen is not None:
                 facts.append(("memory", f"{memory_text(seen.rss_bytes)} in use"))
         return facts
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join((*names[:_MOST_NAMED], f"and {more} more")) if more > 0 else ", ".join(names)
 
 
 def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -101,6 +102,17 @@ Strict = Annotated[
         "/props and slots, an address that others can reach without a key.",
     ),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Default: $LLAMASUP_CONFIG, ~/.config/llamasup/config.yaml or /etc/llamasup/config.yaml.",
+    ),
+]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Take changes of the config over as they are made, as `watch: true`.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # --- groups ------------------------------------------------------------------------------------------
@@ -197,6 +209,27 @@ FOREGROUND = Group(
     )
 )
 
+# What serve can be told beside its config: of its fields those that are given.
+BESIDE_CONFIG = Group(
+    (
+        many(
+            "--models-dir",
+            "models_dir",
+            "FOLDER",
+            "Serve the models of this folder; without --config there need be no config.",
+            read=str,
+        ),
+        text("--host", "host", "ADDRESS|PATH,...", "Where to listen, instead of the config's `listen`."),
+        number("--port", "port", "N", "Port to listen on, instead of the config's; 0 takes any free one."),
+        switch(
+            "--insecure-no-auth",
+            "insecure_no_auth",
+            "Allow another address than loopback without a key.",
+        ),
+        path("--ready-file", "ready_file", "Written with the address once requests are served."),
+    )
+)
+
 # For the program that started it: fields of OutputOptions.
 ATTACHED = Group(
     (
@@ -230,6 +263,7 @@ ModelSettings = Annotated[Settings, SETTINGS]
 Listening = Annotated[Given, LISTENING]
 Serving = Annotated[Given, SERVING]
 Foreground = Annotated[Given, FOREGROUND]
+BesideConfig = Annotated[Given, BESIDE_CONFIG]
 Attached = Annotated[Given, ATTACHED]
 Logging = Annotated[Given, LOGGING]
 

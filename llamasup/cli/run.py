@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from llamasup.effects.systemd import Systemd
     from llamasup.runtime.events import Bus
     from llamasup.runtime.service_manager import ServiceManager
+    from llamasup.serving import ServeService
+
+    AnyService = Service | ServeService
 
 __all__ = ["OutputOptions", "run_command", "serve_command"]
 
@@ -76,15 +79,22 @@ def run_command(
     return serve_command(ask, output, began_s, "looking at the model and the machine", ahead=ahead)
 
 
+def _one_model(options: RunOptions | WrapOptions, bus: Bus) -> Service:
+    from llamasup.api import Service
+
+    return Service(options, bus)
+
+
 def serve_command(
-    ask: Callable[[], RunOptions | WrapOptions],
+    ask: Callable[[], Any],
     output: OutputOptions,
     began_s: float,
     going_on: str | None = None,
     *,
+    make: Callable[[Any, Bus], AnyService] = _one_model,
     ahead: Callable[[View], None] | None = None,
 ) -> int:
-    """Serve what ``ask`` says until stopped; what it raises is shown.
+    """Serve what ``make`` makes of the options that ``ask`` gives, until stopped; what they raise is shown.
 
     ``going_on``: what takes the time; ``ahead``: what has to be done before, and shows itself.
     """
@@ -97,7 +107,7 @@ def serve_command(
         if ahead is not None:
             ahead(view)
         view.loading(going_on)
-        return _serve(ask, output, view, stdout, began_s)
+        return _serve(ask, make, output, view, stdout, began_s)
     except Interrupted as interrupted:
         if interrupted.why:
             view.say("info", "stop", f"{interrupted.why}: stopping.")
@@ -117,13 +127,13 @@ def _view(output: OutputOptions, stderr: Outlet) -> View:
 
 
 def _serve(
-    ask: Callable[[], RunOptions | WrapOptions],
+    ask: Callable[[], Any],
+    make: Callable[[Any, Bus], AnyService],
     output: OutputOptions,
     view: View,
     stdout: Outlet,
     began_s: float,
 ) -> int:
-    from llamasup.api import Service
     from llamasup.effects.systemd import take_systemd
     from llamasup.runtime.events import Bus, as_json
 
@@ -131,7 +141,7 @@ def _serve(
     if output.events is not None or output.sidecar:
         bus.listen(lambda notice: stdout.write(json_text(as_json(notice)) + "\n", keep=True))
     systemd = take_systemd(os.environ)
-    service = Service(ask(), bus)
+    service = make(ask(), bus)
     narrator = Narrator(view, service, began_s)
     bus.listen(narrator.notice)
     service.on_request = narrator.request
@@ -144,7 +154,7 @@ def _serve(
 
 
 async def _supervise(
-    service: Service, bus: Bus, view: View, narrator: Narrator, systemd: Systemd | None
+    service: AnyService, bus: Bus, view: View, narrator: Narrator, systemd: Systemd | None
 ) -> None:
     loop = asyncio.get_running_loop()
     with ExitStack() as opened:
@@ -152,17 +162,16 @@ async def _supervise(
         if systemd is not None:
             from llamasup.runtime.service_manager import ServiceManager
 
-            manager = opened.enter_context(
-                ServiceManager(systemd, lambda: service.runner, service.options.policy)
-            )
+            manager = opened.enter_context(ServiceManager(systemd, service, service.options.policy))
             bus.listen(manager.notice)
 
         def signalled(name: str) -> None:
-            if name == "SIGHUP" and manager is not None and not os.isatty(0):
+            if name == "SIGHUP" and (manager is not None or service.launch is None) and not os.isatty(0):
                 # A service has no terminal that could be closed: there it means "begin anew".
-                narrator.restart_asked(name)
-                manager.reload_asked()
-                service.ask_restart()
+                narrator.reload_asked(name)
+                if manager is not None:
+                    manager.reload_asked()
+                service.ask_reload()
                 return
             if name in ENDINGS:
                 loop.call_later(HURRY_S, service.ask_stop)

@@ -12,7 +12,7 @@ __all__ = ["Changes", "changes"]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Ids. ``changed`` ones need other processes; of ``retouched`` ones only what is said about them differs."""
+    """Ids. ``changed`` ones need other processes; of ``retouched`` ones only what is said of them differs."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ __all__ = [
     "ServiceStatus",
     "beat",
     "exited",
+    "reloaded",
     "reloading",
     "serving",
     "state_changed",
@@ -38,6 +39,9 @@ _STEPS = {
 }
 
 _IN_WORDS = {"out_of_memory_host": "out of memory", "out_of_memory_device": "out of device memory"}
+
+
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +104,34 @@ def exited(
     return replace(status, trouble=trouble), (_status(trouble),)
 
 
-def reloading(status: ServiceStatus, model: str, *, monotonic_us: int) -> tuple[ServiceStatus, Messages]:
-    """A restart is asked for. While the first start still goes on, it is only begun anew.
+def reloading(
+    status: ServiceStatus, model: str | None, *, monotonic_us: int
+) -> tuple[ServiceStatus, Messages]:
+    """A restart of the model is asked for; None: to take over what has changed in the config of many.
 
-    MONOTONIC_USEC= is what Type=notify-reload waits for (systemd 253); older ones pass over it.
+    While the first start still goes on, it is only begun anew. MONOTONIC_USEC= is what Type=notify-reload waits
+    for (systemd 253); older ones pass over it.
     """
     if not status.url or status.is_stopping:
         return status, ()
-    text = f"restarting {model} as asked: requests in flight may finish"
+    text = (
+        f"restarting {model} as asked: requests in flight may finish" if model else "reading the config again"
+    )
     return (
         replace(status, is_reloading=True, trouble="reloading"),
         ("RELOADING=1", f"MONOTONIC_USEC={monotonic_us}", _status(text)),
     )
+
+
+def reloaded(
+    status: ServiceStatus, models: Sequence[str] | None, problem: str = ""
+) -> tuple[ServiceStatus, Messages]:
+    """The config of many ``models`` is read again; None: it is not taken, because of ``problem``."""
+    if not status.url or status.is_stopping:
+        return status, ()
+    told = f"serving as before: {problem}" if models is None else _serving_text(models, status.url, None)
+    ready = ("READY=1",) if status.is_reloading else ()
+    return replace(status, trouble="", is_reloading=False), (*ready, _status(told))
 
 
 def stopping(status: ServiceStatus, *, in_flight: int, needs_s: float) -> tuple[ServiceStatus, Messages]:
@@ -132,7 +152,8 @@ def beat(status: ServiceStatus) -> Messages:
 
 
 def _serving_text(models: Sequence[str], url: str, slots: int | None) -> str:
-    text = f"serving {', '.join(models)} at {url}"
+    named = ", ".join(models) if len(models) <= _MOST_NAMED else f"{len(models)} models"
+    text = f"serving {named} at {url}"
     return text if slots is None else f"{text}, {slots} slot{'' if slots == 1 else 's'}"
 
 

@@ -12,11 +12,13 @@ from typing import Any
 from llamasup.core.address import Address, TcpAddress
 from llamasup.core.bounds import Adjustment
 from llamasup.core.diagnosis import Diagnosis, Exit
+from llamasup.core.errors import LlamasupError
 from llamasup.core.instance import State
 from llamasup.core.registry_changes import Changes
 
 __all__ = [
     "Bus",
+    "ConfigRefused",
     "ModelLeaves",
     "ModelsChanged",
     "Notice",
@@ -72,9 +74,17 @@ class ModelLeaves:
 
 @dataclass(frozen=True, slots=True)
 class ModelsChanged:
-    """The config or the folders have changed, and with them what is served."""
+    """The config was read again, or the folders have changed, and with them what is served: ``models``."""
 
     changes: Changes
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRefused:
+    """The config was read again and is not taken; all is as it was."""
+
+    error: LlamasupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,9 @@ class Stopped:
     pass
 
 
-Notice = StateChanged | ServerExited | ServerWarned | ModelLeaves | ModelsChanged | Ready | Stopped
+Notice = (
+    StateChanged | ServerExited | ServerWarned | ModelLeaves | ModelsChanged | ConfigRefused | Ready | Stopped
+)
 
 
 def as_json(notice: Notice) -> Mapping[str, Any]:
@@ -116,8 +128,11 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
             return _object("warning", model=model, generation=generation, message=message, remedy=remedy)
         case ModelLeaves(model, reason, for_model):
             return _object("unload", model=model, reason=reason, **({"for": for_model} if for_model else {}))
-        case ModelsChanged(changes):
+        case ModelsChanged(changes, _):
             return _object("models", **{name: list(ids) for name, ids in asdict(changes).items()})
+        case ConfigRefused(error):
+            details = list(error.details)
+            return _object("config", ok=False, message=error.message, remedy=error.remedy, details=details)
         case Ready(address, pid, models):
             return _object("ready", url=address.url, **_place(address), pid=pid, models=list(models))
         case Stopped():

@@ -8,31 +8,47 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 from llamasup.core import service_status as core
 from llamasup.core.instance import Policy
 from llamasup.core.service_status import Messages, ServiceStatus
 from llamasup.effects.systemd import Systemd
-from llamasup.runtime.events import Notice, Ready, ServerExited, StateChanged, Stopped
+from llamasup.runtime.events import (
+    ConfigRefused,
+    ModelsChanged,
+    Notice,
+    Ready,
+    ServerExited,
+    StateChanged,
+    Stopped,
+)
 from llamasup.runtime.instance import InstanceRunner
 
 __all__ = ["ServiceManager"]
+
+
+class Served(Protocol):
+    """``runner``: of one model, once there is one; many models have none that speaks for all."""
+
+    @property
+    def runner(self) -> InstanceRunner | None: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
 
 _SLACK_S = 5.0
 """What a stop takes beside drain and stop time-out: closing connections, removing the run folder."""
 
 
 class ServiceManager:
-    """Listens to the bus of one service. Use as a context manager in its event loop's thread.
+    """Listens to the bus of one service. Use as a context manager in its event loop's thread."""
 
-    ``runner`` gives the instance once there is one.
-    """
-
-    def __init__(self, systemd: Systemd, runner: Callable[[], InstanceRunner | None], policy: Policy) -> None:
+    def __init__(self, systemd: Systemd, service: Served, policy: Policy) -> None:
         self._notifier = systemd.notifier
         self._watchdog_s = systemd.watchdog_s
-        self._runner = runner
+        self._service = service
         self._policy = policy
         self._status = ServiceStatus()
         self._loop = asyncio.get_running_loop()
@@ -48,7 +64,7 @@ class ServiceManager:
         self._notifier.close()
 
     def notice(self, notice: Notice) -> None:
-        runner = self._runner()
+        runner = self._service.runner
         slots = runner.plan.parallel if runner is not None and runner.plan is not None else None
         match notice:
             case StateChanged(model, state, _):
@@ -66,22 +82,25 @@ class ServiceManager:
                         most_crashes=self._policy.restart.most_crashes,
                     )
                 )
+            case ModelsChanged(_, models):
+                self._tell(core.reloaded(self._status, models))
+            case ConfigRefused(error):
+                self._tell(core.reloaded(self._status, None, error.message))
             case Stopped():
                 self.stop_asked()
             case _:
                 pass
 
     def stop_asked(self) -> None:
-        runner = self._runner()
-        in_flight = runner.in_flight if runner is not None else 0
         needs_s = self._policy.drain_timeout_s + self._policy.stop_timeout_s + _SLACK_S
-        self._tell(core.stopping(self._status, in_flight=in_flight, needs_s=needs_s))
+        self._tell(core.stopping(self._status, in_flight=self._service.in_flight, needs_s=needs_s))
 
     def reload_asked(self) -> None:
-        runner = self._runner()
-        if runner is not None:
-            now_us = time.monotonic_ns() // 1000
-            self._tell(core.reloading(self._status, runner.model, monotonic_us=now_us))
+        runner = self._service.runner
+        now_us = time.monotonic_ns() // 1000
+        self._tell(
+            core.reloading(self._status, None if runner is None else runner.model, monotonic_us=now_us)
+        )
 
     def _tell(self, told: tuple[ServiceStatus, Messages]) -> None:
         self._status, messages = told

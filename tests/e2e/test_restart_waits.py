@@ -60,7 +60,7 @@ def test_a_restart_finishes_what_is_in_flight_and_lets_the_rest_wait(
         async with asyncio.TaskGroup() as tasks:
             early = post(tasks, client, max_tokens=8)
             await until(lambda: runner.in_flight == 1)
-            service.ask_restart()
+            service.ask_reload()
             await runner.reached(State.DRAINING)
             late = [post(tasks, client, max_tokens=1) for _ in range(4)]
             await until(lambda: len(runner.room) == 4)
@@ -83,7 +83,7 @@ def test_what_a_restart_does_not_wait_for_is_sent_to_the_next_generation(
         async with asyncio.TaskGroup() as tasks:
             slow = post(tasks, client)
             await until(lambda: runner.in_flight == 1)
-            service.ask_restart()
+            service.ask_reload()
         assert slow.result().status_code == 200
         assert runner.instance.generation == 2
 
@@ -101,7 +101,7 @@ def test_a_stop_refuses_what_waits_for_a_restart_and_what_it_breaks_off(
         async with asyncio.TaskGroup() as tasks:
             slow = post(tasks, client)
             await until(lambda: runner.in_flight == 1)
-            service.ask_restart()
+            service.ask_reload()
             await runner.reached(State.DRAINING)
             waits = post(tasks, client)
             await until(lambda: len(runner.room) == 1)
