@@ -54,8 +54,10 @@ class ModelListing:
     __slots__ = ("_all", "_default", "_listed")
 
     def __init__(self, listed: Iterable[ListedModel], default: str | None = None) -> None:
-        """``default``: the id of the model that a request gets which names none."""
-        self._listed = tuple(listed)
+        """``default``: the id of the model that a request gets which names none. It comes first: llama-server's
+        web interface, and others that let nobody choose, take the first one.
+        """
+        self._listed = tuple(sorted(listed, key=lambda each: each.spec.id != default))
         self._default = default
         self._all: bytes | None = None
 

@@ -77,6 +77,8 @@ CONTRACT = {
     "llamasup_instance_state": {"model", "state"},
     "llamasup_restarts_total": {"model", "cause"},
     "llamasup_replays_total": {"model"},
+    "llamasup_loads_total": {"model"},
+    "llamasup_evictions_total": {"model", "reason"},
     "llamasup_in_flight": {"model"},
     "llamasup_queued": {"model"},
     "llamasup_build_info": {"version"},
@@ -90,6 +92,8 @@ def test_every_metric_of_the_contract_is_there_with_its_labels() -> None:
     metrics.count_request(record())
     metrics.count_restart("tiny", "killed")
     metrics.count_replay("tiny")
+    metrics.count_load("tiny")
+    metrics.count_eviction("tiny", "ttl")
     metrics.observe_load("tiny", 1.5)
     seen = values(exposition(metrics, [InstanceGauges("tiny", State.READY, 0, 0)], {"tiny": LLAMA_SERVER}))
     labels: dict[str, set[str]] = {}
@@ -132,6 +136,46 @@ def test_lines_that_the_access_log_lost_are_told_where_there_is_one() -> None:
 
 def test_the_text_says_which_format_it_is() -> None:
     assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def test_a_request_that_no_server_had_is_counted_for_its_model_and_has_no_time() -> None:
+    metrics = Metrics()
+    metrics.count_request(record(generation=0, status=503, outcome="unavailable"))
+    seen = values(exposition(metrics, [], {}))
+    labels = (("code", "503"), ("model", "tiny"), ("route", "/completion"))
+    assert seen["llamasup_requests_total", labels] == 1
+    assert not any(name.startswith("llamasup_request_seconds") for name, _ in seen)
+
+
+def test_loads_and_evictions_are_counted_one_by_one() -> None:
+    metrics = Metrics()
+    for _ in range(3):
+        metrics.count_load("tiny")
+    for reason in ("memory", "ttl", "memory"):
+        metrics.count_eviction("tiny", reason)
+    seen = values(exposition(metrics, [], {}))
+    assert seen["llamasup_loads_total", (("model", "tiny"),)] == 3
+    assert seen["llamasup_evictions_total", (("model", "tiny"), ("reason", "memory"))] == 2
+    assert seen["llamasup_evictions_total", (("model", "tiny"), ("reason", "ttl"))] == 1
+
+
+def test_the_processes_of_one_model_are_counted_together() -> None:
+    """Prometheus refuses a text that has one sample twice. Their queue is one and the same."""
+    instances = [
+        InstanceGauges("tiny", State.READY, 2, 5),
+        InstanceGauges("tiny", State.READY, 1, 5),
+        InstanceGauges("tiny", State.LOADING, 0, 5),
+        InstanceGauges("other", State.READY, 4, 0),
+    ]
+    text = exposition(Metrics(), instances, {})
+    samples = [line.rpartition(" ")[0] for line in text.decode().splitlines() if not line.startswith("#")]
+    assert len(samples) == len(set(samples))
+    seen = values(text)
+    assert seen["llamasup_instance_state", (("model", "tiny"), ("state", "ready"))] == 2
+    assert seen["llamasup_instance_state", (("model", "tiny"), ("state", "loading"))] == 1
+    assert seen["llamasup_instance_state", (("model", "other"), ("state", "ready"))] == 1
+    assert seen["llamasup_in_flight", (("model", "tiny"),)] == 3
+    assert seen["llamasup_queued", (("model", "tiny"),)] == 5
 
 
 def test_exactly_one_state_of_an_instance_is_1() -> None:

@@ -115,12 +115,12 @@ def test_one_that_cannot_be_loaded_says_why() -> None:
     assert entry(broken)["llamasup"]["problem"] == "It is truncated."
 
 
-def test_the_list_is_openais_and_names_the_default() -> None:
+def test_the_list_is_openais_and_begins_with_the_default() -> None:
     found = json.loads(ModelListing([listed(HERE), listed(AWAY)], default="bge").all())
     assert found["object"] == "list"
     assert [(each["id"], each["llamasup"]["default"]) for each in found["data"]] == [
-        ("org/chat:Q4_K_M", False),
         ("bge", True),
+        ("org/chat:Q4_K_M", False),
     ]
     assert json.loads(ModelListing([]).all()) == {"object": "list", "data": []}
 

@@ -214,7 +214,7 @@ def test_the_models_are_listed_by_llamasup(make_many: MakeMany) -> None:
         assert status(head) == 200
         assert field(head, b"content-type") == b"application/json; charset=utf-8"
         listed = json.loads(body)["data"]
-        assert [each["id"] for each in listed] == [CHATTY.id, "other", "bge"]
+        assert [each["id"] for each in listed] == ["other", CHATTY.id, "bge"]  # the default comes first
         assert [each["status"]["value"] for each in listed] == ["loaded", "loaded", "unloaded"]
         record = rig.record()
         assert (record.route, record.outcome) == (path.decode(), "local")
