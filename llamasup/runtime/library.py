@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llamasup.config import Config
-from llamasup.core.errors import ModelMissing
-from llamasup.core.found_model import FoundModel
 from llamasup.core.model_rules import ModelRule
 from llamasup.core.registry import Registry, build
-from llamasup.effects.model_folder import list_models, look_at
+from llamasup.effects.model_places import cache_folders
+from llamasup.effects.model_search import Search, search_models
 from llamasup.runtime.launch import DEMO, find_model
 
-__all__ = ["Library", "read_library"]
+__all__ = ["Library", "Shelves", "library_of", "read_library", "shelves_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shelves:
+    """Where models are looked for: ``folders`` with all below them, and ``paths`` that rules name."""
+
+    folders: tuple[Path, ...]
+    paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """``notes`` say what was left out of the folders, and why."""
+    """``notes`` say what was left out of the folders, and why. ``search`` is what it was made from."""
 
     registry: Registry
     notes: tuple[str, ...] = ()
+    search: Search = field(default_factory=Search)
 
 
 def read_library(config: Config) -> Library:
@@ -29,28 +39,30 @@ def read_library(config: Config) -> Library:
 
     Raises ConfigInvalid for names that cannot be meant.
     """
-    found: dict[str, FoundModel] = {}
-    notes: list[str] = []
-    for folder in config.models_dir:
-        try:
-            listed = list_models(folder)
-        except ModelMissing as error:
-            notes.append(error.message)
-            continue
-        notes += listed.notes
-        found |= {model.path: model for model in listed.models}
-    rules = tuple(map(_found_here, config.rules))
-    for rule in rules:
-        if rule.source is not None and rule.source.startswith("/") and rule.source not in found:
-            found[rule.source] = look_at(Path(rule.source))
+    shelves = shelves_of(config)
+    return library_of(config, search_models(shelves.folders, shelves.paths))
+
+
+def shelves_of(config: Config, environ: Mapping[str, str] = os.environ) -> Shelves:
+    rules = map(_found_here, config.rules)
+    return Shelves(
+        tuple(dict.fromkeys((*config.models_dir, *cache_folders(config.caches, environ)))),
+        tuple(rule.source for rule in rules if rule.source is not None and rule.source.startswith("/")),
+    )
+
+
+def library_of(config: Config, search: Search) -> Library:
+    """What is found under the config's names. Raises ConfigInvalid as ``read_library`` does."""
     registry = build(
-        rules,
-        tuple(found.values()),
+        tuple(map(_found_here, config.rules)),
+        search.found,
+        sources=search.sources,
         groups=config.groups,
         defaults=config.default_options,
         default_model=config.default_model,
     )
-    return Library(registry, tuple(notes))
+    missing = tuple(error.message for error in search.missing.values())
+    return Library(registry, (*missing, *search.notes), search)
 
 
 def _found_here(rule: ModelRule) -> ModelRule:
