@@ -201,6 +201,7 @@ class Hosting:
         match notice:
             case StateChanged(model, State.STARTING, _):
                 self._loads_began_s[model] = asyncio.get_running_loop().time()
+                self.metrics.count_load(model)
             case StateChanged(model, State.READY, _):
                 began_s = self._loads_began_s.get(model, asyncio.get_running_loop().time())
                 self.metrics.observe_load(model, asyncio.get_running_loop().time() - began_s)

@@ -87,14 +87,14 @@ class _Own(Collector):
         yield _counter("llamasup_restarts", "Restarts after a failure.", ("model", "cause"), metrics.restarts)
         yield _counter(
             "llamasup_loads",
-            "Starts of a model that was not loaded, failed ones included.",
+            "Starts of the model's servers: when it is wanted, and again after crashes; failed ones included.",
             ("model",),
             {(model,): count for model, count in metrics.loads.items()},
         )
         yield _counter(
             "llamasup_evictions",
-            "Models that were ended: for another one's `memory` or `group`, because there were too many "
-            "(`count`), because nobody used it (`ttl`), or because somebody `asked`.",
+            "Unloaded: for another model's `memory` or `group`, because there were too many (`count`), because "
+            "nobody used it (`ttl`), because somebody `asked`, or because the config `changed` or `removed` it.",
             ("model", "reason"),
             metrics.evictions,
         )

@@ -177,11 +177,11 @@ class Metrics:
         self.restarts[model, cause] = self.restarts.get((model, cause), 0) + 1
 
     def count_load(self, model: str) -> None:
-        """A model that was not loaded is started, whatever comes of it."""
+        """A server of it is started, whatever comes of that."""
         self.loads[model] = self.loads.get(model, 0) + 1
 
     def count_eviction(self, model: str, reason: str) -> None:
-        """A model is ended: ``reason`` is that of ``core.residency.Evict``, or ``asked``."""
+        """It is unloaded; ``reason`` is that of ``events.ModelLeaves``."""
         self.evictions[model, reason] = self.evictions.get((model, reason), 0) + 1
 
     def count_replay(self, model: str) -> None:
