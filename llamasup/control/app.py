@@ -28,6 +28,7 @@ __all__ = ["ControlServer"]
 
 BACKLOG = 64
 CLOSE_TIMEOUT_S = 1.0
+LAST_WORDS_S = 0.005
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class ControlServer:
         self._listener.setblocking(False)
         self._server: uvicorn.Server | None = None
         self._application: Application | None = None
+        self._end = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -66,7 +68,7 @@ class ControlServer:
                 self._task.cancel()
             else:
                 self._application.end()
-                server.should_exit = True
+                self._end.set()
             await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
             if server is not None:  # somebody does not read
                 for left in server.server_state.tasks:
@@ -92,11 +94,25 @@ class ControlServer:
         from llamasup.control.routes import Application
 
         class Server(uvicorn.Server):
+            """Without its clock, which wakes up ten times a second to set the date and look for the end."""
+
             @contextlib.contextmanager
             def capture_signals(self) -> Iterator[None]:
                 """Signals are the supervisor's."""
                 yield
 
+            async def main_loop(self) -> None:
+                await end.wait()
+
+            async def shutdown(self, sockets: object = None) -> None:
+                for server in self.servers:
+                    server.close()
+                for connection in list(self.server_state.connections):
+                    connection.shutdown()
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - they tell nobody
+                    await asyncio.sleep(LAST_WORDS_S)
+
+        end = self._end
         application = Application(self._controlled, self._metrics, tasks)
         config = uvicorn.Config(
             application.asgi,
@@ -104,5 +120,6 @@ class ControlServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            date_header=False,
         )
         return Server(config), application

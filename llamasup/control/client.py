@@ -47,6 +47,8 @@ class _Asking:
 
     def _options(self) -> dict[str, Any]:
         place = self.place
+        if not httpx.URL(place.url).host:
+            raise httpx.UnsupportedProtocol("it names no host")
         headers = {} if place.api_key is None else {"authorization": f"Bearer {place.api_key}"}
         return {
             "base_url": place.url.rstrip("/") + _PREFIX,

@@ -1,0 +1,325 @@
+"""The control API from request to answer, over a real socket and without any model."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llamasup.control import routes
+from llamasup.control.client import AsyncControlClient, ControlClient, Place
+from llamasup.core.errors import (
+    ConfigInvalid,
+    Conflict,
+    ControlFailed,
+    DoesNotFit,
+    GaveUp,
+    LlamasupError,
+    ModelUnknown,
+    NotRunning,
+    ServerFailed,
+    Stopping,
+    UsageInvalid,
+)
+from tests.control.fake import FakeControlled, controlled, served
+
+
+def run(folder: Path, visit: Callable[[FakeControlled, AsyncControlClient], Awaitable[None]]) -> None:
+    async def both() -> None:
+        fake = FakeControlled()
+        async with controlled(fake, folder) as client:
+            await visit(fake, client)
+
+    asyncio.run(both())
+
+
+def raw(folder: Path, *asked: tuple[str, str]) -> list[httpx.Response]:
+    """Requests as any HTTP client sends them."""
+
+    async def all_of_them() -> list[httpx.Response]:
+        async with served(FakeControlled(), folder) as (_, path):
+            transport = httpx.AsyncHTTPTransport(uds=path)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+                return [await http.request(method, target) for method, target in asked]
+
+    return asyncio.run(all_of_them())
+
+
+def test_each_thing_that_is_asked_for_is_done_once_and_its_outcome_told(tmp_path: Path) -> None:
+    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+        assert (await client.load("tiny"))["id"] == "tiny"
+        assert (await client.unload("small"))["id"] == "tiny"  # by its alias
+        assert (await client.restart("org/repo:q8_0"))["id"] == "org/repo:q8_0"
+        assert (await client.reload())["added"] == ["new"]
+        assert await client.shutdown() == {"pid": 4242, "in_flight": 2}
+        await client.shutdown(now=True)
+        assert fake.asked == [
+            ("load", "tiny"),
+            ("unload", "small"),
+            ("restart", "org/repo:q8_0"),
+            ("reload", ""),
+            ("shutdown", ""),
+            ("shutdown", "now"),
+        ]
+
+    run(tmp_path, visit)
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b/c:Q4", "a b", "ü%2F", "..", ".", "a//b", "/a", "a/", "load", "x/logs", "a?b#c"]
+)
+def test_a_model_may_have_any_name(tmp_path: Path, name: str) -> None:
+    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+        fake.names = {name: ()}
+        await client.load(name)
+        assert fake.asked == [("load", name)]
+
+    run(tmp_path, visit)
+
+
+def test_slashes_in_a_name_may_be_written_as_they_are(tmp_path: Path) -> None:
+    plain, encoded = raw(
+        tmp_path,
+        ("POST", "/llamasup/v1/models/org/repo:q8_0/load"),
+        ("POST", "/llamasup/v1/models/org%2Frepo%3Aq8_0/load"),
+    )
+    assert plain.json() == encoded.json()
+    assert plain.json()["id"] == "org/repo:q8_0"
+
+
+def test_without_waiting_it_goes_on_alone(tmp_path: Path) -> None:
+    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+        fake.gate.clear()
+        assert (await client.load("tiny", wait=False))["id"] == "tiny"
+        assert fake.asked == [("load", "tiny")]
+        waiting = asyncio.ensure_future(client.restart("tiny"))  # noqa: TID251 - awaited below
+        await fake.until(lambda: len(fake.asked) == 2)
+        assert not waiting.done()
+        fake.gate.set()
+        await waiting
+
+    run(tmp_path, visit)
+
+
+def test_what_is_refused_at_once_is_told_even_to_who_does_not_wait(tmp_path: Path) -> None:
+    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+        with pytest.raises(ModelUnknown, match="nosuch"):
+            await client.load("nosuch", wait=False)
+
+    run(tmp_path, visit)
+
+
+def test_a_failure_that_nobody_waits_for_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+        logged: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(routes._log, "warning", lambda text, *rest: logged.set_result(text % rest))
+        fake.gate.clear()
+        fake.error = DoesNotFit("It does not fit.")
+        await client.load("tiny", wait=False)
+        fake.gate.set()
+        assert await logged == "What was asked for has failed: It does not fit."
+
+    run(tmp_path, visit)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModelUnknown("No such.", remedy="The nearest is 'tiny'."),
+        DoesNotFit("Too big.", remedy="Less.", details=("a table", "of two lines")),
+        ServerFailed("It died.", cause="out_of_memory", exit_code=71, remedy="r", lines=("E x", "E y")),
+        GaveUp("Gave up after 6 crashes."),
+        Conflict("It was unloaded meanwhile."),
+        Stopping("llamasup is stopping."),
+        ConfigInvalid("config.yaml:3: nope", details=("one", "two")),
+    ],
+    ids=lambda error: error.cause,
+)
+def test_an_error_is_the_same_on_both_sides(tmp_path: Path, error: LlamasupError) -> None:
+    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+        fake.error = error
+        with pytest.raises(type(error)) as raised:
+            await client.reload()
+        told = raised.value
+        for name in ("message", "remedy", "cause", "exit_code", "http_status", "lines", "details"):
+            assert getattr(told, name) == getattr(error, name), name
+
+    run(tmp_path, visit)
+
+
+def test_the_error_object_is_that_of_the_contract(tmp_path: Path) -> None:
+    (answer,) = raw(tmp_path, ("POST", "/llamasup/v1/models/nosuch/load"))
+    assert answer.status_code == 404
+    assert answer.json()["error"] == {
+        "message": "No model 'nosuch' is served here.",
+        "type": "not_found_error",
+        "code": 404,
+        "cause": "model_not_found",
+        "remedy": "The nearest is 'tiny'.",
+        "exit_code": 66,
+    }
+
+
+def test_a_bug_of_ours_is_told_without_a_word_of_its_inside_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+        async def broken(model: str) -> None:
+            raise RuntimeError("the secret inside")
+
+        fake.restart = broken  # type: ignore[method-assign]
+        with pytest.raises(LlamasupError) as raised:
+            await client.restart("tiny")
+        assert "secret" not in raised.value.message
+        await client.restart("tiny", wait=False)
+        assert (await client.status())["pid"] == 4242
+
+    run(tmp_path, visit)
+    assert "the secret inside" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status", "cause"),
+    [
+        ("POST", "/llamasup/v1/models/tiny/load?wait=2", 400, "usage"),
+        ("POST", "/llamasup/v1/models/tiny/load?wait=yes", 400, "usage"),
+        ("POST", "/llamasup/v1/shutdown?now=-1", 400, "usage"),
+        ("GET", "/llamasup/v1/models/tiny/logs?lines=10001", 400, "usage"),
+        ("GET", "/llamasup/v1/models/tiny/logs?lines=" + "9" * 5000, 400, "usage"),
+        ("GET", "/llamasup/v1/models/tiny/logs?lines=%D9%A1", 400, "usage"),
+        ("GET", "/llamasup/v1/models/nosuch/logs", 404, "model_not_found"),
+        ("GET", "/llamasup/v1/models/tiny/logs", 404, "no_log"),
+        ("GET", "/llamasup/v1/nosuch", 404, "no_such_route"),
+        ("GET", "/llamasup/v1/status/", 404, "no_such_route"),
+        ("GET", "/llamasup/v2/status", 404, "no_such_route"),
+        ("GET", "/llamasup/v1/shutdown", 405, "no_such_route"),
+        ("GET", "/llamasup/v1/models/tiny/load", 405, "no_such_route"),
+        ("POST", "/llamasup/v1/status", 405, "no_such_route"),
+        ("DELETE", "/llamasup/v1/models/tiny/logs", 405, "no_such_route"),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error_object(
+    tmp_path: Path, method: str, target: str, status: int, cause: str
+) -> None:
+    (answer,) = raw(tmp_path, (method, target))
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert (error["code"], error["cause"]) == (status, cause)
+    assert error["message"]
+    assert error["remedy"]
+
+
+def test_what_the_driver_tells_of_a_process_is_in_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "vram_by_process", lambda: {7: 1000, 8: 1})
+
+    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+        tiny, other = (await client.status())["models"]
+        assert tiny["memory"] == {"ram_bytes": 1, "vram_bytes": 1000}
+        assert other["memory"]["vram_bytes"] is None
+
+    run(tmp_path, visit)
+
+
+def test_the_client_for_threads_asks_the_same(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"one\ntwo\n")
+
+    def ask(path: str) -> list[Any]:
+        with ControlClient(Place(socket=path)) as client:
+            return [
+                client.status()["pid"],
+                client.load("small")["id"],
+                client.unload("tiny", wait=False)["id"],
+                client.restart("tiny")["id"],
+                client.reload()["added"],
+                b"".join(client.log("tiny", lines=1)),
+                next(iter(client.events()))["model"],
+                client.shutdown(now=True)["pid"],
+            ]
+
+    async def both() -> None:
+        fake = FakeControlled(log)
+        async with served(fake, tmp_path) as (_, path):
+            answers = await asyncio.to_thread(ask, path)
+        assert answers == [4242, "tiny", "tiny", "tiny", ["new"], b"two\n", "tiny", 4242]
+        assert [what for what, _ in fake.asked] == ["load", "unload", "restart", "reload", "shutdown"]
+
+    asyncio.run(both())
+
+
+# --- nobody, or somebody else ------------------------------------------------------------------------
+
+
+@contextmanager
+def other_program(path: Path, response: bytes) -> Iterator[None]:
+    """Something that is no llamasup answers once."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(response)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("response", "error", "says"),
+    [
+        (b"", ControlFailed, "broke"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", ControlFailed, "broke"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", ControlFailed, "no error of llamasup's"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nNot Found", ControlFailed, "does not know"),
+        (b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\n[]", ControlFailed, "status 500"),
+        (b'HTTP/1.1 503 No\r\nContent-Length: 14\r\n\r\n{"error":null}', ControlFailed, "status 503"),
+    ],
+)
+def test_somebody_else_who_answers_is_no_traceback(
+    tmp_path: Path, response: bytes, error: type[LlamasupError], says: str
+) -> None:
+    path = tmp_path / "other.sock"
+    client = ControlClient(Place(socket=str(path)))
+    with other_program(path, response), client, pytest.raises(error, match=says):
+        client.reload()
+
+
+# httpcore (1.0) leaves a Unix socket that could not be connected for the collector to close.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        (Place(socket="/nonexistent/control.sock"), NotRunning),
+        (Place(url="http://127.0.0.1:1"), NotRunning),
+        (Place(url="ftp://127.0.0.1:1"), UsageInvalid),
+        (Place(url="http://"), UsageInvalid),
+        (Place(url="http://[::1"), UsageInvalid),
+    ],
+)
+def test_where_nobody_answers_says_so(place: Place, error: type[LlamasupError]) -> None:
+    with pytest.raises(error), ControlClient(place) as client:
+        client.status()
+
+
+def test_a_key_is_sent_and_never_shown() -> None:
+    place = Place(url="http://127.0.0.1:1", api_key="the-secret")
+    assert "the-secret" not in repr(place)
+    with pytest.raises(NotRunning) as raised, ControlClient(place) as client:
+        client.status()
+    assert "the-secret" not in str(raised.value)

@@ -1,0 +1,249 @@
+"""Events and logs for who goes on reading, who reads slowly, who leaves, and who is there at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamasup.control import streams
+from llamasup.control.client import AsyncControlClient, Place
+from llamasup.control.streams import (
+    MOST_STREAMS,
+    MOST_WAITING,
+    Streams,
+    TooManyStreams,
+    event_stream,
+)
+from llamasup.core.errors import LogMissing
+from llamasup.effects.logs import RotatedFile
+from llamasup.runtime.events import ServerWarned
+from tests.control.fake import PATIENCE_S, FakeControlled, controlled, served
+
+Event = Mapping[str, Any]
+
+
+def run(visit: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await visit()
+
+    asyncio.run(bounded())
+
+
+async def event(stream: AsyncIterator[Event]) -> Event:
+    return await anext(stream)
+
+
+def as_event(frame: bytes) -> Event:
+    shown: Event = json.loads(frame.removeprefix(b"data: "))
+    return shown
+
+
+# --- events ------------------------------------------------------------------------------------------
+
+
+def test_events_begin_with_what_is_and_go_on_with_what_happens(tmp_path: Path) -> None:
+    async def visit() -> None:
+        fake = FakeControlled()
+        async with controlled(fake, tmp_path) as client:
+            events = client.events()
+            assert await event(events) == {
+                "event": "state",
+                "protocol": 1,
+                "model": "tiny",
+                "state": "ready",
+                "generation": 1,
+            }
+            assert (await event(events))["model"] == "org/repo:q8_0"
+            for generation in (2, 3, 4):
+                fake.happens(generation)
+            assert [(await event(events))["generation"] for _ in range(3)] == [2, 3, 4]
+            fake.bus.publish(ServerWarned("tiny", 4, "it is odd\n\ndata: {}", "look"))
+            warned = await event(events)
+            assert (warned["event"], warned["message"]) == ("warning", "it is odd\n\ndata: {}")
+            await events.aclose()  # type: ignore[attr-defined]
+
+    run(visit)
+
+
+def test_a_listener_that_leaves_is_forgotten(tmp_path: Path) -> None:
+    async def visit() -> None:
+        fake = FakeControlled()
+        async with served(fake, tmp_path) as (_, path):
+            async with AsyncControlClient(Place(socket=path)) as client:
+                listening = [client.events() for _ in range(3)]
+                for events in listening:
+                    await event(events)
+                assert fake.bus.listeners == 3
+                for events in listening:
+                    await events.aclose()  # type: ignore[attr-defined]
+            await fake.until(lambda: fake.bus.listeners == 0)
+
+    run(visit)
+
+
+def test_at_the_end_listeners_are_told_and_let_go(tmp_path: Path) -> None:
+    async def visit() -> None:
+        fake = FakeControlled()
+        async with served(fake, tmp_path) as (server, path), AsyncControlClient(Place(socket=path)) as client:
+            events = client.events()
+            await event(events)
+            fake.happens(2)
+            await server.aclose()
+            told = [each async for each in events]
+            assert [each["event"] for each in told] == ["state", "state", "stopped"]
+
+    run(visit)
+
+
+def test_whoever_reads_too_slowly_is_told_so_after_what_came_before() -> None:
+    async def visit() -> None:
+        fake = FakeControlled()
+        stream = event_stream(fake, Streams())
+        await anext(stream)
+        for generation in range(MOST_WAITING + 44):
+            fake.happens(generation)
+        told = [as_event(frame) async for frame in stream]
+        assert told[0]["model"] == "org/repo:q8_0"
+        assert [each["generation"] for each in told[1:-1]] == list(range(MOST_WAITING))
+        assert told[-1] == {"event": "missed", "protocol": 1, "count": 44}
+        assert fake.bus.listeners == 0
+
+    run(visit)
+
+
+def test_a_reader_who_takes_nothing_costs_a_bounded_queue(tmp_path: Path) -> None:
+    """Over a real socket: its buffers take what they can, then the queue, then it is over."""
+
+    async def visit() -> None:
+        fake = FakeControlled()
+        async with served(fake, tmp_path) as (_, path):
+            reader, writer = await asyncio.open_unix_connection(path, limit=1)
+            writer.write(b"GET /llamasup/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await fake.until(lambda: fake.bus.listeners == 1)
+            for generation in range(60_000):
+                fake.happens(generation)
+                if generation % 100 == 0:
+                    await asyncio.sleep(0)
+            rest = bytearray()
+            while chunk := await reader.read(65_536):
+                rest += chunk
+                if b'"missed"' in rest[-500:]:
+                    break
+            missed = int(json.loads(rest[rest.rindex(b"data: ") + 6 : rest.rindex(b"}") + 1])["count"])
+            assert missed > 0
+            assert rest.count(b'"state"') > MOST_WAITING
+            await fake.until(lambda: fake.bus.listeners == 0)
+            writer.close()
+            await writer.wait_closed()
+
+    run(visit)
+
+
+def test_a_silent_stream_is_kept_alive_with_comments() -> None:
+    async def visit() -> None:
+        fake = FakeControlled()
+        fake.names = {}
+        stream = event_stream(fake, Streams(), keepalive_s=0.01)
+        assert [await anext(stream) for _ in range(2)] == [b": keepalive\n\n"] * 2
+        fake.happens(7)
+        assert as_event(await anext(stream))["generation"] == 7
+        await stream.aclose()
+
+    run(visit)
+
+
+def test_there_are_only_so_many_streams_and_each_that_ends_makes_room(tmp_path: Path) -> None:
+    async def visit() -> None:
+        fake = FakeControlled()
+        async with served(fake, tmp_path) as (_, path), AsyncControlClient(Place(socket=path)) as client:
+            listening = [client.events() for _ in range(MOST_STREAMS)]
+            for events in listening:
+                await event(events)
+            with pytest.raises(Exception, match=f"{MOST_STREAMS} streams") as raised:
+                await event(client.events())
+            assert getattr(raised.value, "cause", "") == TooManyStreams.cause
+            assert (await client.status())["pid"] == 4242  # which is no stream
+            await listening.pop().aclose()  # type: ignore[attr-defined]
+            await fake.until(lambda: fake.bus.listeners == MOST_STREAMS - 1)
+            again = client.events()
+            await event(again)
+            for events in (*listening, again):
+                await events.aclose()  # type: ignore[attr-defined]
+
+    run(visit)
+
+
+# --- logs --------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_log_is_given_as_it_is(tmp_path: Path) -> None:
+    async def visit() -> None:
+        log = tmp_path / "a.log"
+        log.write_bytes(b"one\ntwo\n\xff\x1b[31mthree\n")
+        async with controlled(FakeControlled(log), tmp_path) as client:
+            assert (
+                b"".join([each async for each in client.log("tiny", lines=2)]) == b"two\n\xff\x1b[31mthree\n"
+            )
+            assert b"".join([each async for each in client.log("small", lines=0)]) == b""
+
+    run(visit)
+
+
+def test_whoever_follows_sees_what_is_written_through_rotations_until_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "POLL_S", 0.01)
+
+    async def visit() -> None:
+        log = tmp_path / "a.log"
+        written = RotatedFile(log, max_bytes=64, files=3)
+        written.write(b"line 0\n")
+        fake = FakeControlled(log)
+        async with served(fake, tmp_path) as (server, path), AsyncControlClient(Place(socket=path)) as client:
+            following = client.log("tiny", follow=True)
+            seen = await anext(following)
+            for number in range(1, 60):
+                written.write(b"line %d\n" % number)
+                if number % 7 == 0:
+                    while not seen.endswith(b"line %d\n" % number):
+                        seen += await anext(following)
+            written.close()
+            await server.aclose()
+            async for piece in following:
+                seen += piece
+        assert seen == b"".join(b"line %d\n" % number for number in range(60))
+
+    run(visit)
+
+
+def test_a_follower_who_leaves_makes_room(tmp_path: Path) -> None:
+    async def visit() -> None:
+        log = tmp_path / "a.log"
+        log.write_bytes(b"one\n")
+        async with controlled(FakeControlled(log), tmp_path) as client:
+            for _ in range(MOST_STREAMS * 2):
+                following = client.log("tiny", follow=True)
+                assert await anext(following) == b"one\n"
+                await following.aclose()  # type: ignore[attr-defined]
+
+    run(visit)
+
+
+@pytest.mark.parametrize(
+    ("log", "says"), [(None, "is not kept"), ("missing.log", "has no log yet"), (".", "cannot be read")]
+)
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_model_without_a_log_says_why(tmp_path: Path, log: str | None, says: str, follow: bool) -> None:
+    async def visit() -> None:
+        path = None if log is None else tmp_path / log
+        async with controlled(FakeControlled(path), tmp_path) as client:
+            with pytest.raises(LogMissing, match=says):
+                await anext(client.log("tiny", follow=follow))
+
+    run(visit)
