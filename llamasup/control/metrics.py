@@ -87,14 +87,14 @@ class _Own(Collector):
         yield _counter("llamasup_restarts", "Restarts after a failure.", ("model", "cause"), metrics.restarts)
         yield _counter(
             "llamasup_loads",
-            "Starts of the model's servers: when it is wanted, and again after crashes; failed ones included.",
+            "Starts of the model's servers: when it is wanted, and after crashes; failed ones included.",
             ("model",),
             {(model,): count for model, count in metrics.loads.items()},
         )
         yield _counter(
             "llamasup_evictions",
-            "Unloaded: for another model's `memory` or `group`, because there were too many (`count`), because "
-            "nobody used it (`ttl`), because somebody `asked`, or because the config `changed` or `removed` it.",
+            "Unloaded: for another model's `memory` or `group`, because there were too many (`count`), "
+            "nobody used it (`ttl`), somebody `asked`, or the config `changed` or `removed` it.",
             ("model", "reason"),
             metrics.evictions,
         )

@@ -70,13 +70,13 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ``outcome``: ``ok``; ``local`` (llamasup's own answer); ``refused`` (a 4xx of our own); ``unavailable``
     (no generation or no place to serve it); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation
     went); ``timed_out``; ``error_event`` (llama-server's error was told behind SSE comments, and a 200).
-    ``model`` is the id of the one that was to answer, empty where none was; ``generation`` is 0 where no child
-    was involved. Times are in seconds;
-    ``first_byte_s`` is None where no response came. ``queue_s`` is all until the request was sent on;
-    ``waited_s`` the part of it that was waiting for a generation to serve. ``replayed``: it was sent again
-    after the generation that had it ended. ``client`` is the name of its key, or the address that it came
-    from; ``trace_id`` that of its ``traceparent``; ``bytes_in`` and ``bytes_out`` count bodies. ``context``:
-    what its size did to the answer (``core.context_end``), with ``n_prompt_tokens`` and ``n_ctx`` if known.
+    ``model`` is the id of the one that was to answer, empty where none was; ``generation`` is 0 where no
+    child was involved. Times are in seconds; ``first_byte_s`` is None where no response came. ``queue_s`` is
+    all until the request was sent on; ``waited_s`` the part of it that was waiting for a generation to serve.
+    ``replayed``: it was sent again after the generation that had it ended. ``client`` is the name of its key,
+    or the address that it came from; ``trace_id`` that of its ``traceparent``; ``bytes_in`` and ``bytes_out``
+    count bodies. ``context``: what its size did to the answer (``core.context_end``), with
+    ``n_prompt_tokens`` and ``n_ctx`` if known.
     """
 
     request_id: str
