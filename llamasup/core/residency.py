@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import nsmallest
 from typing import Final, Literal, assert_never
 
 from llamasup.core.residency_room import COUNT, Demand, Resource, add, demand, lacking, take
@@ -18,6 +19,7 @@ from llamasup.core.residency_victims import Candidate, Cost, cheapest
 from llamasup.core.units import memory_text
 
 __all__ = [
+    "MOST_CLAIMS",
     "Evict",
     "Load",
     "Phase",
@@ -149,6 +151,10 @@ Verdict = Load | Evict | Yield | Resume | Refuse | WakeAt
 
 _HOLDING: Final = frozenset({Phase.LOADING, Phase.RESIDENT, Phase.YIELDING, Phase.LEAVING})
 _STAYING: Final = _HOLDING - {Phase.LEAVING}
+MOST_CLAIMS: Final = 32
+"""Models whose waiters are looked at in one decision, those first who have waited longest: it takes a few
+milliseconds at most, whatever comes. On no machine are so many loaded that the next one could be served."""
+
 _NEVER: Final = float("inf")
 _SESSION_S: Final = 60.0  # to have been used this long ago weighs as much as one use lately
 _LEAST_S: Final = 0.001  # of an idle time that something is divided by
@@ -224,12 +230,19 @@ class _Round:
         self.policy = world.policy
         self.holding = [each for each in world.tenants.values() if each.phase in _HOLDING]
         self.free = _capacity(world)
-        for each in self.holding:
-            take(self.free, _demand(each))
+        self.most = dict(self.free)  # that will ever be free, as long as what is pinned stays
         self.soon = dict(self.free)
+        self.candidates: list[Candidate] = []
         for each in self.holding:
+            held = _demand(each)
+            take(self.free, held)
             if each.phase is Phase.LEAVING:
-                add(self.soon, _demand(each))
+                continue
+            take(self.soon, held)
+            if each.pinned:
+                take(self.most, held)
+            else:
+                self.candidates.append(Candidate(each.id, held, self.cost(each)))
         self.kept: set[str] = set()  # those that an older claim will take, once it may
         self.going: dict[str, Evict | Yield] = {}
         self.others: list[Verdict] = []
@@ -243,7 +256,7 @@ class _Round:
             for each in self.world.tenants.values()
             if each.phase is Phase.ABSENT and each.waiting and each.needs
         ]
-        for claim in sorted(claims, key=lambda each: (each.waiting_since_s, each.id)):
+        for claim in nsmallest(MOST_CLAIMS, claims, key=lambda each: (each.waiting_since_s, each.id)):
             self.serve(claim)
         resumed = (
             Resume(each.id)
@@ -277,23 +290,22 @@ class _Round:
         over = {key: -amount for key, amount in self.soon.items() if amount < 0}
         if not over:
             return
-        candidates = [self.candidate(each) for each in self.movable()]
+        candidates = self.movable()
         idle = [each for each in candidates if each.cost < _BUSY]
         helping = [each for each in idle if any(key in each.frees for key in over)]
         self.wakes += self.changes(candidates)
         self.send(cheapest(idle, over) or helping, over, "")
 
     def serve(self, claim: Tenant) -> None:
-        why = never_fits(claim.id, self.world)
-        if why:
-            self.others.append(Refuse(claim.id, why))
-            return
         wanted = _demand(claim)
+        if lacking(wanted, self.most):
+            self.others.append(Refuse(claim.id, never_fits(claim.id, self.world)))
+            return
         lack = lacking(wanted, self.soon)
         overdue_at = claim.waiting_since_s + self.policy.turn_s
         if lack:
             overdue = self.now >= overdue_at
-            candidates = [self.candidate(each) for each in self.movable()]
+            candidates = self.movable()
             chosen = cheapest([each for each in candidates if overdue or each.cost < _BUSY], lack)
             if chosen is None or any(each.cost >= _UNDUE for each in chosen):
                 self.wakes += [overdue_at, *self.changes(candidates if chosen is None else chosen)]
@@ -305,15 +317,9 @@ class _Round:
             take(self.free, wanted)
         take(self.soon, wanted)
 
-    def movable(self) -> Iterator[Tenant]:
-        for each in self.holding:
-            if not (
-                each.pinned or each.phase is Phase.LEAVING or each.id in self.going or each.id in self.kept
-            ):
-                yield each
-
-    def candidate(self, tenant: Tenant) -> Candidate:
-        return Candidate(tenant.id, _demand(tenant), self.cost(tenant))
+    def movable(self) -> list[Candidate]:
+        """Those that can be sent away, some day, and that no older claim gets."""
+        return [each for each in self.candidates if each.id not in self.going and each.id not in self.kept]
 
     def cost(self, tenant: Tenant) -> Cost:
         """Of losing it: first what may not go yet, then what is in use, then what it would take to have it

