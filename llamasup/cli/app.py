@@ -157,6 +157,14 @@ def inspect(models: o.ModelsOrFolders, json: o.Json = False) -> None:
     sys.exit(inspect_command(models, json=json))
 
 
+@app.command("list")
+def list_models(folders: o.Folders = None, json: o.Json = False) -> None:
+    """List the models that are here, by name; without folders, those that were downloaded."""
+    from llamasup.cli.list import list_command
+
+    sys.exit(list_command(folders or [], json=json))
+
+
 @app.command()
 def doctor(
     model: o.ModelToCheck = None,

@@ -34,6 +34,7 @@ __all__ = [
     "SERVING",
     "Attached",
     "Command",
+    "Folders",
     "Foreground",
     "Given",
     "Json",
@@ -63,6 +64,14 @@ ModelsOrFolders = Annotated[
     typer.Argument(
         metavar="MODEL|FOLDER...",
         help="GGUF files, folders of them, or 'demo'.",
+        show_default=False,
+    ),
+]
+Folders = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FOLDER...]",
+        help="Folders of models; by default llamasup's own and the caches of Hugging Face and llama.cpp.",
         show_default=False,
     ),
 ]

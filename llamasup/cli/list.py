@@ -1,0 +1,151 @@
+"""``llamasup list``: the models that are here, by the names that clients would ask for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llamasup.cli.errors import guarded, show_error
+from llamasup.cli.layout import stdout_columns, table
+from llamasup.cli.results import write_json, write_result
+from llamasup.cli.view import View
+from llamasup.core.errors import ModelMissing
+from llamasup.core.inspection import projectors_of
+from llamasup.core.model_spec import ModelSpec
+from llamasup.core.printable import path_text, printable
+from llamasup.core.registry import Problem, Registry, build
+from llamasup.core.units import memory_text
+from llamasup.effects.files import models_folder
+from llamasup.effects.model_places import cache_folders
+from llamasup.effects.model_search import Search, search_models
+from llamasup.runtime.launch import expanded
+
+__all__ = ["list_command"]
+
+
+def list_command(folders: Sequence[str], *, json: bool) -> int:
+    """Print a row for each model in the folders; without any, where llamasup and others put downloads.
+
+    Returns the exit code: of several folders those that can be looked into are shown whatever the others are.
+    """
+
+    def act(view: View) -> int:
+        places = _usual_places() if not folders else tuple(map(_folder, folders))
+        search = search_models(places)
+        registry = build((), search.found)
+        if json:
+            write_json(_as_json(registry, search, places))
+        else:
+            if registry.specs:
+                write_result(_as_text(registry, _projectors(search)))
+            elif len(search.missing) < len(places) or not places:
+                shown = ", ".join(printable(str(place)) for place in places)
+                view.say(
+                    "info", "empty", f"llamasup: there is no model in {shown or 'any of the usual folders'}"
+                )
+            for problem in _untold(registry):
+                view.say("warning", "problem", f"llamasup: {printable(problem.message)}")
+            for note in search.notes:
+                view.say("warning", "left_out", f"llamasup: {printable(note)}")
+        codes = [show_error(view, error) for error in search.missing.values()]
+        return codes[0] if codes else 0
+
+    return guarded(act)
+
+
+def _usual_places() -> tuple[Path, ...]:
+    own = models_folder()
+    caches = cache_folders(("huggingface", "llama.cpp"), os.environ)
+    return tuple(dict.fromkeys((*([own] if own.is_dir() else []), *caches)))
+
+
+def _folder(name: str) -> Path:
+    path = expanded(name)
+    if path.is_file():
+        raise ModelMissing(
+            f"{name}: is a file, and list looks into folders.", remedy=f"Use: llamasup inspect {name}"
+        )
+    return path
+
+
+def _untold(registry: Registry) -> list[Problem]:
+    """The problems of files that have no row of their own."""
+    return [problem for problem in registry.problems if not set(problem.names) & registry.specs.keys()]
+
+
+def _projectors(search: Search) -> Mapping[str, str]:
+    sound = {each.path: each.outcome for each in search.found if not isinstance(each.outcome, Exception)}
+    return projectors_of(sound, [each.path for each in search.found if each.path not in sound])
+
+
+# --- as text ---------------------------------------------------------------------------------------
+
+
+def _as_text(registry: Registry, projectors: Mapping[str, str]) -> str:
+    rows = [("NAME", "CLASS", "SIZE", "QUANT", "CONTEXT", "WHERE")]
+    for spec in registry.specs.values():
+        facts = spec.listed
+        if facts is None:
+            why = spec.problem.removeprefix(f"{spec.source}: ")
+            rows.append((spec.id, "broken", "", "", "", printable(f"{_shown_path(spec)}: {why}")))
+            continue
+        where = _shown_path(spec)
+        if (projector := projectors.get(spec.source)) is not None:
+            where += f", with {projector.rpartition('/')[2]}"
+        context = f"{facts.context_length:,}" if facts.context_length else ""
+        size = memory_text(facts.file_bytes)
+        rows.append((spec.id, str(facts.model_class), size, facts.quantization, context, printable(where)))
+    return table(rows, indent="", columns=stdout_columns())
+
+
+def _shown_path(spec: ModelSpec) -> str:
+    home = os.environ.get("HOME", "").rstrip("/")
+    below = spec.source.removeprefix(f"{home}/") if home else spec.source
+    return spec.source if below == spec.source else f"~/{below}"
+
+
+# --- as JSON ---------------------------------------------------------------------------------------
+
+
+def _as_json(registry: Registry, search: Search, places: Sequence[Path]) -> Mapping[str, Any]:
+    projectors = _projectors(search)
+    return {
+        "models": [_model(spec, projectors.get(spec.source)) for spec in registry.specs.values()],
+        "problems": [
+            {
+                "message": printable(each.message),
+                "remedy": printable(each.remedy),
+                "cause": each.cause,
+                "names": list(each.names),
+                "paths": list(map(path_text, each.paths)),
+            }
+            for each in registry.problems
+        ],
+        "notes": [printable(note) for note in search.notes],
+        "folders": [path_text(str(place)) for place in places],
+    }
+
+
+def _model(spec: ModelSpec, projector: str | None) -> Mapping[str, Any]:
+    facts = spec.listed
+    common = {
+        "id": spec.id,
+        "aliases": list(spec.aliases),
+        "path": path_text(spec.source),
+        "problem": printable(spec.problem) or None,
+    }
+    if facts is None:
+        return {**common, "class": None}
+    return {
+        **common,
+        "class": facts.model_class.value,
+        "architecture": facts.architecture,
+        "file_bytes": facts.file_bytes,
+        "files": facts.split.count,
+        "quantization": facts.quantization,
+        "parameters": facts.parameters,
+        "context_length": facts.context_length,
+        "projector": None if projector is None else path_text(projector),
+    }
