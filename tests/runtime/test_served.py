@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llamasup.core.instance import Policy
+from llamasup.core.instance import Policy, State
 from llamasup.core.model_spec import ModelSpec
 from llamasup.runtime.endpoint import BUSY, Endpoint, Lease, Unavailable
-from llamasup.runtime.instance import NOT_RUNNING
+from llamasup.runtime.events import Bus
+from llamasup.runtime.instance import NOT_RUNNING, STOPPING, InstanceRunner
+from llamasup.runtime.plans import AnyPlanMaker
 from llamasup.runtime.served import ServedModel
 from llamasup.runtime.waiting import Ticket
 from tests.runtime.replicas import LOADING, Replica, served_model
@@ -133,6 +137,29 @@ async def test_one_that_leaves_says_nothing_where_another_is_to_come_and_one_tha
     assert served.lease() is TO_BE_LOADED
     runner.becomes(FAILED)
     assert served.lease() is FAILED
+
+
+def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
+    async def test() -> None:
+        served = served_model()
+        planner: AnyPlanMaker = object()  # type: ignore[assignment]
+        runner = InstanceRunner(
+            "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=tmp_path, log_path=None
+        )
+        served.add(runner)
+        assert served.lease() is NOT_RUNNING
+        runner.instance = replace(runner.instance, state=State.READY, wanted=True)  # and nothing was spawned
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(runner.run())
+            client = Client(served)
+            await asyncio.sleep(0)
+            assert client.waits
+            running.cancel()
+        assert client.why is STOPPING
+        served.absent = TO_BE_LOADED
+        assert served.lease() is TO_BE_LOADED
+
+    asyncio.run(test())
 
 
 # --- the gate
