@@ -71,8 +71,8 @@ class Hub:
         self.released = threading.Event()
         self.held = threading.Event()
         self._lock = threading.Lock()
-        self._servers = [self._server("hub"), self._server("cdn")]
-        self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
+        self.servers = [self._server("hub"), self._server("cdn")]
+        self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self.servers)
         self.redirects_to_cdn = False
 
     def _server(self, name: str) -> ThreadingHTTPServer:
@@ -84,7 +84,7 @@ class Hub:
 
     def close(self) -> None:
         self.released.set()
-        for server in self._servers:
+        for server in self.servers:
             server.shutdown()
             server.server_close()
 

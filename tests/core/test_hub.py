@@ -100,7 +100,7 @@ def test_paths_and_names_are_no_references(text: str) -> None:
     [
         ("org/re..po", "no repository"),
         ("hf:org", "no repository"),
-        ("hf://org/repo/m.bin", "neither a quantization nor"),
+        ("hf://org/repo/a/m.bin", "neither a quantization nor"),
         ("org/repo:", "neither a quantization nor"),
         ("org/repo:../m.gguf", "no file of a repository"),
         ("https://user:secret@example.com/m.gguf", "user name or a password"),
@@ -292,7 +292,7 @@ def test_drafts_matrices_and_projectors_are_no_models() -> None:
     others = ["mtp-m.gguf", "eagle3-m.gguf", "imatrix.gguf", "mmproj-F16.gguf"]
     assert [each.path for each in chosen("o/r", "m.gguf", *others).parts] == ["m.gguf"]
     for ref in ("o/r", "o/r:Q8_0"):
-        with pytest.raises(ModelMissing, match="no GGUF file to serve|has no Q8_0") as caught:
+        with pytest.raises(ModelMissing, match=r"no GGUF file to serve|has no Q8_0") as caught:
             chosen(ref, *others)
         assert "-GGUF" in caught.value.remedy
 
