@@ -6,13 +6,14 @@ Why not only the last one: scripts/simulate_residency.py, whose results are in d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp2
 from typing import Final
 
 __all__ = ["HALF_LIFE_S", "UNUSED", "Use"]
 
 HALF_LIFE_S: Final = 3600.0
-"""In the simulation ten minutes forget too soon (8 % more load time); four hours, or a day, are as good within
-3 %."""
+"""In the simulation ten minutes forget too soon (8 % more load time); four hours, or a day, are as good
+within 3 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Use:
 
     def at(self, now_s: float) -> float:
         """The count as of now."""
-        return self.count * 0.5 ** ((now_s - self.at_s) / HALF_LIFE_S)
+        return self.count * exp2((self.at_s - now_s) / HALF_LIFE_S)
 
     def after(self, now_s: float, requests: int = 1) -> Use:
         """With these, that have just ended."""
