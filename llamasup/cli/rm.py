@@ -19,6 +19,7 @@ from llamasup.core.units import memory_text
 from llamasup.effects.files import models_folder
 from llamasup.effects.hub_settings import hub_endpoint
 from llamasup.effects.model_store import Removal, remove, to_remove
+from llamasup.effects.slot_store import sweep_slots
 
 __all__ = ["rm_command"]
 
@@ -40,6 +41,7 @@ def rm_command(names: Sequence[str], *, folder: Path | None, yes: bool, json: bo
         freed = sum(removal.size_bytes for removal in removals)
         for removal in removals:
             remove(removal, top)
+        sweep_slots()  # what was said to them goes with them
         if json:
             paths = [str(path) for removal in removals for path in removal.files]
             write_json({"removed": paths, "freed_bytes": freed})

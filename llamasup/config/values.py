@@ -36,6 +36,7 @@ from llamasup.core.address import Address, TcpAddress, UnixAddress
 from llamasup.core.model_rules import ModelRule
 from llamasup.core.model_spec import ModelOptions
 from llamasup.core.settings import FlashAttn, GpuLayers, Profile
+from llamasup.core.slot_store import MOST_BYTES
 
 __all__ = [
     "Auth",
@@ -320,7 +321,7 @@ class Slots(_Keys, frozen=True, kw_only=True):
 
     keep: Annotated[bool, Key(Switch(), "Save them when a model is unloaded, and restore them.")] = False
     disk: Annotated[Size, Key(SizeText(percent=False), "What all of them together may take on disk.")] = Size(
-        bytes=4 << 30
+        bytes=MOST_BYTES
     )
 
 
@@ -395,7 +396,7 @@ class Config(_Keys, frozen=True, kw_only=True):
 
     @property
     def default_options(self) -> ModelOptions:
-        return model_options(self.defaults)
+        return model_options(self.defaults).over(ModelOptions(keep_slots=self.slots.keep or None))
 
     @property
     def rules(self) -> tuple[ModelRule, ...]:

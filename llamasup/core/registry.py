@@ -168,6 +168,7 @@ def _settings(own: str, options: ModelOptions) -> Settings:
         mmproj=options.mmproj,
         profile=options.profile,
         check_memory=options.check_memory is not False,
+        keep_slots=options.keep_slots is True,
         extra=tuple(extra),
     )
 

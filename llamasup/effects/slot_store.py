@@ -46,9 +46,10 @@ _MOST_LIST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 
 
-def slot_home(model: Path, beside: Iterable[str], *, make: bool) -> SlotHome | None:
-    """Where slots of a server of ``model`` are kept, and what it is started from: its parts, and files
-    ``beside`` it. ``make``: llama-server (b11434) does not start where the folder is missing. None: nowhere.
+def slot_home(model: Path, words: Iterable[str], *, make: bool) -> SlotHome | None:
+    """Where slots of a server of ``model`` are kept, and what it is started from: its parts, and each file
+    that its other ``words`` name. ``make``: llama-server (b11434) does not start where the folder is missing.
+    None: nowhere.
     """
     try:
         folder = cache_folder() / "slots"
@@ -56,8 +57,16 @@ def slot_home(model: Path, beside: Iterable[str], *, make: bool) -> SlotHome | N
             private_folder(folder)
     except FolderUnusable:
         return None
-    states = (_state_of(path) for path in (*_parts_of(model), *beside))
+    paths = dict.fromkeys((*_parts_of(model), *(path for word in words for path in _paths_in(word))))
+    states = map(_state_of, paths)
     return SlotHome(str(folder), tuple(state for state in states if state is not None))
+
+
+def _paths_in(word: str) -> list[str]:
+    """Also ``a.gguf,b.gguf`` and ``a.gguf:0.5,b.gguf``, as LoRAs are given."""
+    pieces = [word, *word.split(",")]
+    pieces += [piece.rpartition(":")[0] for piece in pieces]
+    return [piece for piece in pieces if Path(piece).is_absolute()]
 
 
 def _parts_of(model: Path) -> list[str]:

@@ -261,8 +261,7 @@ class Planner:
 
         found = launch.found.projector if launch.found is not None else None
         projector = settings.mmproj if found is None else found.path
-        beside = [each for each in (projector, *settings.extra) if each and Path(each).is_absolute()]
-        return slot_home(launch.model_path, beside, make=is_start)
+        return slot_home(launch.model_path, (projector or "", *settings.extra), make=is_start)
 
     def _endpoint(self, generation: int) -> _Endpoint:
         if self._on_socket:

@@ -367,3 +367,12 @@ def test_a_config_says_how_much_everything_is_by_default() -> None:
     assert config.hosts == ("127.0.0.1",)
     assert config.swap_after_s == 5.0
     assert config.default_options == ModelOptions()
+
+
+def test_slots_are_kept_where_the_config_says_so_unless_a_model_says_otherwise() -> None:
+    config = config_of("slots: {keep: true}\nmodels:\n  shy: {path: shy.gguf, keep_slots: false}\n")
+    assert config.default_options.keep_slots is True
+    (shy,) = config.rules
+    assert shy.options.keep_slots is False
+    alone = config_of("models_dir: m\ndefaults: {keep_slots: false}\nslots: {keep: true}\n")
+    assert alone.default_options.keep_slots is False

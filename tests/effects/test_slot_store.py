@@ -263,14 +263,23 @@ def test_who_removes_a_model_can_have_it_forgotten_at_once(own_folders: Path, di
 
 def test_every_part_of_a_model_counts_and_what_is_beside_it(tmp_path: Path) -> None:
     parts = write_split_decoder(tmp_path)
-    lora = tmp_path / "lora.gguf"
-    lora.write_bytes(b"x")
-    home = slot_home(parts[0], [str(lora), str(tmp_path / "missing")], make=False)
+    loras = [tmp_path / name for name in ("mmproj.gguf", "one.gguf", "two.gguf")]
+    for number, path in enumerate(loras):
+        path.write_bytes(b"x" * number)
+    words = [
+        str(loras[0]),
+        "--lora-scaled",
+        f"{loras[1]},{loras[2]}:0.5",
+        str(tmp_path / "missing"),
+        "-1",
+        "",
+    ]
+    home = slot_home(parts[0], words, make=False)
     assert home is not None
-    assert [path for path, _, _ in home.files] == [*map(str, parts), str(lora)]
-    assert [size for _, size, _ in home.files] == [path.stat().st_size for path in (*parts, lora)]
+    assert [path for path, _, _ in home.files] == [str(path) for path in (*parts, *loras)]
+    assert [size for _, size, _ in home.files] == [path.stat().st_size for path in (*parts, *loras)]
     os.utime(parts[2], (1, 1))
-    assert slot_home(parts[0], [str(lora)], make=False) != home
+    assert slot_home(parts[0], words, make=False) != home
 
 
 def test_without_a_cache_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 import stat
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,16 @@ class Folder:
 
     def size_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.path.glob("*.kv"))
+
+    def spoil(self, how: Callable[[bytes], bytes]) -> None:
+        """Each slot, and so that it seems to have been saved so."""
+        (listed,) = self.path.glob("*.json")
+        said = json.loads(listed.read_text())
+        for slot in said["slots"]:
+            content = how((self.path / slot["name"]).read_bytes())
+            (self.path / slot["name"]).write_bytes(content)
+            slot |= {"size_bytes": len(content), "crc32": zlib.crc32(content)}
+        listed.write_text(json.dumps(said))
 
     def empty(self) -> None:
         for path in self.path.iterdir():
@@ -121,7 +133,7 @@ def test_a_restart_keeps_them_as_well_and_off_is_off(runtime: str, model: Path, 
     async def test() -> None:
         async with serving(model, runtime=runtime, settings=KEEP) as it:
             seconds = await talk(it)
-            it.service.ask_restart()
+            it.service.ask_reload()
             await it.reaches(State.READY, 2)
             known = [(await says(it, second))[1] for second in seconds]
         assert min(known) > 200
@@ -208,6 +220,37 @@ def test_a_damaged_slot_is_told_of_and_the_rest_restored(
             assert warnings(it) == [
                 "Saved slots could not be restored: 1 of them was damaged. Those conversations are read anew."
             ]
+
+    run(test)
+
+
+def _refused(content: bytes) -> bytes:
+    return content[:8] + b"\xff" * 192 + content[200:]
+
+
+def _deadly(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+@pytest.mark.parametrize("spoil", [_refused, _deadly])
+def test_a_slot_that_the_server_does_not_stand_costs_one_more_start_and_no_answer(
+    spoil: Callable[[bytes], bytes], runtime: str, model: Path, slots: Folder
+) -> None:
+    """What no checksum shows: a build that writes what it cannot read. One says no, the other ends it."""
+
+    async def test() -> None:
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            seconds = await talk(it)
+            unswapped = [(await says(it, second))[0] for second in seconds]
+        slots.spoil(spoil)
+        async with serving(model, runtime=runtime, settings=KEEP) as it:
+            told = [await says(it, second) for second in seconds]
+            assert (told[0][1], [answer for answer, _ in told]) == (0, unswapped)
+            assert it.runner.instance.generation == 2
+            (message,) = warnings(it)
+            assert message.startswith("Saved slots could not be restored: ")
+            assert message.endswith("It is started again without them.")
+            assert slots.names() == set()
 
     run(test)
 
