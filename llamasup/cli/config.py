@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from llamasup.cli.config_check import missing_here
 from llamasup.cli.errors import guarded
@@ -16,7 +17,7 @@ from llamasup.config.mistakes import ConfigMistakes, Mistake
 from llamasup.config.reading import read
 from llamasup.config.schema import json_schema
 from llamasup.config.starter import Surroundings, starter_text
-from llamasup.config.values import Config
+from llamasup.config.values import Cache, Config
 from llamasup.core.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
 from llamasup.core.model_names import is_pattern
 from llamasup.core.printable import path_text, printable
@@ -122,6 +123,7 @@ def _written(path: Path, text: str, *, force: bool) -> Path:
 def _surroundings(environ: Mapping[str, str]) -> Surroundings:
     from llamasup.effects.hardware import hardware
     from llamasup.effects.key_store import default_key_file
+    from llamasup.effects.model_places import cache_folders
     from llamasup.effects.runtimes import find_runtime
 
     machine = hardware()
@@ -140,7 +142,7 @@ def _surroundings(environ: Mapping[str, str]) -> Surroundings:
         devices=devices,
         runtime=runtime,
         models_dirs=_folders(_USUAL_FOLDERS),
-        caches=tuple(name for name, folder in _caches(environ) if folder.is_dir()),
+        caches=tuple(name for name in get_args(Cache) if cache_folders((name,), environ)),
         # Bytes that are no UTF-8 cannot stand in a config.
         key_file=str(keys) if keys.is_file() and path_text(str(keys)) == str(keys) else None,
     )
@@ -156,13 +158,3 @@ def _folders(usual: Sequence[str]) -> tuple[str, ...]:
             continue
         found.setdefault((status.st_dev, status.st_ino), name)
     return tuple(found.values())
-
-
-def _caches(environ: Mapping[str, str]) -> tuple[tuple[str, Path], ...]:
-    home = Path(environ.get("HOME") or "/")
-    base = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
-    hugging_face = Path(environ.get("HF_HOME") or base / "huggingface")
-    return (
-        ("huggingface", Path(environ.get("HF_HUB_CACHE") or hugging_face / "hub")),
-        ("llama.cpp", Path(environ.get("LLAMA_CACHE") or base / "llama.cpp")),
-    )

@@ -46,7 +46,7 @@ def written(folder: Path, text: str) -> Path:
 def missing(path: Path, **environ: str) -> list[str]:
     reading, mistakes = read(path, {"HOME": str(path.parent), **environ})
     assert not mistakes
-    return [each.in_file("c.yaml") for each in missing_here(reading, environ)]
+    return [each.in_file("c.yaml") for each in sorted(missing_here(reading, environ))]
 
 
 # --- check -------------------------------------------------------------------------------------------
@@ -122,17 +122,17 @@ def test_files_and_folders_that_are_not_there_are_told_with_their_lines(tmp_path
         """,
     )
 
-    assert sorted(missing(path)) == [
+    assert missing(path) == [
         f"c.yaml:1: models_dir[0]: '{tmp_path}/none': No such file or directory",
         f"c.yaml:1: models_dir[1]: '{tmp_path}/file': Not a directory",
-        f"c.yaml:10: http.access_log: '{tmp_path}/none': No such file or directory",
-        f"c.yaml:11: downloads.folder: '{tmp_path}/file': Not a directory",
-        f"c.yaml:11: downloads.token_file: '{tmp_path}/none': No such file or directory",
         f"c.yaml:4: models.a.path: '{tmp_path}/a.gguf': No such file or directory",
         f"c.yaml:5: models.a.draft_model: '{tmp_path}/d.gguf': No such file or directory",
         f"c.yaml:6: models.a.loras[0]: '{tmp_path}/l.gguf': No such file or directory",
         f"c.yaml:7: models.b*.mmproj: '{tmp_path}/p.gguf': No such file or directory",
         f"c.yaml:9: listen: '{tmp_path}/none': No such file or directory",
+        f"c.yaml:10: http.access_log: '{tmp_path}/none': No such file or directory",
+        f"c.yaml:11: downloads.folder: '{tmp_path}/file': Not a directory",
+        f"c.yaml:11: downloads.token_file: '{tmp_path}/none': No such file or directory",
     ]
 
 

@@ -26,6 +26,7 @@ def machine(tmp_path: Path) -> dict[str, str]:
         "LLAMASUP_MODELS": str(tmp_path / "models"),
         "LLAMASUP_KEYS": str(keys),
         "LLAMASUP_PORT": "0",
+        "LLAMASUP_ADDRESS": "0.0.0.0:0",
     }
 
 
