@@ -41,24 +41,29 @@ def requested_model(body: bytes, query: bytes) -> str | None:
     """The model that a JSON body or a form names, or else the query. What is neither JSON nor a form is for
     llama-server to refuse.
 
-    Costs 0.1 µs for a small body; 5 ms for 32 MiB with an image in it, 17 ms for one of token ids, 52 ms for
-    the worst that was found, which is ten million empty lists.
+    Costs 0.2 µs for a small body; 5 ms for 32 MiB with an image in it, 17 ms for one of token ids, 0.13 s for
+    the worst that was found: ten million empty lists before a model that is a number.
     """
     name = None
     if body:
         try:
             name = _read(body).model
+        except msgspec.ValidationError:
+            name = _last_name(body)
         except _UNREADABLE:
-            name = _named_in_form(body) if body.startswith(b"--") else _named_oddly(body)
+            if body.startswith(b"--"):
+                name = _named_in_form(body)
+            elif body.startswith(_BYTE_ORDER_MARK):
+                name = _last_name(body[3:])
     if not name and query:
         return _named_in_query(query)
     return name or None
 
 
-def _named_oddly(body: bytes) -> str | None:
-    """Of a body that says more than one thing, or something else than a name, or begins with a mark."""
+def _last_name(body: bytes) -> str | None:
+    """The last ``model``, if it is a name: of those before it some are not, or it begins with a mark."""
     try:
-        raw = _read_anything(body.removeprefix(_BYTE_ORDER_MARK)).model
+        raw = _read_anything(body).model
         return msgspec.json.decode(raw, type=str)
     except _UNREADABLE:
         return None
@@ -76,7 +81,7 @@ def _named_in_form(body: bytes) -> str | None:
     """The field ``model`` of ``multipart/form-data`` (RFC 7578). The first counts: nothing is read behind it.
 
     The delimiter is the body's own first line. If the Content-Type says another, llama-server finds no
-    field at all and refuses the request. Parts are looked for and not copied: 7 ms for 32 MiB.
+    field at all and refuses the request. Parts are looked for and not copied: 2 to 13 ms for 32 MiB.
     """
     at = body.find(b"\r\n", 0, MOST_DELIMITER)
     if at < 0:
