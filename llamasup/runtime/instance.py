@@ -161,10 +161,12 @@ class InstanceRunner:
                 self._waiters.remove(entry)
 
     def lease(self, *, infers: bool = False) -> Lease | Unavailable:
+        state = self.instance.state
         # LOADING is what it says itself, so it listens; before that nobody could answer in its place.
-        speaks_for_itself = self.instance.state is State.LOADING and self._is_bare
-        if (self.instance.state is State.READY or speaks_for_itself) and self._open is not None:
-            return self._open.lease_if_free(infers=infers)
+        if state is State.READY or (state is State.LOADING and self._is_bare):
+            endpoint = self._open
+            if endpoint is not None:
+                return endpoint.lease_if_free(infers=infers)
         return self.unavailable()
 
     @property

@@ -8,10 +8,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from llamasup.core.address import UnixAddress
 from llamasup.core.instance import Policy, State
 from llamasup.core.model_spec import ModelSpec
 from llamasup.runtime.endpoint import BUSY, Endpoint, Lease, Unavailable
@@ -20,6 +22,7 @@ from llamasup.runtime.instance import NOT_RUNNING, STOPPING, InstanceRunner
 from llamasup.runtime.plans import AnyPlanMaker
 from llamasup.runtime.served import ServedModel
 from llamasup.runtime.waiting import Ticket
+from tests.proxy.test_cost import REPEATS, Calls
 from tests.runtime.replicas import LOADING, Replica, served_model
 
 SWAPPING = Unavailable(503, "Another model has its memory", cause="making_room", may_wait=True)
@@ -160,6 +163,29 @@ def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
         assert served.lease() is TO_BE_LOADED
 
     asyncio.run(test())
+
+
+def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
+    """Each request takes one: what several processes need must not be in its way."""
+    served = served_model()
+    planner: AnyPlanMaker = object()  # type: ignore[assignment]
+    runner = InstanceRunner(
+        "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=tmp_path, log_path=None
+    )
+    served.add(runner)
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"))
+    runner.instance = replace(runner.instance, state=State.READY)
+    runner._generation = SimpleNamespace(endpoint=endpoint, exit=None)  # type: ignore[assignment]
+    calls, body = Calls(), talk("a" * 50)
+
+    def lease() -> None:
+        for _ in range(REPEATS):
+            served.lease(infers=True, body=body)
+
+    calls.count(lease)
+    assert endpoint.in_flight == REPEATS
+    # Of the model, the runner (two), the endpoint (two) and the lease (two); set.add, monotonic, isinstance.
+    assert calls.each() <= (7, 3), calls
 
 
 # --- the gate
