@@ -7,53 +7,91 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
+from llamasup.config import Config
 from llamasup.control.many_models import ManyModels
 from llamasup.control.one_model import Owner
 from llamasup.core.address import Address
 from llamasup.core.errors import LlamasupError
-from llamasup.core.registry import Registry
+from llamasup.core.hub import RepoRef, parse_ref
+from llamasup.core.model_rules import ModelRule, Problem
+from llamasup.core.model_spec import ModelSpec
+from llamasup.core.registry import Registry, build
 from llamasup.core.registry_changes import Changes
 from llamasup.effects.log_files import log_path_of
+from llamasup.effects.model_watch import ModelWatch
 from llamasup.runtime.catalog import Catalog
+from llamasup.runtime.downloads import Downloads, DownloadSettings, Listener
 from llamasup.runtime.events import Bus, ConfigRefused, ModelsChanged
-from llamasup.runtime.library import Library
+from llamasup.runtime.library import Library, Shelves, library_of, shelves_of
 from llamasup.runtime.pool import Pool, PoolOptions
 from llamasup.runtime.runners import Runners
+from llamasup.runtime.tenancy import Tenancy
 
-__all__ = ["HostedModels"]
+__all__ = ["Configured", "HostedModels", "Source"]
 
 _log = logging.getLogger(__name__)
 
+_LOOK_S = 1.0  # at the config, where it is watched; a stat
+
+
+class Configured(Protocol):
+    """A config, and what follows from it."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def library(self) -> Library: ...
+    @property
+    def options(self) -> PoolOptions: ...
+    @property
+    def downloads(self) -> DownloadSettings: ...
+
+
+class Source(Protocol):
+    def read(self) -> Configured:
+        """The config and the folders as they are now. Blocks; raises ConfigInvalid."""
+        ...
+
+    def stamp(self) -> object:
+        """Of the config's file: another one once it was changed. None: there is no file to be watched."""
+        ...
+
 
 class HostedModels:
-    """A ``Hosted``. ``read_again`` reads the config and looks into the folders, in a thread; it raises
-    ConfigInvalid. ``log_passed_on`` gets the output of all llama-servers, in threads of their own.
-    """
+    """A ``Hosted``. ``log_passed_on`` gets the output of all llama-servers, in threads of their own."""
 
     def __init__(
         self,
-        library: Library,
-        options: PoolOptions,
+        configured: Configured,
+        source: Source,
         owner: Owner,
         bus: Bus,
         folder: Path,
         address: Address,
         *,
-        read_again: Callable[[], tuple[Library, PoolOptions]],
         log_passed_on: Callable[[list[bytes]], None] | None = None,
     ) -> None:
+        self._configured = configured
+        self._source = source
+        self._stamp = source.stamp()
         self._bus = bus
+        self._folder = folder
+        self._downloads = Downloads(configured.downloads, folder, configured.options.environ)
         runners = Runners(bus, folder, log_path=log_path_of, log_passed_on=log_passed_on)
-        self._pool = Pool(options, runners, bus)
-        self.backend = Catalog(library.registry, self._pool)
+        self._pool = Pool(configured.options, runners, bus, self._fetch)
+        self.backend = Catalog(configured.library.registry, self._pool, self._invite)
         self.controlled = ManyModels(owner, self.backend, address, log_path_of, self.reload)
-        self._read_again = read_again
-        self._reloading = asyncio.Lock()
-        self._preloaded: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
+        self._shelves_changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
-        _tell_problems(library)
+        self._watch_wanted = asyncio.Event()
+        self._problems: frozenset[Problem] = frozenset()
+        self._notes: frozenset[str] = frozenset()
+        self._follow_config()
+        self._tell_problems(configured.library)
 
     @property
     def registry(self) -> Registry:
@@ -63,10 +101,17 @@ class HostedModels:
     def in_flight(self) -> int:
         return sum(each.served.in_flight for each in self.backend.tenancies())
 
+    # --- Hosted -----------------------------------------------------------------------------------------
+
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            tasks.create_task(self._pool.run(), name="pool")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self._pool.run(), name="pool")
+                tasks.create_task(self._watch_folders(), name="folders")
+                tasks.create_task(self._watch_config(), name="config")
+        finally:
+            await self._downloads.aclose()
 
     def start(self) -> None:
         """Nothing: what is preloaded waits until requests may come."""
@@ -78,7 +123,7 @@ class HostedModels:
         for model, error in (await self.backend.preload()).items():
             if not self._pool.stopping:
                 _log.warning("%s is not preloaded: %s %s", model, error.message, error.remedy)
-        return None if self._pool.stopping else tuple(self.backend.registry.specs)
+        return None if self._pool.stopping else tuple(self.registry.specs)
 
     def still_ready(self) -> bool:
         return True
@@ -92,20 +137,29 @@ class HostedModels:
         self._pool.ask_stop(now=now)
         self._stop_asked.set()
 
+    # --- changes ----------------------------------------------------------------------------------------
+
     async def reload(self) -> Changes:
         """Take over what has changed in the config and in the folders. Raises ConfigInvalid; then all is as
         it was (S16).
         """
-        async with self._reloading:
+        async with self._changing:
+            stamp = await asyncio.to_thread(self._source.stamp)
             try:
-                library, options = await asyncio.to_thread(self._read_again)
+                configured = await asyncio.to_thread(self._source.read)
             except LlamasupError as error:
+                self._stamp = stamp
                 self._bus.publish(ConfigRefused(error))
                 raise
-            self._pool.options = options
-            changes = self.backend.apply(library.registry)
-        _tell_problems(library)
-        self._bus.publish(ModelsChanged(changes, tuple(library.registry.specs)))
+            self._stamp = stamp
+            before, self._configured = self._configured, configured
+            self._pool.options = configured.options
+            self._follow_config()
+            if shelves_of(configured.config) != shelves_of(before.config):
+                self._shelves_changed.set()
+            changes = self._apply(configured.library)
+        if not changes:
+            self._bus.publish(ModelsChanged(changes, tuple(self.registry.specs)))
         return changes
 
     def ask_reload(self) -> None:
@@ -117,9 +171,93 @@ class HostedModels:
         with contextlib.suppress(LlamasupError):
             await self.reload()
 
+    def _apply(self, library: Library) -> Changes:
+        changes = self.backend.apply(library.registry)
+        self._tell_problems(library)
+        if changes:
+            self._bus.publish(ModelsChanged(changes, tuple(library.registry.specs)))
+            self._load_new(changes)
+        return changes
 
-def _tell_problems(library: Library) -> None:
-    for problem in library.registry.problems:
-        _log.warning("%s", " ".join(filter(None, (problem.message, problem.remedy))))
-    for note in library.notes:
-        _log.warning("%s", note)
+    def _load_new(self, changes: Changes) -> None:
+        """What is to be preloaded, and was not there before."""
+        for id_ in (*changes.added, *changes.retouched):
+            tenancy = self.backend.known(id_)
+            if tenancy.spec.stay.preload and self._tasks is not None:
+                self._tasks.create_task(self._load_quietly(tenancy), name=f"{id_}/preload")
+
+    async def _load_quietly(self, tenancy: Tenancy) -> None:
+        try:
+            await self._pool.load(tenancy)
+        except LlamasupError as error:
+            if not self._pool.stopping:
+                _log.warning("%s is not preloaded: %s %s", tenancy.spec.id, error.message, error.remedy)
+
+    def _follow_config(self) -> None:
+        if self._configured.config.watch:
+            self._watch_wanted.set()
+        else:
+            self._watch_wanted.clear()
+
+    async def _watch_folders(self) -> None:
+        """A model comes, changes or goes; other folders are watched as soon as the config names them."""
+        while True:
+            self._shelves_changed.clear()
+            async with asyncio.TaskGroup() as tasks:
+                following = tasks.create_task(self._follow(shelves_of(self._configured.config)), name="watch")
+                await self._shelves_changed.wait()
+                following.cancel()
+
+    async def _follow(self, shelves: Shelves) -> None:
+        if not (shelves.folders or shelves.paths):
+            return
+        first = self._configured.library.search
+        async with ModelWatch(shelves.folders, shelves.paths, first) as watch:
+            async for search in watch.changes():
+                async with self._changing:
+                    try:
+                        library = await asyncio.to_thread(library_of, self._configured.config, search)
+                    except LlamasupError as error:
+                        self._bus.publish(ConfigRefused(error))
+                    else:
+                        self._apply(library)
+
+    async def _watch_config(self) -> None:
+        while True:
+            await self._watch_wanted.wait()
+            await asyncio.sleep(_LOOK_S)
+            stamp = await asyncio.to_thread(self._source.stamp)
+            if stamp == self._stamp or not self._configured.config.watch:
+                continue
+            await asyncio.sleep(_LOOK_S)
+            if stamp == await asyncio.to_thread(self._source.stamp):  # nobody is still writing it
+                await self._reload_quietly()
+
+    # --- models that are somewhere else -----------------------------------------------------------------
+
+    async def _fetch(self, reference: str, listener: Listener) -> Path:
+        return (await self._downloads.fetch(reference, listener)).path
+
+    def _invite(self, name: str) -> ModelSpec | None:
+        """A model that a client names and nobody has said anything of, where the config allows that."""
+        config = self._configured.config
+        if not config.downloads.on_demand:
+            return None
+        try:
+            if not isinstance(parse_ref(name), RepoRef):
+                return None
+            invited = build([ModelRule(name, source=name)], defaults=config.default_options)
+        except LlamasupError:
+            return None
+        return invited.specs[name]
+
+    def _tell_problems(self, library: Library) -> None:
+        """Each once, as long as it lasts."""
+        for problem in library.registry.problems:
+            if problem not in self._problems:
+                _log.warning("%s", " ".join(filter(None, (problem.message, problem.remedy))))
+        self._problems = frozenset(library.registry.problems)
+        for note in library.notes:
+            if note not in self._notes:
+                _log.warning("%s", note)
+        self._notes = frozenset(library.notes)

@@ -13,12 +13,14 @@ from llamasup.core.instance import Policy
 from llamasup.core.residency import ResidencyPolicy
 from llamasup.core.share import budget_of
 from llamasup.effects.devices import devices_now
+from llamasup.effects.files import models_folder
 from llamasup.effects.hardware import hardware
 from llamasup.effects.ready_file import clear_place
 from llamasup.effects.runtimes import find_runtime
 from llamasup.entrance import EntranceOptions, front_of, proxy_of, refuse_bad_address, tls_of
 from llamasup.hosted_models import HostedModels
 from llamasup.hosting import Hosting, prepare_place
+from llamasup.runtime.downloads import DownloadSettings
 from llamasup.runtime.events import Bus
 from llamasup.runtime.library import Library, read_library
 from llamasup.runtime.pool import PoolOptions
@@ -32,12 +34,14 @@ __all__ = ["ServeOptions", "ServeService", "serve_options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(EntranceOptions):
-    """``config`` gives the config as it is now, each time that it is asked; it raises ConfigInvalid.
+    """``config`` gives the config as it is now, each time that it is asked; it raises ConfigInvalid. It is in
+    ``config_file``, if that is to be watched.
 
     What else stands here is said once, at the start: addresses and keys are not changed by a reload.
     """
 
     config: Callable[[], Config]
+    config_file: Path | None = None
     runtime: str | None = None
 
     @property
@@ -69,73 +73,59 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
     return ServeOptions(config=config, **{**options, **given})
 
 
-class ServeService(Hosting):
-    """Many models, served. Preparing it finds every mistake that can be found before anything is started.
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A config, and what follows from it on this machine, as it is now."""
 
-    Raises ConfigInvalid, UnsafeBind, UsageInvalid, RuntimeMissing, and ModelMissing, ModelInvalid or
-    DoesNotFit for a model that the config names.
-    """
+    config: Config
+    library: Library
+    options: PoolOptions
+    downloads: DownloadSettings
 
-    def __init__(self, options: ServeOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
-        refuse_bad_address(options)
-        prepare_place(options)
-        self.options = options
-        self._environ = os.environ if environ is None else environ
-        tls = tls_of(options)
-        config = options.config()
-        self._runtime = find_runtime(options.runtime or config.runtime, self._environ)
-        self._library = read_library(config)
-        self._pool_options = self._pool_options_of(config)
-        self._check(config)
-        if options.ready_file is not None:
-            clear_place(options.ready_file)
-        proxy = proxy_of(options, route_by_model=True)
-        super().__init__(options, bus, listen=lambda: front_of(options, tls), proxy=proxy)
-        self.on_log: Callable[[list[bytes]], None] | None = None
-        """Gets the output of all llama-servers line by line, in threads of their own; must not wait."""
-        self._bus = bus
-        self._hosted_models: HostedModels | None = None
 
-    launch: None = None
-    """There is none that would stand for all."""
-    runner: None = None
+class ConfigSource:
+    """Reads the config again, and looks into the folders. ``runtime`` stays as it was found at the start."""
 
-    @property
-    def in_flight(self) -> int:
-        return 0 if self._hosted_models is None else self._hosted_models.in_flight
+    def __init__(self, options: ServeOptions, environ: Mapping[str, str]) -> None:
+        """Raises RuntimeMissing and ConfigInvalid."""
+        self._options = options
+        self._environ = environ
+        self._runtime = find_runtime(options.runtime or options.config().runtime, environ)
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The ids of all that can be served now."""
-        library = self._library if self._hosted_models is None else self._hosted_models
-        return tuple(library.registry.specs)
+    def read(self) -> Configured:
+        config = self._options.config()
+        downloads = config.downloads
+        folder = downloads.folder or next(iter(config.models_dir), None) or models_folder()
+        return Configured(
+            config,
+            read_library(config),
+            self._pool_options_of(config),
+            DownloadSettings(
+                folder=folder,
+                endpoint=downloads.endpoint,
+                token_file=downloads.token_file,
+                private_addresses=downloads.private_addresses,
+                allow_http=downloads.private_addresses,
+                parallel=downloads.parallel,
+            ),
+        )
 
-    async def run(self) -> None:
-        """Serve until asked to stop, and leave nothing behind. Raises PortInUse or PortNotAllowed."""
+    def stamp(self) -> object:
+        """Of the config's file; None where there is none."""
+        if self._options.config_file is None:
+            return None
+        try:
+            status = self._options.config_file.stat()
+        except OSError:
+            return 0
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
-        def make(folder: Path, address: Address) -> HostedModels:
-            self._hosted_models = HostedModels(
-                self._library,
-                self._pool_options,
-                self,
-                self._bus,
-                folder,
-                address,
-                read_again=self._read_again,
-                log_passed_on=self.on_log,
-            )
-            return self._hosted_models
-
-        await self.host(make)
-
-    def ask_reload(self) -> None:
-        """Take over what has changed in the config and in the folders (S16)."""
-        if self._hosted_models is not None and not self.stops_asked:
-            self._hosted_models.ask_reload()
-
-    def _read_again(self) -> tuple[Library, PoolOptions]:
-        config = self.options.config()
-        return read_library(config), self._pool_options_of(config)
+    def check(self, configured: Configured) -> None:
+        """What the config names has to be there, and to fit: better said now than to the first who asks."""
+        options = configured.options
+        for spec in configured.library.registry.specs.values():
+            if not spec.is_remote and any(name in configured.config.models for name in spec.names):
+                size_up(spec, options.budget, options.runtime, options.environ)
 
     def _pool_options_of(self, config: Config) -> PoolOptions:
         memory = config.memory
@@ -147,14 +137,61 @@ class ServeService(Hosting):
         )
         return PoolOptions(
             budget=budget,
-            policy=replace(self.options.policy, slots_disk_bytes=config.slots.disk.of(1 << 62)),
+            policy=replace(self._options.policy, slots_disk_bytes=config.slots.disk.of(1 << 62)),
             residency=ResidencyPolicy(turn_s=config.swap_after_s, max_loaded=config.max_loaded),
             runtime=str(self._runtime.path) if self._runtime.kind == "binary" else self._runtime.kind,
             environ=self._environ,
         )
 
-    def _check(self, config: Config) -> None:
-        """What the config names has to be there, and to fit: better said now than to the first who asks."""
-        for spec in self._library.registry.specs.values():
-            if any(name in config.models for name in spec.names) and Path(spec.source).is_absolute():
-                size_up(spec, self._pool_options.budget, self._pool_options.runtime, self._environ)
+
+class ServeService(Hosting):
+    """Many models, served. Preparing it finds every mistake that can be found before anything is started.
+
+    Raises ConfigInvalid, UnsafeBind, UsageInvalid, RuntimeMissing, and ModelMissing, ModelInvalid or
+    DoesNotFit for a model that the config names.
+    """
+
+    def __init__(self, options: ServeOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
+        refuse_bad_address(options)
+        proxy = proxy_of(options, route_by_model=True)
+        prepare_place(options)
+        tls = tls_of(options)
+        self._source = ConfigSource(options, os.environ if environ is None else environ)
+        self._configured = self._source.read()
+        self._source.check(self._configured)
+        if options.ready_file is not None:
+            clear_place(options.ready_file)
+        super().__init__(options, bus, listen=lambda: front_of(options, tls), proxy=proxy)
+        self.options = options
+        self.launch: None = None  # there is none that would stand for all
+        self.runner: None = None
+        self.on_log: Callable[[list[bytes]], None] | None = None
+        """Gets the output of all llama-servers line by line, in threads of their own; must not wait."""
+        self._bus = bus
+        self._hosted_models: HostedModels | None = None
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self._hosted_models is None else self._hosted_models.in_flight
+
+    async def run(self) -> None:
+        """Serve until asked to stop, and leave nothing behind. Raises PortInUse or PortNotAllowed."""
+
+        def make(folder: Path, address: Address) -> HostedModels:
+            self._hosted_models = HostedModels(
+                self._configured,
+                self._source,
+                self,
+                self._bus,
+                folder,
+                address,
+                log_passed_on=self.on_log,
+            )
+            return self._hosted_models
+
+        await self.host(make)
+
+    def ask_reload(self) -> None:
+        """Take over what has changed in the config and in the folders (S16)."""
+        if self._hosted_models is not None and not self.stops_asked:
+            self._hosted_models.ask_reload()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamasup.cli.run import OutputOptions, serve_command
 
 if TYPE_CHECKING:
-    from llamasup.config import Config
     from llamasup.serving import ServeOptions
 
 __all__ = ["serve_models"]
@@ -32,12 +30,29 @@ def serve_models(
     given = {name: value for name, value in options.items() if value is not None and value is not False}
 
     def ask() -> ServeOptions:
+        from msgspec import structs
+
+        from llamasup.config import Config, load
+        from llamasup.config.config_paths import find_config
         from llamasup.effects.keys import environment_keys
         from llamasup.effects.systemd import take_sockets
         from llamasup.serving import serve_options
 
+        folders = tuple(Path(each).expanduser().absolute() for each in models_dir)
+        # Folders on the command line need no config beside them.
+        path = None if folders and config_file is None else find_config(config_file, os.environ)
+
+        def read() -> Config:
+            if path is None:
+                return Config(models_dir=folders)
+            config = load(path, os.environ)
+            return structs.replace(
+                config, models_dir=(*config.models_dir, *folders), watch=config.watch or watch
+            )
+
         return serve_options(
-            _reader(config_file, models_dir, watch=watch),
+            read,
+            config_file=path,
             api_keys=environment_keys(os.environ),
             sockets=take_sockets(os.environ),
             **given,
@@ -49,21 +64,3 @@ def serve_models(
         return ServeService(options, bus)
 
     return serve_command(ask, output, began_s, "looking at the models and the machine", make=make)
-
-
-def _reader(config_file: Path | None, models_dir: tuple[str, ...], *, watch: bool) -> Callable[[], Config]:
-    """Reads the config each time that it is asked. Folders on the command line need none."""
-    from msgspec.structs import replace
-
-    from llamasup.config import Config, load
-    from llamasup.config.config_paths import find_config
-
-    folders = tuple(Path(each).expanduser().absolute() for each in models_dir)
-
-    def read() -> Config:
-        if folders and config_file is None:
-            return Config(models_dir=folders)
-        config = load(find_config(config_file, os.environ), os.environ)
-        return replace(config, models_dir=(*config.models_dir, *folders), watch=config.watch or watch)
-
-    return read

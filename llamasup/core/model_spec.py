@@ -89,6 +89,11 @@ class ModelSpec:
     problem: str = ""
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it has to be downloaded first."""
+        return bool(self.source) and not self.source.startswith("/")
+
+    @property
     def started_as(self) -> tuple[object, ...]:
         """All of it that a process is started from: where this is equal, a change touches no process."""
         options = self.options

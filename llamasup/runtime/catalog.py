@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from llamasup.core.errors import LlamasupError, ModelUnknown
 from llamasup.core.http import HttpError
 from llamasup.core.meant_model import MeantModel, meant_by, unknown_model, unnamed_model
 from llamasup.core.model_listing import ListedModel, ModelListing
+from llamasup.core.model_spec import ModelSpec
 from llamasup.core.registry import Registry, Unknown
 from llamasup.core.registry_changes import Changes, changes
 from llamasup.runtime.endpoint import Lease, Unavailable
@@ -18,14 +19,22 @@ from llamasup.runtime.renewal import remove, renew
 from llamasup.runtime.tenancy import Tenancy
 from llamasup.runtime.waiting import WaitingRoom
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "Invite"]
+
+Invite = Callable[[str], ModelSpec | None]
+_MOST_INVITED = 100  # names that clients make up where downloads on demand are allowed
 
 
 class Catalog:
-    """A ``Backend`` of many models. All methods are for the event loop's thread."""
+    """A ``Backend`` of many models. All methods are for the event loop's thread.
 
-    def __init__(self, registry: Registry, pool: Pool) -> None:
+    ``invite`` makes a model of a name that nobody has said anything of, where that is allowed.
+    """
+
+    def __init__(self, registry: Registry, pool: Pool, invite: Invite | None = None) -> None:
         self.pool = pool
+        self._invite = invite
+        self._invited: dict[str, ModelSpec] = {}
         self.registry = Registry({}, {}, None)
         self._by_name: dict[str, Tenancy] = {}  # every name that was asked for in its own spelling
         self._meant: dict[str, MeantModel] = {}  # by id
@@ -59,7 +68,7 @@ class Catalog:
 
     def tenancies(self) -> Iterator[Tenancy]:
         """In the order of the registry."""
-        return (self.pool.tenancies[id_] for id_ in self.registry.specs)
+        return (self.pool.tenancies[id_] for id_ in (*self.registry.specs, *self._invited))
 
     # --- names ------------------------------------------------------------------------------------------
 
@@ -70,7 +79,18 @@ class Catalog:
         if (tenancy := self._by_name.get(model)) is not None:
             return tenancy
         found = self.registry.find(model)
-        return None if isinstance(found, Unknown) else self.pool.tenancies.get(found.id)
+        return self._invitee(model) if isinstance(found, Unknown) else self.pool.tenancies.get(found.id)
+
+    def _invitee(self, name: str) -> Tenancy | None:
+        if self._invite is None or len(self._invited) >= _MOST_INVITED:
+            return None
+        spec = self._invite(name)
+        if spec is None:
+            return None
+        self._invited[spec.id] = spec
+        self._by_name[name] = tenancy = self.pool.add(spec)
+        self._meant[spec.id] = meant_by(spec)
+        return tenancy
 
     def known(self, model: str) -> Tenancy:
         """Raises ModelUnknown, with near names."""
@@ -129,7 +149,10 @@ class Catalog:
 
     def apply(self, registry: Registry) -> Changes:
         """Serve these models from now on. Those that are as before are not touched (S16)."""
-        found = changes(self.registry.specs, registry.specs)
+        before = {**self.registry.specs, **self._invited}
+        # What was invited is known by now, if it was downloaded to where it is looked for.
+        self._invited = {id_: each for id_, each in self._invited.items() if id_ not in registry.names}
+        found = changes(before, {**registry.specs, **self._invited})
         pool = self.pool
         for id_ in found.removed:
             remove(pool, pool.tenancies[id_])
@@ -141,7 +164,8 @@ class Catalog:
             renew(pool, pool.tenancies[id_], registry.specs[id_])
         self.registry = registry
         self._by_name = {name: pool.tenancies[id_] for name, id_ in registry.names.items()}
-        self._meant = {id_: meant_by(spec) for id_, spec in registry.specs.items()}
+        self._by_name |= {id_: pool.tenancies[id_] for id_ in self._invited}
+        self._meant = {each.spec.id: meant_by(each.spec) for each in self.tenancies()}
         return found
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import monotonic
 from typing import Any, assert_never
 
@@ -33,13 +34,17 @@ from llamasup.core.residency import (
 )
 from llamasup.core.share import RAM, Share, left_of
 from llamasup.effects.devices import await_freed, devices_now
+from llamasup.runtime.downloads import Listener
 from llamasup.runtime.events import Bus, ModelLeaves, Notice, StateChanged
 from llamasup.runtime.instance import STOPPING, InstanceRunner
 from llamasup.runtime.runners import Runners
 from llamasup.runtime.served import ServedModel
 from llamasup.runtime.tenancy import Sized, Tenancy, absent, as_unavailable, making_room, policy_for, size_up
 
-__all__ = ["Pool", "PoolOptions", "end", "freed"]
+__all__ = ["Fetch", "Pool", "PoolOptions", "end", "freed"]
+
+Fetch = Callable[[str, Listener], Awaitable[Path]]
+"""A reference, and who hears how far it is → the file."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +68,9 @@ class PoolOptions:
 class Pool:
     """All models of one llamasup. All methods are for the event loop's thread."""
 
-    def __init__(self, options: PoolOptions, runners: Runners, bus: Bus) -> None:
+    def __init__(self, options: PoolOptions, runners: Runners, bus: Bus, fetch: Fetch | None = None) -> None:
+        """``fetch`` has a model here that is somewhere else; it raises a LlamasupError where it cannot."""
+        self._fetch = fetch
         self.options = options
         self.bus = bus
         self.runners = runners
@@ -195,10 +202,14 @@ class Pool:
         others = (each.needs for each in tuple(self._active.values()) if each is not tenancy and each.holds)
         return left_of(self.options.budget, others)
 
-    async def size(self, spec: ModelSpec) -> Sized:
-        """Raises what ``size_up`` raises."""
+    async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
+        """See what it takes, and fetch it before if it is not here. Raises what these raise."""
+        local = spec
+        if spec.is_remote and self._fetch is not None:
+            local = replace(spec, source=str(await self._fetch(spec.source, tenancy.downloading)))
         options = self.options
-        return await asyncio.to_thread(size_up, spec, options.budget, options.runtime, options.environ)
+        sized = await asyncio.to_thread(size_up, local, options.budget, options.runtime, options.environ)
+        return replace(sized, spec=spec)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """A task that ends with the pool."""
@@ -286,13 +297,14 @@ class Pool:
     async def _size(self, tenancy: Tenancy) -> None:
         spec = tenancy.spec
         try:
-            sized = await self.size(spec)
+            sized = await self.size(tenancy, spec)
         except LlamasupError as error:
             if tenancy.spec is spec and not tenancy.serves:
                 self._failed(tenancy, error)
         else:
             if tenancy.spec is spec:
                 tenancy.sized = sized
+                tenancy.served.absent = absent(spec)
         finally:
             tenancy.sizing = False
             self.decide_soon()

@@ -86,7 +86,7 @@ async def _replace(pool: Pool, tenancy: Tenancy) -> None:
 
 async def _replace_with(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> bool:
     """Whether it is to be loaded again. Raises why it cannot be changed; then all is as it was."""
-    sized = await pool.size(spec)
+    sized = await pool.size(tenancy, spec)
     serves = any(runner.instance.state is State.READY for runner in tenancy.runners)
     if serves and _fits(sized, pool, tenancy):
         await _replace_beside(pool, tenancy, sized)

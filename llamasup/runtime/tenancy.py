@@ -14,6 +14,9 @@ from llamasup.core.model_spec import ModelOptions, ModelSpec
 from llamasup.core.residency import Phase, Tenant
 from llamasup.core.residency_use import UNUSED
 from llamasup.core.share import Share, needs_of
+from llamasup.core.units import memory_text
+from llamasup.core.wait_estimate import retry_after_s
+from llamasup.runtime.downloads import Progress
 from llamasup.runtime.endpoint import Unavailable
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.launch import Launch, prepare
@@ -217,6 +220,10 @@ class Tenancy:
             use=self.use,
         )
 
+    def downloading(self, progress: Progress) -> None:
+        """Tell those who wait how far it is."""
+        self.served.absent = _downloading(self.spec, progress)
+
     def settle_claims(self, error: LlamasupError | None = None) -> None:
         """Tell those who asked for it to be loaded how that came out."""
         claims, self.claims = self.claims, []
@@ -241,6 +248,21 @@ def absent(spec: ModelSpec) -> Unavailable:
         cause="loading",
         remedy="try again: it is loaded for the first request that may wait",
         retry_after_s=1.0,
+        may_wait=True,
+    )
+
+
+def _downloading(spec: ModelSpec, progress: Progress) -> Unavailable:
+    done, total = progress.done_bytes, progress.total_bytes
+    of = "" if total is None else f" of {memory_text(total)}"
+    left_s = 1.0
+    if total is not None and progress.bytes_per_s:
+        left_s = max(left_s, (total - done) / progress.bytes_per_s)
+    return Unavailable(
+        503,
+        f"The model {spec.id!r} is being downloaded: {memory_text(done)}{of}",
+        cause="downloading",
+        retry_after_s=retry_after_s(left_s),
         may_wait=True,
     )
 
