@@ -66,14 +66,15 @@ def error_from(status: int, answered: Any) -> LlamasupError:
         )
     message, cause, remedy = (_text(said.get(name)) for name in ("message", "cause", "remedy"))
     given: dict[str, Any] = {"remedy": remedy, "lines": _texts(said.get("lines"))}
+    exit_code = said.get("exit_code")
     known = _BY_CAUSE.get(cause)
-    if known is not None:
+    # llama-server's own failures have some of the words that ours have, and other exit codes.
+    if known is not None and exit_code in (None, known.exit_code):
         return known(message, **given, details=_texts(said.get("details")))
     if status in (401, 403):
         error: LlamasupError = NotAllowed(message, **given)
         error.cause = cause or error.cause
         return error
-    exit_code = said.get("exit_code")
     if cause and isinstance(exit_code, int):
         return ServerFailed(message, cause=cause, exit_code=exit_code, **given)
     return ControlFailed(message or f"The answer has status {status}.", **given)
