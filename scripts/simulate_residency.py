@@ -32,14 +32,8 @@ from llamasup.core.residency import (  # noqa: E402
     decide,
 )
 from llamasup.core.residency_use import UNUSED  # noqa: E402
-from llamasup.testing.residency_sim import (  # noqa: E402
-    Call,
-    Decide,
-    Model,
-    ModelWorld,
-    Simulation,
-    simulate,
-)
+from llamasup.testing.residency_sim import Call, Simulation, simulate  # noqa: E402
+from llamasup.testing.residency_world import Decide, Model, ModelWorld  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "residency.md"

@@ -1,60 +1,17 @@
-"""A world of models that carries out what ``core.residency`` decides, with time as an argument.
-
-``ModelWorld`` is moved event by event (for state machines and transcripts) and raises ``Broken`` where a
-verdict cannot be carried out or must not be: it does its own sums. ``Simulation`` runs clients in it, to
-compare policies, or to ask how many loads the trace of a real run needs.
-"""
+"""Clients in a world of models: to compare policies, or to ask how many loads the trace of a run needs."""
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from typing import Final
 
-from llamasup.core.residency import (
-    Evict,
-    Load,
-    Phase,
-    Places,
-    Refuse,
-    ResidencyPolicy,
-    Resume,
-    Tenant,
-    Verdict,
-    WakeAt,
-    World,
-    Yield,
-    decide,
-)
-from llamasup.core.residency_use import UNUSED, Use
+from llamasup.core.residency import Evict, Load, Places, ResidencyPolicy, Verdict, Yield, decide
+from llamasup.testing.residency_world import Decide, Model, ModelWorld
 
-__all__ = ["Broken", "Call", "Decide", "Model", "ModelWorld", "Outcome", "Simulation", "simulate"]
-
-Decide = Callable[[World], tuple[Verdict, ...]]
-
-_MOST_ROUNDS: Final = 100  # of deciding without an event: a policy that goes on for ever is broken
-_MOST_LOGGED: Final = 100_000  # verdicts kept for whoever wants to read what happened
-
-
-class Broken(AssertionError):
-    """The policy ordered what must never be."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """``leave_s``: from being told to end to its memory's being free. ``slots``: requests at a time."""
-
-    id: str
-    needs: Places
-    load_s: float = 1.0
-    leave_s: float = 0.0
-    slots: int = 1
-    pinned: bool = False
-    groups: frozenset[str] = frozenset()
-    ttl_s: float = float("inf")
+__all__ = ["Call", "Outcome", "Request", "Simulation", "replay", "simulate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,194 +23,13 @@ class Call:
     after_s: float = 0.0
 
 
-@dataclass(slots=True)
-class _Life:
-    """One model as it is now. ``queue``: tickets and times of those who wait for it."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as it was: when it came, and how long its model worked at it once it was let in."""
 
-    model: Model
-    phase: Phase = Phase.ABSENT
-    in_flight: int = 0
-    queue: deque[tuple[int, float]] = field(default_factory=deque)
-    used_s: float = 0.0
-    resident_since_s: float = 0.0
-    use: Use = UNUSED
-    loads: int = 0
-
-    def tenant(self) -> Tenant:
-        model = self.model
-        return Tenant(
-            model.id,
-            model.needs,
-            phase=self.phase,
-            pinned=model.pinned,
-            groups=model.groups,
-            ttl_s=model.ttl_s,
-            load_s=model.load_s,
-            in_flight=self.in_flight,
-            waiting=len(self.queue),
-            waiting_since_s=self.queue[0][1] if self.queue else float("inf"),
-            used_s=self.used_s,
-            resident_since_s=self.resident_since_s,
-            use=self.use,
-        )
-
-
-class ModelWorld:
-    """Models in a budget, and requests known by their tickets. Every method that is an event of the world is
-    followed by ``settle``. ``began`` and ``refused`` are the tickets that were, since they were last emptied.
-    """
-
-    def __init__(
-        self,
-        models: Iterable[Model],
-        budget: Places,
-        policy: ResidencyPolicy | None = None,
-        decide: Decide = decide,
-    ) -> None:
-        self.lives = {model.id: _Life(model) for model in models}
-        self.budget: dict[str, int] = dict(budget)
-        self.policy = ResidencyPolicy() if policy is None else policy
-        self.decide = decide
-        self.now_s = 0.0
-        self.wake_at_s = float("inf")
-        self.log: deque[tuple[float, Verdict]] = deque(maxlen=_MOST_LOGGED)
-        self.began: list[int] = []
-        self.refused: list[int] = []
-        self._tickets = count(1)
-
-    def world(self) -> World:
-        tenants = {id_: life.tenant() for id_, life in self.lives.items()}
-        return World(self.now_s, tenants, self.budget, self.policy)
-
-    def arrive(self, id_: str) -> int:
-        """A request; served at once where there is a slot, else it waits. Returns its ticket."""
-        ticket = next(self._tickets)
-        self.lives[id_].queue.append((ticket, self.now_s))
-        self._serve(self.lives[id_])
-        return ticket
-
-    def finish(self, id_: str) -> None:
-        """One of the requests in flight has its answer."""
-        life = self.lives[id_]
-        life.in_flight -= 1
-        life.used_s = self.now_s
-        life.use = life.use.after(self.now_s)
-        self._serve(life)
-
-    def give_up(self, id_: str, ticket: int) -> None:
-        """One that waits does not any more."""
-        life = self.lives[id_]
-        life.queue = deque(each for each in life.queue if each[0] != ticket)
-
-    def loaded(self, id_: str) -> None:
-        life = self._expect(id_, Phase.LOADING)
-        life.phase = Phase.RESIDENT
-        life.used_s = life.resident_since_s = self.now_s
-        self._serve(life)
-
-    def gone(self, id_: str) -> None:
-        """Its memory is free."""
-        self._expect(id_, Phase.LEAVING).phase = Phase.ABSENT
-
-    def failed(self, id_: str) -> list[int]:
-        """It cannot be loaded. Returns the tickets of its waiters, who are told."""
-        life = self._expect(id_, Phase.LOADING)
-        life.phase = Phase.FAILED
-        return self._dismiss(life)
-
-    def forgiven(self, id_: str) -> None:
-        """It may be tried again."""
-        self._expect(id_, Phase.FAILED).phase = Phase.ABSENT
-
-    def settle(self) -> list[Verdict]:
-        """Decide and carry out until there is nothing more to do. Returns what was carried out."""
-        done: list[Verdict] = []
-        for _ in range(_MOST_ROUNDS):
-            verdicts = self.decide(self.world())
-            self.wake_at_s = float("inf")
-            orders = [each for each in verdicts if not isinstance(each, WakeAt)]
-            for verdict in verdicts:
-                self._carry_out(verdict)
-            self.log.extend((self.now_s, each) for each in orders)
-            done += orders
-            if not orders:
-                return done
-        raise Broken(f"no end of verdicts: {done[-5:]}")
-
-    def held(self) -> dict[str, int]:
-        """Bytes by place that are in use."""
-        total = dict.fromkeys(self.budget, 0)
-        for life in self.lives.values():
-            if life.phase not in (Phase.ABSENT, Phase.FAILED):
-                for place, size in life.model.needs.items():
-                    total[place] = total.get(place, 0) + size
-        return total
-
-    def _carry_out(self, verdict: Verdict) -> None:
-        match verdict:
-            case Load(id_):
-                life = self._expect(id_, Phase.ABSENT)
-                life.phase = Phase.LOADING
-                life.loads += 1
-                self._check_room(life.model)
-            case Evict(id_):
-                life = self._expect(id_, Phase.RESIDENT, Phase.YIELDING)
-                if life.in_flight or life.model.pinned:
-                    raise Broken(f"{verdict}: {life.in_flight} in flight, pinned: {life.model.pinned}")
-                life.phase = Phase.LEAVING
-            case Yield(id_):
-                life = self._expect(id_, Phase.RESIDENT)
-                if life.model.pinned or not life.in_flight:
-                    raise Broken(f"{verdict}: {life.in_flight} in flight, pinned: {life.model.pinned}")
-                life.phase = Phase.YIELDING
-            case Resume(id_):
-                life = self._expect(id_, Phase.YIELDING)
-                life.phase = Phase.RESIDENT
-                self._serve(life)
-            case Refuse(id_):
-                self.refused += self._dismiss(self._expect(id_, Phase.ABSENT))
-            case WakeAt(at_s):
-                if at_s <= self.now_s:
-                    raise Broken(f"{verdict} is not after {self.now_s}")
-                self.wake_at_s = at_s
-
-    def _expect(self, id_: str, *phases: Phase) -> _Life:
-        life = self.lives[id_]
-        if life.phase not in phases:
-            raise Broken(f"{id_} is {life.phase}, not {' or '.join(phases)}")
-        return life
-
-    def _check_room(self, new: Model) -> None:
-        held = self.held()
-        over = [
-            place for place, size in new.needs.items() if size and held[place] > self.budget.get(place, 0)
-        ]
-        if over:
-            raise Broken(f"{new.id} was loaded into {over}: held {held}, budget {self.budget}")
-        there = [life.model for life in self.lives.values() if life.phase not in (Phase.ABSENT, Phase.FAILED)]
-        most = self.policy.max_loaded
-        if most is not None and len(there) > most:
-            raise Broken(f"{new.id} is the {len(there)}th of {most}")
-        for other in there:
-            shared = _devices(new) & _devices(other)
-            if other is not new and shared and new.groups & other.groups:
-                raise Broken(f"{new.id} shares {shared} with {other.id} of its group")
-
-    def _serve(self, life: _Life) -> None:
-        while life.phase is Phase.RESIDENT and life.queue and life.in_flight < life.model.slots:
-            life.in_flight += 1
-            self.began.append(life.queue.popleft()[0])
-
-    def _dismiss(self, life: _Life) -> list[int]:
-        tickets = [ticket for ticket, _ in life.queue]
-        life.queue.clear()
-        return tickets
-
-
-def _devices(model: Model) -> frozenset[str]:
-    return frozenset(place for place, size in model.needs.items() if size and place != "ram") or frozenset(
-        {"ram"}
-    )
+    model: str
+    arrived_s: float
+    service_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +46,7 @@ class Outcome:
     yields: int
     waits_s: tuple[float, ...]
     ended_s: float
+    trace: tuple[Request, ...]
     log: tuple[tuple[float, Verdict], ...]
 
     @property
@@ -294,6 +71,7 @@ class Simulation:
         self.issued = 0
         self.asked: dict[int, _Asked] = {}
         self.waits_s: list[float] = []
+        self.trace: list[Request] = []
         self.hits = self.refused = self.answered = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -316,10 +94,11 @@ class Simulation:
     def _next(self, client: int) -> None:
         call = next(self.clients[client], None)
         if call is not None:
-            self._at(self.world.now_s + call.after_s, lambda: self._ask(client, call))
+            self._at(self.world.now_s + call.after_s, partial(self._ask, client, call))
 
     def _ask(self, client: int, call: Call) -> None:
         self.issued += 1
+        self.trace.append(Request(call.model, self.world.now_s, call.service_s))
         self.asked[self.world.arrive(call.model)] = _Asked(client, call, self.world.now_s)
 
     def _begin(self) -> None:
@@ -328,7 +107,7 @@ class Simulation:
             asked = self.asked.pop(ticket)
             self.waits_s.append(world.now_s - asked.arrived_s)
             self.hits += world.lives[asked.call.model].resident_since_s <= asked.arrived_s
-            self._at(world.now_s + asked.call.service_s, lambda asked=asked: self._answer(asked))  # type: ignore[misc]
+            self._at(world.now_s + asked.call.service_s, partial(self._answer, asked))
         world.began.clear()
 
     def _answer(self, asked: _Asked) -> None:
@@ -342,10 +121,10 @@ class Simulation:
             match verdict:
                 case Load(id_):
                     after_s = world.lives[id_].model.load_s
-                    self._at(world.now_s + after_s, lambda id_=id_: world.loaded(id_))  # type: ignore[misc]
+                    self._at(world.now_s + after_s, partial(world.loaded, id_))
                 case Evict(id_):
                     after_s = world.lives[id_].model.leave_s
-                    self._at(world.now_s + after_s, lambda id_=id_: world.gone(id_))  # type: ignore[misc]
+                    self._at(world.now_s + after_s, partial(world.gone, id_))
         self._begin()
         for ticket in world.refused:
             self.refused += 1
@@ -371,6 +150,7 @@ class Simulation:
             yields=sum(isinstance(verdict, Yield) for _, verdict in log),
             waits_s=tuple(self.waits_s),
             ended_s=self.world.now_s,
+            trace=tuple(self.trace),
             log=log,
         )
 
@@ -382,6 +162,17 @@ def simulate(
     policy: ResidencyPolicy | None = None,
     decide: Decide = decide,
 ) -> Outcome:
-    """Run all clients to their ends. To replay a real run give each of its requests as a client of its own
-    (``after_s``: its arrival), or each of its clients with all of its requests (``after_s``: its pause)."""
+    """Run all clients to their ends."""
     return Simulation(ModelWorld(models, budget, policy, decide), clients).run()
+
+
+def replay(
+    models: Iterable[Model],
+    requests: Iterable[Request],
+    budget: Places,
+    policy: ResidencyPolicy | None = None,
+) -> Outcome:
+    """The requests of a real run once more, each at its time whatever becomes of the others: how many loads
+    would they have needed? ``models`` have the load times and needs that were measured."""
+    clients = [[Call(each.model, each.service_s, each.arrived_s)] for each in requests]
+    return simulate(models, clients, budget, policy)

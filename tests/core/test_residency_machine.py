@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from llamasup.core.residency import Phase, ResidencyPolicy, Verdict, WakeAt
-from llamasup.testing.residency_sim import Call, Model, ModelWorld, simulate
+from llamasup.testing.residency_sim import Call, replay, simulate
+from llamasup.testing.residency_world import Model, ModelWorld
 
 BOTH = frozenset({"one"})
 MODELS = (
@@ -188,3 +189,20 @@ def test_a_client_without_pauses_does_not_lose_its_model_between_two_requests() 
     at_once = simulate(models, clients, {"ram": 1}, ResidencyPolicy(linger=0.0))
     assert sum(at_once.loads.values()) > 190
     assert sum(lingering.loads.values()) < 20
+
+
+def test_a_run_that_is_played_again_by_its_times_has_the_loads_that_it_had() -> None:
+    """So a real run can be held against the simulation: a trace says enough."""
+    models = [model for model in MODELS if model.id != "huge"]
+    clients = [
+        [
+            Call(models[(client * 3 + nth * nth) % len(models)].id, 0.5 + nth % 3, 0.2 * client)
+            for nth in range(20)
+        ]
+        for client in range(4)
+    ]
+    run = simulate(MODELS, clients, BUDGET)
+    again = replay(MODELS, run.trace, BUDGET)
+    assert (again.answered, again.refused) == (80, 0)
+    assert again.loads == run.loads
+    assert sum(again.waits_s) == pytest.approx(sum(run.waits_s))
