@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from llamasup.cli.errors import guarded, show_error
 from llamasup.cli.layout import stdout_columns, table
 from llamasup.cli.results import write_json, write_result
 from llamasup.cli.view import View
-from llamasup.core.errors import ModelMissing
+from llamasup.core.errors import LlamasupError, ModelMissing
 from llamasup.core.inspection import projectors_of
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.printable import path_text, printable
@@ -32,15 +33,17 @@ def list_command(folders: Sequence[str], *, json: bool) -> int:
     """
 
     def act(view: View) -> int:
-        places = _usual_places() if not folders else tuple(map(_folder, folders))
-        search = search_models(places)
+        places = _usual_places() if not folders else tuple(map(expanded, folders))
+        errors = {place: why for place in places if (why := _no_folder(place)) is not None}
+        search = search_models([place for place in places if place not in errors])
+        errors |= {Path(place): error for place, error in search.missing.items()}
         registry = build((), search.found)
         if json:
             write_json(_as_json(registry, search, places))
         else:
             if registry.specs:
                 write_result(_as_text(registry, _projectors(search)))
-            elif len(search.missing) < len(places) or not places:
+            elif len(errors) < len(places) or not places:
                 shown = ", ".join(printable(str(place)) for place in places)
                 view.say(
                     "info", "empty", f"llamasup: there is no model in {shown or 'any of the usual folders'}"
@@ -49,7 +52,7 @@ def list_command(folders: Sequence[str], *, json: bool) -> int:
                 view.say("warning", "problem", f"llamasup: {printable(problem.message)}")
             for note in search.notes:
                 view.say("warning", "left_out", f"llamasup: {printable(note)}")
-        codes = [show_error(view, error) for error in search.missing.values()]
+        codes = [show_error(view, error) for error in errors.values()]
         return codes[0] if codes else 0
 
     return guarded(act)
@@ -61,13 +64,13 @@ def _usual_places() -> tuple[Path, ...]:
     return tuple(dict.fromkeys((*([own] if own.is_dir() else []), *caches)))
 
 
-def _folder(name: str) -> Path:
-    path = expanded(name)
-    if path.is_file():
-        raise ModelMissing(
-            f"{name}: is a file, and list looks into folders.", remedy=f"Use: llamasup inspect {name}"
-        )
-    return path
+def _no_folder(path: Path) -> LlamasupError | None:
+    if path.is_dir():
+        return None
+    if path.exists():
+        use = f"llamasup inspect {shlex.quote(str(path))}"
+        return ModelMissing(f"{path}: is a file, and list looks into folders", remedy=f"Use: {use}")
+    return ModelMissing(f"{path}: there is no such folder", remedy="Check the path.")
 
 
 def _untold(registry: Registry) -> list[Problem]:

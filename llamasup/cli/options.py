@@ -70,7 +70,7 @@ ModelsOrFolders = Annotated[
 Folders = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[FOLDER...]",
+        metavar="FOLDER...",
         help="Folders of models; by default llamasup's own and the caches of Hugging Face and llama.cpp.",
         show_default=False,
     ),

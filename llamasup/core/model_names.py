@@ -18,6 +18,7 @@ _ALLOWED = re.compile(r"[A-Za-z0-9._/:@+-]+")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._/:@+-]+")
 _ENDINGS = re.compile(r"(?::latest|\.gguf|-\d{5}-of-\d{5})$")
 _SHOWN_NEAR = 3
+_SHORT = 6
 _COMPARED = 32  # candidates that difflib looks at, at some 20 µs each
 
 
@@ -128,5 +129,7 @@ class NameIndex:
 
 
 def _pieces(name: str) -> Iterable[str]:
+    """Pairs of letters; of short names the letters too, since two in the wrong order share no pair."""
     letters = name.casefold()
-    return {letters[start : start + 2] for start in range(max(1, len(letters) - 1))}
+    pairs = {letters[start : start + 2] for start in range(len(letters) - 1)}
+    return pairs | set(letters) if len(letters) <= _SHORT else pairs

@@ -155,7 +155,7 @@ def _settings(own: str, options: ModelOptions) -> Settings:
     if options.devices and (options.replicas or 1) == 1:
         extra += ["--device", ",".join(options.devices)]
     if options.loras:
-        extra += ["--lora", ",".join(options.loras)]
+        extra += [word for path in options.loras for word in ("--lora", path)]
     return Settings(
         alias=own,
         ctx_size=options.ctx_size,
