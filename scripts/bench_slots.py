@@ -32,7 +32,7 @@ from time import perf_counter
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.api import RunOptions, Service  # noqa: E402
+from llamasup.service import RunOptions, Service  # noqa: E402
 from llamasup.core.instance import State  # noqa: E402
 from llamasup.core.settings import Settings  # noqa: E402
 from llamasup.effects.httpx_alone import httpx  # noqa: E402

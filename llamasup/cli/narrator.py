@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from llamasup.api import Service
+from llamasup.service import Service
 from llamasup.cli.errors import error_text
 from llamasup.cli.layout import table
 from llamasup.cli.view import Level, View, duration_text, plural

@@ -22,7 +22,7 @@ from llamasup.core.json_text import json_text
 from llamasup.core.settings import Settings
 
 if TYPE_CHECKING:
-    from llamasup.api import RunOptions, Service, WrapOptions
+    from llamasup.service import RunOptions, Service, WrapOptions
     from llamasup.effects.systemd import Systemd
     from llamasup.runtime.events import Bus
     from llamasup.runtime.service_manager import ServiceManager
@@ -58,7 +58,7 @@ def run_command(
     """Serve a model until stopped. Returns the exit code (docs/design.md, Exit codes)."""
 
     def ask() -> RunOptions:
-        from llamasup.api import RunOptions
+        from llamasup.service import RunOptions
         from llamasup.effects.keys import environment_keys
         from llamasup.effects.systemd import take_sockets
 
@@ -80,7 +80,7 @@ def run_command(
 
 
 def _one_model(options: RunOptions | WrapOptions, bus: Bus) -> Service:
-    from llamasup.api import Service
+    from llamasup.service import Service
 
     return Service(options, bus)
 

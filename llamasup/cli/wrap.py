@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llamasup.cli.run import OutputOptions, serve_command
 
 if TYPE_CHECKING:
-    from llamasup.api import WrapOptions
+    from llamasup.service import WrapOptions
 
 __all__ = ["wrap_command"]
 

@@ -49,9 +49,10 @@ def renew(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> None:
         return  # whoever is at it goes on with the newest
     if tenancy.phase in {Phase.ABSENT, Phase.FAILED}:
         _begin_anew(pool, tenancy)
-    else:
+    elif tenancy.is_outdated or tenancy.sized is None:
         tenancy.changing = True
-        pool.start(_replace(pool, tenancy), f"{spec.id}/renew")
+        tenancy.renewal_error = None
+        tenancy.renewal = pool.start(_replace(pool, tenancy), f"{spec.id}/renew")
 
 
 def _begin_anew(pool: Pool, tenancy: Tenancy) -> None:
@@ -76,6 +77,7 @@ async def _replace(pool: Pool, tenancy: Tenancy) -> None:
             if tenancy.spec.started_as == spec.started_as:
                 break
     except LlamasupError as error:
+        tenancy.renewal_error = error
         _log.error("%s goes on as it was: %s", tenancy.spec.id, error)
     finally:
         tenancy.changing = False
@@ -143,6 +145,7 @@ async def _bring_back(pool: Pool, tenancy: Tenancy) -> None:
     except LlamasupError as error:
         if pool.stopping:
             return
+        tenancy.renewal_error = error
         _log.warning("%s was changed, and is not loaded again: %s", tenancy.spec.id, error)
 
 

@@ -115,6 +115,8 @@ class Tenancy:
         "outgoing",
         "outgoing_needs",
         "removed",
+        "renewal",
+        "renewal_error",
         "resident_since_s",
         "runners",
         "served",
@@ -133,6 +135,8 @@ class Tenancy:
         self.sizing = False
         self.runners: list[InstanceRunner] = []  # one for each replica, once it was wanted
         self.changing = False  # from one spec to the next
+        self.renewal: asyncio.Task[None] | None = None  # the last one
+        self.renewal_error: LlamasupError | None = None  # why that came to nothing
         self.removed = False  # it is served no more, once it has ended
         self.outgoing: list[InstanceRunner] = []  # of the spec before: they finish what they began
         self.outgoing_needs: Mapping[str, int] = {}

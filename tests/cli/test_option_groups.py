@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from llamasup.api import RunOptions, WrapOptions
+from llamasup.service import RunOptions, WrapOptions
 from llamasup.cli import options as o
 from llamasup.cli.app import app
 from llamasup.cli.model_options import SETTINGS, WithExtra

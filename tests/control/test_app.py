@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.api import RunOptions, Service
+from llamasup.service import RunOptions, Service
 from llamasup.control.app import ControlServer
 from llamasup.core.instance import State
 from llamasup.core.settings import Settings

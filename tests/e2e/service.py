@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from llamasup.api import RunOptions, Service
+from llamasup.service import RunOptions, Service
 from llamasup.core.instance import State
 from llamasup.proxy.bind import bind
 from llamasup.runtime.events import Bus, Notice, ServerExited, StateChanged

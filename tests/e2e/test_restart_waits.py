@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from llamasup.api import RunOptions, Service
+from llamasup.service import RunOptions, Service
 from llamasup.core.instance import State
 from llamasup.runtime.events import Bus, Notice, Ready
 from llamasup.runtime.instance import InstanceRunner

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from llamasup.api import RunOptions, Service
+from llamasup.service import RunOptions, Service
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.instance import State
 from llamasup.core.settings import Settings

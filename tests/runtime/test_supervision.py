@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvloop
 
-from llamasup.api import Service, WrapOptions
+from llamasup.service import Service, WrapOptions
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.instance import State, Warmed
 from llamasup.effects.process import spawn

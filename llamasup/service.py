@@ -1,4 +1,4 @@
-"""Serving as a Python program uses it: options in, a service that runs until it is told to stop."""
+"""``llamasup run`` and ``wrap``: options in, a service of one model that runs until it is told to stop."""
 
 from __future__ import annotations
 
