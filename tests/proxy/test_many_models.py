@@ -278,6 +278,7 @@ def bearer(key: str) -> bytes:
     return f"Authorization: Bearer {key}".encode()
 
 
+@pytest.mark.check("X4", "403 for every model that it does not name, by body, query and path")
 def test_a_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
     rig, many = make_many(ProxyConfig(key_file=keys_of(KEYS)), default="other")
     reaches(rig, many, CHATTY.id, json_post(CHAT, bearer("some"), model=CHATTY.id))
@@ -295,7 +296,8 @@ def test_a_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
         assert error["remedy"] == "name one that it may: gpt-4o* or BGE"
 
 
-def test_it_cannot_tell_a_forbidden_model_from_one_that_there_is_not(make_many: MakeMany) -> None:
+@pytest.mark.check("X4", "the same 403 for both")
+def test_such_a_key_cannot_tell_a_forbidden_model_from_one_that_there_is_not(make_many: MakeMany) -> None:
     rig, _ = make_many(ProxyConfig(key_file=keys_of(KEYS)))
     for path in (CHAT, b"/v1/models/"):
         said = []
@@ -311,7 +313,8 @@ def test_it_cannot_tell_a_forbidden_model_from_one_that_there_is_not(make_many: 
     assert error["remedy"] == 'say which in "model": gpt-4o* or BGE'
 
 
-def test_it_sees_its_own_models_in_the_list(make_many: MakeMany) -> None:
+@pytest.mark.check("X4", "no others in the list")
+def test_such_a_key_sees_its_own_models_in_the_list(make_many: MakeMany) -> None:
     rig, _ = make_many(ProxyConfig(key_file=keys_of(KEYS)))
 
     def ids(key: str) -> list[str]:
