@@ -19,6 +19,7 @@ from llamasup.core.residency_victims import Candidate, Cost, cheapest
 from llamasup.core.units import memory_text
 
 __all__ = [
+    "LOOK_AGAIN_S",
     "MOST_CLAIMS",
     "Evict",
     "Load",
@@ -155,6 +156,10 @@ MOST_CLAIMS: Final = 32
 """Models whose waiters are looked at in one decision, those first who have waited longest: it takes a few
 milliseconds at most, whatever comes. On no machine are so many loaded that the next one could be served."""
 
+LOOK_AGAIN_S: Final = 1.0
+"""While models give way, or are too much and busy: those who wait for them may leave without a word, and one
+that is idle for a moment need not tell if nobody waits."""
+
 _NEVER: Final = float("inf")
 _SESSION_S: Final = 60.0  # to have been used this long ago weighs as much as one use lately
 _LEAST_S: Final = 0.001  # of an idle time that something is divided by
@@ -290,11 +295,12 @@ class _Round:
         over = {key: -amount for key, amount in self.soon.items() if amount < 0}
         if not over:
             return
-        candidates = self.movable()
-        idle = [each for each in candidates if each.cost < _BUSY]
-        helping = [each for each in idle if any(key in each.frees for key in over)]
-        self.wakes += self.changes(candidates)
-        self.send(cheapest(idle, over) or helping, over, "")
+        helping = [each for each in self.movable() if any(key in each.frees for key in over)]
+        idle = [each for each in helping if each.cost < _BUSY]
+        chosen = cheapest(idle, over)
+        if chosen is None and len(idle) < len(helping):
+            self.wakes.append(self.now + LOOK_AGAIN_S)
+        self.send(idle if chosen is None else chosen, over, "")
 
     def serve(self, claim: Tenant) -> None:
         wanted = _demand(claim)
@@ -361,6 +367,7 @@ class _Round:
                 self.kept.add(each.id)
             elif self.world.tenants[each.id].in_flight:
                 self.going[each.id] = Yield(each.id, for_id)
+                self.wakes.append(self.now + LOOK_AGAIN_S)
             else:
                 self.going[each.id] = Evict(each.id, _reason(each.frees, lack), for_id)
 

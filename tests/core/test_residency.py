@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from llamasup.core.residency import (
+    LOOK_AGAIN_S,
     MOST_CLAIMS,
     Evict,
     Load,
@@ -26,6 +27,7 @@ from llamasup.core.residency_use import HALF_LIFE_S, Use
 
 GIB = 1 << 30
 NOW = 1000.0
+LOOK_AGAIN = WakeAt(NOW + LOOK_AGAIN_S)
 
 
 def gpu(gib: float) -> dict[str, int]:
@@ -206,9 +208,9 @@ def test_a_model_that_has_just_answered_is_left_a_moment_for_the_next_request() 
 def test_busy_models_give_way_to_who_has_waited_for_a_turn() -> None:
     a = resident("a", gpu(6), in_flight=2)
     assert decided(a, wanted("b", gpu(6), for_s=4)) == (WakeAt(NOW + 1),)
-    assert decided(a, wanted("b", gpu(6), for_s=5)) == (Yield("a", "b"),)
+    assert decided(a, wanted("b", gpu(6), for_s=5)) == (Yield("a", "b"), LOOK_AGAIN)
     yielding = Tenant("a", gpu(6), Phase.YIELDING, in_flight=1, waiting=7, waiting_since_s=NOW - 6)
-    assert decided(yielding, wanted("b", gpu(6), for_s=5)) == ()
+    assert decided(yielding, wanted("b", gpu(6), for_s=5)) == (LOOK_AGAIN,)
     done = Tenant("a", gpu(6), Phase.YIELDING, waiting=7, waiting_since_s=NOW - 6)
     assert decided(done, wanted("b", gpu(6), for_s=5)) == (Evict("a", "memory", "b"),)
 
@@ -231,7 +233,7 @@ def test_a_turn_is_at_least_as_long_as_the_load_was() -> None:
 def test_of_busy_models_the_one_with_the_longest_turn_goes() -> None:
     a = resident("a", gpu(5), in_flight=1, resident_since_s=NOW - 100)
     b = resident("b", gpu(5), in_flight=1, resident_since_s=NOW - 50)
-    assert decided(a, b, wanted("c", gpu(5), for_s=5)) == (Yield("a", "c"),)
+    assert decided(a, b, wanted("c", gpu(5), for_s=5)) == (Yield("a", "c"), LOOK_AGAIN)
 
 
 def test_idle_ones_go_before_a_busy_one_however_dear() -> None:
@@ -245,6 +247,7 @@ def test_one_yields_and_the_idle_one_that_is_needed_too_goes_at_once() -> None:
     assert set(decided(busy, idle, wanted("c", gpu(10), for_s=5))) == {
         Yield("busy", "c"),
         Evict("idle", "memory", "c"),
+        LOOK_AGAIN,
     }
 
 
@@ -264,7 +267,7 @@ def test_a_model_serves_again_when_an_idle_one_can_go_instead() -> None:
 def test_no_second_one_yields_while_one_that_is_enough_does() -> None:
     yielding = Tenant("a", gpu(5), Phase.YIELDING, in_flight=1)
     busy = resident("b", gpu(5), in_flight=1)
-    assert decided(yielding, busy, wanted("c", gpu(5), for_s=9)) == ()
+    assert decided(yielding, busy, wanted("c", gpu(5), for_s=9)) == (LOOK_AGAIN,)
 
 
 # --- several wait
@@ -412,13 +415,13 @@ def test_when_the_budget_has_become_less_idle_models_go_until_it_is_kept() -> No
 
 def test_busy_models_that_are_too_much_go_when_they_are_idle() -> None:
     busy, idle = resident("busy", gpu(8), in_flight=1), resident("idle", gpu(2))
-    assert decided(busy, idle, budget=gpu(6)) == (Evict("idle", "memory"),)
-    assert decided(busy, budget=gpu(6)) == ()
-    just_done = resident("busy", gpu(8), used_s=NOW, load_s=20.0)
-    assert decided(just_done, budget=gpu(6)) == (WakeAt(NOW + 2),)
+    assert decided(busy, idle, budget=gpu(6)) == (Evict("idle", "memory"), LOOK_AGAIN)
+    assert decided(busy, budget=gpu(6)) == (LOOK_AGAIN,)
+    assert decided(resident("busy", gpu(8), pinned=True), budget=gpu(6)) == ()
+    assert decided(resident("busy", gpu(8)), budget=gpu(6)) == (Evict("busy", "memory"),)
 
 
 def test_what_loads_for_nobody_any_more_is_not_idle() -> None:
     loading = Tenant("a", gpu(8), Phase.LOADING)
-    assert decided(loading, budget=gpu(6)) == ()
+    assert decided(loading, budget=gpu(6)) == (LOOK_AGAIN,)
     assert decided(loading, wanted("b", gpu(6), for_s=9)) == ()
