@@ -125,7 +125,7 @@ class Events(_Base):
         super().__init__(lambda text: self.event("note", text=text))
         self._ref = ref
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         write_result(json_text({"event": name, "protocol": 1, "ref": self._ref, **fields}))
 
     def chosen(self, choosing: Choosing) -> None:
@@ -195,9 +195,5 @@ class Bar(_Base):
             short = name if len(name) <= _TERMINAL_COLUMNS else "…" + name[1 - _TERMINAL_COLUMNS :]
             size = self.choosing.size_bytes if self.choosing else None
             self._task = self._bar.add_task(printable(short), total=size, completed=self.done_bytes)
-        elif self._is_due(now_s, _LIVE_EVERY_S) or self._is_complete:
+        else:
             self._bar.update(self._task, completed=self.done_bytes)
-
-    @property
-    def _is_complete(self) -> bool:
-        return self.choosing is not None and self.done_bytes == self.choosing.size_bytes

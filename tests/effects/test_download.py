@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from llamasup.core.errors import (
     UsageInvalid,
 )
 from llamasup.core.hub import parse_ref
-from llamasup.effects import checked_hosts, download_file, part_file
+from llamasup.effects import checked_hosts, download_file
 from llamasup.effects.download import Choosing, DownloadOptions, pull
 from llamasup.effects.download_client import Patience
 from llamasup.effects.hub_settings import hub_endpoint, hub_token
@@ -328,7 +329,12 @@ def test_a_length_other_than_announced_is_refused(puller: Puller) -> None:
 def test_a_repository_that_changes_meanwhile_is_read_again(puller: Puller, model: bytes) -> None:
     newer = model[:-4] + b"new!"
     shown = puller.hub.repos["org/tiny-GGUF"]
-    puller.hub.faults.append(Fault(NAME, change=lambda _: shown.update({NAME: newer}) or newer + b"1"))
+
+    def change(_: bytes) -> bytes:
+        shown[NAME] = newer
+        return newer + b"1"
+
+    puller.hub.faults.append(Fault(NAME, change=change))
     assert puller().path.read_bytes() == newer
 
 
@@ -573,7 +579,7 @@ def test_a_disk_that_is_too_small_is_noticed_before(puller: Puller, monkeypatch:
     class Usage:
         free = 500 * KIB
 
-    monkeypatch.setattr(download_file.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage)
     with pytest.raises(DiskFull, match=r"needs 1\.0 MiB more.*500 KiB free") as caught:
         puller()
     assert caught.value.exit_code == 71
@@ -593,7 +599,7 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_it_has(
             room[0] -= len(content)
         return real(fd, content)
 
-    monkeypatch.setattr(part_file.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     with pytest.raises(DiskFull, match="No space left"):
         puller()
     assert puller.left() == [f"{NAME}.part", f"{NAME}.part.json"]

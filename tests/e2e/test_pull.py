@@ -1,0 +1,332 @@
+"""``llamasup pull`` and ``rm`` as a person and a program meet them: processes, against a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamasup.testing import models
+from tests.e2e.driver import PATIENCE_S, command, llamasup, run_to_end
+from tests.hub import Fault, Hub, running_hub
+
+pytestmark = pytest.mark.slow
+
+NAME = "tiny-Q4_K_M.gguf"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        # Large enough for several requests at a time; what is behind the last tensor no reader looks at.
+        running.repos["org/tiny-GGUF"] = {
+            NAME: models.tiny_decoder().ljust(40 * MIB, b"\0"),
+            "tiny-Q8_0.gguf": b"x",
+        }
+        yield running
+
+
+@pytest.fixture
+def folder(own_folders: Path) -> Path:
+    return own_folders / "data" / "llamasup" / "models"
+
+
+def pulled(*arguments: str, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    done = run_to_end("pull", *arguments, **options)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    if code:
+        assert "→" in done.stderr
+    return done
+
+
+class OnTerminal:
+    """A command whose standard error, and input, is a terminal of ours."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._ours, theirs = os.openpty()
+        termios.tcsetwinsize(theirs, (24, 100))
+        self.process = subprocess.Popen(
+            command(*arguments), stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, text=True
+        )
+        os.close(theirs)
+        self.said = ""
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while chunk := os.read(self._ours, 65_536):
+                with self._news:
+                    self.said += chunk.decode()
+                    self._news.notify()
+        except OSError:  # EIO: the other end is gone
+            pass
+
+    def wait_for(self, pattern: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: re.search(pattern, self.said), PATIENCE_S), self.said
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def end(self) -> tuple[int, str]:
+        stdout, _ = self.process.communicate(timeout=PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        os.close(self._ours)
+        return self.process.returncode, stdout
+
+
+# --- pull ------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_pulled_shown_again_and_inspected(hub: Hub, folder: Path) -> None:
+    done = pulled("org/tiny-GGUF")
+    path = folder / "org/tiny-GGUF" / NAME
+    assert done.stdout == f"{path}\n"
+    assert "Q4_K_M, as llama.cpp chooses" in done.stderr
+    assert "llamasup run org/tiny-GGUF" in done.stderr
+    assert path.read_bytes() == hub.repos["org/tiny-GGUF"][NAME]
+    hub.asked.clear()
+    assert pulled("org/tiny-GGUF:Q4_K_M").stdout == f"{path}\n"
+    assert hub.parts() == []
+    inspected = run_to_end("inspect", "org/tiny-GGUF", "--json")
+    shown = json.loads(inspected.stdout)
+    assert shown["path"] == str(path)
+    assert shown["class"] == "decoder"
+
+
+def test_events_for_programs(hub: Hub, tmp_path: Path) -> None:
+    done = pulled("org/tiny-GGUF", "--json", "--folder", str(tmp_path / "m"), "--quant", "q4_k_m")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert events[0] == {
+        "event": "chosen",
+        "protocol": 1,
+        "ref": "org/tiny-GGUF",
+        "name": "org/tiny-GGUF:Q4_K_M",
+        "files": [NAME],
+        "total_bytes": 40 * MIB,
+        "missing": 1,
+        "reason": "the quantization asked for",
+        "notes": [],
+    }
+    progress = [each for each in events if each["event"] == "progress"]
+    assert progress
+    assert all(each["total_bytes"] == 40 * MIB for each in progress)
+    path = str(tmp_path / "m/org/tiny-GGUF" / NAME)
+    assert {**events[-1], "seconds": 0} == {
+        "event": "done",
+        "protocol": 1,
+        "ref": "org/tiny-GGUF",
+        "path": path,
+        "parts": [path],
+        "mmproj": None,
+        "seconds": 0,
+    }
+
+
+def test_of_several_those_that_can_be_had_come_and_the_code_is_that_of_the_first_error(
+    hub: Hub, folder: Path
+) -> None:
+    done = pulled("org/tiny-GGUF:Q2_K", "org/tiny-GGUF", "./path", code=66)
+    assert "has no Q2_K" in done.stderr
+    assert "Q8_0" in done.stderr  # what there is
+    assert "nothing that can be downloaded" in done.stderr
+    assert done.stdout == f"{folder / 'org/tiny-GGUF' / NAME}\n"
+    events = run_to_end("pull", "--json", "org/none").stdout.splitlines()
+    error = json.loads(events[-1])
+    assert (error["event"], error["cause"], error["exit_code"]) == ("error", "access_denied", 66)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["./m.gguf"], 2),
+        (["org/repo:Q4_0", "--quant", "Q8_0"], 2),
+        (["https://h/m.gguf", "--quant", "Q8_0"], 2),
+        (["org/repo", "--endpoint", "nowhere"], 2),
+        (["org/repo", "--token-file", "/nonexistent"], 78),
+        (["http://example.com/m.gguf"], 78),
+        (["https://127.0.0.1:1/m.gguf"], 78),
+    ],
+)
+def test_what_cannot_be_meant_or_must_not_be_asked(hub: Hub, arguments: list[str], code: int) -> None:
+    pulled(*arguments, code=code)
+    assert hub.asked == []
+
+
+def test_the_token_of_the_environment_is_used_and_seen_nowhere(hub: Hub) -> None:
+    hub.gated.add("org/tiny-GGUF")
+    hub.token = "hf_verysecret"
+    assert "is gated" in pulled("org/tiny-GGUF", code=66).stderr
+    done = pulled("org/tiny-GGUF", env={**os.environ, "HF_TOKEN": hub.token})
+    assert "verysecret" not in done.stdout + done.stderr
+
+
+def test_a_bar_on_a_terminal_with_speed_and_time_left(hub: Hub) -> None:
+    hub.faults.append(Fault(NAME, hold_after=4 * MIB, only_parts=True))
+    running = OnTerminal("pull", "org/tiny-GGUF")
+    running.wait_for(r"/40\.0 MiB")
+    running.wait_for(r"\x1b\[")
+    hub.released.set()
+    code, stdout = running.end()
+    assert code == 0
+    assert stdout.endswith(f"{NAME}\n")
+    assert "━" in running.said
+    assert "llamasup run" in running.said
+
+
+def test_ctrl_c_keeps_what_has_come_and_the_same_command_goes_on(hub: Hub, folder: Path) -> None:
+    hub.faults.append(Fault(NAME, times=9, hold_after=4 * MIB, only_parts=True))
+    running = OnTerminal("pull", "org/tiny-GGUF")
+    hub.held.wait(PATIENCE_S)
+    running.wait_for(r"[1-9][\d.]*/40\.0 MiB")  # something has come
+    running.process.send_signal(signal.SIGINT)
+    code, _ = running.end()
+    assert code == 130
+    assert re.search(r"Stopped: .* are kept; the same command goes on", running.said)
+    assert "Traceback" not in running.said
+    left = sorted(each.name for each in (folder / "org/tiny-GGUF").iterdir())
+    assert left == [f"{NAME}.part", f"{NAME}.part.json"]
+    hub.released.set()
+    hub.faults.clear()
+    hub.asked.clear()
+    pulled("org/tiny-GGUF")
+    ranges = [re.findall(r"\d+", each) for each in hub.parts()]
+    assert sum(int(end) + 1 - int(start) for start, end in ranges) < 40 * MIB
+    assert (folder / "org/tiny-GGUF" / NAME).read_bytes() == hub.repos["org/tiny-GGUF"][NAME]
+
+
+def test_a_killed_download_goes_on_too(hub: Hub, folder: Path) -> None:
+    hub.faults.append(Fault(NAME, times=9, hold_after=8 * MIB, only_parts=True))
+    process = subprocess.Popen(command("pull", "org/tiny-GGUF"), stderr=subprocess.DEVNULL)
+    record = folder / "org/tiny-GGUF" / f"{NAME}.part.json"
+    pause = threading.Event()
+    while not (record.exists() and json.loads(record.read_bytes())["done"]):
+        assert process.poll() is None
+        pause.wait(0.05)
+    process.kill()
+    process.wait()
+    hub.released.set()
+    hub.faults.clear()
+    hub.asked.clear()
+    pulled("org/tiny-GGUF")
+    ranges = [re.findall(r"\d+", each) for each in hub.parts()]
+    assert sum(int(end) + 1 - int(start) for start, end in ranges) <= 40 * MIB - 8 * MIB
+    assert (folder / "org/tiny-GGUF" / NAME).read_bytes() == hub.repos["org/tiny-GGUF"][NAME]
+
+
+def test_a_limit_on_the_size_of_files_is_told_as_what_it_is(hub: Hub, folder: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10 * MIB, 10 * MIB))
+
+    done = pulled("org/tiny-GGUF", code=71, preexec_fn=limit)
+    assert "File too large" in done.stderr
+    assert (folder / "org/tiny-GGUF" / f"{NAME}.part").exists()
+    pulled("org/tiny-GGUF")
+
+
+# --- run -------------------------------------------------------------------------------------------
+
+
+def test_run_downloads_what_is_not_there_and_asks_nobody_when_it_is(
+    hub: Hub, fake_server: Callable[..., str]
+) -> None:
+    for expected in (True, False):
+        hub.asked.clear()
+        with llamasup("org/tiny-GGUF", "--runtime", fake_server()) as running:
+            with urllib.request.urlopen(f"{running.url}/health", timeout=PATIENCE_S) as answer:  # noqa: S310
+                assert answer.status == 200
+            assert running.stop() == 0
+        assert bool(hub.asked) is expected
+        assert ("Downloaded" in running.said) is expected
+
+
+def test_a_stop_while_run_downloads_ends_it_as_any_other_stop(
+    hub: Hub, fake_server: Callable[..., str], folder: Path
+) -> None:
+    hub.faults.append(Fault(NAME, times=9, hold_after=4 * MIB, only_parts=True))
+    with llamasup("org/tiny-GGUF", "--runtime", fake_server()) as running:
+        hub.held.wait(PATIENCE_S)
+        assert running.stop() == 0
+    assert "Stopped" in running.said
+    assert "Traceback" not in running.said
+    assert not (folder / "org/tiny-GGUF" / NAME).exists()
+
+
+def test_what_only_looks_at_a_model_says_how_to_get_it(hub: Hub) -> None:
+    done = run_to_end("inspect", "org/tiny-GGUF")
+    assert done.returncode == 66
+    assert "llamasup pull org/tiny-GGUF" in done.stderr
+    assert hub.asked == []
+
+
+# --- rm --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(folder: Path) -> Path:
+    path = folder / "org/m-GGUF/m-Q4_K_M.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(models.tiny_decoder())
+    (path.parent / "mmproj-F16.gguf").write_bytes(models.tiny_projector())
+    return path
+
+
+def test_a_model_is_removed_only_when_somebody_agrees(model: Path, folder: Path) -> None:
+    refused = run_to_end("rm", "org/m-GGUF")
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+    for answer, code in (("n\n", 1), ("y\n", 0)):
+        assert model.exists()
+        running = OnTerminal("rm", "org/m-GGUF")
+        running.wait_for(r"Remove\? \[y/N\]")
+        running.type(answer)
+        assert running.end()[0] == code
+    assert list(folder.iterdir()) == []
+
+
+def test_removing_for_programs(model: Path) -> None:
+    done = run_to_end("rm", "--yes", "--json", "org/m-GGUF:Q4_K_M")
+    assert done.returncode == 0, done.stderr
+    answer: Mapping[str, Any] = json.loads(done.stdout)
+    assert answer["removed"] == [str(model), str(model.parent / "mmproj-F16.gguf")]
+    assert answer["freed_bytes"] > 0
+    assert run_to_end("rm", "--yes", "org/m-GGUF").returncode == 66
+
+
+def test_a_model_that_is_loaded_stays(model: Path) -> None:
+    loaded = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()", "--model", str(model)],
+        stdin=subprocess.PIPE,
+    )
+    try:
+        done = run_to_end("rm", "--yes", "org/m-GGUF")
+        assert done.returncode == 2
+        assert f"process {loaded.pid}" in done.stderr
+        assert model.exists()
+    finally:
+        loaded.communicate()
+    assert run_to_end("rm", "--yes", "org/m-GGUF").returncode == 0
+
+
+def test_nothing_goes_unless_all_can(model: Path) -> None:
+    assert run_to_end("rm", "--yes", "org/m-GGUF", "org/none").returncode == 66
+    assert model.exists()

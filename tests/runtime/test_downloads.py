@@ -1,0 +1,171 @@
+"""Downloads of a service: one for all who ask, each in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llamasup.core.errors import AccessDenied, DownloadFailed, ModelMissing
+from llamasup.effects.files import run_folder
+from llamasup.effects.model_store import FetchedModel
+from llamasup.runtime import downloads as module
+from llamasup.runtime.downloads import Downloads, DownloadSettings, Progress
+from llamasup.testing import models
+from tests.hub import Fault, Hub, running_hub
+
+pytestmark = pytest.mark.slow
+
+NAME = "tiny-Q4_K_M.gguf"
+REF = "org/tiny-GGUF"
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running_hub() as running:
+        running.repos[REF] = {NAME: models.tiny_decoder().ljust(20 << 20, b"\0")}
+        yield running
+
+
+@pytest.fixture
+def acting(hub: Hub, tmp_path: Path) -> Callable[[Callable[[Downloads], Awaitable[None]]], None]:
+    """Lets a test act on downloads from that hub, and sees that nothing of them is left."""
+
+    def act(what: Callable[[Downloads], Awaitable[None]]) -> None:
+        async def main() -> None:
+            with run_folder() as folder:
+                settings = DownloadSettings(folder=tmp_path / "models", endpoint=hub.url)
+                owned = Downloads(settings, folder.path)
+                try:
+                    async with asyncio.timeout(PATIENCE_S):
+                        await what(owned)
+                finally:
+                    await owned.aclose()
+                assert [each.name for each in folder.path.glob("child-*")] == []
+
+        before = set(psutil.Process().children(recursive=True))
+        asyncio.run(main())
+        left = set(psutil.Process().children(recursive=True)) - before
+        assert left == set()
+
+    return act
+
+
+Acting = Callable[[Callable[[Downloads], Awaitable[None]]], None]
+
+
+def held(hub: Hub) -> Awaitable[bool]:
+    return asyncio.to_thread(hub.held.wait, PATIENCE_S)
+
+
+def test_all_who_ask_for_a_model_share_one_download(hub: Hub, acting: Acting) -> None:
+    hub.faults.append(Fault(NAME, hold_after=1 << 20, only_parts=True))
+    seen: list[Progress] = []
+    got: list[FetchedModel] = []
+
+    async def act(downloads: Downloads) -> None:
+        async def one() -> None:
+            got.append(await downloads.fetch(REF, seen.append))
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(5):
+                tasks.create_task(one())
+            await held(hub)
+            assert len(psutil.Process().children()) == 1
+            hub.released.set()
+
+    acting(act)
+    assert [path for path in hub.paths() if path.startswith("/api/")] == [
+        "/api/models/org/tiny-GGUF/tree/main"
+    ]
+    assert len(set(got)) == 1
+    assert got[0].path.read_bytes() == hub.repos[REF][NAME]
+    assert {each.total_bytes for each in seen} == {20 << 20}
+    assert len(seen) % 5 == 0  # each heard of all
+
+
+def test_the_download_ends_with_the_last_who_wants_it_and_goes_on_later(hub: Hub, acting: Acting) -> None:
+    hub.faults.append(Fault(NAME, times=9, hold_after=4 << 20, only_parts=True))
+
+    async def act(downloads: Downloads) -> None:
+        first = asyncio.ensure_future(downloads.fetch(REF))  # noqa: TID251 - a test's own
+        second = asyncio.ensure_future(downloads.fetch(REF))  # noqa: TID251
+        await held(hub)
+        (process,) = psutil.Process().children()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert process.is_running()
+        assert not second.done()
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        hub.released.set()
+        hub.faults.clear()
+        # At once: the process that ends may still have the file, and the next one waits for it.
+        fetched = await downloads.fetch(REF)
+        assert fetched.path.read_bytes() == hub.repos[REF][NAME]
+
+    acting(act)
+
+
+def test_errors_are_those_of_the_download(hub: Hub, acting: Acting) -> None:
+    async def act(downloads: Downloads) -> None:
+        with pytest.raises(AccessDenied, match="no org/none") as caught:
+            await downloads.fetch("org/none")
+        assert "HF_TOKEN" in caught.value.remedy
+        with pytest.raises(ModelMissing, match="has no Q8_0") as missing:
+            await downloads.fetch(f"{REF}:Q8_0")
+        assert "Q4_K_M" in missing.value.details[0]
+        assert (await downloads.fetch(REF)).path.exists()  # no error stays
+
+    acting(act)
+
+
+def test_a_process_that_is_killed_is_an_error_and_no_hang(hub: Hub, acting: Acting) -> None:
+    hub.faults.append(Fault(NAME, times=9, hold_after=1 << 20, only_parts=True))
+
+    async def act(downloads: Downloads) -> None:
+        fetching = asyncio.ensure_future(downloads.fetch(REF))  # noqa: TID251
+        await held(hub)
+        (process,) = psutil.Process().children()
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(DownloadFailed, match="ended without a word"):
+            await fetching
+
+    acting(act)
+
+
+def test_closing_ends_all_of_them(hub: Hub, acting: Acting) -> None:
+    hub.faults.append(Fault(NAME, times=9, hold_after=1 << 20, only_parts=True))
+
+    async def act(downloads: Downloads) -> None:
+        fetching = asyncio.ensure_future(downloads.fetch(REF))  # noqa: TID251
+        await held(hub)
+        await downloads.aclose()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert psutil.Process().children() == []
+
+    acting(act)
+
+
+def test_more_than_can_wait_are_refused(hub: Hub, acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_ASKED", 1)
+    hub.faults.append(Fault(NAME, times=9, hold_after=1 << 20, only_parts=True))
+
+    async def act(downloads: Downloads) -> None:
+        fetching = asyncio.ensure_future(downloads.fetch(REF))  # noqa: TID251
+        await held(hub)
+        with pytest.raises(DownloadFailed, match="waiting already"):
+            await downloads.fetch("org/other")
+        hub.released.set()
+        await fetching
+
+    acting(act)
