@@ -116,7 +116,7 @@ class NameIndex:
         for piece in _pieces(name):
             shared.update(self._by_piece.get(piece, ()))
         candidates = {each.casefold(): each for each, _ in shared.most_common(_COMPARED)}
-        near = difflib.get_close_matches(name.casefold(), candidates, n=_SHOWN_NEAR, cutoff=0.5)
+        near = difflib.get_close_matches(name.casefold(), candidates, n=_SHOWN_NEAR, cutoff=0.6)
         yield from (candidates[each] for each in near)
 
     @cached_property
