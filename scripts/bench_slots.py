@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import platform
 import random
@@ -32,15 +33,16 @@ from time import perf_counter
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.service import RunOptions, Service  # noqa: E402
-from llamasup.core.instance import State  # noqa: E402
 from llamasup.core.settings import Settings  # noqa: E402
 from llamasup.effects.httpx_alone import httpx  # noqa: E402
 from llamasup.proxy.bind import bind  # noqa: E402
-from llamasup.runtime.events import Bus, StateChanged  # noqa: E402
+from llamasup.runtime.events import Bus  # noqa: E402
+from llamasup.service import RunOptions, Service  # noqa: E402
 from llamasup.testing.models import write_large_decoder  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 
+logger = logging.getLogger("llamasup.runtime.slot_keeping")
+logger.setLevel(logging.INFO)
 DOC = ROOT / "docs" / "slots.md"
 MARKS = "<!-- measured: scripts/bench_slots.py -->", "<!-- end of measured -->"
 MIB = 1 << 20
@@ -50,14 +52,31 @@ LAST_WORD = 500
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds, except for what was on the disk between the two servers."""
+    """Seconds; ``known``: tokens of the second turn that the second server had not to compute."""
 
     unswapped_s: float
     swapped_s: float
-    load_s: float
-    stop_s: float
-    kept_bytes: int
     known: int
+
+
+class Moved(logging.Handler):
+    """What llamasup tells of slots that it saved and restored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int, int, float]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert isinstance(record.args, tuple)
+        _, _, tokens, size_bytes, seconds = record.args
+        what = "saved" if "saved" in record.msg else "restored"
+        self.told.append((what, tokens, size_bytes, seconds))  # type: ignore[arg-type]
+
+    def median_s(self, what: str) -> float:
+        return median(seconds for told, _, _, seconds in self.told if told == what)
+
+    def bytes_per_token(self) -> float:
+        return median(size_bytes / tokens for _, tokens, size_bytes, _ in self.told)
 
 
 class Running:
@@ -98,48 +117,36 @@ async def served(model: Path, options: argparse.Namespace, *, keep: bool) -> Asy
         await run
 
 
-def size_of(slots: Path) -> int:
-    return sum(path.stat().st_size for path in slots.glob("*.kv"))
-
-
 async def measure(model: Path, slots: Path, tokens: int, options: argparse.Namespace, *, keep: bool) -> Round:
     prompt = random.choices(range(FIRST_WORD, LAST_WORD), k=tokens)
     async with served(model, options, keep=keep) as it:
         _, _, generated = await it.first_token(prompt)
         second = [*prompt, *generated, *prompt[:16]]
         unswapped_s, _, _ = await it.first_token(second)
-        ending_s = perf_counter()
-    stop_s = perf_counter() - ending_s
-    kept_bytes = size_of(slots)
     async with served(model, options, keep=keep) as it:
-        loaded = asyncio.get_running_loop().create_future()
-
-        def note(notice: object) -> None:
-            if isinstance(notice, StateChanged) and notice.state is State.READY:
-                loaded.set_result(perf_counter())
-
-        it.service._bus.listen(note)
-        began_s = perf_counter()
         swapped_s, known, _ = await it.first_token(second)
-        load_s = await loaded - began_s
     shutil.rmtree(slots, ignore_errors=True)
-    return Round(unswapped_s, swapped_s, load_s, stop_s, kept_bytes, known)
+    return Round(unswapped_s, swapped_s, known)
 
 
 async def all_rounds(model: Path, slots: Path, options: argparse.Namespace) -> str:
     rows = [
         "| First turn, tokens | unswapped, ms | swapped, ms | with kept slots, ms | ratio "
-        "| tokens known again | added to the load, ms | added to the end, ms | bytes per token |",
+        "| tokens known again | saved in, ms | restored in, ms | bytes per token |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for tokens in options.tokens:
         without: list[Round] = []
         kept: list[Round] = []
+        moved = Moved()
         for number in range(options.rounds + 1):
             pair = [await measure(model, slots, tokens, options, keep=keep) for keep in (False, True)]
-            if number:  # the first round fills the caches of files and facts
-                without.append(pair[0])
-                kept.append(pair[1])
+            if number == 0:  # it fills the caches of files and facts
+                logger.addHandler(moved)
+                continue
+            without.append(pair[0])
+            kept.append(pair[1])
+        logger.removeHandler(moved)
         swapped, again = median(each.swapped_s for each in without), median(each.swapped_s for each in kept)
         numbers = (
             median(each.unswapped_s for each in (*without, *kept)) * 1e3,
@@ -147,9 +154,9 @@ async def all_rounds(model: Path, slots: Path, options: argparse.Namespace) -> s
             again * 1e3,
             swapped / again,
             min(each.known for each in kept),
-            (median(each.load_s for each in kept) - median(each.load_s for each in without)) * 1e3,
-            (median(each.stop_s for each in kept) - median(each.stop_s for each in without)) * 1e3,
-            median(each.kept_bytes for each in kept) / (tokens + 20),
+            moved.median_s("saved") * 1e3,
+            moved.median_s("restored") * 1e3,
+            moved.bytes_per_token(),
         )
         assert all(each.known < 32 for each in without)
         cells = (f"{value:,.1f}" if place == 3 else f"{value:,.0f}" for place, value in enumerate(numbers))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from time import monotonic
 
 from llamasup.core.errors import FolderUnusable
 from llamasup.core.slot_store import LEAST_TOKENS, KeptSlots, SavedSet, SlotAnswer, file_name
@@ -26,7 +27,7 @@ async def save_slots(prober: Prober, kept: KeptSlots, *, most_bytes: int, model:
 
     What has been saved when this is cancelled counts: the server may have ended by then.
     """
-    store = SlotStore(Path(kept.folder), most_bytes)
+    store, began_s = SlotStore(Path(kept.folder), most_bytes), monotonic()
     try:
         saved = await asyncio.to_thread(store.new_set, kept)
     except FolderUnusable as error:
@@ -45,8 +46,7 @@ async def save_slots(prober: Prober, kept: KeptSlots, *, most_bytes: int, model:
         raise
     problem = await asyncio.to_thread(_finish, store, saved, number) or problem
     if saved.slots:
-        told = model, len(saved.slots), saved.tokens, saved.size_bytes
-        _log.info("%s: %d slots with %d tokens are kept in %d bytes.", *told)
+        _tell("%s: %d slots with %d tokens (%d bytes) were saved in %.3f s.", model, saved, began_s)
     return problem
 
 
@@ -83,7 +83,7 @@ async def restore_slots(
 
     Whether it can be used after that, and what was in the way, or None.
     """
-    store = SlotStore(Path(kept.folder), most_bytes)
+    store, began_s = SlotStore(Path(kept.folder), most_bytes), monotonic()
     taken = await asyncio.to_thread(store.take, kept.key)
     if taken is None:
         return True, None
@@ -97,7 +97,7 @@ async def restore_slots(
     if problem is not None:
         return False, problem
     if saved.slots:
-        _log.info("%s: %d slots with %d tokens are there again.", model, len(saved.slots), saved.tokens)
+        _tell("%s: %d slots with %d tokens (%d bytes) were restored in %.3f s.", model, saved, began_s)
     return (
         True,
         f"{taken.damaged} of them {'was' if taken.damaged == 1 else 'were'} damaged"
@@ -115,6 +115,10 @@ async def _restored(prober: Prober, saved: SavedSet) -> str | None:
     except httpx.HTTPError as error:
         return _words_of(error)
     return None
+
+
+def _tell(text: str, model: str, saved: SavedSet, began_s: float) -> None:
+    _log.info(text, model, len(saved.slots), saved.tokens, saved.size_bytes, monotonic() - began_s)
 
 
 def _words_of(error: Exception) -> str:
