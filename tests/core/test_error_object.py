@@ -28,7 +28,7 @@ def test_a_diagnosis_keeps_its_cause_and_its_exit_code(cause: str, exit_code: in
 
 
 def test_without_an_exit_code_the_cause_says_enough() -> None:
-    got = error_from(404, {"error": {"message": "no", "cause": "model_unknown"}})
+    got = error_from(404, {"error": {"message": "no", "cause": ModelUnknown.cause}})
     assert isinstance(got, ModelUnknown)
 
 
