@@ -43,6 +43,7 @@ class Hardware:
     swap_total_bytes: int = 0
     swap_free_bytes: int = 0
     open_files_limit: int | None = None
+    cpu_sharers: int = 1  # processes of one model that compute on these CPUs side by side
     numa_nodes: int = 1  # those with a CPU that is allowed
     numa_balancing: bool = False  # the kernel moves pages after the threads that use them
     huge_pages: str | None = None  # always, madvise, never; None where the kernel does not tell

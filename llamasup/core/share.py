@@ -19,20 +19,29 @@ RAM = "ram"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one of several models may take. ``alone``: as if no other were loaded, to see what it needs."""
+    """What one process of one of several models may take. ``alone``: as if no other model were loaded, to see
+    what it needs. ``replicas``: how many processes of the model there are; each is kept to one of ``devices``
+    in turn, if any are named.
+    """
 
     places: Mapping[str, int]
     alone: bool = False
+    replicas: int = 1
+    devices: Sequence[str] = ()
 
     def of_host(self, machine: Hardware) -> Hardware:
-        """``machine`` as this model may see it."""
-        return replace(machine, memory_available_bytes=self._of(RAM, machine.memory_available_bytes))
+        """``machine`` as this process may see it."""
+        available_bytes = self._of(RAM, machine.memory_available_bytes)
+        return replace(machine, memory_available_bytes=available_bytes, cpu_sharers=self.replicas)
 
     def of_devices(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         return tuple(replace(each, free_bytes=self._of(each.name, each.free_bytes)) for each in devices)
 
     def _of(self, place: str, free_bytes: int) -> int:
-        allowed = self.places.get(place, free_bytes)
+        beside = self.replicas
+        if place != RAM and self.devices:
+            beside = -(-self.replicas // len(self.devices))
+        allowed = self.places.get(place, free_bytes) // beside
         return allowed if self.alone else min(allowed, free_bytes)
 
 

@@ -61,6 +61,11 @@ def decide_threads(hardware: Hardware, settings: Settings, by_hand: ByHand) -> T
 
 def _own_threads(hardware: Hardware) -> tuple[int, str]:
     cores = min(hardware.physical_cores, hardware.cpus_allowed)
+    if (sharers := hardware.cpu_sharers) > 1:
+        # Threads that spin for each other's cores: two processes on two cores, with two threads each, made
+        # a twentieth of the tokens that they made with one each (b11434, tiny model).
+        part = int(min(cores, hardware.cpu_quota or cores)) // sharers
+        return max(1, part), f"its part of {cores} cores, on which {sharers} processes of the model compute"
     if hardware.cpu_quota is not None and hardware.cpu_quota < cores:
         # Rounded down: a thread that the quota puts to sleep keeps all others waiting at the next barrier.
         return max(1, int(hardware.cpu_quota)), f"the cgroup allows the time of {hardware.cpu_quota:g} CPUs"

@@ -32,14 +32,23 @@ from llamasup.core.residency import (
     Yield,
     decide,
 )
-from llamasup.core.share import RAM, Share, left_of
+from llamasup.core.share import RAM, left_of
 from llamasup.effects.devices import await_freed, devices_now
 from llamasup.runtime.downloads import Listener
 from llamasup.runtime.events import Bus, ModelLeaves, Notice, StateChanged
 from llamasup.runtime.instance import STOPPING, InstanceRunner
 from llamasup.runtime.runners import Runners
 from llamasup.runtime.served import ServedModel
-from llamasup.runtime.tenancy import Sized, Tenancy, absent, as_unavailable, making_room, policy_for, size_up
+from llamasup.runtime.tenancy import (
+    Sized,
+    Tenancy,
+    absent,
+    as_unavailable,
+    making_room,
+    policy_for,
+    share_of,
+    size_up,
+)
 
 __all__ = ["Fetch", "Pool", "PoolOptions", "end", "freed"]
 
@@ -193,7 +202,7 @@ class Pool:
             sized,
             policy_for(tenancy.spec.options, self.options.policy),
             self._tasks,
-            share=lambda: Share(self.left_for(tenancy)),
+            share=lambda: share_of(sized.spec, self.left_for(tenancy)),
             when_measured=lambda: self._measured(tenancy),
         )
 

@@ -30,6 +30,7 @@ __all__ = [
     "as_unavailable",
     "making_room",
     "policy_for",
+    "share_of",
     "size_up",
     "with_devices",
 ]
@@ -59,7 +60,7 @@ def size_up(
     Raises what ``prepare`` and ``Planner.check`` do: DoesNotFit where not even all of ``budget`` is enough.
     """
     launch = prepare(spec.source, spec.settings, runtime=runtime, environ=environ)
-    planner = Planner(launch, _NOWHERE, share=lambda: Share(budget, alone=True))
+    planner = Planner(launch, _NOWHERE, share=lambda: share_of(spec, budget, alone=True))
     admission = planner.admission()
     if (refused := planner.refused(admission)) is not None:
         raise refused
@@ -69,6 +70,11 @@ def size_up(
         one = needs_of(admission.plan.memory, devices, devices_of(spec, number))
         needs = {place: needs.get(place, 0) + one.get(place, 0) for place in {*needs, *one}}
     return Sized(spec, launch, needs)
+
+
+def share_of(spec: ModelSpec, places: Mapping[str, int], *, alone: bool = False) -> Share:
+    """What each of its processes may take of ``places``, which are for all of them."""
+    return Share(places, alone=alone, replicas=spec.replicas, devices=spec.options.devices or ())
 
 
 def with_devices(launch: Launch, spec: ModelSpec, number: int) -> Launch:

@@ -470,6 +470,9 @@ def test_priority_is_left_out_with_the_reason(changes: dict[str, Any], because: 
         ({"cpu_quota": 2.9}, "2"),
         ({"cpu_quota": 0.5}, "1"),
         ({"cpu_quota": 64.0}, "8"),
+        ({"cpu_sharers": 2}, "4"),
+        ({"cpu_sharers": 3, "cpu_quota": 6.9}, "2"),
+        ({"cpu_sharers": 9}, "1"),
     ],
 )
 def test_threads_follow_cores_affinity_and_quota(changes: dict[str, Any], threads: str) -> None:
