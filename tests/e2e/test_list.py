@@ -1,0 +1,136 @@
+"""``llamasup list`` as a person and a program meet it: a real process on real folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamasup.testing import models
+from tests.e2e.driver import run_to_end
+
+pytestmark = pytest.mark.slow
+
+DECODER = models.tiny_decoder()
+
+
+def listed(
+    *arguments: str | Path, code: int = 0, environ: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
+    done = run_to_end("list", *map(str, arguments), env=os.environ | dict(environ))
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    return done
+
+
+def as_json(*arguments: str | Path, environ: Mapping[str, str] = os.environ) -> Any:
+    return json.loads(listed(*arguments, "--json", environ=environ).stdout)
+
+
+def put(path: Path, content: bytes = DECODER) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def test_models_are_listed_by_the_names_that_clients_would_ask_for(tmp_path: Path) -> None:
+    put(tmp_path / "a b.gguf")
+    put(tmp_path / "org/repo/x-Q4_K_M.gguf", models.tiny_encoder())
+    put(tmp_path / "lora.gguf", models.tiny_lora())
+    parts = models.write_split_decoder(tmp_path, "big")
+    done = listed(tmp_path)
+    assert done.stderr == ""
+    heading, *rows = done.stdout.splitlines()
+    assert heading.split() == ["NAME", "CLASS", "SIZE", "QUANT", "CONTEXT", "WHERE"]
+    assert [row.split()[:2] for row in rows] == [
+        ["a-b", "decoder"],
+        ["big", "decoder"],
+        ["x-Q4_K_M", "encoder"],
+    ]
+    assert len({row.index("/") for row in rows[:2]}) == 1  # columns
+    told = {model["id"]: model for model in as_json(tmp_path)["models"]}
+    assert told["x-Q4_K_M"]["aliases"] == ["org/repo:Q4_K_M"]
+    assert told["big"]["files"] == len(parts)
+    assert told["big"]["file_bytes"] == sum(part.stat().st_size for part in parts)
+    assert told["a-b"]["class"] == "decoder"
+    assert told["a-b"]["path"] == str(tmp_path / "a b.gguf")
+
+
+def test_what_is_broken_has_a_row_and_what_is_not_served_a_line_on_standard_error(tmp_path: Path) -> None:
+    put(tmp_path / "cut.gguf", models.truncated_decoder(0.25))
+    put(tmp_path / "one/same.gguf")
+    put(tmp_path / "two/same.gguf", models.tiny_encoder())
+    done = listed(tmp_path)
+    (row,) = done.stdout.splitlines()[1:]
+    assert row.split()[:2] == ["cut", "broken"]
+    assert "truncated: 169040 of 676160 bytes" in row
+    assert "2 files are called 'same'" in done.stderr
+    assert str(tmp_path / "two/same.gguf") in done.stderr
+    told = as_json(tmp_path)
+    assert {problem["cause"] for problem in told["problems"]} == {"same_id", "model_invalid"}
+    assert told["models"][0]["problem"].endswith("truncated: 169040 of 676160 bytes, 25.0 %")
+
+
+def test_without_folders_the_caches_and_llamasups_own_folder_are_looked_into(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub/models--org--repo/snapshots" / ("a" * 40)
+    put(snapshot / "x-Q8_0.gguf")
+    put(tmp_path / "llama/org2_repo_y-Q4_0.gguf")
+    put(tmp_path / "llama/manifest=org2=repo=latest.json", b"{}")
+    put(tmp_path / "data/llamasup/models/own.gguf")
+    places = {
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "LLAMA_CACHE": str(tmp_path / "llama"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+    }
+    assert {model["id"] for model in as_json(**places)["models"]} == {
+        "org/repo:Q8_0",
+        "org2/repo:Q4_0",
+        "own",
+    }
+
+
+def test_an_empty_folder_is_an_empty_list_and_said_to_a_person(tmp_path: Path) -> None:
+    done = listed(tmp_path)
+    assert done.stdout == ""
+    assert f"there is no model in {tmp_path}" in done.stderr
+    assert as_json(tmp_path)["models"] == []
+
+
+def test_a_folder_that_is_none_is_refused_and_the_others_are_shown(tmp_path: Path) -> None:
+    put(tmp_path / "m/x.gguf")
+    done = listed(tmp_path / "gone", tmp_path / "m/x.gguf", tmp_path / "m", code=66)
+    assert done.stdout.splitlines()[1].startswith("x ")
+    assert f"{tmp_path / 'gone'}: there is no such folder" in done.stderr
+    assert f"llamasup inspect {tmp_path / 'm/x.gguf'}" in done.stderr
+
+
+def test_names_that_would_steer_a_terminal_are_written_out(tmp_path: Path) -> None:
+    put(tmp_path / "a\x1b[31m\nb.gguf")
+    done = listed(tmp_path)
+    assert r"a\x1b[31m\nb.gguf" in done.stdout
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_a_name_outside_utf8_is_listed(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/x\xff.gguf"
+    with open(path, "wb") as file:  # noqa: PTH123 - bytes
+        file.write(DECODER)
+    assert r"x\xff.gguf" in listed(tmp_path).stdout
+    (model,) = as_json(tmp_path)["models"]
+    assert model["path"].endswith(r"x\xff.gguf")
+
+
+def test_a_thousand_models_are_listed(tmp_path: Path) -> None:
+    top = tmp_path / "models"
+    first = put(top / "m-0000.gguf")
+    for number in range(1, 1000):
+        shutil.copy(first, top / f"m-{number:04}.gguf")
+    assert len(as_json(top)["models"]) == 1000
+    assert len(listed(top).stdout.splitlines()) == 1001
