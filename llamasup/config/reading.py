@@ -14,6 +14,7 @@ import msgspec
 
 from llamasup.config.consistency import inconsistencies
 from llamasup.config.environment import Unset, expanded
+from llamasup.config.keys import FilePath, Key, Kind, Many, Named, Section
 from llamasup.config.kinds import Name, Refused, RuntimeName, ScalarKind
 from llamasup.config.mistakes import (
     MOST_PATTERNS,
@@ -25,7 +26,7 @@ from llamasup.config.mistakes import (
     shown,
 )
 from llamasup.config.nodes import MOST_BYTES, Items, Node, Scalar, Table, parse
-from llamasup.config.values import Config, FilePath, Key, Many, ModelEntry, Named, Section
+from llamasup.config.values import Config, ModelEntry
 from llamasup.core.address import UnixAddress
 from llamasup.core.errors import ConfigInvalid
 from llamasup.core.model_names import is_pattern
@@ -41,7 +42,6 @@ class Reading:
     """``lines``: of each key that is given. What is wrong has its default in ``config``."""
 
     config: Config
-    file: str
     lines: Mapping[Place, int]
 
 
@@ -82,7 +82,7 @@ def read_text(
         models_are_known = "models" not in sections and sections <= keys_of(Config).keys()
         found = inconsistencies(config, reader.lines, models_are_known=models_are_known)
         mistakes += [replace(each, what=reader.as_written(each.what)) for each in found]
-    return Reading(config, file, reader.lines), tuple(mistakes)
+    return Reading(config, reader.lines), tuple(mistakes)
 
 
 def keys_of(struct: type[msgspec.Struct]) -> dict[str, tuple[str, Key]]:
@@ -161,7 +161,7 @@ class _Reader:
                 return f"there is no such key; the nearest is {near[0]}"
         return f"there is no such key; it takes {', '.join(known)}"
 
-    def _value(self, node: Node, at: Place, kind: ScalarKind | FilePath | Many | Section | Named) -> Any:
+    def _value(self, node: Node, at: Place, kind: Kind) -> Any:
         match kind:
             case Section(keys):
                 return self._section(node, at, keys)

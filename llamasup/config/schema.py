@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from llamasup.config.kinds import Name, ScalarKind
+from llamasup.config.keys import FilePath, Key, Kind, Many, Named, Section
+from llamasup.config.kinds import Name
 from llamasup.config.reading import keys_of
 from llamasup.config.sizes import Size, duration_text
-from llamasup.config.values import Config, FilePath, Key, Many, Named, Section
+from llamasup.config.values import Config
 
 __all__ = ["Row", "json_schema", "rows_of"]
 
@@ -39,7 +40,7 @@ def rows_of(struct: type[msgspec.Struct], *, but: type[msgspec.Struct] | None = 
     )
 
 
-def _takes(kind: ScalarKind | FilePath | Many | Section | Named) -> str:
+def _takes(kind: Kind) -> str:
     match kind:
         case FilePath(what):
             return what
@@ -111,9 +112,7 @@ def _first_line(struct: type[msgspec.Struct]) -> str:
     return (struct.__doc__ or "").partition("\n")[0]
 
 
-def _of_kind(
-    kind: ScalarKind | FilePath | Many | Section | Named, definitions: dict[str, Any]
-) -> dict[str, Any]:
+def _of_kind(kind: Kind, definitions: dict[str, Any]) -> dict[str, Any]:
     match kind:
         case Section(keys):
             if keys.__name__ not in definitions:

@@ -12,9 +12,10 @@ import jsonschema
 import pytest
 import yaml
 
+from llamasup.config.keys import Many, Named, Section
 from llamasup.config.reading import keys_of
 from llamasup.config.schema import json_schema, rows_of
-from llamasup.config.values import Config, Many, ModelEntry, Named, Section
+from llamasup.config.values import Config, ModelEntry
 from tests.config.reading import mistakes_of
 
 ROOT = Path(__file__).parents[2]
