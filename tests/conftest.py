@@ -99,9 +99,11 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     ):
         folder.mkdir(mode=0o700, exist_ok=True)
         monkeypatch.setenv(variable, str(folder))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: no test asks anybody out there
     of_systemd = ("RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CACHE_DIRECTORY")
+    ours = ("LLAMASUP_RUNTIME", "LLAMASUP_API_KEY", "HF_TOKEN", "HF_TOKEN_PATH")
     for variable in list(os.environ):
-        if variable in ("LLAMASUP_RUNTIME", "LLAMASUP_API_KEY", *of_systemd) or variable.startswith("LLAMA_"):
+        if variable in (*ours, *of_systemd) or variable.startswith("LLAMA_"):
             monkeypatch.delenv(variable)
     yield home
     if sys.platform == "linux":

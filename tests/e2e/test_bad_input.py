@@ -124,8 +124,8 @@ def test_a_name_reaches_the_terminal_as_letters_alone(
     assert shown in refused(66, "there is no such file", "plan", str(path))
 
 
-def test_a_hub_name_says_that_downloads_are_not_there_yet() -> None:
-    refused(66, "cannot download", "run", "org/repo:Q4_K_M")
+def test_a_model_that_must_not_be_downloaded_is_told() -> None:
+    refused(78, "127.0.0.1, no public one", "run", "https://127.0.0.1:9/m.gguf")
 
 
 # --- the address ----------------------------------------------------------------------------------------

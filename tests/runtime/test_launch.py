@@ -182,8 +182,8 @@ def test_a_demo_model_that_cannot_be_written_is_a_sentence(
         ("x" * 300, "File name too long"),
         ("nul\0.gguf", "is no path"),
         ("closed/x", "may not be read (Permission denied)"),
-        ("org/name", "cannot download from a model hub"),
-        ("https://x/y.gguf", "cannot download"),
+        ("org/name", "has not been downloaded"),
+        ("https://x/y.gguf", "has not been downloaded"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_a_sentence(
