@@ -60,7 +60,9 @@ class Source(Protocol):
 
 
 class HostedModels:
-    """A ``Hosted``. ``log_passed_on`` gets the output of all llama-servers, in threads of their own."""
+    """A ``Hosted``. ``insists``: it ends with the reason if something cannot be preloaded. ``log_passed_on``
+    gets the output of all llama-servers, in threads of their own.
+    """
 
     def __init__(
         self,
@@ -71,9 +73,12 @@ class HostedModels:
         folder: Path,
         address: Address,
         *,
+        insists: bool = False,
         log_passed_on: Callable[[list[bytes]], None] | None = None,
     ) -> None:
         self._configured = configured
+        self._insists = insists
+        self._error: LlamasupError | None = None
         self._source = source
         self._stamp = source.stamp()
         self._bus = bus
@@ -121,7 +126,10 @@ class HostedModels:
 
     async def ready(self) -> tuple[str, ...] | None:
         for model, error in (await self.backend.preload()).items():
-            if not self._pool.stopping:
+            if self._insists:
+                self._error = self._error or error
+                self.ask_stop(now=False)
+            elif not self._pool.stopping:
                 _log.warning("%s is not preloaded: %s %s", model, error.message, error.remedy)
         return None if self._pool.stopping else tuple(self.registry.specs)
 
@@ -131,7 +139,7 @@ class HostedModels:
     async def ended(self) -> LlamasupError | None:
         await self._stop_asked.wait()
         await self._pool.ended()
-        return None
+        return self._error
 
     def ask_stop(self, *, now: bool) -> None:
         self._pool.ask_stop(now=now)
@@ -161,6 +169,14 @@ class HostedModels:
         if not changes:
             self._bus.publish(ModelsChanged(changes, tuple(self.registry.specs)))
         return changes
+
+    async def settled(self, model: str) -> None:
+        """Wait until what has changed of it serves, if it did before. Raises why it does not."""
+        tenancy = self.backend.known(model)
+        if tenancy.renewal is not None:
+            await asyncio.shield(tenancy.renewal)
+            if tenancy.renewal_error is not None:
+                raise tenancy.renewal_error
 
     def ask_reload(self) -> None:
         """``reload`` of which nobody waits for the end: the bus tells it."""

@@ -43,6 +43,8 @@ class ServeOptions(EntranceOptions):
     config: Callable[[], Config]
     config_file: Path | None = None
     runtime: str | None = None
+    insists: bool = False
+    """What is to be preloaded has to be there: else it ends with the reason."""
 
     @property
     def policy(self) -> Policy:
@@ -168,30 +170,32 @@ class ServeService(Hosting):
         self.on_log: Callable[[list[bytes]], None] | None = None
         """Gets the output of all llama-servers line by line, in threads of their own; must not wait."""
         self._bus = bus
-        self._hosted_models: HostedModels | None = None
+        self.hosted_models: HostedModels | None = None
+        """Once it runs."""
 
     @property
     def in_flight(self) -> int:
-        return 0 if self._hosted_models is None else self._hosted_models.in_flight
+        return 0 if self.hosted_models is None else self.hosted_models.in_flight
 
     async def run(self) -> None:
         """Serve until asked to stop, and leave nothing behind. Raises PortInUse or PortNotAllowed."""
 
         def make(folder: Path, address: Address) -> HostedModels:
-            self._hosted_models = HostedModels(
+            self.hosted_models = HostedModels(
                 self._configured,
                 self._source,
                 self,
                 self._bus,
                 folder,
                 address,
+                insists=self.options.insists,
                 log_passed_on=self.on_log,
             )
-            return self._hosted_models
+            return self.hosted_models
 
         await self.host(make)
 
     def ask_reload(self) -> None:
         """Take over what has changed in the config and in the folders (S16)."""
-        if self._hosted_models is not None and not self.stops_asked:
-            self._hosted_models.ask_reload()
+        if self.hosted_models is not None and not self.stops_asked:
+            self.hosted_models.ask_reload()
