@@ -7,12 +7,12 @@ the JSON Schema and the table in docs/configuration.md are all made of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
+from llamasup.config.keys import FilePath, Key, Many, Named, Section
 from llamasup.config.kinds import (
     Endpoint,
     HostName,
@@ -22,7 +22,6 @@ from llamasup.config.kinds import (
     Origin,
     Repo,
     RuntimeName,
-    ScalarKind,
     SizeText,
     Switch,
     Text,
@@ -43,65 +42,14 @@ __all__ = [
     "Cache",
     "Config",
     "Downloads",
-    "FilePath",
     "Http",
-    "Key",
-    "Many",
     "Memory",
     "ModelEntry",
     "ModelKeys",
-    "Named",
-    "Section",
     "Slots",
 ]
 
 Cache = Literal["huggingface", "llama.cpp"]
-
-
-# --- how keys are declared ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FilePath:
-    """A path: absolute once it is read, from the config's folder on. ``literal``: words that are none."""
-
-    what: str = "a path"
-    literal: tuple[str, ...] = ()
-    hidden: bool = False
-    """A key pasted where its file belongs must not be shown."""
-    as_text: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Many:
-    """A list of one kind; a single value stands for a list of it, if ``or_one``."""
-
-    kind: ScalarKind | FilePath
-    or_one: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Keys of their own."""
-
-    keys: type[msgspec.Struct]
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Values by names that the file chooses. ``pattern``: the names may have wildcards."""
-
-    of: Section | Many
-    pattern: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What a key takes and means; ``default`` says what holds without it, where the field's own does not."""
-
-    kind: ScalarKind | FilePath | Many | Section | Named
-    about: str
-    default: str = ""
 
 
 def _as_written(field: str) -> str:
