@@ -270,7 +270,12 @@ class AsyncServer:
     async def _ready_or_over(self, ready: asyncio.Future[Ready | None]) -> Ready:
         """Raises what it ended with instead."""
         assert self._running is not None
-        self._running.add_done_callback(lambda _: ready.done() or ready.set_result(None))
+
+        def over(_: asyncio.Task[None]) -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        self._running.add_done_callback(over)
         said = await ready
         if said is None:
             await self._running
