@@ -1,29 +1,24 @@
-"""Several models behind one address, as clients see them: listed, shown, chosen by name, refused by name.
-
-The servers are real, and the proxy is; which of them is loaded is not what this is about.
-"""
+"""``llamasup serve`` as clients see it: models are listed, shown, chosen by name, refused by name."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import os
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from llamasup.core.model_spec import ModelSpec
-from llamasup.effects.model_file import read_model
-from llamasup.proxy import ProxyConfig
 from llamasup.testing import models
 from tests.clients.asked import QUESTION
-from tests.proxy.key_files import keys_of
-from tests.proxy.many import ManyModels, Model
-from tests.proxy.rig import Rig
-from tests.real.bare_server import bare_server
+from tests.clients.conftest import KEY, PATIENCE_S, Served
+from tests.e2e.driver import adopted, command
+from tests.real.remains import folders_of
 
 pytestmark = [
     pytest.mark.real,
@@ -31,65 +26,90 @@ pytestmark = [
 ]
 
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
-KEYS = "all name=all\nchats name=chats models=tiny*"
+CHATS = "sk-for-chats"
 
-CHAT, EMBEDDER, RERANKER = "tiny-chat", "org/embedder:F32", "ranker"
-FILES: dict[str, tuple[Callable[[], bytes], tuple[str, ...], tuple[str, ...]]] = {
-    CHAT: (models.tiny_decoder, ("gpt-4o-mini",), ()),
-    EMBEDDER: (models.tiny_encoder, (), ("--embedding",)),
-    RERANKER: (models.tiny_reranker, (), ("--rerank",)),
+CHAT, EMBEDDER, RERANKER, SLEEPER = "tiny-chat", "org/embedder:F32", "ranker", "sleeper"
+WRITTEN: dict[str, Callable[[], bytes]] = {
+    CHAT: models.tiny_decoder,
+    EMBEDDER: models.tiny_encoder,
+    RERANKER: models.tiny_reranker,
+    SLEEPER: models.tiny_decoder,
 }
 
 
 @pytest.fixture(scope="module")
-def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    folder = tmp_path_factory.mktemp("many")
-    specs = []
-    with ExitStack() as opened:
-        for number, (name, (written, aliases, options)) in enumerate(FILES.items()):
-            path = folder / f"{number}.gguf"
-            path.write_bytes(written())
-            words = ("--model", str(path), "--alias", name, *options)
-            opened.enter_context(bare_server(runtime, folder / f"{number}.sock", *words))
-            specs.append(ModelSpec(name, str(path), aliases, listed=read_model(path)))
-        rig = Rig(folder, "uvloop", ProxyConfig(key_file=keys_of(KEYS)))
-        opened.callback(rig.close)
-        rig.proxy.backend = rig.call(lambda: ManyModels(folder, specs, default=CHAT, plays_them=False))
-        yield rig
+def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """All are loaded but one; what names none is for the one that chats."""
+    home = tmp_path_factory.mktemp("m")  # short: sockets lie below it
+    (home / "keys").write_text(f"{KEY} name=all\n{CHATS} name=chats models=tiny*\n")
+    (home / "keys").chmod(0o600)
+    config: dict[str, Any] = {
+        "listen": "127.0.0.1:0",
+        "runtime": runtime,
+        "default_model": CHAT,
+        "auth": {"api_key_file": str(home / "keys")},
+        "models": {},
+    }
+    for number, (name, written) in enumerate(WRITTEN.items()):
+        path = home / f"{number}.gguf"
+        path.write_bytes(written())
+        config["models"][name] = {"path": str(path), "preload": name != SLEEPER}
+    config["models"][CHAT]["aliases"] = ["gpt-4o-mini"]
+    (home / "config.yaml").write_text(json.dumps(config))  # which is YAML
+    cache = {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache")}
+    process = subprocess.Popen(
+        command("serve", "--config", str(home / "config.yaml"), "--events", "jsonl"),
+        env={**os.environ, **folders_of(home), **cache},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with adopted(process) as running:
+        yield Served(running, running.url)
+        assert running.stop() == 0
 
 
-def url_of(rig: Rig) -> str:
-    return f"http://127.0.0.1:{rig.address[1]}"
+def straight(many: Served, model: str) -> httpx.Client:
+    """The very server that has this model."""
+    (words,) = [
+        words for each in many.running.children() if "--alias" in (words := each.cmdline()) and model in words
+    ]
+    transport = httpx.HTTPTransport(uds=words[words.index("--host") + 1])
+    return httpx.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE_S)
+
+
+def post(many: Served, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(many.url + path, json=body, headers={"x-api-key": KEY}, timeout=PATIENCE_S)
 
 
 @pytest.fixture
-def client(many: Rig) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url_of(many)}/v1", api_key="all", max_retries=0) as client:
+def client(many: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=many.v1, api_key=KEY, max_retries=0) as client:
         yield client
 
 
 def test_each_model_is_listed_and_can_be_retrieved_by_every_name(client: openai.OpenAI) -> None:
     listed = list(client.models.list())
-    assert [each.id for each in listed] == list(FILES)
+    assert sorted(each.id for each in listed) == sorted(WRITTEN)
+    assert listed[0].id == CHAT  # the default
     assert {(each.object, each.owned_by) for each in listed} == {("model", "llamasup")}
-    for model, (_, aliases, _) in FILES.items():
-        for name in (model, *aliases):
-            assert client.models.retrieve(name).id == model
+    for name in WRITTEN:
+        assert client.models.retrieve(name).id == name
+    assert client.models.retrieve("gpt-4o-mini").id == CHAT
 
 
-def test_what_the_servers_list_of_themselves_is_listed_the_same(many: Rig, client: openai.OpenAI) -> None:
-    """``meta`` is read from the file, before any server has it."""
-    assert isinstance(many.proxy.backend, ManyModels)
-    for shown in client.models.list():
-        model: Model = many.proxy.backend.models[shown.id]
-        transport = httpx.HTTPTransport(uds=model.endpoint.address.path)  # type: ignore[union-attr]
-        with httpx.Client(transport=transport, base_url="http://localhost") as straight:
-            (own,) = straight.get("/v1/models").json()["data"]
-        ours: Any = shown.model_dump()
-        for field in ("n_ctx_train", "n_embd", "n_params", "n_vocab", "size"):
-            assert ours["meta"][field] == own["meta"][field], (shown.id, field)
-        assert ours["architecture"]["input_modalities"] == own["architecture"]["input_modalities"]
-        assert set(ours) >= set(own) - {"vocab_type"}
+@pytest.mark.parametrize("model", [CHAT, EMBEDDER, RERANKER])
+def test_what_is_listed_of_a_model_is_what_its_server_says_of_it(
+    many: Served, client: openai.OpenAI, model: str
+) -> None:
+    with straight(many, model) as server:
+        (own,) = server.get("/v1/models").json()["data"]
+    ours: Any = client.models.retrieve(model).model_dump()
+    for field in ("n_ctx", "n_ctx_train", "n_embd", "n_params", "n_vocab", "size"):
+        assert ours["meta"][field] == own["meta"][field], field
+    assert ours["architecture"]["input_modalities"] == own["architecture"]["input_modalities"]
+    assert set(ours) >= set(own)
 
 
 def test_each_request_gets_the_model_that_it_names(client: openai.OpenAI) -> None:
@@ -116,15 +136,19 @@ def test_an_unknown_model_is_the_clients_own_not_found(client: openai.OpenAI) ->
         assert "'tiny-chta' does not exist" in caught.value.message
 
 
-def test_what_a_model_cannot_do_is_a_bad_request_and_no_failure_of_the_server(
-    many: Rig, client: openai.OpenAI
-) -> None:
-    with pytest.raises(openai.BadRequestError, match="'org/embedder:F32' generates no text"):
-        client.chat.completions.create(model=EMBEDDER, messages=MESSAGES)
-    with pytest.raises(openai.BadRequestError, match="'tiny-chat' gives no embeddings"):
-        client.embeddings.create(model=CHAT, input="hello")
-    assert isinstance(many.proxy.backend, ManyModels)
-    assert [each.endpoint.failures for each in many.proxy.backend.models.values()] == [0, 0, 0]
+def test_a_model_is_loaded_for_what_it_can_do_and_for_nothing_else(client: openai.OpenAI) -> None:
+    def status() -> str:
+        shown: Any = client.models.retrieve(SLEEPER).model_dump()
+        return str(shown["status"]["value"])
+
+    assert status() == "unloaded"
+    with pytest.raises(openai.BadRequestError, match="'sleeper' gives no embeddings"):
+        client.embeddings.create(model=SLEEPER, input="hello")
+    with pytest.raises(openai.InternalServerError, match="is not loaded"):
+        client.get("/props", cast_to=httpx.Response, options={"params": {"model": SLEEPER}})
+    assert status() == "unloaded"
+    answer = client.chat.completions.create(model=SLEEPER, messages=MESSAGES, max_tokens=1)
+    assert (answer.model, status()) == (SLEEPER, "loaded")
 
 
 @pytest.mark.parametrize(
@@ -146,33 +170,28 @@ def test_what_a_model_cannot_do_is_a_bad_request_and_no_failure_of_the_server(
     ],
 )
 def test_only_what_the_server_itself_refuses_is_refused(
-    many: Rig, model: str, path: str, body: dict[str, Any], refuses: int
+    many: Served, model: str, path: str, body: dict[str, Any], refuses: int
 ) -> None:
     """``refuses``: the server's own status; 0: it answers."""
-    assert isinstance(many.proxy.backend, ManyModels)
-    transport = httpx.HTTPTransport(uds=many.proxy.backend.models[model].endpoint.address.path)  # type: ignore[union-attr]
-    with httpx.Client(transport=transport, base_url="http://localhost", timeout=30.0) as straight:
-        assert straight.post(path, json=body).status_code == (refuses or 200)
-    through = httpx.post(
-        url_of(many) + path, json={"model": model, **body}, headers={"x-api-key": "all"}, timeout=30.0
-    )
+    with straight(many, model) as server:
+        assert server.post(path, json=body).status_code == (refuses or 200)
+    through = post(many, path, model=model, **body)
     assert through.status_code == (400 if refuses else 200), through.text
     if refuses:
         assert through.json()["error"]["cause"] == "model_purpose"
 
 
-def test_a_key_for_certain_models_is_a_permission_denied_for_others(many: Rig) -> None:
-    with openai.OpenAI(base_url=f"{url_of(many)}/v1", api_key="chats", max_retries=0) as client:
+def test_a_key_for_certain_models_is_a_permission_denied_for_others(many: Served) -> None:
+    with openai.OpenAI(base_url=many.v1, api_key=CHATS, max_retries=0) as client:
         assert [each.id for each in client.models.list()] == [CHAT]
-        assert (
-            client.chat.completions.create(model="gpt-4o-mini", messages=MESSAGES, max_tokens=1).model == CHAT
-        )
+        answer = client.chat.completions.create(model="gpt-4o-mini", messages=MESSAGES, max_tokens=1)
+        assert answer.model == CHAT
         with pytest.raises(openai.PermissionDeniedError, match="may not use the model 'ranker'"):
             client.chat.completions.create(model=RERANKER, messages=MESSAGES)
 
 
 def test_litellm_finds_models_and_misses_those_that_there_are_not(
-    many: Rig, monkeypatch: pytest.MonkeyPatch
+    many: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = importlib.import_module("litellm")
@@ -180,8 +199,8 @@ def test_litellm_finds_models_and_misses_those_that_there_are_not(
     def ask(model: str) -> Any:
         return litellm.completion(
             model=f"openai/{model}",
-            api_base=f"{url_of(many)}/v1",
-            api_key="all",
+            api_base=many.v1,
+            api_key=KEY,
             max_retries=0,
             messages=MESSAGES,
             max_tokens=2,
@@ -194,13 +213,27 @@ def test_litellm_finds_models_and_misses_those_that_there_are_not(
         ask(EMBEDDER)
 
 
-def test_a_server_is_asked_about_itself_by_its_name(many: Rig) -> None:
+def test_a_server_is_asked_about_itself_by_its_name(many: Served) -> None:
     for model in (CHAT, EMBEDDER):
-        answer = httpx.get(
-            f"{url_of(many)}/props",
-            params={"model": model, "autoload": "false"},
-            headers={"x-api-key": "all"},
-        )
-        assert answer.json()["model_alias"] == model
-    nameless = httpx.get(f"{url_of(many)}/props", headers={"x-api-key": "all"})
+        path = f"/props?model={model}&autoload=false"  # as llama-server's web interface asks
+        assert many.get(path).json()["model_alias"] == model
+    nameless = many.get("/props")
     assert nameless.json()["model_alias"] == CHAT
+
+
+def test_the_web_interface_is_that_of_the_default_models_server_if_it_has_one(many: Served) -> None:
+    with straight(many, CHAT) as server:
+        own = server.get("/")
+    through = many.get("/")
+    assert (through.status_code, through.content) == (own.status_code, own.content)
+
+
+def test_what_was_asked_is_counted_by_model(many: Served) -> None:
+    post(many, "/v1/chat/completions", model="gpt-4o-mini", messages=MESSAGES, max_tokens=1)
+    post(many, "/v1/chat/completions", model="made up", messages=MESSAGES)
+    lines = many.get("/metrics").text.splitlines()
+    counted = [line for line in lines if line.startswith("llamasup_requests_total{")]
+    named = {line.partition('model="')[2].partition('"')[0] for line in counted}
+    assert {CHAT, ""} <= named <= {*WRITTEN, ""}
+    assert f'llamasup_loads_total{{model="{CHAT}"}} 1.0' in lines
+    assert f'llamasup_instance_state{{model="{CHAT}",state="ready"}} 1.0' in lines

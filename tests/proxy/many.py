@@ -21,7 +21,7 @@ __all__ = ["ManyModels", "Model"]
 class Model:
     """``unavailable``: why it does not serve now; None: it does."""
 
-    def __init__(self, spec: ModelSpec, socket_path: Path, *, is_played: bool) -> None:
+    def __init__(self, spec: ModelSpec, socket_path: Path) -> None:
         self.spec = spec
         self.meant = meant_by(spec)
         self.endpoint = Endpoint(spec.id, 1, UnixAddress(str(socket_path)))
@@ -30,14 +30,10 @@ class Model:
         self.room = WaitingRoom(
             lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, when_wanted=self._want
         )
-        self.listener = Rig.listen(str(socket_path)) if is_played else None
+        self.listener = Rig.listen(str(socket_path))
 
     def _want(self) -> None:
         self.wanted += 1
-
-    def close(self) -> None:
-        if self.listener is not None:
-            self.listener.close()
 
     def loaded(self) -> None:
         self.unavailable = None
@@ -45,23 +41,10 @@ class Model:
 
 
 class ManyModels:
-    """Takes the place of the rig's own backend; must be made in the loop of the proxy.
+    """Takes the place of the rig's own backend; must be made in the loop of the proxy."""
 
-    ``plays_them``: the test is the children; else servers are on ``0.sock``, ``1.sock``, … of ``folder``.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        specs: Sequence[ModelSpec],
-        default: str | None = None,
-        *,
-        plays_them: bool = True,
-    ) -> None:
-        self.models = {
-            spec.id: Model(spec, folder / f"{number}.sock", is_played=plays_them)
-            for number, spec in enumerate(specs)
-        }
+    def __init__(self, folder: Path, specs: Sequence[ModelSpec], default: str | None = None) -> None:
+        self.models = {spec.id: Model(spec, folder / f"{each}.sock") for each, spec in enumerate(specs)}
         self.default = default
         self._index = NameIndex({name: spec.id for spec in specs for name in spec.names})
 
@@ -96,13 +79,11 @@ class ManyModels:
 
     def accept(self, model: str, rig: Rig) -> Wire:
         """The proxy's next connection to this model's child."""
-        listener = self.models[model].listener
-        assert listener is not None
-        return rig.keep(Wire(listener.accept()[0]))
+        return rig.keep(Wire(self.models[model].listener.accept()[0]))
 
     def close(self) -> None:
         for model in self.models.values():
-            model.close()
+            model.listener.close()
 
     def _find(self, model: str | None) -> Model | tuple[str, ...]:
         if model is None:

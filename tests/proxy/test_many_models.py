@@ -197,7 +197,7 @@ def test_a_model_that_was_taken_out_while_it_had_a_request_ends_with_it(make_man
     client.send(json_post(CHAT, model="other"))
     many.accept("other", rig).message()
     gone = many.models.pop("other")
-    gone.close()
+    gone.listener.close()
     rig.call(lambda: gone.endpoint.close("it was taken out of the configuration"))
     error_of(client.message(), 503)
     assert rig.record().outcome == "revoked"
