@@ -89,7 +89,7 @@ def test_without_folders_the_caches_and_llamasups_own_folder_are_looked_into(tmp
         "LLAMA_CACHE": str(tmp_path / "llama"),
         "XDG_DATA_HOME": str(tmp_path / "data"),
     }
-    assert {model["id"] for model in as_json(**places)["models"]} == {
+    assert {model["id"] for model in as_json(environ=places)["models"]} == {
         "org/repo:Q8_0",
         "org2/repo:Q4_0",
         "own",
