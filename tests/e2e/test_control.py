@@ -1,0 +1,350 @@
+"""The commands that talk to a running llamasup, as processes: what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.driver import (
+    PATIENCE_S,
+    Llamasup,
+    command,
+    is_alive,
+    llamasup,
+    on_terminal,
+    run_to_end,
+    wrapped,
+)
+
+HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS")
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def running(tiny_model: Path, fake_server: Callable[..., str]) -> Iterator[Llamasup]:
+    with llamasup(tiny_model, "--alias", "tiny,small", "--runtime", fake_server()) as running:
+        running.wait_for("ready")
+        yield running
+        if running.process.poll() is None:
+            assert running.stop() == 0
+
+
+def said(done: Done) -> str:
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@contextmanager
+def follower(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``llamasup logs -f``, ended afterwards."""
+    process = subprocess.Popen(
+        command("logs", "-f", *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=PATIENCE_S)
+
+
+# --- looking -----------------------------------------------------------------------------------------
+
+
+def test_ps_and_status_show_the_models(running: Llamasup) -> None:
+    shown = run_to_end("ps")
+    assert (shown.returncode, said(shown)) == (0, "")
+    headings, row = shown.stdout.splitlines()
+    assert tuple(headings.split()) == HEADINGS
+    assert row.split()[:4] == ["tiny", "ready", "660", "KiB"]
+
+    summary = run_to_end("status")
+    assert summary.returncode == 0
+    assert f"(process {running.pid}) at {running.url}, up " in summary.stdout
+
+    for name in ("ps", "status"):
+        status = json.loads(run_to_end(name, "--json").stdout)
+        assert set(status) >= {"version", "pid", "url", "uptime_s", "models"}
+        (model,) = status["models"]
+        assert (model["id"], model["aliases"], model["state"]) == ("tiny", ["small"], "ready")
+        assert set(model) >= {
+            *("generation", "pid", "restarts", "in_flight", "queued", "slots", "ctx_size", "memory"),
+            *("until", "last_exit", "size_bytes", "class", "device", "slots_busy", "pinned"),
+        }
+        assert (model["class"], model["device"], model["slots_busy"]) == ("decoder", "CPU", 0)
+        assert model["size_bytes"] == 676_160
+
+
+def test_a_model_that_has_failed_makes_status_say_so(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    with llamasup(tiny_model, "--runtime", fake_server("exit=load:1"), "--keep-trying") as running:
+        running.wait_for("exit")
+        failed = run_to_end("status")
+        assert failed.returncode == 1
+        assert "exit code 1" in failed.stdout
+        assert running.stop() == 0
+
+
+def test_logs_show_the_end_of_the_servers_log(running: Llamasup) -> None:
+    done = run_to_end("logs", "-n", "3", "tiny")
+    assert (done.returncode, said(done)) == (0, "")
+    assert len(done.stdout.splitlines()) == 3
+    everything = run_to_end("logs", "--lines", "10000").stdout
+    assert everything.endswith(done.stdout)
+    assert "listening on" in everything
+    assert run_to_end("logs", "-n", "0").stdout == ""
+
+
+# --- changing ----------------------------------------------------------------------------------------
+
+
+def test_a_model_is_unloaded_loaded_restarted_and_reloaded(running: Llamasup) -> None:
+    unloaded = run_to_end("unload", "small")
+    assert (unloaded.returncode, unloaded.stdout, said(unloaded)) == (0, "", "small is unloaded\n")
+    assert [each.cmdline() for each in running.children() if "--host" in each.cmdline()] == []
+    assert json.loads(run_to_end("ps", "--json").stdout)["models"][0]["state"] == "stopped"
+
+    loaded = run_to_end("load", "--json")
+    assert said(loaded) == "tiny serves\n"
+    assert (json.loads(loaded.stdout)["state"], json.loads(loaded.stdout)["generation"]) == ("ready", 2)
+
+    assert said(run_to_end("restart")) == "tiny serves again\n"
+    reloaded = run_to_end("reload", "--json")
+    assert json.loads(reloaded.stdout) == {"added": [], "removed": [], "changed": ["tiny"], "unchanged": []}
+    running.wait_for("state", state="ready", generation=4)
+    for what in ("unload", "load", "restart", "reload"):
+        assert f"llamasup {what}: " in running.said
+
+
+def test_a_load_that_fails_ends_the_command_as_it_ends_the_service(
+    tiny_model: Path, tmp_path: Path, fake_server: Callable[..., str]
+) -> None:
+    server = Path(fake_server())
+    with llamasup(tiny_model, "--runtime", str(server)) as running:
+        running.wait_for("ready")
+        assert run_to_end("unload").returncode == 0
+        server.write_text("#!/bin/sh\necho 'error: invalid argument: --nope'; exit 1\n")
+        failed = run_to_end("load")
+        assert failed.returncode == 2
+        assert "does not know the argument '--nope'" in said(failed)
+        assert running.end() == 2
+
+
+def test_a_stop_is_told_and_waited_for(running: Llamasup) -> None:
+    children = running.children()
+    done = run_to_end("stop", "--wait", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == {"pid": running.pid, "in_flight": 0, "ended": True}
+    assert said(done) == f"llamasup (process {running.pid}) is stopping\nIt has ended\n"
+    assert not is_alive(psutil.Process(running.pid)) if psutil.pid_exists(running.pid) else True
+    assert running.end() == 0
+    assert not [each for each in children if is_alive(each)]
+    assert "llamasup stop: stopping." in running.said
+
+
+def test_a_stop_of_one_that_runs_under_wrap(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+    server = (fake_server(), "--model", str(tiny_model), "--host", "127.0.0.1", "--port", "0")
+    with wrapped(*server) as running:
+        running.wait_for("ready")
+        assert run_to_end("restart").returncode == 0
+        assert run_to_end("logs", "-n", "1").returncode == 0
+        assert run_to_end("stop", "--now", "--wait").returncode == 0
+        assert running.end() == 0
+
+
+# --- which one ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ps",),
+        ("status",),
+        ("load", "x"),
+        ("unload",),
+        ("restart",),
+        ("reload",),
+        ("stop", "--wait"),
+        ("logs", "-f"),
+    ],
+)
+def test_where_none_runs_every_command_says_so(arguments: tuple[str, ...]) -> None:
+    done = run_to_end(*arguments)
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "No llamasup runs here.\n  → Start one: llamasup run MODEL" in said(done)
+
+
+def test_of_two_one_must_be_chosen(
+    running: Llamasup, tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    with llamasup(tiny_model, "--alias", "other", "--runtime", fake_server()) as other:
+        other.wait_for("ready")
+        unclear = run_to_end("stop")
+        assert unclear.returncode == 2
+        for each, name in ((running, "tiny"), (other, "other")):
+            assert f"--pid {each.pid}  {each.url}  {name} (ready)" in said(unclear)
+        assert run_to_end("ps", "--pid", str(other.pid)).stdout.splitlines()[1].startswith("other ")
+        wrong = run_to_end("ps", "--pid", str(os.getpid()))
+        assert wrong.returncode == 69
+        assert f"with the process number {os.getpid()}" in said(wrong)
+        assert f"--pid {running.pid} " in said(wrong)
+        assert run_to_end("stop", "--wait", "--pid", str(other.pid)).returncode == 0
+        assert run_to_end("ps").returncode == 0  # one is left
+
+
+def test_one_that_was_killed_is_none(running: Llamasup) -> None:
+    os.kill(running.pid, signal.SIGKILL)
+    running.end()
+    done = run_to_end("ps")
+    assert done.returncode == 69
+    assert "No llamasup runs here." in said(done)
+
+
+def test_one_that_is_stopped_by_a_signal_does_not_hold_the_command_for_ever(running: Llamasup) -> None:
+    os.kill(running.pid, signal.SIGSTOP)
+    try:
+        done = run_to_end("ps")
+    finally:
+        os.kill(running.pid, signal.SIGCONT)
+    assert done.returncode == 69
+    assert f"llamasup (process {running.pid}) does not answer." in said(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("load", "tinny"), 66, "No model 'tinny' is served here.\n  → The nearest is 'tiny'."),
+        (("logs", "nosuch"), 66, "No model 'nosuch'"),
+        (("logs", "-n", "-1"), 2, "-1 is less than 0"),
+        (("logs", "-n", "10001"), 2, "10001 is more than 10000"),
+        (("ps", "--pid", "x"), 2, "'x' is not a whole number"),
+        (("ps", "--pid", "1", "--url", "http://localhost"), 2, "name two different ones"),
+        (("ps", "--api-key-file", "/dev/null"), 2, "--api-key-file without --url"),
+        (("ps", "--url", "ftp://x"), 2, "is no address of a llamasup"),
+        (("ps", "--url", "http://"), 2, "is no address of a llamasup"),
+        (("ps", "--url", "127.0.0.1:1"), 69, "No llamasup answers at http://127.0.0.1:1"),
+        (("ps", "--url", "http://127.0.0.1:1", "--api-key-file", "/nonexistent"), 78, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_sentence(
+    running: Llamasup, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    done = run_to_end(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in said(done)
+
+
+def test_over_tcp_a_key_with_the_right_is_needed(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("for-all name=a\nfor-ops name=b rights=control\n")
+    keys.chmod(0o600)
+    with llamasup(tiny_model, "--runtime", fake_server(), "--api-key-file", str(keys)) as running:
+        environ = {**os.environ, "LLAMASUP_URL": running.url}
+        without = run_to_end("ps", env=environ)
+        assert without.returncode == 77
+        assert "an API key is needed" in said(without)
+        inference = run_to_end("stop", env={**environ, "LLAMASUP_API_KEY": "for-all"})
+        assert inference.returncode == 77
+        assert "the key 'a' may infer, not control" in said(inference)
+        assert run_to_end("restart", "--api-key-file", str(keys), env=environ).returncode == 0
+        stopped = run_to_end("stop", "--wait", env={**environ, "LLAMASUP_API_KEY": "for-ops"})
+        assert (stopped.returncode, said(stopped).splitlines()[-1]) == (0, "It has ended")
+        assert running.end() == 0
+        assert "for-ops" not in running.said + stopped.stdout + stopped.stderr
+
+
+def test_another_program_at_the_url_is_told_from_an_older_llamasup(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    """llama-server itself, for example."""
+    server = (fake_server(), "--model", str(tiny_model), "--host", "127.0.0.1", "--port", "0")
+    with wrapped(*server) as running:
+        done = run_to_end("ps", "--url", running.url)
+        assert done.returncode == 69
+        assert "does not know GET /llamasup/v1/status" in said(done)
+        assert running.stop() == 0
+
+
+# --- who reads ---------------------------------------------------------------------------------------
+
+
+def test_whoever_follows_a_log_sees_it_go_on_and_is_let_go_by_ctrl_c(running: Llamasup) -> None:
+    with follower("-n", "1") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        assert run_to_end("restart").returncode == 0
+        line = b""
+        while b"initializing" not in line:  # the next generation's first
+            line = process.stdout.readline()
+            assert line
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+        assert process.stderr.read() == b""
+
+
+def test_whoever_follows_a_log_is_let_go_when_llamasup_ends(running: Llamasup) -> None:
+    with follower("-n", "1") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert run_to_end("stop", "--wait").returncode == 0
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_nobody_who_reads_on_is_no_error(running: Llamasup) -> None:
+    for arguments in (("ps",), ("logs",), ("logs", "-f"), ("status", "--json")):
+        process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.wait(PATIENCE_S) == 0, arguments
+        assert process.stderr.read() == b"", arguments
+        process.stderr.close()
+
+
+def test_what_a_log_holds_does_not_steer_the_terminal(running: Llamasup, own_folders: Path) -> None:
+    (log,) = (own_folders / "state" / "llamasup" / "logs").glob("*.log")
+    with log.open("ab") as file:
+        file.write(b"\x1b]0;owned\x07\xff\n")
+    shown = on_terminal(command("logs", "-n", "1"), 80)
+    assert "\x1b" not in shown
+    assert "\\x1b]0;owned\\x07" in shown
+    raw = subprocess.run(command("logs", "-n", "1"), capture_output=True, check=True, timeout=PATIENCE_S)
+    assert raw.stdout == b"\x1b]0;owned\x07\xff\n"
+
+
+def test_a_log_that_is_gone_is_told(running: Llamasup, own_folders: Path) -> None:
+    for log in (own_folders / "state" / "llamasup" / "logs").glob("*.log"):
+        log.unlink()
+    done = run_to_end("logs", "-f")
+    assert (done.returncode, done.stdout) == (66, "")
+    assert "tiny has no log yet." in said(done)
+
+
+def test_a_command_that_waits_is_let_go_by_ctrl_c(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+    with llamasup(tiny_model, "--runtime", fake_server("load_s=30")) as running:
+        running.wait_for("state", state="loading")
+        process = subprocess.Popen(command("load"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + PATIENCE_S
+        while "llamasup load" not in running.said:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, err) == (130, b"")
+        assert run_to_end("stop", "--now").returncode == 0
+        assert running.end() == 0
