@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from llamasup.service import Service
 from llamasup.cli.errors import error_text
 from llamasup.cli.layout import table
 from llamasup.cli.view import Level, View, duration_text, plural
@@ -32,6 +31,7 @@ from llamasup.runtime.launch import Launch
 from llamasup.runtime.metrics import RequestRecord
 from llamasup.runtime.plans import ChildPlan
 from llamasup.runtime.wrapped import Wrapping
+from llamasup.service import Service
 
 if TYPE_CHECKING:
     from llamasup.serving import ServeService

@@ -22,10 +22,10 @@ from llamasup.core.json_text import json_text
 from llamasup.core.settings import Settings
 
 if TYPE_CHECKING:
-    from llamasup.service import RunOptions, Service, WrapOptions
     from llamasup.effects.systemd import Systemd
     from llamasup.runtime.events import Bus
     from llamasup.runtime.service_manager import ServiceManager
+    from llamasup.service import RunOptions, Service, WrapOptions
     from llamasup.serving import ServeService
 
     AnyService = Service | ServeService
@@ -58,9 +58,9 @@ def run_command(
     """Serve a model until stopped. Returns the exit code (docs/design.md, Exit codes)."""
 
     def ask() -> RunOptions:
-        from llamasup.service import RunOptions
         from llamasup.effects.keys import environment_keys
         from llamasup.effects.systemd import take_sockets
+        from llamasup.service import RunOptions
 
         return RunOptions(
             model=model,

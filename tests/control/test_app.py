@@ -11,12 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.service import RunOptions, Service
 from llamasup.control.app import ControlServer
 from llamasup.core.instance import State
 from llamasup.core.settings import Settings
 from llamasup.effects import probe
 from llamasup.runtime.events import Bus, Notice, Ready, StateChanged, Stopped
+from llamasup.service import RunOptions, Service
 from llamasup.testing.fake_server import install
 
 

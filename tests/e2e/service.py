@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import httpx
 
-from llamasup.service import RunOptions, Service
 from llamasup.core.instance import State
 from llamasup.proxy.bind import bind
 from llamasup.runtime.events import Bus, Notice, ServerExited, StateChanged
 from llamasup.runtime.instance import InstanceRunner
+from llamasup.service import RunOptions, Service
 
 __all__ = ["Serving", "serving"]
 

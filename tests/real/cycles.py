@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from llamasup.service import RunOptions, Service
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.instance import State
 from llamasup.core.settings import Settings
 from llamasup.proxy.bind import bind
 from llamasup.runtime.events import Bus
+from llamasup.service import RunOptions, Service
 from tests.real.remains import seconds_until_gone
 
 __all__ = ["Held", "crash_cycles", "leaks"]

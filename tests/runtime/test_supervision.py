@@ -14,7 +14,6 @@ import httpx
 import pytest
 import uvloop
 
-from llamasup.service import Service, WrapOptions
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.instance import State, Warmed
 from llamasup.effects.process import spawn
@@ -22,6 +21,7 @@ from llamasup.runtime import instance
 from llamasup.runtime.endpoint import Endpoint
 from llamasup.runtime.events import Bus, ServerExited, StateChanged
 from llamasup.runtime.wrapped import understand
+from llamasup.service import Service, WrapOptions
 from llamasup.testing.fake_server import install
 from tests.e2e.service import serving
 
