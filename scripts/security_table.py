@@ -29,6 +29,8 @@ PROMISES = {
     "X7": "closed paths",
     "X8": "limits",
     "X9": "framing",
+    "X10": "the models folder",
+    "X11": "downloads",
     "X13": "what is written down",
 }
 

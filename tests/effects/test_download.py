@@ -187,6 +187,7 @@ def test_a_split_model_and_its_projector_come_together(puller: Puller, tmp_path:
     assert downloaded(parse_ref("org/m-GGUF:Q4_K_M"), puller.folder) == fetched  # type: ignore[arg-type]
 
 
+@pytest.mark.check("X11", "no file of it has its name before all are checked")
 def test_a_set_appears_whole_or_not_at_all(puller: Puller, tmp_path: Path) -> None:
     parts = {path.name: path.read_bytes() for path in models.write_split_decoder(tmp_path, "m-Q4_K_M")}
     puller.hub.repos["org/m-GGUF"] = dict(parts)
@@ -212,6 +213,7 @@ def test_a_repository_of_a_thousand_files_is_read_in_pages(puller: Puller, model
     assert len([path for path in puller.hub.paths() if path.startswith("/api/")]) == 3
 
 
+@pytest.mark.check("X10", "left out of what a repository offers, refused when named")
 def test_names_in_any_letters_and_never_those_that_lead_out(puller: Puller, model: bytes) -> None:
     puller.hub.repos["org/odd"] = {"モデル ü-Q4_K_M.gguf": model, "../../evil-Q4_K_M.gguf": model}
     assert puller("org/odd").path == puller.folder / "org/odd/モデル ü-Q4_K_M.gguf"
@@ -220,6 +222,7 @@ def test_names_in_any_letters_and_never_those_that_lead_out(puller: Puller, mode
     assert not (puller.folder.parent / "evil-Q4_K_M.gguf").exists()
 
 
+@pytest.mark.check("X10", "refused before anything is written")
 def test_a_folder_that_leads_out_of_the_models_folder_is_not_written_to(
     puller: Puller, tmp_path: Path
 ) -> None:
@@ -311,6 +314,7 @@ def test_a_name_that_does_not_exist(puller: Puller, monkeypatch: pytest.MonkeyPa
 # --- wrong bytes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.check("X11", "exit code 65, nothing kept")
 def test_bytes_with_another_checksum_are_refused_and_not_kept(puller: Puller) -> None:
     puller.hub.faults.append(Fault(NAME, times=99, change=lambda content: content[:-1] + b"x"))
     with pytest.raises(ModelInvalid, match="checksum") as caught:
@@ -319,6 +323,7 @@ def test_bytes_with_another_checksum_are_refused_and_not_kept(puller: Puller) ->
     assert puller.left() == []
 
 
+@pytest.mark.check("X11", "refused once the list was read again")
 def test_a_length_other_than_announced_is_refused(puller: Puller) -> None:
     puller.hub.faults.append(Fault(NAME, times=99, change=lambda content: content + b"more"))
     with pytest.raises(DownloadFailed, match="were announced"):
@@ -338,6 +343,7 @@ def test_a_repository_that_changes_meanwhile_is_read_again(puller: Puller, model
     assert puller().path.read_bytes() == newer
 
 
+@pytest.mark.check("X11", "starts over, and says so")
 @pytest.mark.usefixtures("small_pieces")
 def test_a_file_that_changes_between_parts_starts_over(puller: Puller, model: bytes) -> None:
     puller.hub.checksums = False
@@ -367,6 +373,7 @@ def test_a_file_that_never_stays_the_same_is_given_up(puller: Puller) -> None:
         puller()
 
 
+@pytest.mark.check("X11", "exit code 65, nothing kept")
 def test_what_is_no_model_is_refused_though_it_came_whole(puller: Puller) -> None:
     puller.hub.repos["org/tiny-GGUF"][NAME] = b"<html>" * 1000
     with pytest.raises(ModelInvalid):
@@ -444,6 +451,7 @@ async def cancelled_when(puller: Puller, ref: str, done_bytes: int) -> None:
         await task
 
 
+@pytest.mark.check("X11", "only what is missing is asked for")
 @pytest.mark.usefixtures("small_pieces")
 def test_a_download_that_was_cancelled_goes_on(puller: Puller, model: bytes) -> None:
     asyncio.run(cancelled_when(puller, "org/tiny-GGUF", 500 * KIB))
@@ -500,6 +508,7 @@ def test_a_record_that_makes_no_sense_is_none(puller: Puller, model: bytes, reco
     assert puller().path.read_bytes() == model
 
 
+@pytest.mark.check("X11", "refused")
 @pytest.mark.parametrize("record", [b"", b'{"size":8,"done":[[0,8]]}'])
 def test_a_link_in_the_place_of_the_part_is_not_followed(
     puller: Puller, tmp_path: Path, record: bytes
@@ -646,6 +655,7 @@ def test_what_does_not_exist(puller: Puller) -> None:
         puller("org/tiny-GGUF:Q2_K")
 
 
+@pytest.mark.check("X11", "no Authorization header at the other host")
 def test_the_token_is_shown_to_the_hub_and_to_no_host_that_it_redirects_to(puller: Puller) -> None:
     puller.hub.gated.add("org/tiny-GGUF")
     puller.hub.token = puller.options["token"] = "hf_secret"
@@ -661,6 +671,7 @@ def test_the_token_is_shown_to_the_hub_and_to_no_host_that_it_redirects_to(pulle
     assert "hf_secret" not in repr(DownloadOptions(folder=Path(), token="hf_secret"))
 
 
+@pytest.mark.check("X13", "messages show URLs without their query")
 def test_signatures_and_tokens_are_in_no_message(puller: Puller, caplog: pytest.LogCaptureFixture) -> None:
     puller.hub.redirects_to_cdn = True
     puller.options |= {"private_addresses": True, "allow_http": True, "token": "hf_secret"}
@@ -676,6 +687,7 @@ def test_signatures_and_tokens_are_in_no_message(puller: Puller, caplog: pytest.
 # --- where it leads -------------------------------------------------------------------------------
 
 
+@pytest.mark.check("X11", "exit code 78, no connection")
 def test_a_redirect_to_a_private_address_is_not_followed(puller: Puller) -> None:
     puller.hub.redirects_to_cdn = True
     puller.options["allow_http"] = True
@@ -685,6 +697,7 @@ def test_a_redirect_to_a_private_address_is_not_followed(puller: Puller) -> None
     assert puller.hub.paths("cdn") == []
 
 
+@pytest.mark.check("X11", "exit code 78, no connection")
 @pytest.mark.parametrize("target", ["http://[::1]/x.gguf", "http://0.0.0.0/x", "http://2130706433/x"])
 def test_other_ways_to_write_a_private_address(puller: Puller, target: str) -> None:
     puller.hub.faults.append(Fault(NAME, redirect=target))
@@ -693,6 +706,7 @@ def test_other_ways_to_write_a_private_address(puller: Puller, target: str) -> N
         puller()
 
 
+@pytest.mark.check("X11", "exit code 78, no connection")
 def test_a_redirect_to_plain_http_is_not_followed(puller: Puller) -> None:
     puller.hub.faults.append(Fault(NAME, redirect="http://example.com/x.gguf?sig=secret"))
     with pytest.raises(DownloadRefused, match="plain http") as caught:
@@ -700,6 +714,7 @@ def test_a_redirect_to_plain_http_is_not_followed(puller: Puller) -> None:
     assert "secret" not in caught.value.message
 
 
+@pytest.mark.check("X11", "exit code 78, no connection")
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://h/x"])
 def test_a_redirect_to_something_else_is_not_followed(puller: Puller, target: str) -> None:
     puller.hub.faults.append(Fault(NAME, redirect=target))
@@ -713,6 +728,7 @@ def test_redirects_in_a_circle_end(puller: Puller) -> None:
         puller()
 
 
+@pytest.mark.check("X11", "connected to the address that was checked")
 def test_a_name_is_looked_up_once_so_that_it_cannot_change_its_mind(
     puller: Puller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -740,6 +756,7 @@ def test_a_name_is_looked_up_once_so_that_it_cannot_change_its_mind(
     assert puller.hub.paths("cdn") == []
 
 
+@pytest.mark.check("X11", "certificates are checked for the name")
 def test_a_certificate_of_another_name_is_refused_though_the_address_is_the_one_looked_up(
     puller: Puller, certificate: tuple[str, str], model: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -767,6 +784,7 @@ def test_a_certificate_of_another_name_is_refused_though_the_address_is_the_one_
         puller(f"https://other.example:{port}/m.gguf")
 
 
+@pytest.mark.check("X11", "addresses are refused as without one")
 def test_a_proxy_of_the_environment_is_used_and_is_not_a_way_in(
     puller: Puller, model: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -892,6 +910,7 @@ def test_what_an_unfinished_download_has_left_can_be_removed(tmp_path: Path) -> 
     assert gone(tmp_path, "o/r:Q4_K_M") == []
 
 
+@pytest.mark.check("X10", "refused; of a link the link goes, not what it leads to")
 def test_nothing_outside_the_folder_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     outside = put(tmp_path / "outside.gguf")
