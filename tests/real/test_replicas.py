@@ -6,13 +6,17 @@ import asyncio
 import os
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import httpx
+import psutil
 import pytest
 
 from llamasup.core.address import TcpAddress
@@ -27,6 +31,7 @@ from llamasup.runtime.metrics import RequestRecord
 from llamasup.runtime.planner import Planner
 from llamasup.runtime.served import ServedModel
 from llamasup.runtime.supervisor import Supervisor
+from tests.real.test_configs import serve
 
 pytestmark = pytest.mark.real
 
@@ -50,9 +55,9 @@ class Pair:
 @asynccontextmanager
 async def pair_of(model: Path, runtime: str, *, slots: int, ctx_size: int) -> AsyncIterator[Pair]:
     """Two processes of ``model``, each with so many slots of ``ctx_size`` tokens, and a client of both."""
-    launch = prepare(
-        str(model), Settings(parallel=slots, ctx_size=ctx_size), runtime=runtime, environ=os.environ
-    )
+    # With threads for every core each they would wait for each other most of the time (docs/replicas.md).
+    settings = Settings(parallel=slots, ctx_size=ctx_size, threads=1)
+    launch = prepare(str(model), settings, runtime=runtime, environ=os.environ)
     served = ServedModel(ModelSpec(launch.model_id, str(model)), policy=Policy())
     records: list[RequestRecord] = []
     with tempfile.TemporaryDirectory(prefix="lls-") as folder:  # short: sockets are in it
@@ -213,3 +218,56 @@ def test_a_kill_of_one_process_under_eight_clients_costs_none_of_them_an_answer(
             assert all(pair.answered())  # the one that was killed works again
 
     asyncio.run(test())
+
+
+# --- the whole program
+
+
+CONFIG = """\
+listen: 127.0.0.1:0
+runtime: {runtime}
+models:
+  tiny: {{path: {model}, replicas: 2, parallel: 2, ctx_size: 2048, preload: true}}
+"""
+
+
+def threads_of(words: Sequence[str]) -> int:
+    return int(words[words.index("--threads") + 1])
+
+
+def test_serve_divides_the_cores_and_a_kill_of_one_process_is_seen_by_nobody(
+    runtime: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.format(runtime=runtime, model=tiny_model))
+    with (
+        serve(config, dict(os.environ), "--events", "jsonl") as running,
+        httpx.Client(base_url=running.url, timeout=PATIENCE_S) as client,
+        ThreadPoolExecutor(8) as visitors,
+    ):
+        children = [child for child in running.children() if "--threads" in child.cmdline()]
+        assert len(children) == 2
+        cores = psutil.cpu_count() or 1
+        assert sum(threads_of(child.cmdline()) for child in children) <= max(2, cores)
+
+        answered: SimpleQueue[int] = SimpleQueue()
+
+        def visit(name: int) -> list[bool]:
+            right = []
+            for number in range(15):
+                text = f"visitor {name} asks for {number}"
+                messages = [{"role": "user", "content": f"Say it, {name}."}]
+                body = {"model": "tiny", "messages": messages, "grammar": f'root ::= "{text}"'}
+                answer = client.post("/v1/chat/completions", json=body)
+                right.append(answer.is_success and answer.json()["choices"][0]["message"]["content"] == text)
+                answered.put(name)
+            return right
+
+        visits = [visitors.submit(visit, name) for name in range(8)]
+        while answered.qsize() < 20:  # in the middle of it
+            time.sleep(0.001)
+        children[0].kill()
+        assert [visit.result() for visit in visits] == [[True] * 15] * 8
+        exited = running.wait_for("exit", model="tiny")
+        assert (exited["signal"], exited["restart_in_s"]) == ("SIGKILL", 0.0)
+        running.wait_for("state", model="tiny", state="ready", generation=2)
