@@ -58,7 +58,12 @@ Given = dict[str, Any]
 
 # --- what commands take ------------------------------------------------------------------------------
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or 'demo'.", show_default=False)]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A GGUF file, org/repo[:quant], an https URL, or 'demo'.", show_default=False
+    ),
+]
 ModelsOrFolders = Annotated[
     list[str],
     typer.Argument(
