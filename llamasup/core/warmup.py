@@ -14,7 +14,14 @@ from typing import Any
 from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.model_facts import ModelClass
 
-__all__ = ["WarmUpRequest", "explain_failure", "not_answered", "warm_up_request", "what_is_missing"]
+__all__ = [
+    "WarmUpRequest",
+    "explain_failure",
+    "not_answered",
+    "use_of_slot",
+    "warm_up_request",
+    "what_is_missing",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,11 @@ def warm_up_request(model_class: ModelClass) -> WarmUpRequest:
             return _SCORE
         case _:
             return _TOKEN
+
+
+def use_of_slot(number: int) -> WarmUpRequest:
+    """One token in this very slot. Slots that were never used are given away first, whatever they hold."""
+    return WarmUpRequest(_TOKEN.path, {**_TOKEN.body, "id_slot": number}, _TOKEN.proves)
 
 
 def what_is_missing(request: WarmUpRequest, status: int, body: bytes) -> str | None:

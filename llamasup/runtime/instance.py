@@ -456,6 +456,9 @@ class InstanceRunner:
         exit_ = await generation.child.wait()
         generation.exit = exit_
         phase = self._phase()
+        if generation.slots is not None:
+            # Its connection has gone as well, and what it says of that belongs before the end.
+            await asyncio.wait([generation.slots], timeout=PUMP_TIMEOUT_S)
         for task in generation.tasks:
             task.cancel()
         await _clear_away(generation)

@@ -13,6 +13,7 @@ from time import monotonic
 
 from llamasup.core.errors import FolderUnusable
 from llamasup.core.slot_store import LEAST_TOKENS, KeptSlots, SavedSet, SlotAnswer, file_name
+from llamasup.core.warmup import use_of_slot
 from llamasup.effects.httpx_alone import httpx
 from llamasup.effects.probe import Prober
 from llamasup.effects.slot_store import SlotStore
@@ -89,6 +90,8 @@ async def restore_slots(
         return True, None
     saved = taken.saved
     try:
+        if 0 < len(saved.slots) < kept.count:
+            await _use(prober, saved)
         problem = await _restored(prober, saved)
     except asyncio.CancelledError:
         store.discard(saved)
@@ -104,6 +107,13 @@ async def restore_slots(
         if taken.damaged
         else None,
     )
+
+
+async def _use(prober: Prober, saved: SavedSet) -> None:
+    """Or the first new conversation would get a restored slot, and not an empty one: llama-server (b11434)
+    takes the one whose last use is longest ago, and a restore is none. All at once: one batch.
+    """
+    await asyncio.gather(*(prober.prove(use_of_slot(slot.number)) for slot in saved.slots))
 
 
 async def _restored(prober: Prober, saved: SavedSet) -> str | None:

@@ -180,6 +180,8 @@ class HttpServer:
                 return _send_error(connection, 500, "Unable to save slot", "server_error")
             message = "Unable to restore slot: No available space in KV cache or invalid slot save file"
             return _send_error(connection, 400, message, "invalid_request_error")
+        if faults.slots_fail == "die" and action == "restore":
+            os._exit(1)
         if action == "save":
             path.write_text(self._held[number])
         else:

@@ -41,7 +41,7 @@ class Faults:
     stall_after: int = -1  # after so many tokens a completion moves no more
     die_in_stream: int = -1  # after so many tokens, as exit=stream:… or signal=stream:… says (or exit 1)
     slots_s: float = 0.0  # how long saving or restoring a slot takes
-    slots_fail: str = ""  # save or restore: what is refused
+    slots_fail: str = ""  # save or restore: what is refused; die: it ends instead of restoring
     log_bytes: int = 0  # written to the log at the start, in lines of 100 bytes
     log_forever: bool = False  # a flood that never ends
     log_line_bytes: int = 0  # one line of this length

@@ -5,7 +5,13 @@ import json
 import pytest
 
 from llamasup.core.gguf import ModelClass
-from llamasup.core.warmup import explain_failure, not_answered, warm_up_request, what_is_missing
+from llamasup.core.warmup import (
+    explain_failure,
+    not_answered,
+    use_of_slot,
+    warm_up_request,
+    what_is_missing,
+)
 
 TOKEN = warm_up_request(ModelClass.DECODER)
 VECTOR = warm_up_request(ModelClass.ENCODER)
@@ -15,6 +21,11 @@ SCORE = warm_up_request(ModelClass.RERANKER)
 def test_each_class_is_asked_for_what_it_can_do() -> None:
     assert (TOKEN.path, VECTOR.path, SCORE.path) == ("/completion", "/embedding", "/v1/rerank")
     assert warm_up_request(ModelClass.ENCODER_DECODER) is TOKEN
+
+
+def test_a_slot_is_used_as_a_model_is_proven_but_in_its_own_place() -> None:
+    assert use_of_slot(2).path == TOKEN.path
+    assert use_of_slot(2).body == {**TOKEN.body, "id_slot": 2}
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from llamasup.core.instance import KillAsked, State, StopAsked
@@ -20,7 +22,9 @@ from llamasup.core.settings import Settings
 from llamasup.effects.slot_store import sweep_slots
 from llamasup.runtime.events import ServerExited, ServerWarned
 from llamasup.testing.architectures import tiny_model
+from tests.e2e.driver import PATIENCE_S, adopted, command
 from tests.e2e.service import Serving, serving
+from tests.real.remains import folders_of
 
 pytestmark = pytest.mark.real
 
@@ -349,3 +353,42 @@ def test_a_recurrent_model_goes_on_where_it_was(
         assert swapped["timings"]["cache_n"] >= len(tokens["tokens"]) - 8
 
     run(test)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_model_that_made_room_for_another_one_goes_on_with_its_conversations(
+    keep: bool, runtime: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = tmp_path_factory.mktemp("s")  # short: sockets lie below it
+    for name in ("one", "two"):
+        shutil.copy(tiny_model, home / f"{name}.gguf")
+    config = {
+        "listen": "127.0.0.1:0",
+        "runtime": runtime,
+        "max_loaded": 1,
+        "slots": {"keep": keep, "disk": "1GiB"},
+        "models": {name: {"path": str(home / f"{name}.gguf"), "ctx_size": 1024} for name in ("one", "two")},
+    }
+    (home / "config.yaml").write_text(json.dumps(config))  # which is YAML
+    process = subprocess.Popen(
+        command("serve", "--config", str(home / "config.yaml"), "--events", "jsonl"),
+        env={**os.environ, **folders_of(home)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def ask(model: str, messages: list[dict[str, str]]) -> tuple[str, int]:
+        body = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0}
+        told = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
+        return told["choices"][0]["message"]["content"], told["timings"]["cache_n"]
+
+    with adopted(process) as running:
+        first, _ = ask("one", FIRST)
+        ask("two", OTHER)
+        ask("one", ASIDE)
+        ask("two", ASIDE)
+        known = [ask("one", then(FIRST, first))[1], ask("one", then(ASIDE, ""))[1]]
+        assert running.stop() == 0
+    assert all(number > 200 for number in known) if keep else known[0] == 0, known

@@ -115,6 +115,17 @@ def test_a_slot_that_is_refused_is_told_and_a_fresh_server_serves(stage: Stage, 
     asyncio.run(test())
 
 
+def test_a_server_that_dies_of_a_slot_is_no_crash(stage: Stage, slots: Path) -> None:
+    async def test() -> None:
+        await stage.talk(slots)
+        async with stage.served("slots_fail=die", generation=2) as it:
+            assert (await it.complete(prompt=WORDS)).status_code == 200
+            assert it.runner.instance.crashes == ()
+            assert told(it)[0].endswith("It is started again without them.")
+
+    asyncio.run(test())
+
+
 def test_a_restore_that_takes_too_long_is_not_waited_for(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
