@@ -144,7 +144,8 @@ def _status(tenancy: Tenancy) -> Mapping[str, Any]:
         until=_until(tenancy),
         pinned=spec.stay.pin,
     )
-    return {**status, "problem": problem or None}
+    needs = None if tenancy.sized is None else dict(tenancy.sized.needs)
+    return {**status, "needs_bytes": needs, "problem": problem or None}
 
 
 def _until(tenancy: Tenancy) -> str | None:

@@ -1,0 +1,181 @@
+"""Four models of different classes in memory for two: every request answered rightly, with few loads."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import llamasup
+from llamasup.config import Config
+from llamasup.config.sizes import Size
+from llamasup.config.values import Memory, ModelEntry
+from llamasup.core.demo_model import demo_model
+from llamasup.core.residency import ResidencyPolicy
+from llamasup.testing import models
+from llamasup.testing.architectures import tiny_model as tiny_of
+from llamasup.testing.residency_sim import Request, replay
+from llamasup.testing.residency_world import Model
+
+pytestmark = pytest.mark.real
+
+CLIENTS, EACH = 8, 25
+PATIENCE_S = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One class of models: how it is asked, and what of the answer must always be the same."""
+
+    content: Callable[[], bytes]
+    path: str
+    body: dict[str, Any]
+    read: Callable[[Any], Any]
+
+
+def _vector(answer: Any) -> list[float]:
+    return [round(value, 3) for value in answer["data"][0]["embedding"]]
+
+
+def _scores(answer: Any) -> dict[int, float]:
+    return {each["index"]: round(each["relevance_score"], 2) for each in answer["results"]}
+
+
+TEXT = {"prompt": "Once upon", "max_tokens": 6, "temperature": 0, "seed": 1}
+KINDS = {
+    "decoder": Kind(demo_model, "/v1/completions", TEXT, lambda answer: answer["choices"][0]["text"]),
+    "recurrent": Kind(
+        lambda: tiny_of("mamba"), "/v1/completions", TEXT, lambda answer: answer["choices"][0]["text"]
+    ),
+    "encoder": Kind(lambda: models.tiny_encoder(1), "/v1/embeddings", {"input": "hello"}, _vector),
+    "reranker": Kind(
+        models.tiny_reranker, "/v1/rerank", {"query": "cat", "documents": ["dog", "cat hello"]}, _scores
+    ),
+}
+
+
+def config_of(folder: Path, ram_bytes: int, **options: Any) -> Config:
+    entries = {}
+    for name, kind in KINDS.items():
+        path = folder / f"{name}.gguf"
+        path.write_bytes(kind.content())
+        entries[name] = ModelEntry(path=str(path), ctx_size=512, parallel=1, **options)
+    return Config(models=entries, memory=Memory(ram=Size(bytes=ram_bytes)), swap_after_s=0.2)
+
+
+def ask(client: httpx.Client, name: str) -> tuple[Any, Request]:
+    """What has to be the same each time, and when it came and how long its model worked at it."""
+    kind = KINDS[name]
+    began_s = time.monotonic()
+    answer = client.post(kind.path, json={"model": name, **kind.body})
+    took_s = time.monotonic() - began_s
+    assert answer.status_code == 200, (name, answer.text)
+    waited = re.findall(r"(?:queue|load);dur=([\d.]+)", answer.headers["server-timing"])
+    return kind.read(answer.json()), Request(name, began_s, took_s - sum(map(float, waited)) / 1000)
+
+
+def timed_load(server: llamasup.Server, name: str) -> float:
+    began_s = time.monotonic()
+    server.load(name)
+    return time.monotonic() - began_s
+
+
+def test_200_requests_of_8_clients_for_4_models_in_memory_for_2(
+    runtime: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with llamasup.serve(config=config_of(tmp_path, 1 << 40), runtime=runtime) as server:
+        load_s = {name: timed_load(server, name) for name in KINDS}
+        expected = {name: ask(server.client, name)[0] for name in KINDS}
+        needs = {model["id"]: model["needs_bytes"]["ram"] for model in server.status()["models"]}
+    budget = sum(sorted(needs.values())[-2:])
+    assert sum(sorted(needs.values())[:3]) > budget, "three of them would fit"
+
+    config = config_of(tmp_path, budget)
+    with llamasup.serve(config=config, runtime=runtime) as server, ThreadPoolExecutor(CLIENTS) as clients:
+        told: list[Any] = []
+        reading = threading.Thread(target=lambda: told.extend(server.events()))
+        reading.start()
+
+        def client(number: int) -> list[Request]:
+            chance = random.Random(number)
+            requests = []
+            for _ in range(EACH):
+                # Most of the work is for two of them, as it mostly is.
+                (name,) = chance.choices(tuple(KINDS), weights=(10, 1, 8, 1))
+                found, request = ask(server.client, name)
+                assert found == expected[name], name
+                requests.append(request)
+            return requests
+
+        requests = [each for made in clients.map(client, range(CLIENTS)) for each in made]
+        resident = {model["id"] for model in server.status()["models"] if model["state"] == "ready"}
+        server.stop()
+        reading.join(PATIENCE_S)
+
+    loads = Counter(each["model"] for each in told if each.get("state") == "ready")
+    left = Counter(each["reason"] for each in told if each["event"] == "unload")
+    assert len(requests) == CLIENTS * EACH
+    assert len(resident) <= 2
+    began_s = min(each.arrived_s for each in requests)
+    trace = [Request(each.model, each.arrived_s - began_s, each.service_s) for each in requests]
+    world = [Model(id=name, needs={"ram": needs[name]}, load_s=load_s[name]) for name in KINDS]
+    said = replay(world, trace, {"ram": budget}, ResidencyPolicy(turn_s=config.swap_after_s))
+    with capsys.disabled():
+        print(f"\n{runtime}: {sum(loads.values())} loads {dict(loads)}, unloaded {dict(left)};", end=" ")
+        print(f"by the simulation {sum(said.loads.values())} {dict(said.loads)}")
+    assert sum(loads.values()) <= sum(said.loads.values())
+
+
+def test_a_model_that_crashes_again_and_again_changes_nothing_for_the_others(
+    runtime: str, tmp_path: Path
+) -> None:
+    """S17. The others are answered by the very processes that they had before."""
+    config = config_of(tmp_path, 1 << 40)
+    with llamasup.serve(config=config, runtime=runtime) as server:
+        expected = {name: ask(server.client, name)[0] for name in KINDS}
+        pids = {model["id"]: model["pid"] for model in server.status()["models"]}
+        killed: set[int] = set()
+        over = threading.Event()
+
+        def crash() -> None:
+            """As soon as it is there again, until it is given up."""
+            for event in server.events():
+                if event.get("model") == "recurrent" and event.get("state") in ("warming", "ready"):
+                    pid = next(each["pid"] for each in server.status()["models"] if each["id"] == "recurrent")
+                    if pid is not None and pid not in killed:
+                        killed.add(pid)
+                        os.kill(pid, signal.SIGKILL)
+                elif event.get("model") == "recurrent" and event.get("state") == "failed":
+                    over.set()
+                    return
+
+        killer = threading.Thread(target=crash)
+        killer.start()
+        os.kill(pids["recurrent"], signal.SIGKILL)
+        while not over.is_set():
+            for name in ("decoder", "encoder", "reranker"):
+                assert ask(server.client, name)[0] == expected[name]
+        killer.join(PATIENCE_S)
+
+        refused = server.client.post("/v1/completions", json={"model": "recurrent", **TEXT})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["cause"] == "killed"
+        assert int(refused.headers["retry-after"]) > 0
+        after = {model["id"]: model for model in server.status()["models"]}
+        assert {name: after[name]["pid"] for name in pids if name != "recurrent"} == {
+            name: pid for name, pid in pids.items() if name != "recurrent"
+        }
+        server.load("recurrent")  # asked for by hand, it is tried again
+        assert ask(server.client, "recurrent")[0] == expected["recurrent"]
