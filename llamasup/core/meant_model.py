@@ -58,7 +58,7 @@ def _works_of(facts: ModelFacts | None, extra: Sequence[str]) -> tuple[Work, ...
         Work.EMBEDDINGS: facts.model_class in (ModelClass.ENCODER, ModelClass.RERANKER),
         Work.RERANKING: facts.model_class is ModelClass.RERANKER,
     }
-    return tuple(work for work, is_so in does.items() if is_so)
+    return tuple(work for work, is_so in does.items() if is_so) or _ALL
 
 
 def may_use(key: ApiKey | None, meant: MeantModel) -> bool:

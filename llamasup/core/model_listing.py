@@ -46,35 +46,31 @@ class ListedModel:
 
 
 class ModelListing:
-    """What there is at one moment; made anew when something has changed. Text is made when somebody asks.
-
-    A thousand models take 3 ms to be written, and are half a megabyte.
+    """What there is at one moment. Costs nothing until somebody reads it; then a thousand models take 3 ms to
+    be written, and are half a megabyte.
     """
 
-    __slots__ = ("_all", "_default", "_listed")
+    __slots__ = ("_default", "_ids", "_look")
 
-    def __init__(self, listed: Iterable[ListedModel], default: str | None = None) -> None:
-        """``default``: the id of the model that a request gets which names none. It comes first: llama-server's
-        web interface, and others that let nobody choose, take the first one.
+    def __init__(
+        self, ids: Iterable[str], look: Callable[[str], ListedModel], default: str | None = None
+    ) -> None:
+        """``look`` tells of one of ``ids``. ``default``: the id of the model that a request gets which names
+        none. It comes first: llama-server's web interface, and others that let nobody choose, take the first.
         """
-        self._listed = tuple(sorted(listed, key=lambda each: each.spec.id != default))
+        self._ids = ids
+        self._look = look
         self._default = default
-        self._all: bytes | None = None
 
     def all(self, allowed: Callable[[MeantModel], bool] | None = None) -> bytes:
         """The list; only of models that are ``allowed``, if that is said."""
-        if allowed is not None:
-            return self._text(each for each in self._listed if allowed(each.meant))
-        if self._all is None:
-            self._all = self._text(self._listed)
-        return self._all
+        ids = sorted(self._ids, key=lambda model: model != self._default)
+        listed = (each for each in map(self._look, ids) if allowed is None or allowed(each.meant))
+        return _encode({"object": "list", "data": [self._entry(each) for each in listed]})
 
     def one(self, model: str) -> bytes:
         """One of them, by its id."""
-        return _encode(self._entry(next(each for each in self._listed if each.spec.id == model)))
-
-    def _text(self, listed: Iterable[ListedModel]) -> bytes:
-        return _encode({"object": "list", "data": [self._entry(each) for each in listed]})
+        return _encode(self._entry(self._look(model)))
 
     def _entry(self, listed: ListedModel) -> dict[str, Any]:
         spec, facts = listed.spec, listed.spec.listed

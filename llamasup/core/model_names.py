@@ -6,8 +6,8 @@ import difflib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from functools import cached_property, lru_cache
 
 from llamasup.core.naming import names_of
 
@@ -19,6 +19,7 @@ _FORBIDDEN = re.compile(r"[^A-Za-z0-9._/:@+-]+")
 _ENDINGS = re.compile(r"(?::latest|\.gguf|-\d{5}-of-\d{5})$")
 _SHOWN_NEAR = 3
 _SHORT = 6
+_REMEMBERED = 64  # unknown names; finding what is near one of them takes a millisecond
 _COMPARED = 32  # candidates that difflib looks at, at some 20 µs each
 
 
@@ -85,6 +86,8 @@ class NameIndex:
     def __init__(self, names: Mapping[str, str]) -> None:
         """``names``: every name and alias → the id of its model."""
         self._names = names
+        # A client that asks for what there is not goes on asking, and one request looks more than once.
+        self._near = lru_cache(_REMEMBERED)(self._names_near)
 
     def find(self, name: str) -> str | tuple[str, ...]:
         """The id; or, where that cannot be told, the names that are near, the nearest first."""
@@ -96,7 +99,7 @@ class NameIndex:
         meant = self._spellings.get(folded(name), ())
         if len(meant) == 1:
             return meant[0]
-        return meant[:_SHOWN_NEAR] or tuple(self._near(name))
+        return meant[:_SHOWN_NEAR] or self._near(name)
 
     @cached_property
     def _spellings(self) -> Mapping[str, tuple[str, ...]]:
@@ -110,14 +113,14 @@ class NameIndex:
                 repositories.setdefault(folded(repository), {})[model] = None
         return {each: tuple(models) for each, models in (repositories | spellings).items()}
 
-    def _near(self, name: str) -> Iterator[str]:
+    def _names_near(self, name: str) -> tuple[str, ...]:
         """Compares only names that share pieces with it: the whole list would take 20 ms."""
         shared: Counter[str] = Counter()
         for piece in _pieces(name):
             shared.update(self._by_piece.get(piece, ()))
         candidates = {each.casefold(): each for each, _ in shared.most_common(_COMPARED)}
         near = difflib.get_close_matches(name.casefold(), candidates, n=_SHOWN_NEAR, cutoff=0.6)
-        yield from (candidates[each] for each in near)
+        return tuple(candidates[each] for each in near)
 
     @cached_property
     def _by_piece(self) -> Mapping[str, list[str]]:

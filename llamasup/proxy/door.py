@@ -22,6 +22,7 @@ CONTROL_PREFIX = b"/llamasup/"
 
 # What is told of the server, to those who use the model and to those who look after it.
 _FOR_ANY_KEY = frozenset({"/metrics", "/v1/models", "/models"})  # routes
+_READS = frozenset({b"GET", b"HEAD"})
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _REMEMBERED_HOSTS = 256  # one client sends one spelling; the bound keeps strangers from filling memory
@@ -78,7 +79,7 @@ class Door:
         if key is None:
             if keys.needed:
                 return _unauthorized(head)
-        elif not key.infers and head.route.label not in _FOR_ANY_KEY:
+        elif not key.infers and not (head.route.label in _FOR_ANY_KEY and head.method in _READS):
             return _without_right(key, "control", "infer", "inference")
         if path not in self._open_paths and closed_by_default(head.method, path, self.rules.prefix):
             return HttpError(

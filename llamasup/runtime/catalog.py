@@ -64,7 +64,8 @@ class Catalog:
         return None if tenancy is None else self._meant[tenancy.spec.id]
 
     def listing(self) -> ModelListing:
-        return ModelListing(map(self._listed, self.tenancies()), self.registry.default)
+        ids = (*self.registry.specs, *self._invited)
+        return ModelListing(ids, self._listed, self.registry.default)
 
     def tenancies(self) -> Iterator[Tenancy]:
         """In the order of the registry."""
@@ -115,7 +116,8 @@ class Catalog:
         error = self._refusal(model)
         return Unavailable(error.status, error.message, error.type, error.cause, error.remedy)
 
-    def _listed(self, tenancy: Tenancy) -> ListedModel:
+    def _listed(self, id_: str) -> ListedModel:
+        tenancy = self.pool.tenancies[id_]
         plan = next((runner.plan for runner in tenancy.runners if runner.plan is not None), None)
         return ListedModel(
             tenancy.spec,

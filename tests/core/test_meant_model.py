@@ -50,6 +50,7 @@ def test_a_recurrent_model_talks_without_a_cache() -> None:
 def test_nothing_is_known_of_a_purpose_given_by_hand_or_of_a_file_not_read(flag: str) -> None:
     assert works(model(), "--threads", "2", flag) == ALL
     assert works(None) == ALL
+    assert works(bert(ModelClass.DECODER)) == ALL  # of no kind that is known here
 
 
 def test_routes_say_what_they_ask_of_a_model() -> None:

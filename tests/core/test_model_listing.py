@@ -29,8 +29,13 @@ def listed(spec: ModelSpec, **more: Any) -> ListedModel:
     return ListedModel(spec, meant_by(spec), **more)
 
 
+def listing(*models: ListedModel, default: str | None = None) -> ModelListing:
+    by_id = {each.spec.id: each for each in models}
+    return ModelListing(by_id, by_id.__getitem__, default)
+
+
 def entry(spec: ModelSpec, **more: Any) -> Any:
-    return json.loads(ModelListing([listed(spec, **more)]).one(spec.id))
+    return json.loads(listing(listed(spec, **more)).one(spec.id))
 
 
 def test_a_loaded_model_is_listed_with_all_that_is_known_of_it() -> None:
@@ -116,24 +121,19 @@ def test_one_that_cannot_be_loaded_says_why() -> None:
 
 
 def test_the_list_is_openais_and_begins_with_the_default() -> None:
-    found = json.loads(ModelListing([listed(HERE), listed(AWAY)], default="bge").all())
+    found = json.loads(listing(listed(HERE), listed(AWAY), default="bge").all())
     assert found["object"] == "list"
     assert [(each["id"], each["llamasup"]["default"]) for each in found["data"]] == [
         ("bge", True),
         ("org/chat:Q4_K_M", False),
     ]
-    assert json.loads(ModelListing([]).all()) == {"object": "list", "data": []}
+    assert json.loads(listing().all()) == {"object": "list", "data": []}
 
 
 def test_only_those_are_listed_that_may_be() -> None:
     def allowed(meant: MeantModel) -> bool:
         return "gpt-4o-mini" in meant.names
 
-    listing = ModelListing([listed(HERE), listed(AWAY)])
-    assert [each["id"] for each in json.loads(listing.all(allowed))["data"]] == ["org/chat:Q4_K_M"]
-    assert len(json.loads(listing.all())["data"]) == 2  # nobody else's list is shorter for it
-
-
-def test_the_text_is_made_once() -> None:
-    listing = ModelListing([listed(HERE)])
-    assert listing.all() is listing.all()
+    both = listing(listed(HERE), listed(AWAY))
+    assert [each["id"] for each in json.loads(both.all(allowed))["data"]] == ["org/chat:Q4_K_M"]
+    assert len(json.loads(both.all())["data"]) == 2

@@ -69,13 +69,11 @@ class ManyModels:
         return found.meant if isinstance(found, Model) else None
 
     def listing(self) -> ModelListing:
-        return ModelListing(
-            (
-                ListedModel(each.spec, each.meant, Phase.ABSENT if each.unavailable else Phase.RESIDENT)
-                for each in self.models.values()
-            ),
-            self.default,
-        )
+        def look(model: str) -> ListedModel:
+            each = self.models[model]
+            return ListedModel(each.spec, each.meant, Phase.ABSENT if each.unavailable else Phase.RESIDENT)
+
+        return ModelListing(self.models, look, self.default)
 
     def accept(self, model: str, rig: Rig) -> Wire:
         """The proxy's next connection to this model's child."""

@@ -325,6 +325,7 @@ def test_such_a_key_sees_its_own_models_in_the_list(make_many: MakeMany) -> None
     assert ids("all") == ids("ops") == [CHATTY.id, "other", "bge"]
     assert json.loads(rig.ask(get(b"/v1/models/bge", bearer("ops")))[1])["id"] == "bge"
     assert status(rig.ask(get(b"/v1/models"))[0]) == 401
+    assert status(rig.ask(get(b"/v1/models", bearer("ops"), method=b"POST"))[0]) == 403
 
 
 @pytest.mark.parametrize(("models", "code"), [("ti*", 200), ("other", 403)])
