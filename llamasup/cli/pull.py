@@ -29,6 +29,8 @@ from llamasup.effects.model_store import FetchedModel, downloaded
 
 __all__ = ["PullOptions", "have_model", "pull_command"]
 
+REF_VARIABLE = "LLAMASUP_REF"
+
 T = TypeVar("T")
 
 
@@ -68,7 +70,9 @@ def pull_command(names: Sequence[str], options: PullOptions) -> int:
 
             tie_to_parent(stdin=True, parent_pid=None)
         settings = options.for_downloads()
-        codes = [_pull_one(name, options, settings, view) for name in names]
+        # A service hands over what it wants like this: a URL may hold a signature, and ps shows arguments.
+        given = (os.environ.get(REF_VARIABLE, "") if name == "-" else name for name in names)
+        codes = [_pull_one(name, options, settings, view) for name in given]
         return next(filter(None, codes), 0)
 
     return guarded(act)
@@ -180,7 +184,7 @@ def have_model(name: str, view: View) -> None:
 
     What is there is used as it is, without asking anybody. Raises what ``pull`` raises.
     """
-    if not name or Path(name).expanduser().exists():
+    if not name.startswith(("http://", "https://")) and Path(name).expanduser().exists():
         return
     endpoint = hub_endpoint(os.environ)
     ref = parse_ref(name, endpoint)

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from llamasup.core.errors import DownloadFailed, FolderUnusable, ModelInvalid
+from llamasup.core.errors import DownloadFailed, FolderUnusable, ModelInvalid, UsageInvalid
 from llamasup.core.hub import (
     HUB,
     Ref,
@@ -32,16 +32,15 @@ from llamasup.core.hub_answers import next_page, read_page
 from llamasup.core.hub_choice import Choice, RepoFile, choose
 from llamasup.core.outside import Reach
 from llamasup.core.printable import printable
-from llamasup.core.remote_file import RemoteFile, why_not_resumed
+from llamasup.core.remote_file import RemoteFile
 from llamasup.effects.download_client import DownloadClient, Patience
-from llamasup.effects.download_file import FileDownload, Outdated, Wanted, check_space, look
+from llamasup.effects.download_file import FileDownload, Outdated, Wanted, check_space, is_in_place, look
 from llamasup.effects.model_file import read_parts
 from llamasup.effects.model_store import FetchedModel
 from llamasup.effects.part_file import (
     Origin,
     PartFile,
     disk_errors,
-    origin_of_file,
     remember_origin,
 )
 
@@ -148,7 +147,7 @@ class _Pull:
     async def _of_repo(self, ref: RepoRef) -> tuple[list[Wanted], Wanted | None, Choosing]:
         choice = choose(ref, await self._listed(ref))
         model_folder = PurePosixPath(choice.parts[0].path).parent
-        wanted = [self._wanted(ref, each, model_folder) for each in choice.files]
+        wanted = [await self._looked_at(self._wanted(ref, each, model_folder)) for each in choice.files]
         choosing = Choosing(
             f"{ref.repo}:{choice.name}",
             tuple(each.path for each in choice.files),
@@ -187,19 +186,17 @@ class _Pull:
     async def _of_url(self, ref: UrlRef) -> tuple[list[Wanted], Wanted | None, Choosing]:
         urls = split_urls(ref.url)
         if len(urls) > 1 and ref.sha256 is not None:
-            raise ModelInvalid(
+            raise UsageInvalid(
                 f"{ref} is one of {len(urls)} files, and one checksum is given.",
                 remedy="Leave the checksum out.",
             )
         paths = [unquote(urlsplit(url).path) for url in urls]
-        wanted = []
-        for url, path in zip(urls, paths, strict=True):
-            target = self._options.folder / local_path(ref, path)
-            each = Wanted(url, target, RemoteFile(sha256=ref.sha256))
-            remote, _ = await self._client.patiently(
-                partial(look, self._client, each), lambda: 0, self._follower.say
+        wanted = [
+            await self._looked_at(
+                Wanted(url, self._options.folder / local_path(ref, path), RemoteFile(sha256=ref.sha256))
             )
-            wanted.append(replace(each, remote=remote))
+            for url, path in zip(urls, paths, strict=True)
+        ]
         sizes = [each.remote.size for each in wanted]
         size = None if None in sizes else sum(each or 0 for each in sizes)
         notes = (
@@ -207,6 +204,15 @@ class _Pull:
         )
         names = tuple(each.target.name for each in wanted)
         return wanted, None, Choosing(str(ref), names, size, 0, "the file asked for", notes)
+
+    async def _looked_at(self, wanted: Wanted) -> Wanted:
+        """With what the server says itself of a file whose size and checksum nobody has announced."""
+        if wanted.remote.size is not None and wanted.remote.sha256 is not None:
+            return wanted
+        remote, _ = await self._client.patiently(
+            partial(look, self._client, wanted), lambda: 0, self._follower.say
+        )
+        return replace(wanted, remote=remote)
 
     # --- what is here ------------------------------------------------------------------------------
 
@@ -216,9 +222,9 @@ class _Pull:
             size = wanted.target.stat().st_size
         except OSError:
             return False
-        remote, origin = wanted.remote, origin_of_file(wanted.target)
-        if origin is not None and not why_not_resumed(_remote(origin), remote):
+        if is_in_place(wanted):
             return True
+        remote = wanted.remote
         if remote.size not in (None, size):
             return self._is_other(wanted)
         if remote.sha256 is None:
@@ -246,12 +252,12 @@ class _Pull:
     def _make_folder(self, target: Path) -> None:
         """For ``target``. Raises FolderUnusable where it would lie outside the models folder (X10)."""
         with disk_errors(target.parent):
-            target.parent.mkdir(parents=True, exist_ok=True)
             if not target.parent.resolve().is_relative_to(self._options.folder.resolve()):
                 raise FolderUnusable(
                     f"{printable(str(target.parent))} leads out of the models folder.",
                     remedy="Remove the symbolic link that is in its place.",
                 )
+            target.parent.mkdir(parents=True, exist_ok=True)
 
     # --- fetching ----------------------------------------------------------------------------------
 
@@ -315,10 +321,6 @@ def _kept_bytes(target: Path) -> int:
     except OSError:
         return 0
     return min(getattr(status, "st_blocks", 0) * 512, status.st_size)
-
-
-def _remote(origin: Origin) -> RemoteFile:
-    return RemoteFile(origin.size, origin.sha256, origin.etag)
 
 
 def _unchecked(choice: Choice) -> tuple[str, ...]:

@@ -18,12 +18,12 @@ from typing import Protocol
 from llamasup.core.byte_ranges import missing, piece_bytes, pieces
 from llamasup.core.errors import DiskFull, DownloadFailed, LlamasupError, ModelInvalid
 from llamasup.core.hub import shown_url
-from llamasup.core.remote_file import RemoteFile, content_range, linked_sha256, strong_etag
+from llamasup.core.remote_file import RemoteFile, content_range, linked_sha256, strong_etag, why_not_resumed
 from llamasup.core.units import memory_text
 from llamasup.effects.download_client import Answer, DownloadClient, Interruption
-from llamasup.effects.part_file import Busy, PartFile, disk_errors
+from llamasup.effects.part_file import Busy, PartFile, disk_errors, origin_of_file
 
-__all__ = ["FileDownload", "Heard", "Outdated", "Wanted", "check_space", "look"]
+__all__ = ["FileDownload", "Heard", "Outdated", "Wanted", "check_space", "is_in_place", "look"]
 
 # One write of this size takes the disk cache about 0.2 ms: less of them would be all calls, more would wait.
 _WRITE_BYTES = 1 << 20
@@ -117,7 +117,7 @@ class FileDownload:
                 told = True
                 await asyncio.sleep(_LOOK_AGAIN_S)
                 continue
-            if told and self._wanted.target.exists():
+            if told and is_in_place(self._wanted):
                 part.keep()
                 return None
             return part
@@ -297,6 +297,14 @@ async def look(client: DownloadClient, wanted: Wanted) -> tuple[RemoteFile, bool
     if linked is not None and known.sha256 is not None and linked != known.sha256:
         raise Outdated("has another checksum than was announced")
     return remote, found is not None
+
+
+def is_in_place(wanted: Wanted) -> bool:
+    """Whether the file is there, and was downloaded as the very one that is wanted."""
+    origin = origin_of_file(wanted.target)
+    if origin is None:
+        return False
+    return not why_not_resumed(RemoteFile(origin.size, origin.sha256, origin.etag), wanted.remote)
 
 
 def check_space(folder: Path, needed_bytes: int, name: str) -> None:

@@ -38,7 +38,7 @@ __all__ = [
 
 # Change the number with every change of the reader or of ModelFacts: what an older one found is then stale.
 # The version makes sure of that from one release to the next.
-REVISION = f"{__version__}/6"
+REVISION = f"{__version__}/7"
 # Holds the headers of small models whole; a larger header is read at the size that its beginning suggests.
 _FIRST_READ_BYTES = 64 * 1024
 # llama_split_path of llama.cpp.

@@ -30,7 +30,9 @@ from llamasup.core.errors import (
     ModelMissing,
     UsageInvalid,
 )
-from llamasup.effects.model_store import FetchedModel
+from llamasup.core.hub import parse_ref
+from llamasup.effects.hub_settings import hub_endpoint
+from llamasup.effects.model_store import FetchedModel, downloaded
 from llamasup.effects.process import Child, spawn
 
 __all__ = ["DownloadSettings", "Downloads", "Progress"]
@@ -43,6 +45,9 @@ _MOST_ASKED = 32
 _MOST_LINE = 1 << 20
 # After a SIGTERM what has come is put on the disk; then it is killed, and seconds of the download are lost.
 _END_S = 10.0
+
+# Not as an argument: a URL may hold a signature, and ps shows arguments.
+_REF_VARIABLE = "LLAMASUP_REF"
 
 _CLASSES: Mapping[str, type[LlamasupError]] = {
     each.cause: each
@@ -100,6 +105,7 @@ class Downloads:
     async def fetch(self, ref: str, progress: Listener | None = None) -> FetchedModel:
         """Have the model here that ``ref`` names. All who ask for one share one download.
 
+        What is in the folder already is used as it is, without asking anybody.
         May be cancelled; with the last who waits for it the download ends, and what has come is kept. Raises
         DownloadFailed, DownloadRefused, AccessDenied, ModelMissing, ModelInvalid, DiskFull, FolderUnusable,
         ConfigInvalid or UsageInvalid.
@@ -148,13 +154,21 @@ class Downloads:
             del self._running[ref]
 
     async def _fetch(self, ref: str, listeners: list[Listener]) -> FetchedModel:
+        found = await asyncio.to_thread(self._here, ref)
+        if found is not None:
+            return found
         async with self._free:
-            child = spawn(self._command(ref), env=self._environ, cwd=Path("/"), run_folder=self._run_folder)
+            env = {**self._environ, _REF_VARIABLE: ref}
+            child = spawn(self._command(), env=env, cwd=Path("/"), run_folder=self._run_folder)
             try:
                 async with contextlib.aclosing(_events(child.output_fd)) as events:
                     return await self._outcome(ref, events, listeners)
             finally:
                 await _ended(child)
+
+    def _here(self, ref: str) -> FetchedModel | None:
+        parsed = parse_ref(ref, hub_endpoint(self._environ, self._settings.endpoint))
+        return None if parsed is None else downloaded(parsed, self._settings.folder)
 
     async def _outcome(
         self, ref: str, events: AsyncIterator[Mapping[str, Any]], listeners: list[Listener]
@@ -188,7 +202,7 @@ class Downloads:
             raise outcome
         return outcome
 
-    def _command(self, ref: str) -> list[str]:
+    def _command(self) -> list[str]:
         said = self._settings
         return [
             *(sys.executable, "-P", "-m", "llamasup", "pull", "--json"),
@@ -197,7 +211,7 @@ class Downloads:
             *(["--token-file", str(said.token_file)] if said.token_file else []),
             *(["--allow-private"] if said.private_addresses else []),
             *(["--allow-http"] if said.allow_http else []),
-            *("--", ref),
+            "-",
         ]
 
 

@@ -116,6 +116,8 @@ def find_model(name: str) -> Path:
     """The file that MODEL means. Raises ModelMissing or UsageInvalid."""
     if not name:
         raise UsageInvalid("MODEL is empty.", remedy="Give the path of a GGUF file, or 'demo'.")
+    if name.startswith(("http://", "https://")):
+        return _downloaded(name)  # no path, and with a signature too long for one
     path = expanded(name)
     if name == DEMO and not _is_file(path):
         return _demo_file()

@@ -271,6 +271,18 @@ def test_a_stop_while_run_downloads_ends_it_as_any_other_stop(
     assert not (folder / "org/tiny-GGUF" / NAME).exists()
 
 
+def test_a_url_may_be_longer_than_any_path(hub: Hub, fake_server: Callable[..., str]) -> None:
+    hub.plain["/m.gguf"] = models.tiny_decoder()
+    url = f"{hub.url}/m.gguf?X-Signature={'s' * 1000}"
+    said = run_to_end("plan", url, "--runtime", fake_server())
+    assert said.returncode == 66
+    assert f"llamasup pull {hub.url}/m.gguf" in said.stderr
+    with llamasup(url, "--runtime", fake_server()) as running:
+        assert running.wait_for("ready")["models"] == ["m"]
+        assert running.stop() == 0
+    assert "sss" not in running.said
+
+
 def test_what_only_looks_at_a_model_says_how_to_get_it(hub: Hub) -> None:
     done = run_to_end("inspect", "org/tiny-GGUF")
     assert done.returncode == 66

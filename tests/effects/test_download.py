@@ -148,6 +148,35 @@ def test_what_is_there_is_not_asked_for_again(puller: Puller) -> None:
     assert puller.followed.choosing.missing == 0
 
 
+def test_without_checksums_what_is_there_is_known_by_its_tag(puller: Puller, model: bytes) -> None:
+    puller.hub.checksums = False
+    puller()
+    puller.hub.asked.clear()
+    puller()
+    assert puller.hub.parts() == []
+    puller.hub.repos["org/tiny-GGUF"][NAME] = newer = model[:-4] + b"new!"
+    assert puller().path.read_bytes() == newer
+
+
+def test_who_waited_in_vain_downloads_it_itself(puller: Puller, model: bytes) -> None:
+    path = puller.folder / "org/tiny-GGUF" / NAME
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"an older one")
+    other = PartFile(path)
+
+    async def act() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            pulling = tasks.create_task(puller.pulled("org/tiny-GGUF"))
+            while "downloads" not in puller.followed.text:
+                puller.heard.clear()
+                await puller.heard.wait()
+            other.discard()
+            await pulling
+
+    asyncio.run(act())
+    assert path.read_bytes() == model
+
+
 def test_a_file_that_somebody_else_has_put_there_is_checked_and_then_known(
     puller: Puller, model: bytes
 ) -> None:
@@ -231,7 +260,7 @@ def test_a_folder_that_leads_out_of_the_models_folder_is_not_written_to(
     (puller.folder / "org").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FolderUnusable, match="leads out"):
         puller()
-    assert list((tmp_path / "elsewhere").rglob("*.gguf")) == []
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 # --- lines that break -----------------------------------------------------------------------------

@@ -86,6 +86,13 @@ def test_all_who_ask_for_a_model_share_one_download(hub: Hub, acting: Acting) ->
     ]
     assert len(set(got)) == 1
     assert got[0].path.read_bytes() == hub.repos[REF][NAME]
+
+    async def again(downloads: Downloads) -> None:
+        assert await downloads.fetch(REF) == got[0]
+
+    hub.asked.clear()
+    acting(again)
+    assert hub.asked == []  # what is there is used without asking anybody
     assert {each.total_bytes for each in seen} == {20 << 20}
     assert len(seen) % 5 == 0  # each heard of all
 
@@ -111,6 +118,22 @@ def test_the_download_ends_with_the_last_who_wants_it_and_goes_on_later(hub: Hub
         # At once: the process that ends may still have the file, and the next one waits for it.
         fetched = await downloads.fetch(REF)
         assert fetched.path.read_bytes() == hub.repos[REF][NAME]
+
+    acting(act)
+
+
+def test_a_signature_is_in_no_list_of_processes(hub: Hub, acting: Acting) -> None:
+    hub.plain["/m.gguf"] = hub.repos[REF][NAME]
+    hub.faults.append(Fault("/m.gguf", hold_after=1 << 20, only_parts=True))
+
+    async def act(downloads: Downloads) -> None:
+        fetching = asyncio.ensure_future(downloads.fetch(f"{hub.url}/m.gguf?X-Signature=secret"))  # noqa: TID251
+        await held(hub)
+        (process,) = psutil.Process().children()
+        assert "secret" not in " ".join(process.cmdline())
+        hub.released.set()
+        assert (await fetching).path.read_bytes() == hub.plain["/m.gguf"]
+        assert "X-Signature=secret" in hub.asked[-1].query
 
     acting(act)
 
