@@ -233,7 +233,7 @@ class WaitingRoom:
         state = self._look()
         return state if isinstance(state, Unavailable) and not state.may_wait else None
 
-    # --- what the instance does
+    # --- what the processes of the model do
 
     def changed(self) -> None:
         """What serves is another: serve those who wait, refuse them, or let them wait on."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 
 from llamasup.core.devices import Device
-from llamasup.core.share import RAM, Share
+from llamasup.core.memory import MemoryEstimate, Part, Room
+from llamasup.core.share import RAM, Share, budget_of, left_of, needs_of
 from tests.core.planning import machine
 
 GIB = 1 << 30
 
 
-def device(name: str, free_bytes: int) -> Device:
-    return Device(name, name, total_bytes=24 * GIB, free_bytes=free_bytes)
+def device(name: str, free_bytes: int = 8 * GIB, total_bytes: int = 24 * GIB) -> Device:
+    return Device(name, name, total_bytes=total_bytes, free_bytes=free_bytes)
+
+
+INTEGRATED = Device("Vulkan0", "the processor's own", 16 * GIB, 16 * GIB, shares_host_memory=True)
 
 
 @pytest.mark.parametrize(
@@ -33,3 +37,39 @@ def test_the_share(share: Share, ram_gib: int, vram_gib: int) -> None:
     (gpu,) = share.of_devices([device("CUDA0", 8 * GIB)])
     assert (host.memory_available_bytes, gpu.free_bytes) == (ram_gib * GIB, vram_gib * GIB)
     assert host.cpu_sharers == share.replicas
+
+
+def test_the_budget_is_what_is_free_or_what_is_said_of_the_whole() -> None:
+    host = machine(memory_total_bytes=64 * GIB, memory_available_bytes=32 * GIB)
+    devices = [device("CUDA0"), INTEGRATED]
+    assert budget_of(host, devices) == {RAM: 32 * GIB, "CUDA0": 8 * GIB}
+    half = budget_of(host, devices, ram=lambda total: total // 2, vram=lambda total: total // 3)
+    assert half == {RAM: 32 * GIB, "CUDA0": 8 * GIB}
+    assert budget_of(host, devices, ram=lambda _: GIB)[RAM] == GIB
+
+
+def estimate(host_gib: int, device_gib: int) -> MemoryEstimate:
+    return MemoryEstimate((Part("weights", "weights", host_gib * GIB, device_gib * GIB),), Room(0))
+
+
+@pytest.mark.parametrize(
+    ("memory", "devices", "names", "needs_gib"),
+    [
+        (estimate(2, 9), [device("CUDA0"), device("CUDA1", total_bytes=12 * GIB)], (), (2, 6, 3)),
+        (estimate(2, 9), [device("CUDA0"), device("CUDA1")], ("CUDA1",), (2, None, 9)),
+        (estimate(2, 0), [device("CUDA0")], (), (2, None, None)),
+        (estimate(2, 9), [INTEGRATED], (), (11, None, None)),  # its memory is the host's
+    ],
+)
+def test_what_a_plan_takes_by_place(
+    memory: MemoryEstimate, devices: list[Device], names: tuple[str, ...], needs_gib: tuple[int | None, ...]
+) -> None:
+    places = (RAM, "CUDA0", "CUDA1")
+    wanted = {place: gib * GIB for place, gib in zip(places, needs_gib, strict=True) if gib is not None}
+    assert needs_of(memory, devices, names) == wanted
+
+
+def test_what_is_left_is_never_less_than_nothing() -> None:
+    budget = {RAM: 10, "CUDA0": 5}
+    assert left_of(budget, [{RAM: 4}, {RAM: 3, "CUDA0": 9}, {"CUDA1": 1}]) == {RAM: 3, "CUDA0": 0, "CUDA1": 0}
+    assert budget == {RAM: 10, "CUDA0": 5}

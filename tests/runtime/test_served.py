@@ -165,6 +165,18 @@ def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+@in_a_loop
+async def test_who_may_wait_can_be_changed_while_others_do() -> None:
+    served = served_model()
+    runner = Replica(served)
+    waits = Client(served)
+    impatient = Policy(wait_timeout_s=0.0, drain_timeout_s=1.0)
+    served.allow(impatient)
+    assert waits.waits
+    assert Client(served).why is LOADING
+    assert runner.policy is impatient
+
+
 def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
     """Each request takes one: what several processes need must not be in its way."""
     served = served_model()

@@ -226,6 +226,22 @@ def test_one_who_leaves_while_others_are_told_is_not_told(place: Place) -> None:
     assert (place.served, len(place.room)) == ([], 0)
 
 
+def test_whoever_is_served_may_change_what_serves(place: Place) -> None:
+    """The first of them is the one that a model was waiting for to be changed, say."""
+    tickets = [place.enter("a"), place.enter("b")]
+
+    class Changer(Client):
+        def served(self, lease: Lease) -> None:
+            super().served(lease)
+            place.becomes(LOADING)
+
+    tickets[0].waiter = Changer(place, "a")
+    place.becomes(generation(1))
+    assert (place.served, len(place.room)) == (["a by 1"], 1)
+    place.becomes(generation(2))
+    assert place.served == ["a by 1", "b by 2"]
+
+
 # --- put back
 
 
