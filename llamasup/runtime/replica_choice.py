@@ -6,6 +6,7 @@ Loaded for models with several processes alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from llamasup.core.affinity import AskedBefore, Candidate, choose
@@ -44,8 +45,11 @@ class ReplicaChoice:
         before = self._asked.get(endpoint)
         if before is None:
             before = self._asked[endpoint] = AskedBefore()
-            endpoint.when_closed(lambda: self._asked.pop(endpoint, None))
+            endpoint.when_closed(partial(self._forget, endpoint))
         return before
+
+    def _forget(self, endpoint: Endpoint) -> None:
+        del self._asked[endpoint]
 
 
 def _load(endpoint: Endpoint) -> float:
