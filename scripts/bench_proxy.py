@@ -67,10 +67,13 @@ LATENCY_RATE_PER_S = 1000  # far below saturation, so that it is latency and not
 def serve_llamasup(port: int, upstream: str, profile: str | None, access_log: Path | None) -> None:
     """Run the proxy alone, with everything that P1 asks for switched on."""
     from llamasup.core.address import UnixAddress
+    from llamasup.core.meant_model import MeantModel
     from llamasup.effects.access_log import AccessLog
     from llamasup.proxy import Proxy, ProxyConfig, bind
     from llamasup.runtime.access_line import access_line
     from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+
+    tiny = MeantModel(("tiny",))
 
     class OneModel:
         def __init__(self) -> None:
@@ -82,6 +85,12 @@ def serve_llamasup(port: int, upstream: str, profile: str | None, access_log: Pa
             return self.endpoint.lease_if_free(infers=infers)
 
         def readiness(self) -> Unavailable | None:
+            return None
+
+        def meant(self, model: str | None) -> MeantModel | None:
+            return tiny if model == "tiny" else None
+
+        def listing(self) -> None:
             return None
 
     async def serve() -> None:
