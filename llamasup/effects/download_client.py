@@ -212,7 +212,7 @@ class _Tries:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, Interruption) and error.wait_s is not None:
             return error.wait_s
-        longest_s = self._patience.first_wait_s * 2 ** (self.without_progress - 1)
+        longest_s = self._patience.first_wait_s * float(1 << (self.without_progress - 1))
         return min(longest_s, self._patience.most_wait_s) * random.uniform(0.8, 1.2)  # noqa: S311
 
     def before_sleep(self, state: RetryCallState) -> None:

@@ -158,18 +158,19 @@ class FileDownload:
 
     async def _work(self, part: PartFile, todo: deque[tuple[int, int]], size: int) -> None:
         while todo:
-            piece = _Piece(*todo.popleft())
+            start, end = todo.popleft()
+            piece = _Piece(start, end)
             await self._client.patiently(
-                partial(self._piece, part, piece, size),
+                partial(self._piece, part, piece, end, size),
                 lambda piece=piece: piece.at,  # type: ignore[misc]
                 self._heard.say,
             )
 
-    async def _piece(self, part: PartFile, piece: _Piece, size: int) -> None:
-        async with self._client.ask(self._wanted.url, bytes_from=(piece.at, piece.end)) as answer:
+    async def _piece(self, part: PartFile, piece: _Piece, end: int, size: int) -> None:
+        async with self._client.ask(self._wanted.url, bytes_from=(piece.at, end)) as answer:
             self._check_piece(answer, part, piece, size)
             await self._read(answer, part, piece)
-        if piece.at < piece.end:
+        if piece.at < end:
             raise Interruption(f"{shown_url(self._wanted.url)} was cut off at {piece.at} bytes")
 
     def _check_piece(self, answer: Answer, part: PartFile, piece: _Piece, size: int) -> None:
