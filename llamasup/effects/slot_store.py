@@ -102,7 +102,7 @@ class Taken:
 
 
 class SlotStore:
-    """``most_bytes``: of all sets together. Each may be exceeded by the one file that is being written."""
+    """``most_bytes``: of all sets together. It may be exceeded by files that are being written."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder
@@ -146,6 +146,7 @@ class SlotStore:
         except OSError:
             self.discard(saved)
             raise
+        self._make_room(0)  # another model's may have come meanwhile
 
     def remove_unfinished(self, saved: SavedSet, number: int) -> None:
         """The file of a slot that was not saved, or not to its end."""

@@ -101,12 +101,8 @@ async def restore_slots(
         return False, problem
     if saved.slots:
         _tell("%s: %d slots with %d tokens (%d bytes) were restored in %.3f s.", model, saved, began_s)
-    return (
-        True,
-        f"{taken.damaged} of them {'was' if taken.damaged == 1 else 'were'} damaged"
-        if taken.damaged
-        else None,
-    )
+    were = "was" if taken.damaged == 1 else "were"
+    return True, f"{taken.damaged} of them {were} damaged" if taken.damaged else None
 
 
 async def _use(prober: Prober, saved: SavedSet) -> None:

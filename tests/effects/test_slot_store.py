@@ -209,6 +209,19 @@ def test_a_slot_for_which_there_is_no_room_at_all_is_not_kept_and_costs_nobody_h
     assert disk.names() == {other.slots[0].name, list_name(KEY, other.token)}
 
 
+def test_two_that_are_saved_at_the_same_time_stay_within_the_bound_together(disk: Disk) -> None:
+    store = disk.store(1000)
+    both = [store.new_set(disk.kept(key)) for key in (KEY, OTHER_KEY)]
+    for saved in both:
+        disk.writes(saved, 0, b"x" * 600)
+    listed = [store.added(saved, 0, 100) for saved in both]
+    for each in listed:
+        assert each is not None
+        store.keep(each)
+    newest = max((each for each in listed if each is not None), key=lambda each: each.saved_ns)
+    assert disk.names() == {newest.slots[0].name, list_name(newest.key, newest.token)}
+
+
 def test_a_bound_that_became_smaller_holds_from_the_next_save_on(disk: Disk) -> None:
     disk.saves(b"x" * 600)
     disk.store(500).new_set(disk.kept())
