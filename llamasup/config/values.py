@@ -61,6 +61,7 @@ class _Keys(msgspec.Struct, frozen=True, kw_only=True, rename=_as_written):
 
 
 _GGUF: Final = FilePath("the path of a .gguf file", as_text=True)
+_LORA: Final = FilePath("the path of a .gguf file, or auto", literal=("auto",), as_text=True)
 
 # --- the sections ------------------------------------------------------------------------------------
 
@@ -107,7 +108,10 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
         Profile | None,
         Key(OneOf(get_args(Profile)), "What to favour; plain passes only what is asked for.", "none of them"),
     ] = None
-    loras: Annotated[tuple[str, ...] | None, Key(Many(_GGUF), "LoRA adapters.", "none")] = None
+    loras: Annotated[
+        tuple[str, ...] | None,
+        Key(Many(_LORA), "LoRA adapters; auto: those beside it, for requests that name them.", "none"),
+    ] = None
     devices: Annotated[
         tuple[str, ...] | None,
         Key(

@@ -54,6 +54,9 @@ _POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}  # enum llama_
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED, a flag
 _BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,4})\.")
 _ROUTED_EXPERTS = re.compile(r"_(?:ch)?exps\.")
+# What reads the width of the model, in any architecture: queries, keys and values, the first of the MLP.
+_READS_WIDTH = re.compile(r"blk\.\d+\.(?:attn_(?:q|k|v|qkv)|ffn_(?:gate|up))\.weight\.lora_a$")
+_MAX_BASES = 16  # a merge has a few
 _OUTPUT = ("output.", "output_norm.", "dec.output_norm.", "cls.", "dense_")
 # Neither models nor drafts: general.type, or general.architecture in older files.
 _NOT_MODELS = {
@@ -172,6 +175,8 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
             feed_forward_length=keys.integer("{a}.expert_feed_forward_length", max(feed_forward, default=0)),
         ),
         projection_length=_projection_length(keys, tensors) if model_class is ModelClass.PROJECTOR else 0,
+        adapted_length=_adapted_length(tensors) if model_class is ModelClass.LORA else 0,
+        base_models=_base_models(keys) if model_class is ModelClass.LORA else (),
         mtp_layers=mtp_layers,
         vocabulary=_vocabulary(keys),
         fim=_fim(keys),
@@ -323,6 +328,19 @@ def _projection_length(keys: Keys, tensors: Sequence[Tensor]) -> int:
     stated = keys.integer("{a}.projection_dim")
     used = any(tensor.name.startswith("mm.") and stated in tensor.lengths for tensor in tensors)
     return stated if used else 0
+
+
+def _adapted_length(tensors: Sequence[Tensor]) -> int:
+    """The width that a LoRA adapter reads in the layers: what its A matrices take in. 0 where they differ."""
+    widths = {tensor.lengths[0] for tensor in tensors if _READS_WIDTH.search(tensor.name) and tensor.lengths}
+    return widths.pop() if len(widths) == 1 else 0
+
+
+def _base_models(keys: Keys) -> tuple[str, ...]:
+    """As convert_lora_to_gguf.py writes them, from the adapter's configuration."""
+    count = min(keys.integer("general.base_model.count"), _MAX_BASES)
+    names = (keys.text(f"general.base_model.{number}.name") for number in range(count))
+    return tuple(filter(None, names))
 
 
 # --- bytes ---------------------------------------------------------------------------------------

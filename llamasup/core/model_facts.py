@@ -155,6 +155,8 @@ class ModelFacts:
     causal: bool = True
     experts: Experts = Experts()
     projection_length: int = 0  # of a projector: the width of the models it is for; 0 where it is not certain
+    adapted_length: int = 0  # of a LoRA adapter: the width of the models it is for; 0 where it is not certain
+    base_models: tuple[str, ...] = ()  # what an adapter says that it was trained on
     mtp_layers: int = 0  # {a}.nextn_predict_layers: multi-token prediction, for self-speculation
     vocabulary: Vocabulary = Vocabulary()
     fim: FimTokens = FimTokens()

@@ -16,7 +16,8 @@ class ModelOptions:
     """All that a config may say of a model besides where it is. ``None``: nothing is said.
 
     Times are in seconds; ``ttl_s`` inf: it stays until its memory is needed. ``devices`` are llama-server's
-    names (``--list-devices``); empty: whichever there are. ``loras`` are paths.
+    names (``--list-devices``); empty: whichever there are. ``loras`` are paths,
+    or ``auto`` alone: those found beside the model, for requests that ask for them.
     """
 
     ctx_size: int | None = None

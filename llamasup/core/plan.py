@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from llamasup.core.adapters import give_adapters
 from llamasup.core.address import Address, UnixAddress
 from llamasup.core.bounds import Bounds
 from llamasup.core.capabilities import Capabilities
@@ -188,6 +189,7 @@ def plan(
             on_device=on_device,
         )
     give_projector(line, serves, settings, found)
+    give_adapters(line, capabilities, settings, by_hand)
     if serves is ModelClass.DECODER and model.chat_template.present:
         line.give("--jinja", None, "the model's own chat template, tools included", otherwise=_NO_JINJA)
     line.give("--metrics", None, "progress and token counts are read there")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from llamasup.core.claims import Claim, Claims, Known
+from llamasup.core.companions import Companions
 from llamasup.core.errors import LlamasupError
 from llamasup.core.found_model import FoundModel
 from llamasup.core.model_names import NameIndex, is_pattern, pattern
@@ -84,7 +85,8 @@ def build(
     claims = Claims(Known(found, sources))
     claims.by_rules([rule for rule in rules if not rule.is_pattern], patterns)
     claims.by_files(patterns)
-    specs = {spec.id: spec for spec in _specs(claims, defaults, groups)}
+    companions = Companions.among(found)
+    specs = {spec.id: spec for spec in _specs(claims, companions, defaults, groups)}
     names = {name: spec.id for spec in specs.values() for name in spec.names}
     index = NameIndex(names)
     default, no_default = _default(specs, index, default_model)
@@ -95,6 +97,7 @@ def build(
         problems=(
             *claims.known.problems,
             *claims.problems,
+            *_unpaired(specs),
             *_unknown_members(groups, names),
             *no_default,
         ),
@@ -103,7 +106,10 @@ def build(
 
 
 def _specs(
-    claims: Claims, defaults: ModelOptions, groups: Mapping[str, Sequence[str]]
+    claims: Claims,
+    companions: Companions,
+    defaults: ModelOptions,
+    groups: Mapping[str, Sequence[str]],
 ) -> Iterator[ModelSpec]:
     by_key: dict[object, list[list[Claim]]] = defaultdict(list)
     for claim in claims.made:
@@ -119,22 +125,25 @@ def _specs(
             # The file's own name means it, too, unless that could mean one of several.
             own = claims.own_ids_of(key) if len(processes) == 1 else ()
             names = tuple(dict.fromkeys([*(name for each in shared for name in each.names), *own]))
-            yield _spec(names, shared, defaults, groups)
+            yield _spec(names, shared, companions, defaults, groups)
 
 
 def _spec(
     names: tuple[str, ...],
     shared: Sequence[Claim],
+    companions: Companions,
     defaults: ModelOptions,
     groups: Mapping[str, Sequence[str]],
 ) -> ModelSpec:
     first, found = shared[0], shared[0].found
     options = shared_options([each.options for each in shared], defaults)
+    adapters = companions.adapters.get(first.source, ()) if _takes_found(options) else ()
+    beside = companions.files_of(first.source, projector=options.mmproj is None, adapters=adapters)
     return ModelSpec(
         id=names[0],
         source=first.source,
         aliases=names[1:],
-        settings=_settings(names[0], options),
+        settings=_settings(names[0], options, adapters),
         options=options,
         stay=Stay(
             ttl_s=float("inf") if options.ttl_s is None else options.ttl_s,
@@ -143,18 +152,18 @@ def _spec(
             groups=frozenset(group for group, members in groups.items() if _is_member(names, members)),
         ),
         replicas=options.replicas or 1,
-        identity=found.files if found is not None else (),
+        identity=(*found.files, *beside) if found is not None else (),
         listed=None if found is None or isinstance(found.outcome, LlamasupError) else found.outcome,
         problem=first.problem,
     )
 
 
-def _settings(own: str, options: ModelOptions) -> Settings:
+def _settings(own: str, options: ModelOptions, adapters: tuple[str, ...]) -> Settings:
     """For one process. Of replicas each gets its devices from whoever starts them."""
     extra = list(options.extra or ())
     if options.devices and (options.replicas or 1) == 1:
         extra += ["--device", ",".join(options.devices)]
-    if options.loras:
+    if options.loras and not _takes_found(options):
         extra += [word for path in options.loras for word in ("--lora", path)]
     return Settings(
         alias=own,
@@ -168,9 +177,27 @@ def _settings(own: str, options: ModelOptions) -> Settings:
         mmproj=options.mmproj,
         profile=options.profile,
         check_memory=options.check_memory is not False,
+        adapters=adapters,
         keep_slots=options.keep_slots is True,
         extra=tuple(extra),
     )
+
+
+def _takes_found(options: ModelOptions) -> bool:
+    """Whether it takes the adapters that are found beside it: ``loras: [auto]``."""
+    return options.loras == ("auto",)
+
+
+def _unpaired(specs: Mapping[str, ModelSpec]) -> Iterator[Problem]:
+    for spec in specs.values():
+        if _takes_found(spec.options) and spec.listed is not None and not spec.settings.adapters:
+            yield Problem(
+                f"{spec.id!r} takes the adapters beside it, and none of them is certainly its own",
+                remedy="Name their paths in the config: loras: [...].",
+                cause="adapters_unpaired",
+                names=(spec.id,),
+                paths=(spec.source,),
+            )
 
 
 def _is_member(names: Sequence[str], members: Sequence[str]) -> bool:

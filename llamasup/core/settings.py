@@ -17,8 +17,8 @@ class Settings:
     """The settings of one model, as given on the command line or in the config.
 
     ``ctx_size`` is in tokens per request (one slot), not over all slots as in llama-server.
-    ``keep_slots``: what its slots hold is on disk while it is not loaded. ``extra`` are llama-server
-    arguments passed on as they are.
+    ``keep_slots``: what its slots hold is on disk while it is not loaded. ``adapters`` are paths of LoRA
+    adapters for requests that ask for them. ``extra`` are llama-server arguments passed on as they are.
     """
 
     alias: str | None = None
@@ -33,4 +33,5 @@ class Settings:
     profile: Profile | None = None
     check_memory: bool = True
     keep_slots: bool = False
+    adapters: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()

@@ -120,6 +120,8 @@ def size_up(
     moved = tuple(
         (flag.option.spellings[0], *flag.values) for flag in by_hand.flags if flag.spelling in _MOVE_MEMORY
     )
+    if settings.adapters:
+        moved += (settings.adapters,)
     key = f"{shape} {layers} {beside} {moved} {[each.name for each in capabilities.devices]}"
     correction = correction_of(experience, runtime, key)
     memory = estimate(

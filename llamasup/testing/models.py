@@ -88,8 +88,8 @@ def tiny_reranker() -> bytes:
     return write_gguf(_bert_keys("bert", 4), [*_bert_tensors(), *head])
 
 
-def tiny_lora(rank: int = 4) -> bytes:
-    """A LoRA adapter for the tiny decoder."""
+def tiny_lora(rank: int = 4, *, base: str | None = None, width: int = _WIDTH) -> bytes:
+    """A LoRA adapter for the tiny decoder; of another ``width`` for no model that there is."""
     keys: dict[str, KeyValue] = {
         "general.architecture": "llama",
         "general.type": "adapter",
@@ -98,9 +98,11 @@ def tiny_lora(rank: int = 4) -> bytes:
         "adapter.type": "lora",
         "adapter.lora.alpha": 8.0,
     }
+    if base is not None:
+        keys |= {"general.base_model.count": 1, "general.base_model.0.name": base}
     tensors = [
-        _matrix("blk.0.attn_q.weight.lora_a", _WIDTH, rank),
-        _matrix("blk.0.attn_q.weight.lora_b", rank, _WIDTH),
+        _matrix("blk.0.attn_q.weight.lora_a", width, rank),
+        _matrix("blk.0.attn_q.weight.lora_b", rank, width),
     ]
     return write_gguf(keys, tensors)
 

@@ -1,0 +1,62 @@
+"""LoRA adapters in a models folder, on a real llama-server: there when asked for, else without effect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llamasup.core.demo_model import demo_model
+from llamasup.testing import models
+from tests.real.test_configs import serve
+
+pytestmark = pytest.mark.real
+
+PROMPT: Mapping[str, Any] = {"prompt": "hello", "n_predict": 12, "temperature": 0, "seed": 1}
+
+
+def test_an_adapter_beside_its_model_works_for_requests_that_name_it(tmp_path: Path, runtime: str) -> None:
+    for folder, adapters in (
+        ("plain", {}),
+        ("adapted", {"lora": models.tiny_lora(), "stranger": models.tiny_lora(width=32)}),
+        ("by-config", {"lora": models.tiny_lora()}),
+    ):
+        (tmp_path / "models" / folder).mkdir(parents=True)
+        (tmp_path / "models" / folder / f"{folder}.gguf").write_bytes(demo_model())
+        for name, content in adapters.items():
+            (tmp_path / "models" / folder / f"{folder}-{name}.gguf").write_bytes(content)
+    config = tmp_path / "llamasup.yaml"
+    config.write_text(
+        f"""
+        listen: 127.0.0.1:0
+        runtime: {runtime}
+        models_dir: models
+        defaults: {{ctx_size: 512, parallel: 1}}
+        models:
+          adapted: {{loras: [auto]}}
+          by-config: {{loras: [models/by-config/by-config-lora.gguf]}}
+        """
+    )
+    with (
+        serve(config, dict(os.environ), "--events", "jsonl") as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+
+        def said(model: str, **more: Any) -> str:
+            answer = client.post("/v1/completions", json={**PROMPT, "model": model, **more})
+            return str(answer.raise_for_status().json()["choices"][0]["text"])
+
+        listed = {each["id"] for each in client.get("/v1/models").json()["data"]}
+        plain = said("plain")
+        asleep = said("adapted")
+        awake = said("adapted", lora=[{"id": 0, "scale": 1.0}])
+        again = said("adapted")
+        always = said("by-config")
+    print(f"plain {plain!r}, adapted {awake!r}")
+    assert listed == {"plain", "adapted", "by-config"}
+    assert plain == asleep == again
+    assert awake == always != plain
