@@ -1,0 +1,229 @@
+"""From request to first token: a model that is loaded, one that is not, one that another has to go for.
+
+Beside each, in the same round, the very command line that llamasup started is started by hand: looked at
+every millisecond until it is healthy, and asked the same. For a swap another is ended by hand before that.
+What is left is llamasup's: deciding, planning, spawning, noticing, the proof of a first token.
+
+    python scripts/bench_swap.py [--runtime embedded] [--runs 20] [--write] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pages import write_between
+
+from llamasup.core.demo_model import demo_model
+
+MOST_LOST_MS = 50.0
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+MARKS = ("<!-- swap: scripts/bench_swap.py --write -->", "<!-- /swap -->")
+ROWS = {
+    "warm": "loaded: request to first token",
+    "cold": "not loaded",
+    "cold by hand": "  the same command line by hand: exec to first token",
+    "swapped": "another goes for it",
+    "swapped by hand": "  by hand: SIGTERM to the other, its end, exec, first token",
+    "cold lost": "llamasup's share of a cold start",
+    "swapped lost": "llamasup's share of a swap",
+}
+_TICK_S = 0.001
+_BODY = {"prompt": "Once", "max_tokens": 2, "stream": True, "temperature": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What llamasup started: enough to start it once more."""
+
+    argv: list[str]
+    environ: dict[str, str]
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = list(_rounds(Path(folder), options.runtime, options.runs))
+    rows = {name: [each[name] for each in rounds] for name in rounds[0]}
+    for kind in ("cold", "swapped"):
+        rows[f"{kind} lost"] = [each[kind] - each[f"{kind} by hand"] for each in rounds]
+    table = _table(rows)
+    print(table)
+    for kind in ("cold", "swapped"):
+        lost = statistics.median(rows[f"{kind} lost"])
+        print(f"{kind}: {lost:.0f} ms lost, {'kept' if lost <= MOST_LOST_MS else 'MISSED'} (50 ms at most)")
+    if options.json:
+        Path(options.json).write_text(json.dumps(rounds, indent=2))
+    if options.write:
+        write_between(PAGE, MARKS, f"\n{options.runs} runs, the demo model, milliseconds:\n\n{table}\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--runtime")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/performance.md")
+    return parser.parse_args()
+
+
+def _rounds(folder: Path, runtime: str | None, runs: int) -> Iterator[dict[str, float]]:
+    for name in ("one", "other"):
+        (folder / f"{name}.gguf").write_bytes(demo_model())
+    config = folder / "config.yaml"
+    config.write_text("listen: 127.0.0.1:0\nmodels_dir: .\nmax_loaded: 1\n")
+    with _serving(config, runtime) as (pid, url):
+        address = url.removeprefix("http://")
+        _first_token(http.client.HTTPConnection(address, timeout=60), "one")
+        child = _child_of(pid)
+        for number in range(runs + 1):
+            measured = {
+                "warm": _first_token(http.client.HTTPConnection(address, timeout=60), "one"),
+                "swapped": _first_token(http.client.HTTPConnection(address, timeout=60), "other"),
+            }
+            _control(pid, "/llamasup/v1/models/other/unload")
+            measured["cold"] = _first_token(http.client.HTTPConnection(address, timeout=60), "one")
+            measured |= _by_hand(child, folder)
+            if number:  # the first round fills the caches
+                yield measured
+
+
+@contextmanager
+def _serving(config: Path, runtime: str | None) -> Iterator[tuple[int, str]]:
+    command = [sys.executable, "-m", "llamasup", "serve", "--config", str(config), "--events", "jsonl"]
+    process = subprocess.Popen(
+        [*command, *(["--runtime", runtime] if runtime else [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == "ready":
+                # Events that nobody reads would fill the pipe: what is told from here on is of no interest.
+                os.set_blocking(process.stdout.fileno(), False)
+                yield process.pid, event["url"]
+                break
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def _first_token(connection: http.client.HTTPConnection, model: str, began_s: float | None = None) -> float:
+    """Milliseconds to the first event of a stream, from ``began_s`` on; the rest of the answer is read."""
+    began_s = time.monotonic() if began_s is None else began_s
+    body = json.dumps({"model": model, **_BODY})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    first = answer.read1(65536)
+    took_ms = (time.monotonic() - began_s) * 1e3
+    if answer.status != 200 or not first.startswith(b"data:"):
+        raise SystemExit(f"{answer.status}: {first!r}")
+    answer.read()
+    connection.close()
+    return took_ms
+
+
+class _Unix(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
+
+
+def _control(pid: int, path: str) -> None:
+    base = Path(os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir()))
+    (folder,) = (each for each in base.glob(f"llamasup*/{pid}-*") if each.is_dir())
+    connection = _Unix(folder / "control.sock")
+    connection.request("POST", path)
+    answer = connection.getresponse()
+    if answer.status >= 300:
+        raise SystemExit(f"{path}: {answer.status} {answer.read()!r}")
+    connection.close()
+
+
+def _child_of(pid: int) -> Child:
+    """The llama-server that a llamasup has."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            argv = (folder / "cmdline").read_bytes().decode().split("\0")[:-1]
+            variables = (folder / "environ").read_bytes().decode().split("\0")[:-1]
+        except OSError:
+            continue
+        if parent == pid and "--model" in argv:
+            environ = dict(each.split("=", 1) for each in variables if "=" in each)
+            return Child(argv, environ)
+    raise SystemExit("llamasup has no llama-server")
+
+
+def _by_hand(child: Child, folder: Path) -> dict[str, float]:
+    """A cold start, and a swap: the end of a server like it, and a cold start."""
+    first, cold_ms = _start(child, folder)
+    began_s = time.monotonic()
+    first.send_signal(signal.SIGTERM)
+    first.wait(30)
+    second, swapped_ms = _start(child, folder, began_s)
+    second.kill()
+    second.wait(30)
+    return {"cold by hand": cold_ms, "swapped by hand": swapped_ms}
+
+
+def _start(child: Child, folder: Path, began_s: float | None = None) -> tuple[subprocess.Popen[bytes], float]:
+    path = folder / "by-hand.sock"
+    path.unlink(missing_ok=True)
+    argv = [str(path) if each.endswith(".sock") else each for each in child.argv]
+    began_s = time.monotonic() if began_s is None else began_s
+    process = subprocess.Popen(
+        argv,
+        env=child.environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    )
+    while not _is_healthy(path):
+        time.sleep(_TICK_S)
+    return process, _first_token(_Unix(path), "by hand", began_s)
+
+
+def _is_healthy(path: Path) -> bool:
+    connection = _Unix(path)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _table(rows: dict[str, list[float]]) -> str:
+    lines = [f"| {'':60} | median |   10 % |   90 % |", f"|{'-' * 62}|-------:|-------:|-------:|"]
+    for name, label in ROWS.items():
+        deciles = statistics.quantiles(rows[name], n=10)
+        median = statistics.median(rows[name])
+        lines.append(f"| {label:60} | {median:6.0f} | {deciles[0]:6.0f} | {deciles[-1]:6.0f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
