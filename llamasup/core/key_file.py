@@ -205,8 +205,8 @@ def checked_models(names: str) -> tuple[str, ...]:
         return models
     raise UsageInvalid(
         f"{_shown(names)} names no models." if bad is None else f"{_shown(bad)} is no name of a model.",
-        remedy=f"Give up to {_MOST_MODELS} names, with commas between them: letters, digits, . _ / : @ + - and, "
-        "for any others, * and ?.",
+        remedy=f"Give up to {_MOST_MODELS} names, with commas between them: letters, digits, . _ / : @ + -, "
+        "and * or ? for any others.",
     )
 
 
