@@ -145,8 +145,8 @@ def stopping(status: ServiceStatus, *, in_flight: int, needs_s: float) -> tuple[
 
 def beat(status: ServiceStatus) -> Messages:
     """Said again and again by the loop that carries the traffic; a loop that hangs says it no more."""
-    if status.is_starting:
-        # The watchdog strikes only from READY=1 on.
+    if status.is_starting or status.is_reloading:
+        # While it starts the watchdog does not strike yet.
         return ("WATCHDOG=1", _extension(EXTENSION_S))
     return ("WATCHDOG=1",)
 

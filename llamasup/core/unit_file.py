@@ -46,10 +46,12 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One service. ``command`` runs llamasup in the foreground; paths in it are absolute."""
+    """One service. ``command`` runs llamasup in the foreground; paths in commands are absolute."""
 
     name: str
     command: tuple[str, ...]
+    reload_command: tuple[str, ...]
+    """Asks the process whose number follows to reload, and waits until it has."""
     drain_timeout_s: float
     stop_timeout_s: float
     is_local: bool = True
@@ -128,9 +130,7 @@ def _about(unit: Unit) -> list[str]:
 
 
 def _process(unit: Unit) -> list[str]:
-    program, *arguments = unit.command
-    # No variables in the program's own name, so no escape either.
-    words = [_word(program).replace("$$", "$"), *map(_word, arguments)]
+    words = _words(unit.command)
     handed_over = [] if unit.of_user else unit.credentials
     options: list[str] = []
     for each in unit.credentials:
@@ -145,7 +145,11 @@ def _process(unit: Unit) -> list[str]:
         f"ExecStart={' '.join(words)}",
         *(f"LoadCredential={each.name}:{_value(each.path)}" for each in handed_over),
         "# Restarts the model: requests in flight finish, others wait.",
-        *(["ReloadSignal=SIGHUP"] if reload_by_signal else ["ExecReload=kill -HUP $MAINPID"]),
+        *(
+            ["ReloadSignal=SIGHUP"]
+            if reload_by_signal
+            else [f"ExecReload={' '.join(_words(unit.reload_command))} $MAINPID"]
+        ),
     ]
 
 
@@ -268,6 +272,12 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 
 
 # --- spelling ----------------------------------------------------------------------------------------
+
+
+def _words(command: tuple[str, ...]) -> list[str]:
+    program, *arguments = command
+    # No variables in the program's own name, so no escape either.
+    return [_word(program).replace("$$", "$"), *map(_word, arguments)]
 
 
 def _word(text: str) -> str:

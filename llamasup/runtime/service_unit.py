@@ -68,13 +68,11 @@ def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
         for field, option in _CREDENTIALS.items()
         if given[field] is not None
     )
+    program = (str(_plain(sys.executable)), "-P", "-m", "llamasup")
     unit = Unit(
         name=checked_name(name),
         command=(
-            str(_plain(sys.executable)),
-            "-P",
-            "-m",
-            "llamasup",
+            *program,
             *request.arguments(
                 model,
                 _as_given(launch, request.settings),
@@ -83,6 +81,7 @@ def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
                 str(_plain(launch.runtime.path)) if launch.runtime.kind == "binary" else "embedded",
             ),
         ),
+        reload_command=(*program, "reload", "--pid"),
         drain_timeout_s=given["drain_timeout_s"],
         stop_timeout_s=given["stop_timeout_s"],
         is_local=request.is_local,

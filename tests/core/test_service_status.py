@@ -104,8 +104,9 @@ def test_a_stop_is_told_once_with_the_time_it_may_take(in_flight: int, text: str
     assert states(status, State.STARTING, State.READY) == (status, [])
 
 
-def test_a_beat_asks_for_time_only_while_the_first_start_goes_on() -> None:
+def test_a_beat_asks_for_time_only_while_somebody_waits_for_a_load() -> None:
     starting = ("WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000")
     assert told.beat(ServiceStatus()) == starting
+    assert told.beat(replace(UP, is_reloading=True)) == starting
     assert told.beat(UP) == ("WATCHDOG=1",)
     assert told.beat(ServiceStatus(is_stopping=True)) == ("WATCHDOG=1",)

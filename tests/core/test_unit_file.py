@@ -9,7 +9,8 @@ import pytest
 from llamasup.core.errors import UsageInvalid
 from llamasup.core.unit_file import Credential, Unit, checked_name, is_hidden, is_ours, name_for, unit_text
 
-PLAIN = Unit("qwen", ("/opt/venv/bin/python", "-m", "llamasup", "run", "/srv/qwen.gguf"), 30.0, 10.0)
+_PROGRAM = ("/opt/venv/bin/python", "-m", "llamasup")
+PLAIN = Unit("qwen", (*_PROGRAM, "run", "/srv/qwen.gguf"), (*_PROGRAM, "reload", "--pid"), 30.0, 10.0)
 
 _KEYS = Credential("--api-key-file", "/etc/my keys")
 
@@ -116,7 +117,7 @@ def test_systemd_waits_longer_than_drain_and_stop_may_take() -> None:
 def test_newer_systemd_is_used_where_it_is(version: int, kind: str, reload: int, steps: int) -> None:
     unit = replace(PLAIN, systemd_version=version)
     assert settings(unit, "Type") == [kind]
-    assert len(settings(unit, "ExecReload")) == reload
+    assert settings(unit, "ExecReload") == ["/opt/venv/bin/python -m llamasup reload --pid $MAINPID"] * reload
     assert len(settings(unit, "ReloadSignal")) == 1 - reload
     assert len(settings(unit, "RestartSteps")) == steps
 

@@ -88,7 +88,7 @@ def test_a_model_that_has_failed_makes_status_say_so(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("exit=load:1"), "--keep-trying") as running:
-        running.wait_for("exit")
+        running.wait_for("state", state="backoff", generation=4)  # for four seconds
         failed = run_to_end("status")
         assert failed.returncode == 1
         assert "exit code 1" in failed.stdout

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 LOCAL = Unit(
     "tiny",
     ("/bin/sh", "-c", 'echo "50%" $HOME \\ ;', "--", "--temp", "1"),
+    ("/bin/sh", "-c", 'echo "50%" $HOME \\ ;'),
     drain_timeout_s=30.0,
     stop_timeout_s=10.0,
     groups=("video",),
