@@ -46,8 +46,6 @@ class PullOptions:
     allow_http: bool = False
     parallel: int = 4
     json: bool = False
-    sidecar: bool = False
-    """Stop when standard input ends: for a program that downloads with it."""
 
     def for_downloads(self) -> DownloadOptions:
         """Raises UsageInvalid for an endpoint that is none, and what ``hub_token`` raises."""
@@ -65,10 +63,6 @@ def pull_command(names: Sequence[str], options: PullOptions) -> int:
     """Download each; what is there already is not fetched again. Returns the exit code of the first error."""
 
     def act(view: View) -> int:
-        if options.sidecar:
-            from llamasup.cli.lifeline import tie_to_parent
-
-            tie_to_parent(stdin=True, parent_pid=None)
         settings = options.for_downloads()
         # A service hands over what it wants like this: a URL may hold a signature, and ps shows arguments.
         given = (os.environ.get(REF_VARIABLE, "") if name == "-" else name for name in names)

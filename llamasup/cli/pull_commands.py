@@ -61,7 +61,6 @@ AllowHttp = Annotated[
 Parallel = Annotated[
     int, typer.Option("--parallel", parser=_parallel, metavar="N", help="Requests at a time, for one file.")
 ]
-Sidecar = Annotated[bool, typer.Option("--sidecar", hidden=True, help="Stop when standard input ends.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -75,7 +74,6 @@ def pull(
     allow_private: AllowPrivate = False,
     allow_http: AllowHttp = False,
     parallel: Parallel = 4,
-    sidecar: Sidecar = False,
     json: o.Json = False,
 ) -> None:
     """Download models: the hub's GGUF repositories, or any https URL. Goes on where it was stopped."""
@@ -90,7 +88,6 @@ def pull(
         allow_http=allow_http,
         parallel=parallel,
         json=json,
-        sidecar=sidecar,
     )
     sys.exit(pull_command(refs, options))
 

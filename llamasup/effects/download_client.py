@@ -151,6 +151,14 @@ class DownloadClient:
         Raises DownloadFailed when it is no use.
         """
         tries = _Tries(self.patience, moved, say)
+
+        async def counted() -> T:
+            try:
+                return await act()
+            except Interruption:
+                tries.failed()
+                raise
+
         try:
             return await AsyncRetrying(
                 retry=retry_if_exception_type(Interruption),
@@ -158,7 +166,7 @@ class DownloadClient:
                 wait=tries.wait,
                 before_sleep=tries.before_sleep,
                 reraise=True,
-            )(act)
+            )(counted)
         except Interruption as error:
             raise DownloadFailed(
                 f"{self.ref}: {error}, {tries.without_progress} times in a row."
@@ -202,10 +210,12 @@ class _Tries:
         self._seen = moved()
         self.without_progress = 0
 
-    def stop(self, _: RetryCallState) -> bool:
+    def failed(self) -> None:
         now = self._moved()
         self.without_progress = 1 if now > self._seen else self.without_progress + 1
         self._seen = now
+
+    def stop(self, _: RetryCallState) -> bool:
         return self.without_progress >= self._patience.attempts
 
     def wait(self, state: RetryCallState) -> float:

@@ -127,16 +127,17 @@ def remove(removal: Removal, folder: Path) -> None:
 
     Raises FolderUnusable, and UsageInvalid where a download of it goes on.
     """
-    for path in removal.leftovers:
-        if path.name.endswith(".part"):
-            try:
-                PartFile(path.with_suffix("")).close()
-            except Busy as busy:
-                raise UsageInvalid(
-                    f"{removal.name} is being downloaded by process {busy.pid}.",
-                    remedy="Stop that one first.",
-                ) from None
+    parts = [path for path in removal.leftovers if path.name.endswith(".part")]
     try:
+        unfinished = [PartFile(path.with_suffix("")) for path in parts]
+    except Busy as busy:
+        raise UsageInvalid(
+            f"{removal.name} is being downloaded by process {busy.pid}.",
+            remedy="Stop that one first.",
+        ) from None
+    try:
+        for each in unfinished:
+            each.discard()
         # The first part last: until then it is a model that lacks something, afterwards none at all.
         for path in (*reversed(removal.files), *removal.leftovers):
             path.unlink(missing_ok=True)
@@ -151,10 +152,15 @@ def remove(removal: Removal, folder: Path) -> None:
 
 def _path_of(name: str, folder: Path) -> Path | None:
     """The file that ``name`` is as a path, from here or from the models folder; None where it is none."""
-    for path in (Path(name).expanduser(), folder / name):
-        if path.name.lower().endswith(".gguf") and (path.is_symlink() or path.is_file()):
-            _refuse_outside(path.absolute(), folder)
-            return path.absolute()
+    for path in (Path(name), folder / name):
+        try:
+            path = path.expanduser().absolute()
+            is_model = path.name.lower().endswith(".gguf") and (path.is_symlink() or path.is_file())
+        except (OSError, RuntimeError):  # too long for a path; no such user
+            continue
+        if is_model:
+            _refuse_outside(path, folder)
+            return path
     return None
 
 

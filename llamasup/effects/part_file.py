@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from llamasup.core.byte_ranges import Ranges, added, checked, prefix, total
-from llamasup.core.errors import DiskFull, DownloadFailed, FolderUnusable
+from llamasup.core.errors import DiskFull, DownloadFailed, FolderUnusable, LlamasupError
 from llamasup.core.printable import printable
 from llamasup.core.remote_file import RemoteFile, why_not_resumed
 from llamasup.effects.files import atomic_write
@@ -81,9 +81,13 @@ class PartFile:
         """Whether some of its bytes are of an earlier run."""
         self.epoch = 0
         """How often it has started over."""
-        with disk_errors(target):
-            self._fd = self._opened()
-            self._read_sidecar()
+        try:
+            with disk_errors(target):
+                self._fd = self._opened()
+                self._read_sidecar()
+        except BaseException:
+            self.close()
+            raise
 
     # --- what is here ------------------------------------------------------------------------------
 
@@ -183,7 +187,7 @@ class PartFile:
         if not self.done:
             self.discard()
             return
-        with contextlib.suppress(DiskFull, FolderUnusable):
+        with contextlib.suppress(LlamasupError):
             self.save()
         self.close()
 

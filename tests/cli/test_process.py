@@ -34,6 +34,15 @@ def test_a_signal_whose_exception_is_swallowed_is_heard_by_the_first_who_listens
     assert heard == ["SIGTERM", "SIGTERM"]
 
 
+def test_when_nobody_listens_any_more_a_signal_raises_again(signals: StopSignals) -> None:
+    heard: list[str] = []
+    signals.deliver_to(heard.append)
+    signals.raise_again()
+    with pytest.raises(Interrupted):
+        signal.raise_signal(signal.SIGTERM)
+    assert heard == []
+
+
 def test_without_a_signal_nobody_hears_of_one(signals: StopSignals) -> None:
     heard: list[str] = []
     signals.deliver_to(heard.append)

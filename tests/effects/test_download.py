@@ -309,6 +309,7 @@ def test_a_server_that_is_busy_is_asked_again(puller: Puller, status: int) -> No
     assert f"answered {status}" in puller.followed.text
 
 
+@pytest.mark.slow
 def test_retry_after_is_waited_for_and_one_that_is_too_long_is_told(puller: Puller) -> None:
     puller.hub.faults.append(Fault(NAME, status=429, headers={"Retry-After": "1"}))
     puller()
@@ -937,6 +938,9 @@ def test_what_an_unfinished_download_has_left_can_be_removed(tmp_path: Path) -> 
     with pytest.raises(ModelMissing):
         gone(tmp_path, "o/r:Q8_0")
     assert gone(tmp_path, "o/r:Q4_K_M") == []
+    put(tmp_path / "o/r/m-Q8_0.gguf.part")  # without a record
+    assert gone(tmp_path, "o/r") == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.check("X10", "refused; of a link the link goes, not what it leads to")
@@ -956,7 +960,7 @@ def test_nothing_outside_the_folder_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:
-    for name in ("o/r", "m.gguf", "https://h/m.gguf", "demo"):
+    for name in ("o/r", "m.gguf", "https://h/m.gguf", "demo", "~nobody-here/m.gguf", f"{'x' * 300}.gguf"):
         with pytest.raises(ModelMissing, match="There is no"):
             gone(tmp_path, name)
     with contextlib.suppress(FileNotFoundError):
