@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from llamasup.cli.errors import guarded, show_error
 from llamasup.cli.layout import stdout_columns, table
 from llamasup.cli.results import write_json, write_result
 from llamasup.cli.view import View
+from llamasup.core.companions import Companions
 from llamasup.core.errors import LlamasupError, ModelMissing
-from llamasup.core.inspection import projectors_of
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.printable import path_text, printable
 from llamasup.core.registry import Problem, Registry, build
@@ -42,7 +42,7 @@ def list_command(folders: Sequence[str], *, json: bool) -> int:
             write_json(_as_json(registry, search, places))
         else:
             if registry.specs:
-                write_result(_as_text(registry, _projectors(search)))
+                write_result(_as_text(registry, Companions.among(search.found)))
             elif len(errors) < len(places) or not places:
                 shown = ", ".join(printable(str(place)) for place in places)
                 view.say(
@@ -78,15 +78,10 @@ def _untold(registry: Registry) -> list[Problem]:
     return [problem for problem in registry.problems if not set(problem.names) & registry.specs.keys()]
 
 
-def _projectors(search: Search) -> Mapping[str, str]:
-    sound = {each.path: each.outcome for each in search.found if not isinstance(each.outcome, Exception)}
-    return projectors_of(sound, [each.path for each in search.found if each.path not in sound])
-
-
 # --- as text ---------------------------------------------------------------------------------------
 
 
-def _as_text(registry: Registry, projectors: Mapping[str, str]) -> str:
+def _as_text(registry: Registry, companions: Companions) -> str:
     rows = [("NAME", "CLASS", "SIZE", "QUANT", "CONTEXT", "WHERE")]
     for spec in registry.specs.values():
         facts = spec.listed
@@ -95,8 +90,10 @@ def _as_text(registry: Registry, projectors: Mapping[str, str]) -> str:
             rows.append((spec.id, "broken", "", "", "", printable(f"{_shown_path(spec)}: {why}")))
             continue
         where = _shown_path(spec)
-        if (projector := projectors.get(spec.source)) is not None:
-            where += f", with {projector.rpartition('/')[2]}"
+        if (projector := companions.projectors.get(spec.source)) is not None:
+            where += f", with {PurePath(projector).name}"
+        if adapters := companions.adapters.get(spec.source):
+            where += f", adapters: {', '.join(PurePath(adapter).name for adapter in adapters)}"
         context = f"{facts.context_length:,}" if facts.context_length else ""
         size = memory_text(facts.file_bytes)
         rows.append((spec.id, str(facts.model_class), size, facts.quantization, context, printable(where)))
@@ -113,9 +110,9 @@ def _shown_path(spec: ModelSpec) -> str:
 
 
 def _as_json(registry: Registry, search: Search, places: Sequence[Path]) -> Mapping[str, Any]:
-    projectors = _projectors(search)
+    companions = Companions.among(search.found)
     return {
-        "models": [_model(spec, projectors.get(spec.source)) for spec in registry.specs.values()],
+        "models": [_model(spec, companions) for spec in registry.specs.values()],
         "problems": [
             {
                 "message": printable(each.message),
@@ -131,8 +128,8 @@ def _as_json(registry: Registry, search: Search, places: Sequence[Path]) -> Mapp
     }
 
 
-def _model(spec: ModelSpec, projector: str | None) -> Mapping[str, Any]:
-    facts = spec.listed
+def _model(spec: ModelSpec, companions: Companions) -> Mapping[str, Any]:
+    facts, projector = spec.listed, companions.projectors.get(spec.source)
     common = {
         "id": spec.id,
         "aliases": list(spec.aliases),
@@ -151,4 +148,5 @@ def _model(spec: ModelSpec, projector: str | None) -> Mapping[str, Any]:
         "parameters": facts.parameters,
         "context_length": facts.context_length,
         "projector": None if projector is None else path_text(projector),
+        "adapters": [path_text(path) for path in companions.adapters.get(spec.source, ())],
     }

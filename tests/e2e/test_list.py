@@ -78,6 +78,16 @@ def test_what_is_broken_has_a_row_and_what_is_not_served_a_line_on_standard_erro
     assert told["models"][0]["problem"].endswith("truncated: 169040 of 676160 bytes, 25.0 %")
 
 
+def test_what_is_beside_a_model_is_shown_with_it(tmp_path: Path) -> None:
+    put(tmp_path / "x.gguf")
+    put(tmp_path / "mmproj-x.gguf", models.tiny_projector())
+    put(tmp_path / "lora.gguf", models.tiny_lora())
+    assert "x.gguf, with mmproj-x.gguf, adapters: lora.gguf" in listed(tmp_path).stdout
+    (model,) = as_json(tmp_path)["models"]
+    assert model["projector"] == str(tmp_path / "mmproj-x.gguf")
+    assert model["adapters"] == [str(tmp_path / "lora.gguf")]
+
+
 def test_without_folders_the_caches_and_llamasups_own_folder_are_looked_into(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub/models--org--repo/snapshots" / ("a" * 40)
     put(snapshot / "x-Q8_0.gguf")
