@@ -111,7 +111,7 @@ class ManyModels:
         self._owner.ask_stop()
 
     def _asked(self, what: str, model: str) -> Tenancy:
-        tenancy = self._catalog.known(model)
+        tenancy = self._catalog.known(model, invite=what == "load")
         self._refuse_if_stopping()
         self._owner.control_asks(what)
         return tenancy

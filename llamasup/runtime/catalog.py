@@ -12,6 +12,7 @@ from llamasup.core.model_listing import ListedModel, ModelListing
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.registry import Registry, Unknown
 from llamasup.core.registry_changes import Changes, changes
+from llamasup.core.residency import Phase
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import STOPPING
 from llamasup.runtime.pool import Pool
@@ -46,7 +47,8 @@ class Catalog:
     def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         tenancy = self._by_name.get(model) if model is not None else self._default
         if tenancy is None:
-            tenancy = self.find(model)
+            # Work for a model may have it downloaded; who asks about one, or may not use it, has not.
+            tenancy = self.find(model, invite=infers)
             if tenancy is None:
                 return self._why_unknown(model)
         return tenancy.served.lease(infers=infers, body=body)
@@ -73,29 +75,31 @@ class Catalog:
 
     # --- names ------------------------------------------------------------------------------------------
 
-    def find(self, model: str | None) -> Tenancy | None:
-        """The model of this name, or of one that means the same; None names the default one."""
+    def find(self, model: str | None, *, invite: bool = False) -> Tenancy | None:
+        """The model of this name, or of one that means the same; None names the default one. ``invite``: or
+        one that could be downloaded.
+        """
         if model is None:
             return self._default
         if (tenancy := self._by_name.get(model)) is not None:
             return tenancy
         found = self.registry.find(model)
-        return self._invitee(model) if isinstance(found, Unknown) else self.pool.tenancies.get(found.id)
+        if not isinstance(found, Unknown):
+            return self.pool.tenancies.get(found.id)
+        return self._invitee(model) if invite else None
 
     def _invitee(self, name: str) -> Tenancy | None:
-        if self._invite is None or len(self._invited) >= _MOST_INVITED:
-            return None
-        spec = self._invite(name)
-        if spec is None:
+        spec = None if self._invite is None else self._invite(name)
+        if spec is None or not self._has_room_for_one():
             return None
         self._invited[spec.id] = spec
         self._by_name[name] = tenancy = self.pool.add(spec)
         self._meant[spec.id] = meant_by(spec)
         return tenancy
 
-    def known(self, model: str) -> Tenancy:
-        """Raises ModelUnknown, with near names."""
-        tenancy = self.find(model)
+    def known(self, model: str, *, invite: bool = False) -> Tenancy:
+        """As ``find``. Raises ModelUnknown, with near names."""
+        tenancy = self.find(model, invite=invite)
         if tenancy is None:
             error = self._refusal(model)
             raise ModelUnknown(f"{error.message}.", remedy=error.remedy)
@@ -148,6 +152,18 @@ class Catalog:
                 tasks.create_task(load(tenancy), name=f"{tenancy.spec.id}/preload")
         self._unready = None
         return failed
+
+    def _has_room_for_one(self) -> bool:
+        """Of those that were invited the oldest goes that is not there: most likely it never was anywhere."""
+        if len(self._invited) < _MOST_INVITED:
+            return True
+        for id_ in self._invited:
+            tenancy = self.pool.tenancies[id_]
+            if tenancy.phase in {Phase.ABSENT, Phase.FAILED} and not (tenancy.wanted or tenancy.sizing):
+                del self._invited[id_], self._by_name[id_], self._meant[id_]
+                remove(self.pool, tenancy)
+                return True
+        return False
 
     def apply(self, registry: Registry) -> Changes:
         """Serve these models from now on. Those that are as before are not touched (S16)."""

@@ -1,0 +1,91 @@
+"""``serve`` downloads what it does not have: a repository of the config, and any that is named where it may."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import llamasup
+from llamasup.config import Config
+from llamasup.config.values import Downloads, ModelEntry
+from llamasup.core.demo_model import demo_model
+from tests.hub import Fault, Hub, running_hub
+
+pytestmark = pytest.mark.real
+
+ASKED = {"prompt": "Once", "max_tokens": 2}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running_hub() as hub:
+        hub.repos["org/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": demo_model()}
+        yield hub
+
+
+def config_of(hub: Hub, folder: Path, *, on_demand: bool = False, **models: ModelEntry) -> Config:
+    downloads = Downloads(
+        on_demand=on_demand, folder=folder, endpoint=hub.url, private_addresses=True, parallel=1
+    )
+    return Config(models=models, models_dir=(folder,), downloads=downloads)
+
+
+def ask(server: llamasup.Server, model: str) -> tuple[int, str]:
+    answer = server.client.post("/v1/completions", json={"model": model, **ASKED})
+    said = answer.json()
+    return answer.status_code, said["model"] if answer.is_success else said["error"]["cause"]
+
+
+def downloads_of(hub: Hub) -> int:
+    return sum(each.path.endswith(".gguf") and each.range != "bytes=0-0" for each in hub.asked)
+
+
+def test_a_model_of_the_config_is_downloaded_when_it_is_asked_for_and_once_for_all(
+    hub: Hub, runtime: str, tmp_path: Path
+) -> None:
+    config = config_of(hub, tmp_path, tiny=ModelEntry(repo="org/tiny-GGUF", ctx_size=512))
+    with llamasup.serve(config=config, runtime=runtime) as server:
+        assert downloads_of(hub) == 0
+        with ThreadPoolExecutor(4) as clients:
+            assert list(clients.map(lambda _: ask(server, "tiny"), range(4))) == [(200, "tiny")] * 4
+        assert downloads_of(hub) == 1
+    with llamasup.serve(config=config, runtime=runtime) as server:
+        assert ask(server, "tiny") == (200, "tiny")
+    assert downloads_of(hub) == 1
+
+
+def test_a_name_of_a_repository_is_downloaded_where_the_config_allows_that(
+    hub: Hub, llama_server: str, tmp_path: Path
+) -> None:
+    with llamasup.serve(config=config_of(hub, tmp_path), runtime=llama_server) as server:
+        assert ask(server, "org/tiny-GGUF:Q4_K_M") == (404, "model_not_found")
+        assert hub.asked == []
+    with llamasup.serve(config=config_of(hub, tmp_path, on_demand=True), runtime=llama_server) as server:
+        assert ask(server, "org/tiny-GGUF:Q4_K_M") == (200, "org/tiny-GGUF:Q4_K_M")
+        assert ask(server, "org/nothing-GGUF") == (503, "access_denied")  # as the hub says of what it lacks
+        assert ask(server, "no-repository") == (404, "model_not_found")
+        assert "org/tiny-GGUF:Q4_K_M" in [
+            each["id"] for each in server.client.get("/v1/models").json()["data"]
+        ]
+
+
+def test_who_waits_for_a_download_too_long_is_told_how_far_it_is(
+    hub: Hub, llama_server: str, tmp_path: Path
+) -> None:
+    hub.faults.append(Fault("tiny-Q4_K_M.gguf", hold_after=300_000, only_parts=True))
+    entry = ModelEntry(repo="org/tiny-GGUF", ctx_size=512, wait_timeout_s=2.0)
+    with llamasup.serve(config=config_of(hub, tmp_path, tiny=entry), runtime=llama_server) as server:
+        answer = server.client.post("/v1/completions", json={"model": "tiny", **ASKED})
+        assert (answer.status_code, answer.json()["error"]["cause"]) == (503, "downloading")
+        assert "is being downloaded" in answer.json()["error"]["message"]
+        assert int(answer.headers["retry-after"]) >= 1
+        loading = threading.Thread(target=server.load, args=("tiny",))
+        loading.start()
+        hub.released.set()
+        loading.join(60)
+        assert ask(server, "tiny") == (200, "tiny")
+    assert hub.held.is_set()
