@@ -248,7 +248,7 @@ class Downloads(_Keys, frozen=True, kw_only=True):
     on_demand: Annotated[bool, Key(Switch(), "Download any org/repo[:quant] that a request names.")] = False
     folder: Annotated[
         Path | None,
-        Key(FilePath("a folder"), "Where files go.", "the first of models_dir, else a cache folder"),
+        Key(FilePath("a folder"), "Where files go.", "the first of models_dir, else that of pull"),
     ] = None
     endpoint: Annotated[
         str | None,
