@@ -176,10 +176,11 @@ async def log_stream(log: LogTail, streams: Streams, *, follow: bool) -> AsyncGe
     try:
         with streams.waking() as wake:
             while True:
+                is_last = not follow or streams.ended  # before the reading: what was written till then counts
                 # In a thread: the disk may be slow, and requests are being served meanwhile.
                 if chunk := await asyncio.to_thread(log.read):
                     yield chunk
-                elif not follow or streams.ended:
+                elif is_last:
                     return
                 else:
                     try:
