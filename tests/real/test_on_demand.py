@@ -1,4 +1,4 @@
-"""``serve`` downloads what it does not have: a repository of the config, and any that is named where it may."""
+"""``serve`` downloads what it has not: a repository of the config, and any that is named, where it may."""
 
 from __future__ import annotations
 
