@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from llamasup.core.settings import Settings  # noqa: E402
 from llamasup.effects.httpx_alone import httpx  # noqa: E402
+from llamasup.effects.runtimes import find_runtime  # noqa: E402
 from llamasup.proxy.bind import bind  # noqa: E402
 from llamasup.runtime.events import Bus  # noqa: E402
 from llamasup.service import RunOptions, Service  # noqa: E402
@@ -175,6 +176,8 @@ def main() -> None:
     parser.add_argument("--model-mib", type=int, default=100)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    runtime = find_runtime(options.runtime, os.environ)
+    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, {runtime.kind} {runtime.capabilities.version}"
     with tempfile.TemporaryDirectory() as folder:
         for variable in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
             os.environ[variable] = f"{folder}/{variable}"
@@ -183,7 +186,6 @@ def main() -> None:
         slots = Path(folder, "XDG_CACHE_HOME", "llamasup", "slots")
         table = asyncio.run(all_rounds(model, slots, options))
         size = model.stat().st_size / MIB
-    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, {options.runtime or 'the first runtime found'}"
     text = f"A llama of {size:.0f} MiB (q8_0) on {machine}; medians of {options.rounds} rounds.\n\n{table}"
     print(text)
     if options.write:

@@ -259,7 +259,10 @@ def test_a_set_that_is_being_taken_up_is_no_stray_however_old_it_is(disk: Disk) 
     assert disk.names() == {saved.slots[0].name}
 
 
-def test_who_removes_a_model_can_have_it_forgotten_at_once(own_folders: Path, disk: Disk) -> None:
+def test_who_removes_a_model_can_have_it_forgotten_at_once(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
     sweep_slots()  # nothing there yet, and nothing is made
     home = slot_home(disk.model, [], make=True)
     assert home is not None
