@@ -34,7 +34,7 @@ def list_command(folders: Sequence[str], *, json: bool) -> int:
 
     def act(view: View) -> int:
         places = _usual_places() if not folders else tuple(map(expanded, folders))
-        errors = {place: why for place in places if (why := _no_folder(place)) is not None}
+        errors = {place: why for place in places if (why := _is_file(place)) is not None}
         search = search_models([place for place in places if place not in errors])
         errors |= {Path(place): error for place, error in search.missing.items()}
         registry = build((), search.found)
@@ -64,13 +64,11 @@ def _usual_places() -> tuple[Path, ...]:
     return tuple(dict.fromkeys((*([own] if own.is_dir() else []), *caches)))
 
 
-def _no_folder(path: Path) -> LlamasupError | None:
-    if path.is_dir():
+def _is_file(path: Path) -> LlamasupError | None:
+    if path.is_dir() or not path.exists():
         return None
-    if path.exists():
-        use = f"llamasup inspect {shlex.quote(str(path))}"
-        return ModelMissing(f"{path}: is a file, and list looks into folders", remedy=f"Use: {use}")
-    return ModelMissing(f"{path}: there is no such folder", remedy="Check the path.")
+    use = f"llamasup inspect {shlex.quote(str(path))}"
+    return ModelMissing(f"{path}: is a file, and list looks into folders", remedy=f"Use: {use}")
 
 
 def _untold(registry: Registry) -> list[Problem]:

@@ -6,6 +6,7 @@ Nothing here polls files, except that a folder which is replaced or comes back i
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ __all__ = ["FolderEvents"]
 
 # Names that programs write under until a file is whole: what happens to them concerns nobody.
 _UNFINISHED = (".part", ".incomplete", ".lock", ".tmp", ".downloadinprogress", ".etag", ".crdownload", ".!qb")
+
+_MOST_FOLDERS = 4_000  # of the 8,192 watches that a user has on older kernels (fs.inotify.max_user_watches)
+_MOST_ENTRIES = 200_000  # as for listing: some seconds of a home folder
 
 
 class FolderEvents:
@@ -49,7 +53,9 @@ class FolderEvents:
         self.reliable = True
         for folders, below in ((self._deep, True), (self._flat, False)):
             there = [str(folder) for folder in folders if self._identities[folder] is not None]
-            if there:
+            if there and below and not all(map(_can_be_watched, there)):
+                self.reliable = False
+            elif there:
                 self._watch(there, below=below)
 
     def _watch(self, folders: list[str], *, below: bool) -> None:
@@ -60,6 +66,25 @@ class FolderEvents:
             self._watched.append(RustNotify(folders, False, False, 0, below, True))
         except (ImportError, OSError, RuntimeError):  # RuntimeError: WatchfilesRustInternalError
             self.reliable = False  # no more watches (fs.inotify.max_user_watches), or none at all
+
+
+def _can_be_watched(top: str) -> bool:
+    """Whether it has so few folders that each can be watched, and no link to one: the library follows links
+    wherever they lead, and watches a whole disk if one leads to its root.
+    """
+    waiting, folders, entries = [top], 0, 0
+    while waiting:
+        folders += 1
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as found:
+            for entry in found:
+                entries += 1
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.is_symlink() and entry.is_dir():
+                    return False
+        if folders > _MOST_FOLDERS or entries > _MOST_ENTRIES:
+            return False
+    return True
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

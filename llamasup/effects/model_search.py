@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from llamasup.core.errors import LlamasupError, ModelInvalid
+from llamasup.core.errors import LlamasupError, ModelInvalid, ModelMissing
 from llamasup.core.found_ids import hub_place, ids_of, manifest_repo
 from llamasup.core.found_model import FoundModel
 from llamasup.effects.model_folder import list_models, look_at
@@ -52,13 +52,17 @@ def search_models(
         try:
             listed = list_models(folder, cache_folder=cache_folder)
         except LlamasupError as error:
-            missing[str(folder)] = error
+            missing[str(folder)] = error if folder.exists() else _no_folder(folder)
             continue
         notes += listed.notes
         found += (_kept_inside(each, inside) for each in _named(folder, listed.models))
     once = {each.path: each for each in found}  # one folder may lie in another
     sources = {path: look_at(Path(path), cache_folder=cache_folder) for path in dict.fromkeys(paths)}
     return Search(tuple(once.values()), MappingProxyType(sources), MappingProxyType(missing), tuple(notes))
+
+
+def _no_folder(folder: Path) -> ModelMissing:
+    return ModelMissing(f"{folder}: there is no such folder", remedy="Make it, or give another one.")
 
 
 def _named(folder: Path, models: Sequence[FoundModel]) -> Iterator[FoundModel]:

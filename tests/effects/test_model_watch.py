@@ -222,6 +222,32 @@ async def test_without_the_systems_events_the_folders_are_looked_at(
 
 
 @in_loop
+async def test_a_link_to_a_folder_is_not_followed_by_the_watch_and_the_folders_are_looked_at(
+    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library would watch all that it leads to, a whole disk for example."""
+    put(tmp_path / "outside/x.gguf")
+    (top / "link").symlink_to(tmp_path / "outside")
+    events = FolderEvents([top], [])
+    assert events.happened()
+    assert not events.reliable
+    events.close()
+    monkeypatch.setattr("llamasup.effects.model_watch._LOOK_UNTOLD_S", 0.05)
+    async with watching(top) as watched:
+        put(top / "a.gguf")
+        await watched.until(lambda served: "a.gguf" in served)
+
+
+def test_more_folders_than_can_be_watched_are_looked_at(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(top / "a/b/c/x.gguf")
+    monkeypatch.setattr(folder_events, "_MOST_FOLDERS", 3)
+    events = FolderEvents([top], [])
+    events.happened()
+    events.close()
+    assert not events.reliable
+
+
+@in_loop
 async def test_nothing_is_left_of_a_watch_that_has_ended(top: Path) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
