@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from llamasup.cli.models_table import models_table, summary
+
+LOADED: dict[str, Any] = {
+    "id": "qwen",
+    "state": "ready",
+    "size_bytes": 4_700_000_000,
+    "device": "CUDA0",
+    "ctx_size": 8192,
+    "slots": 4,
+    "slots_busy": 1,
+    "in_flight": 2,
+    "queued": 0,
+    "memory": {"ram_bytes": 1 << 30, "vram_bytes": None},
+    "until": None,
+    "pinned": False,
+    "restarts": 0,
+    "last_exit": None,
+}
+
+
+def cells(**changes: Any) -> dict[str, str]:
+    headings, row = (
+        [cell for cell in line.split("  ") if cell]
+        for line in models_table([{**LOADED, **changes}]).splitlines()
+    )
+    return {name.strip(): cell.strip() for name, cell in zip(headings, row, strict=True)}
+
+
+def test_a_loaded_model_shows_what_it_takes() -> None:
+    assert cells() == {
+        "NAME": "qwen",
+        "STATE": "ready",
+        "SIZE": "4.4 GiB",
+        "DEVICE": "CUDA0",
+        "CONTEXT": "8192",
+        "SLOTS": "1/4",
+        "MEMORY": "1.0 GiB",
+        "UNTIL": "-",
+        "RESTARTS": "0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "column", "shown"),
+    [
+        ({"memory": {"ram_bytes": 1 << 30, "vram_bytes": 5 << 30}}, "MEMORY", "1.0 GiB + 5.0 GiB VRAM"),
+        ({"memory": {"ram_bytes": None, "vram_bytes": None}}, "MEMORY", "-"),
+        ({"queued": 3}, "SLOTS", "1/4 +3"),
+        ({"slots": None}, "SLOTS", "1"),
+        ({"slots": None, "slots_busy": 0}, "SLOTS", "-"),
+        ({"pinned": True}, "UNTIL", "pinned"),
+        ({"size_bytes": None, "device": None}, "SIZE", "-"),
+        ({"id": "a\x1b[2Jb"}, "NAME", "a\\x1b[2Jb"),
+    ],
+)
+def test_what_is_special_is_seen(changes: dict[str, Any], column: str, shown: str) -> None:
+    assert cells(**changes)[column] == shown
+
+
+def test_the_time_that_it_still_stays_is_counted_down() -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=90.5)
+    assert cells(until=soon.isoformat())["UNTIL"] in ("in 1 min 30 s", "in 1 min 29 s")
+    assert cells(until="2020-01-01T00:00:00+00:00")["UNTIL"] == "in 0 ms"
+
+
+def test_an_older_llamasup_tells_less_and_is_shown_all_the_same() -> None:
+    assert "old   ready" in models_table([{"id": "old", "state": "ready", "in_flight": 1, "slots": 2}])
+
+
+def test_a_model_that_has_failed_says_why_and_what_to_do() -> None:
+    last = {"code": None, "signal": "SIGSEGV", "cause": "crashed", "remedy": "Update it."}
+    status = {"version": "1", "pid": 7, "url": "http://127.0.0.1:8080", "uptime_s": 61.0}
+    text = summary(status, [{**LOADED, "state": "failed", "last_exit": last}, LOADED])
+    assert text.startswith("llamasup 1 (process 7) at http://127.0.0.1:8080, up 1 min 1 s\n")
+    assert text.endswith("qwen: crashed (SIGSEGV)\n  → Update it.")
+    assert "crashed" not in summary(status, [{**LOADED, "last_exit": last}])  # it serves again
+    assert summary(status, []).count("\n") == 0
