@@ -43,7 +43,6 @@ class Known:
         """By the key of the weights: most have one id, those that two paths lead to have two."""
         self.refused: dict[str, Problem] = {}
         """Ids that several files have."""
-        self._index = NameIndex({})
         self._sort(found)
         self._index = NameIndex({each: each for each in self.ids})
 
