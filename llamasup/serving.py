@@ -126,7 +126,9 @@ class ConfigSource:
         """What the config names has to be there, and to fit: better said now than to the first who asks."""
         options = configured.options
         for spec in configured.library.registry.specs.values():
-            if not spec.is_remote and any(name in configured.config.models for name in spec.names):
+            # One that is to be found in a folder and is not there yet may come; that is told as a problem.
+            is_here = spec.source and not spec.is_remote
+            if is_here and any(name in configured.config.models for name in spec.names):
                 size_up(spec, options.budget, options.runtime, options.environ)
 
     def _pool_options_of(self, config: Config) -> PoolOptions:

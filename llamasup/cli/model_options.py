@@ -91,6 +91,7 @@ SETTINGS = Group(
             off=True,
             on=False,
         ),
+        switch("--keep-slots", "keep_slots", "Keep conversations' caches on disk while it is unloaded."),
         _EXTRA,  # last: what follows its dashes is no option
     ),
     make=Settings,

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, assert_never
 
-from llamasup.core.errors import Conflict, DoesNotFit, LlamasupError, Stopping
+from llamasup.core.errors import Conflict, DoesNotFit, LlamasupError, ModelInvalid, Stopping
 from llamasup.core.failure import failure_of
 from llamasup.core.instance import Instance, KillAsked, Policy, StartAsked, State, StopAsked
 from llamasup.core.model_spec import ModelSpec
@@ -213,6 +213,8 @@ class Pool:
 
     async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
         """See what it takes, and fetch it before if it is not here. Raises what these raise."""
+        if spec.problem:
+            raise ModelInvalid(spec.problem)
         local = spec
         if spec.is_remote and self._fetch is not None:
             local = replace(spec, source=str(await self._fetch(spec.source, tenancy.downloading)))

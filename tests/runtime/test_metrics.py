@@ -48,8 +48,9 @@ def test_a_request_is_counted_by_model_route_and_code() -> None:
 
 def test_what_no_child_served_is_counted_and_not_timed() -> None:
     metrics = Metrics()
-    metrics.count_request(msgspec.structs.replace(DONE, model="", route="/health"))
-    assert metrics.requests == {("", "/health", 200): 1}
+    metrics.count_request(msgspec.structs.replace(DONE, model="", generation=0, route="/health"))
+    metrics.count_request(msgspec.structs.replace(DONE, generation=0, status=503))  # refused while it loaded
+    assert metrics.requests == {("", "/health", 200): 1, ("tiny", "/completion", 503): 1}
     assert metrics.models == {}
 
 
