@@ -69,9 +69,10 @@ def state_changed(
     if (step := _STEPS.get(state)) is not None:
         text = step.format(model=model)
         return status, (_status(f"{status.trouble}: {text}" if status.trouble else text),)
-    if state is State.READY and status.url:
+    if state in (State.READY, State.STOPPED) and status.url:
         ready = ("READY=1",) if status.is_reloading else ()
-        text = _serving_text((model,), status.url, slots)
+        serves = state is State.READY
+        text = _serving_text((model,), status.url, slots) if serves else f"{model} is not loaded"
         return replace(status, trouble="", is_reloading=False), (*ready, _status(text))
     return status, ()
 
@@ -109,8 +110,8 @@ def reloading(
 ) -> tuple[ServiceStatus, Messages]:
     """A restart of the model is asked for; None: to take over what has changed in the config of many.
 
-    While the first start still goes on, it is only begun anew. MONOTONIC_USEC= is what Type=notify-reload waits
-    for (systemd 253); older ones pass over it.
+    While the first start still goes on, it is only begun anew. MONOTONIC_USEC= is what Type=notify-reload
+    waits for (systemd 253); older ones pass over it.
     """
     if not status.url or status.is_stopping:
         return status, ()

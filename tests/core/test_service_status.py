@@ -110,3 +110,11 @@ def test_a_beat_asks_for_time_only_while_somebody_waits_for_a_load() -> None:
     assert told.beat(replace(UP, is_reloading=True)) == starting
     assert told.beat(UP) == ("WATCHDOG=1",)
     assert told.beat(ServiceStatus(is_stopping=True)) == ("WATCHDOG=1",)
+
+
+def test_a_model_that_was_unloaded_is_no_longer_said_to_be_served() -> None:
+    status, messages = told.state_changed(UP, "tiny", State.STOPPED, slots=4)
+    assert (status, messages) == (UP, ("STATUS=tiny is not loaded",))
+    # Nobody is to wait for a reload that an unload has overtaken.
+    status, messages = told.state_changed(replace(UP, is_reloading=True), "tiny", State.STOPPED, slots=4)
+    assert (status.is_reloading, messages) == (False, ("READY=1", "STATUS=tiny is not loaded"))
