@@ -39,9 +39,7 @@ def _lines(text: str | int) -> int:
 Where = Annotated[o.Given, _WHERE]
 Model = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL", help="Its name; not needed where there is only one.", show_default=False
-    ),
+    typer.Argument(metavar="MODEL", help="Its name; not needed where there is only one.", show_default=False),
 ]
 AllModels = Annotated[bool, typer.Option("--all", "-a", help="Those that are not loaded, too.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]

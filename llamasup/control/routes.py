@@ -97,9 +97,8 @@ class Application:
         except LlamasupError:
             log.close()
             raise
-        return Stream(
-            self._streams, log_stream(log, self._streams, follow=follow), "text/plain; charset=utf-8"
-        )
+        pieces = log_stream(log, self._streams, follow=follow)
+        return Stream(self._streams, pieces, "text/plain; charset=utf-8", log.close)
 
     # --- changing
 

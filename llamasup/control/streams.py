@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,15 @@ class Streams:
 
 
 class Stream(StreamingResponse):
-    """Of one reader who has entered ``streams``."""
+    """Of one reader who has entered ``streams``. ``release``, which may block, is called at its end."""
 
-    def __init__(self, streams: Streams, pieces: AsyncGenerator[bytes], media_type: str) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        pieces: AsyncGenerator[bytes],
+        media_type: str,
+        release: Callable[[], None] | None = None,
+    ) -> None:
         # Nothing on the way may keep it: a cache, or nginx's buffer.
         headers = {
             "cache-control": "no-store",
@@ -91,13 +97,16 @@ class Stream(StreamingResponse):
         super().__init__(pieces, media_type=media_type, headers=headers)
         self._streams = streams
         self._pieces = pieces
+        self._release = release
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._pieces.aclose()  # at once, and not whenever it is collected
             self._streams.leave()
+            await self._pieces.aclose()  # at once, and not whenever it is collected
+            if self._release is not None:
+                await asyncio.to_thread(self._release)
 
 
 # --- events ------------------------------------------------------------------------------------------
@@ -173,20 +182,15 @@ async def open_log(path: Path | None, model: str, lines: int) -> LogTail:
 
 async def log_stream(log: LogTail, streams: Streams, *, follow: bool) -> AsyncGenerator[bytes]:
     """The lines as llama-server wrote them, whatever bytes they hold; with ``follow`` those to come, too."""
-    try:
-        with streams.waking() as wake:
-            while True:
-                is_last = not follow or streams.ended  # before the reading: what was written till then counts
-                # In a thread: the disk may be slow, and requests are being served meanwhile.
-                if chunk := await asyncio.to_thread(log.read):
-                    yield chunk
-                elif is_last:
-                    return
-                else:
-                    try:
-                        async with asyncio.timeout(POLL_S):
-                            await wake.wait()
-                    except TimeoutError:
-                        pass
-    finally:
-        await asyncio.to_thread(log.close)  # a reading that was cancelled may still go on
+    with streams.waking() as wake:
+        while True:
+            is_last = not follow or streams.ended  # before the reading: what was written till then counts
+            # In a thread: the disk may be slow, and requests are being served meanwhile.
+            if chunk := await asyncio.to_thread(log.read):
+                yield chunk
+            elif is_last:
+                return
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await wake.wait()

@@ -20,6 +20,7 @@ from llamasup.control.streams import (
     event_stream,
 )
 from llamasup.core.errors import LogMissing
+from llamasup.effects.log_tail import LogTail
 from llamasup.effects.logs import RotatedFile
 from llamasup.runtime.events import ServerWarned
 from tests.control.fake import PATIENCE_S, FakeControlled, controlled, served
@@ -245,5 +246,40 @@ def test_a_model_without_a_log_says_why(tmp_path: Path, log: str | None, says: s
         async with controlled(FakeControlled(path), tmp_path) as client:
             with pytest.raises(LogMissing, match=says):
                 await anext(client.log("tiny", follow=follow))
+
+    run(visit)
+
+
+def test_every_log_that_was_opened_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a reader who has gone before the first byte, whose stream never begins."""
+    opened: list[LogTail] = []
+    closed: list[LogTail] = []
+
+    class Watched(LogTail):
+        def __init__(self, path: Path, lines: int) -> None:
+            super().__init__(path, lines)
+            opened.append(self)
+
+        def close(self) -> None:
+            super().close()
+            closed.append(self)
+
+    monkeypatch.setattr(streams, "LogTail", Watched)
+
+    async def visit() -> None:
+        log = tmp_path / "a.log"
+        log.write_bytes(b"one\n" * 10_000)
+        async with served(FakeControlled(log), tmp_path) as (_, path):
+            for number in range(40):
+                _, writer = await asyncio.open_unix_connection(path)
+                writer.write(
+                    b"GET /llamasup/v1/models/tiny/logs?follow=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                )
+                await writer.drain()
+                if number % 2:
+                    await asyncio.sleep(0.001 * number)  # gone at any moment
+                writer.transport.abort()
+        assert opened
+        assert set(opened) == set(closed)
 
     run(visit)
