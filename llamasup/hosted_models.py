@@ -24,7 +24,7 @@ from llamasup.effects.model_watch import ModelWatch
 from llamasup.runtime.catalog import Catalog
 from llamasup.runtime.downloads import Downloads, DownloadSettings, Listener
 from llamasup.runtime.events import Bus, ConfigRefused, ModelsChanged
-from llamasup.runtime.library import Library, Shelves, library_of, shelves_of
+from llamasup.runtime.library import Library, Shelves, library_of, read_library, shelves_of
 from llamasup.runtime.pool import Pool, PoolOptions
 from llamasup.runtime.runners import Runners
 from llamasup.runtime.tenancy import Tenancy
@@ -169,6 +169,13 @@ class HostedModels:
         if not changes:
             self._bus.publish(ModelsChanged(changes, tuple(self.registry.specs)))
         return changes
+
+    async def check(self, config: Config, model: str) -> None:
+        """Whether this model could be loaded if this were the config, with all memory for it. Raises why not;
+        nothing is changed.
+        """
+        library = await asyncio.to_thread(read_library, config)
+        await self._pool.size(self.backend.known(model), library.registry.specs[model])
 
     async def settled(self, model: str) -> None:
         """Wait until what has changed of it serves, if it did before. Raises why it does not."""

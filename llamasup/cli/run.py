@@ -20,6 +20,7 @@ from llamasup.cli.view import JsonView, Level, TextView, View, ViewHandler
 from llamasup.core.hub import is_reference
 from llamasup.core.json_text import json_text
 from llamasup.core.settings import Settings
+from llamasup.effects.event_loop import loop_factory
 
 if TYPE_CHECKING:
     from llamasup.effects.systemd import Systemd
@@ -148,7 +149,7 @@ def _serve(
     service.on_slow_request = narrator.slow_request
     if output.server_log == "stderr":
         service.on_log = view.server_said
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_supervise(service, bus, view, narrator, systemd))
     return 0
 
@@ -224,12 +225,3 @@ class _Ticker:
         self._scheduled = False
         self._view.tick()
         self.wake()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop halves the proxy's cost per request; without it everything works all the same."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -37,6 +37,7 @@ from llamasup.effects.devices import await_freed, devices_now
 from llamasup.runtime.downloads import Listener
 from llamasup.runtime.events import Bus, ModelLeaves, Notice, StateChanged
 from llamasup.runtime.instance import STOPPING, InstanceRunner
+from llamasup.runtime.launch import read_given
 from llamasup.runtime.runners import Runners
 from llamasup.runtime.served import ServedModel
 from llamasup.runtime.tenancy import (
@@ -214,6 +215,8 @@ class Pool:
     async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
         """See what it takes, and fetch it before if it is not here. Raises what these raise."""
         if spec.problem:
+            if spec.source and not spec.is_remote:
+                await asyncio.to_thread(read_given, spec.source)  # what it raises says more
             raise ModelInvalid(spec.problem)
         local = spec
         if spec.is_remote and self._fetch is not None:

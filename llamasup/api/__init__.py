@@ -1,0 +1,20 @@
+"""llamasup in a Python program.
+
+    async with llamasup.serve("model.gguf") as server:
+        answer = await server.client.post("/v1/chat/completions", json={…})
+
+    with llamasup.serve("model.gguf") as server:
+        answer = server.client.post("/v1/chat/completions", json={…})
+
+What it serves, it serves as ``llamasup serve`` does: with the same proxy, supervision and residency, at an
+address of its own, in this process (``with``: in a thread of its own). No signal is touched. docs/python.md
+has examples.
+"""
+
+from llamasup.api.async_server import AsyncServer
+from llamasup.api.events import AsyncEvents, Events
+from llamasup.api.given import ModelArguments
+from llamasup.api.server import Server
+from llamasup.api.serving import Serving, serve
+
+__all__ = ["AsyncEvents", "AsyncServer", "Events", "ModelArguments", "Server", "Serving", "serve"]

@@ -1,0 +1,155 @@
+"""What happens, for whoever goes on reading: ``AsyncEvents`` in the loop, ``Events`` in any thread.
+
+Each reader has a bounded queue: one that stops reading costs no more than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from llamasup.runtime.events import PROTOCOL, Notice, Stopped, as_json
+
+__all__ = ["AsyncEvents", "Events", "Feed", "Reader"]
+
+MOST_WAITING = 1000  # a load is half a dozen: more than a hundred of them that nobody has looked at
+
+Event = Mapping[str, Any]
+
+
+class _Queue:
+    """What one reader has not read. The oldest go first where there is no room: the newest are nearer to how
+    things are.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+        self._waiting: deque[Event] = deque()
+        self._missed = 0
+
+    def put(self, event: Event) -> None:
+        if len(self._waiting) == MOST_WAITING:
+            self._waiting.popleft()
+            self._missed += 1
+        self._waiting.append(event)
+
+    def take(self) -> Event | None:
+        if self._missed:
+            missed, self._missed = self._missed, 0
+            return {"event": "missed", "protocol": PROTOCOL, "count": missed}
+        return self._waiting.popleft() if self._waiting else None
+
+    def drop(self) -> None:
+        self.over = True
+        self._missed = 0
+        self._waiting.clear()
+
+
+class AsyncEvents(AsyncIterator[Event]):
+    """Everything from its making on, until the server has ended. Several tasks that read the same one share
+    what comes. Dropped or closed, it costs nothing any more.
+    """
+
+    def __init__(self) -> None:
+        self._queue = _Queue()
+        self._arrived = asyncio.Event()
+
+    async def __anext__(self) -> Event:
+        while (event := self._queue.take()) is None:
+            if self._queue.over:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return event
+
+    def close(self) -> None:
+        """Whoever reads it is at its end. May be repeated."""
+        self._queue.drop()
+        self._arrived.set()
+
+    async def aclose(self) -> None:
+        """For ``contextlib.aclosing``."""
+        self.close()
+
+    def _hear(self, event: Event | None) -> None:
+        """None: nothing follows. In the loop's thread."""
+        if event is None:
+            self._queue.over = True
+        elif not self._queue.over:
+            self._queue.put(event)
+        self._arrived.set()
+
+
+class Events(Iterator[Event]):
+    """Everything from its making on, until the server has ended; then what was not read yet can still be.
+    May be read in any thread, and closed in another.
+    """
+
+    def __init__(self) -> None:
+        self._queue = _Queue()
+        self._changed = threading.Condition()
+
+    def __next__(self) -> Event:
+        with self._changed:
+            while (event := self._queue.take()) is None:
+                if self._queue.over:
+                    raise StopIteration
+                self._changed.wait()
+            return event
+
+    def close(self) -> None:
+        """Whoever reads it is at its end. May be repeated."""
+        with self._changed:
+            self._queue.drop()
+            self._changed.notify_all()
+
+    def _hear(self, event: Event | None) -> None:
+        """None: nothing follows. In the thread of the loop."""
+        with self._changed:
+            if event is None:
+                self._queue.over = True
+            elif not self._queue.over:
+                self._queue.put(event)
+            self._changed.notify_all()
+
+
+Reader = TypeVar("Reader", AsyncEvents, Events)
+
+
+class Feed:
+    """Hands what happens to all readers that there are. ``notice`` and ``end`` are for the loop's thread."""
+
+    def __init__(self) -> None:
+        self._readers: WeakSet[AsyncEvents | Events] = WeakSet()
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def add(self, reader: AsyncEvents | Events) -> bool:
+        """From any thread. False: nothing will happen any more."""
+        with self._lock:
+            if not self._ended:
+                self._readers.add(reader)
+            return not self._ended
+
+    def notice(self, notice: Notice) -> None:
+        event: Event | None = None
+        for reader in self._present():
+            event = event or as_json(notice)
+            reader._hear(event)
+        if isinstance(notice, Stopped):
+            self.end()
+
+    def end(self) -> None:
+        """May be repeated."""
+        with self._lock:
+            self._ended = True
+        for reader in self._present():
+            reader._hear(None)
+
+    def _present(self) -> list[AsyncEvents | Events]:
+        with self._lock:
+            return list(self._readers)

@@ -1,0 +1,224 @@
+"""A running llamasup, for programs without an event loop of their own: it has one, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
+
+from llamasup.api.async_server import AsyncServer, ended
+from llamasup.api.events import Events
+from llamasup.api.given import ModelArguments
+from llamasup.core.errors import UsageInvalid
+from llamasup.effects.event_loop import loop_factory
+from llamasup.effects.httpx_alone import httpx
+
+__all__ = ["LoopThread", "Server"]
+
+T = TypeVar("T")
+
+
+class Server:
+    """What ``with llamasup.serve(…)`` gives: an ``AsyncServer``, of which each method waits until it is done.
+
+    For all threads of the process that began it. Ctrl-C ends a waiting, and not what is waited for.
+    """
+
+    def __init__(self, thread: LoopThread, server: AsyncServer) -> None:
+        """Not to be called: ``serve`` makes it."""
+        self._thread = thread
+        self._server = server
+        self._client = server._access.client()
+
+    def __repr__(self) -> str:
+        return f"<llamasup.Server at {self.url}{' (ended)' if self._has_ended else ''}>"
+
+    @property
+    def url(self) -> str:
+        """``http://127.0.0.1:43121``; of a Unix socket ``http://localhost``."""
+        return self._server.url
+
+    @property
+    def client(self) -> httpx.Client:
+        """Bound to ``url``, with the key; an answer may take as long as it takes. For all threads."""
+        if self._has_ended:
+            raise ended()
+        return self._client
+
+    def status(self) -> Mapping[str, Any]:
+        """The ``status`` object of docs/design.md."""
+
+        async def ask() -> Mapping[str, Any]:
+            return self._server.status()
+
+        return self._thread.do(ask())
+
+    def events(self) -> Events:
+        """What happens from now on, as ``AsyncServer.events``."""
+        self._thread.refuse_others()
+        return self._server._read(Events())
+
+    def load(self, model: str | None = None) -> None:
+        """As ``AsyncServer.load``."""
+        self._thread.do(self._server.load(model))
+
+    def unload(self, model: str | None = None) -> None:
+        """As ``AsyncServer.unload``."""
+        self._thread.do(self._server.unload(model))
+
+    def restart(self, model: str | None = None) -> None:
+        """As ``AsyncServer.restart``."""
+        self._thread.do(self._server.restart(model))
+
+    def reload(self) -> Mapping[str, Any]:
+        """As ``AsyncServer.reload``."""
+        return self._thread.do(self._server.reload())
+
+    def switch(
+        self, model: str | Path, *, name: str | None = None, **options: Unpack[ModelArguments]
+    ) -> None:
+        """As ``AsyncServer.switch``."""
+        self._thread.do(self._server.switch(model, name=name, **options))
+
+    def stop(self, *, now: bool = False) -> None:
+        """End it, as ``AsyncServer.stop``. Ctrl-C meanwhile has it end now."""
+        self._end(now=now, quiet=False)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._thread.has_ended
+
+    def _end(self, *, now: bool, quiet: bool) -> None:
+        try:
+            self._thread.end(now=now, quiet=quiet)
+        finally:
+            self._client.close()
+
+
+class LoopThread:
+    """The thread of a ``Server``. llama-server dies with it (PR_SET_PDEATHSIG), and so with the process."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, AsyncServer]]) -> None:
+        self._begin = begin
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="llamasup", daemon=True)
+        self._begun: Future[Server] = Future()
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None  # while something may be given to it
+        self._given_up = False
+        self._serving: asyncio.Task[None] | None = None
+        self._server: AsyncServer | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._over.is_set()
+
+    def start(self) -> Server:
+        """Raises why it cannot be served, and whatever comes between; then nothing is left of it."""
+        self._thread.start()
+        try:
+            return self._begun.result()
+        except BaseException:
+            self._given_up = True
+            self._tell(self._give_up)
+            self._over.wait()
+            raise
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """In the loop, and wait for it. Whoever is interrupted asks no longer."""
+        try:
+            self.refuse_others()
+            future = self._give(work)
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return future.result()
+        except CancelledError:
+            raise ended() from None
+        finally:
+            future.cancel()
+
+    def end(self, *, now: bool, quiet: bool) -> None:
+        """Raises what it ended with, once; not if ``quiet``."""
+        if os.getpid() != self._pid:
+            return  # it is the other process's
+        self._ask_stop(now=now)
+        try:
+            self._over.wait()
+        except BaseException:
+            self._ask_stop(now=True)
+            self._over.wait()
+            raise
+        self._thread.join()
+        error, self._error = self._error, None
+        if error is not None and not quiet:
+            raise error
+
+    def refuse_others(self) -> None:
+        """Raises UsageInvalid in a forked process, which has the object and not the thread."""
+        if os.getpid() != self._pid:
+            raise UsageInvalid(
+                f"This server was begun by process {self._pid}, and this is another one.",
+                remedy="Give it the url, and let it ask there.",
+            )
+        if threading.current_thread() is self._thread:
+            raise UsageInvalid("This would wait for itself.", remedy="Ask in another thread.")
+
+    # --- within -----------------------------------------------------------------------------------------
+
+    def _give(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._lock:
+            if self._loop is None:
+                raise ended()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _tell(self, what: Callable[[], object]) -> None:
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(what)
+
+    def _ask_stop(self, *, now: bool) -> None:
+        def ask() -> None:
+            if self._server is not None:
+                self._server._ask_stop(now=now)
+
+        self._tell(ask)
+
+    # --- in the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            if not self._begun.done():
+                self._begun.set_exception(error)
+            else:
+                self._error = error
+        finally:
+            self._over.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._serving = asyncio.current_task()
+        try:
+            if not self._given_up:
+                self._server = await self._begin()
+                self._begun.set_result(Server(self, self._server))
+                await self._server._until_ended(quiet=False)
+        finally:
+            with self._lock:
+                self._loop = None
+            # What was given before has become tasks after this, and those are cancelled with the loop.
+            await asyncio.sleep(0)
+
+    def _give_up(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
