@@ -23,7 +23,7 @@ HEAVY = (
 )
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ps", "--help"], ["run", "--help"]])
 def test_asking_imports_nothing_that_only_serving_needs(arguments: list[str]) -> None:
     """What makes 150 ms possible. Time itself is measured by nobody's CI."""
     program = (
@@ -37,7 +37,8 @@ def test_asking_imports_nothing_that_only_serving_needs(arguments: list[str]) ->
     )
     assert done.returncode == 0, done.stderr
     imported = set(eval(done.stderr))  # noqa: S307 - our own list
-    assert imported <= ({"pydantic"} if arguments[0] == "run" else set())  # typer needs it for options
+    # typer needs pydantic for options
+    assert imported <= ({"pydantic"} if arguments[0] in ("run", "ps") else set())
 
 
 def test_without_a_command_the_help_is_shown() -> None:
