@@ -13,7 +13,7 @@ from typing import Any
 from llamasup import __version__
 from llamasup.control.one_model import Owner
 from llamasup.core.address import Address
-from llamasup.core.errors import Stopping
+from llamasup.core.errors import Conflict, Stopping
 from llamasup.core.failure import failure_of
 from llamasup.core.instance import Instance, RestartAsked, State
 from llamasup.core.registry_changes import Changes
@@ -124,6 +124,8 @@ class ManyModels:
 async def _restart(runner: InstanceRunner) -> None:
     await runner.take(RestartAsked())
     after = await runner.until(_is_up_or_over)
+    if after.state is State.STOPPED:
+        raise Conflict(f"{runner.model} was unloaded meanwhile.", remedy="Load it if it is to be served.")
     if after.at_rest:
         raise failure_of(after)
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.driver import llamasup, run_to_end
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.beside]
 
 
 def refused(

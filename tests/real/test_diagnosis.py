@@ -12,7 +12,7 @@ import pytest
 from llamasup.core.demo_model import demo_model
 from tests.e2e.driver import run_to_end
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.beside]
 
 GIB = 1 << 30
 

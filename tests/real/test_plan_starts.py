@@ -27,7 +27,11 @@ from llamasup.effects.hardware import hardware
 from llamasup.effects.model_file import read_model
 from llamasup.effects.runtimes import find_runtime
 
-pytestmark = [pytest.mark.real, pytest.mark.skipif(os.name == "nt", reason="Unix sockets")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.beside,
+    pytest.mark.skipif(os.name == "nt", reason="Unix sockets"),
+]
 
 MIB = 1 << 20
 SIZES = ("-lv", "4")  # llama-server logs the sizes of its buffers

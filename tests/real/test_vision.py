@@ -12,7 +12,7 @@ import pytest
 from llamasup.testing import models, vision
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.beside]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from llamasup.runtime.downloads import Downloads, DownloadSettings, Progress
 from llamasup.testing import models
 from tests.hub import Fault, Hub, running_hub
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.beside]
 
 NAME = "tiny-Q4_K_M.gguf"
 REF = "org/tiny-GGUF"
