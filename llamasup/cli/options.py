@@ -50,6 +50,7 @@ __all__ = [
     "Serving",
     "Strict",
     "run_arguments",
+    "serve_arguments",
     "was_given",
 ]
 
@@ -240,6 +241,10 @@ BESIDE_CONFIG = Group(
             "insecure_no_auth",
             "Allow another address than loopback without a key.",
         ),
+        path("--api-key-file", "api_key_file", "File of keys, instead of the config's."),
+        path("--tls-cert", "tls_cert", "PEM certificate and its chain, instead of the config's."),
+        path("--tls-key", "tls_key", "Its PEM key."),
+        path("--token-file", "token_file", "File with the hub's token, instead of the config's."),
         path("--ready-file", "ready_file", "Written with the address once requests are served."),
     )
 )
@@ -303,6 +308,21 @@ def run_arguments(model: str, settings: Settings, given: Mapping[str, Any], runt
         "--runtime",
         runtime,
         *written_back([extra], chosen),
+    ]
+
+
+def serve_arguments(config: Path | None, given: Mapping[str, Any], runtime: str) -> list[str]:
+    """The command line of ``llamasup serve`` that means this.
+
+    ``given`` are the values of ``BesideConfig`` and ``Logging``, and ``watch``.
+    """
+    return [
+        "serve",
+        *([] if config is None else ["--config", str(config)]),
+        *(["--watch"] if given["watch"] else []),
+        *written_back((*BESIDE_CONFIG.options, *LOGGING.options), given),
+        "--runtime",
+        runtime,
     ]
 
 

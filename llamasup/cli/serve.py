@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from llamasup.cli.run import OutputOptions, serve_command
 
 if TYPE_CHECKING:
+    from llamasup.config import Config
     from llamasup.serving import ServeOptions
 
-__all__ = ["serve_models"]
+__all__ = ["serve_models", "with_given"]
 
 
 def serve_models(
@@ -21,6 +22,7 @@ def serve_models(
     began_s: float,
     models_dir: tuple[str, ...],
     watch: bool,
+    token_file: Path | None,
     **options: Any,
 ) -> int:
     """Serve until stopped. ``options``: where one is given, what the config says of it does not count.
@@ -30,8 +32,6 @@ def serve_models(
     given = {name: value for name, value in options.items() if value is not None and value is not False}
 
     def ask() -> ServeOptions:
-        from msgspec import structs
-
         from llamasup.config import Config, load
         from llamasup.config.config_paths import find_config
         from llamasup.effects.keys import environment_keys
@@ -43,12 +43,8 @@ def serve_models(
         path = None if folders and config_file is None else find_config(config_file, os.environ)
 
         def read() -> Config:
-            if path is None:
-                return Config(models_dir=folders)
-            config = load(path, os.environ)
-            return structs.replace(
-                config, models_dir=(*config.models_dir, *folders), watch=config.watch or watch
-            )
+            config = Config() if path is None else load(path, os.environ)
+            return with_given(config, folders, watch=watch, token_file=token_file)
 
         return serve_options(
             read,
@@ -64,3 +60,18 @@ def serve_models(
         return ServeService(options, bus)
 
     return serve_command(ask, output, began_s, "looking at the models and the machine", make=make)
+
+
+def with_given(config: Config, folders: tuple[Path, ...], *, watch: bool, token_file: Path | None) -> Config:
+    """``config`` with what the command line adds to it, each time that it is read."""
+    from msgspec import structs
+
+    downloads = config.downloads
+    if token_file is not None:
+        downloads = structs.replace(downloads, token_file=token_file.expanduser().absolute())
+    return structs.replace(
+        config,
+        models_dir=(*config.models_dir, *folders),
+        watch=config.watch or watch,
+        downloads=downloads,
+    )

@@ -1,4 +1,4 @@
-"""``llamasup service …``: writes, removes and shows the systemd unit of one model."""
+"""``llamasup service …``: writes, removes and shows a systemd unit."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from typing import Any
 
 from llamasup.cli.errors import guarded
 from llamasup.cli.layout import table
-from llamasup.cli.options import run_arguments
 from llamasup.cli.results import write_json, write_result
+from llamasup.cli.service_units import Asked
 from llamasup.cli.view import View
 from llamasup.core.errors import ServiceManagerFailed, UsageInvalid
-from llamasup.core.settings import Settings
 from llamasup.core.unit_file import Unit, checked_name, name_for, unit_text
 from llamasup.effects.units import Units
 
 __all__ = ["install_command", "print_command", "status_command", "uninstall_command"]
 
 
-def print_command(
-    model: str, settings: Settings, given: Mapping[str, Any], *, json: bool, **request: Any
-) -> int:
+def print_command(asked: Asked, *, json: bool) -> int:
     """Print the unit. Returns the exit code, as all of these do."""
 
     def act(view: View) -> None:
-        unit = _unit(model, settings, given, **request)
+        unit = asked.unit()
         text = unit_text(unit)
         path = str(Units(unit.of_user).path(unit.file_name))
         if json:
@@ -38,15 +35,13 @@ def print_command(
     return guarded(act)
 
 
-def install_command(
-    model: str, settings: Settings, given: Mapping[str, Any], *, json: bool, now: bool, **request: Any
-) -> int:
+def install_command(asked: Asked, *, json: bool, now: bool) -> int:
     """Write the unit and tell systemd; with ``now`` also start it, now and at every boot."""
 
     def act(view: View) -> None:
-        units = Units(request["user"])
+        units = Units(asked.user)
         units.demand()
-        unit = _unit(model, settings, given, **request)
+        unit = asked.unit()
         path = units.path(unit.file_name)
         was_there = units.own(unit.file_name) is not None
         changed = units.write(unit.file_name, unit_text(unit))
@@ -56,7 +51,7 @@ def install_command(
         units.systemctl("daemon-reload")
         if now:
             units.systemctl("enable", unit.file_name)
-            # Waits until the model serves; a change only counts for a fresh start.
+            # Waits until it serves; a change only counts for a fresh start.
             units.systemctl("restart" if changed else "start", unit.file_name, timeout_s=None)
             _say(view, f"{unit.file_name} serves, and starts at every boot")
         else:
@@ -64,7 +59,7 @@ def install_command(
             _say(view, f"  → Start it: {prefix} enable --now {unit.file_name}")
         if unit.of_user:
             _say(view, "  → It ends with your last session, unless you say: loginctl enable-linger")
-        if os.environ.get("LLAMASUP_API_KEY") and given["api_key_file"] is None:
+        if os.environ.get("LLAMASUP_API_KEY") and _has_no_key(unit):
             _say(view, "  → The service does not see your $LLAMASUP_API_KEY: use --api-key-file.")
         if json:
             write_json({"unit": unit.file_name, "path": str(path), "changed": changed, "started": now})
@@ -112,29 +107,10 @@ def status_command(name: str, *, user: bool, json: bool) -> int:
     return guarded(act)
 
 
-def _unit(
-    model: str,
-    settings: Settings,
-    given: Mapping[str, Any],
-    *,
-    runtime: str | None,
-    user: bool,
-    name: str | None,
-    run_as: str | None,
-) -> Unit:
-    from llamasup.runtime.service_unit import ServiceRequest, unit_for
-
-    request = ServiceRequest(
-        model=model,
-        settings=settings,
-        given=given,
-        arguments=run_arguments,
-        runtime=runtime,
-        of_user=user,
-        name=None if name is None else checked_name(name),
-        run_as=run_as,
-    )
-    return unit_for(request, os.environ)
+def _has_no_key(unit: Unit) -> bool:
+    """As far as the unit tells: the config of many is read by a user's own service itself."""
+    told = any(each.option == "--api-key-file" for each in unit.credentials)
+    return not told and not (unit.of_many and unit.of_user)
 
 
 def _file_name(text: str) -> str:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llamasup.cli import options as o
 from llamasup.cli.model_options import WithExtra
 from llamasup.cli.option_groups import Group, switch, takes_groups, text
+from llamasup.core.settings import Settings
+
+if TYPE_CHECKING:
+    from llamasup.cli.service_units import Asked
 
 __all__ = ["service"]
 
 service = typer.Typer(
     name="service",
-    help="Run a model as a service of systemd.",
+    help="Run llamasup as a service of systemd.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -26,7 +31,7 @@ User = Annotated[bool, typer.Option("--user", help=_USER_HELP)]
 _UNIT = Group(
     (
         switch("--user", "user", _USER_HELP),
-        text("--name", "name", "NAME", "The unit is llamasup-NAME.service; default: the model's."),
+        text("--name", "name", "NAME", "The unit is llamasup-NAME.service; default: the model's, or serve."),
         text(
             "--run-as",
             "run_as",
@@ -36,6 +41,20 @@ _UNIT = Group(
     )
 )
 UnitOptions = Annotated[o.Given, _UNIT]
+# What serve takes and run does not.
+_BESIDE = Group(tuple(each for each in o.BESIDE_CONFIG.options if each.field in {"models_dir", "token_file"}))
+Beside = Annotated[o.Given, _BESIDE]
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A GGUF file, org/repo[:quant], an https URL, or 'demo'; left out for many models.",
+        show_default=False,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Serve many models, as this config says.")
+]
 Now = Annotated[bool, typer.Option("--now", help="Also start it, now and at every boot.")]
 Service = Annotated[str, typer.Argument(metavar="NAME|MODEL", show_default=False)]
 
@@ -44,8 +63,11 @@ Service = Annotated[str, typer.Argument(metavar="NAME|MODEL", show_default=False
 @takes_groups
 def print_(
     ctx: typer.Context,
-    model: o.Model,
+    model: Model = None,
     *,
+    config: ConfigFile = None,
+    beside: Beside,
+    watch: o.Watch = False,
     unit: UnitOptions,
     listening: o.Listening,
     runtime: o.RuntimeOption = None,
@@ -54,19 +76,23 @@ def print_(
     logging: o.Logging,
     json: o.Json = False,
 ) -> None:
-    """Show the unit that install would write; takes the options of run."""
+    """Show the unit that install would write; takes the options of run, or of serve."""
     from llamasup.cli.service import print_command
 
     given = {**listening, **serving, **logging}
-    sys.exit(print_command(model, settings, given, runtime=runtime, **unit, json=json))
+    asked = _asked(ctx, model, settings, given, config, {**beside, "watch": watch}, runtime=runtime, **unit)
+    sys.exit(print_command(asked, json=json))
 
 
 @service.command(cls=WithExtra)
 @takes_groups
 def install(
     ctx: typer.Context,
-    model: o.Model,
+    model: Model = None,
     *,
+    config: ConfigFile = None,
+    beside: Beside,
+    watch: o.Watch = False,
     unit: UnitOptions,
     listening: o.Listening,
     runtime: o.RuntimeOption = None,
@@ -76,11 +102,30 @@ def install(
     json: o.Json = False,
     now: Now = False,
 ) -> None:
-    """Write the unit for a model, or change it; takes the options of run."""
+    """Write the unit, or change it: for MODEL with the options of run, or for many with those of serve."""
     from llamasup.cli.service import install_command
 
     given = {**listening, **serving, **logging}
-    sys.exit(install_command(model, settings, given, runtime=runtime, **unit, json=json, now=now))
+    asked = _asked(ctx, model, settings, given, config, {**beside, "watch": watch}, runtime=runtime, **unit)
+    sys.exit(install_command(asked, json=json, now=now))
+
+
+def _asked(
+    ctx: typer.Context,
+    model: str | None,
+    settings: Settings,
+    given: o.Given,
+    config: Path | None,
+    beside: o.Given,
+    **unit: Any,
+) -> Asked:
+    from llamasup.cli.service_units import Asked
+
+    flags = {each.name or "": each.opts[0] for each in ctx.command.params}
+    chosen = {name: flag for name, flag in flags.items() if o.was_given(ctx, name)}
+    return Asked(
+        model=model, settings=settings, given=given, config=config, beside=beside, chosen=chosen, **unit
+    )
 
 
 @service.command()

@@ -1,4 +1,4 @@
-"""The systemd unit that runs one model: values in, the text of the file out.
+"""The systemd unit that runs llamasup: values in, the text of the file out.
 
 Decides what the service may do. A system unit has the whole sandbox and scores at most 1.5 in
 ``systemd-analyze security`` (X14). A unit of a user's own manager has what needs neither root nor user
@@ -16,7 +16,18 @@ from pathlib import PurePath
 from llamasup.core.errors import UsageInvalid
 from llamasup.core.naming import names_of
 
-__all__ = ["MARKER", "Credential", "Unit", "checked_name", "is_hidden", "is_ours", "name_for", "unit_text"]
+__all__ = [
+    "MARKER",
+    "Credential",
+    "Unit",
+    "checked_name",
+    "is_hidden",
+    "is_home",
+    "is_ours",
+    "name_for",
+    "own_folders",
+    "unit_text",
+]
 
 MARKER = "# Written by llamasup service install. Uninstall removes a file only if it begins with this line."
 
@@ -54,8 +65,12 @@ class Unit:
     """Asks the process whose number follows to reload, and waits until it has."""
     drain_timeout_s: float
     stop_timeout_s: float
+    of_many: bool = False
+    """Whether it serves many models, with a config that a reload reads again."""
     is_local: bool = True
     """Whether only this machine can reach it."""
+    downloads: bool = False
+    """Whether it reaches for other machines itself."""
     of_user: bool = False
     """Whether the user's own service manager runs it."""
     run_as: str | None = None
@@ -64,12 +79,19 @@ class Unit:
     """Groups that may open GPU devices here."""
     needed_paths: tuple[str, ...] = ()
     """What it must read; those that the sandbox hides are made visible."""
+    written_folders: tuple[str, ...] = ()
+    """Where it writes, besides folders of its own."""
     credentials: tuple[Credential, ...] = ()
     systemd_version: int = 0
 
     @property
     def file_name(self) -> str:
         return f"llamasup-{self.name}.service"
+
+    @property
+    def stays_here(self) -> bool:
+        """Whether nothing of it goes beyond this machine."""
+        return self.is_local and not self.downloads
 
 
 def checked_name(name: str) -> str:
@@ -99,6 +121,16 @@ def is_hidden(path: str) -> bool:
     return any(PurePath(path).is_relative_to(folder) for folder in _HIDDEN)
 
 
+def is_home(folder: str) -> bool:
+    """Whether ``folder`` is one that the sandbox hides as such: somebody's home, or what all share."""
+    return folder in _HIDDEN or str(PurePath(folder).parent) in ("/home", "/run/user")
+
+
+def own_folders(name: str) -> tuple[str, str, str]:
+    """Of the system's service of this name: for state, for what can be made again, and for a run."""
+    return f"/var/lib/llamasup/{name}", f"/var/cache/llamasup/{name}", f"/run/llamasup/{name}"
+
+
 def unit_text(unit: Unit) -> str:
     """The unit file. Raises UsageInvalid for a path that systemd has no spelling for."""
     sections = [
@@ -117,14 +149,18 @@ def unit_text(unit: Unit) -> str:
 def _about(unit: Unit) -> list[str]:
     lines = [f"Description=llamasup: {unit.name}"]
     if not unit.of_user:
-        # An address other than loopback may not be there before.
-        network = "network.target" if unit.is_local else "network-online.target"
-        if not unit.is_local:
+        # An address other than loopback may not be there before, nor a way to other machines.
+        network = "network.target" if unit.stays_here else "network-online.target"
+        if not unit.stays_here:
             lines.append(f"Wants={network}")
         lines.append(f"After={network} nvidia-persistenced.service")
     return [
         *lines,
-        "# llamasup ends a crash loop by itself (exit code 75); then this tries again for ever.",
+        *(
+            ["# A model in a crash loop fails alone; what ends llamasup itself is tried again for ever."]
+            if unit.of_many
+            else ["# llamasup ends a crash loop by itself (exit code 75); then this tries again for ever."]
+        ),
         "StartLimitIntervalSec=0",
     ]
 
@@ -139,12 +175,17 @@ def _process(unit: Unit) -> list[str]:
     at = words.index("--") if "--" in words else len(words)
     words[at:at] = options
     reload_by_signal = unit.systemd_version >= 253
+    first = "each model that is preloaded" if unit.of_many else "the model"
     return [
-        "# Ready once the model has produced a real token.",
+        f"# Ready once {first} has produced a real token.",
         f"Type={'notify-reload' if reload_by_signal else 'notify'}",
         f"ExecStart={' '.join(words)}",
         *(f"LoadCredential={each.name}:{_value(each.path)}" for each in handed_over),
-        "# Restarts the model: requests in flight finish, others wait.",
+        (
+            "# Reads the config again: models that it says nothing new of are not touched."
+            if unit.of_many
+            else "# Restarts the model: requests in flight finish, others wait."
+        ),
         *(
             ["ReloadSignal=SIGHUP"]
             if reload_by_signal
@@ -255,20 +296,28 @@ def _sandbox(unit: Unit) -> list[str]:
         return ["# What needs neither root nor user namespaces.", *_SECCOMP.splitlines()]
     lines = ["# What it can see and touch.", *_FILES_AND_DEVICES.splitlines()]
     # "-": what is missing is for llamasup to report, with its remedy.
-    lines += [f'BindReadOnlyPaths="-{_path(path)}"' for path in _outermost(unit.needed_paths)]
-    if unit.is_local:
+    written = _outermost(unit.written_folders)
+    lines += [
+        f'BindReadOnlyPaths="-{_path(path)}"'
+        for path in _outermost(filter(is_hidden, unit.needed_paths))
+        if not _is_below(path, written)
+    ]
+    lines += [f'{"BindPaths" if is_hidden(path) else "ReadWritePaths"}="-{_path(path)}"' for path in written]
+    if unit.stays_here:
         lines += ["# Served to this machine alone.", "IPAddressDeny=any", "IPAddressAllow=localhost"]
     return [*lines, *_KERNEL.splitlines(), *_SECCOMP.splitlines()]
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """The hidden ones, without those inside another."""
-    hidden = sorted({path for path in paths if is_hidden(path)})
+    """Those that are not inside another."""
+    each_once = sorted(set(paths))
     return [
-        path
-        for path in hidden
-        if not any(path != other and PurePath(path).is_relative_to(other) for other in hidden)
+        path for path in each_once if not _is_below(path, [other for other in each_once if other != path])
     ]
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(PurePath(path).is_relative_to(folder) for folder in folders)
 
 
 # --- spelling ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from llamasup.core.errors import ServiceManagerFailed, UnitNotOurs
 from llamasup.core.unit_file import is_ours
 from llamasup.effects.files import atomic_write
 
-__all__ = ["Units", "gpu_groups", "systemd_version", "unreadable_by_others"]
+__all__ = ["Units", "gpu_groups", "systemd_version", "unreadable_by_others", "unwritable_by_others"]
 
 _TIMEOUT_S = 120.0
 _SYSTEM_FOLDER = Path("/etc/systemd/system")
@@ -160,6 +160,15 @@ def unreadable_by_others(paths: Sequence[str], hidden: Sequence[str]) -> str | N
 
     Of those also in ``hidden`` the folders above do not count: the sandbox makes them anew.
     """
+    return _closed_to_others(paths, hidden, stat.S_IROTH)
+
+
+def unwritable_by_others(folders: Sequence[str], hidden: Sequence[str]) -> str | None:
+    """As ``unreadable_by_others``: why it could not make files in one of ``folders``."""
+    return _closed_to_others(folders, hidden, stat.S_IWOTH)
+
+
+def _closed_to_others(paths: Sequence[str], hidden: Sequence[str], right: int) -> str | None:
     for path in map(Path, paths):
         way = [] if str(path) in hidden else list(path.resolve().parents)
         for each in (path, *way):
@@ -167,8 +176,10 @@ def unreadable_by_others(paths: Sequence[str], hidden: Sequence[str]) -> str | N
                 mode = each.stat().st_mode
             except OSError as error:
                 return f"{each}: {error.strerror}"
-            needed = stat.S_IROTH if stat.S_ISREG(mode) else stat.S_IXOTH
-            if not mode & needed:
+            needed = right if each is path else 0
+            if stat.S_ISDIR(mode):
+                needed |= stat.S_IXOTH
+            if mode & needed != needed:
                 return f"{each} has mode {stat.S_IMODE(mode):04o}"
     return None
 
