@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from llamasup import __version__
-from llamasup.control.one_model import Owner
+from llamasup.control.one_model import Owner, shut_down
 from llamasup.core.address import Address
 from llamasup.core.errors import Conflict, Stopping
 from llamasup.core.failure import failure_of
@@ -103,12 +103,7 @@ class ManyModels:
         return {name: list(ids) for name, ids in asdict(changes).items()}
 
     def shutdown(self, *, now: bool = False) -> None:
-        if self._owner.stops_asked and not now:
-            return
-        self._owner.control_asks("stop")
-        if now and not self._owner.stops_asked:
-            self._owner.ask_stop()  # a second one means at once
-        self._owner.ask_stop()
+        shut_down(self._owner, now=now)
 
     def _asked(self, what: str, model: str) -> Tenancy:
         tenancy = self._catalog.known(model, invite=what == "load")

@@ -15,7 +15,7 @@ from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.metrics import InstanceGauges
 from llamasup.runtime.supervisor import Supervisor
 
-__all__ = ["OneModel", "Owner"]
+__all__ = ["OneModel", "Owner", "shut_down"]
 
 
 class Owner(Protocol):
@@ -31,6 +31,16 @@ class Owner(Protocol):
     def control_asks(self, what: str) -> None:
         """``what``: ``load``, ``unload``, ``restart``, ``reload`` or ``stop``."""
         ...
+
+
+def shut_down(owner: Owner, *, now: bool) -> None:
+    """As ``Controlled.shutdown`` has it."""
+    if owner.stops_asked and not now:
+        return
+    owner.control_asks("stop")
+    if now and not owner.stops_asked:
+        owner.ask_stop()  # a second one means at once
+    owner.ask_stop()
 
 
 class OneModel:
@@ -95,12 +105,7 @@ class OneModel:
         }
 
     def shutdown(self, *, now: bool = False) -> None:
-        if self._owner.stops_asked and not now:
-            return
-        self._owner.control_asks("stop")
-        if now and not self._owner.stops_asked:
-            self._owner.ask_stop()  # a second one means at once
-        self._owner.ask_stop()
+        shut_down(self._owner, now=now)
 
     def log_path(self, model: str) -> Path | None:
         self._find(model)
