@@ -319,8 +319,8 @@ class Exchange:
             waiting = self._waiting = Waiting(downstream, request, room, endpoint.model)
         if not waiting.put_back(endpoint, sent=self.sent_at > 0.0):
             return False
-        self._let_go(abort=True)
         downstream.exchange_waits(waiting)
+        self._let_go(abort=True)  # the place that comes free may be what has another server take it at once
         return True
 
     def _let_go(self, *, abort: bool = False) -> None:

@@ -152,6 +152,20 @@ def test_all_that_one_had_in_flight_goes_to_the_other_as_it_has_places(pair: Pai
     assert [client.message()[1] for client in clients] == [b"0", b"1", b"2", b"3"]
 
 
+def test_a_client_that_leaves_is_noticed_by_the_process_that_took_over(make_pair: MakePair) -> None:
+    """With one place each, the place that the first one loses is what has the other one take over at once."""
+    pair = make_pair(places=1)
+    client = pair.ask(b"{}")
+    pair.accept(0).message()
+    pair.crashes(0)
+    second = pair.accept(1)
+    second.message()
+    client.close()
+    assert second.sees_the_end()
+    assert pair.rig.record().outcome == "client_gone"
+    assert pair.rig.call(lambda: pair.served.in_flight) == 0
+
+
 def test_a_request_that_ends_both_is_not_sent_a_third_time(pair: Pair) -> None:
     client = pair.ask(b"poison")
     pair.accept(0).message()
