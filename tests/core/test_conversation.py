@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.conversation import BLOCK, FIRST_MARKS, LAST_MARKS, Conversation, read_conversation
+from llamasup.core.conversation import (
+    BLOCK,
+    FIRST_MARKS,
+    LAST_MARKS,
+    MOST_OBJECTS,
+    Conversation,
+    read_conversation,
+)
 
 SYSTEM = {"role": "system", "content": "You know llamas."}
 FIRST = {"role": "user", "content": "What do they eat?"}
@@ -152,3 +159,13 @@ def test_of_very_many_marks_the_first_and_the_last_stay() -> None:
 def test_a_body_that_repeats_nothing_has_no_mark_twice() -> None:
     marks = chat(*[FIRST] * 100).marks
     assert len(set(marks)) == 100
+
+
+def test_a_body_of_more_messages_than_any_conversation_has_is_not_read() -> None:
+    """Each costs more than the three bytes that it takes to send it."""
+
+    def messages(count: int) -> bytes:
+        return b'{"messages":[{"content":"llama"}' + b",{}" * (count - 2) + b"]}"
+
+    assert read_conversation(messages(MOST_OBJECTS)) is not None
+    assert read_conversation(messages(MOST_OBJECTS + 1)) is None
