@@ -84,6 +84,10 @@ class Service(Hosting):
     def in_flight(self) -> int:
         return 0 if self._one is None else self._one.runner.in_flight
 
+    @property
+    def drain_timeout_s(self) -> float:
+        return self.options.drain_timeout_s
+
     def ask_reload(self) -> None:
         """Let the requests in flight finish, then start the server anew. Nothing while stopping."""
         if self._one is not None and not self.stops_asked:

@@ -24,7 +24,7 @@ from llamasup.runtime.downloads import DownloadSettings
 from llamasup.runtime.events import Bus
 from llamasup.runtime.library import Library, read_library
 from llamasup.runtime.pool import PoolOptions
-from llamasup.runtime.tenancy import size_up
+from llamasup.runtime.tenancy import policy_for, size_up
 
 if TYPE_CHECKING:
     from llamasup.config import Config
@@ -178,6 +178,14 @@ class ServeService(Hosting):
     @property
     def in_flight(self) -> int:
         return 0 if self.hosted_models is None else self.hosted_models.in_flight
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """The longest that one of the models has."""
+        models = () if self.hosted_models is None else self.hosted_models.backend.tenancies()
+        policy = self.options.policy
+        times = (policy_for(each.spec.options, policy).drain_timeout_s for each in models)
+        return max(times, default=policy.drain_timeout_s)
 
     async def run(self) -> None:
         """Serve until asked to stop, and leave nothing behind. Raises PortInUse or PortNotAllowed."""

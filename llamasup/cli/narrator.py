@@ -93,7 +93,8 @@ class Narrator:
 
     def asked(self, what: str) -> None:
         """By the control API: what it says is told by what happens then."""
-        self._view.say("info", what, f"llamasup {what}: {_ASKED[what]}.")
+        doing = "reading the config again" if what == "reload" and self._has_many else _ASKED[what]
+        self._view.say("info", what, f"llamasup {what}: {doing}.")
 
     def notice(self, notice: Notice) -> None:
         match notice:

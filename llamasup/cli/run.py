@@ -187,12 +187,10 @@ async def _supervise(
             """By the control API, which does it itself."""
             if what == "stop":
                 narrator.stop_asked("llamasup stop")
-                if manager is not None:
-                    manager.stop_asked()
             else:
                 narrator.asked(what)
-                if what in ("restart", "reload") and manager is not None:
-                    manager.reload_asked()
+            if manager is not None:
+                manager.asked(what)
 
         service.on_asked = asked
 

@@ -29,13 +29,21 @@ __all__ = ["ServiceManager"]
 
 
 class Served(Protocol):
-    """``runner``: of one model, once there is one; many models have none that speaks for all."""
+    """``runner``: of one model, once there is one; many models have neither that nor a ``launch``."""
+
+    @property
+    def launch(self) -> object | None: ...
 
     @property
     def runner(self) -> InstanceRunner | None: ...
 
     @property
     def in_flight(self) -> int: ...
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """The longest that requests in flight may take to finish at a stop."""
+        ...
 
 
 _SLACK_S = 5.0
@@ -50,7 +58,7 @@ class ServiceManager:
         self._watchdog_s = systemd.watchdog_s
         self._service = service
         self._policy = policy
-        self._status = ServiceStatus()
+        self._status = ServiceStatus(of_many=service.launch is None)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -78,12 +86,12 @@ class ServiceManager:
                         model,
                         diagnosis,
                         restarts=restart_in_s is not None,
-                        crashes=len(runner.instance.crashes) if runner is not None else 0,
+                        crashes=len(runner.instance.crashes) if runner is not None else None,
                         most_crashes=self._policy.restart.most_crashes,
                     )
                 )
-            case ModelsChanged(_, models):
-                self._tell(core.reloaded(self._status, models))
+            case ModelsChanged(changes, models):
+                self._tell(core.reloaded(self._status, models, gone=(*changes.removed, *changes.changed)))
             case ConfigRefused(error):
                 self._tell(core.reloaded(self._status, None, error.message))
             case Stopped():
@@ -92,8 +100,17 @@ class ServiceManager:
                 pass
 
     def stop_asked(self) -> None:
-        needs_s = self._policy.drain_timeout_s + self._policy.stop_timeout_s + _SLACK_S
+        needs_s = self._service.drain_timeout_s + self._policy.stop_timeout_s + _SLACK_S
         self._tell(core.stopping(self._status, in_flight=self._service.in_flight, needs_s=needs_s))
+
+    def asked(self, what: str) -> None:
+        """By the control API, which does it itself. Of many models one that begins anew is no reload: the
+        others serve.
+        """
+        if what == "stop":
+            self.stop_asked()
+        elif what == "reload" or (what == "restart" and not self._status.of_many):
+            self.reload_asked()
 
     def reload_asked(self) -> None:
         runner = self._service.runner

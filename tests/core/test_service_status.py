@@ -14,7 +14,9 @@ from llamasup.core.service_status import ServiceStatus
 
 URL = "http://127.0.0.1:8080"
 SERVING = f"STATUS=serving qwen at {URL}, 4 slots"
-UP = ServiceStatus(url=URL)
+UP = ServiceStatus(url=URL, models=("qwen",))
+MANY = ServiceStatus(of_many=True)
+MANY_UP = replace(MANY, url=URL, models=("a", "b"))
 OUT_OF_MEMORY = Diagnosis(
     "out_of_memory_host", "The kernel killed it: out of memory.", "Take a smaller context.", (), False, 71
 )
@@ -113,8 +115,102 @@ def test_a_beat_asks_for_time_only_while_somebody_waits_for_a_load() -> None:
 
 
 def test_a_model_that_was_unloaded_is_no_longer_said_to_be_served() -> None:
-    status, messages = told.state_changed(UP, "tiny", State.STOPPED, slots=4)
-    assert (status, messages) == (UP, ("STATUS=tiny is not loaded",))
+    assert told.state_changed(UP, "qwen", State.STOPPED, slots=4)[1] == ("STATUS=qwen is not loaded",)
     # Nobody is to wait for a reload that an unload has overtaken.
-    status, messages = told.state_changed(replace(UP, is_reloading=True), "tiny", State.STOPPED, slots=4)
-    assert (status.is_reloading, messages) == (False, ("READY=1", "STATUS=tiny is not loaded"))
+    status, messages = told.state_changed(replace(UP, is_reloading=True), "qwen", State.STOPPED, slots=4)
+    assert (status.is_reloading, messages) == (False, ("READY=1", "STATUS=qwen is not loaded"))
+    assert states(status, State.STARTING, State.READY) == (
+        UP,
+        ["STATUS=starting llama-server for qwen", SERVING],
+    )
+
+
+# --- of many models ----------------------------------------------------------------------------------
+
+
+def happens(status: ServiceStatus, *changes: tuple[str, State]) -> tuple[ServiceStatus, list[str]]:
+    heard: list[str] = []
+    for model, state in changes:
+        status, messages = told.state_changed(status, model, state, slots=None)
+        heard += messages
+    return status, heard
+
+
+def test_while_several_are_preloaded_all_that_goes_on_is_told_and_ready_comes_once() -> None:
+    status, heard = happens(
+        MANY,
+        *(("a", State.STARTING), ("b", State.LOADING), ("a", State.WARMING), ("a", State.READY)),
+        ("b", State.READY),
+    )
+    assert heard == [
+        "STATUS=starting llama-server for a",
+        "STATUS=loading b; starting llama-server for a",
+        "STATUS=waiting for the first token of a; loading b",
+        "STATUS=loading b",
+    ]
+    assert status.is_starting
+    status, messages = told.serving(status, ["a", "b"], URL, slots=None)
+    assert (status, messages) == (MANY_UP, ("READY=1", f"STATUS=serving a, b at {URL}"))
+
+
+def test_many_are_served_while_one_of_them_loads_and_after_it_is_unloaded() -> None:
+    status, heard = happens(
+        MANY_UP, ("b", State.LOADING), ("b", State.READY), ("a", State.DRAINING), ("a", State.STOPPED)
+    )
+    assert heard == [
+        f"STATUS=serving a, b at {URL}; loading b",
+        f"STATUS=serving a, b at {URL}",
+        f"STATUS=serving a, b at {URL}",
+    ]
+    assert status == MANY_UP
+
+
+def test_the_trouble_of_one_of_many_is_its_own() -> None:
+    status, messages = told.exited(MANY_UP, "a", OUT_OF_MEMORY, restarts=True, crashes=None, most_crashes=5)
+    trouble = "restarting a after out of memory"
+    assert messages == (f"STATUS=serving a, b at {URL}; {trouble}",)
+    status, heard = happens(status, ("b", State.LOADING), ("b", State.READY), ("a", State.LOADING))
+    assert heard == [
+        f"STATUS=serving a, b at {URL}; loading b; {trouble}",
+        f"STATUS=serving a, b at {URL}; {trouble}",
+        f"STATUS=serving a, b at {URL}; {trouble}: loading a",
+    ]
+    status, messages = told.exited(status, "a", OUT_OF_MEMORY, restarts=False, crashes=None, most_crashes=5)
+    assert messages[0].startswith(f"STATUS=serving a, b at {URL}; gave up on a: The kernel killed it")
+    # It is told as long as it lasts: until it is served no more, for one.
+    status, messages = told.reloaded(status, ["b"], gone=["a"])
+    assert (status, messages) == (replace(MANY_UP, models=("b",)), (f"STATUS=serving b at {URL}",))
+
+
+def test_a_config_that_is_read_again_ends_the_reload_whatever_loads_meanwhile() -> None:
+    status, messages = told.reloading(MANY_UP, None, monotonic_us=17)
+    assert messages == ("RELOADING=1", "MONOTONIC_USEC=17", "STATUS=reading the config again")
+    status, heard = happens(status, ("b", State.LOADING), ("b", State.READY))
+    assert heard == [f"STATUS=serving a, b at {URL}; loading b", f"STATUS=serving a, b at {URL}"]
+    status, messages = told.reloaded(status, ["a", "c"])
+    assert messages == ("READY=1", f"STATUS=serving a, c at {URL}")
+    # A folder has changed: nobody waits for that.
+    assert told.reloaded(status, ["a"])[1] == (f"STATUS=serving a at {URL}",)
+    assert told.reloaded(MANY, ["a"]) == (MANY, ())
+
+
+def test_a_config_that_is_refused_leaves_the_service_ready_and_is_told_until_one_is_taken() -> None:
+    status, _ = told.reloading(MANY_UP, None, monotonic_us=17)
+    status, messages = told.reloaded(status, None, "x.yaml has 2 mistakes.")
+    refused = "its config is not taken: x.yaml has 2 mistakes."
+    assert messages == ("READY=1", f"STATUS=serving a, b at {URL}; {refused}")
+    status, heard = happens(status, ("b", State.LOADING))
+    assert heard == [f"STATUS=serving a, b at {URL}; loading b; {refused}"]
+    status, _ = happens(status, ("b", State.READY))
+    assert told.reloaded(status, ["a", "b"]) == (MANY_UP, (f"STATUS=serving a, b at {URL}",))
+
+
+def test_of_very_many_models_only_some_are_named() -> None:
+    models = [f"m{number}" for number in range(7)]
+    status, _ = told.serving(MANY, models, URL, slots=None)
+    _, heard = happens(status, *((model, State.LOADING) for model in models))
+    assert heard[-1] == (
+        f"STATUS=serving 7 models at {URL}; "
+        "loading m6; loading m5; loading m4; loading m3; loading m2; 2 more"
+    )
+    assert told.serving(MANY, [], URL, slots=None)[1][1] == f"STATUS=serving 0 models at {URL}"

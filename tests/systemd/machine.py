@@ -104,7 +104,11 @@ class Machine:
         ]
 
     def main(self, unit: str) -> psutil.Process:
-        (process,) = [each for each in self.pids(unit) if "run" in each.cmdline() and "-P" in each.cmdline()]
+        (process,) = [
+            each
+            for each in self.pids(unit)
+            if "-P" in (words := each.cmdline()) and ("run" in words or "serve" in words)
+        ]
         return process
 
     def write_unit(self, name: str, text: str) -> None:

@@ -34,6 +34,14 @@ SYSTEM = {
     "for others": replace(
         LOCAL, is_local=False, credentials=(Credential("--api-key-file", "/etc/my keys 100%"),)
     ),
+    "of many": replace(
+        LOCAL,
+        of_many=True,
+        downloads=True,
+        is_local=False,
+        written_folders=("/home/a/my models 100%", "/srv/my models 100%"),
+        credentials=(Credential("--token-file", "/etc/token"), Credential("--tls-key", "/etc/key")),
+    ),
     "as a named user": replace(
         LOCAL, run_as="daemon", is_local=False, credentials=(Credential("--api-key-file", "/etc/keys"),)
     ),
