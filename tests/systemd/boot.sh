@@ -47,6 +47,8 @@ else
     mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
     mount -t cgroup -o memory cgroup /sys/fs/cgroup/memory
 fi
+# As it is on a machine, and not in a container: systemd mounts credentials where PID 1 and the service see them.
+mount --make-rshared /
 export container=test
 exec /lib/systemd/systemd --system --unit=test.target --log-target=null
 ' boot "$@"

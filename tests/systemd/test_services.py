@@ -11,14 +11,13 @@ import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 
 import httpx
 import pytest
 
-from llamasup.testing.fake_server import install
 from tests.systemd.machine import INSIDE, PATIENCE_S, Machine, booted, why_not
+from tests.systemd.service import Service, fake, model_in
 
 REASON = why_not()
 pytestmark = [
@@ -26,66 +25,12 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
-NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with booted(tmp_path_factory.mktemp("machine")) as machine:
         yield machine
-
-
-class Service:
-    """One installed unit."""
-
-    def __init__(self, machine: Machine, model: Path, *options: str, runtime: str, **drop_in: str) -> None:
-        self.machine = machine
-        self.name = f"test{next(NUMBERS)}"
-        self.unit = f"llamasup-{self.name}.service"
-        self.model = model
-        machine.llamasup(
-            *("service", "install", str(model), "--name", self.name, "--runtime", runtime, "--port", "0"),
-            *options,
-        )
-        lines = "\n".join(f"{key}={value}" for key, value in drop_in.items())
-        machine.drop_in(self.unit, f"[Service]\nRestartSec=0\n{lines}\n")
-
-    def start(self, *options: str) -> None:
-        self.machine.systemctl("start", *options, self.unit)
-
-    def show(self, name: str) -> str:
-        return self.machine.show(self.unit)[name]
-
-    def until(self, **wanted: str) -> None:
-        self.machine.until(self.unit, **wanted)
-
-    @property
-    def url(self) -> str:
-        return self.show("StatusText").split(" at ")[1].split(",")[0]
-
-    def answer(self) -> int:
-        """Tokens of one completion, through the proxy. The network is the machine's own."""
-        completion = httpx.post(
-            f"{self.url}/completion", json={"prompt": "Once", "n_predict": 8}, timeout=PATIENCE_S
-        ).raise_for_status()
-        tokens: int = completion.json()["tokens_predicted"]
-        return tokens
-
-    def remove(self) -> None:
-        self.machine.systemctl("stop", self.unit)
-        assert self.machine.pids(self.unit) == []
-        self.machine.llamasup("service", "uninstall", self.name)
-
-
-def model_in(machine: Machine, source: Path, name: str = "tiny.gguf") -> Path:
-    (machine.work / name).write_bytes(source.read_bytes())
-    return INSIDE / name
-
-
-def fake(machine: Machine, *faults: str) -> str:
-    name = f"server{next(NUMBERS)}"
-    install(machine.work / name, *faults)
-    return str(INSIDE / name)
 
 
 def test_the_sandboxed_service_serves_a_model_in_somebodys_home(
