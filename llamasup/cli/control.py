@@ -15,6 +15,7 @@ from llamasup.cli.results import write_bytes, write_json, write_result
 from llamasup.cli.view import View, plural, while_waiting
 from llamasup.control.client import ControlClient
 from llamasup.core.errors import ControlFailed, NotRunning, UsageInvalid
+from llamasup.core.model_state import AWAY
 from llamasup.core.printable import printable
 
 __all__ = [
@@ -43,8 +44,11 @@ def ps_command(where: Where, *, all_: bool, json: bool) -> int:
             write_json(status)
             return
         shown, left_out = _shown(status, all_=all_)
-        write_result(models_table(shown))
-        _tell_left_out(view, left_out)
+        if shown:
+            write_result(models_table(shown))
+        elif not left_out:
+            _say(view, "There is no model here yet")
+        _tell_left_out(view, left_out, any_shown=bool(shown))
 
     return _talk(where, act)
 
@@ -59,7 +63,7 @@ def status_command(where: Where, *, all_: bool, json: bool) -> int:
             write_json(status)
         else:
             write_result(summary(status, shown))
-            _tell_left_out(view, left_out)
+            _tell_left_out(view, left_out, any_shown=bool(shown))
         return 1 if any(model["state"] in _NOT_WELL for model in status["models"]) else 0
 
     return _talk(where, act)
@@ -100,7 +104,7 @@ def restart_command(where: Where, model: str | None, *, wait: bool, json: bool) 
         if model is not None:
             names = [model]
         else:
-            names = [each["id"] for each in client.status()["models"] if each["state"] != "stopped"]
+            names = [each["id"] for each in client.status()["models"] if each["state"] not in AWAY]
             if not names:
                 raise UsageInvalid("No model is loaded.", remedy="Load one: llamasup load MODEL")
         restarted = []
@@ -192,13 +196,18 @@ def _shown(status: Mapping[str, Any], *, all_: bool) -> tuple[Sequence[Mapping[s
     models = status["models"]
     if all_ or len(models) == 1:
         return models, 0
-    shown = [model for model in models if model["state"] != "stopped"]
+    shown = [model for model in models if model["state"] not in AWAY]
     return shown, len(models) - len(shown)
 
 
-def _tell_left_out(view: View, count: int) -> None:
+def _tell_left_out(view: View, count: int, *, any_shown: bool) -> None:
     if count:
-        _say(view, f"{plural(count, 'model')} not loaded: --all lists {'them' if count > 1 else 'it'}")
+        what = (
+            f"{plural(count, 'model')} not loaded"
+            if any_shown
+            else f"None of {plural(count, 'model')} is loaded"
+        )
+        _say(view, f"{what}: --all lists {'them' if count > 1 else 'it'}")
 
 
 def _end(client: ControlClient) -> Callable[[], None]:

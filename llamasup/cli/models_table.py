@@ -84,10 +84,13 @@ def _until(model: Model, now: datetime) -> str:
 
 
 def _trouble(model: Model) -> str:
-    """Of one that does not serve as it should: how its server ended last."""
-    last = model.get("last_exit")
-    if last is None or model.get("state") not in ("failed", "backoff"):
+    """Of one that does not serve as it should: why, or how its server ended last."""
+    if model.get("state") not in ("failed", "backoff", "broken"):
         return ""
+    last = model.get("last_exit")
+    if last is None:
+        why = model.get("problem")
+        return printable(f"{model.get('id')}: {why}") if why else ""
     how = last.get("signal") or (f"exit code {last['code']}" if last.get("code") is not None else "")
     told = f"{model.get('id')}: {last.get('cause')}" + (f" ({how})" if how else "")
     return printable(told) + (f"\n  → {printable(last['remedy'])}" if last.get("remedy") else "")

@@ -22,7 +22,7 @@ from llamasup.runtime.catalog import Catalog
 from llamasup.runtime.events import Bus
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.metrics import InstanceGauges
-from llamasup.runtime.model_status import model_status
+from llamasup.runtime.model_status import model_status, state_of_tenancy
 from llamasup.runtime.scraping import scrape
 from llamasup.runtime.tenancy import Tenancy
 
@@ -138,6 +138,7 @@ def _status(tenancy: Tenancy) -> Mapping[str, Any]:
         tenancy.runners,
         queued=len(tenancy.served.room),
         facts=spec.listed,
+        state=state_of_tenancy(tenancy),
         until=_until(tenancy),
         pinned=spec.stay.pin,
     )

@@ -34,12 +34,14 @@ _encode = msgspec.json.Encoder().encode
 @dataclass(frozen=True, slots=True)
 class ListedModel:
     """One model at one moment. ``meant``: that of ``spec``. ``ctx_size``: what one request may use, if it is
-    loaded; ``problem``: why it cannot be loaded; ``sees``: it takes images.
+    loaded; ``problem``: why it cannot be loaded; ``sees``: it takes images;
+    ``state``: the word of ``core.model_state``.
     """
 
     spec: ModelSpec
     meant: MeantModel
     phase: Phase = Phase.ABSENT
+    state: str = "stopped"
     ctx_size: int | None = None
     problem: str = ""
     sees: bool = False
@@ -103,7 +105,7 @@ class ModelListing:
                 "ftype": facts.quantization,
             }
         entry["llamasup"] = {
-            "state": listed.phase.value,
+            "state": listed.state,
             "class": None if facts is None else facts.model_class.value,
             "context": listed.ctx_size or spec.settings.ctx_size,
             "size_bytes": size_bytes,

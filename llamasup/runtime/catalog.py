@@ -15,6 +15,7 @@ from llamasup.core.registry_changes import Changes, changes
 from llamasup.core.residency import Phase
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import STOPPING
+from llamasup.runtime.model_status import state_of_tenancy
 from llamasup.runtime.pool import Pool
 from llamasup.runtime.renewal import remove, renew
 from llamasup.runtime.tenancy import Tenancy
@@ -127,6 +128,7 @@ class Catalog:
             tenancy.spec,
             self._meant[tenancy.spec.id],
             tenancy.phase,
+            state_of_tenancy(tenancy),
             None if plan is None or not tenancy.serves else plan.ctx_size,
             "" if tenancy.error is None else tenancy.error.message,
             sees=tenancy.sized is not None and tenancy.sized.launch.sees,

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamasup.core.instance import State
 from llamasup.core.model_facts import ModelFacts
+from llamasup.core.model_state import nearest, state_of
 from llamasup.runtime.instance import InstanceRunner
 
-__all__ = ["model_status"]
+if TYPE_CHECKING:
+    from llamasup.runtime.tenancy import Tenancy
 
-# Of several replicas the one that is nearest to serving speaks for the model.
-_NEAREST = (
-    *(State.READY, State.WARMING, State.LOADING, State.STARTING, State.DRAINING, State.STOPPING),
-    *(State.BACKOFF, State.FAILED, State.STOPPED),
-)
+__all__ = ["model_status", "state_of_tenancy"]
+
+
+def state_of_tenancy(tenancy: Tenancy) -> str:
+    """The word for how one of many models does."""
+    waits_for = ""
+    if tenancy.wanted:
+        told = tenancy.served.absent
+        waits_for = "download" if told is not None and told.cause == "downloading" else "memory"
+    return state_of(
+        tenancy.phase,
+        (runner.instance.state for runner in tenancy.runners),
+        waits_for=waits_for,
+        broken=bool(tenancy.spec.problem),
+    )
 
 
 def model_status(
@@ -36,7 +48,7 @@ def model_status(
     """
     from llamasup.effects.vitals import vitals
 
-    runners = sorted(runners, key=lambda runner: _NEAREST.index(runner.instance.state))
+    runners = sorted(runners, key=lambda runner: nearest(runner.instance.state))
     first = runners[0] if runners else None
     plan = None if first is None else first.plan
     last = None if first is None else first.instance.last

@@ -82,3 +82,10 @@ def test_a_model_that_has_failed_says_why_and_what_to_do() -> None:
     assert text.endswith("qwen: crashed (SIGSEGV)\n  → Update it.")
     assert "crashed" not in summary(status, [{**LOADED, "last_exit": last}])  # it serves again
     assert summary(status, []).count("\n") == 0
+
+
+def test_a_model_that_never_started_says_why_as_well() -> None:
+    status = {"version": "1", "pid": 7, "url": "http://127.0.0.1:8080", "uptime_s": 61.0}
+    broken = {"id": "half", "state": "broken", "problem": "half.gguf: truncated", "last_exit": None}
+    assert summary(status, [broken]).endswith("\nhalf: half.gguf: truncated")
+    assert "truncated" not in summary(status, [{**broken, "state": "ready"}])

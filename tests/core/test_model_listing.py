@@ -39,7 +39,7 @@ def entry(spec: ModelSpec, **more: Any) -> Any:
 
 
 def test_a_loaded_model_is_listed_with_all_that_is_known_of_it() -> None:
-    assert entry(HERE, phase=Phase.RESIDENT, ctx_size=2048, sees=True) == {
+    assert entry(HERE, phase=Phase.RESIDENT, state="ready", ctx_size=2048, sees=True) == {
         "id": "org/chat:Q4_K_M",
         "object": "model",
         "created": 1_700_000_000,
@@ -58,7 +58,7 @@ def test_a_loaded_model_is_listed_with_all_that_is_known_of_it() -> None:
             "ftype": "Q4_K_M",
         },
         "llamasup": {
-            "state": "resident",
+            "state": "ready",
             "class": "decoder",
             "context": 2048,
             "size_bytes": 5 * GIB + 7,
@@ -80,7 +80,7 @@ def test_one_that_is_still_to_be_downloaded_says_what_there_is_to_say() -> None:
     assert found["status"] == {"value": "unloaded"}
     assert "meta" not in found
     assert found["llamasup"] == {
-        "state": "absent",
+        "state": "stopped",
         "class": None,
         "context": None,
         "size_bytes": None,
@@ -109,7 +109,6 @@ def test_a_file_without_an_identity_has_the_size_of_its_header() -> None:
 def test_the_status_is_in_the_words_of_llama_cpps_router(phase: Phase, word: str) -> None:
     found = entry(HERE, phase=phase)
     assert found["status"] == {"value": word}
-    assert found["llamasup"]["state"] == phase.value
 
 
 def test_one_that_cannot_be_loaded_says_why() -> None:
