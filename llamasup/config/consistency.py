@@ -49,15 +49,17 @@ def _can_find_more(lines: Mapping[Place, int]) -> bool:
 
 def _of_listening(config: Config) -> _Found:
     ports: dict[int, str] = {}
+    seen: set[TcpAddress | UnixAddress] = set()
     for number, address in enumerate(config.listen):
         key: Place = ("listen", number)
-        if address in config.listen[:number]:
+        if address in seen:
             yield key, f"{shown(_written(address))} is there already; keep one of them"
         elif isinstance(address, TcpAddress):
             ports.setdefault(address.port, _written(address))
             if len(ports) > 1:
                 first = next(iter(ports))
                 yield key, f"port {address.port}, and {ports[first]} has {first}; all share one port"
+        seen.add(address)
     if not config.listen:
         yield ("listen",), "no address; leave the key out for 127.0.0.1:8080"
     http = config.http
@@ -138,7 +140,8 @@ def _of_groups(config: Config, *, models_are_known: bool) -> _Found:
                 if patterns > MOST_PATTERNS:
                     yield key, f"more than {MOST_PATTERNS} names with * or ?"
                     return
-                means = [name for name in named if pattern(member).fullmatch(name)]
+                matches = pattern(member).fullmatch
+                means = [name for name in named if matches(name)]
             else:
                 means = [owner.get(member, member)]
                 if models_are_known and means[0] not in owner:

@@ -283,23 +283,25 @@ class Url(_Kind):
     """``http`` too: whether it is allowed depends on another key."""
 
     allowed: str = "an https URL of a .gguf file"
+    pattern: str = r"https?://[^\s/?#@]+(?:/\S*)?"
 
     @property
     def hidden(self) -> bool:  # a URL may hold a password, or a token in its query
         return True
 
     def parse(self, text: str) -> str:
-        if not re.fullmatch(r"https?://[^\s/?#]+(?:/\S*)?", text):
+        if not re.fullmatch(self.pattern, text):
             raise Refused
         return text
 
     def schema(self) -> Mapping[str, Any]:
-        return {"type": "string", "pattern": r"^https?://[^\s/?#]+(/\S*)?$"}
+        return {"type": "string", "pattern": f"^{self.pattern}$"}
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Url):
     allowed: str = "the URL of a mirror, such as https://hub.example.net"
+    pattern: str = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
 
     def parse(self, text: str) -> str:
         return Url.parse(self, text).rstrip("/")

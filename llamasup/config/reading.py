@@ -34,6 +34,7 @@ from llamasup.core.model_names import is_pattern
 __all__ = ["Reading", "keys_of", "load", "read", "read_text"]
 
 _WRONG: Any = object()
+_QUOTED = re.compile("'([^']*)'")
 _BARE_VARIABLE = re.compile(r"\$[A-Za-z_]")
 
 
@@ -123,9 +124,7 @@ class _Reader:
 
     def as_written(self, what: str) -> str:
         """``what`` with the names of variables where it quotes what they hold: that may be a secret."""
-        for value, written in self._written.items():
-            what = what.replace(f"'{value}'", f"'{written}'")
-        return what
+        return _QUOTED.sub(lambda found: f"'{self._written.get(found[1], found[1])}'", what)
 
     def _refuse(self, line: int, place: Place, what: str) -> None:
         self._mistakes.append(Mistake(line, place_text(place), what))
@@ -224,7 +223,7 @@ class _Reader:
         hidden = kind.hidden and not (isinstance(kind, FilePath) and _looks_like_path(node.text))
         seen = "what is there (not shown: it may be a secret)" if hidden else shown(node.text)
         if "${" in node.text and text != node.text:
-            self._written[text] = node.text
+            self._written[text] = self._written[shown(text)[1:-1]] = node.text
             seen += " with its value from the environment"
         elif not isinstance(kind, FilePath) and kind.needs_plain and not node.plain:
             self._refuse(node.line, at, f"{seen} in quotes is text; {takes}, without quotes")

@@ -43,7 +43,7 @@ _SPLIT_URL = re.compile(r"(?P<prefix>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.DO
 _MOST_PARTS = 999
 # Of the 255 that file systems take: a name gets ".part.json" behind it, and dots before it.
 _MOST_NAME_BYTES = 220
-_HOW = "write org/repo, org/repo:QUANT, org/repo:FILE.gguf, or the https URL of a .gguf file"
+_HOW = "Write org/repo, org/repo:QUANT, org/repo:FILE.gguf, or the https URL of a .gguf file."
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def parse_ref(text: str, endpoint: str = HUB) -> Ref | None:
     ``endpoint`` is the hub that is asked: URLs of its web site name repositories. Raises UsageInvalid for a
     reference that cannot be followed.
     """
-    if text.startswith(("http://", "https://")):
+    if text[:8].lower().startswith(("http://", "https://")):
         return _url(text, endpoint)
     prefix = next(
         (each for each in ("hf://", "hf:", "hf.co/", "huggingface.co/") if text.startswith(each)), ""
@@ -104,9 +104,7 @@ def is_reference(text: str) -> bool:
 
 def _repo(repo: str, said: str | None, text: str, revision: str = "main") -> RepoRef:
     if not _REPO.fullmatch(repo) or ".." in repo:
-        raise UsageInvalid(
-            f"{printable(text)!r} names no repository.", remedy=f"{_HOW[0].upper()}{_HOW[1:]}."
-        )
+        raise UsageInvalid(f"{printable(text)!r} names no repository.", remedy=_HOW)
     if said is None:
         return RepoRef(repo, revision=revision)
     if said.lower().endswith(".gguf"):
@@ -128,15 +126,15 @@ def _url(text: str, endpoint: str) -> Ref:
     try:
         parts = urlsplit(text)
         origin = origin_of(text)
-    except ValueError as error:
-        raise UsageInvalid(f"{printable(text)!r} is no URL: {error}.", remedy=f"{_HOW}.") from None
+    except ValueError as error:  # it is not shown: where its query begins cannot be told
+        raise UsageInvalid(f"What is given is no URL: {error}.", remedy=_HOW) from None
     if parts.username is not None or parts.password is not None:
         raise UsageInvalid(
             f"{shown_url(text)} carries a user name or a password, which would be seen in logs and by ps.",
             remedy="Leave them out; a token for the hub comes from HF_TOKEN or --token-file.",
         )
     if not parts.hostname:
-        raise UsageInvalid(f"{printable(text)!r} names no host.", remedy=f"{_HOW}.")
+        raise UsageInvalid("The URL that is given names no host.", remedy=_HOW)
     is_hub = origin == origin_of(endpoint) or (parts.scheme == "https" and parts.hostname in _HUB_HOSTS)
     segments = [unquote(each) for each in parts.path.split("/") if each]
     if is_hub and (found := _page(segments, text)) is not None:
@@ -175,7 +173,7 @@ def _page(segments: list[str], text: str) -> RepoRef | None:
         return _repo(repo, None, text, revision)
     raise UsageInvalid(
         f"{shown_url(text)} is neither a repository nor a file of one.",
-        remedy=f"{_HOW[0].upper()}{_HOW[1:]}.",
+        remedy=_HOW,
     )
 
 

@@ -20,7 +20,7 @@ from llamasup.core.printable import printable
 
 __all__ = ["is_transient", "next_page", "read_page", "refusal"]
 
-_NEXT = re.compile(r'<([^<>]*)>\s*;[^,]*rel="?next"?')
+_NEXT = re.compile(r'<([^<>]*)>\s*;[^,<]*rel="?next"?')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_SAID = 200
 _NO_SUCH = frozenset({"RepoNotFound", "RevisionNotFound", "EntryNotFound"})
@@ -61,11 +61,20 @@ def _file(entry: _Entry) -> RepoFile:
 
 
 def next_page(link: str | None, url: str) -> str | None:
-    """The URL of the page after the one at ``url``; on the same host, whatever a mirror's answer says."""
+    """The URL of the page after the one at ``url``; on the same host, whatever a mirror's answer says.
+
+    Raises DownloadFailed for what is no URL.
+    """
     found = _NEXT.search(link or "")
     if found is None:
         return None
-    after = urlsplit(urljoin(url, str(found[1])))
+    try:
+        after = urlsplit(urljoin(url, str(found[1])))
+    except ValueError as error:
+        raise DownloadFailed(
+            f"The hub's list of files goes on at what is no URL: {error}.",
+            remedy="If HF_ENDPOINT or --endpoint is set, check that it is a model hub.",
+        ) from None
     here = urlsplit(url)
     return after._replace(scheme=here.scheme, netloc=here.netloc).geturl()
 

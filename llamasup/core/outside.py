@@ -16,6 +16,9 @@ __all__ = ["Reach", "is_public"]
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# All that is handed out of IPv6. Outside it are networks' own ways to IPv4 addresses (64:ff9b:1::/48, ::/96),
+# old site-local ones and others, which ``is_global`` does not all know.
+_HANDED_OUT = ipaddress.IPv6Network("2000::/3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,11 @@ def is_public(address: str) -> bool:
         found = _unwrapped(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
         return False
-    return found.is_global and not found.is_multicast
+    return (
+        found.is_global
+        and not found.is_multicast
+        and (isinstance(found, ipaddress.IPv4Address) or found in _HANDED_OUT)
+    )
 
 
 def _unwrapped(address: _Address) -> _Address:

@@ -81,6 +81,6 @@ def retry_after_s(text: str | None, now: datetime) -> float | None:
         return float(text[:9])
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the second: a year of eleven digits
         return None
     return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now).total_seconds())

@@ -12,6 +12,7 @@ import socket
 import urllib.request
 from types import TracebackType
 
+from llamasup.core.errors import DownloadFailed
 from llamasup.core.hub import origin_of
 from llamasup.core.outside import Reach
 from llamasup.effects.httpx_alone import httpx
@@ -24,7 +25,9 @@ _LOOK_UP_S = 15.0
 
 
 class CheckedHosts(httpx.AsyncBaseTransport):
-    """``reach`` says which addresses may be connected to. Raises its DownloadRefused for the others."""
+    """``reach`` says which addresses may be connected to. Raises its DownloadRefused for the others, and
+    DownloadFailed for a proxy of the environment that cannot be used.
+    """
 
     def __init__(self, reach: Reach, *, connections: int) -> None:
         self._reach = reach
@@ -72,7 +75,16 @@ class CheckedHosts(httpx.AsyncBaseTransport):
         if origin not in self._pools:
             # A TLS context, with all the certificates of the world, takes 20 ms to build.
             with_tls = origin[0] == "https"
-            self._pools[origin] = httpx.AsyncHTTPTransport(verify=with_tls, limits=self._limits, proxy=proxy)
+            try:
+                self._pools[origin] = httpx.AsyncHTTPTransport(
+                    verify=with_tls, limits=self._limits, proxy=proxy
+                )
+            except (ImportError, ValueError, httpx.InvalidURL):  # SOCKS; none that httpx knows; no URL
+                # It is not shown: it may hold a password.
+                raise DownloadFailed(
+                    f"The proxy that the environment names for {origin[0]} cannot be used.",
+                    remedy=f"Set {origin[0]}_proxy to something like http://proxy.example:3128, or no_proxy.",
+                ) from None
         return self._pools[origin]
 
     async def _checked(self, url: httpx.URL, origin: tuple[str, str, int]) -> list[str]:
@@ -104,8 +116,10 @@ def _is_literal(host: str) -> bool:
 
 
 def _proxy(origin: tuple[str, str, int]) -> str | None:
-    """That of the environment (``https_proxy``, ``no_proxy``), as every tool takes it."""
+    """That of the environment (``https_proxy``, ``no_proxy``), as every tool takes it: HOST:PORT too."""
     scheme, host, _ = origin
     proxies = urllib.request.getproxies()
     proxy = proxies.get(scheme) or proxies.get("all")
-    return proxy if proxy and not urllib.request.proxy_bypass(host) else None
+    if not proxy or urllib.request.proxy_bypass(host):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"

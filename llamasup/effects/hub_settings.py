@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llamasup.core.errors import ConfigInvalid, UsageInvalid
-from llamasup.core.hub import HUB, origin_of
+from llamasup.core.hub import HUB, origin_of, shown_url
 from llamasup.core.printable import printable
 
 __all__ = ["hub_endpoint", "hub_token"]
@@ -24,9 +24,12 @@ def hub_endpoint(environ: Mapping[str, str], given: str | None = None) -> str:
         problem = "" if origin_of(endpoint)[1] else "it names no host"
     except ValueError as error:
         problem = str(error)
+    shown = printable(endpoint)
+    if any(mark in endpoint for mark in "@?#"):  # it would be seen in logs and by ps
+        problem, shown = "it holds more than host, port and path", shown_url(endpoint)
     if problem:
         raise UsageInvalid(
-            f"The endpoint {printable(endpoint)!r} is no URL of a model hub: {problem}.",
+            f"The endpoint {shown!r} is no URL of a model hub: {problem}.",
             remedy="Set HF_ENDPOINT, or --endpoint, to something like https://huggingface.co.",
         )
     return endpoint

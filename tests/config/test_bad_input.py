@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -282,10 +284,20 @@ def test_what_the_environment_holds_is_never_shown(text: str) -> None:
         f"auth: {{api_key_file: [{SECRET}]}}",
         f"auth: {{api_key: {SECRET}}}",
         f"models: {{a: {{url: 'ftp://{SECRET}@h'}}}}",
+        f"downloads: {{endpoint: 'https://{SECRET}@h'}}",
+        f"downloads: {{endpoint: 'https://h?t={SECRET}'}}",
+        f"models: {{a: {{url: 'https://u:{SECRET}@h/x.gguf'}}}}",
     ],
 )
 def test_what_may_be_a_secret_is_not_shown(text: str) -> None:
-    assert SECRET not in "".join(mistakes_of(text))
+    found = mistakes_of(text)
+    assert found
+    assert SECRET not in "".join(found)
+
+
+def test_of_what_the_environment_holds_not_even_the_beginning_is_shown() -> None:
+    (found,) = mistakes_of("{default_model: '${S}', models: {a: {path: x}}}", S=SECRET * 10)
+    assert found.endswith("default_model: '${S}' is no model of this config")
 
 
 # --- YAML --------------------------------------------------------------------------------------------
@@ -369,3 +381,22 @@ def test_errors_can_be_shown_on_any_terminal() -> None:
     found = mistakes_of('models_dir: m\n"a\\e[2Jb": 1\nmax_loaded: "\\e[31m\\u202e"\n')
 
     assert all(each.isprintable() for each in found)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        lambda count: ["listen:", *(f"- /run/{number}.sock" for number in range(count))],
+        lambda count: ["groups:", "  g:", *(f"  - ${{S}}{number}" for number in range(count))],
+    ],
+    ids=["listen", "groups"],
+)
+def test_a_config_takes_time_in_proportion_to_its_size(lines: Callable[[int], list[str]]) -> None:
+    def taken_s(count: int) -> float:
+        text = "\n".join(("models: {a: {path: x}}", *lines(count)))
+        began_s = time.perf_counter()
+        mistakes_of(text, S="x")
+        return time.perf_counter() - began_s
+
+    small_s, large_s = min(taken_s(500) for _ in range(3)), taken_s(8000)
+    assert large_s < 64 * small_s  # it has 16 times as much; each compared with each would be 256

@@ -104,7 +104,9 @@ def test_paths_and_names_are_no_references(text: str) -> None:
         ("org/repo:", "neither a quantization nor"),
         ("org/repo:../m.gguf", "no file of a repository"),
         ("https://user:secret@example.com/m.gguf", "user name or a password"),
-        ("https:///m.gguf", "no host"),
+        ("https:///m.gguf?sig=secret", "no host"),
+        ("https://[::1/m.gguf?sig=secret", "no URL"),
+        ("HTTPS://example.com:99999/m.gguf?sig=secret", "no URL"),
         ("https://example.com:x/m.gguf", "no URL"),
         ("https://example.com/m.bin", "does not end in"),
         ("https://example.com", "does not end in"),
@@ -353,6 +355,8 @@ def test_the_next_page_is_asked_of_the_same_host() -> None:
     assert next_page("</a?b=1>; rel=next", "https://h/x") == "https://h/a?b=1"
     assert next_page('<https://h/1>; rel="prev"', "https://h/x") is None
     assert next_page(None, "https://h/x") is None
+    with pytest.raises(DownloadFailed, match="no URL"):
+        next_page('<http://[>; rel="next"', "https://h/x")
 
 
 REPO = RepoRef("o/r", file="m.gguf", revision="v2")
@@ -411,7 +415,8 @@ def test_which_answers_may_change() -> None:
         *(("169.254.169.254", False), ("100.64.0.1", False), ("0.0.0.0", False), ("224.0.0.1", False)),
         *(("::1", False), ("fe80::1%eth0", False), ("fd00::1", False), ("::ffff:127.0.0.1", False)),
         *(("64:ff9b::7f00:1", False), ("2002:7f00:1::", False), ("255.255.255.255", False), ("x", False)),
-        *(("ff02::1", False), ("::", False)),
+        *(("ff02::1", False), ("::", False), ("fec0::1", False), ("64:ff9b:1::7f00:1", False)),
+        *(("::7f00:1", False), ("::ffff:0:7f00:1", False)),
     ],
 )
 def test_which_addresses_are_public(address: str, public: bool) -> None:
@@ -484,6 +489,7 @@ def test_when_to_come_back() -> None:
     assert retry_after_s("Thu, 01 Jan 2026 12:00:30 GMT", now) == 30.0
     assert retry_after_s("Thu, 01 Jan 2026 11:00:00 GMT", now) == 0.0
     assert retry_after_s("soon", now) is None
+    assert retry_after_s("Thu, 01 Jan 99999999999 12:00:00 GMT", now) is None
     assert retry_after_s(None, now) is None
 
 

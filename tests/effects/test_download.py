@@ -827,6 +827,27 @@ def test_a_proxy_of_the_environment_is_used_and_is_not_a_way_in(
         puller("http://10.0.0.1/m.gguf")
 
 
+def test_a_proxy_may_be_written_as_a_host_and_a_port(
+    puller: Puller, model: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puller.hub.plain["/m.gguf"] = model
+    monkeypatch.setenv("http_proxy", puller.hub.cdn.removeprefix("http://"))
+    puller.options["allow_http"] = True
+    assert puller("http://files.example/m.gguf").path.read_bytes() == model
+
+
+@pytest.mark.parametrize("proxy", ["gopher://u:secret@proxy:1", "http://u:secret@proxy:port"])
+def test_a_proxy_that_cannot_be_used_is_a_mistake_of_the_environment(
+    puller: Puller, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    puller.options["allow_http"] = True
+    with pytest.raises(DownloadFailed, match="proxy that the environment names") as caught:
+        puller("http://files.example/m.gguf")
+    assert "http_proxy" in caught.value.remedy
+    assert "secret" not in str(caught.value)
+
+
 # --- URLs -----------------------------------------------------------------------------------------
 
 
@@ -886,9 +907,10 @@ def test_where_the_hub_is() -> None:
     assert hub_endpoint({}) == "https://huggingface.co"
     assert hub_endpoint({"HF_ENDPOINT": "https://mirror/"}) == "https://mirror"
     assert hub_endpoint({"HF_ENDPOINT": "https://mirror"}, "https://given/hf") == "https://given/hf"
-    for wrong in ("mirror", "https://", "ftp://h"):
-        with pytest.raises(UsageInvalid):
+    for wrong in ("mirror", "https://", "ftp://h", "https://u:secret@h", "https://h?token=secret"):
+        with pytest.raises(UsageInvalid) as caught:
             hub_endpoint({}, wrong)
+        assert "secret" not in caught.value.message
 
 
 # --- removing -------------------------------------------------------------------------------------
