@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from llamasup.effects.model_watch import ModelWatch
 from llamasup.runtime.catalog import Catalog
 from llamasup.runtime.downloads import Downloads, DownloadSettings, Listener
 from llamasup.runtime.events import Bus, ConfigRefused, ModelsChanged
+from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.library import Library, Shelves, library_of, read_library, shelves_of
 from llamasup.runtime.pool import Pool, PoolOptions
 from llamasup.runtime.runners import Runners
@@ -106,6 +107,16 @@ class HostedModels:
     def in_flight(self) -> int:
         return sum(each.served.in_flight for each in self.backend.tenancies())
 
+    @property
+    def budget(self) -> Mapping[str, int]:
+        """Bytes by place, for all models together."""
+        return self._pool.options.budget
+
+    def runners_of(self, model: str) -> Sequence[InstanceRunner]:
+        """Its processes; none of a model that was never wanted, or is none."""
+        tenancy = self._pool.tenancies.get(model)
+        return () if tenancy is None else tuple(tenancy.runners)
+
     # --- Hosted -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -125,12 +136,10 @@ class HostedModels:
         await self._pool.running.wait()
 
     async def ready(self) -> tuple[str, ...] | None:
-        for model, error in (await self.backend.preload()).items():
+        for error in (await self.backend.preload()).values():
             if self._insists:
                 self._error = self._error or error
                 self.ask_stop(now=False)
-            elif not self._pool.stopping:
-                _log.warning("%s is not preloaded: %s %s", model, error.message, error.remedy)
         return None if self._pool.stopping else tuple(self.registry.specs)
 
     def still_ready(self) -> bool:
@@ -210,11 +219,8 @@ class HostedModels:
                 self._tasks.create_task(self._load_quietly(tenancy), name=f"{id_}/preload")
 
     async def _load_quietly(self, tenancy: Tenancy) -> None:
-        try:
+        with contextlib.suppress(LlamasupError):  # the bus tells it
             await self._pool.load(tenancy)
-        except LlamasupError as error:
-            if not self._pool.stopping:
-                _log.warning("%s is not preloaded: %s %s", tenancy.spec.id, error.message, error.remedy)
 
     def _follow_config(self) -> None:
         if self._configured.config.watch:
@@ -278,7 +284,7 @@ class HostedModels:
         """Each once, as long as it lasts."""
         for problem in library.registry.problems:
             if problem not in self._problems:
-                _log.warning("%s", " ".join(filter(None, (problem.message, problem.remedy))))
+                _log.warning("%s", "\n  → ".join(filter(None, (problem.message, problem.remedy))))
         self._problems = frozenset(library.registry.problems)
         for note in library.notes:
             if note not in self._notes:

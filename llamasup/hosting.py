@@ -98,7 +98,7 @@ class Hosting:
         self.on_request: Callable[[RequestRecord], None] | None = None
         self.on_slow_request: Callable[[RequestRecord, int], None] | None = None
         """Hears of slow requests, at a bounded rate: with how many since the last one it did not hear of."""
-        self.on_asked: Callable[[str], None] | None = None
+        self.on_asked: Callable[[str, str], None] | None = None
         """Hears what the control API asks for, before it is done: see ``control.one_model.Owner``."""
         self.metrics = Metrics()
         self._options = options
@@ -122,9 +122,9 @@ class Hosting:
         if self._hosted is not None:
             self._hosted.ask_stop(now=self._stops_asked > 1)
 
-    def control_asks(self, what: str) -> None:
+    def control_asks(self, what: str, model: str = "") -> None:
         if self.on_asked is not None:
-            self.on_asked(what)
+            self.on_asked(what, model)
 
     async def host(self, make: Callable[[Path, Address], Hosted]) -> None:
         """Serve what ``make`` makes, given the folder of this run and the address, until it ends.

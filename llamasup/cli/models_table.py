@@ -8,6 +8,7 @@ from typing import Any
 
 from llamasup.cli.layout import table
 from llamasup.cli.view import duration_text
+from llamasup.core.model_state import AWAY
 from llamasup.core.printable import printable
 from llamasup.core.units import memory_text
 
@@ -41,11 +42,11 @@ def _row(model: Model, now: datetime) -> Sequence[str]:
     memory = model.get("memory") or {}
     return (
         printable(str(model.get("id"))),
-        str(model.get("state")),
+        printable(str(model.get("state"))),
         _size(model.get("size_bytes")),
-        str(model.get("device") or "-"),
-        _count(model.get("ctx_size")),
-        _slots(model),
+        printable(str(model.get("device") or "-")),
+        "-" if model.get("state") in AWAY else _count(model.get("ctx_size")),
+        "-" if model.get("state") in AWAY else _slots(model),
         _memory(memory.get("ram_bytes"), memory.get("vram_bytes")),
         _until(model, now),
         _count(model.get("restarts")),

@@ -18,6 +18,8 @@ from llamasup.core.units import memory_text
 from llamasup.core.wrapping import shown_program
 from llamasup.runtime.events import (
     ConfigRefused,
+    Downloading,
+    LoadFailed,
     ModelLeaves,
     ModelsChanged,
     Notice,
@@ -47,13 +49,7 @@ _GOING_ON = {
     State.BACKOFF: "waiting before the next start of {model}",
 }
 
-_ASKED = {
-    "load": "loading the model",
-    "unload": "unloading the model",
-    "restart": "restarting the model",
-    "reload": "restarting the model",
-}
-
+_ASKED = {"load": "loading", "unload": "unloading", "restart": "restarting", "reload": "restarting"}
 
 _WHY_IT_LEAVES = {
     "memory": "{other} needs its memory",
@@ -75,6 +71,7 @@ class Narrator:
         self._service = service
         self._began_s = began_s
         self._stops_asked = 0
+        self._going_on: dict[str, str] = {}  # by model; of several the last is shown
 
     def stop_asked(self, why: str, *, hurry_s: float | None = None) -> None:
         """``why``: a signal, or what has ended; ``hurry_s``: what is in flight has no longer than this."""
@@ -91,9 +88,10 @@ class Narrator:
         what = "reading the config again" if self._has_many else "restarting the model"
         self._view.say("info", "restart", f"{signal_name}: {what}.")
 
-    def asked(self, what: str) -> None:
+    def asked(self, what: str, model: str) -> None:
         """By the control API: what it says is told by what happens then."""
-        doing = "reading the config again" if what == "reload" and self._has_many else _ASKED[what]
+        is_config = what == "reload" and self._has_many
+        doing = "reading the config again" if is_config else f"{_ASKED[what]} {model}"
         self._view.say("info", what, f"llamasup {what}: {doing}.")
 
     def notice(self, notice: Notice) -> None:
@@ -109,6 +107,12 @@ class Narrator:
                 why = _WHY_IT_LEAVES[reason].format(other=for_model)
                 level: Level = "debug" if self._stops_asked else "info"
                 self._view.say(level, "unload", f"{model} is unloaded: {why}", model=model, reason=reason)
+            case LoadFailed(model, error):
+                self._is_going_on(model, None)
+                text = error_text(f"{model}: {error.message}", error.remedy, error.lines, error.details)
+                self._view.say("warning", "failed", text, model=model, cause=error.cause)
+            case Downloading():
+                self._downloading(notice)
             case ModelsChanged(changes, _):
                 self._models_changed(changes)
             case ConfigRefused(error):
@@ -155,20 +159,46 @@ class Narrator:
 
     def _state_changed(self, model: str, state: State, generation: int) -> None:
         going_on = _GOING_ON.get(state)
-        self._view.loading(None if going_on is None else going_on.format(model=model))
+        self._is_going_on(model, None if going_on is None else going_on.format(model=model))
         level: Level = "debug"
         text = f"{model} is {state}"
         if state is State.READY and (generation > 1 or self._has_many):
             level = "info"
             text = f"{model} serves again" if generation > 1 else f"{model} serves"
-        self._view.say(
-            level,
-            "state",
-            f"{text} (generation {generation})",
-            model=model,
-            state=state,
-            generation=generation,
+            text += self._how_it_serves(model)
+        self._view.say(level, "state", text, model=model, state=state, generation=generation)
+
+    def _is_going_on(self, model: str, what: str | None) -> None:
+        self._going_on.pop(model, None)
+        if what is not None:
+            self._going_on[model] = what
+        self._view.loading(next(reversed(self._going_on.values()), None))
+
+    def _downloading(self, notice: Downloading) -> None:
+        total = notice.total_bytes
+        if not self._going_on.get(notice.model, "").startswith("downloading"):
+            size = "" if total is None else f" ({memory_text(total)})"
+            self._view.say("info", "download", f"downloading {notice.model}{size}", model=notice.model)
+        share = f" of {memory_text(total)} ({notice.done_bytes / total:.0%})" if total else ""
+        speed = f", {memory_text(notice.bytes_per_s)}/s" if notice.bytes_per_s else ""
+        self._is_going_on(
+            notice.model, f"downloading {notice.model}: {memory_text(notice.done_bytes)}{share}{speed}"
         )
+
+    def _how_it_serves(self, model: str) -> str:
+        """Of one of many: where, and how many at once."""
+        hosted = None if self._service.launch is not None else self._service.hosted_models
+        runners = [] if hosted is None else hosted.runners_of(model)
+        facts = []
+        if runners:
+            plan, load_s = runners[0].plan, runners[0].load_s
+            if load_s is not None:
+                facts.append(f"loaded in {duration_text(load_s)}")
+            if isinstance(plan, LaunchPlan):
+                if plan.device:
+                    facts.append(plan.device)
+                facts.append(f"{plan.parallel} × {plan.ctx_size} tokens")
+        return f" ({', '.join(facts)})" if facts else ""
 
     def _server_exited(self, exited: ServerExited) -> None:
         diagnosis = exited.diagnosis
@@ -198,17 +228,14 @@ class Narrator:
         took_s = time.monotonic() - self._began_s
         runner = self._service.runner
         plan = runner.plan if runner else None
-        what = f"{', '.join(ready.models)} is"
-        if self._has_many:
-            what = (
-                f"{plural(len(ready.models), 'model')} ({_shortened(ready.models)})"
-                if ready.models
-                else "No model"
-            )
-            what += " is" if len(ready.models) < 2 else " are"
-        lines = [f"{what} ready at {ready.address.shown} after {duration_text(took_s)}"]
+        what = "llamasup" if self._has_many else ", ".join(ready.models)
+        lines = [f"{what} is ready at {ready.address.shown} after {duration_text(took_s)}"]
         if plan is not None:
             lines.append(table(self._facts(plan)))
+        elif self._has_many:
+            lines.append(table(self._facts_of_many()))
+            if not self._going_on:
+                self._view.loading(None)
         self._view.say(
             "info",
             "ready",
@@ -233,6 +260,34 @@ class Narrator:
             if ids
         ]
         self._view.say("info", "models", f"Models: {'; '.join(parts) or 'nothing has changed'}.")
+
+    def _facts_of_many(self) -> list[tuple[str, str]]:
+        hosted = self._service.hosted_models if self._service.launch is None else None
+        if hosted is None:
+            return []
+        specs = hosted.registry.specs
+        served = [id_ for id_, spec in specs.items() if not spec.problem]
+        broken = [id_ for id_, spec in specs.items() if spec.problem]
+        loaded = [
+            id_
+            for id_ in served
+            if any(each.instance.state is State.READY for each in hosted.runners_of(id_))
+        ]
+        models = (
+            f"{len(served)}: {_shortened(served)}" if served else "none yet: put .gguf files in the folder"
+        )
+        facts = [("models", models)]
+        if served:
+            facts.append(("loaded", _shortened(loaded) or "none yet: each is when a request names it"))
+        if broken:
+            facts.append(("broken", f"{_shortened(broken)} (llamasup status --all says why)"))
+        if hosted.registry.default is not None:
+            facts.append(("default", f"{hosted.registry.default}, for requests that name no model"))
+        places = hosted.budget.items()
+        facts.append(
+            ("memory", ", ".join(f"{memory_text(size)} of {place.upper()}" for place, size in places))
+        )
+        return facts
 
     def _facts(self, plan: ChildPlan) -> list[tuple[str, str]]:
         launch, runner = self._service.launch, self._service.runner

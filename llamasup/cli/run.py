@@ -183,12 +183,12 @@ async def _supervise(
                 manager.stop_asked()
             service.ask_stop()
 
-        def asked(what: str) -> None:
+        def asked(what: str, model: str) -> None:
             """By the control API, which does it itself."""
             if what == "stop":
                 narrator.stop_asked("llamasup stop")
             else:
-                narrator.asked(what)
+                narrator.asked(what, model)
             if manager is not None:
                 manager.asked(what)
 

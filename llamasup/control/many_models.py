@@ -108,7 +108,7 @@ class ManyModels:
     def _asked(self, what: str, model: str) -> Tenancy:
         tenancy = self._catalog.known(model, invite=what == "load")
         self._refuse_if_stopping()
-        self._owner.control_asks(what)
+        self._owner.control_asks(what, tenancy.spec.id)
         return tenancy
 
     def _refuse_if_stopping(self) -> None:

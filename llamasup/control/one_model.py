@@ -28,7 +28,7 @@ class Owner(Protocol):
         """Stop kindly; asked again, stop now."""
         ...
 
-    def control_asks(self, what: str) -> None:
+    def control_asks(self, what: str, model: str = "") -> None:
         """``what``: ``load``, ``unload``, ``restart``, ``reload`` or ``stop``."""
         ...
 
@@ -71,7 +71,7 @@ class OneModel:
         self._refuse_if_stopping()
         if runner.instance.state is State.READY:
             return
-        self._owner.control_asks("load")
+        self._owner.control_asks("load", runner.model)
         await runner.take(StartAsked())
         await self._served(runner)
 
@@ -80,7 +80,7 @@ class OneModel:
         self._refuse_if_stopping()
         if runner.instance.state is State.STOPPED:
             return
-        self._owner.control_asks("unload")
+        self._owner.control_asks("unload", runner.model)
         await runner.take(StopAsked())
         if (await runner.reached(State.STOPPED, State.READY)).state is State.READY:
             raise Conflict(f"{runner.model} was loaded again meanwhile.")
@@ -130,7 +130,7 @@ class OneModel:
 
     async def _begin_anew(self, runner: InstanceRunner, what: str) -> None:
         self._refuse_if_stopping()
-        self._owner.control_asks(what)
+        self._owner.control_asks(what, runner.model)
         await runner.take(RestartAsked())
         await self._served(runner)
 

@@ -19,6 +19,8 @@ from llamasup.core.registry_changes import Changes
 __all__ = [
     "Bus",
     "ConfigRefused",
+    "Downloading",
+    "LoadFailed",
     "ModelLeaves",
     "ModelsChanged",
     "Notice",
@@ -73,6 +75,27 @@ class ModelLeaves:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """A model that was asked for cannot be started: no server of it ever was, else ``ServerExited`` tells."""
+
+    model: str
+    error: LlamasupError
+
+
+@dataclass(frozen=True, slots=True)
+class Downloading:
+    """A model that was asked for is on its way here; told some times a second.
+
+    ``total_bytes`` None: not known.
+    """
+
+    model: str
+    done_bytes: int
+    total_bytes: int | None
+    bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelsChanged:
     """The config was read again, or the folders have changed, and with them what is served: ``models``."""
 
@@ -102,7 +125,16 @@ class Stopped:
 
 
 Notice = (
-    StateChanged | ServerExited | ServerWarned | ModelLeaves | ModelsChanged | ConfigRefused | Ready | Stopped
+    StateChanged
+    | ServerExited
+    | ServerWarned
+    | ModelLeaves
+    | LoadFailed
+    | Downloading
+    | ModelsChanged
+    | ConfigRefused
+    | Ready
+    | Stopped
 )
 
 
@@ -128,6 +160,12 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
             return _object("warning", model=model, generation=generation, message=message, remedy=remedy)
         case ModelLeaves(model, reason, for_model):
             return _object("unload", model=model, reason=reason, **({"for": for_model} if for_model else {}))
+        case LoadFailed(model, error):
+            return _object(
+                "failed", model=model, cause=error.cause, message=error.message, remedy=error.remedy
+            )
+        case Downloading(model, done, total, speed):
+            return _object("download", model=model, done_bytes=done, total_bytes=total, bytes_per_s=speed)
         case ModelsChanged(changes, _):
             return _object("models", **{name: list(ids) for name, ids in asdict(changes).items()})
         case ConfigRefused(error):

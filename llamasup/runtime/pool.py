@@ -34,8 +34,8 @@ from llamasup.core.residency import (
 )
 from llamasup.core.share import RAM, left_of
 from llamasup.effects.devices import await_freed, devices_now
-from llamasup.runtime.downloads import Listener
-from llamasup.runtime.events import Bus, ModelLeaves, Notice, StateChanged
+from llamasup.runtime.downloads import Listener, Progress
+from llamasup.runtime.events import Bus, Downloading, LoadFailed, ModelLeaves, Notice, StateChanged
 from llamasup.runtime.instance import STOPPING, InstanceRunner
 from llamasup.runtime.launch import read_given
 from llamasup.runtime.runners import Runners
@@ -220,7 +220,13 @@ class Pool:
             raise ModelInvalid(spec.problem)
         local = spec
         if spec.is_remote and self._fetch is not None:
-            local = replace(spec, source=str(await self._fetch(spec.source, tenancy.downloading)))
+
+            def downloading(progress: Progress) -> None:
+                tenancy.downloading(progress)
+                done, total, speed = progress.done_bytes, progress.total_bytes, progress.bytes_per_s
+                self.bus.publish(Downloading(spec.id, done, total, speed))
+
+            local = replace(spec, source=str(await self._fetch(spec.source, downloading)))
         options = self.options
         sized = await asyncio.to_thread(size_up, local, options.budget, options.runtime, options.environ)
         return replace(sized, spec=spec)
@@ -315,6 +321,7 @@ class Pool:
         except LlamasupError as error:
             if tenancy.spec is spec and not tenancy.serves:
                 self._failed(tenancy, error)
+                self.bus.publish(LoadFailed(spec.id, error))
         else:
             if tenancy.spec is spec:
                 tenancy.sized = sized
@@ -338,7 +345,9 @@ class Pool:
                 tenancy.yielding = False
                 tenancy.served.open()
             case Refuse(id_, reason):
-                self._failed(self.tenancies[id_], DoesNotFit(f"{id_} does not fit: {reason}."))
+                refused = DoesNotFit(f"{id_} does not fit: {reason}.")
+                self._failed(self.tenancies[id_], refused)
+                self.bus.publish(LoadFailed(id_, refused))
             case WakeAt(at_s):
                 self._wake_at(at_s)
             case _ as unreachable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -9,6 +10,11 @@ import pytest
 
 from llamasup.cli.narrator import Narrator
 from llamasup.cli.view import View
+from llamasup.core.address import TcpAddress
+from llamasup.core.errors import ModelInvalid
+from llamasup.core.instance import State
+from llamasup.core.model_spec import ModelSpec
+from llamasup.runtime.events import Downloading, LoadFailed, Ready, StateChanged
 from tests.runtime.test_metrics import DONE
 
 
@@ -98,3 +104,103 @@ def test_a_slow_request_without_an_answer_says_so_and_how_many_were_left_out() -
         "(7 more since the last one told)"
     )
     assert fields["left_out"] == 7
+
+
+# --- many models -------------------------------------------------------------------------------------------
+
+
+class Terminal(Heard):
+    """And what it shows as going on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: list[str | None] = ["looking at the models"]
+
+    def going_on(self) -> str | None:
+        return self._shown[-1]
+
+    def loading(self, text: str | None) -> None:
+        self._shown.append(text)
+
+
+def many(*specs: ModelSpec, default: str | None = None, loaded: str = "") -> tuple[Terminal, Narrator]:
+    ready = SimpleNamespace(instance=SimpleNamespace(state=State.READY), plan=None, load_s=1.5)
+    hosted = SimpleNamespace(
+        registry=SimpleNamespace(specs={each.id: each for each in specs}, default=default),
+        budget={"ram": 1 << 30},
+        runners_of=lambda model: [ready] if model == loaded else [],
+    )
+    terminal = Terminal()
+    service = SimpleNamespace(launch=None, runner=None, hosted_models=hosted)
+    return terminal, Narrator(cast("View", terminal), cast("Any", service), 0.0)
+
+
+def ready(*models: str) -> Ready:
+    return Ready(TcpAddress("127.0.0.1", 8080), 7, models)
+
+
+def test_a_broken_model_is_not_among_those_that_are_served() -> None:
+    terminal, narrator = many(ModelSpec("a", "/a.gguf"), ModelSpec("b", "/b.gguf", problem="truncated"))
+    narrator.notice(ready("a", "b"))
+    said = terminal.told[0][2].splitlines()
+    assert said[0].startswith("llamasup is ready at http://127.0.0.1:8080 after ")
+    assert said[1:] == [
+        "  models  1: a",
+        "  loaded  none yet: each is when a request names it",
+        "  broken  b (llamasup status --all says why)",
+        "  memory  1.0 GiB of RAM",
+    ]
+
+
+def test_nothing_is_going_on_any_more_once_it_is_ready() -> None:
+    terminal, narrator = many(ModelSpec("a", "/a.gguf"), default="a", loaded="a")
+    narrator.notice(ready("a"))
+    assert terminal.going_on() is None
+    assert "  loaded   a\n" in terminal.told[0][2]
+    assert "  default  a, for requests that name no model\n" in terminal.told[0][2]
+
+
+def test_no_model_at_all_is_told_as_that() -> None:
+    terminal, narrator = many()
+    narrator.notice(ready())
+    assert "  models  none yet" in terminal.told[0][2]
+
+
+def test_of_two_that_load_the_other_is_still_shown_when_one_serves() -> None:
+    terminal, narrator = many(loaded="a")
+    narrator.notice(StateChanged("a", State.LOADING, 1))
+    narrator.notice(StateChanged("b", State.LOADING, 1))
+    assert terminal.going_on() == "loading b"
+    narrator.notice(StateChanged("b", State.READY, 1))
+    assert terminal.going_on() == "loading a"
+    narrator.notice(StateChanged("a", State.READY, 1))
+    assert terminal.going_on() is None
+    told = [text for level, _, text, _ in terminal.told if level == "info"]
+    assert told == ["b serves", "a serves (loaded in 1.5 s)"]
+
+
+def test_a_download_moves_and_is_told_once_where_nothing_moves() -> None:
+    terminal, narrator = many()
+    for done in (0, 1 << 29):
+        narrator.notice(Downloading("org/m", done, 1 << 30, 1 << 20))
+    assert [text for _, _, text, _ in terminal.told] == ["downloading org/m (1.0 GiB)"]
+    assert terminal.going_on() == "downloading org/m: 512 MiB of 1.0 GiB (50%), 1.0 MiB/s"
+
+
+def test_a_model_that_cannot_be_started_is_told_with_what_to_do() -> None:
+    terminal, narrator = many()
+    narrator.notice(Downloading("m", 0, None, 0))
+    narrator.notice(LoadFailed("m", ModelInvalid("It is truncated.", remedy="Get it again.")))
+    assert terminal.going_on() is None
+    assert terminal.told[-1][0] == "warning"
+    assert terminal.told[-1][2] == "m: It is truncated.\n  → Get it again."
+
+
+def test_who_asks_for_a_model_is_told_with_its_name() -> None:
+    terminal, narrator = many()
+    narrator.asked("load", "bge")
+    narrator.asked("reload", "")
+    assert [text for _, _, text, _ in terminal.told] == [
+        "llamasup load: loading bge.",
+        "llamasup reload: reading the config again.",
+    ]

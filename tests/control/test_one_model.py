@@ -59,7 +59,7 @@ def test_it_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, tmp
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path) as (it, control):
             asked: list[str] = []
-            it.service.on_asked = asked.append
+            it.service.on_asked = lambda what, _model: asked.append(what)
             pid = it.pid
             unloaded = await control.unload("small")
             assert (unloaded["id"], unloaded["state"], unloaded["pid"]) == ("tiny", "stopped", None)
@@ -176,7 +176,7 @@ def test_a_stop_is_kind_however_often_it_is_asked_for_and_at_once_when_that_is_s
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path, "token_s=0.02") as (it, control):
             asked: list[str] = []
-            it.service.on_asked = asked.append
+            it.service.on_asked = lambda what, _model: asked.append(what)
             async with streaming(it, 10) as answer:
                 assert (await control.shutdown())["in_flight"] == 1
                 await control.shutdown()
