@@ -100,7 +100,7 @@ def _pull_one(name: str, options: PullOptions, settings: DownloadOptions, view: 
             seconds=round(time.monotonic() - began_s, 3),
         )
     else:
-        _say(view, _summary(name, model, shown, time.monotonic() - began_s))
+        _say(view, _summary(ref, model, shown, time.monotonic() - began_s))
         write_result(str(model.path))
     return 0
 
@@ -116,7 +116,7 @@ def _ref(name: str, quant: str | None, endpoint: str) -> Ref:
         return ref
     if not isinstance(ref, RepoRef) or ref.quant or ref.file:
         raise UsageInvalid(
-            f"--quant {quant} and {printable(name)} say both what is meant.", remedy="Leave one out."
+            f"--quant {printable(quant)} and {ref} say both what is meant.", remedy="Leave one out."
         )
     return replace(ref, quant=quant)
 
@@ -159,7 +159,8 @@ def _interruptible(work: Coroutine[Any, Any, T]) -> T:
         ) from None
 
 
-def _summary(name: str, model: FetchedModel, shown: DownloadView, seconds: float) -> str:
+def _summary(ref: Ref, model: FetchedModel, shown: DownloadView, seconds: float) -> str:
+    name = str(ref)  # of a URL without its query: it is found by that, and that may be seen
     size = sum(each.stat().st_size for each in model.parts)
     parts = f" in {len(model.parts)} parts" if len(model.parts) > 1 else ""
     mmproj = f", and {model.mmproj.name}" if model.mmproj else ""

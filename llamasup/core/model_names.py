@@ -65,6 +65,7 @@ def is_pattern(name: str) -> bool:
     return "*" in name or "?" in name
 
 
+@lru_cache(maxsize=256)  # all that a config may have, each tried on every model
 def pattern(name: str) -> re.Pattern[str]:
     """``*`` is any letters, ``?`` one; the rest is meant as it is written, in any case."""
     first, *others = ("".join(map(_one_letter, part)) for part in name.split("*"))

@@ -8,7 +8,7 @@ out, and disturbs no other model.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -86,7 +86,8 @@ def build(
     claims.by_rules([rule for rule in rules if not rule.is_pattern], patterns)
     claims.by_files(patterns)
     companions = Companions.among(found)
-    specs = {spec.id: spec for spec in _specs(claims, companions, defaults, groups)}
+    members = {group: _Members(said) for group, said in groups.items()}
+    specs = {spec.id: spec for spec in _specs(claims, companions, defaults, members)}
     names = {name: spec.id for spec in specs.values() for name in spec.names}
     index = NameIndex(names)
     default, no_default = _default(specs, index, default_model)
@@ -109,7 +110,7 @@ def _specs(
     claims: Claims,
     companions: Companions,
     defaults: ModelOptions,
-    groups: Mapping[str, Sequence[str]],
+    groups: Mapping[str, _Members],
 ) -> Iterator[ModelSpec]:
     by_key: dict[object, list[list[Claim]]] = defaultdict(list)
     for claim in claims.made:
@@ -133,7 +134,7 @@ def _spec(
     shared: Sequence[Claim],
     companions: Companions,
     defaults: ModelOptions,
-    groups: Mapping[str, Sequence[str]],
+    groups: Mapping[str, _Members],
 ) -> ModelSpec:
     first, found = shared[0], shared[0].found
     options = shared_options([each.options for each in shared], defaults)
@@ -149,7 +150,7 @@ def _spec(
             ttl_s=float("inf") if options.ttl_s is None else options.ttl_s,
             pin=bool(options.pin),
             preload=bool(options.preload),
-            groups=frozenset(group for group, members in groups.items() if _is_member(names, members)),
+            groups=frozenset(group for group, members in groups.items() if members.have(names)),
         ),
         replicas=options.replicas or 1,
         identity=(*found.files, *beside) if found is not None else (),
@@ -200,18 +201,24 @@ def _unpaired(specs: Mapping[str, ModelSpec]) -> Iterator[Problem]:
             )
 
 
-def _is_member(names: Sequence[str], members: Sequence[str]) -> bool:
-    return any(
-        pattern(member).fullmatch(name) if is_pattern(member) else member == name
-        for member in members
-        for name in names
-    )
+class _Members:
+    """Of one group, which may name thousands: each model is looked for among them."""
+
+    def __init__(self, said: Sequence[str]) -> None:
+        self._names = frozenset(each for each in said if not is_pattern(each))
+        self._matches = tuple(pattern(each).fullmatch for each in said if is_pattern(each))
+
+    def have(self, names: Iterable[str]) -> bool:
+        """Whether one of these names is a member's."""
+        return not self._names.isdisjoint(names) or any(
+            matches(name) for matches in self._matches for name in names
+        )
 
 
 def _unknown_members(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Iterator[Problem]:
     for group, members in groups.items():
         for member in members:
-            if not _is_member(tuple(names), (member,)):
+            if member not in names and not (is_pattern(member) and _Members((member,)).have(names)):
                 yield Problem(
                     f"{member!r} in the group {group!r} is no model",
                     remedy="Name models that are served, or take it out of the group.",

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from llamasup.core.errors import FolderUnusable, LlamasupError, ModelMissing, UsageInvalid
-from llamasup.core.hub import Ref, RepoRef, local_path, parse_ref, split_urls
+from llamasup.core.hub import Ref, RepoRef, UrlRef, local_path, parse_ref, split_urls
 from llamasup.core.hub_choice import Choice, RepoFile, choose
 from llamasup.core.printable import printable
 from llamasup.effects.model_file import split_name, split_paths
@@ -48,8 +48,12 @@ def downloaded(ref: Ref, folder: Path) -> FetchedModel | None:
         except LlamasupError:
             return None
         return _fetched(top, choice)
-    paths = [folder / local_path(ref, unquote(urlsplit(url).path)) for url in split_urls(ref.url)]
-    return FetchedModel(paths[0], tuple(paths)) if all(each.is_file() for each in paths) else None
+    paths = _paths_of_url(ref, folder)
+    return FetchedModel(paths[0], paths) if all(each.is_file() for each in paths) else None
+
+
+def _paths_of_url(ref: UrlRef, folder: Path) -> tuple[Path, ...]:
+    return tuple(folder / local_path(ref, unquote(urlsplit(url).path)) for url in split_urls(ref.url))
 
 
 def _fetched(top: Path, choice: Choice) -> FetchedModel:
@@ -83,7 +87,7 @@ def _files(top: Path) -> Iterator[RepoFile]:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What goes with one model: its ``files``, and ``leftovers`` of downloads. ``name`` as it was given."""
+    """What goes with one model: its ``files``, and ``leftovers`` of downloads; ``name`` for people."""
 
     name: str
     files: tuple[Path, ...]
@@ -103,6 +107,8 @@ def to_remove(name: str, folder: Path, endpoint: str) -> Removal:
     first = _path_of(name, folder)
     if first is None:
         ref = parse_ref(name, endpoint)
+        if isinstance(ref, UrlRef):
+            name = str(ref)  # without its query
         found = downloaded(ref, folder) if ref is not None else None
         if found is None:
             return _only_leftovers(name, ref, folder)
@@ -175,13 +181,21 @@ def _refuse_outside(path: Path, folder: Path) -> None:
 
 def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
     """Of a download that was never finished."""
-    if isinstance(ref, RepoRef):
-        top = folder / ref.repo
-        found = sorted(top.rglob("*.part")) if top.is_dir() else []
-        wanted = [each for each in found if _is_of(ref, each)]
-        if wanted:
-            beside = (each for part in wanted for each in leftovers_of(part.with_suffix("")))
-            return Removal(name, (), tuple(_there(beside)))
+    unfinished: list[Path] = []
+    match ref:
+        case RepoRef():
+            top = folder / ref.repo
+            found = sorted(top.rglob("*.part")) if top.is_dir() else []
+            unfinished = [each.with_suffix("") for each in found if _is_of(ref, each)]
+        case UrlRef():
+            unfinished = list(_paths_of_url(ref, folder))
+        case None:
+            pass
+    beside = tuple(_there(each for path in unfinished for each in leftovers_of(path)))
+    for each in beside:
+        _refuse_outside(each, folder)
+    if beside:
+        return Removal(name, (), beside)
     raise ModelMissing(
         f"There is no {printable(name)} in {folder}.",
         remedy="Give a path in that folder, or org/repo[:quant]; llamasup list shows what there is.",

@@ -30,7 +30,7 @@ from llamasup.core.errors import (
     ModelMissing,
     UsageInvalid,
 )
-from llamasup.core.hub import parse_ref
+from llamasup.core.hub import parse_ref, shown_url
 from llamasup.effects.hub_settings import hub_endpoint
 from llamasup.effects.model_store import FetchedModel, downloaded
 from llamasup.effects.process import Child, spawn
@@ -136,7 +136,7 @@ class Downloads:
                 f"{len(self._tasks)} downloads are waiting already.", remedy="Try again later."
             )
         listeners: list[Listener] = []
-        task = asyncio.get_running_loop().create_task(self._fetch(ref, listeners), name=f"download/{ref}")
+        task = asyncio.get_running_loop().create_task(self._fetch(ref, listeners), name="download")
         download = self._running[ref] = _Download(task, listeners)
         self._tasks.add(task)
 
@@ -195,7 +195,7 @@ class Downloads:
                     pass
         if outcome is None:
             outcome = DownloadFailed(
-                f"The download of {ref} ended without a word.",
+                f"The download of {_shown(ref)} ended without a word.",
                 remedy="Try it by hand: llamasup pull says more.",
             )
         if isinstance(outcome, LlamasupError):
@@ -213,6 +213,11 @@ class Downloads:
             *(["--allow-http"] if said.allow_http else []),
             "-",
         ]
+
+
+def _shown(ref: str) -> str:
+    """A URL's query may hold a signature."""
+    return shown_url(ref) if "://" in ref else ref
 
 
 async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:

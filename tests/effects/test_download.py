@@ -962,6 +962,8 @@ def test_what_an_unfinished_download_has_left_can_be_removed(tmp_path: Path) -> 
     assert gone(tmp_path, "o/r:Q4_K_M") == []
     put(tmp_path / "o/r/m-Q8_0.gguf.part")  # without a record
     assert gone(tmp_path, "o/r") == []
+    put(tmp_path / "@h/m.gguf.part")
+    assert gone(tmp_path, "https://h/m.gguf") == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -971,10 +973,17 @@ def test_nothing_outside_the_folder_is_removed(tmp_path: Path) -> None:
     outside = put(tmp_path / "outside.gguf")
     put(folder / "o/r/m.gguf")
     (folder / "link").symlink_to(tmp_path)
+    unfinished = put(tmp_path / "elsewhere/m.gguf.part")
+    (folder / "o/away").symlink_to(unfinished.parent)
     (folder / "o/r/linked.gguf").symlink_to(outside)
-    for name in (str(outside), "../outside.gguf", "link/outside.gguf", f"{folder}/../outside.gguf"):
+    for name in (
+        *(str(outside), "../outside.gguf", "link/outside.gguf", f"{folder}/../outside.gguf"),
+        "o/away",
+    ):
         with pytest.raises((FolderUnusable, ModelMissing)):
             gone(folder, name)
+    assert unfinished.exists()
+    (folder / "o/away").unlink()
     with pytest.raises(UsageInvalid, match="2 models"):
         gone(folder, "o/r")
     assert gone(folder, "o/r:linked.gguf") == ["o/r/m.gguf"]  # the link, not what it leads to
@@ -985,5 +994,8 @@ def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:
     for name in ("o/r", "m.gguf", "https://h/m.gguf", "demo", "~nobody-here/m.gguf", f"{'x' * 300}.gguf"):
         with pytest.raises(ModelMissing, match="There is no"):
             gone(tmp_path, name)
+    with pytest.raises(ModelMissing) as caught:
+        gone(tmp_path, "https://h/m.gguf?X-Signature=secret")
+    assert "secret" not in caught.value.message
     with contextlib.suppress(FileNotFoundError):
         assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -161,6 +162,19 @@ def test_a_process_that_is_killed_is_an_error_and_no_hang(hub: Hub, acting: Acti
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(DownloadFailed, match="ended without a word"):
             await fetching
+
+    acting(act)
+
+
+def test_an_error_does_not_show_the_signature_of_a_url(
+    acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Downloads, "_command", lambda _: [sys.executable, "-c", ""])
+
+    async def act(downloads: Downloads) -> None:
+        with pytest.raises(DownloadFailed, match=r"https://h/m\.gguf ended without a word") as caught:
+            await downloads.fetch("https://h/m.gguf?X-Signature=secret")
+        assert "secret" not in str(caught.value)
 
     acting(act)
 
