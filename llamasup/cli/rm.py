@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -63,12 +63,23 @@ def _agreed(removals: Sequence[Removal], view: View) -> bool:
 
 def _refuse_loaded(removal: Removal) -> None:
     """Raises UsageInvalid where a process of this user was started with one of the files."""
-    files = {str(each) for each in removal.files} | {str(each.resolve()) for each in removal.files}
+    files = {str(each.resolve()) for each in removal.files}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or ()
         # llama-server has the path behind a flag; whoever looks at the file has it as an argument too.
-        if any(flag.startswith("-") and path in files for flag, path in pairwise(words)):
+        named = [path for flag, path in pairwise(words) if flag.startswith("-")]
+        models = [path for path in named if path.lower().endswith(".gguf")]
+        if models and not files.isdisjoint(_real_paths(models, process)):
             raise UsageInvalid(
                 f"{printable(removal.name)} is loaded by process {process.pid}.",
                 remedy="Unload it first (llamasup unload), or stop what serves it.",
             )
+
+
+def _real_paths(paths: Sequence[str], process: psutil.Process) -> Iterator[str]:
+    """Of what ``process`` was given, wherever it was started."""
+    try:
+        folder = process.cwd()
+    except psutil.Error:  # another user's, or it has ended
+        folder = "/"
+    return (os.path.realpath(os.path.join(folder, path)) for path in paths)  # noqa: PTH118 - text, as given

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["FolderEvents"]
 
 # Names that programs write under until a file is whole: what happens to them concerns nobody.
-_UNFINISHED = (".part", ".incomplete", ".lock", ".tmp", ".downloadinprogress", ".etag", ".crdownload", ".!qb")
+_UNFINISHED = (
+    *(".part", ".part.json", ".incomplete", ".lock", ".tmp", ".downloadinprogress", ".etag"),
+    *(".crdownload", ".!qb"),
+)
 
 _MOST_FOLDERS = 4_000  # of the 8,192 watches that a user has on older kernels (fs.inotify.max_user_watches)
 _MOST_ENTRIES = 200_000  # as for listing: some seconds of a home folder
@@ -64,8 +67,10 @@ class FolderEvents:
             from watchfiles._rust_notify import RustNotify
 
             self._watched.append(RustNotify(folders, False, False, 0, below, True))
-        except (ImportError, OSError, RuntimeError):  # RuntimeError: WatchfilesRustInternalError
-            self.reliable = False  # no more watches (fs.inotify.max_user_watches), or none at all
+        except (ImportError, OSError, RuntimeError, UnicodeEncodeError):
+            # RuntimeError is WatchfilesRustInternalError. No more watches (fs.inotify.max_user_watches), or
+            # none at all; or a path that is no UTF-8, which the library does not take.
+            self.reliable = False
 
 
 def _can_be_watched(top: str) -> bool:

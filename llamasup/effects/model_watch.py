@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,6 +28,8 @@ from llamasup.effects.folder_events import FolderEvents
 from llamasup.effects.model_search import Search, search_models
 
 __all__ = ["ModelWatch"]
+
+_log = logging.getLogger(__name__)
 
 _TICK_S = 1.0  # from one question to the next whether something has happened, at some 0.1 ms of CPU
 _LOOK_S = 60.0  # at the latest: network folders tell nothing of what others do
@@ -90,8 +93,11 @@ class ModelWatch:
         events = FolderEvents(self._folders, sorted(parents))
         try:
             self._look_on(events)
+        except Exception:  # a bug of ours takes no models, and nobody waits for ever because of it
+            _log.exception("what changes in the folders of models is no longer noticed")
         finally:
             events.close()
+            self._hand_on(self._watching.set)
 
     def _look_on(self, events: FolderEvents) -> None:
         now_s = time.monotonic()

@@ -274,3 +274,28 @@ def test_what_programs_write_under_other_names_wakes_nobody(top: Path) -> None:
         assert told == ["b.gguf"]
     finally:
         events.close()
+
+
+def test_a_folder_whose_path_is_no_text_is_looked_at_from_time_to_time(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    try:
+        odd.mkdir()
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    events = FolderEvents([odd], [])
+    with contextlib.closing(events):
+        assert events.happened()
+        assert not events.reliable
+
+
+@in_loop
+async def test_a_watch_that_fails_says_so_and_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: FolderEvents) -> bool:
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr(FolderEvents, "happened", broken)
+    async with asyncio.timeout(PATIENCE_S), ModelWatch([tmp_path], [], Search()):
+        pass
+    assert "no longer noticed" in caplog.text
