@@ -38,11 +38,14 @@ class Share:
         return tuple(replace(each, free_bytes=self._of(each.name, each.free_bytes)) for each in devices)
 
     def _of(self, place: str, free_bytes: int) -> int:
-        beside = self.replicas
-        if place != RAM and self.devices:
-            beside = -(-self.replicas // len(self.devices))
-        allowed = self.places.get(place, free_bytes) // beside
+        allowed = self.places.get(place, free_bytes) // self._processes_on(place)
         return allowed if self.alone else min(allowed, free_bytes)
+
+    def _processes_on(self, place: str) -> int:
+        if place == RAM or not self.devices:
+            return self.replicas
+        turns = (self.devices[number % len(self.devices)] for number in range(self.replicas))
+        return max(1, sum(device == place for device in turns))
 
 
 def budget_of(

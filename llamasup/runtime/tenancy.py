@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,16 +61,20 @@ def size_up(
     Raises what ``prepare`` and ``Planner.check`` do: DoesNotFit where not even all of ``budget`` is enough.
     """
     launch = prepare(spec.source, spec.settings, runtime=runtime, environ=environ)
-    planner = Planner(launch, _NOWHERE, share=lambda: share_of(spec, budget, alone=True))
-    admission = planner.admission()
-    if (refused := planner.refused(admission)) is not None:
-        raise refused
     devices = launch.runtime.capabilities.devices
-    needs: dict[str, int] = {}
+    share = share_of(spec, budget, alone=True)
+    of_one: dict[tuple[str, ...], Mapping[str, int]] = {}  # by the devices that it has
+    needs: Counter[str] = Counter()
     for number in range(spec.replicas):
-        one = needs_of(admission.plan.memory, devices, devices_of(spec, number))
-        needs = {place: needs.get(place, 0) + one.get(place, 0) for place in {*needs, *one}}
-    return Sized(spec, launch, needs)
+        own = devices_of(spec, number)
+        if own not in of_one:
+            planner = Planner(with_devices(launch, spec, number), _NOWHERE, share=lambda: share)
+            admission = planner.admission()
+            if (refused := planner.refused(admission)) is not None:
+                raise refused
+            of_one[own] = needs_of(admission.plan.memory, devices, own)
+        needs.update(of_one[own])
+    return Sized(spec, launch, dict(needs))
 
 
 def share_of(spec: ModelSpec, places: Mapping[str, int], *, alone: bool = False) -> Share:

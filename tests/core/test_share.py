@@ -30,6 +30,8 @@ INTEGRATED = Device("Vulkan0", "the processor's own", 16 * GIB, 16 * GIB, shares
         # each on a device of its own; of three on two devices two share one
         (Share({RAM: 10 * GIB, "CUDA0": 6 * GIB}, replicas=2, devices=("CUDA0", "CUDA1")), 5, 6),
         (Share({RAM: 9 * GIB, "CUDA0": 6 * GIB}, replicas=3, devices=("CUDA0", "CUDA1")), 3, 3),
+        (Share({RAM: 9 * GIB, "CUDA0": 6 * GIB}, replicas=3, devices=("CUDA1", "CUDA0")), 3, 6),
+        (Share({RAM: 8 * GIB, "CUDA0": 6 * GIB}, replicas=2, devices=("CUDA0", "CUDA0")), 4, 3),
     ],
 )
 def test_the_share(share: Share, ram_gib: int, vram_gib: int) -> None:
