@@ -89,17 +89,19 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def give_adapters(line: CommandLine, capabilities: Capabilities, settings: Settings, by_hand: ByHand) -> None:
-    """Load the adapters that are there for requests, at a scale of 0."""
+def give_adapters(line: CommandLine, capabilities: Capabilities, settings: Settings, by_hand: ByHand) -> bool:
+    """Load the adapters that are there for requests, at a scale of 0. Whether any are loaded so."""
     if not settings.adapters:
-        return
+        return False
     option = capabilities.find(_FLAG)
     if by_hand.has("--lora") or by_hand.has(_FLAG):
         line.leave_out(_FLAG, "adapters are given by hand")
-    elif option is None or option.arity != 1 or not capabilities.knows(_KEEP_NOTHING):
+        return False
+    if option is None or option.arity != 1 or not capabilities.knows(_KEEP_NOTHING):
         line.leave_out(_FLAG, "this build cannot keep the adapters of one request from the next one's")
-    else:
-        scaled = ",".join(f"{path}:0" for path in settings.adapters)
-        line.give(_FLAG, scaled, "for requests that ask for them, and else without effect", asked="loras")
-        why = "a slot would answer with what it computed under another request's adapter"
-        line.give(_KEEP_NOTHING, None, why, asked="loras")
+        return False
+    scaled = ",".join(f"{path}:0" for path in settings.adapters)
+    line.give(_FLAG, scaled, "for requests that ask for them, and else without effect", asked="loras")
+    why = "a slot would answer with what it computed under another request's adapter"
+    line.give(_KEEP_NOTHING, None, why, asked="loras")
+    return True

@@ -189,12 +189,14 @@ def plan(
             on_device=on_device,
         )
     give_projector(line, serves, settings, found)
-    give_adapters(line, capabilities, settings, by_hand)
+    adapts = give_adapters(line, capabilities, settings, by_hand)
     if serves is ModelClass.DECODER and model.chat_template.present:
         line.give("--jinja", None, "the model's own chat template, tools included", otherwise=_NO_JINJA)
     line.give("--metrics", None, "progress and token counts are read there")
     line.give("--slots", None, "what each slot is doing is read there", otherwise="this build has it on")
-    keeps_slots = give_slot_folder(line, settings, serves, slot_home, unified=sizes.context.unified)
+    keeps_slots = give_slot_folder(
+        line, settings, serves, slot_home, unified=sizes.context.unified, adapts=adapts
+    )
     give_size_log(line, capabilities, measured=sizes.correction.measured)
     line.append_by_hand()
 

@@ -21,10 +21,23 @@ class SlotHome:
 
 
 def give_slot_folder(
-    line: CommandLine, settings: Settings, serves: ModelClass, home: SlotHome | None, *, unified: bool
+    line: CommandLine,
+    settings: Settings,
+    serves: ModelClass,
+    home: SlotHome | None,
+    *,
+    unified: bool,
+    adapts: bool = False,
 ) -> bool:
-    """Whether its slots are kept while it is not loaded. Asked for or not at all: they are conversations."""
+    """Whether its slots are kept while it is not loaded. Asked for or not at all: they are conversations.
+
+    ``adapts``: requests choose among its LoRA adapters.
+    """
     if not settings.keep_slots:
+        return False
+    if adapts:
+        why = "what a slot holds was computed with the adapters of its last request, and nothing says which"
+        line.leave_out("--slot-save-path", why)
         return False
     if serves is not ModelClass.DECODER:
         line.leave_out("--slot-save-path", f"{serves} models have no conversations to keep")

@@ -74,6 +74,10 @@ def test_what_other_settings_held_is_not_taken_up() -> None:
         (keeping(NEW, bert()), "encoder models have no conversations to keep"),
         (keeping(NEW, bert(ModelClass.RERANKER)), "reranker models have no conversations to keep"),
         (keeping(slot_home=None), "there is no cache folder that conversations could be kept in"),
+        (
+            keeping(adapters=("/loras/poet.gguf",)),
+            "what a slot holds was computed with the adapters of its last request, and nothing says which",
+        ),
     ],
 )
 def test_where_it_cannot_be_had_it_is_left_out_with_the_reason(plan: LaunchPlan, why: str) -> None:
