@@ -1,4 +1,10 @@
-"""llamasup keeps llama.cpp's ``llama-server`` running."""
+"""llamasup keeps llama.cpp's ``llama-server`` running.
+
+    with llamasup.serve("model.gguf") as server:
+        answer = server.client.post("/v1/chat/completions", json={…})
+
+docs/python.md says what a program can do with it.
+"""
 
 from __future__ import annotations
 
@@ -6,51 +12,79 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llamasup.api import AsyncServer, Server, Serving, serve
+    from llamasup.api import AsyncEvents, AsyncServer, Events, ModelArguments, Server, Serving, serve
     from llamasup.config import Config
     from llamasup.core.errors import (
+        AccessDenied,
+        BrokenRuntime,
         ConfigInvalid,
+        Conflict,
+        DiskFull,
         DoesNotFit,
+        DownloadFailed,
+        DownloadRefused,
+        FolderUnusable,
         GaveUp,
         LlamasupError,
         ModelInvalid,
         ModelMissing,
         ModelUnknown,
+        NotRunning,
         PortInUse,
+        PortNotAllowed,
         RuntimeMissing,
         ServerFailed,
+        Stopping,
+        UnsafeBind,
         UsageInvalid,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccessDenied",
+    "AsyncEvents",
     "AsyncServer",
+    "BrokenRuntime",
     "Config",
     "ConfigInvalid",
+    "Conflict",
+    "DiskFull",
     "DoesNotFit",
+    "DownloadFailed",
+    "DownloadRefused",
+    "Events",
+    "FolderUnusable",
     "GaveUp",
     "LlamasupError",
+    "ModelArguments",
     "ModelInvalid",
     "ModelMissing",
     "ModelUnknown",
+    "NotRunning",
     "PortInUse",
+    "PortNotAllowed",
     "RuntimeMissing",
     "Server",
     "ServerFailed",
     "Serving",
+    "Stopping",
+    "UnsafeBind",
     "UsageInvalid",
     "__version__",
     "serve",
 ]
 
-_HOMES = dict.fromkeys(("AsyncServer", "Server", "Serving", "serve"), "llamasup.api") | {
-    "Config": "llamasup.config"
-}
+_API = ("AsyncEvents", "AsyncServer", "Events", "ModelArguments", "Server", "Serving", "serve")
+_HOMES = dict.fromkeys(_API, "llamasup.api") | {"Config": "llamasup.config"}
 
 
 def __getattr__(name: str) -> Any:
     """Late: the command line imports this package, and what it needs itself comes in milliseconds."""
     if name not in __all__:
         raise AttributeError(f"module 'llamasup' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "llamasup.core.errors")), name)
+    return globals().setdefault(name, getattr(import_module(_HOMES.get(name, "llamasup.core.errors")), name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

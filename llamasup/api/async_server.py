@@ -46,7 +46,7 @@ class AsyncServer:
         self._running.add_done_callback(self._over)
 
     def __repr__(self) -> str:
-        return f"<llamasup.AsyncServer at {self.url}{' (ended)' if self._ended.is_set() else ''}>"
+        return f"<llamasup.AsyncServer at {self.url}{' (ended)' if self._feed.ended else ''}>"
 
     # --- how it is asked --------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ class AsyncServer:
     @property
     def client(self) -> httpx.AsyncClient:
         """Bound to ``url``, with the key; an answer may take as long as it takes."""
-        if self._client is None or self._ended.is_set():
+        if self._client is None or self._feed.ended:
             raise ended()
         return self._client
 
@@ -223,7 +223,7 @@ class AsyncServer:
     @property
     def _hosted(self) -> HostedModels:
         hosted = self._service.hosted_models
-        if hosted is None or self._ended.is_set():
+        if hosted is None or self._feed.ended:
             raise ended()
         return hosted
 

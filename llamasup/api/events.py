@@ -126,14 +126,14 @@ class Feed:
     def __init__(self) -> None:
         self._readers: WeakSet[AsyncEvents | Events] = WeakSet()
         self._lock = threading.Lock()
-        self._ended = False
+        self.ended = False
 
     def add(self, reader: AsyncEvents | Events) -> bool:
         """From any thread. False: nothing will happen any more."""
         with self._lock:
-            if not self._ended:
+            if not self.ended:
                 self._readers.add(reader)
-            return not self._ended
+            return not self.ended
 
     def notice(self, notice: Notice) -> None:
         event: Event | None = None
@@ -146,7 +146,7 @@ class Feed:
     def end(self) -> None:
         """May be repeated."""
         with self._lock:
-            self._ended = True
+            self.ended = True
         for reader in self._present():
             reader._hear(None)
 

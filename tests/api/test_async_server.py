@@ -1,0 +1,425 @@
+"""The life of a server in an event loop: how it begins, what it can be asked, and every way that it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+import llamasup
+from llamasup.config import Config
+from llamasup.config.sizes import Size
+from llamasup.config.values import Auth, Http, Memory, ModelEntry
+from tests.api.in_loop import in_loop
+
+PATIENCE_S = 60.0
+TEXT = {"prompt": "Hi", "max_tokens": 8}
+SMALL = Config(memory=Memory(ram=Size(bytes=1 << 20)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No child, no task that nobody has waited for, no open file that nobody has closed."""
+    yield
+    gc.collect()
+    assert psutil.Process().children(recursive=True) == []
+
+
+@contextlib.asynccontextmanager
+async def serving(runtime: str, model: Path, **options: Any) -> AsyncIterator[llamasup.AsyncServer]:
+    async with llamasup.serve(model, runtime=runtime, **options) as server:
+        yield server
+    await only_task()
+
+
+async def only_task() -> None:
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def loading(events: llamasup.AsyncEvents) -> None:
+    async for event in events:
+        if event.get("state") in ("starting", "loading"):
+            return
+
+
+async def in_flight(server: llamasup.AsyncServer, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while server.status()["models"][0]["in_flight"] < count:  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(0.01)
+
+
+@in_loop
+async def test_it_serves_and_says_what_it_serves(fake: str, tiny_model: Path) -> None:
+    async with serving(fake, tiny_model) as server:
+        answer = await server.client.post("/v1/completions", json=TEXT)
+        assert answer.status_code == 200
+        (model,) = server.status()["models"]
+        assert (model["id"], model["state"]) == ("tiny", "ready")
+        assert repr(server) == f"<llamasup.AsyncServer at {server.url}>"
+    assert repr(server) == f"<llamasup.AsyncServer at {server.url} (ended)>"
+
+
+@in_loop
+async def test_a_model_that_is_not_to_be_preloaded_is_loaded_by_its_first_request(
+    fake: str, tiny_model: Path
+) -> None:
+    async with serving(fake, tiny_model, preload=False, name="small", aliases=["tiny"]) as server:
+        assert server.status()["models"][0]["state"] == "stopped"
+        answer = await server.client.post("/v1/completions", json={"model": "tiny", **TEXT})
+        assert answer.status_code == 200
+        assert server.status()["models"][0]["id"] == "small"
+
+
+@in_loop
+async def test_a_unix_socket_is_an_address_too(fake: str, tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "llm.sock"
+    async with serving(fake, tiny_model, host=str(path)) as server:
+        assert server.url == "http://localhost"
+        assert (await server.client.get("/health")).status_code == 200
+        assert path.is_socket()
+    assert not path.exists()
+
+
+@in_loop
+async def test_a_key_is_asked_of_others_and_sent_by_the_client(fake: str, tiny_model: Path) -> None:
+    async with serving(fake, tiny_model, api_key="s3cret") as server:
+        assert (await server.client.get("/v1/models")).status_code == 200
+        async with httpx.AsyncClient(trust_env=False) as stranger:
+            assert (await stranger.get(f"{server.url}/v1/models")).status_code == 401
+        assert "s3cret" not in repr(server)
+
+
+@in_loop
+async def test_with_a_certificate_the_client_trusts_it_and_no_other(
+    fake: str, tiny_model: Path, certificate: tuple[str, str]
+) -> None:
+    chain, key = map(Path, certificate)
+    config = Config(http=Http(tls_cert=chain, tls_key=key))
+    async with serving(fake, tiny_model, config=config) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        assert (await server.client.get("/health")).status_code == 200
+        async with httpx.AsyncClient(verify=ssl.create_default_context(), trust_env=False) as stranger:
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await stranger.get(server.url)
+
+
+@in_loop
+async def test_the_only_model_or_the_default_one_is_meant_where_none_is_named(
+    fake: str, tiny_model: Path
+) -> None:
+    two = {name: ModelEntry(path=str(tiny_model), ctx_size=size) for name, size in (("a", 512), ("b", 1024))}
+    async with llamasup.serve(config=Config(models=two, default_model="b"), runtime=fake) as server:
+        await server.load()
+        assert {each["id"]: each["state"] for each in server.status()["models"]} == {
+            "a": "stopped",
+            "b": "ready",
+        }
+        await server.restart()
+        await server.unload()
+        assert server.status()["models"][1]["state"] == "stopped"
+    async with llamasup.serve(config=Config(models=two), runtime=fake) as server:
+        for ask in (server.load, server.unload, server.restart):
+            with pytest.raises(llamasup.UsageInvalid, match="Which model"):
+                await ask()
+        with pytest.raises(llamasup.UsageInvalid, match="Which model"):
+            await server.switch("demo")
+        with pytest.raises(llamasup.ModelUnknown) as caught:
+            await server.load("c")
+        assert "a" in caught.value.remedy
+
+
+# --- how it does not begin ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"model": "/nowhere/x.gguf"}, llamasup.ModelMissing),
+        ({"model": __file__}, llamasup.ModelInvalid),
+        ({"model": "demo", "runtime": "/nowhere/llama-server"}, llamasup.RuntimeMissing),
+        ({"model": "demo", "name": "no name"}, llamasup.ConfigInvalid),
+        ({"model": "demo", "name": "all*"}, llamasup.ConfigInvalid),
+        ({"model": "demo", "port": 70_000}, llamasup.UsageInvalid),
+        ({"model": "demo", "host": "http://localhost"}, llamasup.UsageInvalid),
+        ({"model": "demo", "host": "0.0.0.0"}, llamasup.UnsafeBind),
+        ({"model": "demo", "host": "192.0.2.1", "api_key": "k"}, llamasup.PortNotAllowed),
+        ({"model": "demo", "config": SMALL}, llamasup.DoesNotFit),
+        ({"model": "demo", "ctx_size": 1 << 30}, llamasup.UsageInvalid),
+        ({"model": "demo", "extra": ["--no-such-flag"]}, llamasup.LlamasupError),
+        ({"config": "/nowhere/config.yaml"}, llamasup.ConfigInvalid),
+        ({"config": Config(auth=Auth(api_key_file=Path("/nowhere/keys")))}, llamasup.ConfigInvalid),
+    ],
+)
+@in_loop
+async def test_what_keeps_it_from_serving_is_raised_by_its_type(
+    options: dict[str, Any], error: type[llamasup.LlamasupError], fake: str
+) -> None:
+    with pytest.raises(error) as caught:
+        async with llamasup.serve(**{"runtime": fake, **options}):
+            pytest.fail("it serves")
+    assert caught.value.message
+    await only_task()
+
+
+@in_loop
+async def test_a_port_that_is_taken_is_told_by_its_number(fake: str, tiny_model: Path) -> None:
+    async with serving(fake, tiny_model) as first:
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(llamasup.PortInUse, match=str(port)):
+            async with llamasup.serve(tiny_model, runtime=fake, port=port):
+                pytest.fail("both serve")
+        assert (await first.client.get("/health")).status_code == 200
+
+
+@in_loop
+async def test_a_server_that_ends_while_it_loads_is_told_with_its_last_words(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    with pytest.raises(llamasup.ServerFailed) as caught:
+        async with llamasup.serve(tiny_model, runtime=fake_server("out_of_memory=device")):
+            pytest.fail("it serves")
+    assert caught.value.lines
+    await only_task()
+
+
+@in_loop
+async def test_whoever_gives_up_while_it_loads_leaves_nothing(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0), llamasup.serve(tiny_model, runtime=fake_server("load_s=1000")):
+            pytest.fail("it serves")
+    await only_task()
+
+
+@in_loop
+async def test_whoever_gives_up_at_once_leaves_nothing(fake: str, tiny_model: Path) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0), llamasup.serve(tiny_model, runtime=fake):
+            pytest.fail("it serves")
+    await only_task()
+
+
+@in_loop
+async def test_the_same_is_not_begun_twice_at_once_but_again_when_it_has_ended(
+    fake: str, tiny_model: Path
+) -> None:
+    serving = llamasup.serve(tiny_model, runtime=fake)
+    async with serving as first:
+        with pytest.raises(llamasup.UsageInvalid, match="already"):
+            async with serving:
+                pytest.fail("it serves twice")
+        with pytest.raises(llamasup.UsageInvalid, match="already"):
+            serving.start()
+        assert (await first.client.get("/health")).status_code == 200
+        await first.switch("demo")
+    async with serving as second:
+        assert second is not first
+        assert second.status()["models"][0]["id"] == "tiny"
+    with serving as third:
+        assert third.status()["models"][0]["state"] == "ready"
+
+
+# --- how it ends -------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_leaving_the_block_lets_requests_in_flight_finish(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        async with llamasup.serve(tiny_model, runtime=fake_server("token_s=0.1")) as server:
+            asked = [tasks.create_task(server.client.post("/v1/completions", json=TEXT)) for _ in range(3)]
+            await in_flight(server, 3)
+        assert all(each.done() for each in asked)
+    assert [each.result().status_code for each in asked] == [200] * 3
+
+
+@in_loop
+async def test_leaving_it_by_an_exception_does_not_wait_for_them(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        with pytest.raises(ZeroDivisionError):
+            async with llamasup.serve(tiny_model, runtime=fake_server("stall_after=2")) as server:
+                asked = tasks.create_task(server.client.post("/v1/completions", json=TEXT))
+                await in_flight(server, 1)
+                raise ZeroDivisionError
+    assert asked.result().status_code in (502, 503)
+
+
+@in_loop
+async def test_whoever_is_cancelled_while_it_ends_kindly_has_it_end_now(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(None) as limit:
+                async with llamasup.serve(tiny_model, runtime=fake_server("stall_after=2")) as server:
+                    events = server.events()
+                    asking = server.client.post("/v1/completions", json=TEXT)
+                    tasks.create_task(suppressed(asking))
+                    await in_flight(server, 1)
+                    tasks.create_task(reschedule_when_draining(events, limit))
+    with pytest.raises(llamasup.NotRunning):
+        server.status()
+
+
+async def suppressed(asking: Any) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        await asking
+
+
+async def reschedule_when_draining(events: llamasup.AsyncEvents, limit: asyncio.Timeout) -> None:
+    async for event in events:
+        if event.get("state") == "draining":
+            limit.reschedule(0)
+            return
+
+
+@in_loop
+async def test_stop_may_be_repeated_and_at_once_and_is_kind_each_time(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    async with llamasup.serve(tiny_model, runtime=fake_server("token_s=0.1")) as server:
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(server.client.post("/v1/completions", json=TEXT))
+            await in_flight(server, 1)
+            for _ in range(3):
+                tasks.create_task(server.stop())
+        assert asked.result().status_code == 200
+        await server.stop()
+    await server.stop()
+    await only_task()
+
+
+@in_loop
+async def test_stop_now_does_not_wait_for_requests_even_where_a_kind_one_does(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    runtime = fake_server("stall_after=2")
+    async with llamasup.serve(tiny_model, runtime=runtime) as server, asyncio.TaskGroup() as tasks:
+        tasks.create_task(suppressed(server.client.post("/v1/completions", json=TEXT)))
+        await in_flight(server, 1)
+        events = server.events()
+        tasks.create_task(server.stop())
+        async for event in events:
+            if event.get("state") == "draining":
+                break
+        await server.stop(now=True)
+
+
+@in_loop
+async def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_model: Path) -> None:
+    async with llamasup.serve(tiny_model, runtime=fake) as server:
+        await server.stop()
+        asks: list[Callable[[], Any]] = [
+            server.status,
+            server.events,
+            lambda: server.client,
+        ]
+        for ask in asks:
+            with pytest.raises(llamasup.NotRunning, match="has ended"):
+                ask()
+        for work in (
+            server.load("tiny"),
+            server.unload("tiny"),
+            server.restart("tiny"),
+            server.reload(),
+            server.switch("demo"),
+        ):
+            with pytest.raises(llamasup.NotRunning, match="has ended"):
+                await work
+
+
+@in_loop
+async def test_what_is_asked_while_it_ends_is_refused_and_whoever_waits_is_told(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    runtime = fake_server("load_s=1000")
+    async with llamasup.serve(tiny_model, runtime=runtime, preload=False) as server:
+        events = server.events()
+        async with asyncio.TaskGroup() as tasks:
+            load = tasks.create_task(outcome(server.load()))
+            await loading(events)
+            restart = tasks.create_task(outcome(server.restart()))
+            await asyncio.sleep(0)
+            await server.stop()
+        assert isinstance(load.result(), llamasup.Stopping)
+        assert isinstance(restart.result(), llamasup.Stopping)
+
+
+async def outcome(work: Any) -> Any:
+    try:
+        return await work
+    except llamasup.LlamasupError as error:
+        return error
+
+
+@in_loop
+async def test_events_end_with_the_server(fake: str, tiny_model: Path) -> None:
+    async with llamasup.serve(tiny_model, runtime=fake) as server:
+        one, other = server.events(), server.events()
+        await server.restart()
+        await server.stop()
+    told = [event async for event in one]
+    assert [each["state"] for each in told if each["event"] == "state"][-1] == "stopped"
+    assert "ready" in [each.get("state") for each in told]
+    assert told[-1] == {"event": "stopped", "protocol": 1}
+    assert [event async for event in other] == told
+
+
+@in_loop
+async def test_a_server_that_somebody_else_stops_has_ended(fake: str, tiny_model: Path) -> None:
+    async with llamasup.serve(tiny_model, runtime=fake) as server:
+        events = server.events()
+        server._hosted.controlled.shutdown()  # as llamasup stop does it
+        assert [event["event"] async for event in events][-1] == "stopped"
+        with pytest.raises(llamasup.NotRunning):
+            server.status()
+
+
+def test_a_block_that_the_end_of_the_loop_cuts_off_leaves_nothing(fake: str, tiny_model: Path) -> None:
+    async def main() -> llamasup.AsyncServer:
+        return await llamasup.serve(tiny_model, runtime=fake).__aenter__()
+
+    server = asyncio.run(main(), debug=True)
+    with pytest.raises(llamasup.NotRunning):
+        server.status()
+
+
+def test_another_loop_is_told_that_it_is_the_wrong_one(fake: str, tiny_model: Path) -> None:
+    async def elsewhere(server: llamasup.AsyncServer) -> None:
+        for work in (server.load(), server.stop(), server.switch("demo"), server.reload()):
+            with pytest.raises(llamasup.UsageInvalid, match="another event loop"):
+                await work
+
+    async def main() -> None:
+        async with llamasup.serve(tiny_model, runtime=fake) as server:
+            await asyncio.to_thread(lambda: asyncio.run(elsewhere(server)))
+            assert server.status()["models"][0]["state"] == "ready"
+
+    asyncio.run(main())
+
+
+def test_it_may_be_left_in_another_task_than_it_was_entered(fake: str, tiny_model: Path) -> None:
+    """As fixtures of asynchronous tests do."""
+
+    async def main() -> None:
+        serving = llamasup.serve(tiny_model, runtime=fake)
+        async with asyncio.TaskGroup() as tasks:
+            server = await tasks.create_task(serving.__aenter__())
+            assert (await server.client.get("/health")).status_code == 200
+            await tasks.create_task(serving.__aexit__(None, None, None))
+        await only_task()
+
+    asyncio.run(main())

@@ -1,0 +1,206 @@
+"""What a program says of a model: taken as it is meant, or refused with everything that is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llamasup
+from llamasup.api.given import Given, entry_of, name_of, successor
+from llamasup.config import Config
+from llamasup.config.values import ModelEntry
+
+
+def said(**options: Any) -> ModelEntry:
+    return entry_of("demo", options)
+
+
+def refused(**options: Any) -> str:
+    with pytest.raises(llamasup.UsageInvalid) as caught:
+        said(**options)
+    assert caught.value.remedy
+    return "\n".join((caught.value.message, *caught.value.details))
+
+
+def test_every_option_is_taken(tmp_path: Path) -> None:
+    given: llamasup.ModelArguments = {
+        "ctx_size": 4096,
+        "parallel": 2,
+        "gpu_layers": "all",
+        "threads": 3,
+        "kv_type": "q8_0",
+        "flash_attn": "on",
+        "draft_model": tmp_path / "draft.gguf",
+        "mmproj": str(tmp_path / "mmproj.gguf"),
+        "profile": "latency",
+        "loras": [tmp_path / "a.gguf"],
+        "devices": ("CUDA0",),
+        "extra": ["--jinja", "--top-k", "3"],
+        "check_memory": False,
+        "warm_up": False,
+        "ttl_s": 600,
+        "pin": True,
+        "preload": False,
+        "replicas": 2,
+        "keep_slots": True,
+        "max_concurrent": 1,
+        "max_queued": 0,
+        "wait_timeout_s": 0.5,
+        "drain_timeout_s": 3,
+        "aliases": "other",
+    }
+    assert given.keys() == llamasup.ModelArguments.__annotations__.keys()
+    assert entry_of("demo", given) == ModelEntry(
+        path="demo",
+        ctx_size=4096,
+        parallel=2,
+        gpu_layers="all",
+        threads=3,
+        kv_type="q8_0",
+        flash_attn="on",
+        draft_model=f"{tmp_path}/draft.gguf",
+        mmproj=f"{tmp_path}/mmproj.gguf",
+        profile="latency",
+        loras=(f"{tmp_path}/a.gguf",),
+        devices=("CUDA0",),
+        extra=("--jinja", "--top-k", "3"),
+        check_memory=False,
+        warm_up=False,
+        ttl_s=600.0,
+        pin=True,
+        preload=False,
+        replicas=2,
+        keep_slots=True,
+        max_concurrent=1,
+        max_queued=0,
+        wait_timeout_s=0.5,
+        drain_timeout_s=3.0,
+        aliases=("other",),
+    )
+
+
+def test_none_says_nothing_and_never_is_infinite() -> None:
+    assert said(ctx_size=None, ttl_s=float("inf"), gpu_layers=12) == ModelEntry(
+        path="demo", ttl_s=float("inf"), gpu_layers=12
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"ctxsize": 1}, "ctxsize: a model has no such option; the nearest is ctx_size."),
+        ({"ttl": 600}, "ttl: a model has no such option; the nearest is ttl_s."),
+        ({"path": "x"}, "path: a model has no such option; there are ctx_size, parallel, gpu_layers,"),
+        ({"where": "x"}, "where: a model has no such option"),
+        ({"ctx_size": "4096"}, "ctx_size='4096': it takes a whole number, 1 or more."),
+        ({"ctx_size": 0}, "ctx_size=0: it takes a whole number, 1 or more."),
+        ({"ctx_size": True}, "ctx_size=True: it takes a whole number"),
+        ({"ctx_size": 1e3}, "ctx_size=1000.0: it takes a whole number"),
+        ({"ctx_size": 1 << 80}, "it takes a whole number, 1 or more."),
+        ({"parallel": 5000}, "parallel=5000: it takes a whole number from 1 to 1024."),
+        ({"gpu_layers": "some"}, "gpu_layers='some': it takes a whole number, 0 or more, or auto or all."),
+        ({"gpu_layers": 1.5}, "gpu_layers=1.5: it takes"),
+        ({"flash_attn": True}, "flash_attn=True: it takes on, off or auto."),
+        ({"kv_type": "Q8 0"}, "kv_type='Q8 0': it takes a type of llama-server's such as f16"),
+        ({"pin": 1}, "pin=1: it takes True or False."),
+        ({"ttl_s": -1}, "ttl_s=-1: it takes seconds, 0 or more, or inf for never."),
+        ({"ttl_s": float("nan")}, "ttl_s=nan: it takes seconds"),
+        ({"ttl_s": "10m"}, "ttl_s='10m': it takes seconds"),
+        ({"wait_timeout_s": float("inf")}, "wait_timeout_s=inf: it takes seconds, 0 or more."),
+        ({"extra": "--jinja"}, "extra='--jinja': it takes a list, each text."),
+        ({"extra": {"--jinja": 1}}, "it takes a list, each text."),
+        ({"extra": [1]}, "extra=[1]: it takes a list"),
+        ({"loras": [3]}, "loras=[3]: it takes a list, each the path of"),
+        ({"loras": 3}, "loras=3: it takes a list, each the path of"),
+        ({"draft_model": ""}, "draft_model='': it takes the path of a .gguf file."),
+        (
+            {"draft_model": "~nobody-has-this-name/x"},
+            "it takes the path of a .gguf file (Could not determine",
+        ),
+        ({"aliases": ["a b"]}, "aliases=['a b']: it takes a list, each a name of letters"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_what_can(options: dict[str, Any], says: str) -> None:
+    assert says in refused(**options)
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    assert refused(ctx_size=0, ttl=3, pin="yes").splitlines() == [
+        "3 options cannot be meant.",
+        "ctx_size=0: it takes a whole number, 1 or more",
+        "ttl: a model has no such option; the nearest is ttl_s",
+        "pin='yes': it takes True or False",
+    ]
+
+
+def test_a_model_is_a_file_a_repository_a_url_or_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert entry_of("demo", {}).source == "demo"
+    assert entry_of("org/repo:Q4_K_M", {}).repo == "org/repo:Q4_K_M"
+    assert entry_of("https://example.net/a.gguf", {}).url == "https://example.net/a.gguf"
+    assert entry_of("a.gguf", {}).path == f"{tmp_path}/a.gguf"
+    assert entry_of(Path("org/repo"), {}).path == f"{tmp_path}/org/repo"
+    (tmp_path / "demo").touch()
+    assert entry_of("demo", {}).path == f"{tmp_path}/demo"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/m/Qwen 2.gguf", "Qwen-2"),
+        ("org/repo:Q4_K_M", "repo:Q4_K_M"),
+        ("demo", "demo"),
+        ("/m/日本.gguf", "model"),
+    ],
+)
+def test_without_a_name_it_is_called_as_its_file_is(path: str, name: str) -> None:
+    assert name_of(path) == name
+
+
+def test_what_is_said_of_a_name_outlives_its_file_and_what_is_said_of_a_file_does_not() -> None:
+    before = said(ctx_size=512, extra=["--jinja"], ttl_s=60, aliases=["b"], preload=True, max_queued=3)
+    after = successor(said(parallel=1, ttl_s=5, max_queued=0), before)
+    assert after == said(parallel=1, ttl_s=5, aliases=["b"], preload=True, max_queued=0)
+    assert successor(said(parallel=1), None) == said(parallel=1)
+
+
+def test_a_config_is_read_each_time_and_what_is_said_beside_it_counts_more(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text('models: {a: {path: a.gguf}, b: {path: b.gguf, ctx_size: "${SIZE}"}}\n')
+    given = Given(file, (tmp_path,), {"SIZE": "512"}, {"a": said(pin=True)})
+    copy = given.copy()
+    assert given().models["a"] == said(pin=True)
+    assert given().models["b"].ctx_size == 512
+    assert given().models_dir == (tmp_path,)
+    file.write_text("models: {c: {path: c.gguf}}\n")
+    given.models["d"] = said()
+    assert list(given().models) == ["c", "a", "d"]
+    assert list(copy().models) == ["c", "a"]
+
+
+def refused_to_serve(*arguments: Any, **options: Any) -> llamasup.LlamasupError:
+    with pytest.raises(llamasup.UsageInvalid) as caught:
+        llamasup.serve(*arguments, **options)
+    return caught.value
+
+
+def test_what_cannot_be_served_is_refused_before_anything_is_begun() -> None:
+    assert refused_to_serve().message == "There is nothing to serve."
+    assert refused_to_serve(ctx_size=4, config=Config()).message == "ctx_size: said of no model."
+    assert refused_to_serve(name="x", models_dir="/m").message == "name: said of no model."
+    assert refused_to_serve("").message == "'' is no model."
+    assert refused_to_serve("a\0b").message == "'a\\x00b' is no model."
+    assert refused_to_serve("demo", port="80").message == "port='80' is no port."
+    assert refused_to_serve("demo", port=True).message == "port=True is no port."
+    assert refused_to_serve("demo", colour="red").message.startswith("colour: a model has no such option")
+    assert "no such user" in refused_to_serve(models_dir="~nobody-has-this-name").message
+
+
+@pytest.mark.parametrize("key", ["", "two words", "é", "line\n"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(key: str) -> None:
+    error = refused_to_serve("demo", api_key=key)
+    assert error.message == "The api_key is no key (not shown)."

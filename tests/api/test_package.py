@@ -1,0 +1,106 @@
+"""What ``import llamasup`` gives, and what it costs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any, get_type_hints
+
+import pytest
+
+import llamasup
+from llamasup.config.values import ModelEntry
+from llamasup.core import errors
+
+NAMES = {
+    "AccessDenied",
+    "AsyncEvents",
+    "AsyncServer",
+    "BrokenRuntime",
+    "Config",
+    "ConfigInvalid",
+    "Conflict",
+    "DiskFull",
+    "DoesNotFit",
+    "DownloadFailed",
+    "DownloadRefused",
+    "Events",
+    "FolderUnusable",
+    "GaveUp",
+    "LlamasupError",
+    "ModelArguments",
+    "ModelInvalid",
+    "ModelMissing",
+    "ModelUnknown",
+    "NotRunning",
+    "PortInUse",
+    "PortNotAllowed",
+    "RuntimeMissing",
+    "Server",
+    "ServerFailed",
+    "Serving",
+    "Stopping",
+    "UnsafeBind",
+    "UsageInvalid",
+    "__version__",
+    "serve",
+}
+
+
+def test_the_names_are_these_and_each_is_there() -> None:
+    assert set(llamasup.__all__) == NAMES
+    assert set(dir(llamasup)) >= NAMES
+    for name in NAMES:
+        assert getattr(llamasup, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'server'"):
+        _ = llamasup.server  # type: ignore[attr-defined]
+
+
+def test_every_error_is_a_llamasup_error() -> None:
+    raised = [getattr(llamasup, name) for name in NAMES if hasattr(errors, name)]
+    assert len(raised) == 22
+    assert all(issubclass(each, llamasup.LlamasupError) for each in raised)
+
+
+def test_importing_it_imports_nothing_else_of_ours_and_nothing_heavy() -> None:
+    code = "import sys; before = set(sys.modules); import llamasup; print(*sorted(set(sys.modules) - before))"
+    imported = _python(code).split()
+    assert "llamasup" in imported
+    assert [name for name in imported if name.startswith("llamasup.")] == []
+    heavy = {"asyncio", "httpx", "msgspec", "yaml", "uvloop", "starlette", "psutil", "logging", "ssl"}
+    assert heavy & {name.partition(".")[0] for name in imported} == set()
+
+
+def test_catching_an_error_does_not_import_what_serves() -> None:
+    code = "import sys, llamasup; llamasup.DoesNotFit; print(*sys.modules)"
+    assert {"asyncio", "httpx", "yaml", "llamasup.api"} & set(_python(code).split()) == set()
+
+
+def test_what_serves_does_without_the_control_application_and_rich() -> None:
+    """They come when somebody asks for them: a program that serves may never do that."""
+    code = "import sys, llamasup; llamasup.serve; print(*sys.modules)"
+    loaded = set(_python(code).split())
+    assert {"starlette", "uvicorn", "rich", "typer", "prometheus_client"} & loaded == set()
+
+
+def test_the_twins_have_the_same_methods_with_the_same_arguments() -> None:
+    asynchronous, synchronous = _shape(llamasup.AsyncServer), _shape(llamasup.Server)
+    assert asynchronous.keys() == synchronous.keys()
+    for name, signature in asynchronous.items():
+        assert signature.parameters == synchronous[name].parameters, name
+
+
+def test_what_can_be_said_of_a_model_is_what_a_config_can_say_of_it() -> None:
+    places = {"path", "repo", "url", "where"}
+    assert get_type_hints(llamasup.ModelArguments).keys() == set(ModelEntry.__struct_fields__) - places
+
+
+def _shape(of: type[Any]) -> dict[str, inspect.Signature]:
+    functions = inspect.getmembers(of, inspect.isfunction)
+    return {name: inspect.signature(each) for name, each in functions if not name.startswith("_")}
+
+
+def _python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
