@@ -8,9 +8,9 @@ before it loads, answers its endpoints on a Unix socket or a port, and stops as 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
+import select
 import shlex
 import signal
 import socket
@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from llamasup.testing.fake_http import HttpServer
 from llamasup.testing.faults import Faults
@@ -72,11 +71,13 @@ def main(argv: Sequence[str]) -> int:
     code = _load(options, faults)
     if code != 0:
         return code
-    asked: SimpleQueue[int] = SimpleQueue()
+    asked, told = os.pipe()  # a queue would miss a signal that comes just before somebody waits for it
     if not faults.ignore_sigterm:
         # From here on SIGTERM is a request; while loading it kills (b11434).
+        os.set_blocking(told, False)
+        signal.set_wakeup_fd(told)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: asked.put(number))
+            signal.signal(number, lambda number, frame: None)
     server.ready = True
     _say("I srv  llama_server: model loaded")
     _say(f"I srv  llama_server: listening on {_shown(listener)}")
@@ -126,13 +127,15 @@ def _load(options: dict[str, str], faults: Faults) -> int:
     return 1
 
 
-def _wait_for_the_end(server: HttpServer, asked: SimpleQueue[int]) -> int:
-    """The first SIGTERM ends generation and waits for the clients to leave, the second ends all (b11434)."""
-    asked.get()
+def _wait_for_the_end(server: HttpServer, asked: int) -> int:
+    """The first SIGTERM ends generation and waits for the clients to leave, the second ends all (b11434).
+
+    ``asked``: a pipe with a byte for each.
+    """
+    os.read(asked, 1)
     server.stopping.set()
     while server.open_requests:
-        with contextlib.suppress(Empty):
-            asked.get(timeout=0.01)
+        if select.select([asked], [], [], 0.01)[0]:
             os._exit(1)
     _say("I srv    operator(): operator(): cleaning up before exit...")
     os._exit(0)
