@@ -184,7 +184,7 @@ class ServeService(Hosting):
         """The longest that one of the models has."""
         models = () if self.hosted_models is None else self.hosted_models.backend.tenancies()
         policy = self.options.policy
-        times = (policy_for(each.spec.options, policy).drain_timeout_s for each in models)
+        times = (policy_for(each.spec, policy).drain_timeout_s for each in models)
         return max(times, default=policy.drain_timeout_s)
 
     async def run(self) -> None:

@@ -7,7 +7,17 @@ from dataclasses import replace
 import pytest
 
 from llamasup.core.errors import UsageInvalid
-from llamasup.core.unit_file import Credential, Unit, checked_name, is_hidden, is_ours, name_for, unit_text
+from llamasup.core.unit_file import (
+    Credential,
+    Unit,
+    checked_name,
+    is_hidden,
+    is_home,
+    is_ours,
+    name_for,
+    own_folders,
+    unit_text,
+)
 
 _PROGRAM = ("/opt/venv/bin/python", "-m", "llamasup")
 PLAIN = Unit("qwen", (*_PROGRAM, "run", "/srv/qwen.gguf"), (*_PROGRAM, "reload", "--pid"), 30.0, 10.0)
@@ -104,6 +114,50 @@ def test_what_serves_this_machine_alone_can_reach_no_other() -> None:
     outside = replace(PLAIN, is_local=False)
     assert settings(outside, "IPAddressDeny") == []
     assert settings(outside, "Wants") == ["network-online.target"]
+
+
+def test_what_downloads_models_reaches_other_machines_and_waits_for_the_network() -> None:
+    unit = replace(PLAIN, downloads=True)
+    assert settings(unit, "IPAddressDeny") == []
+    assert settings(unit, "Wants") == ["network-online.target"]
+    assert unit.is_local
+
+
+def test_where_it_writes_is_writable_and_not_read_only_as_well() -> None:
+    unit = replace(
+        PLAIN,
+        needed_paths=("/home/u/models", "/home/u/models/new/x.gguf", "/home/u/x", "/home/u/x/y.gguf"),
+        written_folders=("/srv/50% new", "/home/u/models/new", "/home/u/x", "/srv/50% new/below"),
+    )
+    assert settings(unit, "BindReadOnlyPaths") == ['"-/home/u/models"']
+    assert settings(unit, "BindPaths") == ['"-/home/u/models/new"', '"-/home/u/x"']
+    assert settings(unit, "ReadWritePaths") == ['"-/srv/50%% new"']
+    assert settings(PLAIN, "ReadWritePaths") == settings(PLAIN, "BindPaths") == []
+    own = unit_text(replace(unit, of_user=True))
+    assert "Bind" not in own
+    assert "ReadWritePaths" not in own
+
+
+@pytest.mark.parametrize("of_many", [False, True])
+def test_the_unit_says_what_a_reload_is_of_one_model_and_of_many(of_many: bool) -> None:
+    text = unit_text(replace(PLAIN, of_many=of_many))
+    assert ("# Restarts the model" in text) is not of_many
+    assert ("# Reads the config again" in text) is of_many
+    assert ("each model that is preloaded" in text) is of_many
+
+
+@pytest.mark.parametrize("folder", ["/root", "/home", "/home/alice", "/tmp", "/run/user/1000"])  # noqa: S108
+def test_a_home_is_no_folder_of_a_configs_own(folder: str) -> None:
+    assert is_home(folder)
+    assert not is_home(f"{folder}/llamasup/served")
+
+
+def test_a_service_has_folders_of_its_own() -> None:
+    state, cache, run = own_folders("qwen")
+    text = unit_text(PLAIN)
+    assert (state, cache, run) == ("/var/lib/llamasup/qwen", "/var/cache/llamasup/qwen", "/run/llamasup/qwen")
+    for kind in ("State", "Cache", "Runtime"):
+        assert f"{kind}Directory=llamasup/qwen\n" in text
 
 
 def test_systemd_waits_longer_than_drain_and_stop_may_take() -> None:

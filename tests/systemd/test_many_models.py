@@ -53,6 +53,8 @@ models:
   a: {{preload: true}}
   {more}
 auth: {{api_key_file: keys}}
+http: {{access_log: ~/access.log}}
+slots: {{keep: true}}
 """
 
 
@@ -84,7 +86,7 @@ def test_many_models_start_change_and_stop_as_one_service(
     assert children(machine, service).keys() == {"a"}
 
     with httpx.Client(base_url=service.url, timeout=PATIENCE_S) as client:
-        asked = {"prompt": "Once", "max_tokens": 4}
+        asked = {"prompt": "Once upon a time " * 20, "max_tokens": 4}
         assert client.post("/v1/completions", json={"model": "a", **asked}).status_code == 401
         client.headers["Authorization"] = f"Bearer {'k' * 40}"
         for model in ("a", "second"):
@@ -117,6 +119,13 @@ def test_many_models_start_change_and_stop_as_one_service(
         assert children(machine, service)["b"].pid == before["b"].pid
         assert (service.show("NRestarts"), machine.main(service.unit).pid) == ("0", main.pid)
 
+    # What it writes goes into folders of its own.
+    machine.llamasup("unload", "b", "--pid", service.show("MainPID"))
+    kept = machine.run("find", f"/var/cache/llamasup/{service.name}/slots/", "-type", "f").stdout
+    assert kept.split()
+    log = machine.run("cat", f"/var/lib/llamasup/{service.name}/access.log").stdout
+    assert '"model":"b"' in log
+
     processes = machine.pids(service.unit)
     machine.systemctl("stop", service.unit)
     assert (service.show("ActiveState"), service.show("Result")) == ("inactive", "success")
@@ -132,8 +141,6 @@ def test_one_of_many_that_begins_anew_is_no_reload_of_the_service(machine: Machi
     service.start()
     assert service.answer(model="a") == 8
     pid = service.show("MainPID")
-    run = machine.run("ls", f"/run/llamasup/{service.name}").stdout.split()
-    assert run
     restarted = machine.llamasup("restart", "a", "--pid", pid)
     assert "a serves again" in restarted.stderr
     assert (service.show("ActiveState"), service.show("MainPID")) == ("active", pid)

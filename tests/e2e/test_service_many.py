@@ -1,0 +1,176 @@
+"""``llamasup service`` of many models: what the unit says for a config, and what is refused.
+
+The unit under a real systemd is in tests/systemd.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+from tempfile import NamedTemporaryFile
+
+import pytest
+
+from tests.e2e.driver import run_to_end
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux")
+
+RUNTIME = ("--runtime", "embedded")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_model: Path) -> Path:
+    """A config's own, with a folder of two models beside it, open to all."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "models").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"models/{name}.gguf").write_bytes(tiny_model.read_bytes())
+    (tmp_path / "one.gguf").write_bytes(tiny_model.read_bytes())
+    (tmp_path / "keys").write_text(f"{'k' * 40}\n")
+    (tmp_path / "keys").chmod(0o600)
+    return tmp_path
+
+
+def printed(folder: Path, config: str, *words: str, **environ: str) -> CompletedProcess[str]:
+    path = folder / "served.yaml"
+    path.write_text(config)
+    env = {**os.environ, **environ}
+    return run_to_end("service", "print", "--config", str(path), *RUNTIME, *words, env=env)
+
+
+def settings(unit: CompletedProcess[str], name: str) -> list[str]:
+    assert unit.returncode == 0, unit.stderr
+    return [line.partition("=")[2] for line in unit.stdout.splitlines() if line.startswith(f"{name}=")]
+
+
+def test_the_sandbox_shows_what_the_config_names(folder: Path) -> None:
+    unit = printed(
+        folder,
+        "models_dir: models\n"
+        "models: {mine: {path: one.gguf, drain_timeout: 10m}, a: {ttl: 5m}}\n"
+        "auth: {api_key_file: keys}\n",
+        "--watch",
+    )
+    (start,) = settings(unit, "ExecStart")
+    assert start.endswith(
+        f"llamasup serve --config {folder}/served.yaml --watch --runtime embedded"
+        " --api-key-file %d/api-key-file"
+    )
+    assert settings(unit, "LoadCredential") == [f"api-key-file:{folder}/keys"]
+    # The folder of the config: an editor puts another file in the old one's place.
+    assert f'"-{folder}"' in settings(unit, "BindReadOnlyPaths")
+    assert settings(unit, "IPAddressDeny") == ["any"]
+    assert settings(unit, "TimeoutStopSec") == ["625"]
+    assert settings(unit, "BindPaths") == settings(unit, "ReadWritePaths") == []
+    assert "llamasup-serve.service" in unit.stdout
+
+
+def test_files_elsewhere_are_made_visible_one_by_one(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    away = tmp_path_factory.mktemp("away")
+    for name in ("big.gguf", "chat.jinja", "letter"):
+        (away / name).write_bytes((folder / "one.gguf").read_bytes())
+    unit = printed(
+        folder,
+        f"models: {{big: {{path: {away}/big.gguf, extra: [--chat-template-file, {away}/chat.jinja]}}}}",
+        *("--models-dir", str(folder / "models"), "--name", "two"),
+    )
+    shown = {path.strip('"-') for path in settings(unit, "BindReadOnlyPaths")}
+    assert {str(folder), f"{away}/big.gguf", f"{away}/chat.jinja"} <= shown
+    assert str(away) not in shown
+    assert f"--models-dir {folder}/models" in settings(unit, "ExecStart")[0]
+    assert "llamasup-two.service" in unit.stdout
+
+
+def test_downloads_open_the_way_to_other_machines_and_into_their_folder(folder: Path) -> None:
+    (folder / "fetched").mkdir()
+    for config in (
+        "downloads: {on_demand: true, folder: fetched}",
+        "models: {x: {repo: org/x}}\ndownloads: {folder: fetched}",
+    ):
+        unit = printed(folder, config, "--run-as", "daemon")
+        assert settings(unit, "IPAddressDeny") == []
+        assert settings(unit, "BindPaths") == [f'"-{folder}/fetched"']
+        assert settings(unit, "User") == ["daemon"]
+        # The user of a service alone may write nowhere but in its own folders.
+        refused = printed(folder, config)
+        assert refused.returncode == 78
+        assert f"{folder}/fetched has mode 0755" in refused.stderr
+        assert "/var/lib/llamasup/serve" in refused.stderr
+    own = printed(folder, "downloads: {on_demand: true, folder: ~/models}\nhttp: {access_log: ~/log}")
+    assert settings(own, "BindPaths") == settings(own, "ReadWritePaths") == []
+
+
+def test_a_users_own_service_reads_its_files_itself(folder: Path) -> None:
+    config = f"models_dir: ~/models\nauth: {{api_key_file: {folder}/keys}}\nhttp: {{access_log: ~/log}}"
+    unit = printed(folder, config, "--user", HOME=str(folder))
+    assert settings(unit, "LoadCredential") == []
+    assert "--api-key-file" not in settings(unit, "ExecStart")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo", "--config", "x.yaml"], "MODEL and --config exclude each other"),
+        (["demo", "--models-dir", "models"], "MODEL and --models-dir exclude each other"),
+        (["demo", "--watch"], "MODEL and --watch exclude each other"),
+        ([], "no MODEL is given"),
+        (["--watch"], "no MODEL is given"),
+        (["--config", "x.yaml", "--ctx-size", "512"], "--ctx-size is an option of one model's service"),
+        (["--config", "x.yaml", "--access-log", "-"], "--access-log is an option of one model's service"),
+        (["--config", "x.yaml", "--run-as", "no such user"], "There is no user"),
+        (["--config", "x.yaml", "--name", "a/b"], "no name for a service"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_mistake_of_usage(words: list[str], said: str) -> None:
+    done = run_to_end("service", "print", *words)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "code", "said"),
+    [
+        ("models_dir: models\nlisten: 127.0.0.1:80", [], 2, "--port 80 needs a right"),
+        ("models_dir: models\nlisten: 0.0.0.0:8080", [], 78, "no API key is set"),
+        ("models: {a: {ctxsize: 5}}", [], 78, "there is no such key; the nearest is ctx_size"),
+        ("models: {x: {path: nothing.gguf}}", [], 78, "No such file or directory"),
+        ("models_dir: models\nmodels: {x: {}}", [], 66, "no model 'x'"),
+        ("models: {x: {path: keys}}", [], 65, "keys"),
+        ("caches: huggingface", [], 78, "folders below a home"),
+        ("models_dir: ~/models", [], 78, "/var/lib/llamasup/serve/models"),
+        ("models_dir: ${MODELS}", [], 78, "MODELS"),
+        ("downloads: {on_demand: true, folder: nowhere}", [], 78, "there is no folder"),
+        ("models_dir: models\nhttp: {access_log: a.log}", [], 78, "The access log"),
+        ("models_dir: models\nlisten: x.sock", [], 78, "The socket"),
+        ("models_dir: models", ["--models-dir", "/nonexistent"], 78, "/nonexistent: No such file"),
+    ],
+)
+def test_what_could_not_serve_is_not_installed(
+    folder: Path, config: str, words: list[str], code: int, said: str
+) -> None:
+    """``${MODELS}`` of the person who installs is no variable of a service's."""
+    done = printed(folder, config, *words, MODELS=str(folder / "models"))
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_config_that_lies_in_a_home_itself_would_show_all_of_it() -> None:
+    with NamedTemporaryFile("w", dir="/tmp", suffix=".yaml") as config:
+        config.write("models: {demo: {path: demo}}")
+        config.flush()
+        done = run_to_end("service", "print", "--config", config.name, *RUNTIME)
+    assert done.returncode == 78
+    assert "all of which the service would see" in done.stderr
+
+
+def test_a_config_that_the_services_user_could_not_read_is_refused(folder: Path) -> None:
+    assert printed(folder, "models_dir: models").returncode == 0
+    (folder / "served.yaml").chmod(0o600)
+    done = printed(folder, "models_dir: models")
+    assert done.returncode == 78
+    assert "served.yaml has mode 0600" in done.stderr
+    assert printed(folder, "models_dir: models", "--run-as", "root").returncode == 0
