@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from llamasup.core.model_spec import ModelSpec
 from llamasup.core.registry import Registry, build
 from llamasup.core.registry_changes import Changes
 from llamasup.effects.log_files import log_path_of
+from llamasup.effects.model_search import Search
 from llamasup.effects.model_watch import ModelWatch
 from llamasup.runtime.catalog import Catalog
 from llamasup.runtime.downloads import Downloads, DownloadSettings, Listener
@@ -34,6 +36,8 @@ __all__ = ["Configured", "HostedModels", "Source"]
 
 _log = logging.getLogger(__name__)
 
+# Read once, when it starts: addresses are taken and connections set up by then.
+_AT_THE_START = ("listen", "runtime", "auth", "http")
 _LOOK_S = 1.0  # at the config, where it is watched; a stat
 
 
@@ -51,8 +55,10 @@ class Configured(Protocol):
 
 
 class Source(Protocol):
-    def read(self) -> Configured:
-        """The config and the folders as they are now. Blocks; raises ConfigInvalid."""
+    def read(self, before: Search | None = None) -> Configured:
+        """The config and the folders as they are now; of a folder that is not there what it had ``before``.
+        Blocks; raises ConfigInvalid.
+        """
         ...
 
     def stamp(self) -> object:
@@ -78,12 +84,14 @@ class HostedModels:
         log_passed_on: Callable[[list[bytes]], None] | None = None,
     ) -> None:
         self._configured = configured
+        self._started_with = configured.config
         self._insists = insists
         self._error: LlamasupError | None = None
         self._source = source
         self._stamp = source.stamp()
         self._bus = bus
         self._folder = folder
+        self._started_downloads = configured.downloads
         self._downloads = Downloads(configured.downloads, folder, configured.options.environ)
         runners = Runners(bus, folder, log_path=log_path_of, log_passed_on=log_passed_on)
         self._pool = Pool(configured.options, runners, bus, self._fetch)
@@ -163,7 +171,7 @@ class HostedModels:
         async with self._changing:
             stamp = await asyncio.to_thread(self._source.stamp)
             try:
-                configured = await asyncio.to_thread(self._source.read)
+                configured = await asyncio.to_thread(self._source.read, self._configured.library.search)
             except LlamasupError as error:
                 self._stamp = stamp
                 self._bus.publish(ConfigRefused(error))
@@ -175,9 +183,22 @@ class HostedModels:
             if shelves_of(configured.config) != shelves_of(before.config):
                 self._shelves_changed.set()
             changes = self._apply(configured.library)
+        changes = replace(changes, next_start=self._waits_for_a_start(configured))
+        if changes.next_start:
+            _log.warning(
+                "%s: changed in the config, and as it was until the next start.\n  → Start llamasup anew.",
+                ", ".join(changes.next_start),
+            )
         if not changes:
             self._bus.publish(ModelsChanged(changes, tuple(self.registry.specs)))
         return changes
+
+    def _waits_for_a_start(self, configured: Configured) -> tuple[str, ...]:
+        now, then = configured.config, self._started_with
+        keys = [key for key in _AT_THE_START if getattr(now, key) != getattr(then, key)]
+        if configured.downloads != self._started_downloads:
+            keys.append("downloads")
+        return tuple(keys)
 
     async def check(self, config: Config, model: str) -> None:
         """Whether this model could be loaded if this were the config, with all memory for it. Raises why not;

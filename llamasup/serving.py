@@ -15,6 +15,7 @@ from llamasup.core.share import budget_of
 from llamasup.effects.devices import devices_now
 from llamasup.effects.files import models_folder
 from llamasup.effects.hardware import hardware
+from llamasup.effects.model_search import Search
 from llamasup.effects.ready_file import clear_place
 from llamasup.effects.runtimes import find_runtime
 from llamasup.entrance import EntranceOptions, front_of, proxy_of, refuse_bad_address, tls_of
@@ -94,13 +95,13 @@ class ConfigSource:
         self._environ = environ
         self._runtime = find_runtime(options.runtime or options.config().runtime, environ)
 
-    def read(self) -> Configured:
+    def read(self, before: Search | None = None) -> Configured:
         config = self._options.config()
         downloads = config.downloads
         folder = downloads.folder or next(iter(config.models_dir), None) or models_folder()
         return Configured(
             config,
-            read_library(config),
+            read_library(config, before),
             self._pool_options_of(config),
             DownloadSettings(
                 folder=folder,

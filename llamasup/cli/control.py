@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from llamasup.cli.errors import guarded
+from llamasup.cli.errors import guarded, show_error
 from llamasup.cli.models_table import models_table, summary
 from llamasup.cli.reach import reach
 from llamasup.cli.results import write_bytes, write_json, write_result
-from llamasup.cli.view import View, plural, while_waiting
+from llamasup.cli.view import View, plural, shortened, while_waiting
 from llamasup.control.client import ControlClient
-from llamasup.core.errors import ControlFailed, NotRunning, UsageInvalid
+from llamasup.core.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.core.model_state import AWAY
 from llamasup.core.printable import printable
 
@@ -100,20 +100,25 @@ def unload_command(where: Where, model: str | None, *, wait: bool, json: bool) -
 def restart_command(where: Where, model: str | None, *, wait: bool, json: bool) -> int:
     """Have a model started anew, or all that are loaded, one after the other."""
 
-    def act(view: View, client: ControlClient) -> None:
+    def act(view: View, client: ControlClient) -> int:
         if model is not None:
             names = [model]
         else:
             names = [each["id"] for each in client.status()["models"] if each["state"] not in AWAY]
             if not names:
                 raise UsageInvalid("No model is loaded.", remedy="Load one: llamasup load MODEL")
-        restarted = []
+        restarted, codes = [], []
         for name in names:
-            with while_waiting(view, f"restarting {name}"):
-                restarted.append(client.restart(name, wait=wait))
+            try:
+                with while_waiting(view, f"restarting {name}"):
+                    restarted.append(client.restart(name, wait=wait))
+            except LlamasupError as error:  # of several the others begin anew all the same
+                codes.append(show_error(view, error))
+                continue
             _say(view, f"{name} {'serves again' if wait else 'is being restarted'}")
-        if json:
+        if json and (restarted or model is None):
             write_json(restarted[0] if model is not None else {"models": restarted})
+        return codes[0] if codes else 0
 
     return _talk(where, act)
 
@@ -126,13 +131,13 @@ def reload_command(where: Where, *, wait: bool, json: bool) -> int:
             changes = client.reload(wait=wait)
         if json:
             write_json(changes)
-        said = [
-            f"{what}: {', '.join(changes[what])}"
-            for what in ("added", "changed", "removed")
-            if changes.get(what)
-        ]
+        changed = [*changes.get("changed", ()), *changes.get("retouched", ())]
+        found = {"added": changes.get("added"), "changed": changed, "removed": changes.get("removed")}
+        said = [f"{what}: {shortened(models)}" for what, models in found.items() if models]
         if wait:
             _say(view, "; ".join(said) or "Nothing has changed")
+        if later := changes.get("next_start"):
+            view.say("warning", "control", f"{', '.join(later)}: changed, and counts from the next start on")
 
     return _talk(where, act)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from llamasup.cli.errors import error_text
 from llamasup.cli.layout import table
-from llamasup.cli.view import Level, View, duration_text, plural
+from llamasup.cli.view import Level, View, duration_text, plural, shortened
 from llamasup.core.instance import State
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.registry_changes import Changes
@@ -60,7 +59,6 @@ _WHY_IT_LEAVES = {
     "changed": "it has changed",
     "removed": "it is served no more",
 }
-_MOST_NAMED = 5
 
 
 class Narrator:
@@ -109,14 +107,17 @@ class Narrator:
                 self._view.say(level, "unload", f"{model} is unloaded: {why}", model=model, reason=reason)
             case LoadFailed(model, error):
                 self._is_going_on(model, None)
-                text = error_text(f"{model}: {error.message}", error.remedy, error.lines, error.details)
+                what = error.message if model in error.message else f"{model}: {error.message}"
+                text = error_text(what, error.remedy, error.lines, error.details)
                 self._view.say("warning", "failed", text, model=model, cause=error.cause)
             case Downloading():
                 self._downloading(notice)
             case ModelsChanged(changes, _):
                 self._models_changed(changes)
             case ConfigRefused(error):
-                text = error_text(f"{error.message} All goes on as before.", error.remedy, error.details)
+                text = error_text(
+                    f"{error.message} All goes on as before.", error.remedy, error.lines, error.details
+                )
                 self._view.say("error", "config", text, cause=error.cause)
             case Ready():
                 self._ready(notice)
@@ -190,6 +191,9 @@ class Narrator:
         hosted = None if self._service.launch is not None else self._service.hosted_models
         runners = [] if hosted is None else hosted.runners_of(model)
         facts = []
+        if len(runners) > 1:
+            serving = sum(each.instance.state is State.READY for each in runners)
+            facts.append(f"{serving} of {len(runners)} processes")
         if runners:
             plan, load_s = runners[0].plan, runners[0].load_s
             if load_s is not None:
@@ -251,7 +255,7 @@ class Narrator:
 
     def _models_changed(self, changes: Changes) -> None:
         parts = [
-            f"{len(ids)} {word}: {_shortened(ids)}"
+            f"{len(ids)} {word}: {shortened(ids)}"
             for word, ids in (
                 ("new", changes.added),
                 ("gone", changes.removed),
@@ -274,13 +278,13 @@ class Narrator:
             if any(each.instance.state is State.READY for each in hosted.runners_of(id_))
         ]
         models = (
-            f"{len(served)}: {_shortened(served)}" if served else "none yet: put .gguf files in the folder"
+            f"{len(served)}: {shortened(served)}" if served else "none yet: put .gguf files in the folder"
         )
         facts = [("models", models)]
         if served:
-            facts.append(("loaded", _shortened(loaded) or "none yet: each is when a request names it"))
+            facts.append(("loaded", shortened(loaded) or "none yet: each is when a request names it"))
         if broken:
-            facts.append(("broken", f"{_shortened(broken)} (llamasup status --all says why)"))
+            facts.append(("broken", f"{shortened(broken)} (llamasup status --all says why)"))
         if hosted.registry.default is not None:
             facts.append(("default", f"{hosted.registry.default}, for requests that name no model"))
         places = hosted.budget.items()
@@ -306,11 +310,6 @@ class Narrator:
             if seen is not None:
                 facts.append(("memory", f"{memory_text(seen.rss_bytes)} in use"))
         return facts
-
-
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join((*names[:_MOST_NAMED], f"and {more} more")) if more > 0 else ", ".join(names)
 
 
 def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:

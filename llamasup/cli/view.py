@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +25,8 @@ __all__ = [
     "View",
     "ViewHandler",
     "duration_text",
+    "plural",
+    "shortened",
     "while_waiting",
 ]
 
@@ -34,6 +36,7 @@ LEVELS: Mapping[Level, int] = {"debug": 10, "info": 20, "warning": 30, "error": 
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 CLEAR_LINE = "\r\x1b[2K"
+_MOST_NAMED = 5  # of a thousand
 
 
 def duration_text(seconds: float) -> str:
@@ -49,6 +52,12 @@ def duration_text(seconds: float) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 request``, ``2 requests``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def shortened(names: Sequence[str]) -> str:
+    """``a, b, c, d, e, and 995 more``."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join((*names[:_MOST_NAMED], f"and {more} more")) if more > 0 else ", ".join(names)
 
 
 class View(Protocol):

@@ -43,5 +43,6 @@ def find_config(given: Path | None, environ: Mapping[str, str]) -> Path:
             return place
     raise ConfigInvalid(
         f"There is no config: neither {' nor '.join(map(str, places))} is there, and ${VARIABLE} is not set.",
-        remedy="Make one with llamasup config init, or name one with --config.",
+        remedy="Make one with llamasup config init, or name one with --config; or serve a folder without: "
+        "llamasup serve --models-dir FOLDER.",
     )

@@ -12,13 +12,17 @@ __all__ = ["Changes", "changes"]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Ids. ``changed`` ones need other processes; of ``retouched`` ones only what is said of them differs."""
+    """Ids. ``changed`` ones need other processes; of ``retouched`` ones only what is said of them differs.
+
+    ``next_start``: keys of the config that differ from what it was started with, and count from then on.
+    """
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     retouched: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
+    next_start: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed or self.retouched)

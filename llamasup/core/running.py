@@ -69,7 +69,8 @@ def choose(found: Found, pid: int | None) -> Running:
     if found.closed:
         closed = f" Only root may ask these services: {', '.join(found.closed)}; use sudo."
     raise NotRunning(
-        "No llamasup runs here.", remedy=f"Start one: llamasup run MODEL, or name one with --url.{closed}"
+        "No llamasup runs here.",
+        remedy=f"Start one: llamasup run MODEL, or llamasup serve; or name one with --url.{closed}",
     )
 
 

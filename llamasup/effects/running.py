@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from llamasup.core.doctor_facts import RunningFact
+from llamasup.core.model_state import AWAY
 from llamasup.core.running import Found, Running, Silent
 from llamasup.effects.files import OWNER, run_folders
 from llamasup.effects.httpx_alone import httpx
@@ -112,7 +113,8 @@ def _ask(folder: Path, pid: int) -> Running | Silent | None:
         return Silent(pid, "stopping" if socket_path.exists() else "starting")
     except msgspec.DecodeError:
         return None
-    models = tuple(f"{each.id} ({each.state})" for each in status.models)
+    loaded_first = sorted(status.models, key=lambda each: each.state in AWAY)
+    models = tuple(f"{each.id} ({each.state})" for each in loaded_first)
     return Running(status.pid, status.url, status.version, models, str(socket_path))
 
 

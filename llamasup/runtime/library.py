@@ -34,13 +34,20 @@ class Library:
     search: Search = field(default_factory=Search)
 
 
-def read_library(config: Config) -> Library:
-    """Look into all folders; blocks for a second where there are a thousand models that were never seen.
+def read_library(config: Config, before: Search | None = None) -> Library:
+    """Look into all folders; blocks for a second where there are a thousand models that were never seen. Of a
+    folder that is not there, or may not be read, what was found ``before`` stays: it is not known to be gone.
 
     Raises ConfigInvalid for names that cannot be meant.
     """
     shelves = shelves_of(config)
-    return library_of(config, search_models(shelves.folders, shelves.paths))
+    search = search_models(shelves.folders, shelves.paths)
+    if before is not None and search.missing:
+        missing = tuple(f"{folder.rstrip('/')}/" for folder in search.missing)
+        known = {each.path for each in search.found}
+        kept = (each for each in before.found if each.path.startswith(missing) and each.path not in known)
+        search = replace(search, found=(*search.found, *kept))
+    return library_of(config, search)
 
 
 def shelves_of(config: Config, environ: Mapping[str, str] = os.environ) -> Shelves:

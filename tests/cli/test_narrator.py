@@ -11,10 +11,10 @@ import pytest
 from llamasup.cli.narrator import Narrator
 from llamasup.cli.view import View
 from llamasup.core.address import TcpAddress
-from llamasup.core.errors import ModelInvalid
+from llamasup.core.errors import ConfigInvalid, ModelInvalid
 from llamasup.core.instance import State
 from llamasup.core.model_spec import ModelSpec
-from llamasup.runtime.events import Downloading, LoadFailed, Ready, StateChanged
+from llamasup.runtime.events import ConfigRefused, Downloading, LoadFailed, Ready, StateChanged
 from tests.runtime.test_metrics import DONE
 
 
@@ -204,3 +204,11 @@ def test_who_asks_for_a_model_is_told_with_its_name() -> None:
         "llamasup load: loading bge.",
         "llamasup reload: reading the config again.",
     ]
+
+
+def test_mistakes_of_a_config_are_not_llama_servers_words() -> None:
+    terminal, narrator = many()
+    narrator.notice(
+        ConfigRefused(ConfigInvalid("c.yaml has one mistake.", details=("c.yaml:4: max_loaded",)))
+    )
+    assert terminal.told[0][2] == "c.yaml has one mistake. All goes on as before.\n    c.yaml:4: max_loaded"
