@@ -168,10 +168,11 @@ class DownloadClient:
                 reraise=True,
             )(counted)
         except Interruption as error:
+            where = "" if str(error).startswith(str(self.ref)) else f"{self.ref}: "  # the same, of a URL
             raise DownloadFailed(
-                f"{self.ref}: {error}, {tries.without_progress} times in a row."
+                f"{where}{error}, {tries.without_progress} times in a row."
                 if tries.without_progress > 1
-                else f"{self.ref}: {error}.",
+                else f"{where}{error}.",
                 remedy="Try again later; what has come is kept, and the same command goes on from there.",
             ) from None
 

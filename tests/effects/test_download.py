@@ -337,8 +337,9 @@ def test_a_name_that_does_not_exist(puller: Puller, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOENT, "Name or service not known")
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", fails)
-    with pytest.raises(DownloadFailed, match="cannot be looked up"):
+    with pytest.raises(DownloadFailed, match="cannot be looked up") as caught:
         puller("https://nowhere.invalid/m.gguf")
+    assert caught.value.message.count("https://") == 1
 
 
 # --- wrong bytes ----------------------------------------------------------------------------------
