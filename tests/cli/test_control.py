@@ -1,0 +1,42 @@
+"""The commands that talk to a running llamasup, against one without any process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from llamasup.cli import control
+from llamasup.control.client import Place
+from llamasup.core.errors import DoesNotFit, LlamasupError
+from tests.control.fake import FakeControlled, served
+
+
+class OneTooLarge(FakeControlled):
+    """The first of its models cannot be started."""
+
+    async def restart(self, model: str) -> None:
+        await super().restart(model)
+        if model == "tiny":
+            raise DoesNotFit("tiny does not fit", remedy="Buy memory.")
+
+
+def test_of_several_that_are_restarted_one_that_fails_keeps_none_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> tuple[FakeControlled, int]:
+        fake = OneTooLarge()
+        async with served(fake, tmp_path) as (_, path):
+            monkeypatch.setattr(control, "reach", lambda: Place(socket=path))
+            code = await asyncio.to_thread(control.restart_command, {}, None, wait=True, json=True)
+        return fake, code
+
+    fake, code = asyncio.run(main())
+
+    assert fake.asked == [("restart", "tiny"), ("restart", "org/repo:q8_0")]
+    assert code == DoesNotFit.exit_code != LlamasupError.exit_code
+    printed = capfd.readouterr()
+    assert [each["id"] for each in json.loads(printed.out)["models"]] == ["org/repo:q8_0"]
+    assert "tiny does not fit" in printed.err
