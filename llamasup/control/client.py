@@ -149,7 +149,7 @@ class ControlClient(_Asking):
         return self._change(_of_model(model, "restart"), wait=wait)
 
     def reload(self, *, wait: bool = True) -> Mapping[str, Any]:
-        """``{"added","removed","changed","unchanged"}``: ids of models. Raises ConfigInvalid."""
+        """What has changed: ids of models (docs/control.md). Raises ConfigInvalid."""
         return self._change("/reload", wait=wait)
 
     def shutdown(self, *, now: bool = False) -> Mapping[str, Any]:

@@ -44,7 +44,7 @@ class Controlled(Protocol):
         ...
 
     async def reload(self) -> Mapping[str, Any]:
-        """Read the configuration again: ``{"added":[ids],"removed":[…],"changed":[…],"unchanged":[…]}``.
+        """Read the configuration again. Returns what has changed: ids of models (docs/control.md).
 
         Raises ConfigInvalid where it is not taken; then all is as before.
         """
