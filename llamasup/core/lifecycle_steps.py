@@ -235,17 +235,24 @@ def kill(moment: Moment) -> Outcome:
     return stopping, (CloseEndpoint(generation, "the server is stopping"), Kill(generation), wake)
 
 
+def _nothing_to_keep(moment: Moment) -> Moment:
+    return replace(moment, instance=replace(moment.instance, keeps_slots=False))
+
+
 def spoilt(moment: Moment) -> Outcome:
-    """Its slots are nothing to keep."""
-    return replace(moment.instance, keeps_slots=False), ()
+    """While they are being saved, that ends with the endpoint."""
+    if moment.instance.moves_slots:
+        return terminate(_nothing_to_keep(moment))
+    return _nothing_to_keep(moment).instance, ()
 
 
 def kill_spoilt(moment: Moment) -> Outcome:
-    return kill(replace(moment, instance=replace(spoilt(moment)[0], wanted=True)))
+    clean = _nothing_to_keep(moment)
+    return kill(replace(clean, instance=replace(clean.instance, wanted=True)))
 
 
 def drain_spoilt(moment: Moment) -> Outcome:
-    return drain_and_restart(replace(moment, instance=spoilt(moment)[0]))
+    return drain_and_restart(_nothing_to_keep(moment))
 
 
 def kill_for_good(moment: Moment) -> Outcome:

@@ -475,6 +475,16 @@ def test_one_that_is_drained_already_when_that_shows_is_not_saved_either() -> No
     assert life.state() is State.STOPPED
 
 
+def test_what_is_being_saved_when_that_shows_is_not_kept() -> None:
+    life = keeping(lc.Warmed(1))
+    life.wake()
+    life(lc.StopAsked())
+    assert lc.SaveSlots(1) in life(lc.Idle(1))
+    effects = life(lc.SlotsSpoilt(1))  # on its way when the last request ended
+    assert effects[:2] == (lc.CloseEndpoint(1, "the server is stopping"), lc.Terminate(1))
+    assert life.state() is State.STOPPING
+
+
 def test_an_idle_server_saves_its_slots_before_it_is_told_to_end() -> None:
     life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked())
     assert life(lc.Idle(1)) == (lc.SaveSlots(1), lc.WakeAt(life.instance.ticket, 1010.0))
