@@ -206,9 +206,10 @@ class Narrator:
 
     def _server_exited(self, exited: ServerExited) -> None:
         diagnosis = exited.diagnosis
+        whose = f"{exited.model}: " if self._has_many else ""
         if exited.restart_in_s is None:
             if self._has_many:
-                text = error_text(f"{exited.model}: {diagnosis.message}", diagnosis.remedy, diagnosis.lines)
+                text = error_text(f"{whose}{diagnosis.message}", diagnosis.remedy, diagnosis.lines)
                 self._view.say("warning", "exit", text, model=exited.model, cause=diagnosis.cause)
             return  # else the error that ends the service says it all
         again = "at once" if exited.restart_in_s == 0 else f"in {duration_text(exited.restart_in_s)}"
@@ -218,7 +219,7 @@ class Narrator:
         self._view.say(
             "warning",
             "exit",
-            error_text(f"{diagnosis.message} {next_start}", remedy, diagnosis.lines),
+            error_text(f"{whose}{diagnosis.message} {next_start}", remedy, diagnosis.lines),
             model=exited.model,
             generation=exited.generation,
             code=exited.exit.code if exited.exit else None,

@@ -120,8 +120,11 @@ class NameIndex:
         for piece in _pieces(name):
             shared.update(self._by_piece.get(piece, ()))
         candidates = {each.casefold(): each for each, _ in shared.most_common(_COMPARED)}
-        near = difflib.get_close_matches(name.casefold(), candidates, n=_SHOWN_NEAR, cutoff=0.6)
-        return tuple(candidates[each] for each in near)
+        wanted = name.casefold()
+        near = difflib.get_close_matches(wanted, candidates, n=_SHOWN_NEAR, cutoff=0.6)
+        if len(wanted) > 2:  # somebody who was too lazy for the rest of it
+            near += [each for each in candidates if wanted in each and each not in near]
+        return tuple(candidates[each] for each in near[:_SHOWN_NEAR])
 
     @cached_property
     def _by_piece(self) -> Mapping[str, list[str]]:

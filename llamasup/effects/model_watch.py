@@ -124,7 +124,9 @@ class ModelWatch:
     ) -> tuple[Settled, Settled]:
         missing = tuple(search.missing)
         settled = settle(settled, search.found, now_s, missing=missing, policy=self._policy)
-        sources = settle(sources, tuple(search.sources.values()), now_s, policy=self._policy)
+        out_of_sight = tuple(f"{folder.rstrip('/')}/" for folder in missing)
+        in_sight = (each for each in search.sources.values() if not each.path.startswith(out_of_sight))
+        sources = settle(sources, tuple(in_sight), now_s, missing=missing, policy=self._policy)
         # A path may name any part of a set: what it leads to is its first.
         now_at = {each.path: each for each in sources.models}
         asked = {path: now_at[found.path] for path, found in search.sources.items() if found.path in now_at}

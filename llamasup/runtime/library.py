@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from llamasup.config import Config
 from llamasup.core.model_rules import ModelRule
@@ -46,7 +47,11 @@ def read_library(config: Config, before: Search | None = None) -> Library:
         missing = tuple(f"{folder.rstrip('/')}/" for folder in search.missing)
         known = {each.path for each in search.found}
         kept = (each for each in before.found if each.path.startswith(missing) and each.path not in known)
-        search = replace(search, found=(*search.found, *kept))
+        sources = {
+            path: before.sources.get(path, found) if path.startswith(missing) else found
+            for path, found in search.sources.items()
+        }
+        search = replace(search, found=(*search.found, *kept), sources=MappingProxyType(sources))
     return library_of(config, search)
 
 

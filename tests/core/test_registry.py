@@ -430,6 +430,7 @@ def test_a_name_that_nobody_has_is_told_what_is_near() -> None:
     unknown = registry.find("lama-3.2-1b")
     assert isinstance(unknown, Unknown)
     assert unknown.near[0] == "llama-3.2-1b"
+    assert registry.find("3.2") == Unknown("3.2", ("llama-3.2-1b",))  # a part of it
     assert registry.find("zzz") == Unknown("zzz")
     assert registry.find("") == Unknown("")
 

@@ -181,6 +181,15 @@ async def test_models_of_a_folder_that_disappears_stay_and_it_is_watched_again_w
 
 
 @in_loop
+async def test_so_does_a_model_there_that_the_config_names(top: Path) -> None:
+    path = put(top / "a.gguf")
+    async with watching(top, path, policy=SettlePolicy(sound_s=0.0, broken_s=0.0)) as watched:
+        shutil.move(top, top.with_name("aside"))
+        await watched.until(lambda _: bool(watched.told[-1].missing))
+        assert not isinstance(watched.told[-1].sources[str(path)].outcome, LlamasupError)
+
+
+@in_loop
 async def test_a_folder_that_was_emptied_and_made_anew_has_what_is_in_it_now(top: Path) -> None:
     put(top / "a.gguf")
     async with watching(top) as watched:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamasup.config.values import Config
+from llamasup.config.values import Config, ModelEntry
 from llamasup.runtime.library import read_library
 from llamasup.testing.models import tiny_decoder, tiny_encoder
+
+
+def test_a_model_of_such_a_folder_keeps_the_name_that_the_config_gives_it(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "a.gguf").write_bytes(tiny_decoder())
+    rules = {"chat": ModelEntry(path=str(folder / "a.gguf"))}
+    config = Config(models_dir=(folder,), models=rules)
+    before = read_library(config)
+    assert set(before.registry.specs) == {"chat"}
+    folder.rename(tmp_path / "elsewhere")
+    assert read_library(config, before.search).registry == before.registry
 
 
 def test_what_was_in_a_folder_that_is_gone_is_not_known_to_be_gone(tmp_path: Path) -> None:
