@@ -245,6 +245,12 @@ class InstanceRunner:
         elapsed_s = asyncio.get_running_loop().time() - self._load_began_s
         return retry_after_s(until_loaded_s(self._load_s, elapsed_s))
 
+    def allow(self, policy: Policy) -> None:
+        """What is allowed from now on, the current child included."""
+        self.policy = policy
+        if self._generation is not None:
+            self._generation.endpoint.places = _places(policy, self._generation.plan)
+
     @property
     def load_s(self) -> float | None:
         """What a load takes, smoothed; None: there was none yet."""
@@ -409,13 +415,12 @@ class InstanceRunner:
             path=self._log_path,
             passed_on=self._log_passed_on,
         )
-        places = self.policy.places(plan.parallel)
         endpoint = Endpoint(
             self.model,
             number,
             plan.address,
             plan.api_key,
-            places=UNLIMITED if places is None else places,
+            places=_places(self.policy, plan),
             held_s=self._held_s,
             when_free=self.room.place_free,
             when_vacant=self.when_vacant,
@@ -606,6 +611,11 @@ class InstanceRunner:
         generation.child.kill_group()
         await _shielded(generation.child.wait(), REAP_TIMEOUT_S)
         await _shielded(_clear_away(generation), PUMP_TIMEOUT_S)
+
+
+def _places(policy: Policy, plan: ChildPlan) -> int:
+    places = policy.places(plan.parallel)
+    return UNLIMITED if places is None else places
 
 
 async def _clear_away(generation: _Generation) -> None:

@@ -25,9 +25,9 @@ __all__ = ["ServedModel"]
 class ServedModel:
     """``policy`` says who may wait, and for how long. All methods are for the event loop's thread.
 
-    ``when_wanted`` hears of each request that begins to wait while nothing serves, ``when_idle`` each time
-    that the last of its leases has ended. Both are called from within a request's callbacks: they may shut,
-    open, add and remove, and should do no more than take note.
+    ``when_wanted`` hears of each request that begins to wait while nothing serves, or would if it might;
+    ``when_idle`` each time that the last of its leases has ended. Both are called from within a request's
+    callbacks: they may shut, open, add and remove, and should do no more than take note.
     """
 
     def __init__(
@@ -107,10 +107,11 @@ class ServedModel:
         self.room.changed()
 
     def allow(self, policy: Policy) -> None:
-        """Who may wait from now on, and how long; for its processes from what they do next on."""
+        """Who may wait from now on, how long, and how many are served at once; those who are, are."""
         self.room.allow(timeout_s=policy.wait_timeout_s, most=policy.max_queued)
         for runner in self.runners:
-            runner.policy = policy
+            runner.allow(policy)
+        self.room.changed()
 
     @property
     def is_shut(self) -> bool:

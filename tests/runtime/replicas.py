@@ -22,6 +22,7 @@ class Replica(InstanceRunner):
         self.model = "tiny"
         self.room = served.room
         self.when_vacant = None
+        self._generation = None
         self.why: Unavailable = LOADING
         self.is_leaving = False
         self.serves: Endpoint | None = None

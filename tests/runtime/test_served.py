@@ -177,6 +177,29 @@ async def test_who_may_wait_can_be_changed_while_others_do() -> None:
     assert runner.policy is impatient
 
 
+@in_a_loop
+async def test_more_may_be_served_at_once_by_the_process_that_is_there() -> None:
+    served = served_model()
+    planner: AnyPlanMaker = object()  # type: ignore[assignment]
+    folder = Path("/nowhere")
+    runner = InstanceRunner(
+        "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=folder, log_path=None
+    )
+    served.add(runner)
+    runner.instance = replace(runner.instance, state=State.READY)
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), places=1, when_free=served.room.place_free)
+    plan = SimpleNamespace(parallel=1)
+    runner._generation = SimpleNamespace(endpoint=endpoint, exit=None, plan=plan)  # type: ignore[assignment]
+    assert Client(served).lease is not None
+    waits, waits_on = Client(served), Client(served)
+    served.allow(Policy(max_concurrent=2))
+    assert waits.lease is not None
+    assert waits_on.waits
+    served.allow(Policy(max_concurrent=1))
+    waits.lease.release()
+    assert waits_on.waits
+
+
 def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
     """Each request takes one: what several processes need must not be in its way."""
     served = served_model()
