@@ -93,7 +93,9 @@ class ServiceManager:
             case ModelsChanged(changes, models):
                 self._tell(core.reloaded(self._status, models, gone=(*changes.removed, *changes.changed)))
             case ConfigRefused(error):
-                self._tell(core.reloaded(self._status, None, error.message))
+                # The first of what may be many mistakes; the log has them all.
+                problem = " ".join((error.message, *error.details[:1]))
+                self._tell(core.reloaded(self._status, None, problem))
             case Stopped():
                 self.stop_asked()
             case _:

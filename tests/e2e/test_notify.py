@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
+from tests.e2e.driver import PATIENCE_S, adopted, command, llamasup, run_to_end
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux")
 
@@ -149,6 +150,51 @@ def test_the_watchdog_hears_the_loop_and_not_a_stopped_process(
         process.resume()
         assert manager.until("WATCHDOG=1")
         assert running.stop() == 0
+
+
+def test_many_models_are_one_service_that_stays_up(
+    manager: Manager, tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    """READY=1 with what is preloaded; then each of them comes and goes, and the config is read again."""
+    (tmp_path / "models").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"models/{name}.gguf").write_bytes(tiny_model.read_bytes())
+    config = tmp_path / "config.yaml"
+    config.write_text("models_dir: models\nmodels: {a: {preload: true}, b: {drain_timeout: 10m}}\n")
+    words = ("--config", str(config), "--port", "0", "--events", "jsonl", "--runtime", fake_server())
+    process = subprocess.Popen(
+        command("serve", *words),
+        env=manager.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with adopted(process) as running:
+        said = [line for line in manager.until("STATUS=serving") if "=1" in line or "serving" in line]
+        serving = f"STATUS=serving a, b at {running.url}"
+        assert said[-2:] == ["READY=1", serving]
+        asked = {"model": "b", "prompt": "x", "n_predict": 1}
+        assert httpx.post(f"{running.url}/completion", json=asked).status_code == 200
+        said = manager.until("STATUS=serving")
+        assert said == [f"{serving}; starting llama-server for b"]
+        while said[-1] != serving:
+            said += manager.until("STATUS=serving")
+        assert "READY=1" not in said
+
+        config.write_text("models: {a: {}}\nunknown: 1\n")
+        running.ask(signal.SIGHUP)
+        said = manager.until("STATUS=serving")
+        assert said[0] == "RELOADING=1"
+        assert said[-2] == "READY=1"
+        assert said[-1].startswith(f"{serving}; its config is not taken: {config} has one mistake.")
+        assert f"{config}:2: unknown: there is no such key" in said[-1]
+        config.write_text("models_dir: models\nmodels: {a: {}, b: {drain_timeout: 10m}}\n")
+        running.ask(signal.SIGHUP)
+        assert manager.until("STATUS=serving")[-2:] == ["READY=1", serving]
+        assert running.stop() == 0
+    # As long as the longest of them may take.
+    assert "EXTEND_TIMEOUT_USEC=615000000" in manager.until("STATUS=stopping")
 
 
 # --- socket activation ------------------------------------------------------------------------------
