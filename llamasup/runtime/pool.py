@@ -15,7 +15,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, assert_never
 
-from llamasup.core.errors import Conflict, DoesNotFit, LlamasupError, ModelInvalid, Stopping
+from llamasup.core.errors import (
+    Conflict,
+    DoesNotFit,
+    LlamasupError,
+    ModelInvalid,
+    ModelUnknown,
+    Stopping,
+)
 from llamasup.core.failure import failure_of
 from llamasup.core.instance import Instance, KillAsked, Policy, StartAsked, State, StopAsked
 from llamasup.core.model_spec import ModelSpec
@@ -43,6 +50,7 @@ from llamasup.runtime.served import ServedModel
 from llamasup.runtime.tenancy import (
     Sized,
     Tenancy,
+    Wish,
     absent,
     as_unavailable,
     making_room,
@@ -51,7 +59,7 @@ from llamasup.runtime.tenancy import (
     size_up,
 )
 
-__all__ = ["Fetch", "Pool", "PoolOptions", "end", "freed"]
+__all__ = ["WISH_S", "Fetch", "Pool", "PoolOptions", "end", "freed"]
 
 Fetch = Callable[[str, Listener], Awaitable[Path]]
 """A reference, and who hears how far it is → the file."""
@@ -62,6 +70,9 @@ _log = logging.getLogger(__name__)
 # somebody else has taken may soon be free; a broken file is mended by people, who can say so (`load`).
 RETRY_AFTER_MEMORY_S = 10.0
 RETRY_AFTER_FAILURE_S = 300.0
+WISH_S = 60.0
+"""How long a model is wanted for a request that may not wait for it: who is told to come again soon, and does
+not, does not want it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,8 @@ class Pool:
         self.running = asyncio.Event()
         self.renewing = asyncio.Lock()
         self.tenancies: dict[str, Tenancy] = {}
-        self._active: dict[str, Tenancy] = {}  # wanted, or with a process: all that the policy has to see
+        # Wanted, or with a process: all that the policy has to see. Those that are served no more, too.
+        self._active: dict[Tenancy, None] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._deciding = False
@@ -109,24 +121,37 @@ class Pool:
         finally:
             self.stopping = True
             self._stop_timer()
-            for tenancy in self.tenancies.values():
+            for tenancy in self._all():
                 tenancy.served.shut(STOPPING)
 
     def ask_stop(self, *, now: bool = False) -> None:
         """End all servers: kindly, or at once. No model is started any more."""
         self.stopping = True
         self._stop_timer()
-        for tenancy in self.tenancies.values():
+        for tenancy in self._all():
             tenancy.served.shut(STOPPING)
-            tenancy.settle_claims(Stopping("llamasup is stopping.", remedy="Start it again."))
+            tenancy.settle_claims(_stopping())
             for runner in tenancy.all_runners:
                 runner.post(KillAsked() if now else StopAsked())
 
     async def ended(self) -> None:
         """Wait until no server is left, and none will start by itself."""
-        for tenancy in self.tenancies.values():
+        for tenancy in self._all():
             for runner in tenancy.all_runners:
                 await runner.until(_at_rest)
+
+    def _all(self) -> Iterable[Tenancy]:
+        return dict.fromkeys((*self.tenancies.values(), *self._active))
+
+    def use(self, options: PoolOptions) -> None:
+        """From now on. What is loaded in memory that there is no longer goes as soon as it is idle."""
+        before, self.options = self.options, options
+        if options.budget != before.budget:
+            for tenancy in self.tenancies.values():
+                self.forget_failure(tenancy)
+                if tenancy.phase is Phase.ABSENT:
+                    tenancy.sized = None  # in another budget another plan may fit
+        self.decide_soon()
 
     # --- models -----------------------------------------------------------------------------------------
 
@@ -134,8 +159,8 @@ class Pool:
         """A model that can be loaded from now on."""
         served = ServedModel(
             spec,
-            policy=policy_for(spec.options, self.options.policy),
-            when_wanted=lambda: self._wanted(tenancy),
+            policy=policy_for(spec, self.options.policy),
+            when_wanted=lambda: self._asked_for(tenancy),
             when_idle=lambda: self._idle(tenancy),
         )
         tenancy = Tenancy(spec, served)
@@ -147,20 +172,23 @@ class Pool:
         """It has no process any more, and gets none."""
         self.runners.drop(tenancy, tenancy.all_runners)
         tenancy.runners = []
-        for models in (self._active, self.tenancies):
-            if models.get(tenancy.spec.id) is tenancy:
-                del models[tenancy.spec.id]
+        self._active.pop(tenancy, None)
+        if self.tenancies.get(tenancy.spec.id) is tenancy:
+            del self.tenancies[tenancy.spec.id]
+        self.decide_soon()
 
     def retouch(self, tenancy: Tenancy, spec: ModelSpec) -> None:
         """Something else is said of it. Its processes stay as they are."""
         tenancy.spec = tenancy.served.spec = spec
-        tenancy.served.allow(policy_for(spec.options, self.options.policy))
+        tenancy.served.allow(policy_for(spec, self.options.policy))
         self.decide_soon()
 
     async def load(self, tenancy: Tenancy) -> None:
         """Until it serves. Raises why it cannot."""
         if self.stopping:
-            raise Stopping("llamasup is stopping.", remedy="Start it again.")
+            raise _stopping()
+        if tenancy.removed:
+            raise ModelUnknown(f"{tenancy.spec.id} is served no more.", remedy="Name another one.")
         if tenancy.phase is Phase.RESIDENT:
             return
         self.forget_failure(tenancy)
@@ -179,6 +207,7 @@ class Pool:
     async def unload(self, tenancy: Tenancy) -> None:
         """Until its memory is free. What is in flight has a drain's time; who waits has it loaded again."""
         self.forget_failure(tenancy)
+        tenancy.comes_back, tenancy.wish = False, None
         tenancy.settle_claims(
             Conflict(
                 f"{tenancy.spec.id} was unloaded meanwhile.", remedy="Load it again if it is to be served."
@@ -201,16 +230,18 @@ class Pool:
         return self.runners.make(
             tenancy,
             sized,
-            policy_for(tenancy.spec.options, self.options.policy),
+            policy_for(sized.spec, self.options.policy),
             self._tasks,
             share=lambda: share_of(sized.spec, self.left_for(tenancy)),
             when_measured=lambda: self._measured(tenancy),
         )
 
     def left_for(self, tenancy: Tenancy) -> Mapping[str, int]:
-        """What the others leave of the budget. Called in the threads that plan, too."""
-        others = (each.needs for each in tuple(self._active.values()) if each is not tenancy and each.holds)
-        return left_of(self.options.budget, others)
+        """What the others leave of the budget, and what ran of it before. Called in the threads that plan,
+        too.
+        """
+        others = (each.needs for each in tuple(self._active) if each is not tenancy and each.holds)
+        return left_of(self.options.budget, (*others, tenancy.outgoing_needs))
 
     async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
         """See what it takes, and fetch it before if it is not here. Raises what these raise."""
@@ -228,7 +259,17 @@ class Pool:
 
             local = replace(spec, source=str(await self._fetch(spec.source, downloading)))
         options = self.options
-        sized = await asyncio.to_thread(size_up, local, options.budget, options.runtime, options.environ)
+        try:
+            sized = await asyncio.to_thread(size_up, local, options.budget, options.runtime, options.environ)
+        except (LlamasupError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            # Whatever lies in a folder is read here: what nobody thought of must not end all the others.
+            _log.exception("%s cannot be read", spec.id)
+            raise LlamasupError(
+                f"{spec.id} cannot be read: {type(error).__name__}, a fault of llamasup.",
+                remedy="See its log, and report it.",
+            ) from error
         return replace(sized, spec=spec)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -238,16 +279,22 @@ class Pool:
 
     # --- what happens -----------------------------------------------------------------------------------
 
+    def _asked_for(self, tenancy: Tenancy) -> None:
+        """A request waits for it; or would, and may not: then it is loaded for when it comes again."""
+        if not tenancy.claims and not len(tenancy.served.room):
+            now_s = monotonic()
+            tenancy.wish = Wish(now_s if tenancy.wish is None else tenancy.wish.since_s, now_s)
+        self._wanted(tenancy)
+
     def _wanted(self, tenancy: Tenancy) -> None:
-        """A request waits for it, or somebody asked for it."""
         if not tenancy.removed:
-            self._active[tenancy.spec.id] = tenancy
+            self._active[tenancy] = None
             self.decide_soon()
 
     def _idle(self, tenancy: Tenancy) -> None:
         """Its last request is over."""
         tenancy.use = tenancy.use.after(tenancy.served.idle_since_s)
-        if tenancy.yielding or any(each.wanted and not each.serves for each in self._active.values()):
+        if tenancy.yielding or any(each.wanted and not each.serves for each in self._active):
             self.decide_soon()
         elif tenancy.spec.stay.ttl_s < float("inf"):
             self._wake_at(monotonic() + tenancy.spec.stay.ttl_s)
@@ -256,26 +303,28 @@ class Pool:
         tenancy = self.tenancies.get(notice.model) if isinstance(notice, StateChanged) else None
         if tenancy is None or not isinstance(notice, StateChanged):
             return
-        if notice.state is not State.STOPPED:
+        # Of its name: it may be what was served under it before.
+        states = {runner.instance.state for runner in tenancy.runners}
+        if states - {State.STOPPED}:
             tenancy.starting = False
-        if notice.state is State.READY:
+        if notice.state is State.READY and State.READY in states:
             tenancy.resident_since_s = monotonic()
-            tenancy.settle_claims()
-        elif notice.state is State.FAILED and tenancy.phase is Phase.FAILED:
-            self._failed(tenancy, failure_of(tenancy.runners[0].instance))
         self.decide_soon()
 
     def _failed(self, tenancy: Tenancy, error: LlamasupError) -> None:
         """It cannot be loaded for now: those who wait for it hear why, and nobody else notices (S17)."""
-        tenancy.error = error
+        tenancy.error, tenancy.wish = error, None
         tenancy.failed_at_s = monotonic()
-        tenancy.served.absent = as_unavailable(error)
+        tenancy.served.absent = as_unavailable(error, _retry_after_s(error))
+        for runner in tenancy.runners:
+            if not runner.instance.at_rest:
+                runner.post(StopAsked())  # none of them tries by itself in memory that is not its own
         tenancy.settle_claims(error)
         self._wake_at(tenancy.failed_at_s + _retry_after_s(error))
 
     def _measured(self, tenancy: Tenancy) -> None:
         """A load has taught what the model really takes."""
-        if not (tenancy.sizing or tenancy.changing or self.stopping):
+        if not (tenancy.sizing or tenancy.changing or tenancy.is_outdated or self.stopping):
             tenancy.sizing = True
             self.start(self._size(tenancy), f"{tenancy.spec.id}/measure")
 
@@ -292,14 +341,22 @@ class Pool:
         if self._tasks is None or self.stopping:
             return
         now_s = monotonic()
-        for tenancy in tuple(self._active.values()):
-            self._look_at(tenancy, now_s)
-        tenants = {id_: each.tenant() for id_, each in self._active.items() if each.sized is not None}
+        for tenancy in tuple(self._active):
+            if not tenancy.removed:
+                self._look_at(tenancy, now_s)
+        tenants = {each.key: each.tenant() for each in self._active if each.sized is not None}
         for verdict in decide(World(now_s, tenants, self.options.budget, self.options.residency)):
             self._carry_out(verdict)
 
     def _look_at(self, tenancy: Tenancy, now_s: float) -> None:
-        if tenancy.phase is Phase.FAILED and tenancy.error is not None:
+        """What follows from how it is, whatever else is loaded."""
+        self._look_at_wish(tenancy, now_s)
+        if tenancy.serves:
+            self._serves(tenancy)
+        if tenancy.phase is Phase.FAILED:
+            if tenancy.error is None:
+                self._failed(tenancy, _failure_of(tenancy))
+            assert tenancy.error is not None
             retry_s = tenancy.failed_at_s + _retry_after_s(tenancy.error)
             if retry_s > now_s:
                 self._wake_at(retry_s)
@@ -309,17 +366,33 @@ class Pool:
             self.runners.drop(tenancy, tenancy.runners)
             tenancy.runners, tenancy.sized = [], None
         if tenancy.phase is Phase.ABSENT and not (tenancy.wanted or tenancy.sizing):
-            del self._active[tenancy.spec.id]
+            del self._active[tenancy]
         elif tenancy.sized is None and not (tenancy.sizing or tenancy.changing):
             tenancy.sizing = True
             self.start(self._size(tenancy), f"{tenancy.spec.id}/size")
+
+    def _look_at_wish(self, tenancy: Tenancy, now_s: float) -> None:
+        if tenancy.wish is not None:
+            until_s = tenancy.wish.last_s + WISH_S
+            if until_s <= now_s:
+                tenancy.wish = None
+            else:
+                self._wake_at(until_s)
+
+    def _serves(self, tenancy: Tenancy) -> None:
+        """Whoever waits for no more than that has it; what was wrong with it is over."""
+        tenancy.wish = None
+        if tenancy.error is not None:
+            tenancy.error = None
+            tenancy.served.absent = absent(tenancy.spec)
+        tenancy.settle_claims()
 
     async def _size(self, tenancy: Tenancy) -> None:
         spec = tenancy.spec
         try:
             sized = await self.size(tenancy, spec)
         except LlamasupError as error:
-            if tenancy.spec is spec and not tenancy.serves:
+            if tenancy.spec is spec and not (tenancy.serves or tenancy.removed):
                 self._failed(tenancy, error)
                 self.bus.publish(LoadFailed(spec.id, error))
         else:
@@ -344,6 +417,7 @@ class Pool:
                 tenancy = self.tenancies[id_]
                 tenancy.yielding = False
                 tenancy.served.open()
+                self._serves(tenancy)
             case Refuse(id_, reason):
                 refused = DoesNotFit(f"{id_} does not fit: {reason}.")
                 self._failed(self.tenancies[id_], refused)
@@ -373,7 +447,7 @@ class Pool:
     async def _see_off(self, tenancy: Tenancy) -> None:
         try:
             async with freed(tenancy.sized):
-                await end(tenancy.runners)
+                await end(tenancy.all_runners)
         finally:
             tenancy.leaving = tenancy.starting = False
             tenancy.departure = None
@@ -424,7 +498,12 @@ async def freed(sized: Sized | None) -> AsyncIterator[None]:
         yield
         return
     runtime, environ = sized.launch.runtime, sized.launch.environ
-    before = await asyncio.to_thread(devices_now, runtime, environ)
+    try:
+        before = await asyncio.to_thread(devices_now, runtime, environ)
+    except LlamasupError as error:
+        _log.warning("What is free on the devices cannot be told: %s", error)
+        yield
+        return
     yield
     if not await asyncio.to_thread(await_freed, runtime, environ, before, sized.needs):
         _log.warning("%s has ended, and its memory is not free on the device yet.", sized.launch.model_id)
@@ -432,6 +511,15 @@ async def freed(sized: Sized | None) -> AsyncIterator[None]:
 
 def _at_rest(instance: Instance) -> bool:
     return instance.at_rest
+
+
+def _failure_of(tenancy: Tenancy) -> LlamasupError:
+    given_up = (each.instance for each in tenancy.runners if each.instance.state is State.FAILED)
+    return failure_of(next(given_up))
+
+
+def _stopping() -> Stopping:
+    return Stopping("llamasup is stopping.", remedy="Start it again.")
 
 
 def _retry_after_s(error: LlamasupError) -> float:

@@ -24,19 +24,18 @@ _log = logging.getLogger(__name__)
 
 def remove(pool: Pool, tenancy: Tenancy) -> None:
     """Serve it no more: what is in flight may finish, who waits is told."""
-    tenancy.removed = True
+    tenancy.removed, tenancy.comes_back = True, False
     error = unknown_model(tenancy.spec.id)
     tenancy.served.shut(Unavailable(error.status, error.message, error.type, error.cause, error.remedy))
     tenancy.settle_claims(ModelUnknown(f"{error.message}.", remedy=error.remedy))
-    if tenancy.all_runners:
+    if any(not runner.instance.at_rest for runner in tenancy.all_runners) or tenancy.starting:
+        pool.bus.publish(ModelLeaves(tenancy.spec.id, "removed"))
         pool.start(_see_out(pool, tenancy), f"{tenancy.spec.id}/remove")
     else:
         pool.forget(tenancy)
 
 
 async def _see_out(pool: Pool, tenancy: Tenancy) -> None:
-    if tenancy.holds:
-        pool.bus.publish(ModelLeaves(tenancy.spec.id, "removed"))
     async with freed(tenancy.sized):
         await end(tenancy.all_runners)
     pool.forget(tenancy)
@@ -66,36 +65,35 @@ def _begin_anew(pool: Pool, tenancy: Tenancy) -> None:
 
 async def _replace(pool: Pool, tenancy: Tenancy) -> None:
     """Beside the old servers where both fit, else after them. Repeated for what changed meanwhile."""
-    again = False
+    tenancy.comes_back = False
     try:
-        if tenancy.departure is not None:
-            await asyncio.shield(tenancy.departure)
-        while not (tenancy.removed or pool.stopping):
-            spec = tenancy.spec
+        while (tenancy.is_outdated or tenancy.sized is None) and not (tenancy.removed or pool.stopping):
+            if tenancy.departure is not None:
+                await asyncio.shield(tenancy.departure)
             async with pool.renewing:  # one at a time: then there is room beside the old one more often
-                again = await _replace_with(pool, tenancy, spec) or again
-            if tenancy.spec.started_as == spec.started_as:
-                break
+                await _replace_with(pool, tenancy, tenancy.spec)
     except LlamasupError as error:
         tenancy.renewal_error = error
         _log.error("%s goes on as it was: %s", tenancy.spec.id, error)
     finally:
         tenancy.changing = False
         pool.decide_soon()
-    if again and not tenancy.removed:
+    if tenancy.comes_back and not pool.stopping:
         await _bring_back(pool, tenancy)
 
 
-async def _replace_with(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> bool:
-    """Whether it is to be loaded again. Raises why it cannot be changed; then all is as it was."""
+async def _replace_with(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> None:
+    """Raises why it cannot be changed; then all is as it was. It is, too, where something else came between:
+    whoever calls looks again.
+    """
     sized = await pool.size(tenancy, spec)
+    if tenancy.departure is not None or tenancy.removed or pool.stopping:
+        return
     serves = any(runner.instance.state is State.READY for runner in tenancy.runners)
     if serves and _fits(sized, pool, tenancy):
         await _replace_beside(pool, tenancy, sized)
-        return False
-    had_any = any(not runner.instance.at_rest for runner in tenancy.runners)
-    await _replace_after(pool, tenancy, sized)
-    return had_any
+    else:
+        await _replace_after(pool, tenancy, sized)
 
 
 def _fits(sized: Sized, pool: Pool, tenancy: Tenancy) -> bool:
@@ -115,7 +113,10 @@ async def _replace_beside(pool: Pool, tenancy: Tenancy, sized: Sized) -> None:
         if not any(each.state is State.READY for each in ends):
             pool.runners.drop(tenancy, new)
             tenancy.runners, tenancy.sized = old, before
-            raise failure_of(ends[0])
+            for each in ends:
+                if each.state is State.FAILED:
+                    raise failure_of(each)
+            return  # somebody has ended them
         for runner in old:
             tenancy.served.remove(runner)  # who comes from now on comes to the new ones
         async with freed(before):
@@ -126,7 +127,9 @@ async def _replace_beside(pool: Pool, tenancy: Tenancy, sized: Sized) -> None:
 
 
 async def _replace_after(pool: Pool, tenancy: Tenancy, sized: Sized) -> None:
-    pool.bus.publish(ModelLeaves(tenancy.spec.id, "changed"))
+    if tenancy.starting or any(not runner.instance.at_rest for runner in tenancy.runners):
+        pool.bus.publish(ModelLeaves(tenancy.spec.id, "changed"))
+        tenancy.comes_back = True
     tenancy.yielding = tenancy.starting = False
     tenancy.served.shut(_CHANGING)
     async with freed(tenancy.sized):
@@ -150,7 +153,7 @@ async def _bring_back(pool: Pool, tenancy: Tenancy) -> None:
 
 
 def _is_up_or_over(instance: Instance) -> bool:
-    return instance.state is State.READY or instance.at_rest
+    return instance.state in {State.READY, State.FAILED} or instance.at_rest
 
 
 _CHANGING = Unavailable(503, "The model is being changed", cause="changing", retry_after_s=1.0, may_wait=True)

@@ -58,7 +58,8 @@ class Runners:
                 bus=self._bus,
                 room=tenancy.served.room,
                 work_folder=self._folder,
-                log_path=self._log_path(spec.id if number == 0 else f"{spec.id}.{number}"),
+                # No model's name has a ~ in it: tiny.1 may be another one.
+                log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),
                 log_passed_on=self._log_passed_on,
                 when_measured=when_measured,
             )
@@ -68,10 +69,11 @@ class Runners:
         return made
 
     def drop(self, tenancy: Tenancy, runners: Sequence[InstanceRunner]) -> None:
-        """They are at rest, and will not be asked again."""
+        """They are at rest, and will not be asked again. May be repeated."""
         for runner in tuple(runners):
             tenancy.served.remove(runner)
-            self._tasks.pop(runner).cancel()
+            if (task := self._tasks.pop(runner, None)) is not None:
+                task.cancel()
 
     def log_path(self, model_id: str) -> Path | None:
         return self._log_path(model_id)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from llamasup.core.backoff import HALF_OPEN_S
 from llamasup.core.errors import LlamasupError
 from llamasup.core.instance import LIVE, Policy, State
-from llamasup.core.model_spec import ModelOptions, ModelSpec
+from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import Phase, Tenant
 from llamasup.core.residency_use import UNUSED
 from llamasup.core.share import Share, needs_of
@@ -27,6 +28,7 @@ from llamasup.runtime.served import ServedModel
 __all__ = [
     "Sized",
     "Tenancy",
+    "Wish",
     "absent",
     "as_unavailable",
     "making_room",
@@ -96,20 +98,35 @@ def devices_of(spec: ModelSpec, number: int) -> tuple[str, ...]:
     return devices if spec.replicas == 1 or not devices else (devices[number % len(devices)],)
 
 
-def policy_for(options: ModelOptions, base: Policy) -> Policy:
-    """``base`` with what is said of this model."""
+def policy_for(spec: ModelSpec, base: Policy) -> Policy:
+    """``base`` with what is said of this model.
+
+    After a crash loop the pool decides about another try, since that takes memory; a process whose siblings
+    serve has its memory, and tries by itself.
+    """
+    options = spec.options
+    half_open_s = (base.restart.half_open_s or HALF_OPEN_S) if spec.replicas > 1 else None
 
     def said(own: T | None, otherwise: T) -> T:
         return otherwise if own is None else own
 
     return replace(
         base,
+        restart=replace(base.restart, half_open_s=half_open_s),
         warm_up=said(options.warm_up, base.warm_up),
         wait_timeout_s=said(options.wait_timeout_s, base.wait_timeout_s),
         max_concurrent=said(options.max_concurrent, base.max_concurrent),
         max_queued=said(options.max_queued, base.max_queued),
         drain_timeout_s=said(options.drain_timeout_s, base.drain_timeout_s),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Of requests that may not wait for a load, and were refused: the first and the last (monotonic)."""
+
+    since_s: float
+    last_s: float
 
 
 class Tenancy:
@@ -119,6 +136,7 @@ class Tenancy:
         "changing",
         "claims",
         "claims_since_s",
+        "comes_back",
         "departure",
         "error",
         "failed_at_s",
@@ -136,6 +154,7 @@ class Tenancy:
         "spec",
         "starting",
         "use",
+        "wish",
         "yielding",
     )
 
@@ -148,6 +167,7 @@ class Tenancy:
         self.changing = False  # from one spec to the next
         self.renewal: asyncio.Task[None] | None = None  # the last one
         self.renewal_error: LlamasupError | None = None  # why that came to nothing
+        self.comes_back = False  # it made way for its successor, which is to be loaded
         self.removed = False  # it is served no more, once it has ended
         self.outgoing: list[InstanceRunner] = []  # of the spec before: they finish what they began
         self.outgoing_needs: Mapping[str, int] = {}
@@ -161,10 +181,11 @@ class Tenancy:
         self.use = UNUSED  # lately; it outlasts what is loaded
         self.claims: list[asyncio.Future[None]] = []  # of those who asked for it to be loaded
         self.claims_since_s = 0.0
+        self.wish: Wish | None = None
 
     @property
     def phase(self) -> Phase:
-        if self.leaving:
+        if self.leaving or self.removed:
             return Phase.LEAVING
         if self.changing:
             return Phase.LOADING  # whatever serves meanwhile: it is not to be taken away in the middle
@@ -178,8 +199,15 @@ class Tenancy:
         return Phase.FAILED if self.error is not None or State.FAILED in states else Phase.ABSENT
 
     @property
+    def key(self) -> str:
+        """Its id among all that hold memory. One that is served no more has none of its own: another may have
+        come under its name, and no name has a space.
+        """
+        return f"{self.spec.id} removed {id(self)}" if self.removed else self.spec.id
+
+    @property
     def wanted(self) -> bool:
-        return bool(self.claims) or len(self.served.room) > 0
+        return bool(self.claims) or len(self.served.room) > 0 or self.wish is not None
 
     @property
     def is_outdated(self) -> bool:
@@ -217,10 +245,14 @@ class Tenancy:
     def tenant(self) -> Tenant:
         """As the policy sees it."""
         served, stay = self.served, self.spec.stay
-        waiting = len(served.room) + len(self.claims)
-        since_s = min(served.room.oldest_s, self.claims_since_s if self.claims else float("inf"))
+        waiting = len(served.room) + len(self.claims) + (self.wish is not None)
+        since_s = min(
+            served.room.oldest_s,
+            self.claims_since_s if self.claims else float("inf"),
+            float("inf") if self.wish is None else self.wish.since_s,
+        )
         return Tenant(
-            self.spec.id,
+            self.key,
             self.needs,
             phase=self.phase,
             pinned=stay.pin,
@@ -250,9 +282,11 @@ class Tenancy:
                     claim.set_exception(error)
 
 
-def as_unavailable(error: LlamasupError) -> Unavailable:
-    """What requests for a model hear that cannot be loaded."""
-    return Unavailable(503, error.message, cause=error.cause, remedy=error.remedy)
+def as_unavailable(error: LlamasupError, retry_after_s: float) -> Unavailable:
+    """What requests for a model hear that cannot be loaded, and is tried again after that time."""
+    return Unavailable(
+        503, error.message, cause=error.cause, remedy=error.remedy, retry_after_s=retry_after_s
+    )
 
 
 def absent(spec: ModelSpec) -> Unavailable:

@@ -104,8 +104,8 @@ class WaitingRoom:
     """``look`` says what can be done now: the endpoints that serve (one at least), or why none does.
 
     ``choose`` says which of several gets a request; each of them can take it. ``when_wanted`` hears of each
-    request that begins to wait while none serves. ``timeout_s`` 0: nobody waits. One timer for all: the
-    earliest of what is due.
+    request that begins to wait while none serves, or would if it might. ``timeout_s`` 0: nobody waits. One
+    timer for all: the earliest of what is due.
     """
 
     __slots__ = (
@@ -184,10 +184,12 @@ class WaitingRoom:
         """Let a request that just came wait; or the reason why it may not."""
         state = self._look()
         if isinstance(state, Unavailable):
-            if not state.may_wait or not self._timeout_s:
+            if not state.may_wait:
                 return state
-            if self._is_full(ticket):
-                return too_many(state, len(self))
+            if not self._timeout_s or self._is_full(ticket):
+                if self._when_wanted is not None:
+                    self._when_wanted()
+                return too_many(state, len(self)) if self._timeout_s else state
         elif not self._timeout_s or self._is_full(ticket):
             return too_busy(state, len(self), len(self._queue))
         now_s = self._clock()

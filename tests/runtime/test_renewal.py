@@ -1,0 +1,460 @@
+"""A model whose file or settings change, and one that is served no more: what clients see of it (S16)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from llamasup.core.backoff import RestartPolicy
+from llamasup.core.errors import DoesNotFit, LlamasupError
+from llamasup.core.instance import Policy, State
+from llamasup.core.model_spec import ModelOptions, ModelSpec, Stay
+from llamasup.core.residency import Phase
+from llamasup.runtime import pool as pool_module
+from llamasup.runtime.events import StateChanged
+from llamasup.runtime.tenancy import Sized
+from tests.runtime.pools import PATIENCE_S, Pooled, file_of, pooled, server, spec_of, with_context
+
+pytestmark = pytest.mark.slow
+
+SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*arguments, **fixtures))
+
+    return run
+
+
+@pytest.fixture
+def specs(tmp_path: Path, tiny_model: Path) -> dict[str, ModelSpec]:
+    return {name: spec_of(file_of(tmp_path, name, tiny_model)) for name in "abc"}
+
+
+async def settled(it: Pooled, name: str) -> None:
+    renewal = it[name].renewal
+    assert renewal is not None
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.shield(renewal)
+
+
+def bigger(spec: ModelSpec) -> ModelSpec:
+    return with_context(spec, 600)
+
+
+# --- what is not touched
+
+
+@in_a_loop
+async def test_what_is_said_of_a_model_changes_without_its_process(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        await it.load("b")
+        before = it.pids("a", "b")
+        patient = replace(specs["a"].options, wait_timeout_s=7.0)
+        it.apply(replace(specs["a"], stay=Stay(pin=True), aliases=("gpt",), options=patient), specs["b"])
+
+        assert await it.ask("gpt").served_by() == 1
+        assert it.pids("a", "b") == before
+        assert it["a"].tenant().pinned
+        assert it["a"].runners[0].policy.wait_timeout_s == 7.0
+
+
+# --- beside the old one
+
+
+@in_a_loop
+async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """No request waits for it, none fails; what is in flight is finished by the old one."""
+    specs["a"] = replace(specs["a"], options=ModelOptions(max_concurrent=4))
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("b")
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        old, other = it.pids("a"), it.pids("b")
+        it.apply(bigger(specs["a"]), specs["b"])
+        asked = 0
+        while it["a"].outgoing == [] or it["a"].runners[0].instance.state is not State.READY:
+            asking = it.ask("a")
+            assert not asking.waits
+            assert asking.why is None
+            asking.goes()
+            asked += 1
+            await asyncio.sleep(0.005)
+        new = it.ask("a")
+
+        assert await new.served_by() == 1
+        assert it.pids("a") != old
+        assert psutil.pid_exists(old["a"] or 0)
+        assert in_flight.lease is not None
+        assert not in_flight.lease.endpoint.closed
+        in_flight.goes()
+        await settled(it, "a")
+        assert it.pids("b") == other
+        assert not psutil.pid_exists(old["a"] or 0)
+        assert asked
+        assert it["a"].sized is not None
+        assert it["a"].sized.spec.settings.ctx_size == 600
+
+
+@in_a_loop
+async def test_both_generations_are_counted_while_both_are_there(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """The third model has to wait for the memory of the old one, and is then loaded in it."""
+    async with pooled(tmp_path, *specs.values(), room_for=2.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        it.apply(bigger(specs["a"]), specs["b"], specs["c"])
+        await it.until(lambda: it["a"].outgoing != [])
+        new = it["a"].needs["ram"] - it["a"].outgoing_needs["ram"]
+        assert it.pool.left_for(it["a"]) == {
+            "ram": it.pool.options.budget["ram"] - it["a"].outgoing_needs["ram"]
+        }
+        other = it.ask("b")
+        await it.until(lambda: it["a"].runners[0].instance.state is State.READY)
+        assert other.waits
+
+        in_flight.goes()
+        await other.served_by()
+        assert it["a"].needs["ram"] == new
+        assert it.left() == []
+
+
+@in_a_loop
+async def test_a_change_that_does_not_start_leaves_the_old_one_as_it_was(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
+    policy = Policy(restart=replace(SOON, half_open_s=1000.0))
+    async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=policy) as it:
+        await it.load("a")
+        before = it.pids("a")
+        it.apply(bigger(specs["a"]), specs["b"])
+        await it.until(lambda: it["a"].changing)
+        asked = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
+        await settled(it, "a")
+
+        assert it["a"].renewal_error is not None
+        await asyncio.wait_for(asked, PATIENCE_S)
+        assert it.pids("a") == before
+        asking = it.ask("a")
+        assert await asking.served_by() == 1
+        asking.goes()
+        assert it["a"].phase is Phase.RESIDENT
+        # And is another one from its next load on.
+        it.apply(with_context(specs["a"], 700), specs["b"])
+        await settled(it, "a")
+        assert it.pids("a") != before
+        again = it["a"]
+        assert again.renewal_error is None
+
+
+@in_a_loop
+async def test_a_change_that_cannot_fit_leaves_the_old_one_as_it_was(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        await it.load("a")
+        before = it.pids("a")
+        huge = replace(specs["a"], settings=replace(specs["a"].settings, ctx_size=1 << 22))
+        it.apply(huge, specs["b"])
+        await settled(it, "a")
+
+        assert isinstance(it["a"].renewal_error, DoesNotFit)
+        assert it.pids("a") == before
+        assert await it.ask("a").served_by() == 1
+
+
+# --- after the old one
+
+
+@in_a_loop
+async def test_where_only_one_fits_the_queue_outlives_the_swap(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        old = it.pids("a")
+        it.apply(bigger(specs["a"]), specs["b"])
+        await it.until(lambda: it["a"].served.is_shut)
+        queued = [it.ask("a") for _ in range(5)]
+        await asyncio.sleep(0)
+        assert all(each.waits for each in queued)
+        in_flight.goes()
+
+        for each in queued:
+            assert await each.served_by() == 1
+            each.goes()
+        await settled(it, "a")
+        assert it.pids("a") != old
+        assert it.left() == [("a", "changed", "")]
+
+
+@in_a_loop
+async def test_a_model_that_was_loaded_is_so_again_after_its_change(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        await it.load("a")
+        it.apply(bigger(specs["a"]), specs["b"])
+        await settled(it, "a")
+
+        assert it["a"].phase is Phase.RESIDENT
+        assert it["a"].sized is not None
+        assert not it["a"].is_outdated
+        assert it.loads("a") == 2
+
+
+@in_a_loop
+async def test_what_changes_twice_ends_as_the_second_says(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        it.apply(bigger(specs["a"]))
+        await it.until(lambda: it["a"].outgoing != [])
+        it.apply(with_context(specs["a"], 700))
+        await settled(it, "a")
+
+        plan = it["a"].runners[0].plan
+        assert plan is not None
+        assert "700" in plan.argv
+        assert it["a"].phase is Phase.RESIDENT
+
+
+@in_a_loop
+async def test_what_is_not_loaded_is_another_one_when_it_is(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        await it.unload("a")
+        it.apply(bigger(specs["a"]))
+        assert it["a"].phase is Phase.ABSENT
+        await it.load("a")
+
+        plan = it["a"].runners[0].plan
+        assert plan is not None
+        assert "600" in plan.argv
+
+
+@in_a_loop
+async def test_what_a_load_teaches_is_not_taken_for_the_settings_to_come(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """The change failed, and the old process crashes and comes back: it is still the old one."""
+    runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
+    async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON)) as it:
+        await it.load("a")
+        it.apply(bigger(specs["a"]))
+        await settled(it, "a")
+        os.kill(it.pids("a")["a"] or 0, 9)
+        await it.until(lambda: it["a"].runners[0].instance.generation == 2 and it["a"].serves)
+        await it.until(lambda: not it["a"].sizing)
+        await asyncio.sleep(0.1)  # what is learnt of it is handed on by a thread
+
+        assert it["a"].is_outdated
+
+
+# --- a change meets something else
+
+
+@in_a_loop
+async def test_an_unload_in_the_middle_of_a_change_unloads_both(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["load_s=60"]})
+    async with pooled(tmp_path, *specs.values(), runtime=runtime) as it:
+        await it.load("a")
+        it.apply(bigger(specs["a"]))
+        await it.until(lambda: it["a"].outgoing != [] and it.pids("a")["a"] is not None)
+        pids = [runner.pid for runner in it["a"].all_runners]
+        await it.unload("a")
+        await settled(it, "a")
+
+        assert not any(psutil.pid_exists(pid or 0) for pid in pids)
+        await it.until_phase("a", Phase.ABSENT)
+        assert it.pool.left_for(it["a"]) == it.pool.options.budget
+        assert it["a"].renewal_error is None
+
+
+@in_a_loop
+async def test_an_unload_while_one_makes_way_for_its_successor_is_the_last_word(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        it.apply(bigger(specs["a"]))
+        await it.until(lambda: it["a"].served.is_shut)
+        unloading = asyncio.ensure_future(it.unload("a"))  # noqa: TID251 (owned right here)
+        await asyncio.sleep(0)
+        in_flight.goes()
+        await unloading
+        await settled(it, "a")
+
+        await it.until_phase("a", Phase.ABSENT)
+        assert it.loads("a") == 1
+
+
+@in_a_loop
+async def test_a_model_may_be_removed_in_the_middle_of_its_change(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["load_s=60"]})
+    async with pooled(tmp_path, *specs.values(), runtime=runtime) as it:
+        await it.load("a")
+        gone = it["a"]
+        it.apply(bigger(specs["a"]), specs["b"])
+        await it.until(lambda: gone.outgoing != [] and gone.runners[0].pid is not None)
+        pids = [runner.pid for runner in gone.all_runners]
+        it.apply(specs["b"])
+        await it.until(lambda: gone.all_runners == ())
+
+        assert not any(psutil.pid_exists(pid or 0) for pid in pids)
+        await it.load("b")  # the pool lives
+
+
+@in_a_loop
+async def test_a_model_may_be_removed_while_its_change_is_weighed(
+    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really, begun, go_on = pool_module.__dict__["size_up"], threading.Event(), threading.Event()
+
+    def size_up(*arguments: Any) -> Sized:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        found = really(*arguments)
+        assert isinstance(found, Sized)
+        return found
+
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        gone = it["a"]
+        await it.until(lambda: not gone.sizing)
+        monkeypatch.setattr(pool_module, "size_up", size_up)
+        it.apply(bigger(specs["a"]), specs["b"])
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        it.apply(specs["b"])
+        await it.until(lambda: gone.runners == [])
+        go_on.set()
+        await it.until(lambda: not gone.changing)
+
+        assert gone.all_runners == ()
+        await it.load("b")
+
+
+@in_a_loop
+async def test_a_stop_while_a_change_is_weighed_starts_nothing(
+    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really, begun, go_on = pool_module.__dict__["size_up"], threading.Event(), threading.Event()
+
+    def size_up(*arguments: Any) -> Sized:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        found = really(*arguments)
+        assert isinstance(found, Sized)
+        return found
+
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        await it.until(lambda: not it["a"].sizing)
+        monkeypatch.setattr(pool_module, "size_up", size_up)
+        it.apply(bigger(specs["a"]), specs["b"])
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        it.pool.ask_stop()
+        await it.pool.ended()
+        go_on.set()
+        await it.until(lambda: not it["a"].changing)
+
+        starts = [
+            each for each in it.notices if isinstance(each, StateChanged) and each.state is State.STARTING
+        ]
+        assert len(starts) == 1
+
+
+# --- models that go
+
+
+@in_a_loop
+async def test_who_waits_for_a_model_that_goes_is_told_and_who_is_served_is_served(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        gone = it["a"]
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        waiting = it.ask("b")
+        loading = asyncio.ensure_future(it.load("b"))  # noqa: TID251 (owned right here)
+        await asyncio.sleep(0)
+        it.apply(specs["c"])
+
+        refused = await waiting.refusal()
+        assert (refused.status, refused.cause) == (404, "model_not_found")
+        with pytest.raises(LlamasupError, match="b"):
+            await loading
+        assert in_flight.lease is not None
+        assert not in_flight.lease.endpoint.closed
+        in_flight.goes()
+        await it.until(lambda: gone.all_runners == ())
+        assert (await it.ask("a").refusal()).status == 404
+
+
+@in_a_loop
+async def test_a_model_that_comes_back_waits_for_the_memory_of_the_one_it_was(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """Two processes of one name, and room for one: what the first holds is held until it has ended."""
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        old = it.pids("a")["a"]
+        it.apply(specs["b"])
+        it.apply(specs["a"], specs["b"])
+        asking = it.ask("a")
+        other = it.ask("b")
+        await it.until(lambda: it["a"].sized is not None and it["b"].sized is not None)
+        await it.decided()
+
+        assert asking.waits
+        assert other.waits
+        assert it["a"].runners == []
+        in_flight.goes()
+        assert await asking.served_by() == 1
+        assert not psutil.pid_exists(old or 0)
+        asking.goes()
+        await other.served_by()
+
+
+@in_a_loop
+async def test_memory_that_becomes_less_is_given_back_by_what_is_idle(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=2.5) as it:
+        busy = it.ask("a")
+        await busy.served_by()
+        await it.load("b")
+        it.pool.use(replace(it.pool.options, budget={"ram": int(it.needs_bytes * 1.5)}))
+
+        await it.until_phase("b", Phase.ABSENT)
+        assert it.left() == [("b", "memory", "")]
+        assert busy.lease is not None
+        assert not busy.lease.endpoint.closed
