@@ -103,3 +103,27 @@ def test_the_unit_that_the_command_prints_passes_too(tmp_path: Path, tiny_model:
     checked = analyze(tmp_path, "verify", "--man=no", str(path))
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "WantedBy=multi-user.target" in done.stdout
+
+
+@pytest.mark.slow
+def test_and_the_one_of_many_models_with_its_exposure(tmp_path: Path, tiny_model: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "100% of $HOME é").mkdir()
+    (tmp_path / "100% of $HOME é/m.gguf").write_bytes(tiny_model.read_bytes())
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "models_dir: 100% of $HOME é\n"
+        "downloads: {on_demand: true, folder: fetched here}\n"
+        "http: {access_log: -}\n"
+    )
+    (tmp_path / "fetched here").mkdir()
+    words = ("--config", str(config), "--runtime", "embedded", "--run-as", "daemon")
+    done = run_to_end("service", "print", *words)
+    assert done.returncode == 0, done.stderr
+    assert f'BindPaths="-{tmp_path}/fetched here"' in done.stdout
+    path = tmp_path / "llamasup-printed.service"
+    path.write_text(done.stdout)
+    checked = analyze(tmp_path, "verify", "--man=no", str(path))
+    assert (checked.returncode, checked.stderr) == (0, "")
+    rated = analyze(tmp_path, "security", "--offline=true", "--threshold=15", str(path))
+    assert rated.returncode == 0, rated.stdout
