@@ -65,14 +65,13 @@ def budget_of(
     return {RAM: host, **own}
 
 
-def needs_of(memory: MemoryEstimate, devices: Sequence[Device], names: Iterable[str] = ()) -> dict[str, int]:
-    """What a plan takes, by place. ``names``: the devices that it is kept to, if it is.
+def needs_of(memory: MemoryEstimate, devices: Sequence[Device]) -> dict[str, int]:
+    """What a plan takes, by place.
 
-    llama.cpp deals its layers out in proportion to what is free on each device; on devices of which nothing
-    else is known that is in proportion to their sizes.
+    llama.cpp deals its layers out in proportion to what is free on each device that it uses; on devices of
+    which nothing else is known that is in proportion to their sizes.
     """
-    chosen = set(names)
-    used = [each for each in devices if not each.shares_host_memory and (not chosen or each.name in chosen)]
+    used = [each for each in devices if not each.shares_host_memory and each.name in memory.room.names]
     total_bytes = sum(each.total_bytes for each in used)
     needs = {RAM: memory.host_bytes + (0 if used else memory.device_bytes)}
     if memory.device_bytes and used:

@@ -74,7 +74,7 @@ def size_up(
             admission = planner.admission()
             if (refused := planner.refused(admission)) is not None:
                 raise refused
-            of_one[own] = needs_of(admission.plan.memory, devices, own)
+            of_one[own] = needs_of(admission.plan.memory, devices)
         needs.update(of_one[own])
     return Sized(spec, launch, dict(needs))
 

@@ -50,25 +50,30 @@ def test_the_budget_is_what_is_free_or_what_is_said_of_the_whole() -> None:
     assert budget_of(host, devices, ram=lambda _: GIB)[RAM] == GIB
 
 
-def estimate(host_gib: int, device_gib: int) -> MemoryEstimate:
-    return MemoryEstimate((Part("weights", "weights", host_gib * GIB, device_gib * GIB),), Room(0))
+def estimate(host_gib: int, device_gib: int, *used: str) -> MemoryEstimate:
+    part = Part("weights", "weights", host_gib * GIB, device_gib * GIB)
+    return MemoryEstimate((part,), Room(0, names=used))
 
 
 @pytest.mark.parametrize(
-    ("memory", "devices", "names", "needs_gib"),
+    ("memory", "devices", "needs_gib"),
     [
-        (estimate(2, 9), [device("CUDA0"), device("CUDA1", total_bytes=12 * GIB)], (), (2, 6, 3)),
-        (estimate(2, 9), [device("CUDA0"), device("CUDA1")], ("CUDA1",), (2, None, 9)),
-        (estimate(2, 0), [device("CUDA0")], (), (2, None, None)),
-        (estimate(2, 9), [INTEGRATED], (), (11, None, None)),  # its memory is the host's
+        (
+            estimate(2, 9, "CUDA0", "CUDA1"),
+            [device("CUDA0"), device("CUDA1", total_bytes=12 * GIB)],
+            (2, 6, 3),
+        ),
+        (estimate(2, 9, "CUDA1"), [device("CUDA0"), device("CUDA1")], (2, None, 9)),
+        (estimate(2, 0), [device("CUDA0")], (2, None, None)),
+        (estimate(2, 9, INTEGRATED.name), [INTEGRATED], (11, None, None)),  # its memory is the host's
     ],
 )
 def test_what_a_plan_takes_by_place(
-    memory: MemoryEstimate, devices: list[Device], names: tuple[str, ...], needs_gib: tuple[int | None, ...]
+    memory: MemoryEstimate, devices: list[Device], needs_gib: tuple[int | None, ...]
 ) -> None:
     places = (RAM, "CUDA0", "CUDA1")
     wanted = {place: gib * GIB for place, gib in zip(places, needs_gib, strict=True) if gib is not None}
-    assert needs_of(memory, devices, names) == wanted
+    assert needs_of(memory, devices) == wanted
 
 
 def test_what_is_left_is_never_less_than_nothing() -> None:

@@ -61,3 +61,11 @@ def test_two_on_one_device_take_twice_as_much_of_it(two_cards: str, tiny_model: 
     one = needs_of(tiny_model, two_cards, ("CUDA0",), MOST_OF_THE_LARGER // 4, "--device", "CUDA0")
     both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA0"), MOST_OF_THE_LARGER // 4)
     assert both == {place: 2 * size_bytes for place, size_bytes in one.items()}
+
+
+def test_a_device_that_was_chosen_by_hand_is_the_only_one_that_is_taken_of(
+    two_cards: str, tiny_model: Path
+) -> None:
+    settings = Settings(parallel=1, ctx_size=MOST_OF_THE_LARGER // 4, extra=("--device", "CUDA1"))
+    spec = ModelSpec("tiny", str(tiny_model), settings=settings)
+    assert set(size_up(spec, BUDGET, two_cards, {}).needs) == {RAM, "CUDA1"}
