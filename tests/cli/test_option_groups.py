@@ -173,3 +173,36 @@ def test_a_value_that_cannot_be_meant_is_named(words: list[str], said: str) -> N
     result = CliRunner().invoke(app, ["run", "demo", *words], obj=0.0, terminal_width=200)
     assert result.exit_code == 2
     assert said in result.output
+
+
+def test_what_serve_is_told_beside_its_config_is_the_same_when_it_is_read_again() -> None:
+    reader = typer.Typer()
+    seen: list[tuple[Path | None, dict[str, Any], str | None]] = []
+
+    @reader.command()
+    @takes_groups
+    def serve(
+        ctx: typer.Context,
+        beside: o.BesideConfig,
+        logging: o.Logging,
+        config: o.ConfigFile = None,
+        watch: o.Watch = False,
+        runtime: o.RuntimeOption = None,
+    ) -> None:
+        seen.append((config, {**beside, **logging, "watch": watch}, runtime))
+
+    nothing = {option.field: option.default for option in (*o.BESIDE_CONFIG.options, *o.LOGGING.options)}
+    much = {
+        **nothing,
+        "models_dir": ("/a b", "/c"),
+        "port": 0,
+        "insecure_no_auth": True,
+        "tls_key": Path("/k"),
+        "token_file": Path("/t"),
+        "log_format": "json",
+    }
+    for config, told in ((None, {**nothing, "watch": False}), (Path("/x y.yaml"), {**much, "watch": True})):
+        words = o.serve_arguments(config, told, "embedded")
+        result = CliRunner().invoke(reader, words[1:])
+        assert result.exit_code == 0, result.output
+        assert seen.pop() == (config, told, "embedded")
