@@ -30,4 +30,9 @@ def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Pla
             )
         return Place(socket=choose(look(), pid).socket)
     full = url if "://" in url else f"http://{url}"
+    if "@" in full.split("/")[2]:  # it would be seen in errors, and by ps
+        raise UsageInvalid(
+            "The URL that is given holds a user's name or a password.",
+            remedy="Leave them out; a key comes from --api-key-file or $LLAMASUP_API_KEY.",
+        )
     return Place(url=full, api_key=client_key(api_key_file, os.environ))

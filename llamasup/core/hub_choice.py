@@ -101,7 +101,7 @@ def choose(ref: RepoRef, files: Iterable[RepoFile]) -> Choice:
     notes = tuple(
         f"{each.path!a} is left out: a file of that name is not written"
         for each in all_files
-        if each not in safe
+        if not is_safe_path(each.path)
     )
     sets = sorted(_sets(safe), key=lambda each: (_rank(each), each.first.path))
     if ref.file is not None:
@@ -206,7 +206,8 @@ def _default(ref: RepoRef, sets: Sequence[_Set]) -> tuple[_Set, str]:
 
 def _only(ref: RepoRef, same: Sequence[_Set]) -> _Set:
     """The one that lies highest; two at one height are two models."""
-    top = [each for each in same if each.depth == min(each.depth for each in same)]
+    highest = min(each.depth for each in same)
+    top = [each for each in same if each.depth == highest]
     if len(top) > 1:
         raise _ambiguous(ref, top)
     return top[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -274,6 +275,19 @@ def test_two_models_of_one_quantization_are_not_guessed_between() -> None:
         with pytest.raises(UsageInvalid, match="2 models") as caught:
             chosen(ref, "one-Q4_K_M.gguf", "two-Q4_K_M.gguf")
         assert caught.value.details
+
+
+@pytest.mark.parametrize("name", ["{}-Q4_K_M.gguf", "../{}.gguf"])
+def test_choosing_takes_time_in_proportion_to_the_files(name: str) -> None:
+    def taken_s(count: int) -> float:
+        files = [RepoFile(name.format(number), 1) for number in range(count)]
+        began_s = time.perf_counter()
+        with pytest.raises((UsageInvalid, ModelMissing)):
+            choose(RepoRef("o/r"), files)
+        return time.perf_counter() - began_s
+
+    small_s, large_s = min(taken_s(250) for _ in range(3)), taken_s(4000)
+    assert large_s < 64 * small_s  # there are 16 times as many; each compared with each would be 256
 
 
 def test_a_split_set_is_one_model_and_comes_in_order() -> None:
