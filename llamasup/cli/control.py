@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from llamasup.cli.errors import guarded, show_error
+from llamasup.cli.layout import stdout_columns
 from llamasup.cli.models_table import models_table, summary
 from llamasup.cli.reach import reach
 from llamasup.cli.results import write_bytes, write_json, write_result
@@ -45,7 +46,7 @@ def ps_command(where: Where, *, all_: bool, json: bool) -> int:
             return
         shown, left_out = _shown(status, all_=all_)
         if shown:
-            write_result(models_table(shown))
+            write_result(models_table(shown, stdout_columns()))
         elif not left_out:
             _say(view, "There is no model here yet")
         _tell_left_out(view, left_out, any_shown=bool(shown))
@@ -62,7 +63,7 @@ def status_command(where: Where, *, all_: bool, json: bool) -> int:
         if json:
             write_json(status)
         else:
-            write_result(summary(status, shown))
+            write_result(summary(status, shown, stdout_columns()))
             _tell_left_out(view, left_out, any_shown=bool(shown))
         return 1 if any(model["state"] in _NOT_WELL for model in status["models"]) else 0
 

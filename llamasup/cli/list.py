@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from llamasup.cli.errors import guarded, show_error
+from llamasup.cli.errors import error_text, guarded, show_error
 from llamasup.cli.layout import stdout_columns, table
 from llamasup.cli.results import write_json, write_result
 from llamasup.cli.view import View
@@ -45,9 +45,9 @@ def list_command(folders: Sequence[str], *, json: bool) -> int:
                 write_result(_as_text(registry, Companions.among(search.found)))
             elif len(errors) < len(places) or not places:
                 shown = ", ".join(printable(str(place)) for place in places)
-                view.say(
-                    "info", "empty", f"llamasup: there is no model in {shown or 'any of the usual folders'}"
-                )
+                text = f"llamasup: there is no model in {shown or 'any of the usual folders'}"
+                remedy = "Name a folder: llamasup list FOLDER; or download one: llamasup pull org/repo"
+                view.say("info", "empty", error_text(text, remedy))
             for problem in _untold(registry):
                 view.say("warning", "problem", f"llamasup: {printable(problem.message)}")
             for note in search.notes:

@@ -9,7 +9,7 @@ from typing import Any
 from llamasup.cli.layout import table
 from llamasup.cli.view import duration_text
 from llamasup.core.model_state import AWAY
-from llamasup.core.printable import printable
+from llamasup.core.printable import display_width, printable
 from llamasup.core.units import memory_text
 
 __all__ = ["models_table", "summary"]
@@ -19,25 +19,37 @@ Model = Mapping[str, Any]
 _HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS")
 
 
-def models_table(models: Sequence[Model]) -> str:
-    """A row each."""
+# Where a terminal is too narrow for all, these are left out, the first ones first.
+_DISPENSABLE = ("DEVICE", "SIZE", "RESTARTS", "CONTEXT", "UNTIL", "MEMORY", "SLOTS")
+
+
+def models_table(models: Sequence[Model], columns: int | None = None) -> str:
+    """A row each; of ``columns`` width at most, if given, unless a name and its state are wider."""
     now = datetime.now(UTC)
-    return table([_HEADINGS, *(_row(model, now) for model in models)], indent="")
+    rows = [_HEADINGS, *(_row(model, now) for model in models)]
+    for heading in ("", *_DISPENSABLE):
+        if heading:
+            left_out = rows[0].index(heading)
+            rows = [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
+        shown = table(rows, indent="")
+        if columns is None or max(map(display_width, shown.splitlines())) <= columns:
+            break
+    return shown
 
 
-def summary(status: Mapping[str, Any], shown: Sequence[Model]) -> str:
+def summary(status: Mapping[str, Any], shown: Sequence[Model], columns: int | None = None) -> str:
     """What runs where and since when, ``shown`` of its models, and what is wrong with them."""
     lines = [
         f"llamasup {printable(str(status.get('version', '')))} (process {status.get('pid')}) "
         f"at {printable(str(status.get('url')))}, up {duration_text(float(status.get('uptime_s') or 0))}"
     ]
     if shown:
-        lines.append(models_table(shown))
+        lines.append(models_table(shown, columns))
     lines += [told for model in shown if (told := _trouble(model))]
     return "\n".join(lines)
 
 
-def _row(model: Model, now: datetime) -> Sequence[str]:
+def _row(model: Model, now: datetime) -> tuple[str, ...]:
     # What an older llamasup does not tell is not known.
     memory = model.get("memory") or {}
     return (

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamasup.cli.run import OutputOptions, serve_command
+from llamasup.core.errors import ModelMissing
 
 if TYPE_CHECKING:
     from llamasup.config import Config
@@ -39,6 +42,7 @@ def serve_models(
         from llamasup.serving import serve_options
 
         folders = tuple(Path(each).expanduser().absolute() for each in models_dir)
+        refuse_no_folder(folders)
         # Folders on the command line need no config beside them.
         path = None if folders and config_file is None else find_config(config_file, os.environ)
 
@@ -60,6 +64,18 @@ def serve_models(
         return ServeService(options, bus)
 
     return serve_command(ask, output, began_s, "looking at the models and the machine", make=make)
+
+
+def refuse_no_folder(folders: Sequence[Path]) -> None:
+    """One that the config names may come; one on the command line that is not there was mistyped."""
+    for folder in folders:
+        if folder.is_file():
+            raise ModelMissing(
+                f"{folder}: is a file, and --models-dir takes a folder",
+                remedy=(f"Serve it alone: llamasup run {shlex.quote(str(folder))}"),
+            )
+        if not folder.exists():
+            raise ModelMissing(f"{folder}: there is no such folder", remedy="Make it, or give another one.")
 
 
 def with_given(config: Config, folders: tuple[Path, ...], *, watch: bool, token_file: Path | None) -> Config:

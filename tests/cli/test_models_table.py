@@ -89,3 +89,11 @@ def test_a_model_that_never_started_says_why_as_well() -> None:
     broken = {"id": "half", "state": "broken", "problem": "half.gguf: truncated", "last_exit": None}
     assert summary(status, [broken]).endswith("\nhalf: half.gguf: truncated")
     assert "truncated" not in summary(status, [{**broken, "state": "ready"}])
+
+
+def test_on_a_narrow_terminal_what_matters_least_is_left_out() -> None:
+    lines = models_table([LOADED], 60).splitlines()
+    assert lines[0].split() == ["NAME", "STATE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS"]
+    assert max(map(len, lines)) <= 60
+    assert models_table([LOADED], 5).splitlines()[0].split() == ["NAME", "STATE"]
+    assert models_table([LOADED], 200) == models_table([LOADED])

@@ -1,0 +1,24 @@
+"""What ``llamasup serve`` is given on its command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llamasup.cli.serve import refuse_no_folder
+from llamasup.core.errors import ModelMissing
+
+
+def test_a_folder_on_the_command_line_that_is_not_there_was_mistyped(tmp_path: Path) -> None:
+    refuse_no_folder([tmp_path])
+    with pytest.raises(ModelMissing, match="there is no such folder"):
+        refuse_no_folder([tmp_path, tmp_path / "modles"])
+
+
+def test_a_file_is_served_by_run(tmp_path: Path) -> None:
+    file = tmp_path / "my model.gguf"
+    file.touch()
+    with pytest.raises(ModelMissing, match="is a file") as raised:
+        refuse_no_folder([file])
+    assert raised.value.remedy == f"Serve it alone: llamasup run '{file}'"
