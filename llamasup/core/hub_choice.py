@@ -40,6 +40,8 @@ _TAG = re.compile(
 _SPLIT = re.compile(r"(?P<prefix>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.IGNORECASE)
 _NOT_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _SHOWN = 40
+_SHOWN_UNSAFE = 5
+_SHOWN_LETTERS = 200  # of a name that somebody else has made, as long as it pleased them
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,13 @@ def choose(ref: RepoRef, files: Iterable[RepoFile]) -> Choice:
     """
     all_files = [each for each in files if each.path.lower().endswith(".gguf")]
     safe = [each for each in all_files if is_safe_path(each.path)]
+    unsafe = [each.path for each in all_files if not is_safe_path(each.path)]
     notes = tuple(
-        f"{each.path!a} is left out: a file of that name is not written"
-        for each in all_files
-        if not is_safe_path(each.path)
+        f"{path[:_SHOWN_LETTERS]!a} is left out: a file of that name is not written"
+        for path in unsafe[:_SHOWN_UNSAFE]
     )
+    if len(unsafe) > _SHOWN_UNSAFE:
+        notes += (f"and {len(unsafe) - _SHOWN_UNSAFE} more",)
     sets = sorted(_sets(safe), key=lambda each: (_rank(each), each.first.path))
     if ref.file is not None:
         chosen, reason = _named(ref, safe, sets), "the file asked for"

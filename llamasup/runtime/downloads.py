@@ -228,7 +228,13 @@ async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output_fd, "rb", buffering=0)
     )
     try:
-        while line := await reader.readline():
+        while True:
+            try:
+                line = await reader.readline()
+            except ValueError:  # longer than what is taken: nothing of it is kept
+                continue
+            if not line:
+                return
             with contextlib.suppress(msgspec.DecodeError):  # what it says to people comes the same way
                 found = msgspec.json.decode(line)
                 if isinstance(found, dict) and "event" in found:

@@ -277,6 +277,13 @@ def test_two_models_of_one_quantization_are_not_guessed_between() -> None:
         assert caught.value.details
 
 
+def test_of_many_files_that_are_not_written_some_are_named() -> None:
+    notes = chosen("o/r", "m.gguf", *(f"../{number}.gguf" for number in range(1000)), "x" * 2000).notes
+    assert "'../0.gguf' is left out" in notes[0]
+    assert notes[-1] == "and 995 more"
+    assert len(notes) == 6
+
+
 @pytest.mark.parametrize("name", ["{}-Q4_K_M.gguf", "../{}.gguf"])
 def test_choosing_takes_time_in_proportion_to_the_files(name: str) -> None:
     def taken_s(count: int) -> float:

@@ -179,6 +179,18 @@ def test_an_error_does_not_show_the_signature_of_a_url(
     acting(act)
 
 
+def test_a_line_that_is_too_long_is_passed_over(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = '{"event":"error","cause":"model_missing","message":"none","remedy":"","details":[]}'
+    lines = f"print('x' * (3 << 20)); print('{error}')"
+    monkeypatch.setattr(Downloads, "_command", lambda _: [sys.executable, "-c", lines])
+
+    async def act(downloads: Downloads) -> None:
+        with pytest.raises(ModelMissing, match="none"):
+            await downloads.fetch(REF)
+
+    acting(act)
+
+
 def test_closing_ends_all_of_them(hub: Hub, acting: Acting) -> None:
     hub.faults.append(Fault(NAME, times=9, hold_after=1 << 20, only_parts=True))
 
