@@ -179,9 +179,9 @@ async def _supervise(
                 if service.stops_asked:
                     return
             narrator.stop_asked(name, hurry_s=HURRY_S if name in ENDINGS else None)
+            service.ask_stop()  # first of all: nothing that is only told may keep it from ending
             if manager is not None:
                 manager.stop_asked()
-            service.ask_stop()
 
         def asked(what: str, model: str) -> None:
             """By the control API, which does it itself."""
