@@ -129,6 +129,7 @@ class Narrator:
         parts = (
             record.method,
             record.path,
+            record.model if self._has_many else "",
             str(record.status),
             _tokens(record),
             f"{record.tokens_per_s:.1f} tok/s" if record.tokens_per_s else "",

@@ -71,4 +71,4 @@ def _kind(beginning: bytes) -> tuple[str, str]:
         return "a JSON text: an error answer of the download, or a model's config", _DOWNLOAD
     if text.startswith((b"access denied", b"invalid username", b"entry not found", b"repository not found")):
         return "an error answer of the download", _DOWNLOAD
-    return "", "Give the path of a .gguf file."
+    return "", "It is no model: download it again, or give the path of a .gguf file."

@@ -30,7 +30,8 @@ class Heard:
 
 def told(**changes: Any) -> tuple[str, str, str, dict[str, Any]]:
     heard = Heard()
-    narrator = Narrator(cast("View", heard), cast("Any", None), 0.0)
+    service = SimpleNamespace(launch=None if changes.pop("of_many", False) else object())
+    narrator = Narrator(cast("View", heard), cast("Any", service), 0.0)
     left_out = changes.pop("left_out", None)
     record = msgspec.structs.replace(DONE, **changes)
     if left_out is None:
@@ -46,6 +47,11 @@ def test_a_request_is_one_line_and_all_its_facts_for_machines() -> None:
     assert (level, event) == ("info", "request")
     assert text == "POST  /completion  200  10+5 tokens  50.0 tok/s  300 ms"
     assert fields == msgspec.structs.asdict(DONE)
+
+
+def test_of_many_models_it_says_which() -> None:
+    text = told(of_many=True, model="qwen")[2]
+    assert text == "POST  /completion  qwen  200  10+5 tokens  50.0 tok/s  300 ms"
 
 
 @pytest.mark.parametrize(

@@ -360,7 +360,7 @@ def test_a_file_with_neither_tensors_nor_vocabulary() -> None:
         (bytes(64), "zero bytes: a download that reserved its space", "again"),
         (b"\x1f\x8b\x08" + bytes(30), "a gzip archive", "gunzip"),
         (b"Rar!" + bytes(30), "a RAR archive", "Unpack"),
-        (b"something else entirely", "begins with 'somethin'", "Give the path of a .gguf file"),
+        (b"something else entirely", "begins with 'somethin'", "give the path of a .gguf file"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
