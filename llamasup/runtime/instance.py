@@ -189,11 +189,11 @@ class InstanceRunner:
 
     @property
     def leaves(self) -> bool:
-        """Whether nothing is to be hoped from it: it has no server, or one that ends for good."""
+        """Whether nothing is to be hoped from it: it has no server and starts none, or its last one ends."""
         instance = self.instance
         ending = instance.state in {State.DRAINING, State.STOPPING}
         is_last = ending and instance.verdict is None and not instance.wanted
-        return self._is_over or is_last or instance.state is State.STOPPED
+        return self._is_over or is_last or instance.at_rest
 
     def unavailable(self) -> Unavailable:
         """Why no request is served now, and whether one may wait for it (S9)."""

@@ -31,6 +31,16 @@ STOPPED = Unavailable(503, "The model is not running", cause="stopped")
 FAILED = Unavailable(503, "It crashed too often", cause="killed", remedy="see the log", retry_after_s=300.0)
 
 
+def idle_runner(served: ServedModel, folder: Path = Path("/nowhere")) -> InstanceRunner:
+    """A real one, of which nothing was asked yet."""
+    planner: AnyPlanMaker = object()  # type: ignore[assignment]
+    runner = InstanceRunner(
+        "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=folder, log_path=None
+    )
+    served.add(runner)
+    return runner
+
+
 def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     @wraps(test)
     def run() -> None:
@@ -145,11 +155,7 @@ async def test_one_that_leaves_says_nothing_where_another_is_to_come_and_one_tha
 def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
     async def test() -> None:
         served = served_model()
-        planner: AnyPlanMaker = object()  # type: ignore[assignment]
-        runner = InstanceRunner(
-            "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=tmp_path, log_path=None
-        )
-        served.add(runner)
+        runner = idle_runner(served, tmp_path)
         assert served.lease() is NOT_RUNNING
         runner.instance = replace(runner.instance, state=State.READY, wanted=True)  # and nothing was spawned
         async with asyncio.TaskGroup() as tasks:
@@ -163,6 +169,23 @@ def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
         assert served.lease() is TO_BE_LOADED
 
     asyncio.run(test())
+
+
+@in_a_loop
+async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() -> None:
+    served = served_model()
+    runner = idle_runner(served)
+    failed = replace(runner.instance, state=State.FAILED)
+    runner.instance = failed
+    why = served.lease()
+    assert isinstance(why, Unavailable)
+    assert (why.message, why.may_wait) == ("llama-server ended", False)  # nobody else has a word
+    served.absent = STOPPED
+    assert served.lease() is STOPPED
+    runner.instance = replace(failed, next_start_s=asyncio.get_running_loop().time() + 300.0)
+    why = served.lease()
+    assert isinstance(why, Unavailable)
+    assert why.retry_after_s == pytest.approx(300.0, abs=1.0)
 
 
 @in_a_loop
@@ -180,12 +203,7 @@ async def test_who_may_wait_can_be_changed_while_others_do() -> None:
 @in_a_loop
 async def test_more_may_be_served_at_once_by_the_process_that_is_there() -> None:
     served = served_model()
-    planner: AnyPlanMaker = object()  # type: ignore[assignment]
-    folder = Path("/nowhere")
-    runner = InstanceRunner(
-        "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=folder, log_path=None
-    )
-    served.add(runner)
+    runner = idle_runner(served)
     runner.instance = replace(runner.instance, state=State.READY)
     endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), places=1, when_free=served.room.place_free)
     plan = SimpleNamespace(parallel=1)
@@ -203,11 +221,7 @@ async def test_more_may_be_served_at_once_by_the_process_that_is_there() -> None
 def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
     """Each request takes one: what several processes need must not be in its way."""
     served = served_model()
-    planner: AnyPlanMaker = object()  # type: ignore[assignment]
-    runner = InstanceRunner(
-        "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=tmp_path, log_path=None
-    )
-    served.add(runner)
+    runner = idle_runner(served, tmp_path)
     endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"))
     runner.instance = replace(runner.instance, state=State.READY)
     runner._generation = SimpleNamespace(endpoint=endpoint, exit=None)  # type: ignore[assignment]
