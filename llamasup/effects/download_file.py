@@ -137,7 +137,9 @@ class FileDownload:
             async with asyncio.TaskGroup() as tasks:
                 hashing = tasks.create_task(self._hash(part))
                 saving = tasks.create_task(self._save(part))
-                if has_ranges and remote.size is not None:
+                # Of a server that says neither, parts of two versions could be put together.
+                is_known = remote.sha256 is not None or remote.etag is not None
+                if has_ranges and is_known and remote.size is not None:
                     await self._in_parts(part, remote.size)
                 else:
                     await self._client.patiently(partial(self._stream, part), lambda: 0, self._heard.say)

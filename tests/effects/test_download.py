@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -518,6 +519,19 @@ def test_without_checksum_and_tag_nothing_is_taken_for_the_same(puller: Puller, 
     asyncio.run(cancelled_when(puller, "org/tiny-GGUF", 500 * KIB))
     assert puller().path.read_bytes() == model
     assert "does not say whether the file is still the same" in puller.followed.text
+
+
+@pytest.mark.check("X11", "never put together from two")
+@pytest.mark.usefixtures("small_pieces")
+def test_a_file_that_changes_while_it_comes_is_not_put_together_from_two(
+    puller: Puller, model: bytes
+) -> None:
+    puller.hub.checksums = puller.hub.etags = False
+    newer = model[: 64 * KIB] + b"1" * (len(model) - 64 * KIB)
+
+    asked = itertools.count()
+    puller.hub.faults.append(Fault(NAME, times=99, change=lambda old: old if next(asked) < 5 else newer))
+    assert puller().path.read_bytes() in (model, newer)
 
 
 @pytest.mark.usefixtures("small_pieces")
