@@ -61,6 +61,12 @@ class Source(Protocol):
         """
         ...
 
+    def check(self, configured: Configured, before: Mapping[str, ModelSpec]) -> None:
+        """Blocks; raises ConfigInvalid for a model that the config names otherwise than ``before``, and that
+        is not there, is broken or can never fit.
+        """
+        ...
+
     def stamp(self) -> object:
         """Of the config's file: another one once it was changed. None: there is no file to be watched."""
         ...
@@ -84,6 +90,7 @@ class HostedModels:
         log_passed_on: Callable[[list[bytes]], None] | None = None,
     ) -> None:
         self._configured = configured
+        self._search = configured.library.search  # what lies in the folders, as far as it was taken over
         self._started_with = configured.config
         self._insists = insists
         self._error: LlamasupError | None = None
@@ -171,14 +178,14 @@ class HostedModels:
         async with self._changing:
             stamp = await asyncio.to_thread(self._source.stamp)
             try:
-                configured = await asyncio.to_thread(self._source.read, self._configured.library.search)
+                configured = await asyncio.to_thread(self._read)
             except LlamasupError as error:
                 self._stamp = stamp
                 self._bus.publish(ConfigRefused(error))
                 raise
             self._stamp = stamp
             before, self._configured = self._configured, configured
-            self._pool.options = configured.options
+            self._pool.use(configured.options)
             self._follow_config()
             if shelves_of(configured.config) != shelves_of(before.config):
                 self._shelves_changed.set()
@@ -192,6 +199,12 @@ class HostedModels:
         if not changes:
             self._bus.publish(ModelsChanged(changes, tuple(self.registry.specs)))
         return changes
+
+    def _read(self) -> Configured:
+        """What a start would refuse is refused here, too."""
+        configured = self._source.read(self._search)
+        self._source.check(configured, self.registry.specs)
+        return configured
 
     def _waits_for_a_start(self, configured: Configured) -> tuple[str, ...]:
         now, then = configured.config, self._started_with
@@ -226,6 +239,7 @@ class HostedModels:
 
     def _apply(self, library: Library) -> Changes:
         changes = self.backend.apply(library.registry)
+        self._search = library.search
         self._tell_problems(library)
         if changes:
             self._bus.publish(ModelsChanged(changes, tuple(library.registry.specs)))

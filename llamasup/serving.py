@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamasup.core.address import Address
+from llamasup.core.errors import ConfigInvalid, LlamasupError
 from llamasup.core.instance import Policy
+from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import ResidencyPolicy
 from llamasup.core.share import budget_of
 from llamasup.effects.devices import devices_now
@@ -19,6 +21,7 @@ from llamasup.effects.model_search import Search
 from llamasup.effects.ready_file import clear_place
 from llamasup.effects.runtimes import find_runtime
 from llamasup.entrance import EntranceOptions, front_of, proxy_of, refuse_bad_address, tls_of
+from llamasup.hosted_models import Configured as Followed
 from llamasup.hosted_models import HostedModels
 from llamasup.hosting import Hosting, prepare_place
 from llamasup.runtime.downloads import DownloadSettings
@@ -94,6 +97,9 @@ class ConfigSource:
         self._options = options
         self._environ = environ
         self._runtime = find_runtime(options.runtime or options.config().runtime, environ)
+        # What is free is so before anything of ours is loaded.
+        self._machine = hardware()
+        self._devices = devices_now(self._runtime, environ)
 
     def read(self, before: Search | None = None) -> Configured:
         config = self._options.config()
@@ -123,10 +129,29 @@ class ConfigSource:
             return 0
         return status.st_ino, status.st_size, status.st_mtime_ns
 
-    def check(self, configured: Configured) -> None:
-        """What the config names has to be there, and to fit: better said now than to the first who asks."""
+    def check_all(self, configured: Configured) -> None:
+        """What the config names has to be there, and to fit: better said now than to the first who asks.
+
+        Raises ModelMissing, ModelInvalid or DoesNotFit.
+        """
+        self._check(configured, configured.library.registry.specs.values())
+
+    def check(self, configured: Followed, before: Mapping[str, ModelSpec]) -> None:
+        """As ``Source``."""
+        found = configured.library.registry.specs.values()
+        new = [each for each in found if _said_of(before.get(each.id)) != _said_of(each)]
+        try:
+            self._check(configured, new)
+        except LlamasupError as error:
+            raise ConfigInvalid(
+                f"{error.message.rstrip('.')}. The config is not taken.",
+                remedy=error.remedy,
+                details=error.details,
+            ) from error
+
+    def _check(self, configured: Followed, specs: Iterable[ModelSpec]) -> None:
         options = configured.options
-        for spec in configured.library.registry.specs.values():
+        for spec in specs:
             # One that is to be found in a folder and is not there yet may come; that is told as a problem.
             is_here = spec.source and not spec.is_remote
             if is_here and any(name in configured.config.models for name in spec.names):
@@ -135,8 +160,8 @@ class ConfigSource:
     def _pool_options_of(self, config: Config) -> PoolOptions:
         memory = config.memory
         budget = budget_of(
-            hardware(),
-            devices_now(self._runtime, self._environ),
+            self._machine,
+            self._devices,
             ram=None if memory.ram is None else memory.ram.of,
             vram=None if memory.vram is None else memory.vram.of,
         )
@@ -147,6 +172,11 @@ class ConfigSource:
             runtime=str(self._runtime.path) if self._runtime.kind == "binary" else self._runtime.kind,
             environ=self._environ,
         )
+
+
+def _said_of(spec: ModelSpec | None) -> object:
+    """What the config says of it; its files may change meanwhile."""
+    return None if spec is None else (spec.source, spec.settings, spec.options, spec.replicas)
 
 
 class ServeService(Hosting):
@@ -163,7 +193,7 @@ class ServeService(Hosting):
         tls = tls_of(options)
         self._source = ConfigSource(options, os.environ if environ is None else environ)
         self._configured = self._source.read()
-        self._source.check(self._configured)
+        self._source.check_all(self._configured)
         if options.ready_file is not None:
             clear_place(options.ready_file)
         super().__init__(options, bus, listen=lambda: front_of(options, tls), proxy=proxy)

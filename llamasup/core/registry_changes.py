@@ -30,12 +30,11 @@ class Changes:
 
 def changes(before: Mapping[str, ModelSpec], after: Mapping[str, ModelSpec]) -> Changes:
     both = [id_ for id_ in after if id_ in before]
-    changed = [id_ for id_ in both if before[id_].started_as != after[id_].started_as]
-    same = [id_ for id_ in both if id_ not in changed]
+    same = [id_ for id_ in both if before[id_].started_as == after[id_].started_as]
     return Changes(
         added=tuple(id_ for id_ in after if id_ not in before),
         removed=tuple(id_ for id_ in before if id_ not in after),
-        changed=tuple(changed),
+        changed=tuple(id_ for id_ in both if before[id_].started_as != after[id_].started_as),
         retouched=tuple(id_ for id_ in same if before[id_] != after[id_]),
         unchanged=tuple(id_ for id_ in same if before[id_] == after[id_]),
     )

@@ -1,0 +1,311 @@
+"""``llamasup serve`` and what nobody should give it: each has its stated outcome, and ends no other model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, Llamasup, adopted, command, run_to_end
+
+CHAT = {"prompt": "Hi", "max_tokens": 4}
+
+
+@contextmanager
+def serve(*arguments: str, **options: Any) -> Iterator[Llamasup]:
+    """Stopped afterwards, kindly."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    words = command("serve", "--events", "jsonl", *arguments)
+    with adopted(subprocess.Popen(words, text=True, **pipes, **options)) as running:
+        yield running
+        if running.process.poll() is None:
+            assert running.stop() == 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_model: Path) -> Path:
+    """With two models."""
+    made = tmp_path / "models"
+    made.mkdir()
+    for name in ("alpha", "beta"):
+        (made / f"{name}.gguf").write_bytes(tiny_model.read_bytes())
+    return made
+
+
+@pytest.fixture
+def config(tmp_path: Path, folder: Path, fake_server: Callable[..., str]) -> Path:
+    """Over that folder."""
+    path = tmp_path / "llamasup.yaml"
+    path.write_text(f"listen: 127.0.0.1:0\nruntime: {fake_server()}\nmodels_dir: {folder}\n")
+    return path
+
+
+def client_of(running: Llamasup) -> httpx.Client:
+    return httpx.Client(base_url=running.url, timeout=PATIENCE_S)
+
+
+def ask(client: httpx.Client, model: str) -> httpx.Response:
+    return client.post("/v1/completions", json={"model": model, **CHAT})
+
+
+def listed(client: httpx.Client) -> list[str]:
+    return [each["id"] for each in client.get("/v1/models").raise_for_status().json()["data"]]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+# --- names
+
+
+def test_a_name_that_no_model_has_is_refused_with_those_that_are_near(config: Path) -> None:
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        refused = ask(client, "alhpa")
+
+        assert refused.status_code == 404
+        assert "alpha" in str(refused.json()["error"])
+        assert ask(client, "alpha").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["../alpha", "a/../../alpha", "/etc/passwd", "alpha.gguf/..", "%2e%2e/alpha"]
+)
+def test_a_name_that_would_be_a_path_is_only_a_name_that_no_model_has(name: str, config: Path) -> None:
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        assert ask(client, name).status_code in {400, 404}
+        assert listed(client) == ["alpha", "beta"]
+        assert psutil.Process(running.pid).children(recursive=True) == running.children()
+        assert running.process.poll() is None
+
+
+def test_the_path_of_a_model_is_no_name_of_it(config: Path, folder: Path) -> None:
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        assert ask(client, str(folder / "alpha.gguf")).status_code == 404
+
+
+# --- memory
+
+
+def test_a_model_that_cannot_fit_alone_is_refused_at_the_start_with_what_it_needs(
+    tmp_path: Path, folder: Path, fake_server: Callable[..., str]
+) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        f"listen: 127.0.0.1:0\nruntime: {fake_server()}\nmemory: {{ram: 1MiB}}\n"
+        f"models: {{alpha: {{path: {folder}/alpha.gguf}}}}\n"
+    )
+
+    ended = run_to_end("serve", "--config", str(path))
+
+    assert ended.returncode == 71
+    assert "alpha" in ended.stderr
+    assert "weights" in ended.stderr.lower()
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_reload_with_a_model_that_cannot_fit_is_refused_and_all_is_as_it_was(
+    tmp_path: Path, folder: Path, fake_server: Callable[..., str]
+) -> None:
+    """S16."""
+    path = tmp_path / "c.yaml"
+    sound = (
+        f"listen: 127.0.0.1:0\nruntime: {fake_server()}\nmemory: {{ram: 1GiB}}\n"
+        f"models:\n  alpha: {{path: {folder}/alpha.gguf, ctx_size: 512, parallel: 1}}\n"
+    )
+    path.write_text(sound)
+    with serve("--config", str(path)) as running, client_of(running) as client:
+        assert ask(client, "alpha").status_code == 200
+        before = [child.pid for child in running.children()]
+        for more, why in (
+            (f"  big: {{path: {folder}/beta.gguf, ctx_size: 8000000, parallel: 1}}\n", "big"),
+            (f"  gone: {{path: {folder}/gamma.gguf}}\n", "gamma.gguf"),
+            ("  alpha: {path: x}\n", "given twice"),
+            ("  - nonsense\n", ""),
+        ):
+            path.write_text(sound + more)
+            refused = run_to_end("reload")
+
+            assert refused.returncode == 78, refused.stderr
+            assert why in refused.stderr
+            assert "Traceback" not in refused.stderr
+            assert listed(client) == ["alpha"]
+            assert ask(client, "alpha").status_code == 200
+        path.write_text(sound)
+        assert run_to_end("reload").returncode == 0
+
+        assert [child.pid for child in running.children()] == before
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00", b"\x00" * 100, b"models: {a: {path: demo}", b"# nothing"]
+)
+def test_a_config_that_becomes_rubbish_changes_nothing(content: bytes, config: Path) -> None:
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        assert ask(client, "alpha").status_code == 200
+        config.write_bytes(content)
+        os.kill(running.pid, signal.SIGHUP)
+        running.wait_for("config", ok=False)
+
+        assert ask(client, "alpha").status_code == 200
+
+
+def test_a_config_that_is_gone_or_a_folder_changes_nothing(config: Path) -> None:
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        assert ask(client, "alpha").status_code == 200
+        config.unlink()
+        assert run_to_end("reload").returncode == 78
+        config.mkdir()
+        assert run_to_end("reload").returncode == 78
+        assert ask(client, "beta").status_code == 200
+
+
+# --- folders
+
+
+def test_a_folder_that_disappears_takes_no_model_with_it(
+    config: Path, folder: Path, tiny_model: Path
+) -> None:
+    """What is loaded serves on, before and after a reload; when it is back, so is what is new in it."""
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        assert ask(client, "alpha").status_code == 200
+        away = folder.rename(folder.with_name("away"))
+        assert run_to_end("reload").returncode == 0
+        assert listed(client) == ["alpha", "beta"]
+        assert ask(client, "alpha").status_code == 200
+        failed = ask(client, "beta")
+        assert failed.status_code == 503
+        assert "beta.gguf" in failed.json()["error"]["message"]
+
+        (away / "gamma.gguf").write_bytes(tiny_model.read_bytes())
+        away.rename(folder)
+        assert run_to_end("reload").returncode == 0
+        assert listed(client) == ["alpha", "beta", "gamma"]
+        assert ask(client, "gamma").status_code == 200
+        assert run_to_end("load", "beta").returncode == 0
+
+
+def test_a_model_that_came_after_the_start_outlives_its_folder_too(
+    config: Path, folder: Path, tiny_model: Path
+) -> None:
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        (folder / "gamma.gguf").write_bytes(tiny_model.read_bytes())
+        until(lambda: "gamma" in listed(client))
+        assert ask(client, "gamma").status_code == 200
+        folder.rename(folder.with_name("away"))
+        assert run_to_end("reload").returncode == 0
+
+        assert ask(client, "gamma").status_code == 200
+
+
+def test_an_empty_folder_serves_nothing_until_there_is_something(
+    tmp_path: Path, tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    options = ("--models-dir", str(folder), "--port", "0")
+    with serve(*options, env=with_runtime(fake_server())) as running, client_of(running) as client:
+        assert listed(client) == []
+        assert ask(client, "alpha").status_code == 404
+        assert client.post("/v1/completions", json=CHAT).status_code == 400
+
+        (folder / "alpha.gguf").write_bytes(tiny_model.read_bytes())
+        until(lambda: listed(client) == ["alpha"])
+        assert ask(client, "alpha").status_code == 200
+
+
+@pytest.mark.parametrize(("is_file", "said"), [(True, "is a file"), (False, "there is no such folder")])
+def test_a_folder_on_the_command_line_has_to_be_one(is_file: bool, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "models"
+    if is_file:
+        path.write_text("")
+    ended = run_to_end("serve", "--models-dir", str(path), "--port", "0")
+
+    assert ended.returncode == 66
+    assert f"{path}: {said}" in ended.stderr
+
+
+def test_a_folder_of_the_config_may_come_later(config: Path, folder: Path) -> None:
+    """A disk that is mounted after the start, say."""
+    away = folder.rename(folder.with_name("away"))
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        assert listed(client) == []
+        assert f"{folder}: there is no such folder" in running.said
+        away.rename(folder)
+        assert run_to_end("reload").returncode == 0
+        assert ask(client, "alpha").status_code == 200
+
+
+def with_runtime(path: str) -> dict[str, str]:
+    """Found as ``llama-server`` on the PATH."""
+    folder = Path(path).parent / f"{Path(path).name}-bin"
+    folder.mkdir(exist_ok=True)
+    (folder / "llama-server").unlink(missing_ok=True)
+    (folder / "llama-server").symlink_to(path)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_a_thousand_models_are_listed_and_cost_nothing_while_nobody_asks(
+    tmp_path: Path, tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    (folder / "model-0.gguf").write_bytes(tiny_model.read_bytes())
+    for number in range(1, 1000):
+        (folder / f"model-{number}.gguf").hardlink_to(folder / "model-0.gguf")
+    path = tmp_path / "c.yaml"
+    path.write_text(f"listen: 127.0.0.1:0\nruntime: {fake_server()}\nmodels_dir: {folder}\n")
+    with serve("--config", str(path)) as running, client_of(running) as client:
+        assert len(listed(client)) == 1000
+        assert ask(client, "model-999").status_code == 200
+        assert ask(client, "model-1000").status_code == 404
+        process = psutil.Process(running.pid)
+        until(lambda: process.cpu_percent(0.5) < 20.0)  # what it does after a start is over
+        before, began_s = process.cpu_times(), time.monotonic()
+        time.sleep(2.0)
+        after = process.cpu_times()
+
+        used_s = after.user + after.system - before.user - before.system
+        assert used_s <= 0.05 * (time.monotonic() - began_s)
+        assert process.num_threads() < 30
+        assert len(process.children()) < 5
+
+
+# --- ports and files
+
+
+def test_of_two_on_one_port_the_second_is_refused_and_the_first_serves_on(config: Path) -> None:
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        port = running.wait_for("ready")["port"]
+        ended = run_to_end("serve", "--config", str(config), "--port", str(port))
+
+        assert ended.returncode == 71
+        assert str(port) in ended.stderr
+        assert ask(client, "alpha").status_code == 200
+
+
+def test_a_broken_file_is_told_to_whoever_loads_it_and_disturbs_nobody(config: Path, folder: Path) -> None:
+    (folder / "broken.gguf").write_bytes(b"GGUF" + bytes(60))
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        ended = run_to_end("load", "broken")
+        refused = ask(client, "broken")
+
+        assert ended.returncode == 65
+        assert "broken.gguf" in ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert refused.status_code == 503
+        assert "broken.gguf" in refused.json()["error"]["message"]
+        assert int(refused.headers["retry-after"]) > 0
+        assert ask(client, "alpha").status_code == 200
