@@ -8,6 +8,7 @@ from llamasup.cli.reach import reach
 from llamasup.core.errors import UsageInvalid
 
 
+@pytest.mark.check("X13", "refused, and not shown")
 @pytest.mark.parametrize("url", ["http://ann:secret@h:8080", "ann:secret@h", "https://secret@h/x"])
 def test_a_url_with_a_password_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(UsageInvalid, match="name or a password") as caught:
