@@ -123,8 +123,11 @@ def _model_files(reading: Reading) -> _Found:
 
 def _no_file(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            file.read(1)
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would make it wait
+        try:
+            os.read(fd, 1)
+        finally:
+            os.close(fd)
     except OSError as error:
         return _reason(path, error)
     return ""

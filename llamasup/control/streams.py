@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from llamasup.control.controlled import Controlled
@@ -101,7 +101,10 @@ class Stream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            if scope["method"] == "HEAD":  # over with its head: the connection is to serve who comes next
+                await Response(headers=dict(self.headers))(scope, receive, send)
+            else:
+                await super().__call__(scope, receive, send)
         finally:
             self._streams.leave()
             await self._pieces.aclose()  # at once, and not whenever it is collected

@@ -136,6 +136,11 @@ def test_files_and_folders_that_are_not_there_are_told_with_their_lines(tmp_path
     ]
 
 
+def test_a_pipe_in_the_place_of_a_model_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    assert missing(written(tmp_path, "models: {a: {path: m.gguf}}\n")) == []
+
+
 def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
     path = written(tmp_path, "models: {a: {path: demo}}\nlisten: 0.0.0.0:80\n")
     assert missing(path) == [

@@ -218,6 +218,12 @@ def test_what_cannot_be_meant_is_an_error_object(
     assert error["remedy"]
 
 
+def test_whoever_asks_for_the_head_of_a_stream_leaves_the_connection_to_the_next(tmp_path: Path) -> None:
+    head, status = raw(tmp_path, ("HEAD", "/llamasup/v1/events"), ("GET", "/llamasup/v1/status"))
+    assert head.headers["content-type"].startswith("text/event-stream")
+    assert status.json()["pid"] == 4242
+
+
 def test_what_the_driver_tells_of_a_process_is_in_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
