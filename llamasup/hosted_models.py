@@ -105,7 +105,7 @@ class HostedModels:
         self.backend = Catalog(configured.library.registry, self._pool, self._invite)
         self.controlled = ManyModels(owner, self.backend, address, log_path_of, self.reload)
         self._changing = asyncio.Lock()
-        self._shelves_changed = asyncio.Event()
+        self._taken_over = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._watch_wanted = asyncio.Event()
@@ -184,11 +184,10 @@ class HostedModels:
                 self._bus.publish(ConfigRefused(error))
                 raise
             self._stamp = stamp
-            before, self._configured = self._configured, configured
+            self._configured = configured
             self._pool.use(configured.options)
             self._follow_config()
-            if shelves_of(configured.config) != shelves_of(before.config):
-                self._shelves_changed.set()
+            self._taken_over.set()
             changes = self._apply(configured.library)
         changes = replace(changes, next_start=self._waits_for_a_start(configured))
         if changes.next_start:
@@ -264,12 +263,14 @@ class HostedModels:
             self._watch_wanted.clear()
 
     async def _watch_folders(self) -> None:
-        """A model comes, changes or goes; other folders are watched as soon as the config names them."""
+        """A model comes, changes or goes. After a reload it begins anew: with the folders that the config
+        names now, and with what was taken over as known, however new it is.
+        """
         while True:
-            self._shelves_changed.clear()
+            self._taken_over.clear()
             async with asyncio.TaskGroup() as tasks:
                 following = tasks.create_task(self._follow(shelves_of(self._configured.config)), name="watch")
-                await self._shelves_changed.wait()
+                await self._taken_over.wait()
                 following.cancel()
 
     async def _follow(self, shelves: Shelves) -> None:
@@ -279,6 +280,8 @@ class HostedModels:
         async with ModelWatch(shelves.folders, shelves.paths, first) as watch:
             async for search in watch.changes():
                 async with self._changing:
+                    if self._taken_over.is_set():
+                        return
                     try:
                         library = await asyncio.to_thread(library_of, self._configured.config, search)
                     except LlamasupError as error:
