@@ -9,14 +9,13 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
 from llamasup.core import instance as core
-from llamasup.core.address import Address, UnixAddress
 from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
-from llamasup.core.errors import BrokenRuntime, DoesNotFit, LlamasupError
+from llamasup.core.errors import LlamasupError
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.lifecycle import advance
 from llamasup.core.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
@@ -27,8 +26,18 @@ from llamasup.effects.logs import LogPump
 from llamasup.effects.oom_kills import oom_kills
 from llamasup.effects.probe import Prober
 from llamasup.effects.process import Child, spawn
-from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
 from llamasup.runtime.events import Bus, ServerExited, ServerWarned, StateChanged
+from llamasup.runtime.generation import (
+    NOT_STARTED,
+    PUMP_TIMEOUT_S,
+    Generation,
+    as_diagnosis,
+    clear_away,
+    places_of,
+    remove_socket,
+    spawn_error,
+)
 from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
 from llamasup.runtime.waiting import WaitingRoom
 from llamasup.runtime.watch import watch
@@ -40,35 +49,7 @@ NOT_RUNNING = Unavailable(503, "The model is not loaded", cause="stopped", remed
 
 PROGRESS_INTERVAL_S = 1.0
 REAP_TIMEOUT_S = 5.0
-PUMP_TIMEOUT_S = 1.0
 _MOST_SIZE_LINES = 400
-
-
-@dataclass(slots=True)
-class _Generation:
-    """One child and everything that lives and dies with it."""
-
-    number: int
-    plan: ChildPlan
-    child: Child
-    pump: LogPump
-    endpoint: Endpoint
-    oom_kills: int
-    """The kernel's count when the child began."""
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
-    size_lines: list[str] = field(default_factory=list)
-    """What the child said about its memory while it started."""
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    slots: asyncio.Task[None] | None = None
-    """Has what they hold saved or restored."""
-    exit: Exit | None = None
-    warm_up_s: float = 0.0
-    """What its first token took."""
-
-    def let_slots_be(self) -> None:
-        """Wait no longer for them: it would not end while it is asked for something (b11434)."""
-        if self.slots is not None:
-            self.slots.cancel()
 
 
 def prober_of(plan: ChildPlan) -> Prober:
@@ -120,7 +101,7 @@ class InstanceRunner:
         self._is_over = False
         # Unbounded, but each generation adds a handful of events and one per second while it starts.
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[Instance] | None]] = asyncio.Queue()
-        self._generation: _Generation | None = None
+        self._generation: Generation | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._never_served = True
@@ -249,7 +230,7 @@ class InstanceRunner:
         """What is allowed from now on, the current child included."""
         self.policy = policy
         if self._generation is not None:
-            self._generation.endpoint.places = _places(policy, self._generation.plan)
+            self._generation.endpoint.places = places_of(policy, self._generation.plan)
 
     @property
     def load_s(self) -> float | None:
@@ -370,7 +351,7 @@ class InstanceRunner:
     # --- effects ----------------------------------------------------------------------------------------
 
     @property
-    def _current(self) -> _Generation:
+    def _current(self) -> Generation:
         assert self._generation is not None
         return self._generation
 
@@ -386,19 +367,19 @@ class InstanceRunner:
         try:
             plan = await asyncio.to_thread(self._planner.plan, number)
             if self.instance.state is not State.STARTING:  # stopped meanwhile
-                self.post(core.SpawnFailed(number, _NOT_STARTED))
+                self.post(core.SpawnFailed(number, NOT_STARTED))
                 return
             # A cleaner of temporary folders may have taken it; without it no child can start again.
             self._work_folder.mkdir(mode=0o700, exist_ok=True)
-            _remove_socket(plan.address)
+            remove_socket(plan.address)
             kills = oom_kills()
             cwd = self._cwd or self._work_folder
             child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=self._work_folder)
         except LlamasupError as error:
-            self.post(core.SpawnFailed(number, _as_diagnosis(error, first=self._never_served)))
+            self.post(core.SpawnFailed(number, as_diagnosis(error, first=self._never_served)))
             return
         except OSError as error:
-            self.post(core.SpawnFailed(number, _as_diagnosis(_spawn_error(error), first=True)))
+            self.post(core.SpawnFailed(number, as_diagnosis(spawn_error(error), first=True)))
             return
         try:
             self._adopt(number, plan, child, kills)
@@ -420,18 +401,18 @@ class InstanceRunner:
             number,
             plan.address,
             plan.api_key,
-            places=_places(self.policy, plan),
+            places=places_of(self.policy, plan),
             held_s=self._held_s,
             when_free=self.room.place_free,
             when_vacant=self.when_vacant,
         )
-        self._generation = generation = _Generation(number, plan, child, pump, endpoint, kills)
+        self._generation = generation = Generation(number, plan, child, pump, endpoint, kills)
         pump.watch(TELLING, lambda line: self._heard(generation, line))
         assert self._tasks is not None
         self._tasks.create_task(self._reap(generation), name=f"{self.model}/{number}/reap")
         self.post(core.Spawned(number, child.pid, keeps_slots=plan.slots is not None))
 
-    def _heard(self, generation: _Generation, line: str) -> None:
+    def _heard(self, generation: Generation, line: str) -> None:
         match read_line(line):
             case Ready():
                 generation.heard.set()
@@ -444,11 +425,11 @@ class InstanceRunner:
             case _:
                 pass
 
-    def _adjusted(self, generation: _Generation, diagnosis: Diagnosis) -> Diagnosis:
+    def _adjusted(self, generation: Generation, diagnosis: Diagnosis) -> Diagnosis:
         """With what the next start does differently, if a smaller plan may help (S5)."""
         return replace(diagnosis, adjustment=self._planner.step_down(generation.plan, diagnosis))
 
-    def _start_task(self, work: Callable[[_Generation], Coroutine[None, None, None]]) -> asyncio.Task[None]:
+    def _start_task(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> asyncio.Task[None]:
         """A task that ends with its child, at the latest."""
         assert self._tasks is not None
         generation = self._current
@@ -457,7 +438,7 @@ class InstanceRunner:
         generation.tasks.append(task)
         return task
 
-    async def _reap(self, generation: _Generation) -> None:
+    async def _reap(self, generation: Generation) -> None:
         exit_ = await generation.child.wait()
         generation.exit = exit_
         phase = self._phase()
@@ -466,7 +447,7 @@ class InstanceRunner:
             await asyncio.wait([generation.slots], timeout=PUMP_TIMEOUT_S)
         for task in generation.tasks:
             task.cancel()
-        await _clear_away(generation)
+        await clear_away(generation)
         diagnosis = diagnose(
             exit_,
             generation.pump.tail(),
@@ -487,7 +468,7 @@ class InstanceRunner:
             case _:
                 return "starting"
 
-    async def _probe(self, generation: _Generation) -> None:
+    async def _probe(self, generation: Generation) -> None:
         said = False
 
         def on_loading() -> None:
@@ -501,7 +482,7 @@ class InstanceRunner:
         generation.pump.unwatch()
         self.post(core.Healthy(generation.number))
 
-    async def _watch_progress(self, generation: _Generation) -> None:
+    async def _watch_progress(self, generation: Generation) -> None:
         """Tell of every second in which the start moved: log output, memory, bytes read (S6)."""
         before: tuple[int, ...] = ()
         while self.instance.state in {State.STARTING, State.LOADING, State.WARMING}:
@@ -514,7 +495,7 @@ class InstanceRunner:
                 before = now
                 self.post(core.Progressed(generation.number))
 
-    async def _warm_up(self, generation: _Generation) -> None:
+    async def _warm_up(self, generation: Generation) -> None:
         request = warm_up_request(generation.plan.model_class)
         began_s = asyncio.get_running_loop().time()
         status: int | None = None
@@ -541,7 +522,7 @@ class InstanceRunner:
             diagnosis = explain_failure(missing, generation.pump.tail(), status=status)
             self.post(core.WarmupFailed(generation.number, diagnosis))
 
-    async def _restore_slots(self, generation: _Generation) -> None:
+    async def _restore_slots(self, generation: Generation) -> None:
         from llamasup.runtime.slot_keeping import restore_slots
 
         number, kept = generation.number, generation.plan.slots
@@ -556,7 +537,7 @@ class InstanceRunner:
             self._bus.publish(ServerWarned(self.model, number, message, ""))
         self.post(core.SlotsRestored(number) if usable else core.SlotsSpoilt(number))
 
-    async def _save_slots(self, generation: _Generation) -> None:
+    async def _save_slots(self, generation: Generation) -> None:
         from llamasup.runtime.slot_keeping import save_slots
 
         kept = generation.plan.slots
@@ -570,7 +551,7 @@ class InstanceRunner:
             self._bus.publish(ServerWarned(self.model, generation.number, message, ""))
         self.post(core.SlotsSaved(generation.number))
 
-    async def _watch(self, generation: _Generation) -> None:
+    async def _watch(self, generation: Generation) -> None:
         """Look after it while it serves (S7, S8)."""
         async with self._prober(generation.plan) as prober:
             verdict = await watch(
@@ -584,7 +565,7 @@ class InstanceRunner:
         if verdict is not None:
             self.post(core.Hung(generation.number, verdict))
 
-    async def _learn(self, generation: _Generation) -> None:
+    async def _learn(self, generation: Generation) -> None:
         """Compare what the load took with what was planned, for the plans to come.
 
         One piece of work in a thread: a stop right after the start does not wait for it, nor does it undo it.
@@ -593,42 +574,24 @@ class InstanceRunner:
         if self._when_measured is not None:
             self._when_measured()
 
-    async def _ask_window(self, generation: _Generation) -> None:
+    async def _ask_window(self, generation: Generation) -> None:
         """The server pads and divides what it was told: what a slot holds, it knows best."""
         async with self._prober(generation.plan) as prober:
             generation.endpoint.window = await prober.window()
 
-    def _learn_now(self, generation: _Generation) -> None:
+    def _learn_now(self, generation: Generation) -> None:
         from llamasup.effects.vitals import vitals
 
         seen = vitals(generation.child.pid)
         resident_bytes = None if seen is None else seen.rss_bytes
         self._planner.served(generation.plan, generation.size_lines, resident_bytes=resident_bytes)
 
-    async def _put_down(self, generation: _Generation) -> None:
+    async def _put_down(self, generation: Generation) -> None:
         """The way out when the runner itself is cancelled: no drain, no politeness, but nothing left."""
         generation.endpoint.close("the supervisor is ending")
         generation.child.kill_group()
         await _shielded(generation.child.wait(), REAP_TIMEOUT_S)
-        await _shielded(_clear_away(generation), PUMP_TIMEOUT_S)
-
-
-def _places(policy: Policy, plan: ChildPlan) -> int:
-    places = policy.places(plan.parallel)
-    return UNLIMITED if places is None else places
-
-
-async def _clear_away(generation: _Generation) -> None:
-    """What a child leaves that is ours: its pipe and its socket; and what it started and left alone."""
-    await asyncio.to_thread(generation.child.end_descendants)
-    await generation.pump.aclose(PUMP_TIMEOUT_S)
-    _remove_socket(generation.plan.address)
-
-
-def _remove_socket(address: Address) -> None:
-    """llama-server removes neither an old socket in its way nor, at its end, its own (b11434)."""
-    if isinstance(address, UnixAddress):
-        Path(address.path).unlink(missing_ok=True)
+        await _shielded(clear_away(generation), PUMP_TIMEOUT_S)
 
 
 async def _shielded(work: Awaitable[object], timeout_s: float) -> None:
@@ -637,20 +600,3 @@ async def _shielded(work: Awaitable[object], timeout_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(future)
-
-
-def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
-    """``first``: nothing served yet. What fitted before may fit again, once its memory is free (#97)."""
-    deterministic = first or not isinstance(error, DoesNotFit)
-    lines = (*error.details, *error.lines)
-    return Diagnosis(error.cause, error.message, error.remedy, lines, deterministic, error.exit_code)
-
-
-_NOT_STARTED = Diagnosis("stopped", "llama-server was not started: the stop came first.", "", (), False, 0)
-
-
-def _spawn_error(error: OSError) -> LlamasupError:
-    return BrokenRuntime(
-        f"llama-server could not be started: {error.strerror or error}",
-        remedy="Check limits on processes and open files (ulimit -a).",
-    )
