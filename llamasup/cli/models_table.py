@@ -103,7 +103,11 @@ def _trouble(model: Model) -> str:
     last = model.get("last_exit")
     if last is None:
         why = model.get("problem")
-        return printable(f"{model.get('id')}: {why}") if why else ""
+        return _told(f"{model.get('id')}: {why}", model.get("remedy")) if why else ""
     how = last.get("signal") or (f"exit code {last['code']}" if last.get("code") is not None else "")
     told = f"{model.get('id')}: {last.get('cause')}" + (f" ({how})" if how else "")
-    return printable(told) + (f"\n  → {printable(last['remedy'])}" if last.get("remedy") else "")
+    return _told(told, last.get("remedy"))
+
+
+def _told(what: str, remedy: str | None) -> str:
+    return printable(what) + (f"\n  → {printable(remedy)}" if remedy else "")

@@ -137,13 +137,14 @@ def _status(tenancy: Tenancy) -> Mapping[str, Any]:
         spec.aliases,
         tenancy.runners,
         queued=len(tenancy.served.room),
-        facts=spec.listed,
+        facts=tenancy.facts,
         state=state_of_tenancy(tenancy),
         until=_until(tenancy),
         pinned=spec.stay.pin,
     )
     needs = None if tenancy.sized is None else dict(tenancy.sized.needs)
-    return {**status, "needs_bytes": needs, "problem": problem or None}
+    remedy = "" if tenancy.error is None else tenancy.error.remedy
+    return {**status, "needs_bytes": needs, "problem": problem or None, "remedy": remedy or None}
 
 
 def _until(tenancy: Tenancy) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from llamasup.core.errors import LlamasupError, ModelUnknown
 from llamasup.core.http import HttpError
@@ -124,8 +125,11 @@ class Catalog:
     def _listed(self, id_: str) -> ListedModel:
         tenancy = self.pool.tenancies[id_]
         plan = next((runner.plan for runner in tenancy.runners if runner.plan is not None), None)
+        spec = tenancy.spec
+        if spec.listed is None and tenancy.facts is not None:
+            spec = replace(spec, listed=tenancy.facts)
         return ListedModel(
-            tenancy.spec,
+            spec,
             self._meant[tenancy.spec.id],
             tenancy.phase,
             state_of_tenancy(tenancy),

@@ -12,6 +12,7 @@ from typing import TypeVar
 from llamasup.core.backoff import HALF_OPEN_S
 from llamasup.core.errors import LlamasupError
 from llamasup.core.instance import LIVE, Policy, State
+from llamasup.core.model_facts import ModelFacts
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import Phase, Tenant
 from llamasup.core.residency_use import UNUSED
@@ -213,6 +214,11 @@ class Tenancy:
     def is_outdated(self) -> bool:
         """Whether it was changed since its processes were made."""
         return self.sized is not None and self.sized.spec.started_as != self.spec.started_as
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """Of its file, once that was seen: one that had to be downloaded was not in any folder."""
+        return self.spec.listed or (None if self.sized is None else self.sized.launch.model)
 
     @property
     def serves(self) -> bool:

@@ -88,6 +88,7 @@ def test_a_model_that_never_started_says_why_as_well() -> None:
     status = {"version": "1", "pid": 7, "url": "http://127.0.0.1:8080", "uptime_s": 61.0}
     broken = {"id": "half", "state": "broken", "problem": "half.gguf: truncated", "last_exit": None}
     assert summary(status, [broken]).endswith("\nhalf: half.gguf: truncated")
+    assert summary(status, [{**broken, "remedy": "Get it."}]).endswith("truncated\n  → Get it.")
     assert "truncated" not in summary(status, [{**broken, "state": "ready"}])
 
 

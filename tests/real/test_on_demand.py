@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import llamasup
 from llamasup.config import Config
@@ -56,6 +57,22 @@ def test_a_model_of_the_config_is_downloaded_when_it_is_asked_for_and_once_for_a
     with llamasup.serve(config=config, runtime=runtime) as server:
         assert ask(server, "tiny") == (200, "tiny")
     assert downloads_of(hub) == 1
+
+
+def test_what_a_downloaded_model_is_is_told_once_it_is_here(
+    hub: Hub, llama_server: str, tmp_path: Path
+) -> None:
+    config = structs.replace(config_of(hub, tmp_path, tiny=ModelEntry(repo="org/tiny-GGUF")), models_dir=())
+    with llamasup.serve(config=config, runtime=llama_server) as server:
+
+        def told() -> tuple[object, object, object]:
+            (listed,) = server.client.get("/v1/models").json()["data"]
+            (status,) = server.status()["models"]
+            return listed["llamasup"]["class"], status["class"], status["size_bytes"]
+
+        assert told() == (None, None, None)
+        assert ask(server, "tiny") == (200, "tiny")
+        assert told() == ("decoder", "decoder", len(demo_model()))
 
 
 def test_a_name_of_a_repository_is_downloaded_where_the_config_allows_that(
