@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llamasup.core.errors import DownloadRefused
 from llamasup.core.hub import origin_of, shown_url
 
-__all__ = ["Reach", "is_public"]
+__all__ = ["Reach", "is_loopback_host", "is_public"]
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -39,7 +39,7 @@ class Reach:
             raise DownloadRefused(
                 f"{shown_url(url)} is not asked: {error}.", remedy="Give an https URL."
             ) from None
-        if scheme == "https" or self.http or (self.is_endpoint(url) and _is_loopback_host(host)):
+        if scheme == "https" or self.http or (self.is_endpoint(url) and is_loopback_host(host)):
             return
         raise DownloadRefused(
             f"{shown_url(url)} is not asked: over plain http anybody on the way can change what comes.",
@@ -52,7 +52,7 @@ class Reach:
     def may_have_token(self, url: str) -> bool:
         """Whether the user's token may be shown to ``url``: to the hub alone, and where nobody can listen."""
         scheme, host, _ = origin_of(url)
-        return self.is_endpoint(url) and (scheme == "https" or _is_loopback_host(host))
+        return self.is_endpoint(url) and (scheme == "https" or is_loopback_host(host))
 
     def allowed(self, url: str, addresses: list[str]) -> list[str]:
         """Those of the ``addresses`` of the URL's host that may be connected to. Raises DownloadRefused."""
@@ -88,7 +88,8 @@ def _unwrapped(address: _Address) -> _Address:
     return address.ipv4_mapped or address.sixtofour or address
 
 
-def _is_loopback_host(host: str) -> bool:
+def is_loopback_host(host: str) -> bool:
+    """Whether what is sent there stays on this machine."""
     if host == "localhost":
         return True
     try:

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from llamasup.core.errors import DownloadFailed
 from llamasup.core.hub import origin_of
-from llamasup.core.outside import Reach
+from llamasup.core.outside import Reach, is_loopback_host
 from llamasup.effects.httpx_alone import httpx
 
 __all__ = ["CheckedHosts"]
@@ -120,6 +120,7 @@ def _proxy(origin: tuple[str, str, int]) -> str | None:
     scheme, host, _ = origin
     proxies = urllib.request.getproxies()
     proxy = proxies.get(scheme) or proxies.get("all")
-    if not proxy or urllib.request.proxy_bypass(host):
+    # A token may go to this machine itself without TLS: nobody else is to see it.
+    if not proxy or is_loopback_host(host) or urllib.request.proxy_bypass(host):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"

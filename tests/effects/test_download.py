@@ -842,6 +842,15 @@ def test_a_proxy_of_the_environment_is_used_and_is_not_a_way_in(
         puller("http://10.0.0.1/m.gguf")
 
 
+@pytest.mark.check("X11", "asked directly, so that no proxy sees the token")
+def test_what_is_on_this_machine_is_asked_without_a_proxy(
+    puller: Puller, model: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert puller().path.read_bytes() == model
+
+
 def test_a_proxy_may_be_written_as_a_host_and_a_port(
     puller: Puller, model: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
