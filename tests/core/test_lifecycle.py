@@ -538,8 +538,8 @@ def test_every_live_state_has_a_row_for_the_exit() -> None:
 
 
 def _events_of(generation: int, ticket: int) -> st.SearchStrategy[Event]:
-    child = (lc.Loading, lc.Progressed, lc.Healthy, lc.Warmed, lc.Idle)
-    child += (lc.SlotsRestored, lc.SlotsSpoilt, lc.SlotsSaved)
+    of_slots = (lc.SlotsRestored, lc.SlotsSpoilt, lc.SlotsSaved)
+    child = (lc.Loading, lc.Progressed, lc.Healthy, lc.Warmed, lc.Idle, *of_slots)
     by_verdict = (lc.Exited, lc.SpawnFailed, lc.WarmupFailed, lc.Doomed, lc.Hung)
     return st.one_of(
         st.sampled_from([lc.StartAsked(), lc.StopAsked(), lc.KillAsked(), lc.RestartAsked()]),
