@@ -119,7 +119,9 @@ class InstanceRunner:
         self._events.put_nowait((event, None))
 
     async def take(self, event: Event) -> Instance:
-        """``post``, and wait until it has heard of it: what it is then."""
+        """``post``, and wait until it has heard of it: what it is then, or was at its end."""
+        if self._is_over:
+            return self.instance
         heard: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
         self._events.put_nowait((event, heard))
         return await heard
@@ -275,6 +277,10 @@ class InstanceRunner:
             if self._timer is not None:
                 self._timer.cancel()
             self._is_over = True
+            while not self._events.empty():
+                _, heard = self._events.get_nowait()
+                if heard is not None and not heard.done():
+                    heard.set_result(self.instance)
             self.room.changed()
             if self._generation is not None and self.instance.state in LIVE:
                 await self._put_down(self._generation)

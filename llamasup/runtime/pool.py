@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -24,7 +23,7 @@ from llamasup.core.errors import (
     Stopping,
 )
 from llamasup.core.failure import failure_of
-from llamasup.core.instance import Instance, KillAsked, Policy, StartAsked, State, StopAsked
+from llamasup.core.instance import KillAsked, Policy, StartAsked, State, StopAsked
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import (
     Evict,
@@ -39,8 +38,8 @@ from llamasup.core.residency import (
     Yield,
     decide,
 )
-from llamasup.core.share import RAM, left_of
-from llamasup.effects.devices import await_freed, devices_now
+from llamasup.core.share import left_of
+from llamasup.runtime.departure import at_rest, end, freed
 from llamasup.runtime.downloads import Listener, Progress
 from llamasup.runtime.events import Bus, Downloading, LoadFailed, ModelLeaves, Notice, StateChanged
 from llamasup.runtime.instance import STOPPING, InstanceRunner
@@ -59,7 +58,7 @@ from llamasup.runtime.tenancy import (
     size_up,
 )
 
-__all__ = ["WISH_S", "Fetch", "Pool", "PoolOptions", "end", "freed"]
+__all__ = ["WISH_S", "Fetch", "Pool", "PoolOptions"]
 
 Fetch = Callable[[str, Listener], Awaitable[Path]]
 """A reference, and who hears how far it is → the file."""
@@ -138,7 +137,7 @@ class Pool:
         """Wait until no server is left, and none will start by itself."""
         for tenancy in self._all():
             for runner in tenancy.all_runners:
-                await runner.until(_at_rest)
+                await runner.until(at_rest)
 
     def _all(self) -> Iterable[Tenancy]:
         return dict.fromkeys((*self.tenancies.values(), *self._active))
@@ -474,43 +473,6 @@ class Pool:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-async def end(runners: Iterable[InstanceRunner]) -> None:
-    """Kindly, all at once, until each is at rest."""
-
-    async def end_one(runner: InstanceRunner) -> None:
-        await runner.take(StopAsked())
-        await runner.until(_at_rest)
-
-    async with asyncio.TaskGroup() as tasks:
-        for runner in runners:
-            tasks.create_task(end_one(runner), name=f"{runner.model}/end")
-
-
-@asynccontextmanager
-async def freed(sized: Sized | None) -> AsyncIterator[None]:
-    """Around the end of a model's servers: over when what they held can be seen to be free.
-
-    The host has its memory back with the process; a driver takes its time.
-    """
-    if sized is None or not set(sized.needs) - {RAM}:
-        yield
-        return
-    runtime, environ = sized.launch.runtime, sized.launch.environ
-    try:
-        before = await asyncio.to_thread(devices_now, runtime, environ)
-    except LlamasupError as error:
-        _log.warning("What is free on the devices cannot be told: %s", error)
-        yield
-        return
-    yield
-    if not await asyncio.to_thread(await_freed, runtime, environ, before, sized.needs):
-        _log.warning("%s has ended, and its memory is not free on the device yet.", sized.launch.model_id)
-
-
-def _at_rest(instance: Instance) -> bool:
-    return instance.at_rest
 
 
 def _failure_of(tenancy: Tenancy) -> LlamasupError:

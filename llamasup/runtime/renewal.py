@@ -12,9 +12,10 @@ from llamasup.core.meant_model import unknown_model
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import Phase
 from llamasup.core.share import left_of
+from llamasup.runtime.departure import end, freed
 from llamasup.runtime.endpoint import Unavailable
 from llamasup.runtime.events import ModelLeaves
-from llamasup.runtime.pool import Pool, end, freed
+from llamasup.runtime.pool import Pool
 from llamasup.runtime.tenancy import Sized, Tenancy, absent
 
 __all__ = ["remove", "renew"]

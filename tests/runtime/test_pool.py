@@ -24,6 +24,7 @@ from llamasup.core.errors import BrokenRuntime, Conflict, GaveUp, LlamasupError,
 from llamasup.core.instance import Policy, State
 from llamasup.core.model_spec import ModelSpec, Stay
 from llamasup.core.residency import Phase
+from llamasup.runtime import departure
 from llamasup.runtime import pool as pool_module
 from llamasup.runtime.events import StateChanged
 from llamasup.runtime.tenancy import Sized
@@ -229,7 +230,7 @@ async def test_a_driver_that_says_nothing_is_no_end_for_the_others(
     def devices_now(*_: object) -> tuple[()]:
         raise BrokenRuntime("the driver does not answer")
 
-    monkeypatch.setattr(pool_module, "devices_now", devices_now)
+    monkeypatch.setattr(departure, "devices_now", devices_now)
     budget = {"ram": 1 << 40, "CUDA0": 1 << 40}
     async with pooled(tmp_path, *specs.values(), budget=budget) as it:
         await it.load("a")
