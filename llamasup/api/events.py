@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from llamasup.api.interruptible import nap_s
 from llamasup.runtime.events import PROTOCOL, Notice, Stopped, as_json
 
 __all__ = ["AsyncEvents", "Events", "Feed", "Reader"]
@@ -98,7 +99,7 @@ class Events(Iterator[Event]):
             while (event := self._queue.take()) is None:
                 if self._queue.over:
                     raise StopIteration
-                self._changed.wait()
+                self._changed.wait(nap_s())
             return event
 
     def close(self) -> None:

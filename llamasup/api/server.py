@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 - what it does at exit has to come after ours: _AtExit
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
+from weakref import WeakSet
 
 from llamasup.api.async_server import AsyncServer, ended
 from llamasup.api.events import Events
 from llamasup.api.given import ModelArguments
+from llamasup.api.interruptible import await_event, result_of
 from llamasup.core.errors import UsageInvalid
 from llamasup.effects.event_loop import loop_factory
 from llamasup.effects.httpx_alone import httpx
@@ -121,13 +124,14 @@ class LoopThread:
 
     def start(self) -> Server:
         """Raises why it cannot be served, and whatever comes between; then nothing is left of it."""
+        _AT_EXIT.add(self)
         self._thread.start()
         try:
-            return self._begun.result()
+            return result_of(self._begun)
         except BaseException:
             self._given_up = True
             self._tell(self._give_up)
-            self._over.wait()
+            await_event(self._over)
             raise
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
@@ -139,7 +143,7 @@ class LoopThread:
             work.close()
             raise
         try:
-            return future.result()
+            return result_of(future)
         except CancelledError:
             raise ended() from None
         finally:
@@ -149,12 +153,12 @@ class LoopThread:
         """Raises what it ended with, once; not if ``quiet``."""
         if os.getpid() != self._pid:
             return  # it is the other process's
-        self._ask_stop(now=now)
         try:
-            self._over.wait()
+            self._ask_stop(now=now)
+            await_event(self._over)
         except BaseException:
             self._ask_stop(now=True)
-            self._over.wait()
+            await_event(self._over)
             raise
         self._thread.join()
         error, self._error = self._error, None
@@ -222,3 +226,33 @@ class LoopThread:
     def _give_up(self) -> None:
         if self._serving is not None:
             self._serving.cancel()
+
+
+class _AtExit:
+    """Ends what nobody has ended before the interpreter takes away what an orderly end needs: it lets no
+    thread of an executor begin any more, and freezes ours. Where Python has no such hook, the servers end by
+    the death of the process.
+    """
+
+    def __init__(self) -> None:
+        self._threads: WeakSet[LoopThread] = WeakSet()
+        self._lock = threading.Lock()
+        self._registered = False
+
+    def add(self, thread: LoopThread) -> None:
+        with self._lock:
+            self._threads.add(thread)
+            if not self._registered:
+                self._registered = True
+                register = getattr(threading, "_register_atexit", None)  # what concurrent.futures has, too
+                if register is not None:
+                    register(self._end_all)
+
+    def _end_all(self) -> None:
+        with self._lock:
+            threads = tuple(self._threads)
+        for thread in threads:
+            thread.end(now=True, quiet=True)
+
+
+_AT_EXIT = _AtExit()

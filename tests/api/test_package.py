@@ -54,7 +54,7 @@ def test_the_names_are_these_and_each_is_there() -> None:
     for name in NAMES:
         assert getattr(llamasup, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'server'"):
-        _ = llamasup.server  # type: ignore[attr-defined]
+        _ = llamasup.server
 
 
 def test_every_error_is_a_llamasup_error() -> None:

@@ -1,0 +1,331 @@
+"""The life of a server in a thread of its own: asked from many threads, interrupted, forked, and left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import llamasup
+
+PATIENCE_S = 60.0
+TEXT = {"prompt": "Hi", "max_tokens": 8}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No child, and no thread of ours."""
+    yield
+    assert psutil.Process().children(recursive=True) == []
+    assert [each.name for each in threading.enumerate() if each.name == "llamasup"] == []
+
+
+def test_it_serves_and_says_what_it_serves(fake: str, tiny_model: Path) -> None:
+    with llamasup.serve(tiny_model, runtime=fake) as server:
+        assert server.client.post("/v1/completions", json=TEXT).status_code == 200
+        assert server.status()["models"][0]["state"] == "ready"
+        assert repr(server) == f"<llamasup.Server at {server.url}>"
+        server.unload()
+        server.load("tiny")
+        server.restart()
+        assert server.reload()["unchanged"] == ["tiny"]
+        server.switch("demo", parallel=1)
+        assert server.status()["models"][0]["slots"] == 1
+    assert repr(server) == f"<llamasup.Server at {server.url} (ended)>"
+
+
+def test_without_a_block_it_ends_with_stop(fake: str, tiny_model: Path) -> None:
+    server = llamasup.serve(tiny_model, runtime=fake).start()
+    assert server.client.get("/health").status_code == 200
+    server.stop()
+    server.stop()
+    server.stop(now=True)
+
+
+def test_it_works_where_a_loop_is_running(fake: str, tiny_model: Path) -> None:
+    """As in a notebook."""
+
+    async def cell() -> int:
+        with llamasup.serve(tiny_model, runtime=fake) as server:
+            return server.client.get("/health").status_code
+
+    assert asyncio.run(cell()) == 200
+
+
+def test_two_of_them_do_not_disturb_each_other(fake: str, tiny_model: Path) -> None:
+    with llamasup.serve(tiny_model, runtime=fake) as first:
+        with llamasup.serve(tiny_model, runtime=fake) as second:
+            assert first.url != second.url
+        assert first.client.get("/health").status_code == 200
+
+
+def test_what_keeps_it_from_serving_is_raised_by_its_type(
+    fake: str, fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    with pytest.raises(llamasup.ModelMissing), llamasup.serve("/nowhere/x.gguf", runtime=fake):
+        pytest.fail("it serves")
+    runtime = fake_server("out_of_memory=device")
+    with pytest.raises(llamasup.ServerFailed), llamasup.serve(tiny_model, runtime=runtime):
+        pytest.fail("it serves")
+
+
+def test_the_same_is_not_begun_twice_at_once(fake: str, tiny_model: Path) -> None:
+    serving = llamasup.serve(tiny_model, runtime=fake)
+    with serving as server:
+        with pytest.raises(llamasup.UsageInvalid, match="already"):
+            serving.start()
+        assert server.client.get("/health").status_code == 200
+    with serving as again:
+        assert again.client.get("/health").status_code == 200
+
+
+def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_model: Path) -> None:
+    with llamasup.serve(tiny_model, runtime=fake) as server:
+        client = server.client
+        server.stop()
+        asks: list[Callable[[], Any]] = [
+            server.status,
+            server.events,
+            server.load,
+            server.unload,
+            server.restart,
+            server.reload,
+            lambda: server.switch("demo"),
+            lambda: server.client,
+        ]
+        for ask in asks:
+            with pytest.raises(llamasup.NotRunning, match="has ended"):
+                ask()
+        assert client.is_closed
+
+
+def test_leaving_the_block_lets_requests_of_other_threads_finish(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    with ThreadPoolExecutor(3) as clients:
+        with llamasup.serve(tiny_model, runtime=fake_server("token_s=0.1")) as server:
+            client = server.client
+            asked = [clients.submit(client.post, "/v1/completions", json=TEXT) for _ in range(3)]
+            await_in_flight(server, 3)
+        assert all(each.done() for each in asked)
+    assert [each.result().status_code for each in asked] == [200] * 3
+
+
+def test_leaving_it_by_an_exception_does_not_wait_for_them(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    runtime = fake_server("stall_after=2")
+    serving = llamasup.serve(tiny_model, runtime=runtime)
+    with ThreadPoolExecutor(1) as clients, pytest.raises(ZeroDivisionError), serving as server:
+        asked = clients.submit(server.client.post, "/v1/completions", json=TEXT)
+        await_in_flight(server, 1)
+        raise ZeroDivisionError
+    assert asked.result().status_code in (502, 503)
+
+
+def test_many_threads_may_ask_and_each_is_answered_or_told_while_it_ends(fake: str, tiny_model: Path) -> None:
+    outcomes: list[Any] = []
+
+    def ask(server: llamasup.Server) -> None:
+        while True:
+            try:
+                server.status()
+                server.load()
+            except llamasup.LlamasupError as error:
+                outcomes.append(type(error))
+                return
+
+    with ThreadPoolExecutor(8) as threads, llamasup.serve(tiny_model, runtime=fake) as server:
+        for _ in range(8):
+            threads.submit(ask, server)
+        assert server.client.get("/health").status_code == 200
+    assert len(outcomes) == 8
+    assert set(outcomes) <= {llamasup.NotRunning, llamasup.Stopping}
+
+
+def test_events_come_from_the_call_on_and_end_with_the_server(fake: str, tiny_model: Path) -> None:
+    with llamasup.serve(tiny_model, runtime=fake) as server:
+        events, closed = server.events(), server.events()
+        server.restart()
+        closed.close()
+        first = next(events)
+        assert (first["event"], first["model"]) == ("state", "tiny")
+    rest = list(events)
+    assert "ready" in [each.get("state") for each in rest]
+    assert rest[-1] == {"event": "stopped", "protocol": 1}
+    assert list(closed) == []
+
+
+def test_a_forked_process_is_told_to_ask_by_the_url(fake: str, tiny_model: Path) -> None:
+    with llamasup.serve(tiny_model, runtime=fake) as server:
+        script = FORKED.format(url=server.url)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_in_the_fork(server))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert server.status()["models"][0]["state"] == "ready"
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
+
+
+FORKED = "import httpx; assert httpx.get('{url}/health').status_code == 200"
+
+
+def _in_the_fork(server: llamasup.Server) -> int:
+    """The number of what was not as it should be."""
+    wrong = 0
+    for ask in (server.status, server.events, server.load):
+        try:
+            ask()
+            wrong += 1
+        except llamasup.UsageInvalid:
+            pass
+    server.stop()  # nothing: it is the other process's
+    return wrong
+
+
+# --- interrupted -------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, llamasup
+try:
+    with llamasup.serve({model!r}, runtime={runtime!r}, preload={preload}) as server:
+        print("serving", flush=True)
+        {block}
+        print("over", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@contextmanager
+def script(runtime: str, model: Path, block: str = "", *, preload: bool = True) -> Iterator[Any]:
+    """A program of a user's, in a session of its own."""
+    code = SCRIPT.format(model=str(model), runtime=runtime, block=block, preload=preload)
+    words = [sys.executable, "-W", "error", "-c", code]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def await_child(pid: int, word: str) -> None:
+    """Until a process below this one has this word in its command line."""
+    deadline = threading.Event()
+    for _ in range(int(PATIENCE_S * 100)):
+        for child in psutil.Process(pid).children(recursive=True):
+            try:
+                if word in child.cmdline():
+                    return
+            except psutil.NoSuchProcess:
+                pass
+        deadline.wait(0.01)
+    pytest.fail(f"no child with {word}")
+
+
+def await_in_flight(server: llamasup.Server, count: int) -> None:
+    for _ in range(int(PATIENCE_S * 100)):
+        if server.status()["models"][0]["in_flight"] >= count:
+            return
+        threading.Event().wait(0.01)
+    pytest.fail("nothing is in flight")
+
+
+def ended(process: Any) -> tuple[str, str, int]:
+    """What it said, on both streams, and its exit code."""
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return out, err, process.returncode
+
+
+def test_ctrl_c_while_it_loads_ends_it_and_leaves_nothing(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    with script(fake_server("load_s=1000"), tiny_model) as process:
+        await_child(process.pid, "--model")
+        process.send_signal(signal.SIGINT)
+        assert ended(process) == ("interrupted\n", "", 0)
+
+
+def test_ctrl_c_in_the_block_ends_it_and_leaves_nothing(fake: str, tiny_model: Path) -> None:
+    with script(fake, tiny_model, "import time; time.sleep(1000)") as process:
+        assert process.stdout.readline() == "serving\n"
+        process.send_signal(signal.SIGINT)
+        assert ended(process) == ("interrupted\n", "", 0)
+
+
+@pytest.mark.parametrize("block", ["server.load()", "list(server.events())"])
+def test_ctrl_c_ends_a_waiting(block: str, fake_server: Callable[..., str], tiny_model: Path) -> None:
+    runtime = fake_server("load_s=1000")
+    asks = f"import threading; threading.Thread(target=server.load, daemon=True).start(); {block}"
+    with script(runtime, tiny_model, asks, preload=False) as process:
+        await_child(process.pid, "--model")
+        process.send_signal(signal.SIGINT)
+        out, err, code = ended(process)
+        assert (out, code) == ("serving\ninterrupted\n", 0)
+        assert "Stopping" in err or not err  # of the thread that nobody waits for
+
+
+def test_ctrl_c_while_it_ends_kindly_has_it_end_now(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    asks = (
+        "import threading; "
+        "ask = lambda: server.client.post('/completion', json={'prompt': 'x'}); "
+        "threading.Thread(target=ask, daemon=True).start(); "
+        "events = server.events(); "
+        "tell = lambda: [print(each['state'], flush=True) for each in events if 'state' in each]; "
+        "threading.Thread(target=tell, daemon=True).start(); "
+        "[None for _ in iter(lambda: server.status()['models'][0]['in_flight'], 1)]"
+    )
+    with script(fake_server("stall_after=2"), tiny_model, asks) as process:
+        lines = iter(process.stdout.readline, "")
+        assert next(line for line in lines if line == "draining\n")
+        process.send_signal(signal.SIGINT)
+        out, err, code = ended(process)
+        assert out.endswith("interrupted\n"), err
+        assert code == 0
+
+
+@pytest.mark.parametrize(
+    "how", ["sys.exit(3)", "import os; os._exit(3)", "import os; os.kill(os.getpid(), 9)"]
+)
+def test_a_program_that_ends_without_leaving_the_block_leaves_no_process(
+    how: str, fake: str, tiny_model: Path, own_folders: Path
+) -> None:
+    code = (
+        "import sys, llamasup\n"
+        f"server = llamasup.serve({str(tiny_model)!r}, runtime={fake!r}).start()\n"
+        "print(*[each['pid'] for each in server.status()['models']], flush=True)\n"
+        f"{how}\n"
+    )
+    words = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode in (3, -9)
+    assert done.stderr == ""
+    gone(int(done.stdout))
+    folder = own_folders / "run" / "llamasup"
+    for _ in range(int(PATIENCE_S * 100)):
+        if not list(folder.iterdir()):
+            return
+        threading.Event().wait(0.01)
+    pytest.fail("the run folder is still there")
+
+
+def gone(pid: int) -> None:
+    try:
+        psutil.Process(pid).wait(PATIENCE_S)
+    except psutil.NoSuchProcess:
+        return
