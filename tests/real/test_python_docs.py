@@ -1,0 +1,57 @@
+"""The examples of docs/python.md, each run as it stands, as a program of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import llamasup
+from tests.e2e.driver import PATIENCE_S
+
+pytestmark = pytest.mark.real
+
+DOCS = (Path(__file__).parents[2] / "docs" / "python.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCS, re.M | re.S)
+(APPLICATION,) = [block for block in BLOCKS if "lifespan=" in block]
+PROGRAMS = [block for block in BLOCKS if block is not APPLICATION]
+
+
+@pytest.fixture(autouse=True)
+def chosen(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMASUP_RUNTIME", runtime)
+
+
+def test_the_examples_are_these() -> None:
+    assert len(PROGRAMS) == 7
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
+def test_an_example_runs_and_prints_something(program: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()
+
+
+def test_the_application_serves_with_it() -> None:
+    names: dict[str, object] = {}
+    exec(APPLICATION, names)  # noqa: S102 - our own documentation
+    with TestClient(names["app"]) as client:  # type: ignore[arg-type]
+        assert client.get("/words").json()["text"]
+
+
+def test_every_error_in_the_table_is_there_and_every_error_is_in_the_table() -> None:
+    table = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", DOCS, re.M))))
+    errors = {
+        name
+        for name in llamasup.__all__
+        if isinstance(each := getattr(llamasup, name), type) and issubclass(each, llamasup.LlamasupError)
+    }
+    assert table == errors - {"LlamasupError"}
