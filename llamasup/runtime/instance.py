@@ -1,55 +1,35 @@
 """Runs one instance: feeds events to the table in ``core.lifecycle`` and carries out what it says.
 
-The runner owns every task, timer, pipe and socket of its children. It decides nothing itself.
+The runner owns the tasks and the timer of all its generations, and answers for the one that there is now. It
+decides nothing itself; what a child is and leaves is in ``generation``, what is asked of it in ``probing``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
 from llamasup.core import instance as core
-from llamasup.core.diagnosis import Diagnosis, Exit, Phase, diagnose
-from llamasup.core.errors import LlamasupError
+from llamasup.core.diagnosis import Diagnosis, Exit, Phase
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.lifecycle import advance
-from llamasup.core.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
 from llamasup.core.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
-from llamasup.core.warmup import explain_failure, not_answered, warm_up_request, what_is_missing
-from llamasup.effects.httpx_alone import httpx
-from llamasup.effects.logs import LogPump
-from llamasup.effects.oom_kills import oom_kills
 from llamasup.effects.probe import Prober
-from llamasup.effects.process import Child, spawn
-from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
-from llamasup.runtime.events import Bus, ServerExited, ServerWarned, StateChanged
-from llamasup.runtime.generation import (
-    NOT_STARTED,
-    PUMP_TIMEOUT_S,
-    Generation,
-    as_diagnosis,
-    clear_away,
-    places_of,
-    remove_socket,
-    spawn_error,
-)
+from llamasup.runtime import probing
+from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.runtime.events import Bus, ServerExited, StateChanged
+from llamasup.runtime.generation import Generation, Surroundings, begin
 from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
 from llamasup.runtime.waiting import WaitingRoom
-from llamasup.runtime.watch import watch
 
 __all__ = ["NOT_RUNNING", "STOPPING", "InstanceRunner", "prober_of"]
 
 STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
 NOT_RUNNING = Unavailable(503, "The model is not loaded", cause="stopped", remedy="load it: llamasup load")
-
-PROGRESS_INTERVAL_S = 1.0
-REAP_TIMEOUT_S = 5.0
-_MOST_SIZE_LINES = 400
 
 
 def prober_of(plan: ChildPlan) -> Prober:
@@ -85,17 +65,25 @@ class InstanceRunner:
         self.model = model
         self.aliases = aliases
         self.instance = Instance()
-        self._planner = planner
         self.policy = policy
-        self._bus = bus
-        self._work_folder = work_folder
-        self._log_path = log_path
-        self._cwd = cwd
-        self._prober = prober
-        self._log_passed_on = log_passed_on
-        self._when_measured = when_measured
-        self._roll = roll
         self.room = room
+        self._bus = bus
+        self._roll = roll
+        self._around = Surroundings(
+            model=model,
+            planner=planner,
+            prober=prober,
+            bus=bus,
+            work_folder=work_folder,
+            cwd=cwd,
+            log_path=log_path,
+            log_passed_on=log_passed_on,
+            when_measured=when_measured,
+            endpoint=self._endpoint_of,
+            post=self.post,
+            policy=lambda: self.policy,
+            phase=self._phase,
+        )
         self.when_vacant: Callable[[Endpoint], None] | None = None
         """Hears each time that the last request in flight has ended; to be set before it is started."""
         self._is_over = False
@@ -232,7 +220,7 @@ class InstanceRunner:
         """What is allowed from now on, the current child included."""
         self.policy = policy
         if self._generation is not None:
-            self._generation.endpoint.places = places_of(policy, self._generation.plan)
+            self._generation.endpoint.places = _places(policy, self._generation.plan)
 
     @property
     def load_s(self) -> float | None:
@@ -250,7 +238,7 @@ class InstanceRunner:
 
     def prober(self) -> Prober | None:
         """For asking the current child itself."""
-        return self._prober(self._generation.plan) if self._generation else None
+        return self._generation.prober() if self._generation else None
 
     @property
     def in_flight(self) -> int:
@@ -283,7 +271,7 @@ class InstanceRunner:
                     heard.set_result(self.instance)
             self.room.changed()
             if self._generation is not None and self.instance.state in LIVE:
-                await self._put_down(self._generation)
+                await self._generation.put_down()
 
     def _step(self, event: Event) -> None:
         before = self.instance
@@ -302,8 +290,8 @@ class InstanceRunner:
                 self._never_served = False
                 self._load_s = smoothed(self._load_s, now_s - self._load_began_s, LOAD_WEIGHT)
                 self._current.endpoint.begin_serving()
-                self._start_task(self._learn)
-                self._start_task(self._ask_window)
+                self._current.start(probing.learn)
+                self._current.start(probing.ask_window)
             self._bus.publish(StateChanged(self.model, after.state, after.generation))
         for holds, waiter in self._waiters:
             if not waiter.done() and holds(after):
@@ -316,25 +304,23 @@ class InstanceRunner:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case core.Spawn(generation):
-                self._spawn(generation)
+                self._begin(generation)
             case core.Probe():
-                self._start_task(self._probe)
-                self._start_task(self._watch_progress)
+                self._current.start(probing.probe)
+                self._current.start(probing.watch_progress)
             case core.WarmUp():
-                self._start_task(self._warm_up)
+                self._current.start(probing.warm_up)
             case core.RestoreSlots():
-                self._current.slots = self._start_task(self._restore_slots)
+                self._current.move_slots(probing.restore_slots)
             case core.SaveSlots():
-                self._current.let_slots_be()
-                self._current.slots = self._start_task(self._save_slots)
+                self._current.move_slots(probing.save_slots)
             case core.Watch():
-                self._start_task(self._watch)
+                self._current.start(probing.check_liveness)
             case core.AwaitIdle(generation):
                 self._current.endpoint.when_idle(lambda: self.post(core.Idle(generation)))
             case core.CloseEndpoint(_, reason):
                 if self._generation is not None:
-                    self._generation.endpoint.close(reason)
-                    self._generation.let_slots_be()
+                    self._generation.close(reason)
             case core.Terminate():
                 if self._generation is not None:
                     self._generation.child.terminate()
@@ -354,116 +340,44 @@ class InstanceRunner:
             case _ as unreachable:
                 assert_never(unreachable)
 
-    # --- effects ----------------------------------------------------------------------------------------
+    # --- generations --------------------------------------------------------------------------------------
 
     @property
     def _current(self) -> Generation:
         assert self._generation is not None
         return self._generation
 
-    def _spawn(self, number: int) -> None:
+    def _begin(self, number: int) -> None:
         if self._generation is not None:
             self._held_s = self._generation.endpoint.held_s
         self._generation = None
         assert self._tasks is not None
-        self._tasks.create_task(self._plan_and_spawn(number), name=f"{self.model}/{number}/spawn")
+        self._tasks.create_task(self._spawn(number, self._tasks), name=f"{self.model}/{number}/spawn")
 
-    async def _plan_and_spawn(self, number: int) -> None:
-        """The plan in a thread, since devices may have to be asked; the spawn in this one (PDEATHSIG)."""
-        try:
-            plan = await asyncio.to_thread(self._planner.plan, number)
-            if self.instance.state is not State.STARTING:  # stopped meanwhile
-                self.post(core.SpawnFailed(number, NOT_STARTED))
-                return
-            # A cleaner of temporary folders may have taken it; without it no child can start again.
-            self._work_folder.mkdir(mode=0o700, exist_ok=True)
-            remove_socket(plan.address)
-            kills = oom_kills()
-            cwd = self._cwd or self._work_folder
-            child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=self._work_folder)
-        except LlamasupError as error:
-            self.post(core.SpawnFailed(number, as_diagnosis(error, first=self._never_served)))
-            return
-        except OSError as error:
-            self.post(core.SpawnFailed(number, as_diagnosis(spawn_error(error), first=True)))
-            return
-        try:
-            self._adopt(number, plan, child, kills)
-        except BaseException:
-            # Nobody would know of it.
-            child.kill_group()
-            child.poll()
-            raise
-
-    def _adopt(self, number: int, plan: ChildPlan, child: Child, kills: int) -> None:
-        pump = LogPump(
-            child.output_fd,
-            name=f"{self.model}/{number}/log",
-            path=self._log_path,
-            passed_on=self._log_passed_on,
+    async def _spawn(self, number: int, tasks: asyncio.TaskGroup) -> None:
+        begun = await begin(
+            number,
+            self._around,
+            tasks,
+            wanted=lambda: self.instance.state is State.STARTING,
+            first=self._never_served,
         )
-        endpoint = Endpoint(
+        if isinstance(begun, Diagnosis):
+            self.post(core.SpawnFailed(number, begun))
+        else:
+            self._generation = begun
+
+    def _endpoint_of(self, number: int, plan: ChildPlan) -> Endpoint:
+        return Endpoint(
             self.model,
             number,
             plan.address,
             plan.api_key,
-            places=places_of(self.policy, plan),
+            places=_places(self.policy, plan),
             held_s=self._held_s,
             when_free=self.room.place_free,
             when_vacant=self.when_vacant,
         )
-        self._generation = generation = Generation(number, plan, child, pump, endpoint, kills)
-        pump.watch(TELLING, lambda line: self._heard(generation, line))
-        assert self._tasks is not None
-        self._tasks.create_task(self._reap(generation), name=f"{self.model}/{number}/reap")
-        self.post(core.Spawned(number, child.pid, keeps_slots=plan.slots is not None))
-
-    def _heard(self, generation: Generation, line: str) -> None:
-        match read_line(line):
-            case Ready():
-                generation.heard.set()
-            case Doom(diagnosis) if generation.plan.checked:
-                self.post(core.Doomed(generation.number, self._adjusted(generation, diagnosis)))
-            case Warned(message, remedy):
-                self._bus.publish(ServerWarned(self.model, generation.number, message, remedy))
-            case SizeTold() if len(generation.size_lines) < _MOST_SIZE_LINES:
-                generation.size_lines.append(line)
-            case _:
-                pass
-
-    def _adjusted(self, generation: Generation, diagnosis: Diagnosis) -> Diagnosis:
-        """With what the next start does differently, if a smaller plan may help (S5)."""
-        return replace(diagnosis, adjustment=self._planner.step_down(generation.plan, diagnosis))
-
-    def _start_task(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> asyncio.Task[None]:
-        """A task that ends with its child, at the latest."""
-        assert self._tasks is not None
-        generation = self._current
-        name = f"{self.model}/{generation.number}/{work.__name__.strip('_')}"
-        task = self._tasks.create_task(work(generation), name=name)
-        generation.tasks.append(task)
-        return task
-
-    async def _reap(self, generation: Generation) -> None:
-        exit_ = await generation.child.wait()
-        generation.exit = exit_
-        phase = self._phase()
-        if generation.slots is not None:
-            # Its connection has gone as well, and what it says of that belongs before the end.
-            await asyncio.wait([generation.slots], timeout=PUMP_TIMEOUT_S)
-        for task in generation.tasks:
-            task.cancel()
-        await clear_away(generation)
-        diagnosis = diagnose(
-            exit_,
-            generation.pump.tail(),
-            phase=phase,
-            asked=phase == "stopping",
-            oom_killed=oom_kills() > generation.oom_kills,
-        )
-        if phase == "starting":
-            diagnosis = self._adjusted(generation, diagnosis)
-        self.post(core.Exited(generation.number, diagnosis))
 
     def _phase(self) -> Phase:
         match self.instance.state:
@@ -474,135 +388,7 @@ class InstanceRunner:
             case _:
                 return "starting"
 
-    async def _probe(self, generation: Generation) -> None:
-        said = False
 
-        def on_loading() -> None:
-            nonlocal said
-            if not said:
-                said = True
-                self.post(core.Loading(generation.number))
-
-        async with self._prober(generation.plan) as prober:
-            await prober.until_healthy(generation.heard, on_loading)
-        generation.pump.unwatch()
-        self.post(core.Healthy(generation.number))
-
-    async def _watch_progress(self, generation: Generation) -> None:
-        """Tell of every second in which the start moved: log output, memory, bytes read (S6)."""
-        before: tuple[int, ...] = ()
-        while self.instance.state in {State.STARTING, State.LOADING, State.WARMING}:
-            await asyncio.sleep(PROGRESS_INTERVAL_S)
-            from llamasup.effects.vitals import vitals
-
-            seen = vitals(generation.child.pid)
-            now = (generation.pump.bytes_seen, *((seen.rss_bytes, seen.read_bytes) if seen else ()))
-            if now != before:
-                before = now
-                self.post(core.Progressed(generation.number))
-
-    async def _warm_up(self, generation: Generation) -> None:
-        request = warm_up_request(generation.plan.model_class)
-        began_s = asyncio.get_running_loop().time()
-        status: int | None = None
-        try:
-            async with self._prober(generation.plan) as prober:
-                status, body = await prober.ask(request)
-        except httpx.HTTPError as error:
-            # Most likely it died of the request (#13085); then its exit says more than this.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PUMP_TIMEOUT_S):
-                    await generation.child.wait()
-                    return
-            missing: str | None = not_answered(request, error)
-        else:
-            missing = what_is_missing(request, status, body)
-            if status == 401 and not self.policy.knows_all_keys:
-                missing = None
-                message = "llama-server asks for a key that llamasup does not know: no first token was tried."
-                self._bus.publish(ServerWarned(self.model, generation.number, message, ""))
-        if missing is None:
-            generation.warm_up_s = asyncio.get_running_loop().time() - began_s
-            self.post(core.Warmed(generation.number))
-        else:
-            diagnosis = explain_failure(missing, generation.pump.tail(), status=status)
-            self.post(core.WarmupFailed(generation.number, diagnosis))
-
-    async def _restore_slots(self, generation: Generation) -> None:
-        from llamasup.runtime.slot_keeping import restore_slots
-
-        number, kept = generation.number, generation.plan.slots
-        assert kept is not None
-        async with self._prober(generation.plan) as prober:
-            usable, problem = await restore_slots(
-                prober, kept, most_bytes=self.policy.slots_disk_bytes, model=self.model
-            )
-        if problem is not None:
-            then = "Those conversations are read anew." if usable else "It is started again without them."
-            message = f"Saved slots could not be restored: {problem}. {then}"
-            self._bus.publish(ServerWarned(self.model, number, message, ""))
-        self.post(core.SlotsRestored(number) if usable else core.SlotsSpoilt(number))
-
-    async def _save_slots(self, generation: Generation) -> None:
-        from llamasup.runtime.slot_keeping import save_slots
-
-        kept = generation.plan.slots
-        assert kept is not None
-        async with self._prober(generation.plan) as prober:
-            problem = await save_slots(
-                prober, kept, most_bytes=self.policy.slots_disk_bytes, model=self.model
-            )
-        if problem is not None:
-            message = f"Not all slots could be saved: {problem}."
-            self._bus.publish(ServerWarned(self.model, generation.number, message, ""))
-        self.post(core.SlotsSaved(generation.number))
-
-    async def _watch(self, generation: Generation) -> None:
-        """Look after it while it serves (S7, S8)."""
-        async with self._prober(generation.plan) as prober:
-            verdict = await watch(
-                prober,
-                generation.endpoint,
-                generation.child.pid,
-                warm_up_request(generation.plan.model_class),
-                self.policy.liveness,
-                warm_up_s=generation.warm_up_s,
-            )
-        if verdict is not None:
-            self.post(core.Hung(generation.number, verdict))
-
-    async def _learn(self, generation: Generation) -> None:
-        """Compare what the load took with what was planned, for the plans to come.
-
-        One piece of work in a thread: a stop right after the start does not wait for it, nor does it undo it.
-        """
-        await asyncio.to_thread(self._learn_now, generation)
-        if self._when_measured is not None:
-            self._when_measured()
-
-    async def _ask_window(self, generation: Generation) -> None:
-        """The server pads and divides what it was told: what a slot holds, it knows best."""
-        async with self._prober(generation.plan) as prober:
-            generation.endpoint.window = await prober.window()
-
-    def _learn_now(self, generation: Generation) -> None:
-        from llamasup.effects.vitals import vitals
-
-        seen = vitals(generation.child.pid)
-        resident_bytes = None if seen is None else seen.rss_bytes
-        self._planner.served(generation.plan, generation.size_lines, resident_bytes=resident_bytes)
-
-    async def _put_down(self, generation: Generation) -> None:
-        """The way out when the runner itself is cancelled: no drain, no politeness, but nothing left."""
-        generation.endpoint.close("the supervisor is ending")
-        generation.child.kill_group()
-        await _shielded(generation.child.wait(), REAP_TIMEOUT_S)
-        await _shielded(clear_away(generation), PUMP_TIMEOUT_S)
-
-
-async def _shielded(work: Awaitable[object], timeout_s: float) -> None:
-    """Finish ``work`` although we are being cancelled, but not for ever."""
-    future = asyncio.ensure_future(work)  # noqa: TID251 (owned right here)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await asyncio.shield(future)
+def _places(policy: Policy, plan: ChildPlan) -> int:
+    places = policy.places(plan.parallel)
+    return UNLIMITED if places is None else places

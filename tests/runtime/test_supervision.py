@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,9 +16,9 @@ import uvloop
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.instance import State, Warmed
 from llamasup.effects.process import spawn
-from llamasup.runtime import generation, instance
 from llamasup.runtime.endpoint import Endpoint
 from llamasup.runtime.events import Bus, ServerExited, StateChanged
+from llamasup.runtime.generation import Generation
 from llamasup.runtime.wrapped import understand
 from llamasup.service import Service, WrapOptions
 from llamasup.testing.fake_server import install
@@ -153,17 +152,17 @@ def test_between_a_death_and_its_clearing_away_requests_wait_and_nobody_is_told_
 ) -> None:
     """What outlives a server may take seconds to end; the server itself is dead all the while."""
     runtime = install(tmp_path / "llama-server")
-    clear_away = generation.clear_away
+    clear_away = Generation.clear_away
 
     async def test() -> None:
         dead, go_on = asyncio.Event(), asyncio.Event()
 
-        async def late(generation: Any) -> None:
+        async def late(generation: Generation) -> None:
             dead.set()
             await go_on.wait()
             await clear_away(generation)
 
-        monkeypatch.setattr(instance, "clear_away", late)
+        monkeypatch.setattr(Generation, "clear_away", late)
         async with serving(tiny_model, runtime=str(runtime)) as it, asyncio.TaskGroup() as tasks:
             await it.reaches(State.READY, 1)
             os.kill(it.pid, signal.SIGKILL)
@@ -184,20 +183,20 @@ def test_a_proof_that_is_read_after_the_death_announces_nothing(
 ) -> None:
     """The token came, then the end; the runner hears of the end first, while the rest is cleared away."""
     runtime = install(tmp_path / "llama-server")
-    clear_away = generation.clear_away
+    clear_away = Generation.clear_away
     ready: list[int] = []
 
     async def test() -> None:
         dead, go_on = asyncio.Event(), asyncio.Event()
 
-        async def late(generation: Any) -> None:
+        async def late(generation: Generation) -> None:
             dead.set()
             await go_on.wait()
             await clear_away(generation)
 
         async with serving(tiny_model, runtime=str(runtime)) as it:
             await it.reaches(State.READY, 1)
-            monkeypatch.setattr(instance, "clear_away", late)
+            monkeypatch.setattr(Generation, "clear_away", late)
             os.kill(it.pid, signal.SIGKILL)
             await dead.wait()
             runner = it.runner
