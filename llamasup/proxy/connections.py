@@ -12,7 +12,7 @@ from typing import Protocol
 from llamasup.core.http import HttpError
 from llamasup.proxy.settings import Limits
 
-__all__ = ["REFUSALS", "TOO_MANY", "Connection", "Connections", "most_connections"]
+__all__ = ["REFUSALS", "TOO_MANY", "Connection", "Connections", "host_of", "most_connections"]
 
 # Refusals being read by their clients (``Limits.linger_s`` at most). Beyond it nobody is told any more.
 REFUSALS = 64
@@ -110,3 +110,9 @@ class Connections:
         connection, _ = self.idle.popitem(last=False)
         connection.close_if_idle()
         return True
+
+
+def host_of(address: object) -> str:
+    """Of a socket's address; nothing for a Unix socket."""
+    # An IPv6 socket that takes IPv4 too shows those addresses as ::ffff:127.0.0.1.
+    return str(address[0]).removeprefix("::ffff:") if isinstance(address, tuple) else ""

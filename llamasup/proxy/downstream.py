@@ -9,21 +9,21 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
 from llamasup.core.http import HttpError, error_body, error_response
-from llamasup.core.requested_model import requested_model
 from llamasup.proxy import local
-from llamasup.proxy.door import CONTROL_PREFIX, Door
+from llamasup.proxy.connections import host_of
+from llamasup.proxy.door import Door
 from llamasup.proxy.exchange import Exchange
-from llamasup.proxy.naming import misused
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
-from llamasup.proxy.upload import Upload
+from llamasup.proxy.routing import lease_for
+from llamasup.proxy.upload import Upload, may_upload
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.runtime.endpoint import Lease, Unavailable
 
 if TYPE_CHECKING:
     from llamasup.proxy.listener import Proxy
 
-__all__ = ["Downstream", "host_of"]
+__all__ = ["Downstream"]
 
 TURN: Final = 32  # requests answered on the spot before other connections have their turn
 NEVER: Final = float("inf")
@@ -173,7 +173,7 @@ class Downstream(asyncio.Protocol):
         if request is not None and request.refusal is not None:  # answered before its body is here
             request.keep_alive = False
             self._serve(request)
-        elif request is not None and self._may_upload(request):
+        elif request is not None and may_upload(request, self._door, self.proxy):
             self._upload(request)
         elif request is not None:
             self._phase = _BODY
@@ -192,19 +192,9 @@ class Downstream(asyncio.Protocol):
 
     # --- a body that is sent on as it comes
 
-    def _may_upload(self, request: Request) -> bool:
-        """Whether its body is large, and nobody here has to read it."""
-        proxy = self.proxy
-        return (
-            request.body_bytes > proxy.limits.stream_above_bytes
-            and not (request.whole or proxy.config.route_by_model)
-            and proxy.uploads < proxy.limits.uploads
-            and not local.is_local(request, self._door, proxy.backend)
-        )
-
     def _upload(self, request: Request) -> None:
         """Send on what is here of it if a generation serves; else it is read whole, and waits then."""
-        lease = self._lease_for(request)
+        lease = lease_for(request, self._door, self.proxy)
         if isinstance(lease, Unavailable):
             request.whole = True
             self.read_on()
@@ -260,7 +250,7 @@ class Downstream(asyncio.Protocol):
         elif request.key is not None and (refusal := self.proxy.keys.enter(request)):
             self._refused(request, refusal)
         else:
-            lease = self._lease_for(request)
+            lease = lease_for(request, self._door, self.proxy)
             if isinstance(lease, Unavailable):
                 self._wait(request, lease)
             else:
@@ -284,27 +274,6 @@ class Downstream(asyncio.Protocol):
             why = refusal
         self.proxy.tell(request, record_of(request, why.status, "unavailable", model=model))
         self._answer_error(request, why.as_error())
-
-    def _lease_for(self, request: Request) -> Lease | Unavailable:
-        path = request.head.path
-        if not self._door.rules.transparent and (
-            path in local.CONTROL_PATHS or path.startswith(CONTROL_PREFIX)
-        ):
-            control = self.proxy.control
-            if control is None or control.closed:
-                return Unavailable(404, "there is no control API here", type="not_found_error")
-            return control.lease()
-        backend, head, key, model = self.proxy.backend, request.head, request.key, None
-        limited = key is not None and bool(key.models)
-        if limited or self.proxy.config.route_by_model:
-            if self.proxy.config.route_by_model:
-                model = request.named = requested_model(request.body, head.query)
-            meant = backend.meant(model)
-            if limited or (meant is not None and head.route.work not in meant.works):
-                refusal = misused(request, meant)
-                if refusal is not None:
-                    return Unavailable.because(refusal)
-        return backend.lease(model, infers=request.needs_place, body=request.body)
 
     def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
         self.transport.write(answer)
@@ -436,9 +405,3 @@ class Downstream(asyncio.Protocol):
             if request is not None and request.quota is not None:
                 self.proxy.tell(request, record_of(request, CLIENT_GONE, "client_gone"))
         self._held.clear()
-
-
-def host_of(address: object) -> str:
-    """Of a socket's address; nothing for a Unix socket."""
-    # An IPv6 socket that takes IPv4 too shows those addresses as ::ffff:127.0.0.1.
-    return str(address[0]).removeprefix("::ffff:") if isinstance(address, tuple) else ""

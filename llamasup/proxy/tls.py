@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from llamasup.core.errors import ConfigInvalid
 from llamasup.proxy.bind import BACKLOG
-from llamasup.proxy.connections import TOO_MANY
-from llamasup.proxy.downstream import Downstream, host_of
+from llamasup.proxy.connections import TOO_MANY, host_of
+from llamasup.proxy.downstream import Downstream
 
 if TYPE_CHECKING:
     from llamasup.proxy.door import Door

@@ -8,15 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llamasup.proxy.local import is_local
+
 if TYPE_CHECKING:
     from collections import deque
 
+    from llamasup.proxy.door import Door
     from llamasup.proxy.downstream import Downstream
     from llamasup.proxy.exchange import Exchange
+    from llamasup.proxy.listener import Proxy
     from llamasup.proxy.request import Request
     from llamasup.proxy.upstream import Upstream
 
-__all__ = ["Upload"]
+__all__ = ["Upload", "may_upload"]
+
+
+def may_upload(request: Request, door: Door, proxy: Proxy) -> bool:
+    """Whether its body is large, and nobody here has to read it."""
+    return (
+        request.body_bytes > proxy.limits.stream_above_bytes
+        and not (request.whole or proxy.config.route_by_model)
+        and proxy.uploads < proxy.limits.uploads
+        and not is_local(request, door, proxy.backend)
+    )
 
 
 class Upload:

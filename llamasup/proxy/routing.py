@@ -1,0 +1,41 @@
+"""Who serves a request: llama-server, by the model that it names, or llamasup's control API.
+
+What a model's processes do, whether a request may wait for them, and how it is answered is for others to say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llamasup.core.requested_model import requested_model
+from llamasup.proxy.door import CONTROL_PREFIX, Door
+from llamasup.proxy.local import CONTROL_PATHS
+from llamasup.proxy.naming import misused
+from llamasup.runtime.endpoint import Lease, Unavailable
+
+if TYPE_CHECKING:
+    from llamasup.proxy.listener import Proxy
+    from llamasup.proxy.request import Request
+
+__all__ = ["lease_for"]
+
+
+def lease_for(request: Request, door: Door, proxy: Proxy) -> Lease | Unavailable:
+    """The right to use what serves it, or why there is none. What it named is kept (``Request.named``)."""
+    path = request.head.path
+    if not door.rules.transparent and (path in CONTROL_PATHS or path.startswith(CONTROL_PREFIX)):
+        control = proxy.control
+        if control is None or control.closed:
+            return Unavailable(404, "there is no control API here", type="not_found_error")
+        return control.lease()
+    backend, head, key, model = proxy.backend, request.head, request.key, None
+    limited = key is not None and bool(key.models)
+    if limited or proxy.config.route_by_model:
+        if proxy.config.route_by_model:
+            model = request.named = requested_model(request.body, head.query)
+        meant = backend.meant(model)
+        if limited or (meant is not None and head.route.work not in meant.works):
+            refusal = misused(request, meant)
+            if refusal is not None:
+                return Unavailable.because(refusal)
+    return backend.lease(model, infers=request.needs_place, body=request.body)
