@@ -41,6 +41,7 @@ from llamasup.core.residency import (
 from llamasup.core.share import left_of
 from llamasup.runtime.departure import at_rest, end, freed
 from llamasup.runtime.downloads import Listener, Progress
+from llamasup.runtime.endpoint import Unavailable
 from llamasup.runtime.events import Bus, Downloading, LoadFailed, ModelLeaves, Notice, StateChanged
 from llamasup.runtime.instance import STOPPING, InstanceRunner
 from llamasup.runtime.launch import read_given
@@ -310,11 +311,13 @@ class Pool:
             tenancy.resident_since_s = monotonic()
         self.decide_soon()
 
-    def _failed(self, tenancy: Tenancy, error: LlamasupError) -> None:
-        """It cannot be loaded for now: those who wait for it hear why, and nobody else notices (S17)."""
+    def _failed(self, tenancy: Tenancy, error: LlamasupError, why: Unavailable | None = None) -> None:
+        """It cannot be loaded for now: those who wait for it hear why (as its server said it, if it had one),
+        and nobody else notices (S17).
+        """
         tenancy.error, tenancy.wish = error, None
         tenancy.failed_at_s = monotonic()
-        tenancy.served.absent = as_unavailable(error, _retry_after_s(error))
+        tenancy.served.absent = replace(why or as_unavailable(error), retry_after_s=_retry_after_s(error))
         for runner in tenancy.runners:
             if not runner.instance.at_rest:
                 runner.post(StopAsked())  # none of them tries by itself in memory that is not its own
@@ -354,7 +357,8 @@ class Pool:
             self._serves(tenancy)
         if tenancy.phase is Phase.FAILED:
             if tenancy.error is None:
-                self._failed(tenancy, _failure_of(tenancy))
+                runner = next(each for each in tenancy.runners if each.instance.state is State.FAILED)
+                self._failed(tenancy, failure_of(runner.instance), runner.unavailable())
             assert tenancy.error is not None
             retry_s = tenancy.failed_at_s + _retry_after_s(tenancy.error)
             if retry_s > now_s:
@@ -473,11 +477,6 @@ class Pool:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _failure_of(tenancy: Tenancy) -> LlamasupError:
-    given_up = (each.instance for each in tenancy.runners if each.instance.state is State.FAILED)
-    return failure_of(next(given_up))
 
 
 def _stopping() -> Stopping:

@@ -288,11 +288,9 @@ class Tenancy:
                     claim.set_exception(error)
 
 
-def as_unavailable(error: LlamasupError, retry_after_s: float) -> Unavailable:
-    """What requests for a model hear that cannot be loaded, and is tried again after that time."""
-    return Unavailable(
-        503, error.message, cause=error.cause, remedy=error.remedy, retry_after_s=retry_after_s
-    )
+def as_unavailable(error: LlamasupError) -> Unavailable:
+    """What requests for a model hear that cannot be loaded."""
+    return Unavailable(503, error.message, cause=error.cause, remedy=error.remedy)
 
 
 def absent(spec: ModelSpec) -> Unavailable:
