@@ -1,0 +1,192 @@
+"""Switching what is behind a name, with a real llama-server: no request is lost, whatever comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llamasup
+from llamasup.config import Config
+from llamasup.config.sizes import Size
+from llamasup.config.values import Memory
+from llamasup.core.demo_model import demo_model
+from llamasup.testing.models import truncated_decoder
+from tests.api.in_loop import in_loop
+
+pytestmark = pytest.mark.real
+
+PATIENCE_S = 60.0
+SHORT = {"prompt": "Once upon", "max_tokens": 4, "temperature": 0}
+LONG = {"prompt": "Once upon", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+REQUESTS = 20
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    path = tmp_path / "other.gguf"
+    path.write_bytes(demo_model())
+    return path
+
+
+@asynccontextmanager
+async def serving(model: Path, runtime: str, **options: Any) -> AsyncIterator[llamasup.AsyncServer]:
+    given = {"ctx_size": 512, "parallel": 2, **options}
+    async with llamasup.serve(model, name="chat", runtime=runtime, **given) as server:
+        yield server
+
+
+async def memory_for_one(model: Path, runtime: str) -> Config:
+    """In which it fits once, and not twice."""
+    async with serving(model, runtime) as server:
+        needs_bytes = server.status()["models"][0]["needs_bytes"]["ram"]
+    return Config(memory=Memory(ram=Size(bytes=int(needs_bytes * 1.5))))
+
+
+def model_of(server: llamasup.AsyncServer) -> Any:
+    (model,) = server.status()["models"]
+    return model
+
+
+async def statuses(server: llamasup.AsyncServer, body: dict[str, Any], count: int) -> list[int]:
+    work = [server.client.post("/v1/completions", json={"model": "chat", **body}) for _ in range(count)]
+    return [answer.status_code for answer in await asyncio.gather(*work)]
+
+
+async def in_flight(server: llamasup.AsyncServer) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not (model_of(server)["in_flight"] and model_of(server)["queued"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("room", ["for two", "for one"])
+@in_loop
+async def test_a_switch_loses_none_that_run_and_none_that_wait(
+    room: str, runtime: str, tiny_model: Path, other: Path
+) -> None:
+    """Beside the old one, and after it."""
+    config = None if room == "for two" else await memory_for_one(tiny_model, runtime)
+    async with serving(tiny_model, runtime, config=config) as server, asyncio.TaskGroup() as tasks:
+        events = server.events()
+        asked = tasks.create_task(statuses(server, LONG, REQUESTS))
+        await in_flight(server)
+        await server.switch(other, ctx_size=1024, parallel=2)
+        assert model_of(server)["ctx_size"] == 1024
+        assert await asked == [200] * REQUESTS
+        assert await statuses(server, SHORT, 1) == [200]
+        await server.stop()
+        left = [event["reason"] async for event in events if event["event"] == "unload"]
+    assert left == ([] if room == "for two" else ["changed"])
+
+
+@in_loop
+async def test_what_cannot_be_loaded_is_refused_and_nothing_is_touched(
+    runtime: str, tiny_model: Path, other: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(truncated_decoder())
+    config = await memory_for_one(tiny_model, runtime)
+    refused: list[tuple[type[llamasup.LlamasupError], Any, llamasup.ModelArguments]] = [
+        (llamasup.ModelInvalid, broken, {}),
+        (llamasup.ModelMissing, tmp_path / "nothing.gguf", {}),
+        (llamasup.DoesNotFit, other, {"ctx_size": 32768, "parallel": 16, "kv_type": "f16"}),
+        (llamasup.UsageInvalid, other, {"ctx_size": -1}),
+        (llamasup.ConfigInvalid, other, {"aliases": ["a..b"]}),
+    ]
+    async with serving(tiny_model, runtime, config=config) as server:
+        before = model_of(server)
+        for error, model, options in refused:
+            with pytest.raises((error, llamasup.UsageInvalid)):
+                await server.switch(model, **options)
+            after = model_of(server)
+            assert (after["pid"], after["ctx_size"]) == (before["pid"], before["ctx_size"]), error
+            assert await statuses(server, SHORT, 2) == [200, 200]
+        assert (await server.reload())["unchanged"] == ["chat"]
+        await server.switch(other, ctx_size=1024, parallel=1)  # and what can be, still is
+        assert model_of(server)["ctx_size"] == 1024
+
+
+@pytest.mark.parametrize("room", ["for two", "for one"])
+@in_loop
+async def test_where_llama_server_fails_with_the_new_one_the_old_one_serves_again(
+    room: str, runtime: str, tiny_model: Path, other: Path, tmp_path: Path
+) -> None:
+    config = None if room == "for two" else await memory_for_one(tiny_model, runtime)
+    adapter = tmp_path / "adapter.gguf"
+    adapter.write_bytes(b"GGUF, but no more than that")
+    async with serving(tiny_model, runtime, config=config) as server:
+        with pytest.raises((llamasup.ServerFailed, llamasup.GaveUp)):
+            await server.switch(other, ctx_size=1024, extra=["--lora", str(adapter)])
+        after = model_of(server)
+        assert (after["state"], after["ctx_size"]) == ("ready", 512)
+        assert await statuses(server, SHORT, 3) == [200] * 3
+
+
+@in_loop
+async def test_one_that_is_not_loaded_is_switched_and_stays_so(
+    runtime: str, tiny_model: Path, other: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_model, runtime, preload=False) as server:
+        await server.switch(other, ctx_size=1024)
+        assert model_of(server)["state"] == "stopped"
+        with pytest.raises(llamasup.ModelMissing):
+            await server.switch(tmp_path / "nothing.gguf")
+        assert await statuses(server, SHORT, 1) == [200]
+        assert model_of(server)["ctx_size"] == 1024
+
+
+@in_loop
+async def test_one_that_is_being_loaded_is_switched_before_it_serves(
+    runtime: str, tiny_model: Path, other: Path
+) -> None:
+    async with serving(tiny_model, runtime, preload=False) as server, asyncio.TaskGroup() as tasks:
+        events = server.events()
+        asked = tasks.create_task(statuses(server, SHORT, 3))
+        load = tasks.create_task(server.load())
+        async for event in events:
+            if event.get("state") == "starting":
+                break
+        await server.switch(other, ctx_size=1024)
+        await load
+        assert await asked == [200] * 3
+        assert (model_of(server)["state"], model_of(server)["ctx_size"]) == ("ready", 1024)
+
+
+@in_loop
+async def test_several_at_once_are_done_in_their_turn(runtime: str, tiny_model: Path, other: Path) -> None:
+    async with serving(tiny_model, runtime) as server, asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(statuses(server, LONG, 6))
+        await in_flight(server)
+        switches = [tasks.create_task(server.switch(other, ctx_size=size)) for size in (1024, 768, 1280)]
+        await asyncio.wait(switches)
+        assert await asked == [200] * 6
+        assert model_of(server)["ctx_size"] == 1280
+
+
+@in_loop
+async def test_a_cancelled_one_is_taken_back(runtime: str, tiny_model: Path, other: Path) -> None:
+    async with serving(tiny_model, runtime) as server, asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(statuses(server, LONG, 4))
+        await in_flight(server)
+        events = server.events()
+        switch = tasks.create_task(server.switch(other, ctx_size=1024))
+        async for event in events:
+            if event.get("state") == "starting":
+                break
+        switch.cancel()
+        assert await asked == [200] * 4
+        async with asyncio.timeout(PATIENCE_S):
+            while (model_of(server)["state"], model_of(server)["ctx_size"]) != ("ready", 512):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await statuses(server, SHORT, 1) == [200]
+
+
+def test_the_twin_in_a_thread_switches_too(runtime: str, tiny_model: Path, other: Path) -> None:
+    with llamasup.serve(tiny_model, runtime=runtime, ctx_size=512) as server:
+        server.switch(other, ctx_size=1024)
+        assert server.status()["models"][0]["ctx_size"] == 1024
+        assert server.client.post("/v1/completions", json=SHORT).status_code == 200
