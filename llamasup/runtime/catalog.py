@@ -104,7 +104,8 @@ class Catalog:
         tenancy = self.find(model, invite=invite)
         if tenancy is None:
             error = self._refusal(model)
-            raise ModelUnknown(f"{error.message}.", remedy=error.remedy)
+            remedy = error.remedy if self._near(model) else "llamasup ps --all lists those that do."
+            raise ModelUnknown(f"{error.message}.", remedy=remedy)
         return tenancy
 
     @property
@@ -114,9 +115,12 @@ class Catalog:
 
     def _refusal(self, model: str | None) -> HttpError:
         if model is None:
-            return unnamed_model(tuple(self.registry.specs))
+            return unnamed_model(tuple(id_ for id_, spec in self.registry.specs.items() if not spec.problem))
+        return unknown_model(model, self._near(model))
+
+    def _near(self, model: str) -> tuple[str, ...]:
         found = self.registry.find(model)
-        return unknown_model(model, found.near if isinstance(found, Unknown) else ())
+        return found.near if isinstance(found, Unknown) else ()
 
     def _why_unknown(self, model: str | None) -> Unavailable:
         error = self._refusal(model)

@@ -1,0 +1,47 @@
+"""What a name leads to among many models."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from llamasup.core.errors import ModelUnknown
+from llamasup.core.model_rules import ModelRule
+from llamasup.core.model_spec import ModelSpec
+from llamasup.core.registry import Registry, build
+from llamasup.runtime.catalog import Catalog
+from llamasup.runtime.events import Bus
+from llamasup.runtime.pool import Pool, PoolOptions
+from tests.runtime.pools import registry_of
+
+GOOD = ModelSpec("qwen", "/m/qwen.gguf")
+BROKEN = ModelSpec("half", "/m/half.gguf", problem="truncated")
+
+
+def catalog_of(registry: Registry) -> Catalog:
+    """For the loop that runs; nothing is started."""
+    return Catalog(registry, Pool(PoolOptions({"ram": 1 << 30}), cast("Any", None), Bus()))
+
+
+def test_whoever_names_no_model_is_told_those_that_can_be_served() -> None:
+    async def visit() -> None:
+        catalog = catalog_of(registry_of(GOOD, ModelSpec("bge", "/m/bge.gguf"), BROKEN))
+        error = catalog._refusal(None)
+        assert error.remedy == 'say which in "model": qwen or bge'
+
+    asyncio.run(visit())
+
+
+@pytest.mark.parametrize(
+    ("asked", "remedy"),
+    [("qwn", "did you mean qwen?"), ("zzz", "llamasup ps --all lists those that do.")],
+)
+def test_a_command_that_names_none_of_them_is_told_what_to_do(asked: str, remedy: str) -> None:
+    async def visit() -> None:
+        with pytest.raises(ModelUnknown) as raised:
+            catalog_of(build([ModelRule("qwen", source="org/qwen")])).known(asked)
+        assert raised.value.remedy == remedy
+
+    asyncio.run(visit())
