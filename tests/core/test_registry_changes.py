@@ -60,3 +60,12 @@ def test_what_is_only_said_of_a_model_touches_no_process(other: ModelSpec) -> No
 
     assert found == Changes(retouched=("a",))
     assert found
+
+
+@pytest.mark.parametrize(
+    ("source", "is_remote"),
+    [("/models/a.gguf", False), ("org/repo:Q4_K_M", True), ("https://example.com/a.gguf", True), ("", False)],
+)
+def test_what_is_no_path_has_to_be_downloaded_first(source: str, is_remote: bool) -> None:
+    """And what nobody has found anywhere cannot be."""
+    assert replace(SPEC, source=source).is_remote is is_remote
