@@ -16,6 +16,7 @@ from tests.e2e.driver import PATIENCE_S
 pytestmark = pytest.mark.real
 
 DOCS = (Path(__file__).parents[2] / "docs" / "python.md").read_text("utf-8")
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCS, re.M | re.S)
 (APPLICATION,) = [block for block in BLOCKS if "lifespan=" in block]
 PROGRAMS = [block for block in BLOCKS if block is not APPLICATION]
@@ -28,6 +29,8 @@ def chosen(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_examples_are_these() -> None:
     assert len(PROGRAMS) == 7
+    (shown,) = re.findall(r"^```py\n(.*?)^```$", README, re.M | re.S)
+    assert shown == PROGRAMS[0]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
