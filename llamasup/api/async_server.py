@@ -114,9 +114,11 @@ class AsyncServer:
         entry = entry_of(model, options)
         async with self._switching:
             before = self._given.models
-            id_ = await self._id_of(self._meant(name))
-            was_loaded = hosted.backend.known(id_).holds
             config = await asyncio.to_thread(self._given)
+            id_ = self._meant(name)
+            if id_ not in config.models:  # an alias, or one that was found
+                id_ = hosted.backend.known(id_).spec.id
+            was_loaded = hosted.backend.known(id_).holds
             models = {**before, id_: successor(entry, config.models.get(id_))}
             await hosted.check(await asyncio.to_thread(self._given.with_models, models), id_)
             self._given.models = models
@@ -125,9 +127,9 @@ class AsyncServer:
                 await hosted.settled(id_)
             except LlamasupError:
                 self._given.models = before
-                await hosted.reload()
-                if was_loaded:
-                    with contextlib.suppress(LlamasupError):
+                with contextlib.suppress(LlamasupError):  # why it could not be switched counts more
+                    await hosted.reload()
+                    if was_loaded:
                         await hosted.controlled.load(id_)
                 raise
             except BaseException:
@@ -232,11 +234,6 @@ class AsyncServer:
         if name is None:
             raise UsageInvalid("Which model? Several are served.", remedy="Give its name.")
         return name
-
-    async def _id_of(self, name: str) -> str:
-        """What a model is said of under: a name of the config's, whatever else serves the same file."""
-        config = await asyncio.to_thread(self._given)
-        return name if name in config.models else self._hosted.backend.known(name).spec.id
 
 
 async def begin(
