@@ -76,7 +76,7 @@ class ModelListing:
 
     def _entry(self, listed: ListedModel) -> dict[str, Any]:
         spec, facts = listed.spec, listed.spec.listed
-        problem = listed.problem or spec.problem
+        problem = spec.for_clients(listed.problem or spec.problem)
         status: dict[str, Any] = {"value": _STATUS[listed.phase]}
         if problem:
             status["failed"] = True

@@ -101,6 +101,11 @@ class ModelSpec:
         own = (options.devices, options.loras, options.warm_up, options.keep_slots)
         return (self.id, self.source, self.settings, self.replicas, self.identity, *own)
 
+    def for_clients(self, text: str) -> str:
+        """``text`` with the file's name where its path stands: where it lies is nothing to them."""
+        folder, _, name = self.source.rpartition("/")
+        return text.replace(f"{folder}/", "").replace(folder, "its folder") if folder and name else text
+
     @property
     def names(self) -> tuple[str, ...]:
         return (self.id, *self.aliases)

@@ -288,9 +288,10 @@ class Tenancy:
                     claim.set_exception(error)
 
 
-def as_unavailable(error: LlamasupError) -> Unavailable:
-    """What requests for a model hear that cannot be loaded."""
-    return Unavailable(503, error.message, cause=error.cause, remedy=error.remedy)
+def as_unavailable(error: LlamasupError, spec: ModelSpec) -> Unavailable:
+    """What requests for a model hear that cannot be loaded. Where its file lies is nothing to its clients."""
+    message, remedy = spec.for_clients(error.message), spec.for_clients(error.remedy)
+    return Unavailable(503, message, cause=error.cause, remedy=remedy)
 
 
 def absent(spec: ModelSpec) -> Unavailable:

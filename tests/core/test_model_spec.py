@@ -47,3 +47,9 @@ def test_another_file_or_setting_is_another_process() -> None:
 def test_options_say_what_others_leave_unsaid() -> None:
     own, base = ModelOptions(ctx_size=512, pin=False), ModelOptions(ctx_size=4096, pin=True, parallel=2)
     assert own.over(base) == ModelOptions(ctx_size=512, pin=False, parallel=2)
+
+
+def test_clients_are_told_of_files_without_where_they_lie() -> None:
+    told = SPEC.for_clients("/models/tiny.gguf: is cut off. There is no other in /models.")
+    assert told == "tiny.gguf: is cut off. There is no other in its folder."
+    assert ModelSpec("a", "").for_clients("/models is gone") == "/models is gone"

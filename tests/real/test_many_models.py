@@ -171,7 +171,7 @@ def test_a_model_that_crashes_again_and_again_changes_nothing_for_the_others(
 
         refused = server.client.post("/v1/completions", json={"model": "recurrent", **TEXT})
         assert refused.status_code == 503
-        assert refused.json()["error"]["cause"] == "killed"
+        assert refused.json()["error"]["cause"] == "killed", refused.text
         assert int(refused.headers["retry-after"]) > 0
         after = {model["id"]: model for model in server.status()["models"]}
         assert {name: after[name]["pid"] for name in pids if name != "recurrent"} == {
