@@ -241,6 +241,11 @@ class InstanceRunner:
         return self._generation.prober() if self._generation else None
 
     @property
+    def answered(self) -> int:
+        """Responses of the current generation."""
+        return self._generation.endpoint.answered if self._generation else 0
+
+    @property
     def in_flight(self) -> int:
         return self._generation.endpoint.in_flight if self._generation else 0
 

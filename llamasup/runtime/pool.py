@@ -293,7 +293,7 @@ class Pool:
 
     def _idle(self, tenancy: Tenancy) -> None:
         """Its last request is over."""
-        tenancy.use = tenancy.use.after(tenancy.served.idle_since_s)
+        tenancy.count_use()
         if tenancy.yielding or any(each.wanted and not each.serves for each in self._active):
             self.decide_soon()
         elif tenancy.spec.stay.ttl_s < float("inf"):
@@ -317,7 +317,9 @@ class Pool:
         """
         tenancy.error, tenancy.wish = error, None
         tenancy.failed_at_s = monotonic()
-        tenancy.served.absent = replace(why or as_unavailable(error, tenancy.spec), retry_after_s=_retry_after_s(error))
+        tenancy.served.absent = replace(
+            why or as_unavailable(error, tenancy.spec), retry_after_s=_retry_after_s(error)
+        )
         for runner in tenancy.runners:
             if not runner.instance.at_rest:
                 runner.post(StopAsked())  # none of them tries by itself in memory that is not its own

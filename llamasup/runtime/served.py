@@ -82,6 +82,11 @@ class ServedModel:
         return found or self._why_not()
 
     @property
+    def answered(self) -> int:
+        """Responses that came to their end, of the generations that there are."""
+        return sum(runner.answered for runner in self.runners)
+
+    @property
     def in_flight(self) -> int:
         return sum(runner.in_flight for runner in self.runners)
 

@@ -134,6 +134,7 @@ class Tenancy:
     """Owned by the pool, which alone changes it. Times are monotonic."""
 
     __slots__ = (
+        "answered",
         "changing",
         "claims",
         "claims_since_s",
@@ -179,6 +180,7 @@ class Tenancy:
         self.error: LlamasupError | None = None  # why it cannot be loaded for now
         self.failed_at_s = 0.0
         self.resident_since_s = 0.0
+        self.answered = 0  # requests, as it was last idle
         self.use = UNUSED  # lately; it outlasts what is loaded
         self.claims: list[asyncio.Future[None]] = []  # of those who asked for it to be loaded
         self.claims_since_s = 0.0
@@ -276,6 +278,12 @@ class Tenancy:
     def downloading(self, progress: Progress) -> None:
         """Tell those who wait how far it is."""
         self.served.absent = _downloading(self.spec, progress)
+
+    def count_use(self) -> None:
+        """Add what was answered since it was last idle. A new generation counts from 0 again."""
+        answered = self.served.answered
+        requests = max(1, answered - self.answered)
+        self.use, self.answered = self.use.after(self.served.idle_since_s, requests), answered
 
     def settle_claims(self, error: LlamasupError | None = None) -> None:
         """Tell those who asked for it to be loaded how that came out."""

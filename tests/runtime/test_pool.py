@@ -59,6 +59,23 @@ def hide(spec: ModelSpec, *, back: bool = False) -> None:
 
 
 @in_a_loop
+async def test_requests_count_as_use_each_by_itself_however_close_they_come(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """A spell of many at the same time ends once, and was many requests."""
+    async with pooled(tmp_path, specs["a"]) as it:
+        asking = [it.ask("a") for _ in range(3)]
+        for each in asking:
+            await each.served_by()
+        endpoint = it["a"].runners[0].endpoint
+        assert endpoint is not None
+        for each in asking:
+            endpoint.count_answer(200, infers=True)
+            each.goes()
+        assert it["a"].use.count == pytest.approx(3)
+
+
+@in_a_loop
 async def test_those_who_wait_for_a_model_share_one_load(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         asking = [it.ask("a") for _ in range(20)]
