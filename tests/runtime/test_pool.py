@@ -64,12 +64,10 @@ async def test_requests_count_as_use_each_by_itself_however_close_they_come(
 ) -> None:
     """A spell of many at the same time ends once, and was many requests."""
     async with pooled(tmp_path, specs["a"]) as it:
-        asking = [it.ask("a") for _ in range(3)]
-        for each in asking:
+        for each in [it.ask("a") for _ in range(3)]:
             await each.served_by()
-        endpoint = it["a"].runners[0].endpoint
-        assert endpoint is not None
-        for each in asking:
+            endpoint = it["a"].runners[0].endpoint
+            assert endpoint is not None
             endpoint.count_answer(200, infers=True)
             each.goes()
         assert it["a"].use.count == pytest.approx(3)
