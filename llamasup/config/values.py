@@ -102,7 +102,11 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
     draft_model: Annotated[str | None, Key(_GGUF, "Small model that guesses ahead.", "none")] = None
     mmproj: Annotated[
         str | None,
-        Key(_GGUF, "Multimodal projector.", "the one beside the model"),
+        Key(
+            FilePath("the path of a .gguf file, or none", literal=("none",), as_text=True),
+            "Multimodal projector.",
+            "the one beside the model",
+        ),
     ] = None
     profile: Annotated[
         Profile | None,

@@ -69,13 +69,18 @@ async def _replace(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.comes_back = False
     try:
         while (tenancy.is_outdated or tenancy.sized is None) and not (tenancy.removed or pool.stopping):
+            spec = tenancy.spec
             if tenancy.departure is not None:
                 await asyncio.shield(tenancy.departure)
-            async with pool.renewing:  # one at a time: then there is room beside the old one more often
-                await _replace_with(pool, tenancy, tenancy.spec)
-    except LlamasupError as error:
-        tenancy.renewal_error = error
-        _log.error("%s goes on as it was: %s", tenancy.spec.id, error)
+            try:
+                async with pool.renewing:  # one at a time: then there is room beside the old one more often
+                    await _replace_with(pool, tenancy, spec)
+            except LlamasupError as error:
+                if tenancy.spec.started_as != spec.started_as:
+                    continue  # what it is to be by now may be possible
+                tenancy.renewal_error = error
+                _log.error("%s goes on as it was: %s", spec.id, error)
+                break
     finally:
         tenancy.changing = False
         pool.decide_soon()

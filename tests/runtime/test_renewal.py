@@ -73,6 +73,26 @@ async def test_what_is_said_of_a_model_changes_without_its_process(
         assert it["a"].runners[0].policy.wait_timeout_s == 7.0
 
 
+# --- one change after the other
+
+
+@in_a_loop
+async def test_what_cannot_be_is_forgotten_for_what_came_after_it(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, specs["a"]) as it:
+        await it.load("a")
+        old = it.pids("a")
+        it.apply(replace(specs["a"], source=str(tmp_path / "gone.gguf")))
+        await asyncio.sleep(0)  # it is looked at
+        it.apply(bigger(specs["a"]))
+        await settled(it, "a")
+
+        assert it["a"].renewal_error is None
+        assert it.pids("a") != old
+        assert await it.ask("a").served_by() == 1
+
+
 # --- beside the old one
 
 
