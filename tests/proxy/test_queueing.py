@@ -157,7 +157,7 @@ def test_the_answer_says_how_long_it_waited_for_its_place_and_at_which(one_place
     assert found is not None, timing
     records = [rig.record() for _ in range(3)]
     assert records[2].queue_s * 1000 == pytest.approx(float(found[1]), abs=0.11)  # two roundings
-    assert (records[2].waited_s, records[0].queue_s < records[2].queue_s) == (0.0, True)
+    assert (records[2].waited_s, records[2].queue_s > 0.0) == (0.0, True)
 
 
 def test_who_leaves_while_queued_is_never_sent_and_keeps_nobody_waiting(one_place: Rig) -> None:
