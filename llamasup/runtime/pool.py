@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import monotonic
 from typing import Any, assert_never
 
-from llamasup.core.errors import (
-    Conflict,
-    DoesNotFit,
-    LlamasupError,
-    ModelInvalid,
-    ModelUnknown,
-    Stopping,
-)
+from llamasup.core.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 from llamasup.core.failure import failure_of
 from llamasup.core.instance import KillAsked, Policy, StartAsked, State, StopAsked
 from llamasup.core.model_spec import ModelSpec
@@ -39,14 +31,14 @@ from llamasup.core.residency import (
     decide,
 )
 from llamasup.core.share import left_of
+from llamasup.runtime.alarm import Alarm
 from llamasup.runtime.departure import at_rest, end, freed
-from llamasup.runtime.downloads import Listener, Progress
 from llamasup.runtime.endpoint import Unavailable
-from llamasup.runtime.events import Bus, Downloading, LoadFailed, ModelLeaves, Notice, StateChanged
+from llamasup.runtime.events import Bus, LoadFailed, ModelLeaves, Notice, StateChanged
 from llamasup.runtime.instance import STOPPING, InstanceRunner
-from llamasup.runtime.launch import read_given
 from llamasup.runtime.runners import Runners
 from llamasup.runtime.served import ServedModel
+from llamasup.runtime.sizing import Fetch, Sizer
 from llamasup.runtime.tenancy import (
     Sized,
     Tenancy,
@@ -56,13 +48,9 @@ from llamasup.runtime.tenancy import (
     making_room,
     policy_for,
     share_of,
-    size_up,
 )
 
-__all__ = ["WISH_S", "Fetch", "Pool", "PoolOptions"]
-
-Fetch = Callable[[str, Listener], Awaitable[Path]]
-"""A reference, and who hears how far it is → the file."""
+__all__ = ["WISH_S", "Pool", "PoolOptions"]
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +79,7 @@ class Pool:
 
     def __init__(self, options: PoolOptions, runners: Runners, bus: Bus, fetch: Fetch | None = None) -> None:
         """``fetch`` has a model here that is somewhere else; it raises a LlamasupError where it cannot."""
-        self._fetch = fetch
+        self._sizer = Sizer(fetch, bus)
         self.options = options
         self.bus = bus
         self.runners = runners
@@ -104,8 +92,7 @@ class Pool:
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._deciding = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = 0.0
+        self._alarm = Alarm(self.decide_soon)
         bus.listen(self._notice)
 
     # --- life -------------------------------------------------------------------------------------------
@@ -120,14 +107,14 @@ class Pool:
                 await self._loop.create_future()
         finally:
             self.stopping = True
-            self._stop_timer()
+            self._alarm.stop()
             for tenancy in self._all():
                 tenancy.served.shut(STOPPING)
 
     def ask_stop(self, *, now: bool = False) -> None:
         """End all servers: kindly, or at once. No model is started any more."""
         self.stopping = True
-        self._stop_timer()
+        self._alarm.stop()
         for tenancy in self._all():
             tenancy.served.shut(STOPPING)
             tenancy.settle_claims(_stopping())
@@ -245,32 +232,7 @@ class Pool:
 
     async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
         """See what it takes, and fetch it before if it is not here. Raises what these raise."""
-        if spec.problem:
-            if spec.source and not spec.is_remote:
-                await asyncio.to_thread(read_given, spec.source)  # what it raises says more
-            raise ModelInvalid(spec.problem)
-        local = spec
-        if spec.is_remote and self._fetch is not None:
-
-            def downloading(progress: Progress) -> None:
-                tenancy.downloading(progress)
-                done, total, speed = progress.done_bytes, progress.total_bytes, progress.bytes_per_s
-                self.bus.publish(Downloading(spec.id, done, total, speed))
-
-            local = replace(spec, source=str(await self._fetch(spec.source, downloading)))
-        options = self.options
-        try:
-            sized = await asyncio.to_thread(size_up, local, options.budget, options.runtime, options.environ)
-        except (LlamasupError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            # Whatever lies in a folder is read here: what nobody thought of must not end all the others.
-            _log.exception("%s cannot be read", spec.id)
-            raise LlamasupError(
-                f"{spec.id} cannot be read: {type(error).__name__}, a fault of llamasup.",
-                remedy="See its log, and report it.",
-            ) from error
-        return replace(sized, spec=spec)
+        return await self._sizer.size(tenancy, spec, self.options)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """A task that ends with the pool."""
@@ -297,7 +259,7 @@ class Pool:
         if tenancy.yielding or any(each.wanted and not each.serves for each in self._active):
             self.decide_soon()
         elif tenancy.spec.stay.ttl_s < float("inf"):
-            self._wake_at(monotonic() + tenancy.spec.stay.ttl_s)
+            self._alarm.ring_at(monotonic() + tenancy.spec.stay.ttl_s)
 
     def _notice(self, notice: Notice) -> None:
         tenancy = self.tenancies.get(notice.model) if isinstance(notice, StateChanged) else None
@@ -324,7 +286,7 @@ class Pool:
             if not runner.instance.at_rest:
                 runner.post(StopAsked())  # none of them tries by itself in memory that is not its own
         tenancy.settle_claims(error)
-        self._wake_at(tenancy.failed_at_s + _retry_after_s(error))
+        self._alarm.ring_at(tenancy.failed_at_s + _retry_after_s(error))
 
     def _measured(self, tenancy: Tenancy) -> None:
         """A load has taught what the model really takes."""
@@ -364,7 +326,7 @@ class Pool:
             assert tenancy.error is not None
             retry_s = tenancy.failed_at_s + _retry_after_s(tenancy.error)
             if retry_s > now_s:
-                self._wake_at(retry_s)
+                self._alarm.ring_at(retry_s)
                 return
             self.forget_failure(tenancy)
         if tenancy.sized is not None and tenancy.phase is Phase.ABSENT and tenancy.is_outdated:
@@ -382,7 +344,7 @@ class Pool:
             if until_s <= now_s:
                 tenancy.wish = None
             else:
-                self._wake_at(until_s)
+                self._alarm.ring_at(until_s)
 
     def _serves(self, tenancy: Tenancy) -> None:
         """Whoever waits for no more than that has it; what was wrong with it is over."""
@@ -428,7 +390,7 @@ class Pool:
                 self._failed(self.tenancies[id_], refused)
                 self.bus.publish(LoadFailed(id_, refused))
             case WakeAt(at_s):
-                self._wake_at(at_s)
+                self._alarm.ring_at(at_s)
             case _ as unreachable:
                 assert_never(unreachable)
 
@@ -459,26 +421,6 @@ class Pool:
             if not (self.stopping or tenancy.removed):
                 tenancy.served.open()
             self.decide_soon()
-
-    # --- the timer --------------------------------------------------------------------------------------
-
-    def _wake_at(self, at_s: float) -> None:
-        """Decide again then; the earliest of what is due counts."""
-        if self._timer is not None:
-            if self._timer_at_s <= at_s:
-                return
-            self._timer.cancel()
-        self._timer_at_s = at_s
-        self._timer = self._loop.call_later(max(0.0, at_s - monotonic()), self._woke)
-
-    def _woke(self) -> None:
-        self._timer = None
-        self.decide_soon()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 def _stopping() -> Stopping:

@@ -23,6 +23,11 @@ def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 # What scripts/check runs of these: what happens to a start that was too much.
 QUICK = {"test_ladder.py"}
+# Those that say what comes out, and no more: several at a time.
+BESIDE = {
+    *("test_bad_config.py", "test_plan.py", "test_serve_bad_input.py", "test_service.py"),
+    "test_service_many.py",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,3 +36,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == here and item.path.name not in QUICK:
             item.add_marker(pytest.mark.slow)
+            if item.path.name in BESIDE:
+                item.add_marker(pytest.mark.beside)

@@ -18,7 +18,7 @@ from llamasup.core.demo_model import demo_model
 from llamasup.testing.models import truncated_decoder
 from tests.api.in_loop import in_loop
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.beside]
 
 PATIENCE_S = 60.0
 SHORT = {"prompt": "Once upon", "max_tokens": 4, "temperature": 0}

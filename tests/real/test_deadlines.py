@@ -19,10 +19,6 @@ def test_an_endless_answer_ends_with_its_time_and_its_slot_is_free(runtime: str,
     # A context that is not full before the time is up.
     options = ("--runtime", runtime, "--request-timeout", "1", "--parallel", "1", "--ctx-size", "65536")
     with llamasup(tiny_model, *options) as running, httpx.Client(base_url=running.url, timeout=60) as http:
-        plain = http.post("/completion", json=ENDLESS)
-        assert plain.status_code == 504
-        assert plain.json()["error"]["cause"] == "request_timeout"
-
         with http.stream("POST", "/completion", json=ENDLESS | {"stream": True}) as streamed:
             said = b""
             with pytest.raises(httpx.RemoteProtocolError):  # no last chunk: nothing takes it for whole
@@ -35,4 +31,9 @@ def test_an_endless_answer_ends_with_its_time_and_its_slot_is_free(runtime: str,
         while any(slot["is_processing"] for slot in http.get("/slots").json()):
             assert time.monotonic() < deadline, "the slot is still busy"
         assert http.post("/completion", json={"prompt": "Once", "n_predict": 3}).status_code == 200
+
+        # Last: an answer in one piece goes on in the slot until its context is full (b11434).
+        plain = http.post("/completion", json=ENDLESS)
+        assert plain.status_code == 504
+        assert plain.json()["error"]["cause"] == "request_timeout"
         assert running.stop() == 0

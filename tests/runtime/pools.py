@@ -20,8 +20,9 @@ from llamasup.core.settings import Settings
 from llamasup.runtime.catalog import Catalog
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.events import Bus, ModelLeaves, Notice, StateChanged
-from llamasup.runtime.pool import Fetch, Pool, PoolOptions
+from llamasup.runtime.pool import Pool, PoolOptions
 from llamasup.runtime.runners import Runners
+from llamasup.runtime.sizing import Fetch
 from llamasup.runtime.tenancy import Tenancy, size_up
 from llamasup.runtime.waiting import Ticket
 from llamasup.testing.fake_server import install

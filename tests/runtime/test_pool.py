@@ -24,7 +24,7 @@ from llamasup.core.errors import BrokenRuntime, Conflict, GaveUp, LlamasupError,
 from llamasup.core.instance import Policy, State
 from llamasup.core.model_spec import ModelSpec, Stay
 from llamasup.core.residency import Phase
-from llamasup.runtime import departure
+from llamasup.runtime import departure, sizing
 from llamasup.runtime import pool as pool_module
 from llamasup.runtime.events import StateChanged
 from llamasup.runtime.tenancy import Sized
@@ -217,7 +217,7 @@ async def test_a_file_that_vanishes_is_told_at_the_next_load_alone(
 async def test_a_bug_in_reading_one_model_is_no_end_for_the_others(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    really = pool_module.__dict__["size_up"]
+    really = sizing.__dict__["size_up"]
 
     def size_up(spec: ModelSpec, *rest: Any) -> Sized:
         if spec.id == "b":
@@ -226,7 +226,7 @@ async def test_a_bug_in_reading_one_model_is_no_end_for_the_others(
         assert isinstance(found, Sized)
         return found
 
-    monkeypatch.setattr(pool_module, "size_up", size_up)
+    monkeypatch.setattr(sizing, "size_up", size_up)
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         with pytest.raises(LlamasupError) as raised:
@@ -406,7 +406,7 @@ async def test_a_request_that_comes_as_the_time_is_over_is_served(tmp_path: Path
 async def test_nothing_starts_once_it_is_to_stop(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, begun, go_on = pool_module.__dict__["size_up"], threading.Event(), threading.Event()
+    really, begun, go_on = sizing.__dict__["size_up"], threading.Event(), threading.Event()
 
     def size_up(*arguments: Any) -> Sized:
         begun.set()
@@ -416,7 +416,7 @@ async def test_nothing_starts_once_it_is_to_stop(
         return found
 
     async with pooled(tmp_path, *specs.values()) as it:
-        monkeypatch.setattr(pool_module, "size_up", size_up)
+        monkeypatch.setattr(sizing, "size_up", size_up)
         asking = it.ask("a")
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         await asyncio.to_thread(begun.wait, PATIENCE_S)

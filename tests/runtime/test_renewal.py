@@ -19,7 +19,7 @@ from llamasup.core.errors import DoesNotFit, LlamasupError
 from llamasup.core.instance import Policy, State
 from llamasup.core.model_spec import ModelOptions, ModelSpec, Stay
 from llamasup.core.residency import Phase
-from llamasup.runtime import pool as pool_module
+from llamasup.runtime import sizing
 from llamasup.runtime.events import StateChanged
 from llamasup.runtime.tenancy import Sized
 from tests.runtime.pools import PATIENCE_S, Pooled, file_of, pooled, server, spec_of, with_context
@@ -356,7 +356,7 @@ async def test_a_model_may_be_removed_in_the_middle_of_its_change(
 async def test_a_model_may_be_removed_while_its_change_is_weighed(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, begun, go_on = pool_module.__dict__["size_up"], threading.Event(), threading.Event()
+    really, begun, go_on = sizing.__dict__["size_up"], threading.Event(), threading.Event()
 
     def size_up(*arguments: Any) -> Sized:
         begun.set()
@@ -369,7 +369,7 @@ async def test_a_model_may_be_removed_while_its_change_is_weighed(
         await it.load("a")
         gone = it["a"]
         await it.until(lambda: not gone.sizing)
-        monkeypatch.setattr(pool_module, "size_up", size_up)
+        monkeypatch.setattr(sizing, "size_up", size_up)
         it.apply(bigger(specs["a"]), specs["b"])
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         it.apply(specs["b"])
@@ -385,7 +385,7 @@ async def test_a_model_may_be_removed_while_its_change_is_weighed(
 async def test_a_stop_while_a_change_is_weighed_starts_nothing(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, begun, go_on = pool_module.__dict__["size_up"], threading.Event(), threading.Event()
+    really, begun, go_on = sizing.__dict__["size_up"], threading.Event(), threading.Event()
 
     def size_up(*arguments: Any) -> Sized:
         begun.set()
@@ -397,7 +397,7 @@ async def test_a_stop_while_a_change_is_weighed_starts_nothing(
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         await it.until(lambda: not it["a"].sizing)
-        monkeypatch.setattr(pool_module, "size_up", size_up)
+        monkeypatch.setattr(sizing, "size_up", size_up)
         it.apply(bigger(specs["a"]), specs["b"])
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         it.pool.ask_stop()

@@ -1,0 +1,63 @@
+"""What a model of a pool takes: it is fetched if it is not here, and planned as if it were alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamasup.core.errors import LlamasupError, ModelInvalid
+from llamasup.core.model_spec import ModelSpec
+from llamasup.runtime.downloads import Listener, Progress
+from llamasup.runtime.events import Bus, Downloading
+from llamasup.runtime.launch import read_given
+from llamasup.runtime.tenancy import Sized, Tenancy, size_up
+
+if TYPE_CHECKING:
+    from llamasup.runtime.pool import PoolOptions
+
+__all__ = ["Fetch", "Sizer"]
+
+Fetch = Callable[[str, Listener], Awaitable[Path]]
+"""A reference, and who hears how far it is → the file. Raises a LlamasupError where it cannot be had."""
+
+_log = logging.getLogger(__name__)
+
+
+class Sizer:
+    """``fetch``: None where nothing is downloaded."""
+
+    def __init__(self, fetch: Fetch | None, bus: Bus) -> None:
+        self._fetch = fetch
+        self._bus = bus
+
+    async def size(self, tenancy: Tenancy, spec: ModelSpec, options: PoolOptions) -> Sized:
+        """Raises what fetching raises, and ``size_up``."""
+        if spec.problem:
+            if spec.source and not spec.is_remote:
+                await asyncio.to_thread(read_given, spec.source)  # what it raises says more
+            raise ModelInvalid(spec.problem)
+        local = spec
+        if spec.is_remote and self._fetch is not None:
+
+            def downloading(progress: Progress) -> None:
+                tenancy.downloading(progress)
+                done, total, speed = progress.done_bytes, progress.total_bytes, progress.bytes_per_s
+                self._bus.publish(Downloading(spec.id, done, total, speed))
+
+            local = replace(spec, source=str(await self._fetch(spec.source, downloading)))
+        try:
+            sized = await asyncio.to_thread(size_up, local, options.budget, options.runtime, options.environ)
+        except (LlamasupError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            # Whatever lies in a folder is read here: what nobody thought of must not end all the others.
+            _log.exception("%s cannot be read", spec.id)
+            raise LlamasupError(
+                f"{spec.id} cannot be read: {type(error).__name__}, a fault of llamasup.",
+                remedy="See its log, and report it.",
+            ) from error
+        return replace(sized, spec=spec)
