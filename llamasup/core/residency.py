@@ -249,6 +249,7 @@ class _Round:
             else:
                 self.candidates.append(Candidate(each.id, held, self.cost(each)))
         self.kept: set[str] = set()  # those that an older claim will take, once it may
+        self.lacked: set[Resource] = set()  # by claims that have waited for long enough
         self.going: dict[str, Evict | Yield] = {}
         self.others: list[Verdict] = []
         self.wakes: list[float] = []
@@ -266,11 +267,17 @@ class _Round:
         resumed = (
             Resume(each.id)
             for each in self.holding
-            if each.phase is Phase.YIELDING and each.id not in self.going
+            if each.phase is Phase.YIELDING and each.id not in self.going and not self.is_still_lacked(each)
         )
         due = [at for at in self.wakes if self.now < at < _NEVER]
         wake = (WakeAt(min(due)),) if due else ()
         return (*resumed, *self.orders(), *self.others, *wake)
+
+    def is_still_lacked(self, tenant: Tenant) -> bool:
+        """Whether what it holds is of use to a claim that has waited for long enough and gets nothing that is
+        idle. Several such claims may take each other's choices away in turns: who yields goes on with it.
+        """
+        return not self.lacked.isdisjoint(_demand(tenant))
 
     def orders(self) -> Iterator[Evict | Yield]:
         """What is not under way already."""
@@ -313,6 +320,8 @@ class _Round:
             overdue = self.now >= overdue_at
             candidates = self.movable()
             chosen = cheapest([each for each in candidates if overdue or each.cost < _BUSY], lack)
+            if overdue and (chosen is None or any(each.cost >= _BUSY for each in chosen)):
+                self.lacked |= lack.keys()
             if chosen is None or any(each.cost >= _UNDUE for each in chosen):
                 self.wakes += [overdue_at, *self.changes(candidates if chosen is None else chosen)]
             if chosen is None:
