@@ -105,8 +105,17 @@ def test_beyond_the_refusals_that_can_be_read_nobody_is_told_any_more(make_rig: 
     busy(rig, "127.0.0.2")
     told = [rig.connect(source="127.0.0.2") for _ in range(REFUSALS)]
     eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1 + REFUSALS)
-    assert rig.connect(source="127.0.0.2").sees_the_end()
+    assert comes_and_is_ended(rig, "127.0.0.2")
     assert status(told[-1].message()[0]) == 429
+
+
+def comes_and_is_ended(rig: Rig, source: str) -> bool:
+    """The end may come before the client's own connect has returned (seen on a busy machine)."""
+    try:
+        wire = rig.connect(source=source)
+    except ConnectionResetError:
+        return True
+    return wire.sees_the_end()
 
 
 def test_whoever_comes_through_a_unix_socket_is_not_counted_by_client(
