@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,22 +15,22 @@ from llamasup.core.errors import DoesNotFit, LlamasupError
 from llamasup.core.instance import Policy, State
 from llamasup.core.model_spec import ModelOptions, ModelSpec, Stay
 from llamasup.core.residency import Phase
-from llamasup.runtime import sizing
 from llamasup.runtime.events import StateChanged
-from llamasup.runtime.tenancy import Sized
-from tests.runtime.pools import PATIENCE_S, Pooled, file_of, pooled, server, spec_of, with_context
+from tests.runtime.pools import (
+    PATIENCE_S,
+    HeldSizing,
+    Pooled,
+    file_of,
+    in_a_loop,
+    pooled,
+    server,
+    spec_of,
+    with_context,
+)
 
 pytestmark = pytest.mark.slow
 
 SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)
-
-
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*arguments: Any, **fixtures: Any) -> None:
-        asyncio.run(test(*arguments, **fixtures))
-
-    return run
 
 
 @pytest.fixture
@@ -356,25 +352,16 @@ async def test_a_model_may_be_removed_in_the_middle_of_its_change(
 async def test_a_model_may_be_removed_while_its_change_is_weighed(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, begun, go_on = sizing.__dict__["size_up"], threading.Event(), threading.Event()
-
-    def size_up(*arguments: Any) -> Sized:
-        begun.set()
-        go_on.wait(PATIENCE_S)
-        found = really(*arguments)
-        assert isinstance(found, Sized)
-        return found
-
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         gone = it["a"]
         await it.until(lambda: not gone.sizing)
-        monkeypatch.setattr(sizing, "size_up", size_up)
+        held = HeldSizing(monkeypatch)
         it.apply(bigger(specs["a"]), specs["b"])
-        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        await held.begun()
         it.apply(specs["b"])
         await it.until(lambda: gone.runners == [])
-        go_on.set()
+        held.go_on()
         await it.until(lambda: not gone.changing)
 
         assert gone.all_runners == ()
@@ -385,24 +372,15 @@ async def test_a_model_may_be_removed_while_its_change_is_weighed(
 async def test_a_stop_while_a_change_is_weighed_starts_nothing(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, begun, go_on = sizing.__dict__["size_up"], threading.Event(), threading.Event()
-
-    def size_up(*arguments: Any) -> Sized:
-        begun.set()
-        go_on.wait(PATIENCE_S)
-        found = really(*arguments)
-        assert isinstance(found, Sized)
-        return found
-
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         await it.until(lambda: not it["a"].sizing)
-        monkeypatch.setattr(sizing, "size_up", size_up)
+        held = HeldSizing(monkeypatch)
         it.apply(bigger(specs["a"]), specs["b"])
-        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        await held.begun()
         it.pool.ask_stop()
         await it.pool.ended()
-        go_on.set()
+        held.go_on()
         await it.until(lambda: not it["a"].changing)
 
         starts = [
