@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from llamasup.core.address import Address
 from llamasup.core.errors import LlamasupError
 from llamasup.core.failure import failure_of
 from llamasup.core.instance import Instance, KillAsked, Policy, StartAsked, State, StopAsked
-from llamasup.core.model_spec import ModelSpec
 from llamasup.effects.log_files import log_path_of
 from llamasup.jobs import Job
 from llamasup.runtime.events import Bus
@@ -39,7 +37,7 @@ class HostedModel:
     ) -> None:
         self._job = job
         self._stopping = False
-        self._served = served = ServedModel(ModelSpec(job.name, "", job.aliases), policy=policy)
+        self._served = served = ServedModel(policy=policy)
         log_path = log_path_of(job.name)
         self.runner = InstanceRunner(
             job.name,
@@ -55,7 +53,7 @@ class HostedModel:
             log_passed_on=log_passed_on,
         )
         served.add(self.runner)
-        self.backend = Supervisor(served, address, os.getpid(), job.facts)
+        self.backend = Supervisor((job.name, *job.aliases), served, address, job.facts)
         self.controlled = OneModel(owner, self.backend, bus, log_path)
 
     async def run(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -41,17 +41,14 @@ _AT_THE_START = ("listen", "runtime", "auth", "http")
 _LOOK_S = 1.0  # at the config, where it is watched; a stat
 
 
-class Configured(Protocol):
-    """A config, and what follows from it."""
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A config, and what follows from it on this machine, as it is now."""
 
-    @property
-    def config(self) -> Config: ...
-    @property
-    def library(self) -> Library: ...
-    @property
-    def options(self) -> PoolOptions: ...
-    @property
-    def downloads(self) -> DownloadSettings: ...
+    config: Config
+    library: Library
+    options: PoolOptions
+    downloads: DownloadSettings
 
 
 class Source(Protocol):
@@ -97,7 +94,6 @@ class HostedModels:
         self._source = source
         self._stamp = source.stamp()
         self._bus = bus
-        self._folder = folder
         self._started_downloads = configured.downloads
         self._downloads = Downloads(configured.downloads, folder, configured.options.environ)
         runners = Runners(bus, folder, log_path=log_path_of, log_passed_on=log_passed_on)

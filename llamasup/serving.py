@@ -21,12 +21,11 @@ from llamasup.effects.model_search import Search
 from llamasup.effects.ready_file import clear_place
 from llamasup.effects.runtimes import find_runtime
 from llamasup.entrance import EntranceOptions, front_of, proxy_of, refuse_bad_address, tls_of
-from llamasup.hosted_models import Configured as Followed
-from llamasup.hosted_models import HostedModels
+from llamasup.hosted_models import Configured, HostedModels
 from llamasup.hosting import Hosting, prepare_place
 from llamasup.runtime.downloads import DownloadSettings
 from llamasup.runtime.events import Bus
-from llamasup.runtime.library import Library, read_library
+from llamasup.runtime.library import read_library
 from llamasup.runtime.pool import PoolOptions
 from llamasup.runtime.tenancy import policy_for, size_up
 
@@ -62,6 +61,7 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
     """
     said = config()
     http = said.http
+    runtime = given.pop("runtime", None) or said.runtime
     options: dict[str, Any] = {
         "host": ",".join(said.hosts),
         "port": said.port,
@@ -76,27 +76,17 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "access_log": http.access_log,
         "slow_request_s": http.slow_request_s,
     }
-    return ServeOptions(config=config, **{**options, **given})
-
-
-@dataclass(frozen=True, slots=True)
-class Configured:
-    """A config, and what follows from it on this machine, as it is now."""
-
-    config: Config
-    library: Library
-    options: PoolOptions
-    downloads: DownloadSettings
+    return ServeOptions(config=config, runtime=runtime, **{**options, **given})
 
 
 class ConfigSource:
     """Reads the config again, and looks into the folders. ``runtime`` stays as it was found at the start."""
 
     def __init__(self, options: ServeOptions, environ: Mapping[str, str]) -> None:
-        """Raises RuntimeMissing and ConfigInvalid."""
+        """Raises RuntimeMissing."""
         self._options = options
         self._environ = environ
-        self._runtime = find_runtime(options.runtime or options.config().runtime, environ)
+        self._runtime = find_runtime(options.runtime, environ)
         # What is free is so before anything of ours is loaded.
         self._machine = hardware()
         self._devices = devices_now(self._runtime, environ)
@@ -136,7 +126,7 @@ class ConfigSource:
         """
         self._check(configured, configured.library.registry.specs.values())
 
-    def check(self, configured: Followed, before: Mapping[str, ModelSpec]) -> None:
+    def check(self, configured: Configured, before: Mapping[str, ModelSpec]) -> None:
         """As ``Source``."""
         found = configured.library.registry.specs.values()
         new = [each for each in found if _said_of(before.get(each.id)) != _said_of(each)]
@@ -149,7 +139,7 @@ class ConfigSource:
                 details=error.details,
             ) from error
 
-    def _check(self, configured: Followed, specs: Iterable[ModelSpec]) -> None:
+    def _check(self, configured: Configured, specs: Iterable[ModelSpec]) -> None:
         options = configured.options
         for spec in specs:
             # One that is to be found in a folder and is not there yet may come; that is told as a problem.

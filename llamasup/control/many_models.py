@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -10,20 +9,20 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from llamasup import __version__
 from llamasup.control.one_model import Owner, shut_down
 from llamasup.core.address import Address
 from llamasup.core.errors import Conflict, Stopping
 from llamasup.core.failure import failure_of
-from llamasup.core.instance import Instance, RestartAsked, State
+from llamasup.core.instance import RestartAsked, State
 from llamasup.core.registry_changes import Changes
 from llamasup.core.residency import Phase
 from llamasup.runtime.catalog import Catalog
+from llamasup.runtime.departure import is_up_or_over
 from llamasup.runtime.events import Bus
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.metrics import InstanceGauges
-from llamasup.runtime.model_status import model_status, state_of_tenancy
-from llamasup.runtime.scraping import scrape
+from llamasup.runtime.model_status import model_status, state_of_tenancy, status_of
+from llamasup.runtime.scraping import gauges_of, scrape
 from llamasup.runtime.tenancy import Tenancy
 
 __all__ = ["ManyModels"]
@@ -54,22 +53,13 @@ class ManyModels:
     # --- what it shows
 
     def status(self) -> Mapping[str, Any]:
-        return {
-            "version": __version__,
-            "pid": os.getpid(),
-            "url": self._address.url,
-            "uptime_s": round(monotonic() - self._started_s, 3),
-            "budget": dict(self._catalog.pool.options.budget),
-            "models": [_status(tenancy) for tenancy in self._catalog.tenancies()],
-        }
+        models = map(_status, self._catalog.tenancies())
+        status = status_of(self._address, monotonic() - self._started_s, models)
+        return {**status, "budget": dict(self._catalog.pool.options.budget)}
 
     def gauges(self) -> Sequence[InstanceGauges]:
         """Of the models that were ever wanted: a thousand others would be noise."""
-        return [
-            InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.room))
-            for tenancy in self._catalog.tenancies()
-            for runner in tenancy.runners[:1]
-        ]
+        return gauges_of(runner for each in self._catalog.tenancies() for runner in each.runners)
 
     async def scrape(self) -> Mapping[str, str]:
         return await scrape(runner for each in self._catalog.tenancies() for runner in each.runners)
@@ -118,15 +108,11 @@ class ManyModels:
 
 async def _restart(runner: InstanceRunner) -> None:
     await runner.take(RestartAsked())
-    after = await runner.until(_is_up_or_over)
+    after = await runner.until(is_up_or_over)
     if after.state is State.STOPPED:
         raise Conflict(f"{runner.model} was unloaded meanwhile.", remedy="Load it if it is to be served.")
-    if after.at_rest:
+    if after.state is State.FAILED:
         raise failure_of(after)
-
-
-def _is_up_or_over(instance: Instance) -> bool:
-    return instance.state is State.READY or instance.at_rest
 
 
 def _status(tenancy: Tenancy) -> Mapping[str, Any]:

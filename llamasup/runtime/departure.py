@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from llamasup.core.errors import LlamasupError
-from llamasup.core.instance import Instance, StopAsked
+from llamasup.core.instance import Instance, State, StopAsked
 from llamasup.core.share import RAM
 from llamasup.effects.devices import await_freed, devices_now
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.tenancy import Sized
 
-__all__ = ["at_rest", "end", "freed"]
+__all__ = ["at_rest", "end", "freed", "is_up_or_over"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,3 +54,8 @@ async def freed(sized: Sized | None) -> AsyncIterator[None]:
 
 def at_rest(instance: Instance) -> bool:
     return instance.at_rest
+
+
+def is_up_or_over(instance: Instance) -> bool:
+    """It serves, or whoever waits for that waits in vain: also where it tries again by itself in minutes."""
+    return instance.state in {State.READY, State.FAILED} or instance.at_rest

@@ -1,10 +1,13 @@
-"""One model of the ``status`` object (docs/design.md), whether it is loaded or not."""
+"""The ``status`` object (docs/design.md), and one model of it, whether it is loaded or not."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llamasup import __version__
+from llamasup.core.address import Address
 from llamasup.core.instance import State
 from llamasup.core.model_facts import ModelFacts
 from llamasup.core.model_state import nearest, state_of
@@ -13,7 +16,18 @@ from llamasup.runtime.instance import InstanceRunner
 if TYPE_CHECKING:
     from llamasup.runtime.tenancy import Tenancy
 
-__all__ = ["model_status", "state_of_tenancy"]
+__all__ = ["model_status", "state_of_tenancy", "status_of"]
+
+
+def status_of(address: Address, up_s: float, models: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The ``status`` object of the contract (docs/design.md); ``up_s``: for how long it has run."""
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "url": address.url,
+        "uptime_s": round(up_s, 3),
+        "models": list(models),
+    }
 
 
 def state_of_tenancy(tenancy: Tenancy) -> str:

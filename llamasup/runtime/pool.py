@@ -145,7 +145,6 @@ class Pool:
     def add(self, spec: ModelSpec) -> Tenancy:
         """A model that can be loaded from now on."""
         served = ServedModel(
-            spec,
             policy=policy_for(spec, self.options.policy),
             when_wanted=lambda: self._asked_for(tenancy),
             when_idle=lambda: self._idle(tenancy),
@@ -166,7 +165,7 @@ class Pool:
 
     def retouch(self, tenancy: Tenancy, spec: ModelSpec) -> None:
         """Something else is said of it. Its processes stay as they are."""
-        tenancy.spec = tenancy.served.spec = spec
+        tenancy.spec = spec
         tenancy.served.allow(policy_for(spec, self.options.policy))
         self.decide_soon()
 

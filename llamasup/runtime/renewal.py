@@ -7,12 +7,12 @@ import logging
 
 from llamasup.core.errors import LlamasupError, ModelUnknown
 from llamasup.core.failure import failure_of
-from llamasup.core.instance import Instance, StartAsked, State
+from llamasup.core.instance import StartAsked, State
 from llamasup.core.meant_model import unknown_model
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import Phase
 from llamasup.core.share import left_of
-from llamasup.runtime.departure import end, freed
+from llamasup.runtime.departure import end, freed, is_up_or_over
 from llamasup.runtime.endpoint import Unavailable
 from llamasup.runtime.events import ModelLeaves
 from llamasup.runtime.pool import Pool
@@ -115,7 +115,7 @@ async def _replace_beside(pool: Pool, tenancy: Tenancy, sized: Sized) -> None:
     try:
         for runner in new:
             await runner.take(StartAsked())
-        ends = [await runner.until(_is_up_or_over) for runner in new]
+        ends = [await runner.until(is_up_or_over) for runner in new]
         if not any(each.state is State.READY for each in ends):
             pool.runners.drop(tenancy, new)
             tenancy.runners, tenancy.sized = old, before
@@ -156,10 +156,6 @@ async def _bring_back(pool: Pool, tenancy: Tenancy) -> None:
             return
         tenancy.renewal_error = error
         _log.warning("%s was changed, and is not loaded again: %s", tenancy.spec.id, error)
-
-
-def _is_up_or_over(instance: Instance) -> bool:
-    return instance.state in {State.READY, State.FAILED} or instance.at_rest
 
 
 _CHANGING = Unavailable(503, "The model is being changed", cause="changing", retry_after_s=1.0, may_wait=True)

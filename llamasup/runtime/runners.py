@@ -74,6 +74,3 @@ class Runners:
             tenancy.served.remove(runner)
             if (task := self._tasks.pop(runner, None)) is not None:
                 task.cancel()
-
-    def log_path(self, model_id: str) -> Path | None:
-        return self._log_path(model_id)

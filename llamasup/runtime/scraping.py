@@ -1,15 +1,24 @@
-"""What servers tell of themselves for Prometheus, asked only when somebody asks us."""
+"""What is told of servers to Prometheus: how they are, and what they say themselves when somebody asks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from llamasup.core.instance import State
 from llamasup.effects.probe import Prober
 from llamasup.runtime.instance import InstanceRunner
+from llamasup.runtime.metrics import InstanceGauges
 
-__all__ = ["scrape"]
+__all__ = ["gauges_of", "scrape"]
+
+
+def gauges_of(runners: Iterable[InstanceRunner]) -> Sequence[InstanceGauges]:
+    """One for each process; those of one model share its queue."""
+    return [
+        InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.room))
+        for runner in runners
+    ]
 
 
 async def scrape(runners: Iterable[InstanceRunner]) -> Mapping[str, str]:

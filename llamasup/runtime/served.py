@@ -11,7 +11,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from llamasup.core.instance import Policy
-from llamasup.core.model_spec import ModelSpec
 from llamasup.runtime.endpoint import BUSY, Endpoint, Lease, Serving, Unavailable
 from llamasup.runtime.instance import NOT_RUNNING, InstanceRunner
 from llamasup.runtime.waiting import Ticket, WaitingRoom
@@ -32,14 +31,12 @@ class ServedModel:
 
     def __init__(
         self,
-        spec: ModelSpec,
         *,
         policy: Policy,
         when_wanted: Callable[[], None] | None = None,
         when_idle: Callable[[], None] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.spec = spec
         self.room = WaitingRoom(
             self.serving,
             timeout_s=policy.wait_timeout_s,

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import Any
 
-from llamasup import __version__
 from llamasup.core.address import Address
 from llamasup.core.meant_model import MeantModel
 from llamasup.core.model_facts import ModelFacts
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.metrics import InstanceGauges
-from llamasup.runtime.model_status import model_status
-from llamasup.runtime.scraping import scrape
+from llamasup.runtime.model_status import model_status, status_of
+from llamasup.runtime.scraping import gauges_of, scrape
 from llamasup.runtime.served import ServedModel
 from llamasup.runtime.waiting import WaitingRoom
 
@@ -22,17 +21,23 @@ __all__ = ["Supervisor"]
 
 
 class Supervisor:
-    """``address`` is where requests for ``served`` come in; ``facts`` are those of its file, if known."""
+    """``names``: its own, then aliases. ``address`` is where requests for ``served`` come in.
+
+    ``facts`` are of its file, if known.
+    """
 
     def __init__(
-        self, served: ServedModel, address: Address, pid: int, facts: ModelFacts | None = None
+        self,
+        names: tuple[str, ...],
+        served: ServedModel,
+        address: Address,
+        facts: ModelFacts | None = None,
     ) -> None:
         self._served = served
         self._facts = facts
-        self._meant = MeantModel(served.spec.names)
+        self._meant = MeantModel(names)
         self._address = address
-        self._pid = pid
-        self._started_s = asyncio.get_running_loop().time()
+        self._started_s = monotonic()
 
     # --- Backend: what the proxy asks -------------------------------------------------------------------
 
@@ -60,30 +65,13 @@ class Supervisor:
         return self._served.runners
 
     def status(self) -> Mapping[str, Any]:
-        """The ``status`` object of the contract (docs/design.md)."""
+        name, *aliases = self._meant.names
         served = self._served
-        uptime_s = asyncio.get_running_loop().time() - self._started_s
-        return {
-            "version": __version__,
-            "pid": self._pid,
-            "url": self._address.url,
-            "uptime_s": round(uptime_s, 3),
-            "models": [
-                model_status(
-                    served.spec.id,
-                    served.spec.aliases,
-                    served.runners,
-                    queued=len(served.room),
-                    facts=self._facts,
-                )
-            ],
-        }
+        model = model_status(name, aliases, served.runners, queued=len(served.room), facts=self._facts)
+        return status_of(self._address, monotonic() - self._started_s, [model])
 
     def gauges(self) -> Sequence[InstanceGauges]:
-        return [
-            InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.room))
-            for runner in self.runners
-        ]
+        return gauges_of(self.runners)
 
     async def scrape(self) -> Mapping[str, str]:
         return await scrape(self.runners)

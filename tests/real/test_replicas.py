@@ -21,7 +21,6 @@ import pytest
 
 from llamasup.core.address import TcpAddress
 from llamasup.core.instance import Instance, Policy, StartAsked, State, StopAsked
-from llamasup.core.model_spec import ModelSpec
 from llamasup.core.settings import Settings
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.runtime.events import Bus
@@ -58,7 +57,7 @@ async def pair_of(model: Path, runtime: str, *, slots: int, ctx_size: int) -> As
     # With threads for every core each they would wait for each other most of the time (docs/replicas.md).
     settings = Settings(parallel=slots, ctx_size=ctx_size, threads=1)
     launch = prepare(str(model), settings, runtime=runtime, environ=os.environ)
-    served = ServedModel(ModelSpec(launch.model_id, str(model)), policy=Policy())
+    served = ServedModel(policy=Policy())
     records: list[RequestRecord] = []
     with tempfile.TemporaryDirectory(prefix="lls-") as folder:  # short: sockets are in it
         runners = []
@@ -82,7 +81,7 @@ async def pair_of(model: Path, runtime: str, *, slots: int, ctx_size: int) -> As
                 runner.post(StartAsked())
             front = bind("127.0.0.1", 0)
             port = front[0].getsockname()[1]
-            supervisor = Supervisor(served, TcpAddress("127.0.0.1", port), os.getpid())
+            supervisor = Supervisor((launch.model_id,), served, TcpAddress("127.0.0.1", port))
             proxy = Proxy(supervisor, ProxyConfig(route_by_model=False), on_finished=records.append)
             await proxy.start(front)
             try:

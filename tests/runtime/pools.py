@@ -6,32 +6,80 @@ import asyncio
 import os
 import shlex
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 from llamasup.core.instance import Policy, State
 from llamasup.core.model_spec import ModelOptions, ModelSpec, Stay
 from llamasup.core.registry import Registry
 from llamasup.core.residency import Phase, ResidencyPolicy
 from llamasup.core.settings import Settings
+from llamasup.runtime import sizing
 from llamasup.runtime.catalog import Catalog
 from llamasup.runtime.endpoint import Lease, Unavailable
 from llamasup.runtime.events import Bus, ModelLeaves, Notice, StateChanged
 from llamasup.runtime.pool import Pool, PoolOptions
 from llamasup.runtime.runners import Runners
 from llamasup.runtime.sizing import Fetch
-from llamasup.runtime.tenancy import Tenancy, size_up
+from llamasup.runtime.tenancy import Sized, Tenancy, size_up
 from llamasup.runtime.waiting import Ticket
 from llamasup.testing.fake_server import install
 
-__all__ = ["PATIENCE_S", "Asking", "Pooled", "file_of", "pooled", "registry_of", "server", "spec_of"]
+__all__ = [
+    "PATIENCE_S",
+    "Asking",
+    "HeldSizing",
+    "Pooled",
+    "file_of",
+    "in_a_loop",
+    "pooled",
+    "registry_of",
+    "server",
+    "spec_of",
+]
 
 PATIENCE_S = 20.0
 """Bounds a test that hangs. Nothing waits this long when things work."""
 N = TypeVar("N")
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, for pytest. It keeps its fixtures."""
+
+    @wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*arguments, **fixtures))
+
+    return run
+
+
+class HeldSizing:
+    """Sizes as ever, but not before it is told to. ``begun`` waits for somebody who wants a size."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._really = sizing.__dict__["size_up"]
+        self._begun, self._go_on = threading.Event(), threading.Event()
+        monkeypatch.setattr(sizing, "size_up", self._size_up)
+
+    def _size_up(self, *arguments: Any) -> Sized:
+        self._begun.set()
+        self._go_on.wait(PATIENCE_S)
+        found = self._really(*arguments)
+        assert isinstance(found, Sized)
+        return found
+
+    async def begun(self) -> None:
+        await asyncio.to_thread(self._begun.wait, PATIENCE_S)
+
+    def go_on(self) -> None:
+        self._go_on.set()
 
 
 def server(folder: Path, faults: Mapping[str, Iterable[str]] | None = None) -> Path:

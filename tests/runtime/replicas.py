@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from llamasup.core.address import UnixAddress
 from llamasup.core.instance import Policy
-from llamasup.core.model_spec import ModelSpec
 from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.served import ServedModel
@@ -74,4 +73,4 @@ class Replica(InstanceRunner):
 
 
 def served_model(policy: Policy | None = None) -> ServedModel:
-    return ServedModel(ModelSpec("tiny", "/models/tiny.gguf"), policy=policy or Policy())
+    return ServedModel(policy=policy or Policy())

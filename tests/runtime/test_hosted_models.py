@@ -116,6 +116,20 @@ def test_a_reload_without_changes_touches_nothing(config: Path) -> None:
     asyncio.run(test())
 
 
+def test_every_process_of_a_model_is_counted(config: Path, tmp_path: Path, tiny_model: Path) -> None:
+    write(config, tmp_path, tiny_model, a=", replicas: 2")
+
+    async def test() -> None:
+        async with hosting(config) as it:
+            assert it.hosted.controlled.gauges() == []
+            await it.load("a")
+            await it.until(lambda: all(each.pid for each in it.hosted.runners_of("a")))
+
+            assert [each.model for each in it.hosted.controlled.gauges()] == ["a", "a"]
+
+    asyncio.run(test())
+
+
 def test_a_reload_changes_what_it_says_and_nothing_else(
     config: Path, tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from llamasup.core.instance import Policy, State
-from llamasup.core.model_spec import ModelSpec
 from llamasup.core.wait_estimate import LONGEST_S
 from llamasup.runtime.events import Bus
 from llamasup.runtime.instance import InstanceRunner
@@ -32,7 +31,7 @@ def told(tmp_path: Path) -> Ask:
     def ask(state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0) -> float:
         async def asked() -> float:
             planner: AnyPlanMaker = Nothing()  # type: ignore[assignment]
-            room = ServedModel(ModelSpec("tiny", ""), policy=Policy()).room
+            room = ServedModel(policy=Policy()).room
             runner = InstanceRunner(
                 "tiny", planner, policy=Policy(), bus=Bus(), room=room, work_folder=tmp_path, log_path=None
             )

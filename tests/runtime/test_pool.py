@@ -10,9 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +26,11 @@ from llamasup.runtime import departure, sizing
 from llamasup.runtime import pool as pool_module
 from llamasup.runtime.events import StateChanged
 from llamasup.runtime.tenancy import Sized
-from tests.runtime.pools import PATIENCE_S, Pooled, file_of, pooled, server, spec_of
+from tests.runtime.pools import PATIENCE_S, HeldSizing, Pooled, file_of, in_a_loop, pooled, server, spec_of
 
 pytestmark = pytest.mark.slow
 
 SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)
-
-
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*arguments: Any, **fixtures: Any) -> None:
-        asyncio.run(test(*arguments, **fixtures))
-
-    return run
 
 
 @pytest.fixture
@@ -406,22 +396,13 @@ async def test_a_request_that_comes_as_the_time_is_over_is_served(tmp_path: Path
 async def test_nothing_starts_once_it_is_to_stop(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, begun, go_on = sizing.__dict__["size_up"], threading.Event(), threading.Event()
-
-    def size_up(*arguments: Any) -> Sized:
-        begun.set()
-        go_on.wait(PATIENCE_S)
-        found = really(*arguments)
-        assert isinstance(found, Sized)
-        return found
-
     async with pooled(tmp_path, *specs.values()) as it:
-        monkeypatch.setattr(sizing, "size_up", size_up)
+        held = HeldSizing(monkeypatch)
         asking = it.ask("a")
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
-        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        await held.begun()
         it.pool.ask_stop()
-        go_on.set()
+        held.go_on()
 
         with pytest.raises(Stopping):
             await loading

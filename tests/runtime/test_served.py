@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from llamasup.core.address import UnixAddress
 from llamasup.core.instance import Policy, State
-from llamasup.core.model_spec import ModelSpec
 from llamasup.runtime.endpoint import BUSY, Endpoint, Lease, Unavailable
 from llamasup.runtime.events import Bus
 from llamasup.runtime.instance import NOT_RUNNING, STOPPING, InstanceRunner
@@ -23,6 +19,7 @@ from llamasup.runtime.plans import AnyPlanMaker
 from llamasup.runtime.served import ServedModel
 from llamasup.runtime.waiting import Ticket
 from tests.proxy.test_cost import REPEATS, Calls
+from tests.runtime.pools import in_a_loop
 from tests.runtime.replicas import LOADING, Replica, served_model
 
 SWAPPING = Unavailable(503, "Another model has its memory", cause="making_room", may_wait=True)
@@ -39,14 +36,6 @@ def idle_runner(served: ServedModel, folder: Path = Path("/nowhere")) -> Instanc
     )
     served.add(runner)
     return runner
-
-
-def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(test())
-
-    return run
 
 
 class Client:
@@ -271,9 +260,7 @@ async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothi
 @in_a_loop
 async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves() -> None:
     wanted: list[int] = []
-    served = ServedModel(
-        ModelSpec("tiny", ""), policy=Policy(), when_wanted=lambda: wanted.append(len(served.room))
-    )
+    served = ServedModel(policy=Policy(), when_wanted=lambda: wanted.append(len(served.room)))
     served.absent = TO_BE_LOADED
     assert served.room.oldest_s == float("inf")
     began_s = asyncio.get_running_loop().time()
@@ -295,7 +282,7 @@ async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves()
 @in_a_loop
 async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered() -> None:
     """It finds that the model can never be loaded, or has a process ready: nobody is told while it enters."""
-    served = ServedModel(ModelSpec("tiny", ""), policy=Policy(), when_wanted=lambda: serves())
+    served = ServedModel(policy=Policy(), when_wanted=lambda: serves())
     served.absent = TO_BE_LOADED
 
     def serves() -> None:
@@ -310,9 +297,7 @@ async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered
 @in_a_loop
 async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -> None:
     idle: list[float] = []
-    served = ServedModel(
-        ModelSpec("tiny", ""), policy=Policy(), when_idle=lambda: idle.append(served.idle_since_s)
-    )
+    served = ServedModel(policy=Policy(), when_idle=lambda: idle.append(served.idle_since_s))
     for n in (1, 2):
         Replica(served, f"/run/{n}.sock", places=1).becomes_ready()
     clients = [Client(served), Client(served)]
