@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import os
 import shlex
 import shutil
@@ -154,6 +156,17 @@ def _as_shell(runtime: str) -> str:
     if runtime == "embedded":
         return f"{shlex.quote(sys.executable)} -m llamasup.embedded"
     return f"env LD_LIBRARY_PATH={shlex.quote(str(Path(runtime).resolve().parent))} {shlex.quote(runtime)}"
+
+
+@pytest.fixture(scope="module")
+def litellm() -> Iterator[Any]:
+    """The module. Without this variable it fetches a list of prices when it is imported; in a thread that
+    never had an event loop it makes one, and nobody closes it.
+    """
+    asyncio.set_event_loop(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        yield importlib.import_module("litellm")
 
 
 @pytest.fixture(scope="session")

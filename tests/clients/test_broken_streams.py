@@ -110,13 +110,7 @@ def crowded(serve: Serve, tiny_model: Path) -> Served:
     return serve(tiny_model, "--ctx-size", "32768", "--parallel", str(len(READERS)))
 
 
-@pytest.fixture
-def local_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    importlib.import_module("litellm")
-
-
-@pytest.mark.usefixtures("local_prices")
+@pytest.mark.usefixtures("litellm")
 def test_no_client_takes_half_an_answer_for_a_whole_one(crowded: Served) -> None:
     flowing = {name: threading.Event() for name in READERS}
     with ThreadPoolExecutor(len(READERS)) as threads:

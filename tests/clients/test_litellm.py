@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,15 +25,6 @@ WEATHER = {
     "type": "function",
     "function": {"name": "get_weather", "description": "The weather.", "parameters": WEATHER_PARAMETERS},
 }
-
-
-@pytest.fixture(scope="module")
-def litellm() -> Iterator[Any]:
-    """The module. Without this variable it fetches a list of prices when it is imported."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-        module = importlib.import_module("litellm")
-        yield module
 
 
 def of(served: Served, model: str = "openai/tiny", **options: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -191,12 +190,7 @@ def test_a_key_for_certain_models_is_a_permission_denied_for_others(many: Served
             client.chat.completions.create(model=RERANKER, messages=MESSAGES)
 
 
-def test_litellm_finds_models_and_misses_those_that_there_are_not(
-    many: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = importlib.import_module("litellm")
-
+def test_litellm_finds_models_and_misses_those_that_there_are_not(many: Served, litellm: Any) -> None:
     def ask(model: str) -> Any:
         return litellm.completion(
             model=f"openai/{model}",
