@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -82,22 +83,30 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return files
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """New folders, one after the other. ``mktemp`` would look through all there are for each new one."""
+    above = tmp_path_factory.mktemp("h")  # short: sockets lie below it
+    return (above / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_folders(
+    homes: Iterator[Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """State, cache and run-time folders of this test alone: nothing of the user's is read or written.
 
     The cache is shared by the tests of a session: asking a runtime what it can do takes 0.2 s each time.
     """
-    home = tmp_path_factory.mktemp("home")
-    cache = tmp_path_factory.getbasetemp() / "cache"
+    home = next(homes)
+    (home / "run").mkdir(mode=0o700, parents=True)
     for variable, folder in (
         ("XDG_STATE_HOME", home / "state"),
-        ("XDG_CACHE_HOME", cache),
+        ("XDG_CACHE_HOME", tmp_path_factory.getbasetemp() / "cache"),
         ("XDG_RUNTIME_DIR", home / "run"),
         ("XDG_CONFIG_HOME", home / "config"),
         ("XDG_DATA_HOME", home / "data"),
     ):
-        folder.mkdir(mode=0o700, exist_ok=True)
         monkeypatch.setenv(variable, str(folder))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: no test asks anybody out there
     of_systemd = ("RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CACHE_DIRECTORY")

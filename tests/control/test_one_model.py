@@ -20,6 +20,8 @@ from llamasup.testing.fake_server import install
 from tests.control.fake import PATIENCE_S
 from tests.e2e.service import Serving, serving
 
+pytestmark = [pytest.mark.slow, pytest.mark.beside]
+
 SETTINGS = Settings(alias="tiny,small")
 
 

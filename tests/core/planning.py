@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from llamasup.core.address import Address, TcpAddress, UnixAddress
 from llamasup.core.bounds import Bounds
-from llamasup.core.capabilities import Capabilities, parse_help
+from llamasup.core.capabilities import Capabilities, Option, parse_help
 from llamasup.core.child_address import child_address_kind
 from llamasup.core.devices import Device
 from llamasup.core.hardware import Hardware
@@ -22,11 +23,14 @@ OLD, MIDDLE, NEW = "0.2.90", "0.3.16", "b11434"  # 2024-08, 2025-08, 2026-11
 GIB = 1 << 30
 GPU = Device("CUDA0", "a GPU", 24 * GIB, 22 * GIB)
 
-_HELP_TEXTS = {build: (HELP / f"{build}.txt").read_text() for build in BUILDS}
+
+@cache
+def _options(build: str) -> tuple[Option, ...]:
+    return parse_help((HELP / f"{build}.txt").read_text())
 
 
 def capabilities(build: str, *devices: Device) -> Capabilities:
-    return Capabilities(build, parse_help(_HELP_TEXTS[build]), devices)
+    return Capabilities(build, _options(build), devices)
 
 
 def from_help(text: str) -> Capabilities:

@@ -370,6 +370,8 @@ def gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
+@pytest.mark.beside
 def test_a_program_that_hangs_is_killed_with_everything_that_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     body = f"echo waiting >&2; /bin/sleep 600 & echo $$ $! >> {pids}; wait"
@@ -381,6 +383,8 @@ def test_a_program_that_hangs_is_killed_with_everything_that_it_started(tmp_path
     assert all(gone(pid) for pid in started)
 
 
+@pytest.mark.slow
+@pytest.mark.beside
 def test_a_program_that_ends_but_leaves_its_output_open_is_an_answer(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     server = script(tmp_path / "llama-server", f"/bin/sleep 600 & echo $! >> {pids}\n{ANSWERS}")
@@ -394,6 +398,8 @@ def test_a_program_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
     assert "text that does not end" in error.message
 
 
+@pytest.mark.slow
+@pytest.mark.beside
 def test_a_driver_that_hangs_is_told_from_a_server_that_does(tmp_path: Path) -> None:
     body = f'[ "$1" = --list-devices ] && exec /bin/sleep 600\n{ANSWERS}'
     error = refusal(script(tmp_path / "llama-server", body), tmp_path, timeout_s=1.5)

@@ -132,6 +132,8 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
+@pytest.mark.beside
 def test_five_thousand_idle_connections_hold_nobody_up(make_rig: MakeRig) -> None:
     number = 5_000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -179,6 +181,8 @@ class Resets:
             time.sleep(max(0.0, due - time.monotonic()))
 
 
+@pytest.mark.slow
+@pytest.mark.beside
 @pytest.mark.parametrize(
     "number", [1_000, pytest.param(30_000, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
 )
