@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -147,7 +147,9 @@ class HostedModels:
         await self._pool.running.wait()
 
     async def ready(self) -> tuple[str, ...] | None:
-        for error in (await self.backend.preload()).values():
+        failed = await self.backend.preload()
+        self._tell_crowded_out(failed)
+        for error in failed.values():
             if self._insists:
                 self._error = self._error or error
                 self.ask_stop(now=False)
@@ -313,6 +315,17 @@ class HostedModels:
         except LlamasupError:
             return None
         return invited.specs[name]
+
+    def _tell_crowded_out(self, failed: Container[str]) -> None:
+        """Of those to be preloaded, which have made room for one another already."""
+        asked = [each for each in self.backend.tenancies() if each.spec.stay.preload]
+        gone = [each.spec.id for each in asked if not each.holds and each.spec.id not in failed]
+        if gone and not self._pool.stopping:
+            _log.warning(
+                "What is to be preloaded does not fit in memory together: %s had to go again.\n"
+                "  → Preload fewer, or smaller ones (ctx_size, parallel); llamasup ps says what each takes.",
+                ", ".join(gone),
+            )
 
     def _tell_problems(self, library: Library) -> None:
         """Each once, as long as it lasts."""

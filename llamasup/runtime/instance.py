@@ -106,13 +106,14 @@ class InstanceRunner:
         """Tell the instance what happened, or what is wanted of it."""
         self._events.put_nowait((event, None))
 
-    async def take(self, event: Event) -> Instance:
-        """``post``, and wait until it has heard of it: what it is then, or was at its end."""
-        if self._is_over:
-            return self.instance
+    def take(self, event: Event) -> asyncio.Future[Instance]:
+        """``post``, and done when it has heard of it: what it is then, or was at its end."""
         heard: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
-        self._events.put_nowait((event, heard))
-        return await heard
+        if self._is_over:
+            heard.set_result(self.instance)
+        else:
+            self._events.put_nowait((event, heard))
+        return heard
 
     async def reached(self, *states: State) -> Instance:
         """Wait until the instance is in one of ``states``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from llamasup.core.errors import LlamasupError, ModelUnknown
 from llamasup.core.failure import failure_of
@@ -96,32 +97,25 @@ async def _replace_with(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> None:
     if tenancy.departure is not None or tenancy.removed or pool.stopping:
         return
     serves = any(runner.instance.state is State.READY for runner in tenancy.runners)
-    if serves and _fits(sized, pool, tenancy):
+    if serves and _fits(sized, left_of(pool.left_for(tenancy), [tenancy.needs])):
         await _replace_beside(pool, tenancy, sized)
     else:
         await _replace_after(pool, tenancy, sized)
 
 
-def _fits(sized: Sized, pool: Pool, tenancy: Tenancy) -> bool:
-    left = left_of(pool.left_for(tenancy), [tenancy.needs])
+def _fits(sized: Sized, left: Mapping[str, int]) -> bool:
     return all(left.get(place, 0) >= size_bytes for place, size_bytes in sized.needs.items())
 
 
 async def _replace_beside(pool: Pool, tenancy: Tenancy, sized: Sized) -> None:
     old, before = tenancy.runners, tenancy.sized
     tenancy.outgoing, tenancy.outgoing_needs = old, tenancy.needs
-    tenancy.sized = sized
-    tenancy.runners = new = pool.make_runners(tenancy, sized)
     try:
-        for runner in new:
-            await runner.take(StartAsked())
-        ends = [await runner.until(is_up_or_over) for runner in new]
-        if not any(each.state is State.READY for each in ends):
-            pool.runners.drop(tenancy, new)
+        error = await _try(pool, tenancy, sized)
+        if not tenancy.runners:
             tenancy.runners, tenancy.sized = old, before
-            for each in ends:
-                if each.state is State.FAILED:
-                    raise failure_of(each)
+            if error is not None:
+                raise error
             return  # somebody has ended them
         for runner in old:
             tenancy.served.remove(runner)  # who comes from now on comes to the new ones
@@ -133,18 +127,61 @@ async def _replace_beside(pool: Pool, tenancy: Tenancy, sized: Sized) -> None:
 
 
 async def _replace_after(pool: Pool, tenancy: Tenancy, sized: Sized) -> None:
+    """Who comes meanwhile waits, also while the new one fails and the old one is started again."""
+    before = tenancy.sized
     if tenancy.starting or any(not runner.instance.at_rest for runner in tenancy.runners):
         pool.bus.publish(ModelLeaves(tenancy.spec.id, "changed"))
         tenancy.comes_back = True
     tenancy.yielding = tenancy.starting = False
     tenancy.served.shut(_CHANGING)
-    async with freed(tenancy.sized):
+    async with freed(before):
         await end(tenancy.runners)
     pool.runners.drop(tenancy, tenancy.runners)
     tenancy.runners, tenancy.sized, tenancy.error = [], sized, None
     tenancy.served.absent = absent(tenancy.spec)
-    if not (tenancy.removed or pool.stopping):
+    error = None
+    if _comes_back(pool, tenancy) and before is not None and _fits(sized, pool.left_for(tenancy)):
+        error = await _replace_in_place(pool, tenancy, sized, before)
+    if tenancy.departure is None and not (tenancy.removed or pool.stopping):
         tenancy.served.open()
+    if error is not None:
+        raise error
+
+
+async def _replace_in_place(
+    pool: Pool, tenancy: Tenancy, sized: Sized, before: Sized
+) -> LlamasupError | None:
+    """In the memory of the old one, which nobody else gets before it is sure not to be needed again."""
+    needs = sized.needs
+    kept = {place: size - needs.get(place, 0) for place, size in before.needs.items()}
+    tenancy.outgoing_needs = {place: size for place, size in kept.items() if size > 0}
+    try:
+        error = await _try(pool, tenancy, sized)
+    finally:
+        tenancy.outgoing_needs = {}
+    if error is not None and _comes_back(pool, tenancy):
+        await _try(pool, tenancy, before)
+    tenancy.comes_back = False
+    return error
+
+
+async def _try(pool: Pool, tenancy: Tenancy, sized: Sized) -> LlamasupError | None:
+    """Start it. Where none of its servers serves they are put away; why, unless somebody has ended them."""
+    tenancy.sized = sized
+    tenancy.runners = new = pool.make_runners(tenancy, sized)
+    for heard in [runner.take(StartAsked()) for runner in new]:  # all before anybody can end one
+        await heard
+    ends = [await runner.until(is_up_or_over) for runner in new]
+    if any(each.state is State.READY for each in ends):
+        return None
+    pool.runners.drop(tenancy, new)
+    tenancy.runners = []
+    return next((failure_of(each) for each in ends if each.state is State.FAILED), None)
+
+
+def _comes_back(pool: Pool, tenancy: Tenancy) -> bool:
+    """Nobody has said otherwise meanwhile."""
+    return tenancy.comes_back and not (tenancy.removed or pool.stopping)
 
 
 async def _bring_back(pool: Pool, tenancy: Tenancy) -> None:

@@ -118,9 +118,12 @@ async def test_where_llama_server_fails_with_the_new_one_the_old_one_serves_agai
     config = None if room == "for two" else await memory_for_one(tiny_model, runtime)
     adapter = tmp_path / "adapter.gguf"
     adapter.write_bytes(b"GGUF, but no more than that")
-    async with serving(tiny_model, runtime, config=config) as server:
+    async with serving(tiny_model, runtime, config=config) as server, asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(statuses(server, LONG, REQUESTS))
+        await in_flight(server)
         with pytest.raises((llamasup.ServerFailed, llamasup.GaveUp)):
             await server.switch(other, ctx_size=1024, extra=["--lora", str(adapter)])
+        assert await asked == [200] * REQUESTS
         after = model_of(server)
         assert (after["state"], after["ctx_size"]) == ("ready", 512)
         assert await statuses(server, SHORT, 3) == [200] * 3

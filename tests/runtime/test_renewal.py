@@ -16,6 +16,7 @@ from llamasup.core.instance import Policy, State
 from llamasup.core.model_spec import ModelOptions, ModelSpec, Stay
 from llamasup.core.residency import Phase
 from llamasup.runtime.events import StateChanged
+from llamasup.testing.fake_server import install
 from tests.runtime.pools import (
     PATIENCE_S,
     HeldSizing,
@@ -236,6 +237,89 @@ async def test_a_model_that_was_loaded_is_so_again_after_its_change(
         assert it["a"].sized is not None
         assert not it["a"].is_outdated
         assert it.loads("a") == 2
+
+
+@in_a_loop
+async def test_where_the_new_one_does_not_start_the_old_one_comes_back_for_the_queue(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
+    async with pooled(
+        tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON), room_for=1.5
+    ) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        it.apply(bigger(specs["a"]), specs["b"])
+        await it.until(lambda: it["a"].served.is_shut)
+        queued = [it.ask("a") for _ in range(5)]
+        other = it.ask("b")  # which may not have the memory in between
+        in_flight.goes()
+
+        for each in queued:
+            assert await each.served_by() == 1
+            each.goes()
+        await settled(it, "a")
+        assert it["a"].renewal_error is not None
+        assert it["a"].sized is not None
+        assert it["a"].sized.spec is specs["a"]
+        await other.served_by()
+        assert it.left() == [("a", "changed", ""), ("a", "memory", "b")]
+
+
+@in_a_loop
+async def test_where_neither_starts_the_queue_is_told_why(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """The old one's server is gone, too, by the time that it is wanted again."""
+    runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
+    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=Policy(restart=SOON), room_for=1.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        it.apply(bigger(specs["a"]))
+        await it.until(lambda: it["a"].served.is_shut)
+        queued = it.ask("a")
+        install(tmp_path / "usual-server", "exit=load:1")
+        in_flight.goes()
+
+        refused = await queued.refusal()
+        assert refused.status == 503
+        await settled(it, "a")
+        assert it["a"].phase is Phase.FAILED
+
+
+@in_a_loop
+async def test_one_that_has_grown_waits_until_another_has_made_room(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=2.0) as it:
+        await it.load("a")
+        await it.load("b")
+        it.apply(bigger(specs["a"]), specs["b"])
+        await settled(it, "a")
+
+        assert it["a"].phase is Phase.RESIDENT
+        assert not it["a"].is_outdated
+        assert it.left() == [("a", "changed", ""), ("b", "memory", "a")]
+
+
+@in_a_loop
+async def test_an_unload_while_the_new_one_starts_in_the_place_of_the_old_one_is_the_last_word(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["load_s=60"]})
+    async with pooled(tmp_path, *specs.values(), runtime=runtime, room_for=1.5) as it:
+        await it.load("a")
+        old = it.pids("a")["a"]
+        it.apply(bigger(specs["a"]))
+        await it.until(lambda: bool(it["a"].runners) and it.pids("a")["a"] not in {None, old})
+        await it.unload("a")
+        await settled(it, "a")
+
+        await it.until_phase("a", Phase.ABSENT)
+        assert it["a"].renewal_error is None
+        assert not it["a"].served.is_shut
+        assert it.pool.left_for(it["a"]) == it.pool.options.budget
+        assert it.loads("a") == 1
 
 
 @in_a_loop
