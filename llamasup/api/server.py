@@ -16,7 +16,7 @@ from llamasup.api.async_server import AsyncServer, ended
 from llamasup.api.events import Events
 from llamasup.api.given import ModelArguments
 from llamasup.api.interruptible import await_event, result_of
-from llamasup.core.errors import UsageInvalid
+from llamasup.core.errors import NotRunning, UsageInvalid
 from llamasup.effects.event_loop import loop_factory
 from llamasup.effects.httpx_alone import httpx
 
@@ -114,7 +114,7 @@ class LoopThread:
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # while something may be given to it
-        self._given_up = False
+        self._stop_asked = False
         self._serving: asyncio.Task[None] | None = None
         self._server: AsyncServer | None = None
 
@@ -124,13 +124,12 @@ class LoopThread:
 
     def start(self) -> Server:
         """Raises why it cannot be served, and whatever comes between; then nothing is left of it."""
-        _AT_EXIT.add(self)
         self._thread.start()
         try:
+            _AT_EXIT.add(self)
             return result_of(self._begun)
         except BaseException:
-            self._given_up = True
-            self._tell(self._give_up)
+            self._ask_stop(now=True)
             await_event(self._over)
             raise
 
@@ -150,7 +149,7 @@ class LoopThread:
             future.cancel()
 
     def end(self, *, now: bool, quiet: bool) -> None:
-        """Raises what it ended with, once; not if ``quiet``."""
+        """Give it up if it has not begun. Raises what it ended with, once; not if ``quiet``."""
         if os.getpid() != self._pid:
             return  # it is the other process's
         try:
@@ -192,7 +191,10 @@ class LoopThread:
         def ask() -> None:
             if self._server is not None:
                 self._server._ask_stop(now=now)
+            elif self._serving is not None:
+                self._serving.cancel()
 
+        self._stop_asked = True  # first: there may be no loop yet that could be told
         self._tell(ask)
 
     # --- in the thread ----------------------------------------------------------------------------------
@@ -202,18 +204,23 @@ class LoopThread:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve())
         except BaseException as error:
-            if not self._begun.done():
-                self._begun.set_exception(error)
-            else:
-                self._error = error
+            self._error = error
         finally:
+            if not self._begun.done():
+                self._begun.set_exception(self._why_not_begun())
             self._over.set()
+
+    def _why_not_begun(self) -> BaseException:
+        error = self._error
+        if error is None or (self._stop_asked and isinstance(error, asyncio.CancelledError)):
+            return NotRunning("It was stopped before it was ready.")
+        return error
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._serving = asyncio.current_task()
         try:
-            if not self._given_up:
+            if not self._stop_asked:
                 self._server = await self._begin()
                 self._begun.set_result(Server(self, self._server))
                 await self._server._until_ended(quiet=False)
@@ -222,10 +229,6 @@ class LoopThread:
                 self._loop = None
             # What was given before has become tasks after this, and those are cancelled with the loop.
             await asyncio.sleep(0)
-
-    def _give_up(self) -> None:
-        if self._serving is not None:
-            self._serving.cancel()
 
 
 class _AtExit:
@@ -243,10 +246,10 @@ class _AtExit:
         with self._lock:
             self._threads.add(thread)
             if not self._registered:
-                self._registered = True
                 register = getattr(threading, "_register_atexit", None)  # what concurrent.futures has, too
                 if register is not None:
                     register(self._end_all)
+                self._registered = True
 
     def _end_all(self) -> None:
         with self._lock:

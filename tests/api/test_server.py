@@ -222,14 +222,14 @@ def script(runtime: str, model: Path, block: str = "", *, preload: bool = True) 
             process.kill()
 
 
-def await_child(pid: int, word: str) -> None:
-    """Until a process below this one has this word in its command line."""
+def await_child(pid: int, word: str) -> int:
+    """Until a process below this one has this word in its command line: its id."""
     deadline = threading.Event()
     for _ in range(int(PATIENCE_S * 100)):
         for child in psutil.Process(pid).children(recursive=True):
             try:
                 if word in child.cmdline():
-                    return
+                    return child.pid
             except psutil.NoSuchProcess:
                 pass
         deadline.wait(0.01)
@@ -322,6 +322,44 @@ def test_a_program_that_ends_without_leaving_the_block_leaves_no_process(
             return
         threading.Event().wait(0.01)
     pytest.fail("the run folder is still there")
+
+
+def test_a_program_that_ends_while_a_thread_still_begins_gives_that_up(
+    fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    """As when a window is closed while a model loads."""
+    code = (
+        "import threading, llamasup\n"
+        "def begin():\n"
+        "    try: llamasup.serve({model!r}, runtime={runtime!r}).start()\n"
+        "    except llamasup.NotRunning as error: print(error.message, flush=True)\n"
+        "threading.Thread(target=begin).start()\n"
+        "input()\n"
+    ).format(model=str(tiny_model), runtime=fake_server("load_s=1000"))
+    words = [sys.executable, "-W", "error", "-c", code]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            child = await_child(process.pid, "--model")
+            out, err = process.communicate("\n", timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert (out, err, process.returncode) == ("It was stopped before it was ready.\n", "", 0)
+    gone(child)
+
+
+def test_where_no_thread_can_be_started_the_program_still_ends(fake: str, tiny_model: Path) -> None:
+    code = (
+        "import threading, llamasup\n"
+        "def start(thread): raise RuntimeError('no thread')\n"
+        "threading.Thread.start = start\n"
+        f"llamasup.serve({str(tiny_model)!r}, runtime={fake!r}).start()\n"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("RuntimeError: no thread\n")
 
 
 def gone(pid: int) -> None:
