@@ -16,7 +16,8 @@ from llamasup.core.errors import UsageInvalid
 from llamasup.core.hub import is_reference
 from llamasup.core.model_names import file_id
 from llamasup.core.settings import FlashAttn, GpuLayers, Profile
-from llamasup.runtime.launch import DEMO, expanded
+from llamasup.effects.given_paths import expanded
+from llamasup.runtime.launch import DEMO
 
 __all__ = ["Given", "ModelArguments", "absolute_of", "entry_of", "name_of", "successor"]
 
@@ -100,10 +101,7 @@ class Given:
 
 def absolute_of(path: str | Path) -> Path:
     """An absolute one, of a file or a folder. Raises UsageInvalid."""
-    try:
-        return Path(path).expanduser().absolute()
-    except RuntimeError:
-        raise UsageInvalid(f"{str(path)!r}: there is no such user.", remedy="Write the path out.") from None
+    return expanded(path, UsageInvalid)
 
 
 def entry_of(model: str | Path, options: Mapping[str, Any]) -> ModelEntry:

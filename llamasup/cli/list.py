@@ -19,9 +19,9 @@ from llamasup.core.printable import path_text, printable
 from llamasup.core.registry import Problem, Registry, build
 from llamasup.core.units import memory_text
 from llamasup.effects.files import models_folder
+from llamasup.effects.given_paths import expanded
 from llamasup.effects.model_places import cache_folders
 from llamasup.effects.model_search import Search, search_models
-from llamasup.runtime.launch import expanded
 
 __all__ = ["list_command"]
 

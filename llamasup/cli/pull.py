@@ -24,6 +24,7 @@ from llamasup.core.printable import printable
 from llamasup.core.units import memory_text
 from llamasup.effects.download import DownloadOptions, pull
 from llamasup.effects.files import models_folder
+from llamasup.effects.given_paths import expanded
 from llamasup.effects.hub_settings import hub_endpoint, hub_token
 from llamasup.effects.model_store import FetchedModel, downloaded
 
@@ -50,7 +51,7 @@ class PullOptions:
     def for_downloads(self) -> DownloadOptions:
         """Raises UsageInvalid for an endpoint that is none, and what ``hub_token`` raises."""
         return DownloadOptions(
-            folder=(self.folder or models_folder()).expanduser().absolute(),
+            folder=expanded(self.folder or models_folder(), UsageInvalid, of="--folder"),
             endpoint=hub_endpoint(os.environ, self.endpoint),
             token=hub_token(os.environ, self.token_file),
             private_addresses=self.allow_private,

@@ -17,6 +17,7 @@ from llamasup.core.errors import UsageInvalid
 from llamasup.core.printable import printable
 from llamasup.core.units import memory_text
 from llamasup.effects.files import models_folder
+from llamasup.effects.given_paths import expanded
 from llamasup.effects.hub_settings import hub_endpoint
 from llamasup.effects.model_store import Removal, remove, to_remove
 from llamasup.effects.slot_store import sweep_slots
@@ -28,7 +29,7 @@ def rm_command(names: Sequence[str], *, folder: Path | None, yes: bool, json: bo
     """Remove each, once a person has agreed. Nothing is removed unless all of them can be."""
 
     def act(view: View) -> int:
-        top = (folder or models_folder()).expanduser().absolute()
+        top = expanded(folder or models_folder(), UsageInvalid, of="--folder")
         removals = [to_remove(name, top, hub_endpoint(os.environ)) for name in names]
         for removal in removals:
             _refuse_loaded(removal)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamasup.cli.run import OutputOptions, serve_command
-from llamasup.core.errors import ModelMissing
+from llamasup.core.errors import ModelMissing, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.config import Config
@@ -37,11 +37,12 @@ def serve_models(
     def ask() -> ServeOptions:
         from llamasup.config import Config, load
         from llamasup.config.config_paths import find_config
+        from llamasup.effects.given_paths import expanded
         from llamasup.effects.keys import environment_keys
         from llamasup.effects.systemd import take_sockets
         from llamasup.serving import serve_options
 
-        folders = tuple(Path(each).expanduser().absolute() for each in models_dir)
+        folders = tuple(expanded(each, of="--models-dir") for each in models_dir)
         refuse_no_folder(folders)
         # Folders on the command line need no config beside them.
         path = None if folders and config_file is None else find_config(config_file, os.environ)
@@ -82,9 +83,11 @@ def with_given(config: Config, folders: tuple[Path, ...], *, watch: bool, token_
     """``config`` with what the command line adds to it, each time that it is read."""
     from msgspec import structs
 
+    from llamasup.effects.given_paths import expanded
+
     downloads = config.downloads
     if token_file is not None:
-        downloads = structs.replace(downloads, token_file=token_file.expanduser().absolute())
+        downloads = structs.replace(downloads, token_file=expanded(token_file, UsageInvalid, of="--token-file"))
     return structs.replace(
         config,
         models_dir=(*config.models_dir, *folders),

@@ -92,8 +92,8 @@ class Asked:
         from llamasup.cli.serve import with_given
         from llamasup.config import Config
         from llamasup.config.config_paths import find_config
+        from llamasup.effects.given_paths import expanded
         from llamasup.runtime.installation import plain_path
-        from llamasup.runtime.launch import expanded
         from llamasup.runtime.serve_unit import ServeRequest, serve_unit, service_environment
 
         self._account.check()

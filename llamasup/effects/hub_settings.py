@@ -10,6 +10,7 @@ from pathlib import Path
 from llamasup.core.errors import ConfigInvalid, UsageInvalid
 from llamasup.core.hub import HUB, origin_of, shown_url
 from llamasup.core.printable import printable
+from llamasup.effects.given_paths import expanded
 
 __all__ = ["hub_endpoint", "hub_token"]
 
@@ -41,15 +42,15 @@ def hub_token(environ: Mapping[str, str], file: Path | None = None) -> str | Non
     None where there is none. Raises ConfigInvalid for one that was named and cannot be used.
     """
     if file is not None:
-        return _read(file.expanduser(), "--token-file")
+        return _read(expanded(file, ConfigInvalid, of="--token-file"), "--token-file")
     if given := environ.get("HF_TOKEN", "").strip():
         return _checked(given, "$HF_TOKEN")
     if named := environ.get("HF_TOKEN_PATH"):
-        return _read(Path(named).expanduser(), "$HF_TOKEN_PATH")
+        return _read(expanded(named, ConfigInvalid, of="$HF_TOKEN_PATH"), "$HF_TOKEN_PATH")
     home = environ.get("HF_HOME") or os.path.join(  # noqa: PTH118 - HF_HOME is text too
         environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
     )
-    usual = Path(home).expanduser() / "token"
+    usual = expanded(home, ConfigInvalid, of="$HF_HOME") / "token"
     return _read(usual, str(usual)) if usual.is_file() else None
 
 

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from llamasup.core.errors import ConfigInvalid
+from llamasup.effects.given_paths import expanded
+
 __all__ = ["cache_folders"]
 
 
@@ -14,6 +17,8 @@ def cache_folders(names: tuple[str, ...], environ: Mapping[str, str]) -> tuple[P
 
     As huggingface_hub and llama.cpp (common/hf-cache.cpp of b11434, fs_get_cache_directory before) look
     for them. llama.cpp's own comes first where it has one: today it shares the hub's.
+
+    Raises ConfigInvalid for a variable that leads to nobody's home.
     """
     candidates = [
         folder for name in names for folder in (_hub if name == "huggingface" else _llama_cpp)(environ)
@@ -29,14 +34,14 @@ def _hub(environ: Mapping[str, str]) -> list[Path]:
         ("XDG_CACHE_HOME", "huggingface/hub"),
     ):
         if given := environ.get(variable):
-            return [Path(given).expanduser() / below]
+            return [expanded(given, ConfigInvalid, of=f"${variable}") / below]
     return [home / ".cache/huggingface/hub" for home in _home(environ)]
 
 
 def _llama_cpp(environ: Mapping[str, str]) -> list[Path]:
     """Builds of 2024 and 2025 have a folder of their own without subfolders; later ones the hub's layout."""
     if given := environ.get("LLAMA_CACHE"):
-        return [Path(given).expanduser()]
+        return [expanded(given, ConfigInvalid, of="$LLAMA_CACHE")]
     if sys.platform == "darwin":
         own = [home / "Library/Caches/llama.cpp" for home in _home(environ)]
     elif given := environ.get("XDG_CACHE_HOME"):

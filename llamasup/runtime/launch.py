@@ -21,6 +21,7 @@ from llamasup.core.projectors import Pairing, pair_projector, unwanted
 from llamasup.core.settings import Settings
 from llamasup.effects.beside import projectors_beside
 from llamasup.effects.files import atomic_write, cache_folder, models_folder
+from llamasup.effects.given_paths import expanded
 from llamasup.effects.model_file import read_model
 from llamasup.effects.runtimes import Runtime, find_runtime
 
@@ -140,25 +141,6 @@ def _downloaded(name: str) -> Path:
             remedy=f"Download it: llamasup pull {shlex.quote(str(ref))}",
         )
     return found.path
-
-
-def expanded(name: str) -> Path:
-    """The absolute path that a person means by ``name``, whether anything is there or not.
-
-    Raises ModelMissing where it cannot be told.
-    """
-    try:
-        return Path(name).expanduser().absolute()
-    except RuntimeError:
-        user = name.split("/")[0]
-        raise ModelMissing(
-            f"{name}: there is no user {user.removeprefix('~')!r} whose folder {user} could be",
-            remedy=f"Write the path out; for a file of that very name in this folder say ./{name}",
-        ) from None
-    except FileNotFoundError:
-        raise ModelMissing(
-            f"{name}: the current folder no longer exists", remedy="Change to another folder (cd)."
-        ) from None
 
 
 def _is_file(path: Path) -> bool:

@@ -11,6 +11,7 @@ from llamasup.core.address import addresses
 from llamasup.core.hand_paths import with_absolute_paths
 from llamasup.core.settings import Settings
 from llamasup.core.unit_file import Credential, Unit, checked_name, name_for
+from llamasup.effects.given_paths import expanded
 from llamasup.effects.keys import KeyFile
 from llamasup.effects.model_file import split_name, split_paths
 from llamasup.runtime.installation import (
@@ -25,7 +26,7 @@ from llamasup.runtime.installation import (
     unit_of,
     writing_places,
 )
-from llamasup.runtime.launch import DEMO, Launch, expanded, prepare
+from llamasup.runtime.launch import DEMO, Launch, prepare
 
 __all__ = ["ServiceRequest", "model_paths", "unit_for"]
 

@@ -197,7 +197,7 @@ def test_what_cannot_be_served_is_refused_before_anything_is_begun() -> None:
     assert refused_to_serve("demo", port="80").message == "port='80' is no port."
     assert refused_to_serve("demo", port=True).message == "port=True is no port."
     assert refused_to_serve("demo", colour="red").message.startswith("colour: a model has no such option")
-    assert "no such user" in refused_to_serve(models_dir="~nobody-has-this-name").message
+    assert "there is no user" in refused_to_serve(models_dir="~nobody-has-this-name").message
 
 
 @pytest.mark.parametrize("key", ["", "two words", "é", "line\n"])

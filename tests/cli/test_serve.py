@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.serve import refuse_no_folder
+from llamasup.cli.run import OutputOptions
+from llamasup.cli.serve import refuse_no_folder, serve_models
 from llamasup.core.errors import ModelMissing
 
 
@@ -22,3 +23,12 @@ def test_a_file_is_served_by_run(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match="is a file") as raised:
         refuse_no_folder([file])
     assert raised.value.remedy == f"Serve it alone: llamasup run '{file}'"
+
+
+def test_a_folder_in_nobodys_home_is_said_to_be_none(capfd: pytest.CaptureFixture[str]) -> None:
+    output = OutputOptions(events=None, log_level="info", log_format="text")
+    code = serve_models(
+        None, output, began_s=0.0, models_dir=("~nobody-has-this-name/m",), watch=False, token_file=None
+    )
+    assert code == 66
+    assert "--models-dir: ~nobody-has-this-name/m: there is no user" in capfd.readouterr().err
