@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from llamasup.core.printable import display_width
 
-__all__ = ["hanging", "stdout_columns", "table"]
+__all__ = ["cut_to", "hanging", "stdout_columns", "table"]
 
 # A column narrower than this is no pleasure to read: its text begins on the next line instead.
 _LEAST_COLUMNS = 24
@@ -24,6 +24,22 @@ def stdout_columns() -> int | None:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
     except (OSError, ValueError):
         return None
+
+
+def cut_to(columns: int, text: str) -> str:
+    """``text`` in so many columns: what is too much is left out in the middle, and ``…`` is there instead."""
+    if display_width(text) <= columns:
+        return text
+    room = max(0, columns - 1)
+    return f"{_head(text, room - room // 2)}…{_head(text[::-1], room // 2)[::-1]}"
+
+
+def _head(text: str, columns: int) -> str:
+    """As many of its first letters as there are columns for."""
+    end = 0
+    while end < len(text) and (columns := columns - display_width(text[end])) >= 0:
+        end += 1
+    return text[:end]
 
 
 def table(rows: Sequence[Sequence[str]], *, indent: str = "  ", columns: int | None = None) -> str:

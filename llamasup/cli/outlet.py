@@ -22,6 +22,7 @@ MOST_KEPT = 10_000
 # Beside them a server's log, in pieces of up to 64 KiB.
 MOST_BYTES = 1 << 20
 CLOSE_TIMEOUT_S = 1.0
+_COLUMNS = 80
 
 
 class Outlet:
@@ -37,6 +38,14 @@ class Outlet:
         self._closing = False
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
+
+    @property
+    def columns(self) -> int:
+        """How wide the terminal is; 80 where nobody can say."""
+        try:
+            return os.get_terminal_size(self._fd).columns or _COLUMNS
+        except OSError:
+            return _COLUMNS
 
     @property
     def is_behind(self) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+from llamasup.cli.layout import cut_to
 from llamasup.cli.outlet import Outlet
 from llamasup.core.json_text import json_text
 from llamasup.core.printable import printable
@@ -40,13 +41,16 @@ _MOST_NAMED = 5  # of a thousand
 
 
 def duration_text(seconds: float) -> str:
-    """``84 ms``, ``3.2 s``, ``2 min 5 s``."""
-    if seconds < 1:
+    """``84 ms``, ``3.2 s``, ``2 min 5 s``, ``3 h 20 min``, ``12 d 4 h``."""
+    if round(seconds * 1000) < 1000:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def plural(count: int, noun: str) -> str:
@@ -125,8 +129,11 @@ class TextView:
         if not self.is_busy or LEVELS[self.level] > LEVELS["info"]:
             return
         self._frame = (self._frame + 1) % len(SPINNER)
-        elapsed = duration_text(time.monotonic() - self._since_s)
-        self.outlet.write(f"{CLEAR_LINE}{SPINNER[self._frame]} {self._going_on} · {elapsed}")
+        elapsed = f" · {duration_text(time.monotonic() - self._since_s)}"
+        # A line that wraps is not cleared as a whole; and in the last column some terminals wrap already.
+        room = self.outlet.columns - 1 - len(f"{SPINNER[self._frame]} {elapsed}")
+        going_on = cut_to(room, self._going_on or "")
+        self.outlet.write(f"{CLEAR_LINE}{SPINNER[self._frame]} {going_on}{elapsed}")
 
 
 @dataclass(slots=True)

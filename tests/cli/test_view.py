@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import termios
 from collections.abc import Iterator
 from io import TextIOWrapper
 
@@ -9,6 +10,7 @@ import pytest
 
 from llamasup.cli.outlet import MOST_BYTES, MOST_LINES, Outlet
 from llamasup.cli.view import JsonView, TextView, duration_text, while_waiting
+from llamasup.core.printable import display_width
 from llamasup.core.units import memory_text
 
 
@@ -52,6 +54,26 @@ def test_what_a_file_is_called_does_not_steer_the_terminal(pipe: Pipe) -> None:
     seen = pipe.everything()
     assert seen.startswith("\\x1b[31mred.gguf\nis here\n")
     assert "loading \\x1b[2Jgone.gguf" in seen
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_the_live_line_stays_one_line_and_keeps_how_far_it_is(columns: int) -> None:
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    stream = os.fdopen(theirs, "w")
+    outlet = Outlet(stream)
+    view = TextView(outlet)
+    view.loading("downloading org/A-Model-With-A-Very-Long-Name-Instruct-GGUF:Q4_K_M 模型模型 · 12 of 80 GiB")
+    view.tick()
+    outlet.close()
+    shown = os.read(ours, 4096).decode().split("\r\x1b[2K")[1:]
+    stream.close()
+    os.close(ours)
+    assert len(shown) == 2
+    for line in shown:
+        assert columns - 3 < display_width(line) < columns
+        assert "…" in line
+        assert " 80 GiB · " in line
 
 
 def test_a_line_below_the_level_is_not_written(pipe: Pipe) -> None:
@@ -103,7 +125,11 @@ def test_memory_is_told_in_three_digits(size: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0843, "84 ms"), (3.21, "3.2 s"), (125, "2 min 5 s"), (179.9, "3 min 0 s")]
+    ("seconds", "text"),
+    [
+        *((0.0843, "84 ms"), (0.9996, "1.0 s"), (3.21, "3.2 s"), (59.97, "1 min 0 s"), (125, "2 min 5 s")),
+        *((179.9, "3 min 0 s"), (3599.9, "1 h 0 min"), (86400, "24 h 0 min"), (2_592_005, "30 d 0 h")),
+    ],
 )
 def test_durations_are_told_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
