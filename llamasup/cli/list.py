@@ -88,7 +88,7 @@ def _as_text(registry: Registry, companions: Companions) -> str:
             rows.append((spec.id, "broken", "", "", "", printable(f"{_shown_path(spec)}: {why}")))
             continue
         where = _shown_path(spec)
-        if (projector := companions.projectors.get(spec.source)) is not None:
+        if (projector := spec.projector) is not None:
             where += f", with {PurePath(projector).name}"
         if adapters := companions.adapters.get(spec.source):
             where += f", adapters: {', '.join(PurePath(adapter).name for adapter in adapters)}"
@@ -127,7 +127,7 @@ def _as_json(registry: Registry, search: Search, places: Sequence[Path]) -> Mapp
 
 
 def _model(spec: ModelSpec, companions: Companions) -> Mapping[str, Any]:
-    facts, projector = spec.listed, companions.projectors.get(spec.source)
+    facts, projector = spec.listed, spec.projector
     common = {
         "id": spec.id,
         "aliases": list(spec.aliases),

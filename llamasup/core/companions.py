@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from llamasup.core.adapters import adapters_of
 from llamasup.core.errors import LlamasupError
 from llamasup.core.found_model import FileState, FoundModel
-from llamasup.core.inspection import projectors_of
+from llamasup.core.inspection import pairings_of
+from llamasup.core.projectors import Pairing
 
 __all__ = ["Companions"]
+
+_NO_SOURCES: Mapping[str, FoundModel] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """By the model's path."""
+    """By the model's path. ``pairings`` are its projector, or why none of those beside it is."""
 
-    projectors: Mapping[str, str]
+    pairings: Mapping[str, Pairing]
     adapters: Mapping[str, tuple[str, ...]]
     _files: Mapping[str, tuple[FileState, ...]]
 
     @classmethod
-    def among(cls, found: Sequence[FoundModel]) -> Companions:
-        sound = {each.path: each.outcome for each in found if not isinstance(each.outcome, LlamasupError)}
-        broken = [each.path for each in found if each.path not in sound]
-        files = {each.path: each.files for each in found}
-        return cls(projectors_of(sound, broken), adapters_of(sound, broken), files)
+    def among(
+        cls, found: Sequence[FoundModel], sources: Mapping[str, FoundModel] = _NO_SOURCES
+    ) -> Companions:
+        """``sources`` are by the paths that a config names: those may lead where others may not."""
+        there = (each for each in sources.values() if each.files)
+        here = {each.path: each.outcome for each in (*found, *there)}
+        sound = {path: facts for path, facts in here.items() if not isinstance(facts, LlamasupError)}
+        broken = [path for path in here if path not in sound]
+        by_path = {**{each.path: each for each in found}, **sources}
+        files = {path: each.files for path, each in by_path.items()}
+        return cls(pairings_of(sound, broken), adapters_of(sound, broken), files)
 
-    def files_of(self, path: str, *, projector: bool, adapters: tuple[str, ...]) -> tuple[FileState, ...]:
-        """The files of the model's projector, if it takes the one beside it, and of these adapters."""
-        beside = [*([self.projectors[path]] if projector and path in self.projectors else []), *adapters]
-        return tuple(state for each in beside for state in self._files.get(each, ()))
+    def states_of(self, paths: Iterable[str]) -> tuple[FileState, ...]:
+        """The files of these models, projectors or adapters, as far as they are there."""
+        return tuple(state for path in paths for state in self._files.get(path, ()))

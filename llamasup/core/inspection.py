@@ -17,7 +17,7 @@ from llamasup.core.flags import ByHand
 from llamasup.core.hardware import Hardware
 from llamasup.core.ladder import admit
 from llamasup.core.model_facts import ModelClass, ModelFacts
-from llamasup.core.projectors import Candidate, pair_projector
+from llamasup.core.projectors import Candidate, Pairing, pair_projector
 from llamasup.core.settings import Settings
 from llamasup.core.sizing import Sizing, size_up
 
@@ -30,6 +30,7 @@ __all__ = [
     "is_served",
     "kv_growth",
     "model_as_json",
+    "pairings_of",
     "projectors_of",
 ]
 
@@ -147,7 +148,14 @@ def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little")
 
 
 def projectors_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, str]:
-    """Model → projector, of the files of any number of folders: those that ``run`` would pair.
+    """Model → projector, by path: what ``pairings_of`` finds."""
+    pairs = pairings_of(models, broken)
+    return {model: pair.projector.path for model, pair in pairs.items() if pair.projector is not None}
+
+
+def pairings_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, Pairing]:
+    """Model → its projector, or why none of those beside it is, of the files of any number of folders: those
+    that ``run`` would pair.
 
     ``broken`` are the model files that cannot be read: whose a projector is may be in doubt for them, too.
     """
@@ -170,8 +178,8 @@ def projectors_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) 
                 continue
             neighbours = (other for other in others if other != path)
             found = pair_projector(models[path], path, candidates, neighbours)
-            if found is not None and found.projector is not None:
-                pairs[path] = found.projector.path
+            if found is not None:
+                pairs[path] = found
     return pairs
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from llamasup.core.model_facts import ModelFacts
+from llamasup.core.projectors import Pairing
 from llamasup.core.settings import FlashAttn, GpuLayers, Profile, Settings
 
 __all__ = ["ModelOptions", "ModelSpec", "Stay"]
@@ -46,6 +47,12 @@ class ModelOptions:
     wait_timeout_s: float | None = None
     drain_timeout_s: float | None = None
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Absolute paths that it names of files beside the model's own."""
+        named = (self.mmproj, self.draft_model, *(self.loras or ()))
+        return tuple(path for path in named if path is not None and path.startswith("/"))
+
     def over(self, base: ModelOptions) -> Self:
         """These, and where they say nothing what ``base`` says."""
         unsaid = {
@@ -73,7 +80,8 @@ class ModelSpec:
     """One model that can be served. Equal specs are served by the same process, untouched by a reload.
 
     ``source``: an absolute path, or ``org/repo:quant`` or a URL that has to be downloaded first.
-    ``identity``: of its files (sizes and times), so that a replaced file is a changed model.
+    ``identity``: of its files (sizes and times), so that a replaced file is a changed model; first its own.
+    ``pairing``: the projector beside it, where nothing is said about one.
     ``settings.alias`` is its id. ``replicas`` processes serve it. ``listed`` is what is known of the file
     without starting anything; None: it is not here, or broken (``problem`` says so).
     """
@@ -87,12 +95,18 @@ class ModelSpec:
     replicas: int = 1
     identity: tuple[tuple[str, int, int], ...] = ()
     listed: ModelFacts | None = None
+    pairing: Pairing | None = None
     problem: str = ""
 
     @property
     def is_remote(self) -> bool:
         """Whether it has to be downloaded first."""
         return bool(self.source) and not self.source.startswith("/")
+
+    @property
+    def projector(self) -> str | None:
+        """The path of the one beside it that is its own."""
+        return None if self.pairing is None or self.pairing.projector is None else self.pairing.projector.path
 
     @property
     def started_as(self) -> tuple[object, ...]:

@@ -73,9 +73,10 @@ def build(
 ) -> Registry:
     """What the config says, over what was found.
 
-    ``found`` lies in folders of models; ``sources`` is what is at the paths that are sources of rules. A rule
-    whose source is a repository takes the file where it was downloaded before. What is found and no rule is
-    about is served under its own id, with what the patterns that match it say, over the ``defaults``.
+    ``found`` lies in folders of models; ``sources`` is what is at the paths that the config names, and beside
+    those that are models. A rule whose source is a repository takes the file where it was downloaded before.
+    What is found and no rule is about is served under its own id, with what the patterns that match it say,
+    over the ``defaults``.
     ``groups``: names or patterns of models of which one at a time is on a device.
 
     Raises ConfigInvalid, with every error in its details, for names that clash or are none.
@@ -85,7 +86,7 @@ def build(
     claims = Claims(Known(found, sources))
     claims.by_rules([rule for rule in rules if not rule.is_pattern], patterns)
     claims.by_files(patterns)
-    companions = Companions.among(found)
+    companions = Companions.among(found, sources)
     members = {group: _Members(said) for group, said in groups.items()}
     specs = {spec.id: spec for spec in _specs(claims, companions, defaults, members)}
     names = {name: spec.id for spec in specs.values() for name in spec.names}
@@ -139,7 +140,9 @@ def _spec(
     first, found = shared[0], shared[0].found
     options = shared_options([each.options for each in shared], defaults)
     adapters = companions.adapters.get(first.source, ()) if _takes_found(options) else ()
-    beside = companions.files_of(first.source, projector=options.mmproj is None, adapters=adapters)
+    pairing = companions.pairings.get(first.source) if options.mmproj is None else None
+    paired = () if pairing is None or pairing.projector is None else (pairing.projector.path,)
+    beside = companions.states_of((*paired, *adapters, *options.files))
     return ModelSpec(
         id=names[0],
         source=first.source,
@@ -153,8 +156,9 @@ def _spec(
             groups=frozenset(group for group, members in groups.items() if members.have(names)),
         ),
         replicas=options.replicas or 1,
-        identity=(*found.files, *beside) if found is not None else (),
+        identity=tuple(dict.fromkeys((*found.files, *beside))) if found is not None else (),
         listed=None if found is None or isinstance(found.outcome, LlamasupError) else found.outcome,
+        pairing=pairing,
         problem=first.problem,
     )
 

@@ -1,4 +1,6 @@
-"""Looks beside a model file for what may belong to it. Which of it does is decided in core.projectors."""
+"""Looks beside a model file that stands for itself for what may belong to it. Which of it does is decided in
+core.projectors; models of folders are paired with what was found there (core.companions).
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ lead in a circle end. A file that is broken is listed with what is wrong with it
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -32,10 +33,11 @@ _MOST_INDEX_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """``notes`` say what was left out, and why."""
+    """``notes`` say what was left out, and why; ``closed``: subfolders that cannot be looked into just now."""
 
     models: tuple[FoundModel, ...]
     notes: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +47,25 @@ class _Indexed:
     remembered: Remembered
 
 
-def list_models(folder: Path, *, cache_folder: Path | None = None) -> ModelFolder:
-    """Every .gguf file in ``folder`` and its subfolders, hidden ones left out, sorted by path.
+def list_models(folder: Path, *, deepest: int = _MOST_DEPTH, cache_folder: Path | None = None) -> ModelFolder:
+    """Every .gguf file in ``folder`` and in its subfolders, so many levels down, sorted by path; hidden ones
+    are left out.
 
     Raises ModelMissing where the folder may not be read.
     """
     with os_errors_of(folder):
-        walk = _Walk(pseudo_devices(system_text(Path("/proc/self/mountinfo"))))
+        walk = _Walk(pseudo_devices(system_text(Path("/proc/self/mountinfo"))), deepest)
         paths = walk.models_in(folder)
     cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
     # The list of a folder stays valid as long as its files do; the folder's own times say little about them.
-    identity = FileIdentity(os.path.realpath(folder), 0, 0)
+    identity = FileIdentity(os.path.realpath(folder), 0 if deepest else -2, 0)
     known = cache.get(identity) or {}
     kept: dict[str, _Indexed] = {}
     real_folders = _RealFolders()
     models = tuple(_look_at(path, known, kept, real_folders) for path in sorted(paths, key=str.casefold))
     if kept != known:
         cache.put(identity, kept)
-    return ModelFolder(models, walk.notes)
+    return ModelFolder(models, walk.notes, tuple(walk.closed))
 
 
 def look_at(path: Path, *, cache_folder: Path | None = None) -> FoundModel:
@@ -145,20 +148,23 @@ class _Walk:
     """One look through folders. Owned by one call of ``list_models``."""
 
     pseudo: frozenset[tuple[int, int]]  # devices of file systems that are not entered
+    deepest: int
     _stopped: str = ""
     _too_deep: bool = False
-    _closed: list[str] = field(default_factory=list[str])
+    closed: dict[str, str] = field(default_factory=dict[str, str])
+    """Folder → why it cannot be looked into."""
     _seen_folders: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     _entries: int = 0
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out, in a few lines."""
-        more = len(self._closed) - _SHOWN_NOTES
+        shown = [f"{folder} is left out: {why}" for folder, why in self.closed.items()][:_SHOWN_NOTES]
+        more = len(self.closed) - _SHOWN_NOTES
         return (
-            *self._closed[:_SHOWN_NOTES],
+            *shown,
             *([f"{more} more folders are left out"] if more > 0 else []),
-            *([f"folders more than {_MOST_DEPTH} levels down are left out"] if self._too_deep else []),
+            *([f"folders more than {self.deepest} levels down are left out"] if self._too_deep else []),
             *filter(None, [self._stopped]),
         )
 
@@ -178,8 +184,8 @@ class _Walk:
                 self._entries += 1
                 if entry.name.startswith("."):
                     continue
-                if _is_folder(entry):
-                    if depth < _MOST_DEPTH:
+                if self._is_folder(entry):
+                    if depth < self.deepest:
                         waiting.append((entry.path, depth + 1))
                     else:
                         self._too_deep = True
@@ -199,15 +205,18 @@ class _Walk:
             self._seen_folders.add((status.st_dev, status.st_ino))
             with os.scandir(folder) as entries:
                 yield from entries
+        except FileNotFoundError:
+            return  # it went in this very moment
         except OSError as error:
-            self._closed.append(f"{folder} is left out: {error.strerror}")
+            self.closed[folder] = error.strerror
 
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False  # links in a circle: reading it says so, where it has a model's name
+    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
+        try:
+            return entry.is_dir()
+        except OSError as error:  # reading it says so, where it has a model's name
+            if error.errno != errno.ELOOP and not entry.name.lower().endswith(".gguf"):
+                self.closed[entry.path] = error.strerror
+            return False
 
 
 def _whole_models(folder: str, names: set[str]) -> Iterator[str]:

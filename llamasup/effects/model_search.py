@@ -7,9 +7,10 @@ folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +18,9 @@ from types import MappingProxyType
 from llamasup.core.errors import LlamasupError, ModelInvalid, ModelMissing
 from llamasup.core.found_ids import hub_place, ids_of, manifest_repo
 from llamasup.core.found_model import FoundModel
+from llamasup.core.inspection import is_served
 from llamasup.effects.model_folder import list_models, look_at
+from llamasup.effects.path_kind import PathKind, path_kind
 
 __all__ = ["Search", "search_models"]
 
@@ -27,38 +30,74 @@ _MOST_REF_BYTES = 64  # of a commit and a newline
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What was found. ``sources``: what is at each path that was asked for. ``missing``: folders that may not
-    be looked into, and why. ``notes`` say what was left out.
+    """What was found. ``sources``: what is at each path that was asked for, and beside those that are models,
+    where no folder has it. ``missing``: folders that may not
+    be looked into, and why; ``closed``: folders below the others of which the same is true. ``notes`` say what
+    was left out.
     """
 
     found: tuple[FoundModel, ...] = ()
     sources: Mapping[str, FoundModel] = field(default_factory=lambda: MappingProxyType({}))
     missing: Mapping[str, LlamasupError] = field(default_factory=lambda: MappingProxyType({}))
+    closed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """Folders of which is not known what is in them now."""
+        return (*self.missing, *self.closed)
 
 
 def search_models(
     folders: Sequence[Path], paths: Iterable[str] = (), *, cache_folder: Path | None = None
 ) -> Search:
-    """All models below ``folders``, and those at ``paths`` (absolute, wherever they lead).
+    """All models below ``folders``, and those at ``paths`` (absolute, wherever they lead), with what lies
+    beside them.
 
     Reads headers that it has not seen before: up to a second for a thousand, then some 50 ms.
     """
     found: list[FoundModel] = []
     missing: dict[str, LlamasupError] = {}
+    closed: list[str] = []
     notes: list[str] = []
     inside = tuple(f"{os.path.realpath(folder).rstrip('/')}/" for folder in folders)
     for folder in dict.fromkeys(folders):
         try:
             listed = list_models(folder, cache_folder=cache_folder)
         except LlamasupError as error:
-            missing[str(folder)] = error if folder.exists() else _no_folder(folder)
+            is_there = path_kind(folder) is not PathKind.NOTHING
+            missing[str(folder)] = error if is_there else _no_folder(folder)
             continue
         notes += listed.notes
+        closed += listed.closed
         found += (_kept_inside(each, inside) for each in _named(folder, listed.models))
     once = {each.path: each for each in found}  # one folder may lie in another
     sources = {path: look_at(Path(path), cache_folder=cache_folder) for path in dict.fromkeys(paths)}
-    return Search(tuple(once.values()), MappingProxyType(sources), MappingProxyType(missing), tuple(notes))
+    looked_into = {path.rpartition("/")[0] for path in once}
+    for each in _beside(sources, looked_into, cache_folder):
+        sources.setdefault(each.path, _kept_inside(each, inside) if _is_inside(each, inside) else each)
+    return Search(
+        tuple(once.values()),
+        MappingProxyType(sources),
+        MappingProxyType(missing),
+        tuple(dict.fromkeys(closed)),
+        tuple(notes),
+    )
+
+
+def _beside(
+    sources: Mapping[str, FoundModel], looked_into: Container[str], cache_folder: Path | None
+) -> Iterator[FoundModel]:
+    """What may belong to models that are named by their paths. A broken one is most likely being replaced."""
+    of_models = (
+        each.path
+        for each in sources.values()
+        if isinstance(each.outcome, LlamasupError) or is_served(each.outcome)
+    )
+    for folder in dict.fromkeys(path.rpartition("/")[0] for path in of_models):
+        if folder not in looked_into:
+            with contextlib.suppress(LlamasupError):  # what is wrong there is told of the model
+                yield from list_models(Path(folder or "/"), deepest=0, cache_folder=cache_folder).models
 
 
 def _no_folder(folder: Path) -> ModelMissing:
@@ -117,6 +156,11 @@ def _repositories(folder: Path) -> list[str]:
             return [repo for entry in entries if (repo := manifest_repo(entry.name)) is not None]
     except OSError:
         return []
+
+
+def _is_inside(model: FoundModel, inside: tuple[str, ...]) -> bool:
+    """Whether it lies in one of the folders, wherever it leads."""
+    return f"{os.path.realpath(os.path.dirname(model.path))}/".startswith(inside)  # noqa: PTH120 - as paths
 
 
 def _kept_inside(model: FoundModel, inside: tuple[str, ...]) -> FoundModel:

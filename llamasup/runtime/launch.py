@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from llamasup.core.flags import read_extra
 from llamasup.core.gguf import ModelClass, ModelFacts
 from llamasup.core.hand_paths import with_absolute_paths
 from llamasup.core.hub import is_reference, parse_ref
+from llamasup.core.model_spec import ModelSpec
 from llamasup.core.naming import names_of
 from llamasup.core.projectors import Pairing, pair_projector, unwanted
 from llamasup.core.settings import Settings
@@ -25,7 +26,7 @@ from llamasup.effects.given_paths import expanded
 from llamasup.effects.model_file import read_model
 from llamasup.effects.runtimes import Runtime, find_runtime
 
-__all__ = ["DEMO", "Launch", "find_model", "prepare", "projector_beside", "read_given"]
+__all__ = ["DEMO", "Launch", "find_model", "prepare", "prepare_listed", "projector_beside", "read_given"]
 
 DEMO = "demo"
 NO_PROJECTOR = "none"
@@ -44,7 +45,7 @@ class Launch:
     runtime: Runtime
     settings: Settings
     environ: Mapping[str, str]
-    found: Pairing | None = None  # the projector beside the model, where none was given
+    found: Pairing | None = None  # the projector beside the model, where nothing is said about one
 
     @property
     def sees(self) -> bool:
@@ -52,8 +53,24 @@ class Launch:
         return self.mmproj is not None or (self.found is not None and self.found.projector is not None)
 
 
-def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
-    """Find and read everything that a plan needs.
+def prepare_listed(spec: ModelSpec, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
+    """As ``prepare``, for a model of a registry: with the projector that is its own among those found, which
+    lie where files may lie (X10). What was only just downloaded is in no registry yet.
+    """
+    pair = projector_beside if spec.listed is None else lambda *_: spec.pairing
+    return prepare(spec.source, spec.settings, runtime=runtime, environ=environ, pair=pair)
+
+
+def prepare(
+    model: str,
+    settings: Settings,
+    *,
+    runtime: str | None,
+    environ: Mapping[str, str],
+    pair: Callable[[Path, ModelFacts], Pairing | None] | None = None,
+) -> Launch:
+    """Find and read everything that a plan needs. ``pair`` says which projector is the model's where nothing
+    is said about one: the one that lies beside it.
 
     Raises ModelMissing, ModelInvalid, RuntimeMissing or UsageInvalid; nothing has been started then.
     """
@@ -83,12 +100,12 @@ def prepare(model: str, settings: Settings, *, runtime: str | None, environ: Map
         runtime=found,
         settings=replace(settings, extra=extra),
         environ=environ,
-        found=projector_beside(path, facts) if look_beside and not unwanted(by_hand) else None,
+        found=(pair or projector_beside)(path, facts) if look_beside and not unwanted(by_hand) else None,
     )
 
 
 def projector_beside(path: Path, model: ModelFacts) -> Pairing | None:
-    """The projector that the model at ``path`` is started with where nothing is said about one."""
+    """The projector that the model at ``path`` is started with by itself where nothing is said about one."""
     if model.model_class is not ModelClass.DECODER:
         return None
     candidates, neighbours = projectors_beside(path)

@@ -20,7 +20,9 @@ __all__ = ["Library", "Shelves", "library_of", "read_library", "shelves_of"]
 
 @dataclass(frozen=True, slots=True)
 class Shelves:
-    """Where models are looked for: ``folders`` with all below them, and ``paths`` that rules name."""
+    """Where models are looked for: ``folders`` with all below them, and ``paths`` that the config names, of
+    models and of what belongs to them.
+    """
 
     folders: tuple[Path, ...]
     paths: tuple[str, ...]
@@ -43,8 +45,8 @@ def read_library(config: Config, before: Search | None = None) -> Library:
     """
     shelves = shelves_of(config)
     search = search_models(shelves.folders, shelves.paths)
-    if before is not None and search.missing:
-        missing = tuple(f"{folder.rstrip('/')}/" for folder in search.missing)
+    if before is not None and search.hidden:
+        missing = tuple(f"{folder.rstrip('/')}/" for folder in search.hidden)
         known = {each.path for each in search.found}
         kept = (each for each in before.found if each.path.startswith(missing) and each.path not in known)
         sources = {
@@ -56,10 +58,13 @@ def read_library(config: Config, before: Search | None = None) -> Library:
 
 
 def shelves_of(config: Config, environ: Mapping[str, str] = os.environ) -> Shelves:
-    rules = map(_found_here, config.rules)
+    rules = tuple(map(_found_here, config.rules))
+    models = (rule.source for rule in rules if rule.source is not None and rule.source.startswith("/"))
+    said = (config.default_options, *(rule.options for rule in rules))
+    beside = (path for options in said for path in options.files)
     return Shelves(
         tuple(dict.fromkeys((*config.models_dir, *cache_folders(config.caches, environ)))),
-        tuple(rule.source for rule in rules if rule.source is not None and rule.source.startswith("/")),
+        tuple(dict.fromkeys((*models, *beside))),
     )
 
 

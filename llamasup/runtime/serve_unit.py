@@ -29,7 +29,7 @@ from llamasup.runtime.installation import (
     unit_of,
     writing_places,
 )
-from llamasup.runtime.launch import DEMO, find_model, prepare
+from llamasup.runtime.launch import DEMO, find_model, prepare_listed
 from llamasup.runtime.library import read_library
 from llamasup.runtime.service_unit import model_paths
 
@@ -173,6 +173,6 @@ def _files_of_models(config: Config, runtime: str, environ: Mapping[str, str]) -
             continue
         if not spec.source:
             raise ModelMissing(f"{spec.problem}.", remedy="Say where it is: path, repo or url.")
-        launch = prepare(spec.source, spec.settings, runtime=runtime, environ=environ)
+        launch = prepare_listed(spec, runtime=runtime, environ=environ)
         yield from model_paths(launch, is_demo=spec.source == demo)[1]
         yield from map(Path, spec.settings.adapters)

@@ -22,7 +22,7 @@ from llamasup.core.wait_estimate import retry_after_s
 from llamasup.runtime.downloads import Progress
 from llamasup.runtime.endpoint import Unavailable
 from llamasup.runtime.instance import InstanceRunner
-from llamasup.runtime.launch import Launch, prepare
+from llamasup.runtime.launch import Launch, prepare_listed
 from llamasup.runtime.planner import Planner
 from llamasup.runtime.served import ServedModel
 
@@ -63,7 +63,7 @@ def size_up(
 
     Raises what ``prepare`` and ``Planner.check`` do: DoesNotFit where not even all of ``budget`` is enough.
     """
-    launch = prepare(spec.source, spec.settings, runtime=runtime, environ=environ)
+    launch = prepare_listed(spec, runtime=runtime, environ=environ)
     devices = launch.runtime.capabilities.devices
     share = share_of(spec, budget, alone=True)
     of_one: dict[tuple[str, ...], Mapping[str, int]] = {}  # by the devices that it has

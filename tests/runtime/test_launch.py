@@ -11,8 +11,10 @@ import pytest
 
 from llamasup.core.demo_model import demo_model
 from llamasup.core.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
+from llamasup.core.registry import build
 from llamasup.core.settings import Settings
-from llamasup.runtime.launch import Launch, prepare
+from llamasup.effects.model_search import search_models
+from llamasup.runtime.launch import Launch, prepare, prepare_listed
 from llamasup.runtime.planner import Planner
 from llamasup.testing.models import big_endian_decoder, tiny_encoder
 from llamasup.testing.vision import vision_projector
@@ -144,6 +146,28 @@ def test_the_projector_beside_the_model_is_found_unless_another_or_none_is_wante
     encoder = model.with_name("encoder.gguf")
     encoder.write_bytes(tiny_encoder())
     assert launch(encoder, server).found is None
+
+
+def test_of_a_folder_that_is_served_no_projector_is_taken_that_leads_out_of_it(
+    server: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """X10: beside a model that is given by itself it would be (test above)."""
+    outside = tmp_path / "outside" / "p.gguf"
+    folder = tmp_path / "models"
+    for each in (outside.parent, folder):
+        each.mkdir()
+    outside.write_bytes(vision_projector())
+    (folder / "tiny.gguf").write_bytes(tiny_model.read_bytes())
+    (folder / "mmproj-tiny.gguf").symlink_to(outside)
+
+    def listed(*folders: Path) -> Launch:
+        spec = build((), search_models(folders).found).specs["tiny"]
+        return prepare_listed(spec, runtime=str(server), environ={})
+
+    refused = listed(folder)
+    assert (refused.found, refused.sees) == (None, False)
+    assert launch(folder / "tiny.gguf", server).sees
+    assert listed(folder, outside.parent).sees
 
 
 def test_a_file_called_demo_is_served_and_a_folder_called_demo_is_not(

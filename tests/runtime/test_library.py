@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
-from llamasup.config.values import Config, ModelEntry
-from llamasup.runtime.library import read_library
-from llamasup.testing.models import tiny_decoder, tiny_encoder
+import pytest
+
+from llamasup.config.values import Config, ModelEntry, ModelKeys
+from llamasup.core.model_spec import ModelSpec
+from llamasup.core.registry_changes import changes
+from llamasup.runtime.library import read_library, shelves_of
+from llamasup.testing.models import tiny_decoder, tiny_encoder, tiny_lora, tiny_projector
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+
+
+def specs(config: Config) -> dict[str, ModelSpec]:
+    return dict(read_library(config).registry.specs)
 
 
 def test_a_model_of_such_a_folder_keeps_the_name_that_the_config_gives_it(tmp_path: Path) -> None:
@@ -37,3 +57,72 @@ def test_what_was_in_a_folder_that_is_gone_is_not_known_to_be_gone(tmp_path: Pat
     assert set(read_library(config).registry.specs) == {"c"}  # nobody knows what was there
     there.mkdir()
     assert set(read_library(config, after.search).registry.specs) == {"c"}  # it is there, and empty
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ({"mmproj": "beside.gguf"}, tiny_projector()),
+        ({"draft_model": "beside.gguf"}, tiny_decoder()),
+        ({"loras": ("beside.gguf",)}, tiny_lora()),
+    ],
+)
+@pytest.mark.parametrize("where", ["models", "defaults", "rule"])
+def test_a_file_that_the_config_names_for_a_model_is_watched_and_part_of_what_the_model_is(
+    tmp_path: Path, said: dict[str, Any], content: bytes, where: str
+) -> None:
+    put(tmp_path / "models/a.gguf", tiny_decoder())
+    beside = put(tmp_path / "elsewhere/beside.gguf", content)
+    said = {key: str(beside) if isinstance(value, str) else (str(beside),) for key, value in said.items()}
+    folders = (tmp_path / "models",)
+    config = {
+        "models": Config(models_dir=folders, models={"a": ModelEntry(**said)}),
+        "rule": Config(models_dir=folders, models={"*": ModelEntry(**said)}),
+        "defaults": Config(models_dir=folders, defaults=ModelKeys(**said)),
+    }[where]
+    assert shelves_of(config).paths == (str(beside),)
+    before = specs(config)
+    assert changes(before, specs(config)).unchanged == ("a",)
+
+    touch(beside)
+    assert changes(before, specs(config)).changed == ("a",)
+
+    beside.unlink()
+    gone = specs(config)
+    put(beside, content)
+    assert changes(gone, specs(config)).changed == ("a",)
+
+
+def test_what_lies_beside_a_model_that_the_config_names_belongs_to_it_in_any_folder(tmp_path: Path) -> None:
+    model = put(tmp_path / "far/tiny.gguf", tiny_decoder())
+    projector = put(tmp_path / "far/mmproj-tiny.gguf", tiny_projector())
+    adapter = put(tmp_path / "far/adapter.gguf", tiny_lora())
+    put(tmp_path / "far/below/other.gguf", tiny_decoder())
+    config = Config(models={"a": ModelEntry(path=str(model), loras=("auto",))})
+    before = specs(config)
+    assert before.keys() == {"a"}
+    assert before["a"].projector == str(projector)
+    assert before["a"].settings.adapters == (str(adapter),)
+    for each in (projector, adapter):
+        touch(each)
+        assert changes(before, specs(config)).changed == ("a",)
+        before = specs(config)
+    projector.unlink()
+    assert changes(before, specs(config)).changed == ("a",)
+
+
+def test_a_model_that_is_being_replaced_keeps_what_lies_beside_it(tmp_path: Path) -> None:
+    model = put(tmp_path / "far/tiny.gguf", tiny_decoder())
+    projector = put(tmp_path / "far/mmproj-tiny.gguf", tiny_projector())
+    put(tmp_path / "far/below/other.gguf", tiny_decoder())
+    put(model, tiny_decoder()[:100])
+    config = Config(models={"a": ModelEntry(path=str(model))})
+    assert set(read_library(config).search.sources) == {str(model), str(projector)}
+
+
+def test_of_files_that_the_config_names_nothing_else_is_looked_at(tmp_path: Path) -> None:
+    put(tmp_path / "models/a.gguf", tiny_decoder())
+    named = put(tmp_path / "far/p.gguf", tiny_projector())
+    put(tmp_path / "far/large.gguf", tiny_decoder())
+    config = Config(models_dir=(tmp_path / "models",), models={"a": ModelEntry(mmproj=str(named))})
+    assert set(read_library(config).search.sources) == {str(named)}
