@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llamasup.effects.files import run_folder
+from llamasup.effects.own_python import own_python
 
 __all__ = ["Guardian", "guarded_run_folder"]
 
@@ -68,15 +69,11 @@ def guarded_run_folder() -> Iterator[tuple[Path, Guardian]]:
 
 
 def _can_guard() -> bool:
-    return sys.platform != "win32" and os.getpid() != 1 and _python() is not None
-
-
-def _python() -> str | None:
-    return None if getattr(sys, "frozen", False) else sys.executable or None
+    return sys.platform != "win32" and os.getpid() != 1 and own_python() is not None
 
 
 def _start(folder: Path, read_fd: int) -> None:
-    python = _python()
+    python = own_python()
     assert python is not None
     # The sweep needs what we could import; the guardian itself (-I) does not look at this.
     paths = [str(_PACKAGE_ROOT), *(path for path in sys.path if path)]

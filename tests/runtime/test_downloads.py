@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -63,6 +64,24 @@ Acting = Callable[[Callable[[Downloads], Awaitable[None]]], None]
 
 def held(hub: Hub) -> Awaitable[bool]:
     return asyncio.to_thread(hub.held.wait, PATIENCE_S)
+
+
+def test_a_frozen_application_is_not_started_again_for_a_download(
+    acting: Acting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application = tmp_path / "application"
+    application.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    application.chmod(0o755)
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", str(application))
+
+    async def act(downloads: Downloads) -> None:
+        with pytest.raises(DownloadFailed, match="no Python to download it with") as caught:
+            await downloads.fetch(REF)
+        assert "llamasup pull" in caught.value.remedy
+
+    acting(act)
+    assert not (tmp_path / "started").exists()
 
 
 def test_all_who_ask_for_a_model_share_one_download(hub: Hub, acting: Acting) -> None:
@@ -167,10 +186,25 @@ def test_a_process_that_is_killed_is_an_error_and_no_hang(hub: Hub, acting: Acti
 
 
 @pytest.mark.check("X13", "not shown")
+def test_a_machine_that_is_short_of_something_is_an_error_of_one_download(
+    acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spawn(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module, "spawn", spawn)
+
+    async def act(downloads: Downloads) -> None:
+        with pytest.raises(DownloadFailed, match="cannot be started: Too many open files"):
+            await downloads.fetch(REF)
+
+    acting(act)
+
+
 def test_an_error_does_not_show_the_signature_of_a_url(
     acting: Acting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Downloads, "_command", lambda _: [sys.executable, "-c", ""])
+    monkeypatch.setattr(Downloads, "_command", lambda *_: [sys.executable, "-c", ""])
 
     async def act(downloads: Downloads) -> None:
         with pytest.raises(DownloadFailed, match=r"https://h/m\.gguf ended without a word") as caught:
@@ -183,7 +217,7 @@ def test_an_error_does_not_show_the_signature_of_a_url(
 def test_a_line_that_is_too_long_is_passed_over(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
     error = '{"event":"error","cause":"model_missing","message":"none","remedy":"","details":[]}'
     lines = f"print('x' * (3 << 20)); print('{error}')"
-    monkeypatch.setattr(Downloads, "_command", lambda _: [sys.executable, "-c", lines])
+    monkeypatch.setattr(Downloads, "_command", lambda *_: [sys.executable, "-c", lines])
 
     async def act(downloads: Downloads) -> None:
         with pytest.raises(ModelMissing, match="none"):
