@@ -311,7 +311,8 @@ class HostedModels:
         try:
             if not isinstance(parse_ref(name), RepoRef):
                 return None
-            invited = build([ModelRule(name, source=name)], defaults=config.default_options)
+            patterns = [rule for rule in config.rules if rule.is_pattern]
+            invited = build([ModelRule(name, source=name), *patterns], defaults=config.default_options)
         except LlamasupError:
             return None
         return invited.specs[name]

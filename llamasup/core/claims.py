@@ -126,7 +126,7 @@ class Claims:
                 continue
             model = self.known.ids[ids[0]]
             if free := self.own_ids_of(key):
-                options = _of_patterns(free[0], patterns)
+                options = _of_patterns(free, patterns)
                 self.made.append(Claim(free, model.path, key, model, options, _wrong_with(model)))
             else:
                 self.problems.append(_name_taken(ids[0], model.path))
@@ -135,10 +135,14 @@ class Claims:
         """The ids that these weights have by themselves, without those that the config gives to a model."""
         return tuple(own for own in self.known.ids_of.get(key, ()) if own not in self._names)
 
+    def _said(self, rule: ModelRule, key: object, patterns: Sequence[ModelRule]) -> ModelOptions:
+        """Of a file by its rule, and where that says nothing by patterns of its names and the file's own."""
+        return rule.options.over(_of_patterns((*rule.names, *self.own_ids_of(key)), patterns))
+
     def _about_found(self, rule: ModelRule, patterns: Sequence[ModelRule]) -> Claim:
         model = self.known.find(rule.name)
         if model is not None:
-            options = rule.options.over(_of_patterns(rule.name, patterns))
+            options = self._said(rule, key_of(model), patterns)
             return Claim(rule.names, model.path, key_of(model), model, options, _wrong_with(model))
         refused = self.known.refused.get(rule.name)
         near = self.known.near(rule.name)
@@ -154,12 +158,16 @@ class Claims:
         return Claim(rule.names, "", ("missing", rule.name), None, rule.options, problem.message)
 
     def _of_source(self, rule: ModelRule, source: str, patterns: Sequence[ModelRule]) -> Claim:
-        options = rule.options.over(_of_patterns(rule.name, patterns))
+        is_repo = not source.startswith("/") and "://" not in source
         model = self.known.sources.get(source)
-        if model is None and "://" not in source:
+        if model is None and is_repo:
             model = self.known.find(source)
         if model is None:
+            # Of its names once it is here, the one that is known: what is said of it must not change then.
+            names = (*rule.names, source) if is_repo else rule.names
+            options = rule.options.over(_of_patterns(names, patterns))
             return Claim(rule.names, source, ("remote", source), None, options)
+        options = self._said(rule, key_of(model), patterns)
         wrong = _wrong_with(model)
         if wrong and key_of(model) not in self.known.ids_of:  # else it is told of the file
             error = model.outcome
@@ -181,11 +189,11 @@ def key_of(model: FoundModel) -> object:
     return model.files or model.path
 
 
-def _of_patterns(own: str, patterns: Sequence[ModelRule]) -> ModelOptions:
-    """What the patterns say of this id: the last in the config that says something decides."""
+def _of_patterns(names: Sequence[str], patterns: Sequence[ModelRule]) -> ModelOptions:
+    """What the patterns say of any of these names: the last in the config that says something decides."""
     options = ModelOptions()
     for rule in patterns:
-        if pattern(rule.name).fullmatch(own):
+        if any(map(pattern(rule.name).fullmatch, names)):
             options = rule.options.over(options)
     return options
 

@@ -17,7 +17,7 @@ class ModelRule:
     """What the config says of a model.
 
     ``source``: an absolute path, ``org/repo[:quant]`` or a URL; None: it is about a model that is found, and
-    ``name`` is its id, or, with ``*`` or ``?``, a pattern of ids. ``where`` is the place in the config.
+    ``name`` is its id, or, with ``*`` or ``?``, a pattern of names. ``where`` is the place in the config.
     """
 
     name: str

@@ -167,6 +167,51 @@ def test_the_files_own_name_means_the_configs_model_as_well() -> None:
     assert by_id(registry) == {"qwen": ("x",)}
 
 
+def test_a_pattern_is_of_any_name_that_a_model_has() -> None:
+    said = ModelOptions(ctx_size=512)
+    file = found(
+        "/m/bartowski/Qwen-GGUF/qwen-Q4_K_M.gguf", DECODER, "qwen-Q4_K_M", "bartowski/Qwen-GGUF:Q4_K_M"
+    )
+    for pattern in ("qwen-*", "bartowski/*", "*:q4_k_m"):
+        rule = ModelRule(pattern, options=said)
+        assert options(build([rule], [file]).find("qwen-Q4_K_M")).ctx_size == 512
+        for named in (ModelRule("chat", file.path), ModelRule("chat", "bartowski/Qwen-GGUF")):
+            registry = build([rule, named], [file], sources={file.path: file})
+            assert options(registry.find("chat")).ctx_size == 512
+    by_alias = [ModelRule("gpt-*", options=said), ModelRule("qwen-Q4_K_M", aliases=("gpt-4o",))]
+    assert options(build(by_alias, [file]).find("gpt-4o")).ctx_size == 512
+
+
+def test_a_pattern_of_the_repository_says_the_same_before_a_download_as_after_it() -> None:
+    rules = [ModelRule("org/*", options=ModelOptions(ctx_size=512)), ModelRule("chat", "org/repo:Q8_0")]
+    file = found("/m/org/repo/x.gguf", DECODER, "x", "org/repo:Q8_0")
+    assert options(build(rules).find("chat")) == options(build(rules, [file]).find("chat"))
+    assert options(build(rules).find("chat")).ctx_size == 512
+    by_url = [ModelRule("http*", options=ModelOptions(ctx_size=512)), ModelRule("x", "https://h/x.gguf")]
+    assert options(build(by_url).find("x")).ctx_size is None
+
+
+def test_of_patterns_of_several_of_its_names_the_last_counts() -> None:
+    file = found("/m/org/repo/x.gguf", DECODER, "x", "org/repo:Q8_0")
+    one, other = ModelOptions(ctx_size=1, parallel=1), ModelOptions(ctx_size=2)
+    for first, last in (("x", "org/*"), ("org/*", "x")):
+        rules = [ModelRule(f"{first}*", options=one), ModelRule(f"{last}*", options=other)]
+        spec = options(build(rules, [file]).find("x"))
+        assert (spec.ctx_size, spec.parallel) == (2, 1)
+
+
+def test_what_a_file_is_called_that_is_another_models_name_is_no_name_of_its_own() -> None:
+    file, other = found("/m/x.gguf"), found("/n/y.gguf")
+    rules = [
+        ModelRule("x*", options=ModelOptions(ctx_size=512)),
+        ModelRule("x", "/n/y.gguf"),
+        ModelRule("chat", "/m/x.gguf"),
+    ]
+    registry = build(rules, [file, other], sources={each.path: each for each in (file, other)})
+    assert options(registry.find("x")).ctx_size == 512
+    assert options(registry.find("chat")).ctx_size is None
+
+
 def test_the_config_speaks_over_the_patterns_and_these_over_the_defaults() -> None:
     rules = [
         ModelRule("*", options=ModelOptions(ctx_size=1, parallel=1)),

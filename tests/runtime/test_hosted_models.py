@@ -130,6 +130,21 @@ def test_every_process_of_a_model_is_counted(config: Path, tmp_path: Path, tiny_
     asyncio.run(test())
 
 
+def test_a_rule_holds_for_models_that_clients_have_downloaded_too(
+    config: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    write(config, tmp_path, tiny_model, head="downloads: {on_demand: true}")
+    config.write_text(config.read_text() + '  "org/*": {ctx_size: 768}\n')
+
+    async def test() -> None:
+        async with hosting(config) as it:
+            invited = it.hosted.backend.find("org/repo:Q8_0", invite=True)
+            assert invited is not None
+            assert invited.spec.settings.ctx_size == 768
+
+    asyncio.run(test())
+
+
 def test_a_reload_changes_what_it_says_and_nothing_else(
     config: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
