@@ -29,6 +29,7 @@ from llamasup.runtime.events import Bus, ConfigRefused, ModelsChanged
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.library import Library, Shelves, library_of, read_library, shelves_of
 from llamasup.runtime.pool import Pool, PoolOptions
+from llamasup.runtime.renewal import renew
 from llamasup.runtime.runners import Runners
 from llamasup.runtime.tenancy import Tenancy
 
@@ -215,15 +216,19 @@ class HostedModels:
         nothing is changed.
         """
         library = await asyncio.to_thread(read_library, config)
-        await self._pool.size(self.backend.known(model), library.registry.specs[model])
+        registry = library.registry
+        await self._pool.size(self.backend.known(model), registry.specs[registry.names[model]])
 
     async def settled(self, model: str) -> None:
         """Wait until what has changed of it serves, if it did before. Raises why it does not."""
         tenancy = self.backend.known(model)
-        if tenancy.renewal is not None:
-            await asyncio.shield(tenancy.renewal)
-            if tenancy.renewal_error is not None:
-                raise tenancy.renewal_error
+        if tenancy.is_outdated and not tenancy.changing:
+            renew(self._pool, tenancy, tenancy.spec)  # an earlier try came to nothing
+        if tenancy.renewal is None or tenancy.renewal.done():
+            return
+        error = await asyncio.shield(tenancy.renewal)
+        if error is not None:
+            raise error
 
     def ask_reload(self) -> None:
         """``reload`` of which nobody waits for the end: the bus tells it."""

@@ -105,7 +105,9 @@ class AsyncServer:
 
         The new one is started beside the old one where both fit, else after it. How it is started is what
         ``options`` say and nothing else; its aliases, and how long it stays and who may wait for it, are as
-        they were where ``options`` do not say otherwise. One that is not loaded stays so.
+        they were where ``options`` do not say otherwise. One that is not loaded stays so. A file that another
+        model of this server has, and that can be started as both say, is served by one process for both: its
+        id is the first one's, the other is an alias.
 
         Raises what keeps the new one from serving, ModelMissing, ModelInvalid, DoesNotFit, ServerFailed and
         the like; all is as it was then. Cancelled, it is taken back. Several are done in their turn.
@@ -118,13 +120,16 @@ class AsyncServer:
             id_ = self._meant(name)
             if id_ not in config.models:  # an alias, or one that was found
                 id_ = hosted.backend.known(id_).spec.id
-            was_loaded = hosted.backend.known(id_).holds
+            served = hosted.backend.known(id_)
+            was_loaded = served.holds
             models = {**before, id_: successor(entry, config.models.get(id_))}
             await hosted.check(await asyncio.to_thread(self._given.with_models, models), id_)
             self._given.models = models
             try:
                 await hosted.reload()
                 await hosted.settled(id_)
+                if was_loaded and hosted.backend.known(id_) is not served:
+                    await hosted.controlled.load(id_)
             except LlamasupError:
                 self._given.models = before
                 with contextlib.suppress(LlamasupError):  # why it could not be switched counts more

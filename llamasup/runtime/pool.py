@@ -11,7 +11,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 from llamasup.core.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 from llamasup.core.failure import failure_of
@@ -51,6 +51,8 @@ from llamasup.runtime.tenancy import (
 )
 
 __all__ = ["WISH_S", "Pool", "PoolOptions"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -233,7 +235,7 @@ class Pool:
         """See what it takes, and fetch it before if it is not here. Raises what these raise."""
         return await self._sizer.size(tenancy, spec, self.options)
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """A task that ends with the pool."""
         assert self._tasks is not None
         return self._tasks.create_task(work, name=name)

@@ -52,7 +52,6 @@ def renew(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> None:
         _begin_anew(pool, tenancy)
     elif tenancy.is_outdated or tenancy.sized is None:
         tenancy.changing = True
-        tenancy.renewal_error = None
         tenancy.renewal = pool.start(_replace(pool, tenancy), f"{spec.id}/renew")
 
 
@@ -65,8 +64,11 @@ def _begin_anew(pool: Pool, tenancy: Tenancy) -> None:
     pool.decide_soon()
 
 
-async def _replace(pool: Pool, tenancy: Tenancy) -> None:
-    """Beside the old servers where both fit, else after them. Repeated for what changed meanwhile."""
+async def _replace(pool: Pool, tenancy: Tenancy) -> LlamasupError | None:
+    """Beside the old servers where both fit, else after them. Repeated for what changed meanwhile.
+
+    Returns why it came to nothing, where it did.
+    """
     tenancy.comes_back = False
     try:
         while (tenancy.is_outdated or tenancy.sized is None) and not (tenancy.removed or pool.stopping):
@@ -79,14 +81,16 @@ async def _replace(pool: Pool, tenancy: Tenancy) -> None:
             except LlamasupError as error:
                 if tenancy.spec.started_as != spec.started_as:
                     continue  # what it is to be by now may be possible
-                tenancy.renewal_error = error
+                failure = error
                 _log.error("%s goes on as it was: %s", spec.id, error)
                 break
     finally:
+    failure: LlamasupError | None = None
         tenancy.changing = False
         pool.decide_soon()
     if tenancy.comes_back and not pool.stopping:
-        await _bring_back(pool, tenancy)
+        failure = await _bring_back(pool, tenancy)
+    return failure
 
 
 async def _replace_with(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> None:
@@ -184,15 +188,18 @@ def _comes_back(pool: Pool, tenancy: Tenancy) -> bool:
     return tenancy.comes_back and not (tenancy.removed or pool.stopping)
 
 
-async def _bring_back(pool: Pool, tenancy: Tenancy) -> None:
-    """It was loaded, and is to be so again, although perhaps nobody asks for it at this moment."""
+async def _bring_back(pool: Pool, tenancy: Tenancy) -> LlamasupError | None:
+    """It was loaded, and is to be so again, although perhaps nobody asks for it at this moment.
+
+    Returns why it is not.
+    """
     try:
         await pool.load(tenancy)
     except LlamasupError as error:
-        if pool.stopping:
-            return
-        tenancy.renewal_error = error
-        _log.warning("%s was changed, and is not loaded again: %s", tenancy.spec.id, error)
+        if not pool.stopping:
+            _log.warning("%s was changed, and is not loaded again: %s", tenancy.spec.id, error)
+            return error
+    return None
 
 
 _CHANGING = Unavailable(503, "The model is being changed", cause="changing", retry_after_s=1.0, may_wait=True)

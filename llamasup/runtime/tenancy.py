@@ -147,7 +147,6 @@ class Tenancy:
         "outgoing_needs",
         "removed",
         "renewal",
-        "renewal_error",
         "resident_since_s",
         "runners",
         "served",
@@ -167,8 +166,7 @@ class Tenancy:
         self.sizing = False
         self.runners: list[InstanceRunner] = []  # one for each replica, once it was wanted
         self.changing = False  # from one spec to the next
-        self.renewal: asyncio.Task[None] | None = None  # the last one
-        self.renewal_error: LlamasupError | None = None  # why that came to nothing
+        self.renewal: asyncio.Task[LlamasupError | None] | None = None  # the last; why it came to nothing
         self.comes_back = False  # it made way for its successor, which is to be loaded
         self.removed = False  # it is served no more, once it has ended
         self.outgoing: list[InstanceRunner] = []  # of the spec before: they finish what they began

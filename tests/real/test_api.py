@@ -13,7 +13,7 @@ import pytest
 import llamasup
 from llamasup.config import Config
 from llamasup.config.sizes import Size
-from llamasup.config.values import Memory
+from llamasup.config.values import Memory, ModelEntry
 from llamasup.core.demo_model import demo_model
 from llamasup.testing.models import truncated_decoder
 from tests.api.in_loop import in_loop
@@ -127,6 +127,41 @@ async def test_where_llama_server_fails_with_the_new_one_the_old_one_serves_agai
         after = model_of(server)
         assert (after["state"], after["ctx_size"]) == ("ready", 512)
         assert await statuses(server, SHORT, 3) == [200] * 3
+
+
+@in_loop
+async def test_one_that_failed_is_no_word_on_the_next(
+    runtime: str, tiny_model: Path, other: Path, tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter.gguf"
+    adapter.write_bytes(b"GGUF, but no more than that")
+    async with serving(tiny_model, runtime) as server:
+        pid = model_of(server)["pid"]
+        with pytest.raises((llamasup.ServerFailed, llamasup.GaveUp)):
+            await server.switch(other, ctx_size=1024, extra=["--lora", str(adapter)])
+        await server.switch(tiny_model, ctx_size=512, parallel=2)  # which serves
+        assert model_of(server)["pid"] == pid
+        await server.unload()
+        await server.switch(other, ctx_size=1024)
+        assert await statuses(server, SHORT, 1) == [200]
+        assert model_of(server)["ctx_size"] == 1024
+
+
+@in_loop
+async def test_a_file_that_another_model_has_is_served_by_one_process_for_both(
+    runtime: str, tiny_model: Path, other: Path
+) -> None:
+    models = {"a": ModelEntry(path=str(tiny_model)), "b": ModelEntry(path=str(other), preload=True)}
+    async with llamasup.serve(config=Config(models=models), runtime=runtime) as server:
+        await server.switch(tiny_model, name="b")
+        (both,) = server.status()["models"]
+        assert (both["id"], both["aliases"], both["state"]) == ("a", ["b"], "ready")
+        assert await statuses(server, {**SHORT, "model": "b"}, 1) == [200]
+        await server.switch(other, name="b", ctx_size=1024)  # and each has its own again
+        assert [(each["id"], each["state"]) for each in server.status()["models"]] == [
+            ("a", "ready"),
+            ("b", "ready"),
+        ]
 
 
 @in_loop
