@@ -366,7 +366,6 @@ class Pool:
         else:
             if tenancy.spec is spec:
                 tenancy.sized = sized
-                tenancy.served.absent = absent(spec)
         finally:
             tenancy.sizing = False
             self.decide_soon()

@@ -36,28 +36,37 @@ class Sizer:
 
     async def size(self, tenancy: Tenancy, spec: ModelSpec, options: PoolOptions) -> Sized:
         """Raises what fetching raises, and ``size_up``."""
+        try:
+            return await self._size(tenancy, spec, options)
+        except (LlamasupError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            # Whatever lies in a folder is read here, and fetched on a machine that may be short of anything:
+            # what nobody thought of must not end all the others.
+            _log.exception("%s cannot be read", spec.id)
+            raise LlamasupError(
+                f"{spec.id} cannot be read: {type(error).__name__}, a fault of llamasup.",
+                remedy="See its log, and report it.",
+            ) from error
+
+    async def _size(self, tenancy: Tenancy, spec: ModelSpec, options: PoolOptions) -> Sized:
         if spec.problem:
             if spec.source and not spec.is_remote:
                 await asyncio.to_thread(read_given, spec.source)  # what it raises says more
             raise ModelInvalid(spec.problem)
         local = spec
         if spec.is_remote and self._fetch is not None:
-
-            def downloading(progress: Progress) -> None:
-                tenancy.downloading(progress)
-                done, total, speed = progress.done_bytes, progress.total_bytes, progress.bytes_per_s
-                self._bus.publish(Downloading(spec.id, done, total, speed))
-
-            local = replace(spec, source=str(await self._fetch(spec.source, downloading)))
-        try:
-            sized = await asyncio.to_thread(size_up, local, options.budget, options.runtime, options.environ)
-        except (LlamasupError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            # Whatever lies in a folder is read here: what nobody thought of must not end all the others.
-            _log.exception("%s cannot be read", spec.id)
-            raise LlamasupError(
-                f"{spec.id} cannot be read: {type(error).__name__}, a fault of llamasup.",
-                remedy="See its log, and report it.",
-            ) from error
+            local = replace(spec, source=str(await self._fetched(tenancy, spec, self._fetch)))
+        sized = await asyncio.to_thread(size_up, local, options.budget, options.runtime, options.environ)
         return replace(sized, spec=spec)
+
+    async def _fetched(self, tenancy: Tenancy, spec: ModelSpec, fetch: Fetch) -> Path:
+        def downloading(progress: Progress) -> None:
+            tenancy.downloading(progress)
+            done, total, speed = progress.done_bytes, progress.total_bytes, progress.bytes_per_s
+            self._bus.publish(Downloading(spec.id, done, total, speed))
+
+        try:
+            return await fetch(spec.source, downloading)
+        finally:
+            tenancy.downloading(None)

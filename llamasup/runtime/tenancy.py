@@ -273,9 +273,10 @@ class Tenancy:
             use=self.use,
         )
 
-    def downloading(self, progress: Progress) -> None:
-        """Tell those who wait how far it is."""
-        self.served.absent = _downloading(self.spec, progress)
+    def downloading(self, progress: Progress | None) -> None:
+        """Tell those who wait how far it is; None: it is over. Where it has failed that is told on."""
+        if self.error is None:
+            self.served.absent = absent(self.spec) if progress is None else _downloading(self.spec, progress)
 
     def count_use(self) -> None:
         """Add what was answered since it was last idle. A new generation counts from 0 again."""
