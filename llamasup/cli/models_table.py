@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from llamasup.cli.layout import table
+from llamasup.cli.layout import cut_to, table
 from llamasup.cli.view import duration_text
 from llamasup.core.model_state import AWAY
 from llamasup.core.printable import display_width, printable
@@ -15,26 +15,35 @@ from llamasup.core.units import memory_text
 __all__ = ["models_table", "summary"]
 
 Model = Mapping[str, Any]
+Rows = list[tuple[str, ...]]
 
 _HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS")
 
-
 # Where a terminal is too narrow for all, these are left out, the first ones first.
 _DISPENSABLE = ("DEVICE", "SIZE", "RESTARTS", "CONTEXT", "UNTIL", "MEMORY", "SLOTS")
+_LEAST_NAME = 16  # a shorter one could be any
 
 
 def models_table(models: Sequence[Model], columns: int | None = None) -> str:
-    """A row each; of ``columns`` width at most, if given, unless a name and its state are wider."""
+    """A row each; of ``columns`` width at most, if given: by shorter names, then by fewer columns."""
     now = datetime.now(UTC)
-    rows = [_HEADINGS, *(_row(model, now) for model in models)]
+    rows: Rows = [_HEADINGS, *(_row(model, now) for model in models)]
+    shown = table(rows, indent="")
+    if columns is None or _width(shown) <= columns:
+        return shown
+    rows = [(cut_to(max(_LEAST_NAME, columns // 3), name), *rest) for name, *rest in rows]
     for heading in ("", *_DISPENSABLE):
         if heading:
             left_out = rows[0].index(heading)
             rows = [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
         shown = table(rows, indent="")
-        if columns is None or max(map(display_width, shown.splitlines())) <= columns:
+        if _width(shown) <= columns:
             break
     return shown
+
+
+def _width(text: str) -> int:
+    return max(map(display_width, text.splitlines()))
 
 
 def summary(status: Mapping[str, Any], shown: Sequence[Model], columns: int | None = None) -> str:

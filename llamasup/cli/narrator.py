@@ -50,10 +50,12 @@ _GOING_ON = {
 
 _ASKED = {"load": "loading", "unload": "unloading", "restart": "restarting", "reload": "restarting"}
 
-_WHY_IT_LEAVES = {
+_MAKES_ROOM = {
     "memory": "{other} needs its memory",
     "group": "{other} is of the same group",
     "count": "{other} takes its place",
+}
+_WHY_IT_LEAVES = {
     "ttl": "nobody asked for it any more",
     "asked": "as asked",
     "changed": "it has changed",
@@ -102,7 +104,7 @@ class Narrator:
                 text = error_text(message, remedy)
                 self._view.say("warning", "warning", text, model=model, generation=generation, remedy=remedy)
             case ModelLeaves(model, reason, for_model):
-                why = _WHY_IT_LEAVES[reason].format(other=for_model)
+                why = _why_it_leaves(reason, for_model)
                 level: Level = "debug" if self._stops_asked else "info"
                 self._view.say(level, "unload", f"{model} is unloaded: {why}", model=model, reason=reason)
             case LoadFailed(model, error):
@@ -312,6 +314,13 @@ class Narrator:
             if seen is not None:
                 facts.append(("memory", f"{memory_text(seen.rss_bytes)} in use"))
         return facts
+
+
+def _why_it_leaves(reason: str, for_model: str) -> str:
+    if reason in _WHY_IT_LEAVES:
+        return _WHY_IT_LEAVES[reason]
+    # For nobody: a reload has made it so.
+    return _MAKES_ROOM[reason].format(other=for_model) if for_model else "less is allowed than before"
 
 
 def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:

@@ -166,9 +166,12 @@ async def _supervise(
             manager = opened.enter_context(ServiceManager(systemd, service, service.options.policy))
             bus.listen(manager.notice)
 
+        had_terminal = os.isatty(0)
+
         def signalled(name: str) -> None:
-            if name == "SIGHUP" and (manager is not None or service.launch is None) and not os.isatty(0):
-                # A service has no terminal that could be closed: there it means "begin anew".
+            is_closed = had_terminal and not os.isatty(0)  # a terminal that hung up is none any more
+            begins_anew = service.launch is None or (manager is not None and not had_terminal)
+            if name == "SIGHUP" and begins_anew and not is_closed:
                 narrator.reload_asked(name)
                 if manager is not None:
                     manager.reload_asked()

@@ -98,3 +98,12 @@ def test_on_a_narrow_terminal_what_matters_least_is_left_out() -> None:
     assert max(map(len, lines)) <= 60
     assert models_table([LOADED], 5).splitlines()[0].split() == ["NAME", "STATE"]
     assert models_table([LOADED], 200) == models_table([LOADED])
+
+
+def test_one_long_name_takes_no_columns_from_all_the_others() -> None:
+    long = {**LOADED, "id": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M"}
+    lines = models_table([long, LOADED], 80).splitlines()
+    assert lines[0].split() == ["NAME", "STATE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS"]
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("bartowski/Met…-GGUF:Q4_K_M")
+    assert long["id"] in models_table([long, LOADED], 200)

@@ -14,7 +14,7 @@ from llamasup.core.address import TcpAddress
 from llamasup.core.errors import ConfigInvalid, ModelInvalid
 from llamasup.core.instance import State
 from llamasup.core.model_spec import ModelSpec
-from llamasup.runtime.events import ConfigRefused, Downloading, LoadFailed, Ready, StateChanged
+from llamasup.runtime.events import ConfigRefused, Downloading, LoadFailed, ModelLeaves, Ready, StateChanged
 from tests.runtime.test_metrics import DONE
 
 
@@ -218,3 +218,18 @@ def test_mistakes_of_a_config_are_not_llama_servers_words() -> None:
         ConfigRefused(ConfigInvalid("c.yaml has one mistake.", details=("c.yaml:4: max_loaded",)))
     )
     assert terminal.told[0][2] == "c.yaml has one mistake. All goes on as before.\n    c.yaml:4: max_loaded"
+
+
+@pytest.mark.parametrize(
+    ("reason", "for_model", "why"),
+    [
+        ("memory", "b", "b needs its memory"),
+        ("memory", "", "less is allowed than before"),
+        ("ttl", "", "nobody asked for it any more"),
+    ],
+)
+def test_a_model_that_leaves_says_why_and_for_whom(reason: str, for_model: str, why: str) -> None:
+    heard = Heard()
+    narrator = Narrator(cast("View", heard), cast("Any", SimpleNamespace(launch=None)), 0.0)
+    narrator.notice(ModelLeaves("a", reason, for_model))
+    assert heard.told == [("info", "unload", f"a is unloaded: {why}", {"model": "a", "reason": reason})]

@@ -242,17 +242,24 @@ def test_two_with_one_ready_file_the_second_is_refused_and_the_file_stays(
         assert first.stop() == 0
 
 
+@pytest.mark.parametrize("what", ["run", "serve"])
 def test_a_terminal_that_closes_is_a_stop(
-    tiny_model: Path, fake_server: ServerMaker, own_folders: Path
+    what: str, tiny_model: Path, fake_server: ServerMaker, own_folders: Path, tmp_path: Path
 ) -> None:
-    """llamasup leads the terminal's session, as under a terminal emulator; its end sends SIGHUP."""
+    """llamasup leads the terminal's session, as under a terminal emulator; its end sends SIGHUP. While the
+    terminal is open a SIGHUP has come from a person: `serve` reads its config again.
+    """
+    served = [str(tiny_model)]
+    if what == "serve":
+        (tmp_path / "c.yaml").write_text(f"models: {{tiny: {{path: {tiny_model}, preload: true}}}}")
+        served = ["--config", str(tmp_path / "c.yaml")]
     terminal, child_end = pty.openpty()
     become_leader = "import os,pty,sys,fcntl,termios;os.setsid();fcntl.ioctl(2,termios.TIOCSCTTY,0);"
     become_leader += "os.execv(sys.argv[1],sys.argv[1:])"
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", become_leader),
-            *command("run", str(tiny_model), "--runtime", fake_server(), "--port", "0", "--events", "jsonl"),
+            *command(what, *served, "--runtime", fake_server(), "--port", "0", "--events", "jsonl"),
         ],
         stdin=child_end,
         stdout=subprocess.PIPE,
@@ -269,6 +276,9 @@ def test_a_terminal_that_closes_is_a_stop(
             next(line for line in events if '"ready"' in line and "url" in line)
             children = psutil.Process(process.pid).children(recursive=True)
             assert len(children) == 1
+            if what == "serve":
+                process.send_signal(signal.SIGHUP)
+                assert '["tiny"]' in next(line for line in events if '"unchanged"' in line)
             os.close(window_open)
             shown.join(PATIENCE_S)  # it closes the terminal
             assert process.wait(PATIENCE_S) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import count
 from pathlib import Path
 
@@ -40,7 +41,12 @@ class Service:
 
     @property
     def url(self) -> str:
-        return self.show("StatusText").split(" at ")[1].split(",")[0].split(";")[0]
+        """Once it is told: a request may be answered before."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while " at " not in (told := self.show("StatusText")):
+            assert time.monotonic() < deadline_s, told
+            time.sleep(0.05)
+        return told.split(" at ")[1].split(",")[0].split(";")[0]
 
     def answer(self, **more: str) -> int:
         """Tokens of one completion, through the proxy. The network is the machine's own."""
