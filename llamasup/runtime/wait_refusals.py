@@ -55,7 +55,7 @@ def too_long(state: Serving, queued: int, timeout_s: float, *, reachable: bool) 
     return replace(
         why,
         message=f"{why.message}; this request has waited for {timeout_s:g} s",
-        remedy=why.remedy or "try again, or let requests wait for longer with --wait-timeout",
+        remedy=why.remedy or "try again, or let requests wait for longer (--wait-timeout; wait_timeout in a config)",
     )
 
 

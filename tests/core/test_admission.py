@@ -116,6 +116,17 @@ def test_only_what_has_to_change_is_said() -> None:
     assert refused(on_device, planned(known, gpu_layers=3)).remedy.startswith("Fits: --gpu-layers 3. ")
 
 
+def test_who_serves_many_models_hears_it_in_the_words_of_a_config() -> None:
+    preferred = planned(ctx_size=32768, parallel=4)
+    fitting = planned(ctx_size=8192, parallel=1)
+    remedy = refused(preferred, fitting, by_config=True).remedy
+    assert remedy.startswith("Fits: parallel: 1, ctx_size: 8192. Or allow more (memory). check_memory: false")
+    huge = planned(hardware=machine(memory_available_bytes=GIB))
+    remedy = refused(huge, huge, by_config=True, extra=("--cache-ram", "10")).remedy
+    assert "Allow more (memory), make smaller what is passed in extra, or use a smaller" in remedy
+    assert "--no-memory-check" not in remedy
+
+
 def test_a_cache_of_two_types_is_no_option_to_be_given() -> None:
     free = machine(memory_available_bytes=9 * GIB)
     mixed = planned(hardware=free, ctx_size=2048, extra=("-ctk", "q8_0", "-ctv", "f16"))
