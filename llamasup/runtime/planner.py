@@ -140,7 +140,10 @@ class Planner:
             lambda settings, bounds: self._candidate(settings, machine, at, bounds),
         )
         extra = self._launch.settings.extra
-        return refusal(self._launch.model_id, admission.preferred, fitting, extra=extra)
+        by_config = self._share is not None
+        return refusal(
+            self._launch.model_id, admission.preferred, fitting, extra=extra, by_config=by_config
+        )
 
     def as_json(self, admission: Admission[LaunchPlan]) -> Mapping[str, Any]:
         """The ``plan`` object of the contract (docs/design.md)."""

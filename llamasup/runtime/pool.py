@@ -60,6 +60,7 @@ _log = logging.getLogger(__name__)
 # somebody else has taken may soon be free; a broken file is mended by people, who can say so (`load`).
 RETRY_AFTER_MEMORY_S = 10.0
 RETRY_AFTER_FAILURE_S = 300.0
+_REFUSED = "Make it smaller (ctx_size, parallel), pin fewer, or allow more (memory, max_loaded, groups)."
 WISH_S = 60.0
 """How long a model is wanted for a request that may not wait for it: who is told to come again soon, and does
 not, does not want it any more."""
@@ -386,7 +387,7 @@ class Pool:
                 tenancy.served.open()
                 self._serves(tenancy)
             case Refuse(id_, reason):
-                refused = DoesNotFit(f"{id_} does not fit: {reason}.")
+                refused = DoesNotFit(f"{id_} does not fit: {reason}.", remedy=_REFUSED)
                 self._failed(self.tenancies[id_], refused)
                 self.bus.publish(LoadFailed(id_, refused))
             case WakeAt(at_s):

@@ -13,6 +13,8 @@ from llamasup.runtime.endpoint import BUSY, Endpoint, Serving, Unavailable
 __all__ = ["too_busy", "too_long", "too_many"]
 
 
+_LONGER = "try again, or let requests wait for longer (--wait-timeout, in a config wait_timeout)"
+
 def too_many(why: Unavailable, waiting: int) -> Unavailable:
     """The room is full, and nothing serves; ``waiting``: how many are in it."""
     return replace(
@@ -55,7 +57,7 @@ def too_long(state: Serving, queued: int, timeout_s: float, *, reachable: bool) 
     return replace(
         why,
         message=f"{why.message}; this request has waited for {timeout_s:g} s",
-        remedy=why.remedy or "try again, or let requests wait for longer (--wait-timeout; wait_timeout in a config)",
+        remedy=why.remedy or _LONGER,
     )
 
 
