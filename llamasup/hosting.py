@@ -189,7 +189,7 @@ class Hosting:
                 return await hosted.ended()
             finally:
                 # The control API first: its answers and streams come to their ends through the proxy.
-                for close in (control.aclose, proxy.aclose):
+                for close in (control.aclose, lambda: _close_entrance(front, proxy)):
                     try:
                         async with asyncio.timeout(CLOSE_TIMEOUT_S):
                             await close()
@@ -227,6 +227,11 @@ class Hosting:
             self._slow, told = tell_slow(self._slow, time.monotonic())
             if told and self.on_slow_request is not None:
                 self.on_slow_request(record, left_out)
+
+
+async def _close_entrance(front: Front, proxy: Proxy) -> None:
+    front.stop_listening()
+    await proxy.aclose()  # stops reading from them first
 
 
 def prepare_place(options: ServiceOptions) -> None:

@@ -188,7 +188,7 @@ def given_front(sockets: Sequence[socket.socket], tls: SSLContext | None = None)
     """Sockets that somebody else has bound: the service manager, who also removes their files."""
     names = [sock.getsockname() for sock in sockets]
     tcp = [TcpAddress(name[0], name[1], tls=tls is not None) for name in names if isinstance(name, tuple)]
-    return Front(tcp[0] if tcp else UnixAddress(str(names[0])), list(sockets), tls)
+    return Front(tcp[0] if tcp else UnixAddress(str(names[0])), list(sockets), tls, ours=False)
 
 
 def refuse_outside(

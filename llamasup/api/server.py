@@ -48,6 +48,7 @@ class Server:
     @property
     def client(self) -> httpx.Client:
         """Bound to ``url``, with the key; an answer may take as long as it takes. For all threads."""
+        self._thread.refuse_others()
         if self._has_ended:
             raise ended()
         return self._client

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import socket
+from socket import SHUT_RDWR, socket
 
 from llamasup.core.address import Address, TcpAddress, UnixAddress
 from llamasup.proxy.bind import bind, bind_unix
@@ -24,9 +25,20 @@ class Front:
     sockets: list[socket]
     tls: ssl.SSLContext | None = None
     _files: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    ours: bool = True
+    """Bound by us. Others' go on to listen elsewhere when they are closed here: the service manager's."""
+
+    def stop_listening(self) -> None:
+        """Whoever connects is refused from now on, also where a forked process has the sockets too. Who reads
+        from them has to stop before the loop's next round.
+        """
+        for each in self.sockets if self.ours else ():
+            with suppress(OSError):  # closed already
+                each.shutdown(SHUT_RDWR)
 
     def close(self) -> None:
         """Our own sockets leave no file behind; llama-server's do (b11434)."""
+        self.stop_listening()
         for each in self.sockets:
             each.close()
         for path, made in self._files.items():

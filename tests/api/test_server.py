@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ import psutil
 import pytest
 
 import llamasup
+from llamasup.config import Config
+from llamasup.config.values import Http
 
 PATIENCE_S = 60.0
 TEXT = {"prompt": "Hi", "max_tokens": 8}
@@ -178,13 +181,38 @@ def test_a_forked_process_is_told_to_ask_by_the_url(fake: str, tiny_model: Path)
         subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
 
 
+def test_a_forked_process_does_not_hold_the_address(
+    fake: str, tiny_model: Path, certificate: tuple[str, str]
+) -> None:
+    chain, key = map(Path, certificate)
+    secure = Config(http=Http(tls_cert=chain, tls_key=key))
+    for config in (None, secure):
+        end_read, end = os.pipe()
+        with llamasup.serve(tiny_model, runtime=fake, config=config) as server:
+            port = int(server.url.rpartition(":")[2])
+            pid = os.fork()
+            if pid == 0:
+                os.close(end)
+                os.read(end_read, 1)
+                os._exit(0)
+        try:
+            with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                pytest.fail("it is connected")
+            with llamasup.serve(tiny_model, runtime=fake, config=config, port=port) as again:
+                assert again.client.get("/health").status_code == 200
+        finally:
+            os.close(end)
+            os.close(end_read)
+            os.waitpid(pid, 0)
+
+
 FORKED = "import httpx; assert httpx.get('{url}/health').status_code == 200"
 
 
 def _in_the_fork(server: llamasup.Server) -> int:
     """The number of what was not as it should be."""
     wrong = 0
-    for ask in (server.status, server.events, server.load):
+    for ask in (server.status, server.events, server.load, lambda: server.client):
         try:
             ask()
             wrong += 1

@@ -44,6 +44,20 @@ def test_a_socket_has_the_rights_that_the_umask_leaves_it(tmp_path: Path) -> Non
     front.close()
 
 
+def test_ours_stop_listening_wherever_else_they_are_open_and_others_do_not(tmp_path: Path) -> None:
+    for is_ours in (True, False):
+        front = listen([str(tmp_path / "a.sock"), "127.0.0.1"], 0)
+        front.ours = is_ours
+        names = [each.getsockname() for each in front.sockets]
+        elsewhere = [each.dup() for each in front.sockets]  # as in a forked process
+        (tmp_path / "a.sock").rename(tmp_path / "same.sock")  # its file is not what is tested
+        front.close()
+        for name, other in zip((str(tmp_path / "same.sock"), names[1]), elsewhere, strict=True):
+            with other, socket.socket(other.family) as client:
+                assert (client.connect_ex(name) == 0) is not is_ours
+        (tmp_path / "same.sock").unlink()
+
+
 def test_a_socket_that_somebody_put_in_its_place_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     front = listen([str(path)], 1)
