@@ -236,8 +236,12 @@ class HostedModels:
             self._tasks.create_task(self._reload_quietly(), name="reload")
 
     async def _reload_quietly(self) -> None:
-        with contextlib.suppress(LlamasupError):
+        try:
             await self.reload()
+        except LlamasupError:
+            pass  # the bus tells it
+        except Exception:  # what nobody thought of takes no model: all is as it was
+            _log.exception("the config and the folders cannot be read again; what was read before counts")
 
     def _apply(self, library: Library) -> Changes:
         changes = self.backend.apply(library.registry)

@@ -14,6 +14,7 @@ from llamasup.core.address import is_local
 from llamasup.core.errors import LlamasupError
 from llamasup.core.printable import printable
 from llamasup.effects.keys import KeyFile, environment_keys
+from llamasup.effects.path_kind import PathKind, path_kind
 
 __all__ = ["missing_here"]
 
@@ -92,7 +93,7 @@ def _places(reading: Reading) -> _Found:
         yield ("downloads", "token_file"), problem
     if (
         downloads.folder is not None
-        and downloads.folder.exists()
+        and path_kind(downloads.folder) is not PathKind.NOTHING
         and (problem := _no_folder(downloads.folder))
     ):
         yield ("downloads", "folder"), problem  # it is made where there is none

@@ -33,6 +33,7 @@ from llamasup.core.units import memory_text
 from llamasup.effects.hardware import hardware
 from llamasup.effects.model_file import read_model
 from llamasup.effects.model_folder import ModelFolder, list_models
+from llamasup.effects.path_kind import PathKind, path_kind
 from llamasup.runtime.launch import find_model, projector_beside
 
 __all__ = ["inspect_command"]
@@ -73,7 +74,7 @@ def _look_at(name: str, *, empty_is_fine: bool) -> _Given:
     path = Path(name)
     try:
         path = find_model(name)
-        found = list_models(path) if path.is_dir() else read_model(path)
+        found = list_models(path) if path_kind(path) is PathKind.FOLDER else read_model(path)
         if isinstance(found, ModelFolder) and not found.models and not empty_is_fine:
             raise _no_models(path, found)
     except LlamasupError as error:

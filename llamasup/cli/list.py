@@ -22,6 +22,7 @@ from llamasup.effects.files import models_folder
 from llamasup.effects.given_paths import expanded
 from llamasup.effects.model_places import cache_folders
 from llamasup.effects.model_search import Search, search_models
+from llamasup.effects.path_kind import PathKind, path_kind
 
 __all__ = ["list_command"]
 
@@ -61,11 +62,12 @@ def list_command(folders: Sequence[str], *, json: bool) -> int:
 def _usual_places() -> tuple[Path, ...]:
     own = models_folder()
     caches = cache_folders(("huggingface", "llama.cpp"), os.environ)
-    return tuple(dict.fromkeys((*([own] if own.is_dir() else []), *caches)))
+    places = dict.fromkeys((own, *caches))
+    return tuple(place for place in places if path_kind(place) is not PathKind.NOTHING)
 
 
 def _is_file(path: Path) -> LlamasupError | None:
-    if path.is_dir() or not path.exists():
+    if path_kind(path) is not PathKind.FILE:
         return None
     use = f"llamasup inspect {shlex.quote(str(path))}"
     return ModelMissing(f"{path}: is a file, and list looks into folders", remedy=f"Use: {use}")

@@ -23,6 +23,7 @@ from llamasup import __version__
 from llamasup.core.errors import ModelInvalid, ModelMissing
 from llamasup.core.gguf import Container, ModelFacts, NeedMore, facts_of, read_container, split_of
 from llamasup.effects.cache import FactCache, FileIdentity, default_cache_folder
+from llamasup.effects.path_kind import PathKind, path_kind
 
 __all__ = [
     "REVISION",
@@ -253,7 +254,7 @@ def _is_missing(path: Path) -> ModelMissing:
             remedy="Restore what the link leads to, or give another path.",
         )
     folder = path.parent
-    if not folder.is_dir():
+    if path_kind(folder) is not PathKind.FOLDER:
         return ModelMissing(
             f"{path}: there is no such file, nor a folder {folder}", remedy="Check the path of the model."
         )

@@ -33,7 +33,7 @@ _MOST_INDEX_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """``notes`` say what was left out, and why; ``closed``: subfolders that cannot be looked into just now."""
+    """``notes`` say what was left out, and why. ``closed``: subfolders that cannot be looked into."""
 
     models: tuple[FoundModel, ...]
     notes: tuple[str, ...] = ()
@@ -208,14 +208,14 @@ class _Walk:
         except FileNotFoundError:
             return  # it went in this very moment
         except OSError as error:
-            self.closed[folder] = error.strerror
+            self.closed[folder] = error.strerror or str(error)
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
         try:
             return entry.is_dir()
         except OSError as error:  # reading it says so, where it has a model's name
             if error.errno != errno.ELOOP and not entry.name.lower().endswith(".gguf"):
-                self.closed[entry.path] = error.strerror
+                self.closed[entry.path] = error.strerror or str(error)
             return False
 
 

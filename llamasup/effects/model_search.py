@@ -31,9 +31,8 @@ _MOST_REF_BYTES = 64  # of a commit and a newline
 @dataclass(frozen=True, slots=True)
 class Search:
     """What was found. ``sources``: what is at each path that was asked for, and beside those that are models,
-    where no folder has it. ``missing``: folders that may not
-    be looked into, and why; ``closed``: folders below the others of which the same is true. ``notes`` say what
-    was left out.
+    where no folder has it. ``missing``: folders that may not be looked into, and why; ``closed``: folders
+    below the others that may not either. ``notes`` say what was left out.
     """
 
     found: tuple[FoundModel, ...] = ()

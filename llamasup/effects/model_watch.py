@@ -23,7 +23,7 @@ from typing import Self
 
 from llamasup.core.errors import LlamasupError
 from llamasup.core.found_model import FoundModel
-from llamasup.core.settling import Settled, SettlePolicy, settle, settled_at_start
+from llamasup.core.settling import SettlePolicy, settle, settled_at_start
 from llamasup.effects.folder_events import FolderEvents
 from llamasup.effects.model_search import Search, search_models
 
@@ -89,44 +89,46 @@ class ModelWatch:
     # --- the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        now_s = time.monotonic()
+        self._settled = settled_at_start(self._first.found, now_s)
+        self._settled_sources = settled_at_start(tuple(self._first.sources.values()), now_s)
         parents = {Path(path).parent for path in self._paths}
         events = FolderEvents(self._folders, sorted(parents))
+        look_at_s = now_s  # once, when it is watched: something may have happened between
+        failed = ""
         try:
-            self._look_on(events)
-        except Exception:  # a bug of ours takes no models, and nobody waits for ever because of it
-            _log.exception("what changes in the folders of models is no longer noticed")
+            while True:
+                try:
+                    happened = events.happened()
+                    self._say_watching()
+                    if happened or time.monotonic() >= look_at_s:
+                        look_at_s = self._look(reliable=events.reliable)
+                        failed = ""
+                except Exception as error:  # what nobody thought of takes no models: they stay as they are
+                    self._say_watching()
+                    look_at_s = time.monotonic() + _LOOK_UNTOLD_S
+                    if failed != (failed := repr(error)):  # told once as long as it lasts
+                        _log.exception("the folders of models cannot be looked at; tried again")
+                if self._stop.wait(max(0.0, min(self._tick_s, look_at_s - time.monotonic()))):
+                    return
         finally:
             events.close()
-            self._hand_on(self._watching.set)
 
-    def _look_on(self, events: FolderEvents) -> None:
+    def _look(self, *, reliable: bool) -> float:
+        """Look at everything, and tell what is to be served. When to look again if nothing is reported."""
+        search = search_models(self._folders, self._paths, cache_folder=self._cache_folder)
         now_s = time.monotonic()
-        settled = settled_at_start(self._first.found, now_s)
-        settled_sources = settled_at_start(tuple(self._first.sources.values()), now_s)
-        look_at_s = now_s  # once, when it is watched: something may have happened between
-        events.happened()
-        self._hand_on(self._watching.set)
-        while True:
-            if events.happened() or time.monotonic() >= look_at_s:
-                search = search_models(self._folders, self._paths, cache_folder=self._cache_folder)
-                now_s = time.monotonic()
-                settled, settled_sources = self._settle(settled, settled_sources, search, now_s)
-                look_at_s = min(
-                    settled.wake_at_s,
-                    settled_sources.wake_at_s,
-                    now_s + (_LOOK_S if events.reliable else _LOOK_UNTOLD_S),
-                )
-            if self._stop.wait(max(0.0, min(self._tick_s, look_at_s - time.monotonic()))):
-                return
+        self._settle(search, now_s)
+        wake_at_s = min(self._settled.wake_at_s, self._settled_sources.wake_at_s)
+        return min(wake_at_s, now_s + (_LOOK_S if reliable else _LOOK_UNTOLD_S))
 
-    def _settle(
-        self, settled: Settled, sources: Settled, search: Search, now_s: float
-    ) -> tuple[Settled, Settled]:
-        missing = tuple(search.missing)
-        settled = settle(settled, search.found, now_s, missing=missing, policy=self._policy)
-        out_of_sight = tuple(f"{folder.rstrip('/')}/" for folder in missing)
+    def _settle(self, search: Search, now_s: float) -> None:
+        hidden = search.hidden
+        settled = settle(self._settled, search.found, now_s, missing=hidden, policy=self._policy)
+        out_of_sight = tuple(f"{folder.rstrip('/')}/" for folder in hidden)
         in_sight = (each for each in search.sources.values() if not each.path.startswith(out_of_sight))
-        sources = settle(sources, tuple(in_sight), now_s, missing=missing, policy=self._policy)
+        sources = settle(self._settled_sources, tuple(in_sight), now_s, missing=hidden, policy=self._policy)
+        self._settled, self._settled_sources = settled, sources
         # A path may name any part of a set: what it leads to is its first.
         now_at = {each.path: each for each in sources.models}
         asked = {path: now_at[found.path] for path, found in search.sources.items() if found.path in now_at}
@@ -134,7 +136,10 @@ class ModelWatch:
         if _shown(new) != _shown(self._last):
             self._last = new
             self._hand_on(partial(self._tell, new))
-        return settled, sources
+
+    def _say_watching(self) -> None:
+        if not self._watching.is_set():
+            self._hand_on(self._watching.set)
 
     def _hand_on(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: it is over, and nobody has to be told

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ CHAT = {"prompt": "Hi", "max_tokens": 4}
 
 
 @contextmanager
-def serve(*arguments: str, **options: Any) -> Iterator[Llamasup]:
+def serve(*arguments: str, prefix: Sequence[str] = (), **options: Any) -> Iterator[Llamasup]:
     """Stopped afterwards, kindly."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    words = command("serve", "--events", "jsonl", *arguments)
+    words = [*prefix, *command("serve", "--events", "jsonl", *arguments)]
     with adopted(subprocess.Popen(words, text=True, **pipes, **options)) as running:
         yield running
         if running.process.poll() is None:
@@ -208,6 +209,60 @@ def test_a_model_that_came_after_the_start_outlives_its_folder_too(
         assert run_to_end("reload").returncode == 0
 
         assert ask(client, "gamma").status_code == 200
+
+
+# Root may enter everything, except without these two capabilities.
+AS_ANYBODY = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
+
+
+@needs_setpriv
+def test_a_folder_that_may_not_be_reached_takes_no_model_with_it(
+    config: Path, folder: Path, tiny_model: Path
+) -> None:
+    """As below a share that is dead: the system does not say that nothing is there."""
+    inner = folder / "inner"
+    inner.mkdir()
+    (folder / "alpha.gguf").rename(inner / "alpha.gguf")
+    config.write_text(config.read_text().replace(f"models_dir: {folder}", f"models_dir: {inner}"))
+    with serve("--config", str(config), prefix=AS_ANYBODY) as running, client_of(running) as client:
+        assert ask(client, "alpha").status_code == 200
+        try:
+            folder.chmod(0)
+            until(lambda: "may not be read" in running.said)
+            os.kill(running.pid, signal.SIGHUP)
+            assert run_to_end("reload").returncode == 0
+            assert listed(client) == ["alpha"]
+            assert ask(client, "alpha").status_code == 200
+            at_start = run_to_end("list", str(inner), prefix=AS_ANYBODY)
+            assert (at_start.returncode, "may not be read" in at_start.stderr) == (66, True)
+            with serve("--config", str(config), prefix=AS_ANYBODY) as other, client_of(other) as asking:
+                assert listed(asking) == []
+        finally:
+            folder.chmod(0o755)
+        (inner / "gamma.gguf").write_bytes(tiny_model.read_bytes())
+        until(lambda: "gamma" in listed(client))
+        assert "Traceback" not in running.said
+
+
+@needs_setpriv
+def test_models_of_a_subfolder_that_may_not_be_looked_into_stay(
+    config: Path, folder: Path, tiny_model: Path
+) -> None:
+    sub = folder / "sub"
+    sub.mkdir()
+    (folder / "alpha.gguf").rename(sub / "alpha.gguf")
+    with serve("--config", str(config), prefix=AS_ANYBODY) as running, client_of(running) as client:
+        assert ask(client, "alpha").status_code == 200
+        sub.chmod(0)
+        try:
+            (folder / "gamma.gguf").write_bytes(tiny_model.read_bytes())
+            until(lambda: "gamma" in listed(client))
+            assert run_to_end("reload").returncode == 0
+            assert set(listed(client)) == {"alpha", "beta", "gamma"}
+            assert ask(client, "alpha").status_code == 200
+        finally:
+            sub.chmod(0o755)
 
 
 def test_an_empty_folder_serves_nothing_until_there_is_something(

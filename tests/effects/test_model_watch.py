@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import pytest
 
@@ -298,7 +299,29 @@ def test_a_folder_whose_path_is_no_text_is_looked_at_from_time_to_time(tmp_path:
 
 
 @in_loop
-async def test_a_watch_that_fails_says_so_and_keeps_nobody_waiting(
+async def test_a_look_that_fails_says_so_once_keeps_nobody_waiting_and_is_followed_by_others(
+    top: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(top / "a.gguf")
+    first, looks = search_models([top]), list[int]()
+
+    def broken(*given: object, **named: object) -> Search:
+        looks.append(1)
+        if len(looks) < 4:
+            raise AttributeError("a bug")
+        return search_models([top])
+
+    monkeypatch.setattr("llamasup.effects.model_watch._LOOK_UNTOLD_S", 0.01)
+    monkeypatch.setattr("llamasup.effects.model_watch.search_models", broken)
+    async with ModelWatch([top], [], first, policy=QUICK, tick_s=0.01) as watch:
+        put(top / "b.gguf")
+        watched = Watched(top, watch, first)
+        assert await watched.until(lambda served: "b.gguf" in served)
+    assert caplog.text.count("tried again") == 1
+
+
+@in_loop
+async def test_a_watch_that_cannot_even_begin_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_: FolderEvents) -> bool:
@@ -307,4 +330,56 @@ async def test_a_watch_that_fails_says_so_and_keeps_nobody_waiting(
     monkeypatch.setattr(FolderEvents, "happened", broken)
     async with asyncio.timeout(PATIENCE_S), ModelWatch([tmp_path], [], Search()):
         pass
-    assert "no longer noticed" in caplog.text
+    assert "tried again" in caplog.text
+
+
+@in_loop
+async def test_models_of_a_subfolder_that_may_not_be_looked_into_stay(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(top / "a.gguf")
+    put(top / "sub/deep/b.gguf")
+    async with watching(top) as watched:
+        with unreadable(monkeypatch, top / "sub", errno.EACCES):
+            put(top / "c.gguf")
+            served = await watched.until(lambda served: "c.gguf" in served)
+            assert served["sub/deep/b.gguf"] == "decoder"
+            assert watched.told[-1].closed == (str(top / "sub"),)
+        shutil.rmtree(top / "sub")
+        await watched.until(lambda served: "sub/deep/b.gguf" not in served)
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.EIO])
+@in_loop
+async def test_a_share_that_is_dead_for_a_while_takes_nothing_with_it(
+    top: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """As the system says of a folder on a dead mount, or below a folder that may not be entered."""
+    put(top / "a.gguf")
+    async with watching(top) as watched:
+        with unreadable(monkeypatch, top, error):
+            await watched.until(lambda _: bool(watched.told[-1].missing))
+            assert watched.served == {"a.gguf": "decoder"}
+            (why,) = watched.told[-1].missing.values()
+            assert os.strerror(error) in why.message
+        put(top / "c.gguf")
+        served = await watched.until(lambda served: "c.gguf" in served)
+        assert "a.gguf" in served
+
+
+@contextlib.contextmanager
+def unreadable(patch: pytest.MonkeyPatch, folder: Path, error: int) -> Iterator[None]:
+    """The system says this of the folder and of all below it: root, who runs tests too, may do everything."""
+
+    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(path: Any = ".", *more: Any, **named: Any) -> Any:
+            if not isinstance(path, int) and Path(os.fsdecode(path)).is_relative_to(folder):
+                raise OSError(error, os.strerror(error), str(path))
+            return call(path, *more, **named)
+
+        return ask
+
+    with patch.context() as now:
+        for name in ("stat", "scandir"):
+            now.setattr(os, name, refusing(getattr(os, name)))
+        yield
