@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +46,8 @@ class ServeOptions(EntranceOptions):
 
     config: Callable[[], Config]
     config_file: Path | None = None
+    said: Config | None = None
+    """By the config when these options were made of it, if they were: a pipe can be read only once."""
     runtime: str | None = None
     insists: bool = False
     """What is to be preloaded has to be there: else it ends with the reason."""
@@ -76,7 +79,7 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "access_log": http.access_log,
         "slow_request_s": http.slow_request_s,
     }
-    return ServeOptions(config=config, runtime=runtime, **{**options, **given})
+    return ServeOptions(config=config, said=said, runtime=runtime, **{**options, **given})
 
 
 class ConfigSource:
@@ -91,8 +94,16 @@ class ConfigSource:
         self._machine = hardware()
         self._devices = devices_now(self._runtime, environ)
 
+    def first(self) -> Configured:
+        """As it is at the start. Raises ConfigInvalid."""
+        return self._configured(self._options.said or self._options.config())
+
     def read(self, before: Search | None = None) -> Configured:
-        config = self._options.config()
+        """As ``Source``."""
+        self._refuse_pipe()
+        return self._configured(self._options.config(), before)
+
+    def _configured(self, config: Config, before: Search | None = None) -> Configured:
         downloads = config.downloads
         folder = downloads.folder or next(iter(config.models_dir), None) or models_folder()
         return Configured(
@@ -108,6 +119,19 @@ class ConfigSource:
                 parallel=downloads.parallel,
             ),
         )
+
+    def _refuse_pipe(self) -> None:
+        """Nobody may write into it again, and whoever waits for that cannot be stopped."""
+        file = self._options.config_file
+        try:
+            mode = 0 if file is None else file.stat().st_mode
+        except OSError:
+            return  # whoever opens it says why it cannot be
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
+            raise ConfigInvalid(
+                f"The config {str(file)!r} cannot be read again: it is no file, and was read at the start.",
+                remedy="Serve with --config FILE, if the config is to be changed meanwhile.",
+            )
 
     def stamp(self) -> object:
         """Of the config's file; None where there is none."""
@@ -182,7 +206,7 @@ class ServeService(Hosting):
         prepare_place(options)
         tls = tls_of(options)
         self._source = ConfigSource(options, os.environ if environ is None else environ)
-        self._configured = self._source.read()
+        self._configured = self._source.first()
         self._source.check_all(self._configured)
         if options.ready_file is not None:
             clear_place(options.ready_file)

@@ -91,7 +91,9 @@ class Given:
 
     def with_models(self, models: Mapping[str, ModelEntry]) -> Config:
         """As if these had been said of single models."""
-        config = self._config if self.file is None else load(self.file, self.environ)
+        config = self._config
+        if self.file is not None:
+            config = load(self.file, self.environ, more_models=bool(self._folders or models))
         return structs.replace(
             config,
             models_dir=(*config.models_dir, *self._folders),

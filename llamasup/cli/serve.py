@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamasup.cli.run import OutputOptions, serve_command
 from llamasup.core.errors import ModelMissing, UsageInvalid
+from llamasup.effects.path_kind import PathKind, path_kind
 
 if TYPE_CHECKING:
     from llamasup.config import Config
@@ -36,7 +37,7 @@ def serve_models(
 
     def ask() -> ServeOptions:
         from llamasup.config import Config, load
-        from llamasup.config.config_paths import find_config
+        from llamasup.config.config_paths import VARIABLE, find_config
         from llamasup.effects.given_paths import expanded
         from llamasup.effects.keys import environment_keys
         from llamasup.effects.systemd import take_sockets
@@ -44,11 +45,12 @@ def serve_models(
 
         folders = tuple(expanded(each, of="--models-dir") for each in models_dir)
         refuse_no_folder(folders)
-        # Folders on the command line need no config beside them.
-        path = None if folders and config_file is None else find_config(config_file, os.environ)
+        # Folders on the command line need no config beside them; one that is named is taken nevertheless.
+        is_named = config_file is not None or bool(os.environ.get(VARIABLE))
+        path = find_config(config_file, os.environ) if is_named or not folders else None
 
         def read() -> Config:
-            config = Config() if path is None else load(path, os.environ)
+            config = Config() if path is None else load(path, os.environ, more_models=bool(folders))
             return with_given(config, folders, watch=watch, token_file=token_file)
 
         return serve_options(
@@ -70,12 +72,13 @@ def serve_models(
 def refuse_no_folder(folders: Sequence[Path]) -> None:
     """One that the config names may come; one on the command line that is not there was mistyped."""
     for folder in folders:
-        if folder.is_file():
+        kind = path_kind(folder)
+        if kind is PathKind.FILE:
             raise ModelMissing(
                 f"{folder}: is a file, and --models-dir takes a folder",
                 remedy=(f"Serve it alone: llamasup run {shlex.quote(str(folder))}"),
             )
-        if not folder.exists():
+        if kind is PathKind.NOTHING:
             raise ModelMissing(f"{folder}: there is no such folder", remedy="Make it, or give another one.")
 
 
@@ -87,7 +90,9 @@ def with_given(config: Config, folders: tuple[Path, ...], *, watch: bool, token_
 
     downloads = config.downloads
     if token_file is not None:
-        downloads = structs.replace(downloads, token_file=expanded(token_file, UsageInvalid, of="--token-file"))
+        downloads = structs.replace(
+            downloads, token_file=expanded(token_file, UsageInvalid, of="--token-file")
+        )
     return structs.replace(
         config,
         models_dir=(*config.models_dir, *folders),

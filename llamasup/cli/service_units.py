@@ -100,8 +100,12 @@ class Asked:
         name = checked_name(self.name or _NAME_OF_MANY)
         path = None if self.config is None else plain_path(find_config(self.config, os.environ))
         environ = service_environment(name, self._account, os.environ)
-        config = Config() if path is None else _sound_config(path, environ, own_folders(name))
         folders = tuple(plain_path(expanded(each)) for each in self.beside["models_dir"])
+        config = (
+            Config()
+            if path is None
+            else _sound_config(path, environ, own_folders(name), more_models=bool(folders))
+        )
         given = {each: self.given[each] if each in self.chosen else None for each in _OF_BOTH}
         given |= {each: self.given[each] for each in ("insecure_no_auth", "log_level", "log_format")}
         given |= {**self.beside, "models_dir": tuple(map(str, folders)), "ready_file": None}
@@ -120,7 +124,9 @@ class Asked:
         return serve_unit(request, os.environ)
 
 
-def _sound_config(path: Path, environ: Mapping[str, str], own: tuple[str, ...]) -> Config:
+def _sound_config(
+    path: Path, environ: Mapping[str, str], own: tuple[str, ...], *, more_models: bool
+) -> Config:
     """As the service will read it, with what it names. Raises ConfigInvalid with everything that is wrong."""
     from msgspec import structs
 
@@ -132,7 +138,7 @@ def _sound_config(path: Path, environ: Mapping[str, str], own: tuple[str, ...]) 
     def is_own(place: PurePath) -> bool:
         return any(place.is_relative_to(each) for each in own)
 
-    reading, mistakes = read(path, environ)
+    reading, mistakes = read(path, environ, more_models=more_models)
     config = reading.config
     log = config.http.access_log
     # Folders of its own are made at its start; whether it needs a key depends on more than the config.

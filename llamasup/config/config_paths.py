@@ -39,8 +39,13 @@ def find_config(given: Path | None, environ: Mapping[str, str]) -> Path:
             raise ConfigInvalid(f"The config {str(named)!r}: there is no such user.") from None
     places = (own_config(environ), system_config())
     for place in places:
-        if place.exists():
-            return place
+        try:
+            place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass  # it may be there: reading it says what is wrong
+        return place
     raise ConfigInvalid(
         f"There is no config: neither {' nor '.join(map(str, places))} is there, and ${VARIABLE} is not set.",
         remedy="Make one with llamasup config init, or name one with --config; or serve a folder without: "

@@ -19,8 +19,8 @@ _SOURCES = ("path", "repo", "url")
 
 
 def inconsistencies(config: Config, lines: Mapping[Place, int], *, models_are_known: bool) -> list[Mistake]:
-    """``lines``: of every key that is given. ``models_are_known``: none was refused, so that a name which is
-    not there is a mistake.
+    """``lines``: of every key that is given. ``models_are_known``: none was refused and none comes from
+    elsewhere, so that a name which is not there is a mistake.
     """
     found = (
         *_of_listening(config),

@@ -46,16 +46,20 @@ class Reading:
     lines: Mapping[Place, int]
 
 
-def load(path: Path, environ: Mapping[str, str]) -> Config:
+def load(path: Path, environ: Mapping[str, str], *, more_models: bool = False) -> Config:
     """Raises ConfigInvalid: one that cannot be read, or ConfigMistakes with everything that is wrong."""
-    reading, mistakes = read(path, environ)
+    reading, mistakes = read(path, environ, more_models=more_models)
     if mistakes:
         raise ConfigMistakes(str(path), mistakes)
     return reading.config
 
 
-def read(path: Path, environ: Mapping[str, str]) -> tuple[Reading, tuple[Mistake, ...]]:
-    """What could be read of a file, and what is wrong with it. Raises ConfigInvalid where it is no YAML."""
+def read(
+    path: Path, environ: Mapping[str, str], *, more_models: bool = False
+) -> tuple[Reading, tuple[Mistake, ...]]:
+    """What could be read of a file, and what is wrong with it. ``more_models``: there are some besides, so it
+    need not say what is served. Raises ConfigInvalid where it is no YAML.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -65,11 +69,24 @@ def read(path: Path, environ: Mapping[str, str]) -> tuple[Reading, tuple[Mistake
             f"The config {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
             remedy="Give the path of a YAML file; llamasup config init makes one.",
         ) from None
-    return read_text(content, str(path), path.absolute().parent, environ, size_bytes=size_bytes)
+    return read_text(
+        content,
+        str(path),
+        path.absolute().parent,
+        environ,
+        size_bytes=size_bytes,
+        more_models=more_models,
+    )
 
 
 def read_text(
-    content: bytes, file: str, folder: Path, environ: Mapping[str, str], *, size_bytes: int = 0
+    content: bytes,
+    file: str,
+    folder: Path,
+    environ: Mapping[str, str],
+    *,
+    size_bytes: int = 0,
+    more_models: bool = False,
 ) -> tuple[Reading, tuple[Mistake, ...]]:
     """``content`` as if it were in ``file``, whose paths begin at ``folder``.
 
@@ -80,7 +97,8 @@ def read_text(
     config = reader.whole(root)
     if all(each.key for each in mistakes):
         sections = {re.split(r"[.\[]", each.key)[0] for each in mistakes}
-        models_are_known = "models" not in sections and sections <= keys_of(Config).keys()
+        is_sure = "models" not in sections and sections <= keys_of(Config).keys()
+        models_are_known = is_sure and not more_models
         found = inconsistencies(config, reader.lines, models_are_known=models_are_known)
         mistakes += [replace(each, what=reader.as_written(each.what)) for each in found]
     return Reading(config, reader.lines), tuple(mistakes)

@@ -32,3 +32,16 @@ def test_a_folder_in_nobodys_home_is_said_to_be_none(capfd: pytest.CaptureFixtur
     )
     assert code == 66
     assert "--models-dir: ~nobody-has-this-name/m: there is no user" in capfd.readouterr().err
+
+
+def test_a_config_that_the_environment_names_counts_beside_folders_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may hold keys and limits."""
+    config = tmp_path / "c.yaml"
+    config.write_text("max_loaded: none\n")
+    monkeypatch.setenv("LLAMASUP_CONFIG", str(config))
+    output = OutputOptions(events=None, log_level="info", log_format="text")
+    code = serve_models(None, output, began_s=0.0, models_dir=(str(tmp_path),), watch=False, token_file=None)
+    assert code == 78
+    assert f"{config}:1: max_loaded" in capfd.readouterr().err

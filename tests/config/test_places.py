@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,20 @@ def test_without_any_it_says_where_it_looked(tmp_path: Path, system: Path) -> No
 def test_an_unknown_user_is_named() -> None:
     with pytest.raises(ConfigInvalid, match="there is no such user"):
         find_config(Path("~nobody-at-all/x"), {})
+
+
+def test_one_that_may_not_be_looked_for_is_not_passed_over(
+    tmp_path: Path, system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may say who gets in."""
+    system.write_text("models_dir: m")
+    own = own_config({"HOME": str(tmp_path)})
+    look = Path.stat
+
+    def refused(path: Path, **options: bool) -> os.stat_result:
+        if path == own:
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    assert find_config(None, {"HOME": str(tmp_path)}) == own
