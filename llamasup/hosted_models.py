@@ -220,7 +220,7 @@ class HostedModels:
         await self._pool.size(self.backend.known(model), registry.specs[registry.names[model]])
 
     async def settled(self, model: str) -> None:
-        """Wait until what has changed of it serves, if it did before. Raises why it does not."""
+        """Wait until it serves as is said of it now, if it served before. Raises why it does not."""
         tenancy = self.backend.known(model)
         if tenancy.is_outdated and not tenancy.changing:
             renew(self._pool, tenancy, tenancy.spec)  # an earlier try came to nothing

@@ -141,6 +141,9 @@ class Pool:
                 self.forget_failure(tenancy)
                 if tenancy.phase is Phase.ABSENT:
                     tenancy.sized = None  # in another budget another plan may fit
+        if options.policy != before.policy:
+            for tenancy in self._all():
+                tenancy.served.allow(self._policy_for(tenancy, tenancy.sized))
         self.decide_soon()
 
     # --- models -----------------------------------------------------------------------------------------
@@ -169,7 +172,7 @@ class Pool:
     def retouch(self, tenancy: Tenancy, spec: ModelSpec) -> None:
         """Something else is said of it. Its processes stay as they are."""
         tenancy.spec = spec
-        tenancy.served.allow(policy_for(spec, self.options.policy))
+        tenancy.served.allow(self._policy_for(tenancy, tenancy.sized))
         self.decide_soon()
 
     async def load(self, tenancy: Tenancy) -> None:
@@ -214,16 +217,19 @@ class Pool:
             tenancy.served.absent = absent(tenancy.spec)
 
     def make_runners(self, tenancy: Tenancy, sized: Sized) -> list[InstanceRunner]:
-        """For the spec as it is now, at rest."""
+        """Of what was sized, with the limits that hold now; at rest."""
         assert self._tasks is not None
         return self.runners.make(
             tenancy,
             sized,
-            policy_for(sized.spec, self.options.policy),
+            self._policy_for(tenancy, sized),
             self._tasks,
             share=lambda: share_of(sized.spec, self.left_for(tenancy)),
             when_measured=lambda: self._measured(tenancy),
         )
+
+    def _policy_for(self, tenancy: Tenancy, sized: Sized | None) -> Policy:
+        return policy_for(tenancy.spec, self.options.policy, sized and sized.spec)
 
     def left_for(self, tenancy: Tenancy) -> Mapping[str, int]:
         """What the others leave of the budget, and what ran of it before. Called in the threads that plan,

@@ -70,6 +70,7 @@ async def _replace(pool: Pool, tenancy: Tenancy) -> LlamasupError | None:
     Returns why it came to nothing, where it did.
     """
     tenancy.comes_back = False
+    failure: LlamasupError | None = None
     try:
         while (tenancy.is_outdated or tenancy.sized is None) and not (tenancy.removed or pool.stopping):
             spec = tenancy.spec
@@ -85,7 +86,6 @@ async def _replace(pool: Pool, tenancy: Tenancy) -> LlamasupError | None:
                 _log.error("%s goes on as it was: %s", spec.id, error)
                 break
     finally:
-    failure: LlamasupError | None = None
         tenancy.changing = False
         pool.decide_soon()
     if tenancy.comes_back and not pool.stopping:

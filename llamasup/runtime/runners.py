@@ -44,12 +44,13 @@ class Runners:
         share: Callable[[], Share],
         when_measured: Callable[[], None],
     ) -> list[InstanceRunner]:
-        """One for each replica, at rest. ``share`` is asked in the threads that plan."""
+        """One for each replica of what was sized, at rest. ``share`` is asked in the threads that plan."""
         made: list[InstanceRunner] = []
         spec = tenancy.spec
-        for number in range(spec.replicas):
+        for number in range(sized.spec.replicas):
             self._made += 1
-            planner = Planner(with_devices(sized.launch, spec, number), self._folder, f"{self._made}-", share)
+            launch = with_devices(sized.launch, sized.spec, number)
+            planner = Planner(launch, self._folder, f"{self._made}-", share)
             runner = InstanceRunner(
                 spec.id,
                 planner,

@@ -99,14 +99,15 @@ def devices_of(spec: ModelSpec, number: int) -> tuple[str, ...]:
     return devices if spec.replicas == 1 or not devices else (devices[number % len(devices)],)
 
 
-def policy_for(spec: ModelSpec, base: Policy) -> Policy:
-    """``base`` with what is said of this model.
+def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) -> Policy:
+    """``base`` with what is said of this model. ``started``: what its processes are started from, where that
+    is not (or not yet) what is said of it now.
 
     After a crash loop the pool decides about another try, since that takes memory; a process whose siblings
     serve has its memory, and tries by itself.
     """
-    options = spec.options
-    half_open_s = (base.restart.half_open_s or HALF_OPEN_S) if spec.replicas > 1 else None
+    options, started = spec.options, started or spec
+    half_open_s = (base.restart.half_open_s or HALF_OPEN_S) if started.replicas > 1 else None
 
     def said(own: T | None, otherwise: T) -> T:
         return otherwise if own is None else own
@@ -114,7 +115,7 @@ def policy_for(spec: ModelSpec, base: Policy) -> Policy:
     return replace(
         base,
         restart=replace(base.restart, half_open_s=half_open_s),
-        warm_up=said(options.warm_up, base.warm_up),
+        warm_up=said(started.options.warm_up, base.warm_up),
         wait_timeout_s=said(options.wait_timeout_s, base.wait_timeout_s),
         max_concurrent=said(options.max_concurrent, base.max_concurrent),
         max_queued=said(options.max_queued, base.max_queued),

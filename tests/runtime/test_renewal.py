@@ -16,6 +16,7 @@ from llamasup.core.instance import Policy, State
 from llamasup.core.model_spec import ModelOptions, ModelSpec, Stay
 from llamasup.core.residency import Phase
 from llamasup.runtime.events import StateChanged
+from llamasup.runtime.tenancy import policy_for
 from llamasup.testing.fake_server import install
 from tests.runtime.pools import (
     PATIENCE_S,
@@ -533,3 +534,53 @@ async def test_memory_that_becomes_less_is_given_back_by_what_is_idle(
         assert it.left() == [("b", "memory", "")]
         assert busy.lease is not None
         assert not busy.lease.endpoint.closed
+
+
+# --- limits
+
+
+@in_a_loop
+async def test_limits_that_come_after_a_failure_hold_for_the_process_that_comes_then(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"a.gguf": ["exit=load:1"]})
+    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=Policy(restart=SOON)) as it:
+        with pytest.raises(LlamasupError):
+            await it.load("a")
+        limits = replace(specs["a"].options, max_concurrent=7, drain_timeout_s=77.0, wait_timeout_s=7.0)
+        it.apply(replace(specs["a"], options=limits))
+        server(tmp_path)
+        await it.load("a")
+
+        (runner,) = it["a"].runners
+        assert runner.policy == policy_for(it["a"].spec, it.pool.options.policy)
+        assert runner.endpoint is not None
+        assert runner.endpoint.places == 7
+
+
+@in_a_loop
+async def test_limits_of_all_models_hold_for_the_processes_that_run(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        less = replace(it.pool.options.policy, slots_disk_bytes=1 << 20)
+        it.pool.use(replace(it.pool.options, policy=less))
+
+        assert it["a"].runners[0].policy.slots_disk_bytes == 1 << 20
+
+
+@in_a_loop
+async def test_what_comes_back_after_a_change_that_failed_is_as_many_processes_as_it_was(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
+    policy = Policy(restart=SOON)
+    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=policy, room_for=2.5) as it:
+        await it.load("a")
+        it.apply(replace(bigger(specs["a"]), replicas=2, options=ModelOptions(replicas=2)))
+        assert await settled(it, "a") is not None
+
+        (runner,) = it["a"].runners
+        assert runner.policy.restart.half_open_s is None
+        assert await it.ask("a").served_by() == 1
