@@ -76,7 +76,7 @@ class ModelListing:
 
     def _entry(self, listed: ListedModel) -> dict[str, Any]:
         spec, facts = listed.spec, listed.spec.listed
-        problem = spec.for_clients(listed.problem or spec.problem)
+        problem = listed.problem or spec.problem
         status: dict[str, Any] = {"value": _STATUS[listed.phase]}
         if problem:
             status["failed"] = True
@@ -110,7 +110,7 @@ class ModelListing:
             "context": listed.ctx_size or spec.settings.ctx_size,
             "size_bytes": size_bytes,
             "default": spec.id == self._default,
-            "problem": problem or None,
+            "problem": spec.told(problem) if problem else None,
         }
         return entry
 

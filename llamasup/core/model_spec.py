@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from llamasup.core.model_facts import ModelFacts
+from llamasup.core.places import without_places
 from llamasup.core.projectors import Pairing
 from llamasup.core.settings import FlashAttn, GpuLayers, Profile, Settings
 
@@ -116,9 +117,15 @@ class ModelSpec:
         return (self.id, self.source, self.settings, self.replicas, self.identity, *own)
 
     def for_clients(self, text: str) -> str:
-        """``text`` with the file's name where its path stands: where it lies is nothing to them."""
-        folder, _, name = self.source.rpartition("/")
-        return text.replace(f"{folder}/", "").replace(folder, "its folder") if folder and name else text
+        """``text`` with its files' names where their paths stand: where they lie is nothing to clients. Empty
+        where it names other places of this machine.
+        """
+        source = (self.source,) if self.source.startswith("/") else ()
+        return without_places(text, (*source, *(path for path, _, _ in self.identity), *self.options.files))
+
+    def told(self, problem: str) -> str:
+        """Why it cannot be loaded, as clients hear it."""
+        return self.for_clients(problem) or f"The model {self.id!r} cannot be loaded: llamasup's log says why"
 
     @property
     def names(self) -> tuple[str, ...]:

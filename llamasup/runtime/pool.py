@@ -287,9 +287,8 @@ class Pool:
         """
         tenancy.error, tenancy.wish = error, None
         tenancy.failed_at_s = monotonic()
-        tenancy.served.absent = replace(
-            why or as_unavailable(error, tenancy.spec), retry_after_s=_retry_after_s(error)
-        )
+        told = as_unavailable(error, tenancy.spec, why)
+        tenancy.served.absent = replace(told, retry_after_s=_retry_after_s(error))
         for runner in tenancy.runners:
             if not runner.instance.at_rest:
                 runner.post(StopAsked())  # none of them tries by itself in memory that is not its own

@@ -296,10 +296,10 @@ class Tenancy:
                     claim.set_exception(error)
 
 
-def as_unavailable(error: LlamasupError, spec: ModelSpec) -> Unavailable:
-    """What requests for a model hear that cannot be loaded. Where its file lies is nothing to its clients."""
-    message, remedy = spec.for_clients(error.message), spec.for_clients(error.remedy)
-    return Unavailable(503, message, cause=error.cause, remedy=remedy)
+def as_unavailable(error: LlamasupError, spec: ModelSpec, why: Unavailable | None = None) -> Unavailable:
+    """What requests for a model hear that cannot be loaded; ``why``: as its server said it, if it had one."""
+    why = why or Unavailable(503, error.message, cause=error.cause, remedy=error.remedy)
+    return replace(why, message=spec.told(why.message), remedy=spec.for_clients(why.remedy))
 
 
 def absent(spec: ModelSpec) -> Unavailable:

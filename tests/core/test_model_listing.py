@@ -119,6 +119,17 @@ def test_one_that_cannot_be_loaded_says_why() -> None:
     assert entry(broken)["llamasup"]["problem"] == "It is truncated."
 
 
+def test_why_it_cannot_be_loaded_says_nothing_of_where_files_lie() -> None:
+    broken = ModelSpec("m", "/srv/m.gguf", problem="/srv/m.gguf: leads to /secret/m.gguf")
+    for found in (
+        entry(broken),
+        entry(HERE, phase=Phase.FAILED, problem="/opt/llama: does not run"),
+    ):
+        assert "cannot be loaded" in found["llamasup"]["problem"]
+        assert found["status"]["failed"]
+        assert not any(place in json.dumps(found) for place in ("srv", "secret", "opt"))
+
+
 def test_the_list_is_openais_and_begins_with_the_default() -> None:
     found = json.loads(listing(listed(HERE), listed(AWAY), default="bge").all())
     assert found["object"] == "list"

@@ -52,4 +52,21 @@ def test_options_say_what_others_leave_unsaid() -> None:
 def test_clients_are_told_of_files_without_where_they_lie() -> None:
     told = SPEC.for_clients("/models/tiny.gguf: is cut off. There is no other in /models.")
     assert told == "tiny.gguf: is cut off. There is no other in its folder."
-    assert ModelSpec("a", "").for_clients("/models is gone") == "/models is gone"
+    beside = replace(
+        SPEC,
+        identity=(("/blobs/77ab", 1, 1),),
+        options=ModelOptions(mmproj="/far/p.gguf", loras=("/far/l.gguf",), draft_model="/far/d.gguf"),
+    )
+    for path in ("/blobs/77ab", "/far/p.gguf", "/far/l.gguf", "/far/d.gguf"):
+        assert beside.for_clients(f"{path}: is cut off") == f"{path.rpartition('/')[2]}: is cut off"
+
+
+def test_of_what_names_other_places_clients_hear_that_there_is_a_problem() -> None:
+    for problem in (
+        "/models/tiny.gguf: leads to /srv/secret place/none.gguf, which is not there",
+        "2 files are called 'x', and none of them is served: /a/x.gguf, /b/x.gguf",
+    ):
+        for spec in (SPEC, ModelSpec("tiny", ""), ModelSpec("tiny", "org/repo:Q8_0")):
+            assert spec.for_clients(problem) == ""
+            assert spec.told(problem) == "The model 'tiny' cannot be loaded: llamasup's log says why"
+    assert SPEC.told("/models/tiny.gguf: truncated") == "tiny.gguf: truncated"

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.core.errors import ModelMissing
 from llamasup.core.model_spec import ModelOptions, ModelSpec
 from llamasup.core.settings import Settings
 from llamasup.core.share import RAM
-from llamasup.runtime.tenancy import size_up
+from llamasup.runtime.endpoint import Unavailable
+from llamasup.runtime.tenancy import as_unavailable, size_up
 from tests.core.planning import GIB
 
 HELP = Path(__file__).parents[1] / "fixtures" / "help" / "b11434.txt"
@@ -69,3 +71,18 @@ def test_a_device_that_was_chosen_by_hand_is_the_only_one_that_is_taken_of(
     settings = Settings(parallel=1, ctx_size=MOST_OF_THE_LARGER // 4, extra=("--device", "CUDA1"))
     spec = ModelSpec("tiny", str(tiny_model), settings=settings)
     assert set(size_up(spec, BUDGET, two_cards, {}).needs) == {RAM, "CUDA1"}
+
+
+def test_requests_hear_why_it_cannot_be_loaded_and_nothing_of_where_files_lie() -> None:
+    spec = ModelSpec("tiny", "/srv/tiny.gguf")
+    error = ModelMissing("/srv/tiny.gguf: there is no such file", remedy="Did you mean /srv/tyni.gguf?")
+    told = as_unavailable(error, spec)
+    assert (told.status, told.cause) == (503, "model_missing")
+    assert (told.message, told.remedy) == ("tiny.gguf: there is no such file", "Did you mean tyni.gguf?")
+
+    server = Unavailable(
+        503, "The file '/secret/p.gguf' cannot be opened.", "server_error", "x", "See /secret."
+    )
+    told = as_unavailable(error, spec, server)
+    assert (told.status, told.type, told.cause, told.remedy) == (503, "server_error", "x", "")
+    assert told.message == "The model 'tiny' cannot be loaded: llamasup's log says why"
