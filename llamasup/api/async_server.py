@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from llamasup.api.access import Access
 from llamasup.api.events import AsyncEvents, Feed, Reader
 from llamasup.api.given import Given, ModelArguments, entry_of, successor
-from llamasup.core.errors import LlamasupError, NotRunning, UsageInvalid
+from llamasup.core.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
 from llamasup.effects.httpx_alone import httpx
 from llamasup.hosted_models import HostedModels
 from llamasup.runtime.events import Bus, Notice, Ready
@@ -128,14 +128,12 @@ class AsyncServer:
             try:
                 await hosted.reload()
                 await hosted.settled(id_)
+                self._refuse_if_stopping()  # what was to be changed ended instead
                 if was_loaded and hosted.backend.known(id_) is not served:
                     await hosted.controlled.load(id_)
             except LlamasupError:
                 self._given.models = before
-                with contextlib.suppress(LlamasupError):  # why it could not be switched counts more
-                    await hosted.reload()
-                    if was_loaded:
-                        await hosted.controlled.load(id_)
+                await _put_back(hosted, id_ if was_loaded else None)
                 raise
             except BaseException:
                 self._given.models = before
@@ -227,6 +225,10 @@ class AsyncServer:
                 remedy="Ask it in the loop that began it; a Server (with llamasup.serve(…)) has none.",
             )
 
+    def _refuse_if_stopping(self) -> None:
+        if self._service.stops_asked:
+            raise Stopping("llamasup is stopping.", remedy="Begin another with llamasup.serve().")
+
     @property
     def _hosted(self) -> HostedModels:
         hosted = self._service.hosted_models
@@ -255,6 +257,18 @@ async def begin(
         await server._until_ended(quiet=True)
         raise
     return server
+
+
+async def _put_back(hosted: HostedModels, loaded: str | None) -> None:
+    """Take over what is said now, in the place of what could not be; cancelled, without waiting for it."""
+    try:
+        with contextlib.suppress(LlamasupError):  # why it could not be switched counts more
+            await hosted.reload()
+            if loaded is not None:
+                await hosted.controlled.load(loaded)
+    except BaseException:
+        hosted.ask_reload()
+        raise
 
 
 async def _run(service: ServeService) -> None:

@@ -84,7 +84,7 @@ class ManyModels:
             await self._catalog.pool.load(tenancy)
             return
         for runner in tuple(tenancy.runners):
-            await _restart(runner)
+            await self._restart(runner)
 
     async def reload(self) -> Mapping[str, Any]:
         self._refuse_if_stopping()
@@ -95,6 +95,15 @@ class ManyModels:
     def shutdown(self, *, now: bool = False) -> None:
         shut_down(self._owner, now=now)
 
+    async def _restart(self, runner: InstanceRunner) -> None:
+        await runner.take(RestartAsked())
+        after = await runner.until(is_up_or_over)
+        if after.state is State.FAILED:
+            raise failure_of(after)
+        if after.state is State.STOPPED:
+            self._refuse_if_stopping()
+            raise Conflict(f"{runner.model} was unloaded meanwhile.", remedy="Load it if it is to be served.")
+
     def _asked(self, what: str, model: str) -> Tenancy:
         tenancy = self._catalog.known(model, invite=what == "load")
         self._refuse_if_stopping()
@@ -104,15 +113,6 @@ class ManyModels:
     def _refuse_if_stopping(self) -> None:
         if self._owner.stops_asked:
             raise Stopping("llamasup is stopping.", remedy="Start it again.")
-
-
-async def _restart(runner: InstanceRunner) -> None:
-    await runner.take(RestartAsked())
-    after = await runner.until(is_up_or_over)
-    if after.state is State.STOPPED:
-        raise Conflict(f"{runner.model} was unloaded meanwhile.", remedy="Load it if it is to be served.")
-    if after.state is State.FAILED:
-        raise failure_of(after)
 
 
 def _status(tenancy: Tenancy) -> Mapping[str, Any]:

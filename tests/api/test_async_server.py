@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -358,6 +359,25 @@ async def test_what_is_asked_while_it_ends_is_refused_and_whoever_waits_is_told(
         assert isinstance(restart.result(), llamasup.Stopping)
 
 
+@pytest.mark.parametrize("now", [True, False])
+@in_loop
+async def test_what_changes_a_model_while_it_ends_is_not_told_as_done(
+    now: bool, fake_server: Callable[..., str], tiny_model: Path
+) -> None:
+    runtime = fake_server("load_s=1.0")
+    asks: list[Callable[[llamasup.AsyncServer], Any]] = [
+        lambda server: server.switch(tiny_model, ctx_size=2048),
+        lambda server: server.restart(),
+    ]
+    for ask in asks:
+        async with serving(runtime, tiny_model) as server, asyncio.TaskGroup() as tasks:
+            events = server.events()
+            asked = tasks.create_task(outcome(ask(server)))
+            await loading(events)
+            await server.stop(now=now)
+        assert isinstance(asked.result(), llamasup.Stopping)
+
+
 async def outcome(work: Any) -> Any:
     try:
         return await work
@@ -376,6 +396,39 @@ async def test_events_end_with_the_server(fake: str, tiny_model: Path) -> None:
     assert "ready" in [each.get("state") for each in told]
     assert told[-1] == {"event": "stopped", "protocol": 1}
     assert [event async for event in other] == told
+
+
+@in_loop
+async def test_a_failed_switch_is_put_back_also_if_that_is_cancelled(
+    fake: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await asyncio.to_thread(shutil.copy, tiny_model, tmp_path / "other.gguf")
+    async with serving(fake, tiny_model) as server, asyncio.TaskGroup() as tasks:
+        hosted = server._hosted
+        reload, putting_back, reloads = hosted.reload, asyncio.Event(), 0
+
+        async def slow() -> Any:
+            nonlocal reloads
+            reloads += 1
+            if reloads == 2:  # a folder that takes long to read
+                putting_back.set()
+                await asyncio.sleep(PATIENCE_S)
+            return await reload()
+
+        async def fails(model: str) -> None:
+            raise llamasup.ServerFailed(model, cause="unknown", exit_code=75)
+
+        monkeypatch.setattr(hosted, "reload", slow)
+        monkeypatch.setattr(hosted, "settled", fails)
+        switch = tasks.create_task(server.switch(other))
+        await putting_back.wait()
+        assert hosted.registry.specs["tiny"].source == str(other)
+        switch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await switch
+        async with asyncio.timeout(PATIENCE_S):
+            while hosted.registry.specs["tiny"].source != str(tiny_model):  # noqa: ASYNC110 - nobody tells it
+                await asyncio.sleep(0.01)
 
 
 @in_loop
