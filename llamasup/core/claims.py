@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llamasup.core.errors import LlamasupError
@@ -38,11 +38,13 @@ class Known:
         self.sources = sources
         self.problems: list[Problem] = []
         self.ids: dict[str, FoundModel] = {}
-        """Of what can be served, or is broken: what each id means."""
+        """Of what can be served, or is broken: what each id means. A sound file counts before broken ones."""
         self.ids_of: dict[object, list[str]] = defaultdict(list)
         """By the key of the weights: most have one id, those that two paths lead to have two."""
         self.refused: dict[str, Problem] = {}
         """Ids that several files have."""
+        self.broken: set[object] = set()
+        """The keys of files that are, which ``problems`` tell."""
         self._sort(found)
         self._index = NameIndex({each: each for each in self.ids})
 
@@ -57,8 +59,9 @@ class Known:
 
     def _sort(self, found: Sequence[FoundModel]) -> None:
         by_id: dict[str, list[FoundModel]] = defaultdict(list)
+        sound = {each.ids[0] for each in found if each.ids and _is_sound(each)}
         for each in found:
-            if not self._is_model(each):
+            if not self._is_model(each, sound):
                 continue
             if not each.ids:
                 self.problems.append(
@@ -70,7 +73,8 @@ class Known:
                 )
                 continue
             by_id[each.ids[0]].append(each)
-        for own, files in by_id.items():
+        for own, called in by_id.items():
+            files = _sound_first(called)
             if len({key_of(each) for each in files}) > 1:
                 self.refused[own] = _same_id(own, [each.path for each in files])
                 self.problems.append(self.refused[own])
@@ -81,21 +85,25 @@ class Known:
 
     def _add_other_ids(self, found: Sequence[FoundModel]) -> None:
         """What files may be called besides, where that is one file's alone."""
-        meant: dict[str, dict[object, FoundModel]] = defaultdict(dict)
+        meant: dict[str, list[FoundModel]] = defaultdict(list)
         for each in found:
             if each.ids and self.ids.get(each.ids[0]) is each:
                 for other in each.ids[1:]:
-                    meant[other][key_of(each)] = each
-        for other, models in meant.items():
+                    meant[other].append(each)
+        for other, called in meant.items():
+            models = {key_of(each): each for each in _sound_first(called)}
             if len(models) == 1 and other not in self.ids and other not in self.refused:
                 ((key, model),) = models.items()
                 self.ids[other] = model
                 self.ids_of[key].append(other)
 
-    def _is_model(self, each: FoundModel) -> bool:
+    def _is_model(self, each: FoundModel, sound: Container[str]) -> bool:
+        """``sound``: the ids that sound files have: those are not what a broken one's problem is about."""
         if not isinstance(each.outcome, LlamasupError):
             return is_served(each.outcome)
-        self.problems.append(_broken(each.outcome, each.ids[:1], each.path))
+        self.broken.add(key_of(each))
+        names = tuple(own for own in each.ids[:1] if own not in sound)
+        self.problems.append(_broken(each.outcome, names, each.path))
         # What cannot be read is taken for what it is called.
         return "mmproj" not in each.path.rpartition("/")[2].lower()
 
@@ -169,7 +177,7 @@ class Claims:
             return Claim(rule.names, source, ("remote", source), None, options)
         options = self._said(rule, key_of(model), patterns)
         wrong = _wrong_with(model)
-        if wrong and key_of(model) not in self.known.ids_of:  # else it is told of the file
+        if wrong and key_of(model) not in self.known.broken:  # else it is told of the file
             error = model.outcome
             self.problems.append(
                 Problem(
@@ -187,6 +195,15 @@ class Claims:
 def key_of(model: FoundModel) -> object:
     """The same for two paths that lead to the same files."""
     return model.files or model.path
+
+
+def _is_sound(model: FoundModel) -> bool:
+    return not isinstance(model.outcome, LlamasupError) and is_served(model.outcome)
+
+
+def _sound_first(called: Sequence[FoundModel]) -> Sequence[FoundModel]:
+    """Of files that are called alike those that count: half a copy must not disturb the whole file."""
+    return [each for each in called if _is_sound(each)] or called
 
 
 def _of_patterns(names: Sequence[str], patterns: Sequence[ModelRule]) -> ModelOptions:

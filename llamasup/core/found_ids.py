@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -54,18 +54,24 @@ def manifest_repo(name: str) -> str | None:
     return None if found is None else f"{found['org']}/{found['repo']}"
 
 
-def ids_of(paths: Sequence[str], repositories: Iterable[str] = ()) -> Mapping[str, tuple[str, ...]]:
+def ids_of(
+    paths: Sequence[str], repositories: Iterable[str] = (), broken: Container[str] = ()
+) -> Mapping[str, tuple[str, ...]]:
     """The names of each file, its own id first; none where nothing of its name can be one.
 
     ``paths`` are relative to the folder that is looked into. ``repositories`` are those that the manifests of
-    llama.cpp's older cache name.
+    llama.cpp's older cache name. ``broken`` are those of the paths that change no name of a sound one.
     """
     prefixes = {repository.replace("/", "_") + "_": repository for repository in repositories}
     places = {path: _place(path, prefixes) for path in paths}
-    tags = Counter(
-        (place.repo, quant_tag(place.file)) for place in places.values() if place and _is_model(place.file)
-    )
-    return {path: tuple(_ids(path, places[path], tags)) for path in paths}
+    tags = {
+        path: (place.repo, quant_tag(place.file))
+        for path, place in places.items()
+        if place and _is_model(place.file)
+    }
+    everywhere = Counter(tags.values())
+    sound = Counter(tag for path, tag in tags.items() if path not in broken)
+    return {path: tuple(_ids(path, places[path], everywhere if path in broken else sound)) for path in paths}
 
 
 def _ids(path: str, place: _Place | None, tags: Mapping[tuple[str, str], int]) -> Iterable[str]:

@@ -15,6 +15,7 @@ from llamasup.core.routes import Work
 
 __all__ = [
     "MeantModel",
+    "ambiguous_model",
     "forbidden_model",
     "may_use",
     "meant_by",
@@ -82,6 +83,16 @@ def unknown_model(name: str, near: Sequence[str] = ()) -> HttpError:
         f"The model {_shown(name)} does not exist here",
         cause="model_not_found",
         remedy=f"did you mean {_listed(near, 'or')}?" if near else "GET /v1/models lists those that do",
+    )
+
+
+def ambiguous_model(name: str) -> HttpError:
+    """404: several files have this name. Where they lie is nothing to clients."""
+    return HttpError(
+        404,
+        f"Several files are called {_shown(name)}, and none of them is served",
+        cause="model_not_found",
+        remedy="ask whoever runs this server: llamasup's log says which files these are",
     )
 
 

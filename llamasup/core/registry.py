@@ -31,10 +31,13 @@ _NOTHING_SAID = ModelOptions()
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No model has this name; ``near`` are names that may have been meant, the nearest first."""
+    """No model has this name; ``near`` are names that may have been meant, the nearest first. ``refused``:
+    several files have it.
+    """
 
     name: str
     near: tuple[str, ...] = ()
+    refused: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,10 @@ class Registry:
     names: Mapping[str, str]
     default: str | None
     problems: tuple[Problem, ...] = ()
+    refused: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
+    """Names that several files have, so that none of them is served."""
     _index: NameIndex = field(default_factory=lambda: NameIndex({}), repr=False, compare=False)
+    _refused_index: NameIndex = field(default_factory=lambda: NameIndex({}), repr=False, compare=False)
 
     def find(self, name: str) -> ModelSpec | Unknown:
         """By its very name; else by what is left of it without case, ``:latest`` and ``.gguf``, where that is
@@ -59,7 +65,10 @@ class Registry:
         about a millisecond.
         """
         found = self._index.find(name)
-        return self.specs[found] if isinstance(found, str) else Unknown(name, found)
+        if isinstance(found, str):
+            return self.specs[found]
+        refused = self._refused_index.find(name)
+        return Unknown(name, found, self.refused[refused] if isinstance(refused, str) else None)
 
 
 def build(
@@ -103,7 +112,9 @@ def build(
             *_unknown_members(groups, names),
             *no_default,
         ),
+        refused=MappingProxyType(claims.known.refused),
         _index=index,
+        _refused_index=NameIndex({own: own for own in claims.known.refused}),
     )
 
 

@@ -116,7 +116,8 @@ def _named(folder: Path, models: Sequence[FoundModel]) -> Iterator[FoundModel]:
         for path in relative.values()
         if (place := hub_place(path)) is None or current[place.folder] in (None, place.revision)
     ]
-    ids = ids_of(kept, _repositories(folder))
+    broken = {relative[each.path] for each in models if isinstance(each.outcome, LlamasupError)}
+    ids = ids_of(kept, _repositories(folder), broken)
     for each in models:
         if (names := ids.get(relative[each.path])) is not None:
             yield replace(each, ids=names)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llamasup.core.errors import LlamasupError, ModelUnknown
 from llamasup.core.http import HttpError
-from llamasup.core.meant_model import MeantModel, meant_by, unknown_model, unnamed_model
+from llamasup.core.meant_model import MeantModel, ambiguous_model, meant_by, unknown_model, unnamed_model
 from llamasup.core.model_listing import ListedModel, ModelListing
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.registry import Registry, Unknown
@@ -88,7 +88,7 @@ class Catalog:
         found = self.registry.find(model)
         if not isinstance(found, Unknown):
             return self.pool.tenancies.get(found.id)
-        return self._invitee(model) if invite else None
+        return self._invitee(model) if invite and found.refused is None else None
 
     def _invitee(self, name: str) -> Tenancy | None:
         spec = None if self._invite is None else self._invite(name)
@@ -103,8 +103,11 @@ class Catalog:
         """As ``find``. Raises ModelUnknown, with near names."""
         tenancy = self.find(model, invite=invite)
         if tenancy is None:
+            unknown = self._unknown(model)
+            if unknown.refused is not None:
+                raise ModelUnknown(f"{unknown.refused.message}.", remedy=unknown.refused.remedy)
             error = self._refusal(model)
-            remedy = error.remedy if self._near(model) else "llamasup ps --all lists those that do."
+            remedy = error.remedy if unknown.near else "llamasup ps --all lists those that do."
             raise ModelUnknown(f"{error.message}.", remedy=remedy)
         return tenancy
 
@@ -116,11 +119,12 @@ class Catalog:
     def _refusal(self, model: str | None) -> HttpError:
         if model is None:
             return unnamed_model(tuple(id_ for id_, spec in self.registry.specs.items() if not spec.problem))
-        return unknown_model(model, self._near(model))
+        unknown = self._unknown(model)
+        return unknown_model(model, unknown.near) if unknown.refused is None else ambiguous_model(model)
 
-    def _near(self, model: str) -> tuple[str, ...]:
+    def _unknown(self, model: str) -> Unknown:
         found = self.registry.find(model)
-        return found.near if isinstance(found, Unknown) else ()
+        return found if isinstance(found, Unknown) else Unknown(model)
 
     def _why_unknown(self, model: str | None) -> Unavailable:
         error = self._refusal(model)

@@ -36,6 +36,14 @@ def test_two_of_a_repository_with_one_quantization_are_told_apart_by_their_names
     ]
 
 
+def test_half_a_copy_beside_it_changes_no_name() -> None:
+    whole, half = "org/repo/x-Q4_K_M.gguf", "org/repo/y-Q4_K_M.gguf"
+    ids = ids_of([whole, half], broken={half})
+    assert ids[whole] == ("x-Q4_K_M", "org/repo:Q4_K_M")
+    assert ids[half] == ("y-Q4_K_M", "org/repo:y-Q4_K_M.gguf")
+    assert ids_of([half], broken={half})[half] == ("y-Q4_K_M", "org/repo:Q4_K_M")
+
+
 def test_one_of_llama_cpps_older_cache_is_called_as_its_manifest_says() -> None:
     repositories = ["org/re", "org/re_po", "other/x"]
     ids = ids_of(["org_re_po_x-Q8_0.gguf", "org_re_y-Q4_0.gguf", "stranger.gguf"], repositories)

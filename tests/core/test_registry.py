@@ -106,7 +106,44 @@ def test_two_files_with_one_name_are_both_refused_with_their_paths() -> None:
     assert problem.paths == ("/a/x.gguf", "/b/x.gguf")
     assert "/a/x.gguf" in problem.message
     assert "/b/x.gguf" in problem.message
-    assert isinstance(registry.find("x"), Unknown)
+    for name in ("x", "X.gguf"):
+        assert registry.find(name) == Unknown(name, (), problem)
+
+
+def test_half_a_copy_takes_no_whole_file_out_of_service() -> None:
+    cut = ModelInvalid("/m/backup/x.gguf: truncated", remedy="Copy it again.")
+    files = [
+        found("/m/backup/x.gguf", cut, "x", "org/repo:Q8_0"),
+        found("/m/org/repo/x.gguf", DECODER, "x", "org/repo:Q8_0"),
+        found("/m/other/y.gguf", cut, "y", "org/repo:Q8_0"),
+    ]
+    registry = build((), files)
+    assert by_id(registry) == {"x": ("org/repo:Q8_0",), "y": ()}
+    assert registry.specs["x"].source == "/m/org/repo/x.gguf"
+    # The problem is told, and not as one of the model that is served.
+    assert [each.names for each in registry.problems] == [(), ("y",)]
+    assert registry.problems[0].paths == ("/m/backup/x.gguf",)
+
+
+def test_an_adapter_that_is_called_as_half_a_copy_is_no_model_in_its_place() -> None:
+    files = [found("/a/x.gguf", ModelInvalid("truncated")), found("/b/x.gguf", LORA)]
+    (problem,) = build((), files).problems
+    assert problem.names == ("x",)
+
+
+def test_broken_files_with_one_name_are_told_each_and_refused_together() -> None:
+    files = [found(f"/{folder}/x.gguf", ModelInvalid(f"/{folder}/x.gguf: truncated")) for folder in "ab"]
+    registry = build((), files)
+    assert [each.cause for each in registry.problems] == ["model_invalid", "model_invalid", "same_id"]
+    assert by_id(registry) == {}
+
+
+def test_the_config_may_name_the_broken_one_of_two() -> None:
+    cut = found("/a/x.gguf", ModelInvalid("/a/x.gguf: truncated"))
+    registry = build([ModelRule("half", cut.path)], [cut, found("/b/x.gguf")], sources={cut.path: cut})
+    assert registry.specs["half"].problem == "/a/x.gguf: truncated"
+    assert registry.specs["x"].problem == ""
+    assert len(registry.problems) == 1
 
 
 def test_the_config_can_tell_two_files_with_one_name_apart() -> None:
