@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from llamasup.core.registry_changes import Changes
 
 if TYPE_CHECKING:
     from llamasup.runtime.events import Bus
     from llamasup.runtime.metrics import InstanceGauges
 
-__all__ = ["Controlled"]
+__all__ = ["Controlled", "shown"]
+
+
+def shown(changes: Changes) -> Mapping[str, Any]:
+    """What a reload has changed, in the one shape that it has whatever is served (docs/control.md)."""
+    return {name: list(ids) for name, ids in asdict(changes).items()}
 
 
 class Controlled(Protocol):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from llamasup.control.controlled import shown
 from llamasup.control.one_model import Owner, shut_down
 from llamasup.core.address import Address
 from llamasup.core.errors import Conflict, Stopping
@@ -78,9 +78,11 @@ class ManyModels:
         await self._catalog.pool.unload(tenancy)
 
     async def restart(self, model: str) -> None:
-        """Replicas one after the other, so that one is always there."""
+        """Replicas one after the other, so that one is always there. What is not loaded is loaded, and what is
+        about to go or to be another one comes as it is to be.
+        """
         tenancy = self._asked("restart", model)
-        if tenancy.phase is not Phase.RESIDENT:
+        if not _may_begin_anew(tenancy):
             await self._catalog.pool.load(tenancy)
             return
         for runner in tuple(tenancy.runners):
@@ -89,8 +91,7 @@ class ManyModels:
     async def reload(self) -> Mapping[str, Any]:
         self._refuse_if_stopping()
         self._owner.control_asks("reload")
-        changes = await self._reload()
-        return {name: list(ids) for name, ids in asdict(changes).items()}
+        return shown(await self._reload())
 
     def shutdown(self, *, now: bool = False) -> None:
         shut_down(self._owner, now=now)
@@ -113,6 +114,12 @@ class ManyModels:
     def _refuse_if_stopping(self) -> None:
         if self._owner.stops_asked:
             raise Stopping("llamasup is stopping.", remedy="Start it again.")
+
+
+def _may_begin_anew(tenancy: Tenancy) -> bool:
+    """Whether a server of it is there, or is to be again by itself; and may be so in the memory that it has."""
+    stays = tenancy.phase in {Phase.RESIDENT, Phase.LOADING} and not tenancy.changing
+    return stays and any(not runner.instance.at_rest for runner in tenancy.runners)
 
 
 def _status(tenancy: Tenancy) -> Mapping[str, Any]:

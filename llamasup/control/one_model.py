@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from llamasup.control.controlled import shown
 from llamasup.core.errors import Conflict, ModelUnknown, Stopping
 from llamasup.core.failure import failure_of
 from llamasup.core.instance import RestartAsked, StartAsked, State, StopAsked
+from llamasup.core.registry_changes import Changes
 from llamasup.runtime.events import Bus
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.metrics import InstanceGauges
@@ -97,12 +99,8 @@ class OneModel:
         changed = runner.instance.state is not State.STOPPED
         if changed:
             await self._begin_anew(runner, "reload")
-        return {
-            "added": [],
-            "removed": [],
-            "changed": [runner.model] if changed else [],
-            "unchanged": [] if changed else [runner.model],
-        }
+        model = (runner.model,)
+        return shown(Changes(changed=model) if changed else Changes(unchanged=model))
 
     def shutdown(self, *, now: bool = False) -> None:
         shut_down(self._owner, now=now)

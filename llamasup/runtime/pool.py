@@ -229,7 +229,7 @@ class Pool:
         )
 
     def _policy_for(self, tenancy: Tenancy, sized: Sized | None) -> Policy:
-        return policy_for(tenancy.spec, self.options.policy, sized and sized.spec)
+        return policy_for(tenancy.spec, self.options.policy, None if sized is None else sized.spec)
 
     def left_for(self, tenancy: Tenancy) -> Mapping[str, int]:
         """What the others leave of the budget, and what ran of it before. Called in the threads that plan,

@@ -12,8 +12,10 @@ import psutil
 import pytest
 
 from llamasup.control.client import AsyncControlClient, Place
+from llamasup.control.controlled import shown
 from llamasup.core.errors import Conflict, ModelUnknown, ServerFailed, Stopping
 from llamasup.core.instance import State
+from llamasup.core.registry_changes import Changes
 from llamasup.core.settings import Settings
 from llamasup.runtime.events import StateChanged
 from llamasup.testing.fake_server import install
@@ -95,12 +97,7 @@ def test_it_begins_anew_and_requests_wait_meanwhile(tiny_model: Path, tmp_path: 
             await it.reaches(State.STARTING, 2)
             assert (await it.complete()).status_code == 200
             assert (await restarting)["generation"] == 2
-            assert await control.reload() == {
-                "added": [],
-                "removed": [],
-                "changed": ["tiny"],
-                "unchanged": [],
-            }
+            assert await control.reload() == shown(Changes(changed=("tiny",)))
             assert it.runner.instance.generation == 3
 
     run(visit)

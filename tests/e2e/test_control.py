@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llamasup.control.controlled import shown
+from llamasup.core.registry_changes import Changes
 from tests.e2e.driver import (
     PATIENCE_S,
     Llamasup,
@@ -120,7 +122,7 @@ def test_a_model_is_unloaded_loaded_restarted_and_reloaded(running: Llamasup) ->
 
     assert said(run_to_end("restart")) == "tiny serves again\n"
     reloaded = run_to_end("reload", "--json")
-    assert json.loads(reloaded.stdout) == {"added": [], "removed": [], "changed": ["tiny"], "unchanged": []}
+    assert json.loads(reloaded.stdout) == shown(Changes(changed=("tiny",)))
     running.wait_for("state", state="ready", generation=4)
     for what in ("unload", "load", "restart", "reload"):
         assert f"llamasup {what}: " in running.said

@@ -1,0 +1,69 @@
+"""Models of ``serve``, controlled while they come and go: a pool over fake servers, all else for real."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from llamasup.control.many_models import ManyModels
+from llamasup.core.address import TcpAddress
+from llamasup.core.backoff import RestartPolicy
+from llamasup.core.instance import Policy, State
+from llamasup.core.model_spec import ModelSpec
+from llamasup.core.registry_changes import Changes
+from tests.runtime.pools import PATIENCE_S, Pooled, file_of, in_a_loop, pooled, server, spec_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.beside]
+
+# Nothing is tried again by itself while a test runs, and who waits does so all the same.
+LATE = Policy(restart=RestartPolicy(first_delay_s=1000.0, longest_delay_s=1000.0), wait_timeout_s=2000.0)
+
+
+class Owner:
+    stops_asked = 0
+
+    def ask_stop(self) -> None:
+        raise AssertionError
+
+    def control_asks(self, what: str, model: str = "") -> None:
+        pass
+
+
+async def nothing_new() -> Changes:
+    return Changes()
+
+
+def controlled(it: Pooled) -> ManyModels:
+    return ManyModels(Owner(), it.catalog, TcpAddress("127.0.0.1", 1), lambda _: None, nothing_new)
+
+
+@pytest.fixture
+def spec(tmp_path: Path, tiny_model: Path) -> ModelSpec:
+    return spec_of(file_of(tmp_path, "a", tiny_model))
+
+
+@pytest.mark.parametrize(("fault", "state"), [("exit=load:1", State.BACKOFF), ("load_s=1000", State.LOADING)])
+@in_a_loop
+async def test_a_restart_starts_anew_what_crashed_or_hangs_while_it_loads(
+    fault: str, state: State, tmp_path: Path, spec: ModelSpec
+) -> None:
+    runtime = server(tmp_path, {"a.gguf": [fault]})
+    async with pooled(tmp_path, spec, runtime=runtime, policy=LATE) as it:
+        waiting = it.ask("a")
+        await it.until(lambda: any(each.instance.state is state for each in it["a"].runners))
+        server(tmp_path)
+        async with asyncio.timeout(PATIENCE_S):
+            await controlled(it).restart("a")
+
+        assert await waiting.served_by() == 2
+
+
+@in_a_loop
+async def test_a_restart_of_what_is_not_loaded_loads_it(tmp_path: Path, spec: ModelSpec) -> None:
+    async with pooled(tmp_path, spec) as it:
+        async with asyncio.timeout(PATIENCE_S):
+            await controlled(it).restart("a")
+
+        assert await it.ask("a").served_by() == 1
