@@ -74,7 +74,7 @@ def _of_listening(config: Config) -> _Found:
 
 
 def _written(address: TcpAddress | UnixAddress) -> str:
-    return address.path if isinstance(address, UnixAddress) else address.url.removeprefix("http://")
+    return address.path if isinstance(address, UnixAddress) else address.authority
 
 
 # --- models ------------------------------------------------------------------------------------------

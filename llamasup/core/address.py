@@ -9,6 +9,9 @@ from dataclasses import dataclass
 __all__ = ["Address", "TcpAddress", "UnixAddress", "addresses", "is_local", "is_loopback", "why_no_host"]
 
 
+_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound
+
+
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
     host: str
@@ -16,8 +19,14 @@ class TcpAddress:
     tls: bool = False
 
     @property
+    def authority(self) -> str:
+        """As it was said."""
+        return f"{_bracketed(self.host)}:{self.port}"
+
+    @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        """For clients on this machine. Where every address is meant, loopback's (X2)."""
+        host = _bracketed(_LOOPBACK_OF.get(self.host, self.host))
         return f"http{'s' if self.tls else ''}://{host}:{self.port}"
 
     @property
@@ -61,6 +70,10 @@ def why_no_host(host: str) -> str | None:
     if host.startswith("["):
         return "Leave the brackets out."
     return None
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def is_local(host: str) -> bool:

@@ -19,10 +19,18 @@ from llamasup.core.address import (
         (TcpAddress("127.0.0.1", 8080), "http://127.0.0.1:8080"),
         (TcpAddress("::1", 8080), "http://[::1]:8080"),
         (UnixAddress("/run/1.sock"), "http://localhost"),
+        (TcpAddress("0.0.0.0", 8080), "http://127.0.0.1:8080"),
+        (TcpAddress("0", 8080), "http://127.0.0.1:8080"),
+        (TcpAddress("::", 8080, tls=True), "https://[::1]:8080"),
     ],
 )
 def test_an_address_is_a_url_that_clients_take(address: Address, url: str) -> None:
     assert address.url == url
+
+
+def test_it_is_written_as_it_was_said() -> None:
+    said = [TcpAddress(host, 80).authority for host in ("0.0.0.0", "::", "example.net")]
+    assert said == ["0.0.0.0:80", "[::]:80", "example.net:80"]
 
 
 def test_tls_shows_in_the_url() -> None:
