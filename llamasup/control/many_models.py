@@ -78,8 +78,8 @@ class ManyModels:
         await self._catalog.pool.unload(tenancy)
 
     async def restart(self, model: str) -> None:
-        """Replicas one after the other, so that one is always there. What is not loaded is loaded, and what is
-        about to go or to be another one comes as it is to be.
+        """Replicas one after the other, so that one is always there. What is not loaded is loaded, and what
+        goes or is changed comes as it is to be.
         """
         tenancy = self._asked("restart", model)
         if not _may_begin_anew(tenancy):
@@ -117,7 +117,7 @@ class ManyModels:
 
 
 def _may_begin_anew(tenancy: Tenancy) -> bool:
-    """Whether a server of it is there, or is to be again by itself; and may be so in the memory that it has."""
+    """Whether a server of it is there, or will be by itself, and is to stay in the memory that it has."""
     stays = tenancy.phase in {Phase.RESIDENT, Phase.LOADING} and not tenancy.changing
     return stays and any(not runner.instance.at_rest for runner in tenancy.runners)
 

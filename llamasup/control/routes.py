@@ -113,7 +113,7 @@ class Application:
 
     async def _change(self, request: Request, change: Callable[[str], Coroutine[Any, Any, None]]) -> Response:
         model = request.path_params["model"]
-        done = await self._carry_out(request, lambda: change(model))
+        done = await self._carry_out(request, lambda: change(model), while_awaited=True)
         return _json(self._status_of(model), 200 if done else 202)
 
     async def _reload(self, request: Request) -> Response:
@@ -132,10 +132,13 @@ class Application:
         in_flight = sum(model["in_flight"] for model in status["models"])
         return _json({"pid": status["pid"], "in_flight": in_flight}, 202)
 
-    async def _carry_out(self, request: Request, work: _Work) -> bool:
-        """Whether it is done: with ``wait=0`` it may go on alone. What is refused at once is told at once."""
+    async def _carry_out(self, request: Request, work: _Work, *, while_awaited: bool = False) -> bool:
+        """Whether it is done: with ``wait=0`` it may go on alone. What is refused at once is told at once.
+
+        ``while_awaited``: it is given up when a client that waits for it has gone.
+        """
         if _number(request, "wait", 1, 1) == 1:
-            await work()
+            await (_while_awaited(request, work) if while_awaited else work())
             return True
         task = self._tasks.create_task(_caught(work), name=f"control{request.url.path}")
         self._left_alone.add(task)
@@ -153,6 +156,34 @@ class Application:
             if name == model["id"] or name in model["aliases"]:
                 return dict(model)
         return {"id": name}  # it has gone meanwhile
+
+
+async def _while_awaited(request: Request, work: _Work) -> None:
+    """Raises what it raises. Given up when its client has gone: nothing makes room for a model that nobody
+    waits for.
+    """
+    failure: Exception | None = None
+
+    async def carry_out() -> None:
+        nonlocal failure
+        try:
+            await work()
+        except Exception as error:
+            failure = error
+        finally:
+            watching.cancel()
+
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(_until_gone(request), name=f"control{request.url.path}/client")
+        working = tasks.create_task(carry_out(), name=f"control{request.url.path}")
+        watching.add_done_callback(lambda _: working.cancel())
+    if failure is not None:
+        raise failure
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass  # its body is not read
 
 
 async def _caught(work: _Work) -> LlamasupError | None:

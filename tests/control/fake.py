@@ -102,7 +102,12 @@ class FakeControlled:
             self._find(model)
         self.asked.append((what, model))
         self._changed.set()
-        await self.gate.wait()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.asked.append((f"{what} given up", model))
+            self._changed.set()
+            raise
         if self.error is not None:
             raise self.error
 

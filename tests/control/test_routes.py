@@ -108,6 +108,31 @@ def test_without_waiting_it_goes_on_alone(tmp_path: Path) -> None:
     run(tmp_path, visit)
 
 
+@pytest.mark.parametrize("what", ["load", "restart"])
+def test_what_is_asked_of_a_model_is_given_up_when_its_client_goes(tmp_path: Path, what: str) -> None:
+    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+        fake.gate.clear()
+        waiting = asyncio.ensure_future(getattr(client, what)("tiny"))  # noqa: TID251 - cancelled below
+        await fake.until(lambda: fake.asked == [(what, "tiny")])
+        waiting.cancel()
+        await fake.until(lambda: fake.asked[1:] == [(f"{what} given up", "tiny")])
+
+    run(tmp_path, visit)
+
+
+def test_a_reload_is_carried_out_although_its_client_goes(tmp_path: Path) -> None:
+    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+        fake.gate.clear()
+        waiting = asyncio.ensure_future(client.reload())  # noqa: TID251 - cancelled below
+        await fake.until(lambda: fake.asked == [("reload", "")])
+        waiting.cancel()
+        await client.status()  # what was sent before has been seen
+        fake.gate.set()
+        assert fake.asked == [("reload", "")]
+
+    run(tmp_path, visit)
+
+
 def test_what_is_refused_at_once_is_told_even_to_who_does_not_wait(tmp_path: Path) -> None:
     async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
         with pytest.raises(ModelUnknown, match="nosuch"):
