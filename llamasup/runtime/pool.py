@@ -62,8 +62,8 @@ RETRY_AFTER_MEMORY_S = 10.0
 RETRY_AFTER_FAILURE_S = 300.0
 _REFUSED = "Make it smaller (ctx_size, parallel), pin fewer, or allow more (memory, max_loaded, groups)."
 WISH_S = 60.0
-"""How long a model is wanted for a request that may not wait for it: who is told to come again soon, and does
-not, does not want it any more."""
+"""How long a model is wanted for a request that was told to come again, from when it should: who does not,
+does not want it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,7 @@ class Pool:
         for tenancy in self._all():
             tenancy.served.shut(STOPPING)
             tenancy.settle_claims(_stopping())
+            tenancy.stop_sizing()
             for runner in tenancy.all_runners:
                 runner.post(KillAsked() if now else StopAsked())
 
@@ -153,6 +154,7 @@ class Pool:
         served = ServedModel(
             policy=policy_for(spec, self.options.policy),
             when_wanted=lambda: self._asked_for(tenancy),
+            when_left=lambda why: self._left(tenancy, why),
             when_idle=lambda: self._idle(tenancy),
         )
         tenancy = Tenancy(spec, served)
@@ -205,6 +207,7 @@ class Pool:
                 f"{tenancy.spec.id} was unloaded meanwhile.", remedy="Load it again if it is to be served."
             )
         )
+        self.decide_soon()  # it may still be downloaded, for nobody
         if tenancy.phase is not Phase.ABSENT:
             await asyncio.shield(self.leave(tenancy, "asked"))
 
@@ -214,6 +217,9 @@ class Pool:
             self.runners.drop(tenancy, tenancy.runners)
             tenancy.runners = []
             tenancy.error = None
+            # What it was made from may be gone, and can perhaps be downloaded again.
+            tenancy.stop_sizing()
+            tenancy.sized = None
             tenancy.served.absent = absent(tenancy.spec)
 
     def make_runners(self, tenancy: Tenancy, sized: Sized) -> list[InstanceRunner]:
@@ -242,6 +248,26 @@ class Pool:
         """See what it takes, and fetch it before if it is not here. Raises what these raise."""
         return await self._sizer.size(tenancy, spec, self.options)
 
+    def begin_sizing(self, tenancy: Tenancy, what: str) -> asyncio.Task[Sized | LlamasupError]:
+        """As it is now: what it was before is of no use any more. Cancelled once nobody wants to know."""
+        tenancy.stop_sizing()
+        name = f"{tenancy.spec.id}/{what}"
+        task = tenancy.sizing = self.start(self._sized(tenancy, tenancy.spec), name)
+
+        def over(_: object) -> None:
+            if tenancy.sizing is task:
+                tenancy.sizing = None
+            self.decide_soon()
+
+        task.add_done_callback(over)
+        return task
+
+    async def _sized(self, tenancy: Tenancy, spec: ModelSpec) -> Sized | LlamasupError:
+        try:
+            return await self.size(tenancy, spec)
+        except LlamasupError as error:
+            return error
+
     def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """A task that ends with the pool."""
         assert self._tasks is not None
@@ -252,9 +278,20 @@ class Pool:
     def _asked_for(self, tenancy: Tenancy) -> None:
         """A request waits for it; or would, and may not: then it is loaded for when it comes again."""
         if not tenancy.claims and not len(tenancy.served.room):
-            now_s = monotonic()
-            tenancy.wish = Wish(now_s if tenancy.wish is None else tenancy.wish.since_s, now_s)
+            self._wish(tenancy, tenancy.served.absent)
         self._wanted(tenancy)
+
+    def _left(self, tenancy: Tenancy, why: Unavailable | None) -> None:
+        """A request waits for it no more, unserved. Who was told when it will be here may come then."""
+        if why is not None and why.cause == "downloading":
+            self._wish(tenancy, why)
+        self.decide_soon()
+
+    def _wish(self, tenancy: Tenancy, told: Unavailable | None) -> None:
+        now_s = monotonic()
+        since_s = now_s if tenancy.wish is None else tenancy.wish.since_s
+        again_s = now_s if told is None else now_s + (told.retry_after_s or 0.0)
+        tenancy.wish = Wish(since_s, again_s + WISH_S)
 
     def _wanted(self, tenancy: Tenancy) -> None:
         if not tenancy.removed:
@@ -298,8 +335,7 @@ class Pool:
     def _measured(self, tenancy: Tenancy) -> None:
         """A load has taught what the model really takes."""
         if not (tenancy.sizing or tenancy.changing or tenancy.is_outdated or self.stopping):
-            tenancy.sizing = True
-            self.start(self._size(tenancy), f"{tenancy.spec.id}/measure")
+            self._size(tenancy, "measure")
 
     # --- deciding ---------------------------------------------------------------------------------------
 
@@ -339,19 +375,20 @@ class Pool:
         if tenancy.sized is not None and tenancy.phase is Phase.ABSENT and tenancy.is_outdated:
             self.runners.drop(tenancy, tenancy.runners)
             tenancy.runners, tenancy.sized = [], None
-        if tenancy.phase is Phase.ABSENT and not (tenancy.wanted or tenancy.sizing):
-            del self._active[tenancy]
+        if tenancy.phase is Phase.ABSENT and not tenancy.wanted:
+            if tenancy.sizing is None:
+                del self._active[tenancy]
+            elif tenancy.sized is None:
+                tenancy.stop_sizing()
         elif tenancy.sized is None and not (tenancy.sizing or tenancy.changing):
-            tenancy.sizing = True
-            self.start(self._size(tenancy), f"{tenancy.spec.id}/size")
+            self._size(tenancy, "size")
 
     def _look_at_wish(self, tenancy: Tenancy, now_s: float) -> None:
         if tenancy.wish is not None:
-            until_s = tenancy.wish.last_s + WISH_S
-            if until_s <= now_s:
+            if tenancy.wish.until_s <= now_s:
                 tenancy.wish = None
             else:
-                self._alarm.ring_at(until_s)
+                self._alarm.ring_at(tenancy.wish.until_s)
 
     def _serves(self, tenancy: Tenancy) -> None:
         """Whoever waits for no more than that has it; what was wrong with it is over."""
@@ -361,20 +398,20 @@ class Pool:
             tenancy.served.absent = absent(tenancy.spec)
         tenancy.settle_claims()
 
-    async def _size(self, tenancy: Tenancy) -> None:
+    def _size(self, tenancy: Tenancy, what: str) -> None:
         spec = tenancy.spec
-        try:
-            sized = await self.size(tenancy, spec)
-        except LlamasupError as error:
-            if tenancy.spec is spec and not (tenancy.serves or tenancy.removed):
-                self._failed(tenancy, error)
-                self.bus.publish(LoadFailed(spec.id, error))
-        else:
-            if tenancy.spec is spec:
-                tenancy.sized = sized
-        finally:
-            tenancy.sizing = False
-            self.decide_soon()
+
+        def over(task: asyncio.Task[Sized | LlamasupError]) -> None:
+            if task.cancelled() or tenancy.removed or tenancy.spec is not spec:
+                return
+            outcome = task.result()
+            if isinstance(outcome, Sized):
+                tenancy.sized = outcome
+            elif tenancy.sized is None:
+                self._failed(tenancy, outcome)
+                self.bus.publish(LoadFailed(spec.id, outcome))
+
+        self.begin_sizing(tenancy, what).add_done_callback(over)
 
     def _carry_out(self, verdict: Verdict) -> None:
         match verdict:

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 def remove(pool: Pool, tenancy: Tenancy) -> None:
     """Serve it no more: what is in flight may finish, who waits is told."""
     tenancy.removed, tenancy.comes_back = True, False
+    tenancy.stop_sizing()
     error = unknown_model(tenancy.spec.id)
     tenancy.served.shut(Unavailable(error.status, error.message, error.type, error.cause, error.remedy))
     tenancy.settle_claims(ModelUnknown(f"{error.message}.", remedy=error.remedy))
@@ -46,6 +47,7 @@ async def _see_out(pool: Pool, tenancy: Tenancy) -> None:
 def renew(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> None:
     """Serve it from its new file, or with its new settings. Nobody notices but by the answers."""
     pool.retouch(tenancy, spec)
+    tenancy.stop_sizing()  # of what it was
     if tenancy.changing:
         return  # whoever is at it goes on with the newest
     if tenancy.phase in {Phase.ABSENT, Phase.FAILED}:

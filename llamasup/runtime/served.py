@@ -25,8 +25,9 @@ class ServedModel:
     """``policy`` says who may wait, and for how long. All methods are for the event loop's thread.
 
     ``when_wanted`` hears of each request that begins to wait while nothing serves, or would if it might;
-    ``when_idle`` each time that the last of its leases has ended. Both are called from within a request's
-    callbacks: they may shut, open, add and remove, and should do no more than take note.
+    ``when_left`` of each that goes unserved, with what it was told, if it was; ``when_idle`` each time that
+    the last of its leases has ended. They are called from within a request's callbacks: they may shut, open,
+    add and remove, and should do no more than take note.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class ServedModel:
         *,
         policy: Policy,
         when_wanted: Callable[[], None] | None = None,
+        when_left: Callable[[Unavailable | None], None] | None = None,
         when_idle: Callable[[], None] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -43,6 +45,7 @@ class ServedModel:
             most=policy.max_queued,
             choose=self._choose,
             when_wanted=when_wanted,
+            when_left=when_left,
         )
         self.runners: tuple[InstanceRunner, ...] = ()
         self.idle_since_s = 0.0

@@ -125,10 +125,12 @@ def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Of requests that may not wait for a load, and were refused: the first and the last (monotonic)."""
+    """Of requests that were refused while it is not loaded, and told to come again: when the first was, and
+    until when one may come (monotonic).
+    """
 
     since_s: float
-    last_s: float
+    until_s: float
 
 
 class Tenancy:
@@ -164,7 +166,7 @@ class Tenancy:
         self.spec = spec
         self.served = served
         self.sized: Sized | None = None
-        self.sizing = False
+        self.sizing: asyncio.Task[Sized | LlamasupError] | None = None  # and its download before
         self.runners: list[InstanceRunner] = []  # one for each replica, once it was wanted
         self.changing = False  # from one spec to the next
         self.renewal: asyncio.Task[LlamasupError | None] | None = None  # the last; why it came to nothing
@@ -273,6 +275,11 @@ class Tenancy:
             resident_since_s=self.resident_since_s,
             use=self.use,
         )
+
+    def stop_sizing(self) -> None:
+        """Nobody has any use for it, or it is another one by now. With it ends what it downloads."""
+        if self.sizing is not None:
+            self.sizing.cancel()
 
     def downloading(self, progress: Progress | None) -> None:
         """Tell those who wait how far it is; None: it is over. Where it has failed that is told on."""

@@ -104,8 +104,9 @@ class WaitingRoom:
     """``look`` says what can be done now: the endpoints that serve (one at least), or why none does.
 
     ``choose`` says which of several gets a request; each of them can take it. ``when_wanted`` hears of each
-    request that begins to wait while none serves, or would if it might. ``timeout_s`` 0: nobody waits. One
-    timer for all: the earliest of what is due.
+    request that begins to wait while none serves, or would if it might; ``when_left`` of each that goes
+    unserved, with what it was told, if it was. ``timeout_s`` 0: nobody waits. One timer for all: the earliest
+    of what is due.
     """
 
     __slots__ = (
@@ -127,6 +128,7 @@ class WaitingRoom:
         "_timer",
         "_timer_at_s",
         "_unserved_s",
+        "_when_left",
         "_when_wanted",
     )
 
@@ -138,6 +140,7 @@ class WaitingRoom:
         most: int = MOST_WAITING,
         choose: Callable[[Ticket, Sequence[Endpoint]], Endpoint] = _least_busy,
         when_wanted: Callable[[], None] | None = None,
+        when_left: Callable[[Unavailable | None], None] | None = None,
         policy: RetryPolicy | None = None,
         clock: Callable[[], float] = monotonic,
         call_later: Callable[[float, Callable[[], None]], _Timer] = _call_later,
@@ -147,6 +150,7 @@ class WaitingRoom:
         self._most = most
         self._choose = choose
         self._when_wanted = when_wanted
+        self._when_left = when_left
         self._policy = RetryPolicy() if policy is None else policy
         self._clock = clock
         self._call_later = call_later
@@ -229,6 +233,7 @@ class WaitingRoom:
         """Its client has gone. May be repeated."""
         if ticket.waits:
             self._remove(ticket)
+            self._tell_left(None)
 
     def verdict(self) -> Unavailable | None:
         """Why nobody may wait, where that is so: no generation will come by itself."""
@@ -349,6 +354,11 @@ class WaitingRoom:
             if ticket.waits:
                 self._remove(ticket)
                 ticket.waiter.refused(why)
+                self._tell_left(why)
+
+    def _tell_left(self, why: Unavailable | None) -> None:
+        if self._when_left is not None:
+            self._when_left(why)
 
     # --- the timer
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llamasup.core.errors import LlamasupError
+from llamasup.core.errors import Conflict, LlamasupError
 from llamasup.core.model_spec import ModelSpec
+from llamasup.core.residency import Phase
 from llamasup.runtime.downloads import Listener, Progress
+from llamasup.runtime.model_status import state_of_tenancy
 from tests.runtime.pools import file_of, in_a_loop, pooled, spec_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.beside]
@@ -72,3 +76,126 @@ async def test_a_download_that_fails_as_nobody_thought_of_is_no_end_for_the_othe
         assert (await it.ask("a").refusal()).status == 503
         assert it.pids("b") == before
         assert await it.ask("b").served_by() == 1
+
+
+# --- nobody wants it any more
+
+
+@in_a_loop
+async def test_a_download_ends_with_the_last_client_who_waits_for_it(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["b"].source))
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
+        first, second = it.ask("a"), it.ask("a")
+        await it.until(lambda: hub.begun == [REF])
+        assert state_of_tenancy(it["a"]) == "downloading"
+        it.catalog.room("a").leave(first.ticket)
+        await it.decided()
+        assert hub.called_off == []
+        it.catalog.room("a").leave(second.ticket)
+        await it.decided()
+
+        assert hub.called_off == [REF]
+        assert it["a"].sizing is None
+        assert state_of_tenancy(it["a"]) == "stopped"
+        hub.may.set()
+        assert await it.ask("a").served_by() == 1  # and goes on with the next one
+        assert hub.begun == [REF, REF]
+
+
+@in_a_loop
+async def test_a_download_ends_with_the_last_who_asked_for_the_load(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["b"].source))
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
+        loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
+        await it.until(lambda: hub.begun == [REF])
+        loading.cancel()
+        await asyncio.sleep(0)
+        await it.decided()
+
+        assert hub.called_off == [REF]
+
+
+@in_a_loop
+async def test_an_unload_ends_the_download(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+    hub = FarAway(Path(specs["b"].source))
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
+        loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
+        await it.until(lambda: hub.begun == [REF])
+        await it.unload("a")
+        with pytest.raises(Conflict):
+            await loading
+        await it.decided()
+
+        assert hub.called_off == [REF]
+
+
+@in_a_loop
+async def test_who_is_told_when_a_download_ends_finds_it_then(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """It waits for no longer than it may, and the download goes on for when it comes again."""
+    hub = FarAway(Path(specs["b"].source))
+    hub.progress = Progress(0, 100 << 30, 1 << 30)
+    soon = replace(specs["a"], options=replace(specs["a"].options, wait_timeout_s=0.2))
+    async with pooled(tmp_path, specs["b"], far(soon), fetch=hub.fetch) as it:
+        refused = await it.ask("a").refusal()
+        assert (refused.cause, refused.retry_after_s) == ("downloading", 100.0)
+        await it.decided()
+        assert hub.called_off == []
+        wish = it["a"].wish
+        assert wish is not None
+        assert wish.until_s >= asyncio.get_running_loop().time() + 100
+
+        hub.may.set()
+        await it.until_phase("a", Phase.RESIDENT)
+        assert await it.ask("a").served_by() == 1
+
+
+@in_a_loop
+async def test_a_download_ends_with_what_it_was_for(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+    """A config that is mended is not held up by what it said before."""
+    hub = FarAway(Path(specs["b"].source))
+    async with pooled(tmp_path, specs["b"], far(specs["a"], "org/huge:q8"), fetch=hub.fetch) as it:
+        asking = it.ask("a")
+        await it.until(lambda: hub.begun == ["org/huge:q8"])
+        it.apply(specs["a"], specs["b"])
+        assert await asking.served_by() == 1
+        assert hub.called_off == ["org/huge:q8"]
+
+        it.apply(specs["a"], far(specs["b"]))
+        gone = it.ask("b")
+        await it.until(lambda: REF in hub.begun)
+        it.apply(specs["a"])
+        assert (await gone.refusal()).status == 404
+        await it.decided()
+        assert hub.called_off == ["org/huge:q8", REF]
+
+
+# --- it is here no more
+
+
+@in_a_loop
+async def test_what_was_downloaded_and_taken_away_is_downloaded_again(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    spare = Path(specs["b"].source)
+    hub = FarAway(spare.with_name("brought.gguf"))
+    hub.may.set()
+
+    async def fetch(ref: str, listener: Listener) -> Path:
+        await asyncio.to_thread(shutil.copy, spare, hub.path)
+        return await hub.fetch(ref, listener)
+
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=fetch) as it:
+        await it.load("a")
+        await it.unload("a")
+        await it.until(lambda: it["a"].sizing is None)
+        os.remove(hub.path)  # noqa: PTH107 (a test's own)
+        with pytest.raises(LlamasupError):
+            await it.load("a")
+        await it.load("a")
+        assert await it.ask("a").served_by() == 1
