@@ -30,6 +30,8 @@ class EntranceOptions(ServiceOptions):
     api_keys: tuple[str, ...] = ()
     """Keys that may infer, beside those of ``api_key_file``."""
     api_key_file: Path | None = None
+    api_key_file_of: str = ""
+    """The key of the config that names it, where one does."""
 
 
 def refuse_bad_address(options: EntranceOptions) -> None:
@@ -57,7 +59,9 @@ def front_of(options: EntranceOptions, tls: SSLContext | None) -> Front:
 
 def proxy_of(options: EntranceOptions, *, route_by_model: bool) -> ProxyConfig:
     """Raises UsageInvalid for names that cannot be allowed, ConfigInvalid for a key file that is none."""
-    key_file = None if options.api_key_file is None else KeyFile(options.api_key_file)
+    key_file = None
+    if options.api_key_file is not None:
+        key_file = KeyFile(options.api_key_file, of=options.api_key_file_of)
     return replace(
         options.shared_proxy(), api_keys=options.api_keys, key_file=key_file, route_by_model=route_by_model
     )

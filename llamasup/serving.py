@@ -69,6 +69,7 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "host": ",".join(said.hosts),
         "port": said.port,
         "api_key_file": said.auth.api_key_file,
+        "api_key_file_of": "" if "api_key_file" in given else "auth.api_key_file",
         "insecure_no_auth": said.auth.insecure_no_auth,
         "hosts": http.allow_hosts,
         "origins": http.allow_origins,

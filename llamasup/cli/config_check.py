@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from llamasup.config.mistakes import Mistake, Place, place_text, shown
-from llamasup.config.reading import Reading
-from llamasup.config.values import ModelEntry, ModelKeys
+from llamasup.config.keys import FilePath, Many
+from llamasup.config.mistakes import NOT_SHOWN, Mistake, Place, place_text, shown
+from llamasup.config.reading import Reading, keys_of
+from llamasup.config.values import ModelKeys
 from llamasup.core.address import is_local
 from llamasup.core.errors import LlamasupError
 from llamasup.core.printable import printable
@@ -40,7 +41,7 @@ def missing_here(
 def _mistake(reading: Reading, place: Place, what: str) -> Mistake:
     while place and place not in reading.lines:
         place = place[:-1]
-    return Mistake(reading.lines.get(place, 0), place_text(place), what)
+    return Mistake(reading.lines.get(place, 0), place_text(place), reading.as_written(what))
 
 
 # --- who gets in -------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def _auth(reading: Reading, environ: Mapping[str, str]) -> _Found:
     if auth.api_key_file is not None:
         has_key = True
         try:
-            KeyFile(auth.api_key_file)
+            KeyFile(auth.api_key_file, of="auth.api_key_file")
         except LlamasupError as error:
             yield ("auth", "api_key_file"), error.message
     outside = [host for host in reading.config.hosts if not is_local(host)]
@@ -89,8 +90,9 @@ def _places(reading: Reading) -> _Found:
         if problem := _no_folder(folder):
             yield ("models_dir", number), problem
     downloads = config.downloads
+    token: Place = ("downloads", "token_file")
     if downloads.token_file is not None and (problem := _no_file(downloads.token_file)):
-        yield ("downloads", "token_file"), problem
+        yield token, f"{NOT_SHOWN}: no file that can be read" if token in reading.hidden else problem
     if (
         downloads.folder is not None
         and path_kind(downloads.folder) is not PathKind.NOTHING
@@ -110,16 +112,18 @@ def _model_files(reading: Reading) -> _Found:
     said: list[tuple[Place, ModelKeys]] = [(("defaults",), config.defaults)]
     said += [(("models", name), entry) for name, entry in config.models.items()]
     for at, keys in said:
-        files: list[tuple[Place, str | None]] = [
-            ((*at, "draft_model"), keys.draft_model),
-            ((*at, "mmproj"), keys.mmproj),
-            *(((*at, "loras", number), lora) for number, lora in enumerate(keys.loras or ())),
-        ]
-        if isinstance(keys, ModelEntry) and keys.path != "demo":
-            files.append(((*at, "path"), keys.path))
-        for place, path in files:
-            if path is not None and (problem := _no_file(Path(path))):
-                yield place, problem
+        for key, (field, said_of) in keys_of(type(keys)).items():
+            value, kind = getattr(keys, field), said_of.kind
+            files: list[tuple[Place, str]] = []
+            if isinstance(kind, Many) and value:
+                files = [((*at, key, number), each) for number, each in enumerate(value)]
+                kind = kind.kind
+            elif value is not None:
+                files = [((*at, key), value)]
+            if isinstance(kind, FilePath):
+                for place, path in files:
+                    if path not in kind.literal and (problem := _no_file(Path(path))):
+                        yield place, problem
 
 
 def _no_file(path: Path) -> str:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from llamasup.core.errors import ConfigInvalid
 from llamasup.core.printable import printable
 
-__all__ = ["MOST_PATTERNS", "MOST_TOLD", "ConfigMistakes", "Mistake", "Place", "place_text", "shown"]
+__all__ = [
+    "MOST_PATTERNS",
+    "MOST_TOLD",
+    "NOT_SHOWN",
+    "ConfigMistakes",
+    "Mistake",
+    "Place",
+    "place_text",
+    "shown",
+]
 
 Place = tuple[str | int, ...]
 """A key by the keys above it, and by its number in a list: ``("models", "qwen", "aliases", 1)``."""
@@ -17,6 +26,7 @@ MOST_PATTERNS = 100
 # More than a screen holds; a file of the wrong kind has one in every line.
 MOST_TOLD = 100
 _MOST_SHOWN = 60
+NOT_SHOWN = "what is there (not shown: it may be a secret)"
 
 
 @dataclass(frozen=True, slots=True, order=True)

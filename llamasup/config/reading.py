@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_type_hints
@@ -19,6 +19,7 @@ from llamasup.config.kinds import Name, Refused, RuntimeName, ScalarKind
 from llamasup.config.mistakes import (
     MOST_PATTERNS,
     MOST_TOLD,
+    NOT_SHOWN,
     ConfigMistakes,
     Mistake,
     Place,
@@ -40,10 +41,20 @@ _BARE_VARIABLE = re.compile(r"\$[A-Za-z_]")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``lines``: of each key that is given. What is wrong has its default in ``config``."""
+    """``lines``: of each key that is given. What is wrong has its default in ``config``.
+
+    ``written``: what stands in the file for each value that is partly the environment's; ``hidden`` are those
+    that may be secrets, pasted where the path of one belongs.
+    """
 
     config: Config
     lines: Mapping[Place, int]
+    written: Mapping[str, str]
+    hidden: Set[Place]
+
+    def as_written(self, what: str) -> str:
+        """``what`` with the names of variables where it quotes what they hold: that may be a secret."""
+        return _QUOTED.sub(lambda found: f"'{self.written.get(found[1], found[1])}'", what)
 
 
 def load(path: Path, environ: Mapping[str, str], *, more_models: bool = False) -> Config:
@@ -95,13 +106,14 @@ def read_text(
     root, mistakes = parse(content, file, max(size_bytes, len(content)))
     reader = _Reader(file, folder, environ, mistakes)
     config = reader.whole(root)
+    reading = Reading(config, reader.lines, reader.written, reader.hidden)
     if all(each.key for each in mistakes):
         sections = {re.split(r"[.\[]", each.key)[0] for each in mistakes}
         is_sure = "models" not in sections and sections <= keys_of(Config).keys()
         models_are_known = is_sure and not more_models
         found = inconsistencies(config, reader.lines, models_are_known=models_are_known)
-        mistakes += [replace(each, what=reader.as_written(each.what)) for each in found]
-    return Reading(config, reader.lines), tuple(mistakes)
+        mistakes += [replace(each, what=reading.as_written(each.what)) for each in found]
+    return reading, tuple(mistakes)
 
 
 def keys_of(struct: type[msgspec.Struct]) -> dict[str, tuple[str, Key]]:
@@ -124,8 +136,9 @@ class _Reader:
         self._environ = environ
         self._mistakes = mistakes
         self._keys: dict[type[msgspec.Struct], dict[str, tuple[str, Key]]] = {}
-        self._written: dict[str, str] = {}
         self.lines: dict[Place, int] = {}
+        self.written: dict[str, str] = {}
+        self.hidden: set[Place] = set()
 
     def whole(self, root: Node | None) -> Config:
         match root:
@@ -139,10 +152,6 @@ class _Reader:
                 what = f"{shown(text)}; a config has keys"
         self._refuse(line, (), f"{what}, as in models_dir: ~/models (llamasup config init writes one)")
         return Config()
-
-    def as_written(self, what: str) -> str:
-        """``what`` with the names of variables where it quotes what they hold: that may be a secret."""
-        return _QUOTED.sub(lambda found: f"'{self._written.get(found[1], found[1])}'", what)
 
     def _refuse(self, line: int, place: Place, what: str) -> None:
         self._mistakes.append(Mistake(line, place_text(place), what))
@@ -239,19 +248,34 @@ class _Reader:
             self._refuse(node.line, at, str(error))
             return _WRONG
         hidden = kind.hidden and not (isinstance(kind, FilePath) and _looks_like_path(node.text))
-        seen = "what is there (not shown: it may be a secret)" if hidden else shown(node.text)
-        if "${" in node.text and text != node.text:
-            self._written[text] = self._written[shown(text)[1:-1]] = node.text
+        seen = NOT_SHOWN if hidden else shown(node.text)
+        if hidden:
+            self.hidden.add(at)
+        is_environments = "${" in node.text and text != node.text
+        if is_environments:
+            self._note(text, node.text)
             seen += " with its value from the environment"
         elif not isinstance(kind, FilePath) and kind.needs_plain and not node.plain:
             self._refuse(node.line, at, f"{seen} in quotes is text; {takes}, without quotes")
             return _WRONG
         try:
-            return self._path(text, kind) if isinstance(kind, FilePath) else self._parsed(text, kind)
+            value = self._path(text, kind) if isinstance(kind, FilePath) else self._parsed(text, kind)
         except Refused as refused:
-            tells = refused.why and text not in self._written
+            tells = refused.why and text not in self.written
             self._refuse(node.line, at, f"{seen}{f': {refused.why}' if tells else ''}; {takes}")
             return _WRONG
+        if is_environments:
+            self._note_path(value, node.text)
+        return value
+
+    def _note(self, text: str, written: str) -> None:
+        self.written[text] = self.written[shown(text)[1:-1]] = self.written[repr(text)[1:-1]] = written
+
+    def _note_path(self, value: Any, written: str) -> None:
+        path = value.path if isinstance(value, UnixAddress) else str(value)
+        if path.startswith("/"):
+            self._note(path, written)
+            self.written.setdefault(str(Path(path).parent), f"{written}/..")
 
     def _parsed(self, text: str, kind: ScalarKind) -> Any:
         value = kind.parse(text)

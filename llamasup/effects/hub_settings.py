@@ -51,7 +51,7 @@ def hub_token(environ: Mapping[str, str], file: Path | None = None) -> str | Non
         environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
     )
     usual = expanded(home, ConfigInvalid, of="$HF_HOME") / "token"
-    return _read(usual, str(usual)) if usual.is_file() else None
+    return _read(usual, repr(str(usual))) if usual.is_file() else None
 
 
 def _read(path: Path, what: str) -> str:
@@ -60,7 +60,7 @@ def _read(path: Path, what: str) -> str:
             text = file.read(_MOST_BYTES).decode("ascii", "replace").strip()
     except OSError as error:
         raise ConfigInvalid(
-            f"{what}: {str(path)!r} cannot be read: {error.strerror}.",
+            f"The file of {what} cannot be read: {error.strerror}.",  # its path may be a token, pasted there
             remedy="Give a file with the token of the hub and nothing else.",
         ) from None
     return _checked(text, what)

@@ -49,15 +49,18 @@ class KeyFile:
 
     ``changed`` is called from time to time. Keys that were read once stay until the file says others, or that
     there is none any more: one that is gone or wrong says nothing. It has keys when it is read first.
+
+    ``of``: the key of the config that names it, where one does. It is told then in the place of a path that
+    cannot be read: that may be an API key, pasted where its file belongs.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, of: str = "") -> None:
         self.path = path
         self.keys: tuple[ApiKey, ...] = ()
         self._signature: _Signature | None = None
         self._settled = False
         self._complaint = ""
-        text, status = read_text(path)
+        text, status = read_text(path, of=of)
         self.keys = self._understood(text)
         if not self.keys:
             raise ConfigInvalid(
@@ -123,27 +126,29 @@ class KeyFile:
         return False
 
 
-def read_text(path: Path, *, follow: bool = True) -> tuple[str, os.stat_result]:
-    """What a file of keys says, and what it was. ``follow``: through a symlink. Raises ConfigInvalid."""
+def read_text(path: Path, *, follow: bool = True, of: str = "") -> tuple[str, os.stat_result]:
+    """What a file of keys says, and what it was. ``follow``: through a symlink; ``of`` as in KeyFile. Raises
+    ConfigInvalid.
+    """
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
     try:
         with os.fdopen(os.open(path.expanduser(), flags), "rb") as file:
             status = os.fstat(file.fileno())
             content = file.read(_FILE_BYTES + 1)
         if len(content) > _FILE_BYTES:
-            raise _unreadable(path, f"it is larger than {_FILE_BYTES} bytes")
+            raise _unreadable(path, of, f"it is larger than {_FILE_BYTES} bytes")
         return content.decode("utf-8"), status
     except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
+        raise _unreadable(path, of, error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
-        raise _unreadable(path, "it is not UTF-8 text") from error
+        raise _unreadable(path, of, "it is not UTF-8 text") from error
     except RuntimeError as error:  # ~name
-        raise _unreadable(path, "there is no such user") from error
+        raise _unreadable(path, of, "there is no such user") from error
 
 
-def _unreadable(path: Path, reason: str) -> ConfigInvalid:
+def _unreadable(path: Path, of: str, reason: str) -> ConfigInvalid:
     return ConfigInvalid(
-        f"The API key file {str(path)!r} cannot be read: {reason}.",
+        f"The API key file {f'of {of}' if of else repr(str(path))} cannot be read: {reason}.",
         remedy="Give a file with one key a line.",
     )
 

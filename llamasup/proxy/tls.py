@@ -73,7 +73,7 @@ def _reason(error: OSError, key_file: str, cert_file: str) -> str:
         try:
             Path(name).open("rb").close()
         except OSError as unreadable:
-            return f"{name}: {unreadable.strerror}"
+            return f"{name!r}: {unreadable.strerror}"
     if not isinstance(error, ssl.SSLError):
         return error.strerror or str(error)
     if error.reason == "KEY_VALUES_MISMATCH":
@@ -81,8 +81,8 @@ def _reason(error: OSError, key_file: str, cert_file: str) -> str:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cert_file)
     except ssl.SSLError:
-        return f"{cert_file} holds no PEM certificate"
-    return f"{key_file} holds no PEM key, or one with a password"
+        return f"{cert_file!r} holds no PEM certificate"
+    return f"{key_file!r} holds no PEM key, or one with a password"
 
 
 def _identity(*files: str) -> list[tuple[int, int, int] | None]:

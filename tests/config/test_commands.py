@@ -118,7 +118,7 @@ def test_files_and_folders_that_are_not_there_are_told_with_their_lines(tmp_path
         defaults: {mmproj: file}
         listen: none/x.sock
         http: {access_log: none/log}
-        downloads: {token_file: none, folder: file}
+        downloads: {token_file: ./none, folder: file}
         """,
     )
 
@@ -134,6 +134,56 @@ def test_files_and_folders_that_are_not_there_are_told_with_their_lines(tmp_path
         f"c.yaml:11: downloads.folder: '{tmp_path}/file': Not a directory",
         f"c.yaml:11: downloads.token_file: '{tmp_path}/none': No such file or directory",
     ]
+
+
+def test_words_that_are_no_files_are_not_looked_for(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "models: {a: {path: demo, mmproj: none, loras: auto}}\ndefaults: {mmproj: none}\n"
+    )
+    assert missing(path) == []
+
+
+def test_a_key_pasted_where_its_file_belongs_is_not_shown(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = written(
+        home,
+        """\
+        models: {a: {path: demo}}
+        auth: {api_key_file: sk-SECRET}
+        downloads: {token_file: hf_SECRET}
+        """,
+    )
+    assert check_command(path, json=False) == 78
+
+    said = capfd.readouterr().err
+    assert "SECRET" not in said
+    assert f"{path}:2: auth.api_key_file: The API key file of auth.api_key_file cannot be read: " in said
+    assert f"{path}:3: downloads.token_file: what is there (not shown: it may be a secret): no file" in said
+
+
+def test_what_comes_from_the_environment_is_not_shown(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("S", "not-to-be-seen")
+    path = written(
+        home,
+        """\
+        models_dir: ${S}/m
+        models: {a: {path: "${S}.gguf"}}
+        listen: /${S}/x.sock
+        runtime: ./${S}-server
+        http: {access_log: "${S}/log"}
+        """,
+    )
+    assert check_command(path, json=False) == 78
+
+    said = capfd.readouterr().err
+    assert "not-to-be-seen" not in said
+    assert f"{path}:1: models_dir: '${{S}}/m': No such file or directory" in said
+    assert f"{path}:2: models.a.path: '${{S}}.gguf': No such file or directory" in said
+    assert f"{path}:3: listen: '/${{S}}/x.sock/..': No such file or directory" in said
+    assert f"{path}:4: runtime: './${{S}}-server' is no program" in said
 
 
 def test_a_pipe_in_the_place_of_a_model_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -176,6 +226,9 @@ def test_certificates_are_loaded(tmp_path: Path) -> None:
     path = written(tmp_path, "models: {a: {path: demo}}\nhttp: {tls_cert: cert, tls_key: key}\n")
 
     assert missing(path)[0].startswith("c.yaml:2: http.tls_cert: ")
+
+    path.write_text("models: {a: {path: demo}}\nhttp: {tls_cert: '${S}', tls_key: '${S}/k'}\n")
+    assert "the certificate '${S}' and the key '${S}/k'" in missing(path, S="not-to-be-seen")[0]
 
 
 def test_a_runtime_that_cannot_be_started_is_told(tmp_path: Path) -> None:

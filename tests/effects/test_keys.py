@@ -233,3 +233,11 @@ def test_a_pipe_is_read_once() -> None:
     os.close(reading)
     assert names(file) == ["a"]
     assert not file.changed()
+
+
+def test_a_key_in_the_place_of_its_file_is_not_shown_where_a_config_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid) as raised:
+        KeyFile(tmp_path / "sk-SECRET", of="auth.api_key_file")
+    assert raised.value.message == (
+        "The API key file of auth.api_key_file cannot be read: No such file or directory."
+    )

@@ -128,13 +128,13 @@ def test_what_is_wrong_with_a_certificate_or_its_key_is_said(tmp_path: Path) -> 
     encrypted, its_chain = made("encrypted", "-passout", "pass:secret")
     missing = str(tmp_path / "missing")
     for key_file, chain_file, reason in (
-        (key, missing, f"{missing}: No such file"),
-        (missing, chain, f"{missing}: No such file"),
-        (key, str(tmp_path), f"{tmp_path}: Is a directory"),
-        (key, key, f"{key} holds no PEM certificate"),
-        (chain, chain, f"{chain} holds no PEM key"),
+        (key, missing, f"'{missing}': No such file"),
+        (missing, chain, f"'{missing}': No such file"),
+        (key, str(tmp_path), f"'{tmp_path}': Is a directory"),
+        (key, key, f"'{key}' holds no PEM certificate"),
+        (chain, chain, f"'{chain}' holds no PEM key"),
         (other, chain, "the key is another certificate's"),
-        (encrypted, its_chain, f"{encrypted} holds no PEM key, or one with a password"),  # nobody is asked
+        (encrypted, its_chain, f"'{encrypted}' holds no PEM key, or one with a password"),  # nobody is asked
     ):
         with pytest.raises(ConfigInvalid) as refused:
             tls_context(key_file, chain_file)
