@@ -178,6 +178,9 @@ class HostedModels:
             stamp = await asyncio.to_thread(self._source.stamp)
             try:
                 configured = await asyncio.to_thread(self._read)
+                if configured.library.settles_in_s:  # somebody has just written, and is perhaps not done
+                    await asyncio.sleep(configured.library.settles_in_s)
+                    configured = await asyncio.to_thread(self._read)
             except LlamasupError as error:
                 self._stamp = stamp
                 self._bus.publish(ConfigRefused(error))

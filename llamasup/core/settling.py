@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from llamasup.core.errors import LlamasupError
 from llamasup.core.found_model import FoundModel
 
-__all__ = ["SettlePolicy", "Settled", "settle", "settled_at_start"]
+__all__ = ["SettlePolicy", "Settled", "settle", "settle_by_age", "settled_at_start"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,21 @@ _USUAL = SettlePolicy()
 def settled_at_start(found: Sequence[FoundModel], now_s: float) -> Settled:
     """What is there at the start is taken as it is."""
     return Settled(tuple(found), _seen={each.path: _Seen(each, now_s) for each in found})
+
+
+def settle_by_age(
+    before: Sequence[FoundModel],
+    found: Sequence[FoundModel],
+    now_s: float,
+    *,
+    missing: Sequence[str] = (),
+    policy: SettlePolicy = _USUAL,
+) -> Settled:
+    """As ``settle``, after one look: a file is as it is since it was written. ``now_s`` is by the clock of
+    the files' times; what is dated in the future has to be watched.
+    """
+    seen = {each.path: _Seen(each, _written_s(each)) for each in found}
+    return settle(Settled(tuple(before), _seen=seen), found, now_s, missing=missing, policy=policy)
 
 
 def settle(
@@ -97,6 +112,10 @@ def _same(one: FoundModel, other: FoundModel) -> bool:
     if isinstance(one.outcome, LlamasupError) or isinstance(other.outcome, LlamasupError):
         return one.files == other.files and str(one.outcome) == str(other.outcome)
     return one.files == other.files
+
+
+def _written_s(model: FoundModel) -> float:
+    return max((mtime_ns / 1e9 for _, _, mtime_ns in model.files), default=0.0)
 
 
 def _content(model: FoundModel) -> tuple[tuple[int, int], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from types import MappingProxyType
 from llamasup.config import Config
 from llamasup.core.model_rules import ModelRule
 from llamasup.core.registry import Registry, build
+from llamasup.core.settling import SettlePolicy, settle_by_age
 from llamasup.effects.model_places import cache_folders
 from llamasup.effects.model_search import Search, search_models
-from llamasup.runtime.launch import DEMO, find_model
+from llamasup.runtime.launch import DEMO, demo_file
 
 __all__ = ["Library", "Shelves", "library_of", "read_library", "shelves_of"]
 
@@ -30,31 +32,50 @@ class Shelves:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """``notes`` say what was left out of the folders, and why. ``search`` is what it was made from."""
+    """``notes`` say what was left out of the folders, and why. ``search`` is what it was made from.
+    ``settles_in_s``: until those count that were left out because somebody has just written them; 0: there
+    are none, or they look broken.
+    """
 
     registry: Registry
     notes: tuple[str, ...] = ()
     search: Search = field(default_factory=Search)
+    settles_in_s: float = 0.0
 
 
 def read_library(config: Config, before: Search | None = None) -> Library:
-    """Look into all folders; blocks for a second where there are a thousand models that were never seen. Of a
-    folder that is not there, or may not be read, what was found ``before`` stays: it is not known to be gone.
+    """Look into all folders; blocks for a second where there are a thousand models that were never seen.
+
+    Over what was found ``before`` counts only what has settled, as while it is watched (core.settling); of a
+    folder that is not there, or may not be read, all stays: it is not known to be gone.
 
     Raises ConfigInvalid for names that cannot be meant.
     """
     shelves = shelves_of(config)
     search = search_models(shelves.folders, shelves.paths)
-    if before is not None and search.hidden:
-        missing = tuple(f"{folder.rstrip('/')}/" for folder in search.hidden)
-        known = {each.path for each in search.found}
-        kept = (each for each in before.found if each.path.startswith(missing) and each.path not in known)
-        sources = {
-            path: before.sources.get(path, found) if path.startswith(missing) else found
-            for path, found in search.sources.items()
-        }
-        search = replace(search, found=(*search.found, *kept), sources=MappingProxyType(sources))
-    return library_of(config, search)
+    if before is None:
+        return library_of(config, search)
+    search, settles_in_s = _settled(before, search)
+    return replace(library_of(config, search), settles_in_s=settles_in_s)
+
+
+def _settled(before: Search, now: Search) -> tuple[Search, float]:
+    """What counts of what is found now, and for how long to wait for more."""
+    now_s = time.time_ns() / 1e9  # as the files' times
+    found = settle_by_age(before.found, now.found, now_s, missing=now.hidden)
+    out_of_sight = tuple(f"{folder.rstrip('/')}/" for folder in now.hidden)
+    in_sight = {path: each for path, each in now.sources.items() if not each.path.startswith(out_of_sight)}
+    # What the config names for the first time is meant as it is.
+    again = [each for path, each in in_sight.items() if path in before.sources]
+    sources = settle_by_age(tuple(before.sources.values()), again, now_s, missing=now.hidden)
+    settled = {each.path: each for each in sources.models}
+    named = {
+        path: settled.get(each.path, each) if path in before.sources else each
+        for path, each in now.sources.items()
+    }
+    wait_s = min(found.wake_at_s, sources.wake_at_s) - now_s
+    search = replace(now, found=found.models, sources=MappingProxyType(named))
+    return search, wait_s if wait_s <= SettlePolicy().sound_s else 0.0
 
 
 def shelves_of(config: Config, environ: Mapping[str, str] = os.environ) -> Shelves:
@@ -83,5 +104,7 @@ def library_of(config: Config, search: Search) -> Library:
 
 
 def _found_here(rule: ModelRule) -> ModelRule:
-    """The demo model is written where it is wanted for the first time."""
-    return replace(rule, source=str(find_model(DEMO))) if rule.source == DEMO else rule
+    """The demo model is written where it is wanted for the first time. A file of that name in the current
+    folder is none of a config's.
+    """
+    return replace(rule, source=str(demo_file())) if rule.source == DEMO else rule

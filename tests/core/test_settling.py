@@ -7,7 +7,7 @@ from dataclasses import replace
 from llamasup.core.errors import ModelInvalid
 from llamasup.core.found_model import FoundModel
 from llamasup.core.gguf import ModelFacts, read_header
-from llamasup.core.settling import Settled, SettlePolicy, settle, settled_at_start
+from llamasup.core.settling import Settled, SettlePolicy, settle, settle_by_age, settled_at_start
 from llamasup.testing import models
 
 POLICY = SettlePolicy(sound_s=2.0, broken_s=15.0)
@@ -126,3 +126,22 @@ def test_a_broken_model_whose_fault_changes_is_looked_at_for_a_while_before_it_i
     settled = look(at_start(half), 1.0, other)
     assert settled.models == (half,)
     assert look(settled, 16.0, other).models == (other,)
+
+
+def test_after_one_look_files_count_by_when_they_were_written() -> None:
+    def at(second: int, path: str, *, sound: bool = True) -> FoundModel:
+        made = model(path, mtime_ns=second * 10**9)
+        return made if sound else replace(made, outcome=ModelInvalid("truncated"))
+
+    served, replaced = at(1, "/m/a.gguf"), at(1, "/m/b.gguf")
+    new = at(99, "/m/b.gguf")
+    old, fresh = at(90, "/m/c.gguf"), at(99, "/m/d.gguf")
+    cut, quiet = at(90, "/m/e.gguf", sound=False), at(80, "/m/f.gguf", sound=False)
+    future = at(1000, "/m/g.gguf")
+    nowhere = FoundModel("/m/h.gguf", ModelInvalid("gone in this moment"))
+    found = (served, new, old, fresh, cut, quiet, future, nowhere)
+    settled = settle_by_age(
+        (served, replaced, model("/n/x.gguf")), found, 100.0, missing=["/n"], policy=POLICY
+    )
+    assert settled.models == (served, replaced, old, quiet, nowhere, model("/n/x.gguf"))
+    assert settled.wake_at_s == 101.0

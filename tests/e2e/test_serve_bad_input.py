@@ -265,6 +265,32 @@ def test_models_of_a_subfolder_that_may_not_be_looked_into_stay(
             sub.chmod(0o755)
 
 
+def test_half_a_copy_of_a_model_takes_it_out_of_nobodys_hands(
+    config: Path, folder: Path, tiny_model: Path
+) -> None:
+    """Not while it is copied, nor by a reload in the middle, nor once it is clear that it was cut off."""
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        assert ask(client, "alpha").status_code == 200
+        copy = folder / "backup/alpha.gguf"
+        copy.parent.mkdir()
+        copy.write_bytes(tiny_model.read_bytes()[:2000])
+        assert run_to_end("reload").returncode == 0
+        assert str(copy) not in running.said
+        assert ask(client, "alpha").status_code == 200
+        os.utime(copy, (1, 1))
+        assert run_to_end("reload").returncode == 0
+        until(lambda: str(copy) in running.said)
+        assert ask(client, "alpha").status_code == 200
+        assert listed(client) == ["alpha", "beta"]
+
+        copy.write_bytes(tiny_model.read_bytes())
+        assert run_to_end("reload").returncode == 0
+        refused = run_to_end("load", "alpha")
+        assert (refused.returncode, ask(client, "alpha").status_code) == (66, 404)
+        assert f"{folder}/alpha.gguf, {copy}" in refused.stderr
+        assert str(folder) not in ask(client, "alpha").text
+
+
 def test_an_empty_folder_serves_nothing_until_there_is_something(
     tmp_path: Path, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:

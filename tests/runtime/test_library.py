@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,42 @@ def test_what_was_in_a_folder_that_is_gone_is_not_known_to_be_gone(tmp_path: Pat
     assert set(read_library(config).registry.specs) == {"c"}  # nobody knows what was there
     there.mkdir()
     assert set(read_library(config, after.search).registry.specs) == {"c"}  # it is there, and empty
+
+
+def test_a_reload_in_the_middle_of_a_copy_takes_no_model_away_and_waits_for_what_is_whole(
+    tmp_path: Path,
+) -> None:
+    whole = tiny_decoder()
+    config = Config(models_dir=(tmp_path,), models={"named": ModelEntry(path=str(tmp_path / "far/y.gguf"))})
+    put(tmp_path / "x.gguf", whole), put(tmp_path / "far/y.gguf", whole)
+    before = read_library(config)
+
+    put(tmp_path / "backup/x.gguf", whole[:2000])
+    put(tmp_path / "far/y.gguf", whole[:2000])
+    during = read_library(config, before.search)
+    assert during.registry == before.registry
+    assert during.settles_in_s == 0.0
+
+    put(tmp_path / "z.gguf", whole)
+    put(tmp_path / "far/y.gguf", tiny_encoder())
+    after = read_library(config, before.search)
+    assert after.registry == before.registry
+    assert 0.0 < after.settles_in_s <= 2.0
+
+    written_s = time.time_ns() / 1e9 - 2.1
+    for path in ("z.gguf", "far/y.gguf"):
+        os.utime(tmp_path / path, (written_s, written_s))
+    settled = read_library(config, before.search)
+    assert set(settled.registry.specs) == {"x", "z", "named"}
+    assert settled.registry.specs["named"] != before.registry.specs["named"]
+    assert settled.settles_in_s == 0.0
+
+
+def test_what_the_config_names_for_the_first_time_is_taken_as_it_is(tmp_path: Path) -> None:
+    before = read_library(Config())
+    path = put(tmp_path / "x.gguf", tiny_decoder())
+    config = Config(models={"named": ModelEntry(path=str(path))})
+    assert read_library(config, before.search).registry.specs["named"].problem == ""
 
 
 @pytest.mark.parametrize(
@@ -126,3 +163,13 @@ def test_of_files_that_the_config_names_nothing_else_is_looked_at(tmp_path: Path
     put(tmp_path / "far/large.gguf", tiny_decoder())
     config = Config(models_dir=(tmp_path / "models",), models={"a": ModelEntry(mmproj=str(named))})
     assert set(read_library(config).search.sources) == {str(named)}
+
+
+def test_demo_in_a_config_is_the_demo_model_wherever_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "demo").write_text("no model")
+    monkeypatch.chdir(tmp_path)
+    spec = read_library(Config(models={"a": ModelEntry(path="demo")})).registry.specs["a"]
+    assert spec.source.endswith("/demo.gguf")
+    assert not spec.problem
