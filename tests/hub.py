@@ -60,6 +60,7 @@ class Hub:
         self.repos: dict[str, dict[str, bytes]] = {}
         self.plain: dict[str, bytes] = {}
         self.gated: set[str] = set()
+        self.revisions = {"main"}
         self.token = ""
         self.ranges = True
         self.etags = True
@@ -155,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(
                 401, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
             )
-        if found[2] != "main":
+        if found[2] not in self.hub.revisions:
             return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         start = int(parse_qs(asked.query).get("cursor", ["0"])[0])
         shown = sorted(files.items())[start : start + self.hub.page]

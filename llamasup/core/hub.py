@@ -6,8 +6,9 @@ of the hub's own web site) or the https URL of a GGUF file. Nothing here asks an
 
 from __future__ import annotations
 
+import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from urllib.parse import quote, unquote, urlsplit
 
@@ -19,6 +20,7 @@ __all__ = [
     "Ref",
     "RepoRef",
     "UrlRef",
+    "asked_as",
     "is_reference",
     "is_safe_path",
     "local_path",
@@ -48,12 +50,16 @@ _HOW = "Write org/repo, org/repo:QUANT, org/repo:FILE.gguf, or the https URL of 
 
 @dataclass(frozen=True, slots=True)
 class RepoRef:
-    """A repository of the hub, and what of it is meant: ``quant`` or ``file`` (a path in it), or neither."""
+    """A repository of the hub, and what of it is meant: ``quant`` or ``file`` (a path in it), or neither.
+
+    ``sha256`` (lower-case hex) is what the file must have, where its URL says so.
+    """
 
     repo: str
     quant: str | None = None
     file: str | None = None
     revision: str = "main"
+    sha256: str | None = None
 
     def __str__(self) -> str:
         said = self.file or self.quant
@@ -92,6 +98,15 @@ def parse_ref(text: str, endpoint: str = HUB) -> Ref | None:
     if not prefix and (not _REPO.fullmatch(repo) or (not colon and repo.lower().endswith(".gguf"))):
         return None
     return _repo(repo, said if colon else None, text)
+
+
+def asked_as(ref: Ref) -> tuple[str, ...]:
+    """What a file downloaded for ``ref`` remembers of it, all that was said last; no query is shown."""
+    if isinstance(ref, RepoRef):
+        return (f"{ref.revision}:{ref.file or ref.quant or ''}",)
+    url = split_urls(ref.url)[0]
+    shown, query = shown_url(url), urlsplit(url).query
+    return (shown, f"{shown}?{hashlib.sha256(query.encode()).hexdigest()}") if query else (shown,)
 
 
 def is_reference(text: str) -> bool:
@@ -137,21 +152,34 @@ def _url(text: str, endpoint: str) -> Ref:
         raise UsageInvalid("The URL that is given names no host.", remedy=_HOW)
     is_hub = origin == origin_of(endpoint) or (parts.scheme == "https" and parts.hostname in _HUB_HOSTS)
     segments = [unquote(each) for each in parts.path.split("/") if each]
+    sha256 = _pinned(parts.fragment, text)
     if is_hub and (found := _page(segments, text)) is not None:
-        return found
+        if sha256 is not None and found.file is None:
+            raise UsageInvalid(
+                f"{shown_url(text)} names no file, and a checksum is that of one.",
+                remedy="Give the URL of the file, or leave the checksum out.",
+            )
+        return replace(found, sha256=sha256)
     name = segments[-1] if segments else ""
     if not name.lower().endswith(".gguf") or not is_safe_path("/".join(segments)):
         raise UsageInvalid(
             f"{shown_url(text)} does not end in the name of a .gguf file.",
             remedy="Give the URL of the file itself, not of a page about it.",
         )
-    digest = _SHA256.fullmatch(parts.fragment)
-    if parts.fragment and digest is None:
+    return UrlRef(parts._replace(fragment="").geturl(), sha256)
+
+
+def _pinned(fragment: str, text: str) -> str | None:
+    """The checksum behind the # of a URL."""
+    if not fragment:
+        return None
+    digest = _SHA256.fullmatch(fragment)
+    if digest is None:
         raise UsageInvalid(
             f"{shown_url(text)}: behind the # is not a checksum.",
             remedy="Write #sha256= and 64 hexadecimal digits.",
         )
-    return UrlRef(parts._replace(fragment="").geturl(), digest[1].lower() if digest else None)
+    return digest[1].lower()
 
 
 def _page(segments: list[str], text: str) -> RepoRef | None:
@@ -253,4 +281,17 @@ def local_path(ref: Ref, path: str) -> PurePosixPath:
     place = host.replace(":", "_") + ("" if port == _PORTS[scheme] else f"_{port}")
     *folders, name = [each for each in path.split("/") if each]
     # One level: folders of models are looked into six levels deep, and no more.
-    return PurePosixPath(f"@{place}", *(["--".join(folders)[-_MOST_NAME_BYTES:]] if folders else []), name)
+    return PurePosixPath(f"@{place}", *([_joined(folders)] if folders else []), name)
+
+
+def _joined(folders: list[str]) -> str:
+    """One folder's name for several within each other; no two paths have the same."""
+    joined = "--".join(folders)
+    is_plain = len(folders) == len(joined.split("--")) and not any(
+        each.startswith("-") or each.endswith("-") for each in folders
+    )
+    if is_plain and len(joined.encode()) <= _MOST_NAME_BYTES:
+        return joined
+    digest = hashlib.sha256("/".join(folders).encode()).hexdigest()[:16]
+    kept = joined.encode()[-(_MOST_NAME_BYTES - len(digest) - 2) :].decode(errors="ignore")
+    return f"{digest}--{kept}"

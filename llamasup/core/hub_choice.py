@@ -92,8 +92,8 @@ class _Set:
         return self.first.path.count("/")
 
 
-def choose(ref: RepoRef, files: Iterable[RepoFile]) -> Choice:
-    """The files that ``ref`` means, out of all the repository's.
+def choose(ref: RepoRef, files: Iterable[RepoFile], *, exact: bool = False) -> Choice:
+    """The files that ``ref`` means, out of all the repository's; ``exact``: what is near to it is not meant.
 
     Raises ModelMissing where it has none such, UsageInvalid where several are meant, and ModelInvalid for a
     set that lacks a part; with what is there.
@@ -109,9 +109,9 @@ def choose(ref: RepoRef, files: Iterable[RepoFile]) -> Choice:
         notes += (f"and {len(unsafe) - _SHOWN_UNSAFE} more",)
     sets = sorted(_sets(safe), key=lambda each: (_rank(each), each.first.path))
     if ref.file is not None:
-        chosen, reason = _named(ref, safe, sets), "the file asked for"
+        chosen, reason = _named(ref, safe, sets, exact=exact), "the file asked for"
     elif ref.quant is not None:
-        chosen, reason = _quantized(ref, ref.quant, sets)
+        chosen, reason = _quantized(ref, ref.quant, sets, exact=exact)
     else:
         chosen, reason = _default(ref, sets)
     if len(chosen.files) != chosen.count:
@@ -158,11 +158,12 @@ def _rank(each: _Set) -> int:
 # --- which one -----------------------------------------------------------------------------------
 
 
-def _named(ref: RepoRef, files: Sequence[RepoFile], sets: Sequence[_Set]) -> _Set:
+def _named(ref: RepoRef, files: Sequence[RepoFile], sets: Sequence[_Set], *, exact: bool) -> _Set:
     wanted = ref.file or ""
-    same = [each for each in files if each.path == wanted] or [
-        each for each in files if PurePosixPath(each.path).name.lower() == PurePosixPath(wanted.lower()).name
-    ]
+    same = [each for each in files if each.path == wanted]
+    if not same and not exact:
+        name = PurePosixPath(wanted.lower()).name
+        same = [each for each in files if PurePosixPath(each.path).name.lower() == name]
     if not same:
         raise ModelMissing(
             f"{ref.repo} has no file {wanted}.", remedy=_which(ref, sets), details=_listed(sets)
@@ -173,16 +174,16 @@ def _named(ref: RepoRef, files: Sequence[RepoFile], sets: Sequence[_Set]) -> _Se
     return next((each for each in sets if file in each.files), _Set((file,), quant_tag(file.path), 1))
 
 
-def _quantized(ref: RepoRef, quant: str, sets: Sequence[_Set]) -> tuple[_Set, str]:
+def _quantized(ref: RepoRef, quant: str, sets: Sequence[_Set], *, exact: bool) -> tuple[_Set, str]:
     wanted = quant_tag(quant) or quant.upper()
-    exact = [each for each in sets if each.tag == wanted]
-    if exact:
-        return _only(ref, exact), "the quantization asked for"
+    same = [each for each in sets if each.tag == wanted]
+    if same:
+        return _only(ref, same), "the quantization asked for"
     # What llama.cpp takes as well: a part of the name, such as q4, or the name of a variant.
     near = [
         each
         for each in sets
-        if wanted in re.split(r"[^A-Z0-9]", each.tag) or _is_word(wanted, each.first.path)
+        if not exact and (wanted in re.split(r"[^A-Z0-9]", each.tag) or _is_word(wanted, each.first.path))
     ]
     if near:
         best = _only(ref, [each for each in near if each.tag == near[0].tag])

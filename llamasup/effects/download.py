@@ -32,15 +32,16 @@ from llamasup.core.hub_answers import next_page, read_page
 from llamasup.core.hub_choice import Choice, RepoFile, choose
 from llamasup.core.outside import Reach
 from llamasup.core.printable import printable
-from llamasup.core.remote_file import RemoteFile
+from llamasup.core.remote_file import RemoteFile, why_not_resumed
 from llamasup.effects.download_client import DownloadClient, Patience
 from llamasup.effects.download_file import FileDownload, Outdated, Wanted, check_space, is_in_place, look
 from llamasup.effects.model_file import read_parts
-from llamasup.effects.model_store import FetchedModel
+from llamasup.effects.model_store import FetchedModel, know_as
 from llamasup.effects.part_file import (
     Origin,
     PartFile,
     disk_errors,
+    origin_of_file,
     remember_origin,
 )
 
@@ -140,12 +141,14 @@ class _Pull:
             check_space(self._existing_folder(), missing_bytes, choosing.name)
             await self._fetch(needed, wanted, projector)
         parts = tuple(each.target for each in wanted if each is not projector)
-        return FetchedModel(parts[0], parts, projector.target if projector else None)
+        model = FetchedModel(parts[0], parts, projector.target if projector else None)
+        await asyncio.to_thread(know_as, self._ref, model, self._options.folder)
+        return model
 
     # --- what there is -----------------------------------------------------------------------------
 
     async def _of_repo(self, ref: RepoRef) -> tuple[list[Wanted], Wanted | None, Choosing]:
-        choice = choose(ref, await self._listed(ref))
+        choice = _pinned(ref, choose(ref, await self._listed(ref)))
         model_folder = PurePosixPath(choice.parts[0].path).parent
         wanted = [await self._looked_at(self._wanted(ref, each, model_folder)) for each in choice.files]
         choosing = Choosing(
@@ -225,21 +228,23 @@ class _Pull:
         if is_in_place(wanted):
             return True
         remote = wanted.remote
-        if remote.size not in (None, size):
-            return self._is_other(wanted)
-        if remote.sha256 is None:
-            # Put there by somebody else, and nothing to compare it with: better have it once more.
-            return self._is_other(wanted)
+        if remote.sha256 is None or remote.size not in (None, size):
+            # With nothing to compare it with: better have it once more.
+            origin = origin_of_file(wanted.target)
+            is_of_url = origin is not None and origin.url == shown_url(wanted.url)
+            etag = origin.etag if origin is not None and is_of_url else None
+            return self._is_other(wanted, why_not_resumed(RemoteFile(size, etag=etag), remote))
         self._follower.say(f"{wanted.target.name} is there: checking it")
         if await asyncio.to_thread(_sha256, wanted.target) != remote.sha256:
-            return self._is_other(wanted)
+            return self._is_other(wanted, "it has another checksum")
         with disk_errors(wanted.target):
             mtime_ns = wanted.target.stat().st_mtime_ns
-            remember_origin(wanted.target, Origin(shown_url(wanted.url), size, mtime_ns, remote.sha256))
+            origin = Origin(shown_url(wanted.url), size, mtime_ns, remote.sha256, remote.etag)
+            remember_origin(wanted.target, origin)
         return True
 
-    def _is_other(self, wanted: Wanted) -> bool:
-        self._follower.say(f"{wanted.target.name}: the server has another one, which replaces it")
+    def _is_other(self, wanted: Wanted, why: str) -> bool:
+        self._follower.say(f"{wanted.target.name}: {why}, so what comes replaces it")
         return False
 
     def _existing_folder(self) -> Path:
@@ -321,6 +326,24 @@ def _kept_bytes(target: Path) -> int:
     except OSError:
         return 0
     return min(getattr(status, "st_blocks", 0) * 512, status.st_size)
+
+
+def _pinned(ref: RepoRef, choice: Choice) -> Choice:
+    """With the checksum that was asked for. Raises ModelInvalid where the hub says it has another one."""
+    if ref.sha256 is None:
+        return choice
+    if len(choice.parts) > 1:
+        raise UsageInvalid(
+            f"{ref} is one of {len(choice.parts)} files, and one checksum is given.",
+            remedy="Leave the checksum out.",
+        )
+    (part,) = choice.parts
+    if part.sha256 not in (None, ref.sha256):
+        raise ModelInvalid(
+            f"{ref} has the checksum {part.sha256} on the hub, and {ref.sha256} was asked for.",
+            remedy="Ask for the revision that has it (…/resolve/COMMIT/…), or for the checksum of this one.",
+        )
+    return replace(choice, parts=(replace(part, sha256=ref.sha256),))
 
 
 def _unchecked(choice: Choice) -> tuple[str, ...]:

@@ -117,8 +117,9 @@ class FileDownload:
                 told = True
                 await asyncio.sleep(_LOOK_AGAIN_S)
                 continue
-            if told and is_in_place(self._wanted):
-                part.keep()
+            # Of a model of several files whoever was first has published all when the first is let go of.
+            if is_in_place(self._wanted):
+                part.discard()
                 return None
             return part
 
@@ -305,9 +306,11 @@ async def look(client: DownloadClient, wanted: Wanted) -> tuple[RemoteFile, bool
 def is_in_place(wanted: Wanted) -> bool:
     """Whether the file is there, and was downloaded as the very one that is wanted."""
     origin = origin_of_file(wanted.target)
-    if origin is None:
-        return False
-    return not why_not_resumed(RemoteFile(origin.size, origin.sha256, origin.etag), wanted.remote)
+    if origin is None or (wanted.remote.sha256 is not None and origin.sha256 is None):
+        return False  # the second: never compared with it, whatever a tag says
+    # A tag is one of its URL alone (RFC 9110, 8.8.3).
+    etag = origin.etag if origin.url == shown_url(wanted.url) else None
+    return not why_not_resumed(RemoteFile(origin.size, origin.sha256, etag), wanted.remote)
 
 
 def check_space(folder: Path, needed_bytes: int, name: str) -> None:

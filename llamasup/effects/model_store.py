@@ -5,23 +5,25 @@ Only what is there is looked at; nobody is asked. Nothing outside the folder is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from llamasup.core.errors import FolderUnusable, LlamasupError, ModelMissing, UsageInvalid
-from llamasup.core.hub import Ref, RepoRef, UrlRef, local_path, parse_ref, split_urls
-from llamasup.core.hub_choice import Choice, RepoFile, choose
+from llamasup.core.hub import Ref, RepoRef, UrlRef, asked_as, local_path, parse_ref, split_urls
+from llamasup.core.hub_choice import Choice, RepoFile, choose, quant_tag
 from llamasup.core.printable import printable
 from llamasup.effects.model_file import split_name, split_paths
-from llamasup.effects.part_file import Busy, PartFile, leftovers_of
+from llamasup.effects.part_file import Busy, PartFile, leftovers_of, origin_of_file, remember_names
 
-__all__ = ["FetchedModel", "Removal", "downloaded", "remove", "to_remove"]
+__all__ = ["FetchedModel", "Removal", "downloaded", "know_as", "remove", "to_remove"]
 
 _MOST_FILES = 10_000  # of one repository
 _MOST_DEPTH = 6
+_MAIN = "main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +36,64 @@ class FetchedModel:
 
 
 def downloaded(ref: Ref, folder: Path) -> FetchedModel | None:
-    """The model that ``ref`` names, as it is in the models ``folder``; None where it is not, or not whole.
+    """The very model that ``ref`` names, in the models ``folder``; None where it is not there, or not whole.
 
     Where nothing is said of the quantization, whichever there is will do; of several the one that would be
-    downloaded. Raises UsageInvalid where several are meant.
+    downloaded. So it is with the revision and a URL's query. What is said has to be what the file is known
+    to be; what comes near to it is asked about. Raises UsageInvalid where several are meant.
     """
-    if isinstance(ref, RepoRef):
-        top = folder / ref.repo
+    found = _of_repo(ref, folder) if isinstance(ref, RepoRef) else _of_url(ref, folder)
+    if found is None or ref.sha256 is None:
+        return found
+    origin = origin_of_file(found.path)
+    return found if len(found.parts) == 1 and origin is not None and origin.sha256 == ref.sha256 else None
+
+
+def know_as(ref: Ref, model: FetchedModel, folder: Path) -> None:
+    """From now on ``downloaded`` finds for ``ref`` what has come for it: only the hub knows what is near.
+
+    Raises what ``remember_names`` raises.
+    """
+    with contextlib.suppress(UsageInvalid):
+        found = downloaded(ref, folder)
+        if found is not None and found.path == model.path:
+            return
+    remember_names(model.path, asked_as(ref))
+
+
+def _of_repo(ref: RepoRef, folder: Path) -> FetchedModel | None:
+    top = folder / ref.repo
+    files = list(_files(top))
+    several: UsageInvalid | None = None
+    if ref.revision == _MAIN:
         try:
-            choice = choose(ref, _files(top))
-        except UsageInvalid:
-            raise
+            return _fetched(top, choose(ref, files, exact=True))
+        except UsageInvalid as error:
+            several = error
         except LlamasupError:
-            return None
-        return _fetched(top, choice)
+            pass
+    (name,) = asked_as(ref)
+    known = {each.path: origin_of_file(top / each.path) for each in files}
+    named = [(origin.mtime_ns, path) for path, origin in known.items() if origin and name in origin.names]
+    if named:  # of several the last one: the repository has changed
+        _, path = max(named)
+        with contextlib.suppress(LlamasupError):
+            return _fetched(top, choose(replace(ref, file=path, quant=None), files, exact=True))
+    if several is not None:
+        raise several
+    return None
+
+
+def _of_url(ref: UrlRef, folder: Path) -> FetchedModel | None:
     paths = _paths_of_url(ref, folder)
-    return FetchedModel(paths[0], paths) if all(each.is_file() for each in paths) else None
+    if not all(map(_is_file, paths)):
+        return None
+    model = FetchedModel(paths[0], paths)
+    origin = origin_of_file(model.path)
+    name = asked_as(ref)[-1]
+    if origin is None:  # somebody's own: nothing is known of it but where it lies
+        return None if "?" in name else model
+    return model if name in (*origin.names, origin.url) else None
 
 
 def _paths_of_url(ref: UrlRef, folder: Path) -> tuple[Path, ...]:
@@ -78,8 +122,19 @@ def _files(top: Path) -> Iterator[RepoFile]:
             if entry.is_dir(follow_symlinks=False):
                 if depth < _MOST_DEPTH:
                     waiting.append((folder / entry.name, f"{prefix}{entry.name}/", depth + 1))
-            elif entry.name.lower().endswith(".gguf") and entry.is_file():
-                yield RepoFile(prefix + entry.name, entry.stat().st_size)
+            elif entry.name.lower().endswith(".gguf"):
+                # A link in a circle, a target that may not be read, a file that has just gone: none of them
+                # is there.
+                with contextlib.suppress(OSError):
+                    if entry.is_file():
+                        yield RepoFile(prefix + entry.name, entry.stat().st_size)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 # --- removing ----------------------------------------------------------------------------------------
@@ -185,13 +240,21 @@ def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
     match ref:
         case RepoRef():
             top = folder / ref.repo
-            found = sorted(top.rglob("*.part")) if top.is_dir() else []
-            unfinished = [each.with_suffix("") for each in found if _is_of(ref, each)]
+            found = (each.with_suffix("") for each in sorted(top.rglob("*.part")))
+            unfinished = [each for each in found if _is_of(ref, str(each.relative_to(top)))]
         case UrlRef():
             unfinished = list(_paths_of_url(ref, folder))
         case None:
             pass
-    beside = tuple(_there(each for path in unfinished for each in leftovers_of(path)))
+    # What is known of a file that is there, if not the one that is meant, stays.
+    beside = tuple(
+        _there(
+            each
+            for path in unfinished
+            for each in leftovers_of(path)
+            if each.name.startswith(f"{path.name}.part") or not _is_file(path)
+        )
+    )
     for each in beside:
         _refuse_outside(each, folder)
     if beside:
@@ -202,9 +265,10 @@ def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
     )
 
 
-def _is_of(ref: RepoRef, part: Path) -> bool:
-    said = (ref.file or ref.quant or "").lower()
-    return said in part.name.lower()
+def _is_of(ref: RepoRef, path: str) -> bool:
+    if ref.file is not None:
+        return path == ref.file
+    return ref.quant is None or quant_tag(path) == (quant_tag(ref.quant) or ref.quant.upper())
 
 
 def _has_other_models(parts: Iterable[Path]) -> bool:

@@ -17,7 +17,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,11 +29,22 @@ from llamasup.core.printable import printable
 from llamasup.core.remote_file import RemoteFile, why_not_resumed
 from llamasup.effects.files import atomic_write
 
-__all__ = ["Busy", "Origin", "PartFile", "disk_errors", "leftovers_of", "origin_of_file", "remember_origin"]
+__all__ = [
+    "Busy",
+    "Origin",
+    "PartFile",
+    "disk_errors",
+    "leftovers_of",
+    "origin_of_file",
+    "remember_names",
+    "remember_origin",
+]
 
 _HASH_BYTES = 4 << 20
 # Ranges of ten parallel pieces in ten runs are some hundred bytes.
 _MOST_SIDECAR_BYTES = 1 << 20
+# Signatures differ each time, and nobody asks again with an old one.
+_MOST_NAMES = 16
 
 
 class Busy(Exception):
@@ -45,13 +56,16 @@ class Busy(Exception):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a finished file is from; ``size`` and ``mtime_ns`` as it was then."""
+    """Where a finished file is from; ``size`` and ``mtime_ns`` as it was then. ``names``: what was asked for
+    when this was what came (``hub.asked_as``), the last ones.
+    """
 
     url: str
     size: int
     mtime_ns: int
     sha256: str | None = None
     etag: str | None = None
+    names: tuple[str, ...] = ()
 
 
 class _Sidecar(msgspec.Struct):
@@ -289,6 +303,16 @@ def origin_of_file(path: Path) -> Origin | None:
 def remember_origin(path: Path, origin: Origin) -> None:
     """Raises OSError."""
     atomic_write(_origin_path(path), msgspec.json.encode(origin), mode=0o644)
+
+
+def remember_names(path: Path, names: Sequence[str]) -> None:
+    """That the file at ``path`` is what ``names`` ask for. Raises what ``disk_errors`` does."""
+    origin = origin_of_file(path)
+    if origin is None:  # replaced meanwhile: whoever asks next finds out
+        return
+    others = tuple(each for each in origin.names if each not in names)
+    with disk_errors(path):
+        remember_origin(path, msgspec.structs.replace(origin, names=(*others, *names)[-_MOST_NAMES:]))
 
 
 def leftovers_of(path: Path) -> tuple[Path, ...]:

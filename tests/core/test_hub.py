@@ -23,6 +23,7 @@ from llamasup.core.hub import (
     Ref,
     RepoRef,
     UrlRef,
+    asked_as,
     is_reference,
     is_safe_path,
     local_path,
@@ -75,6 +76,10 @@ DIGEST = "ab" * 32
             RepoRef("org/repo", file="a b/m.gguf", revision="v1.0"),
         ),
         ("https://hub.local/org/repo/resolve/main/m.gguf", RepoRef("org/repo", file="m.gguf")),
+        (
+            f"https://hub.local/org/repo/resolve/v1/m.gguf#sha256={DIGEST}",
+            RepoRef("org/repo", file="m.gguf", revision="v1", sha256=DIGEST),
+        ),
         ("https://hub.local:9/org/repo/m.gguf", UrlRef("https://hub.local:9/org/repo/m.gguf")),
         ("https://example.com/m.gguf?sig=1", UrlRef("https://example.com/m.gguf?sig=1")),
         (f"https://example.com/m.gguf#sha256={DIGEST.upper()}", UrlRef("https://example.com/m.gguf", DIGEST)),
@@ -113,6 +118,8 @@ def test_paths_and_names_are_no_references(text: str) -> None:
         ("https://example.com", "does not end in"),
         ("https://example.com/a/../../m.gguf", "does not end in"),
         ("https://example.com/m.gguf#part", "not a checksum"),
+        ("https://huggingface.co/org/repo/resolve/main/m.gguf#part", "not a checksum"),
+        (f"https://huggingface.co/org/repo#sha256={DIGEST}", "names no file"),
         ("https://huggingface.co/org/repo/blob/main/README.md", "no .gguf file"),
         ("https://huggingface.co/org/repo/discussions/1", "neither a repository nor"),
     ],
@@ -185,6 +192,34 @@ def test_where_files_go() -> None:
     assert str(local_path(RepoRef("o/r"), "BF16/m.gguf")) == "o/r/BF16/m.gguf"
     assert str(local_path(UrlRef("https://Example.com/m.gguf"), "/m.gguf")) == "@example.com/m.gguf"
     assert str(local_path(UrlRef("http://[::1]:81/a/b/m.gguf"), "/a/b/m.gguf")) == "@__1_81/a--b/m.gguf"
+
+
+def test_no_two_paths_of_a_server_are_one_here() -> None:
+    def place(path: str) -> str:
+        return str(local_path(UrlRef("https://h/x"), path))
+
+    paths = [
+        "/a/b--c/x",
+        "/a--b/c/x",
+        "/a/b/c/x",
+        "/a-/b/c/x",
+        "/a/-b/c/x",
+        f"/{'ü' * 300}/x",
+        f"/1{'ü' * 300}/x",
+    ]
+    assert len({place(path) for path in paths}) == len(paths)
+    for path in paths:
+        assert all(len(name.encode()) <= 220 for name in place(path).split("/"))
+
+
+def test_what_a_file_remembers_of_what_was_asked_for_shows_no_signature() -> None:
+    plain, signed = asked_as(UrlRef("https://h/m-00002-of-00002.gguf?sig=secret"))
+    assert plain == "https://h/m-00001-of-00002.gguf"
+    assert signed.startswith(f"{plain}?")
+    assert "secret" not in signed
+    assert asked_as(UrlRef(plain)) == (plain,)
+    assert asked_as(RepoRef("o/r", quant="q4", revision="v1")) == ("v1:q4",)
+    assert asked_as(RepoRef("o/r", file="a/m.gguf")) == ("main:a/m.gguf",)
 
 
 # --- what of a repository -----------------------------------------------------------------------
@@ -268,6 +303,17 @@ def test_a_file_that_is_asked_for_by_name_or_path() -> None:
     assert "o/r:a/m-Q8_0.gguf" in caught.value.remedy
     with pytest.raises(ModelMissing, match="has no file"):
         chosen("o/r:c.gguf", *there)
+
+
+def test_where_the_hub_cannot_be_asked_what_is_near_is_not_meant() -> None:
+    there = files("q4/m.gguf", "m-UD-Q4_K_M.gguf", "m-Q8_0.gguf")
+    for near in ("o/r:q8", "o/r:Q4_K_M", "o/r:q8/m.gguf", "o/r:M.gguf"):
+        ref = parse_ref(near)
+        assert isinstance(ref, RepoRef)
+        with pytest.raises(ModelMissing):
+            choose(ref, there, exact=True)
+    assert names(choose(RepoRef("o/r", quant="q8_0"), there, exact=True)) == ["m-Q8_0.gguf"]
+    assert names(choose(RepoRef("o/r", file="q4/m.gguf"), there, exact=True)) == ["q4/m.gguf"]
 
 
 def test_two_models_of_one_quantization_are_not_guessed_between() -> None:

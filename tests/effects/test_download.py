@@ -592,6 +592,26 @@ def test_who_comes_second_waits_and_uses_what_the_first_has_brought(puller: Pull
     assert puller.left() == FINISHED
 
 
+def test_who_comes_second_uses_all_files_of_the_first(puller: Puller, model: bytes) -> None:
+    puller.hub.repos["org/m"] = {"m-Q4_K_M.gguf": model, "mmproj-F16.gguf": models.tiny_projector()}
+    first, second = Puller(puller.hub, puller.folder), Puller(puller.hub, puller.folder)
+    puller.hub.faults.append(Fault("mmproj-F16.gguf", hold_after=100, only_parts=True))
+    first.options["patience"] = Patience(stall_s=30)
+
+    async def both() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(first.pulled("org/m"))
+            await asyncio.to_thread(puller.hub.held.wait)
+            tasks.create_task(second.pulled("org/m"))
+            await asyncio.wait_for(second.heard.wait(), 30)
+            puller.hub.released.set()
+
+    asyncio.run(both())
+    assert "waiting for it" in second.followed.text
+    assert len(puller.hub.parts()) == 2
+    assert len(puller.left()) == 4  # two files, each with where it is from
+
+
 def test_a_part_belongs_to_one(tmp_path: Path) -> None:
     part = PartFile(tmp_path / "m.gguf")
     with pytest.raises(Busy) as caught:
@@ -890,6 +910,118 @@ def test_a_url_with_a_checksum_and_one_without(puller: Puller, model: bytes) -> 
     puller.hub.plain["/a b/m.gguf"] = newer = model[:-1] + b"1"
     assert puller(url).path.read_bytes() == newer
     assert any("#sha256" in note for note in (puller.followed.choosing or Choosing("", (), 0, 0, "")).notes)
+
+
+@pytest.mark.check("X11", "of a file of the hub too")
+def test_a_checksum_behind_a_url_of_the_hub_is_compared(puller: Puller, model: bytes) -> None:
+    import hashlib
+
+    digest = hashlib.sha256(model).hexdigest()
+    url = f"{puller.hub.url}/org/tiny-GGUF/resolve/main/{NAME}"
+    with pytest.raises(ModelInvalid, match=f"checksum {digest}") as caught:
+        puller(f"{url}#sha256={'0' * 64}")
+    assert caught.value.remedy
+    assert puller.hub.parts() == []
+    puller.hub.checksums = False  # then it is the bytes that tell
+    with pytest.raises(ModelInvalid, match="checksum"):
+        puller(f"{url}#sha256={'0' * 64}")
+    assert puller.left() == []
+    assert puller(f"{url}#sha256={digest}").path.read_bytes() == model
+
+
+def test_one_checksum_is_not_that_of_a_set(puller: Puller, tmp_path: Path) -> None:
+    parts = models.write_split_decoder(tmp_path, "m-Q4_K_M")
+    puller.hub.repos["org/m"] = {path.name: path.read_bytes() for path in parts}
+    with pytest.raises(UsageInvalid, match="one of 3 files"):
+        puller(f"{puller.hub.url}/org/m/resolve/main/{parts[0].name}#sha256={'0' * 64}")
+
+
+def found(puller: Puller, ref: str) -> str | None:
+    """What is used for ``ref`` without asking anybody."""
+    parsed = parse_ref(ref, puller.hub.url)
+    assert parsed is not None
+    model = downloaded(parsed, puller.folder)
+    return model.path.relative_to(puller.folder).as_posix() if model else None
+
+
+def test_what_is_near_is_used_once_the_hub_has_said_that_it_is_meant(puller: Puller, model: bytes) -> None:
+    puller.hub.repos["o/u"] = {"m-UD-Q4_K_M.gguf": model}
+    puller.hub.repos["o/q"] = {"q4/m.gguf": model, "q8/m.gguf": model + b"8"}
+    puller("o/u")
+    puller("o/q:q4/m.gguf")
+    assert found(puller, "o/u:UD-Q4_K_M") == "o/u/m-UD-Q4_K_M.gguf"
+    assert found(puller, "o/u:Q4_K_M") is None  # the repository may have that very one
+    assert found(puller, "o/q:q8/m.gguf") is None
+    with pytest.raises(ModelMissing):
+        to_remove("o/q:q8/m.gguf", puller.folder, puller.hub.url)
+    puller("o/u:Q4_K_M")
+    assert found(puller, "o/u:Q4_K_M") == "o/u/m-UD-Q4_K_M.gguf"
+    assert found(puller, "o/q:q4/m.gguf") == "o/q/q4/m.gguf"
+    assert found(puller, "o/q") == "o/q/q4/m.gguf"
+
+
+def test_a_revision_that_is_named_is_not_served_by_another_one(puller: Puller, model: bytes) -> None:
+    commit = f"{puller.hub.url}/org/tiny-GGUF/resolve/0123456/{NAME}"
+    path = puller().path
+    assert found(puller, commit) is None
+    puller.hub.revisions.add("0123456")
+    puller.hub.asked.clear()
+    assert puller(commit).path == path
+    assert puller.hub.parts() == []  # it is the same file
+    assert found(puller, commit) == found(puller, "org/tiny-GGUF") == f"org/tiny-GGUF/{NAME}"
+    path.write_bytes(model[:-4] + b"new!")  # by somebody else
+    assert found(puller, commit) is None
+
+
+def test_a_url_that_says_more_is_not_served_by_what_came_for_another(puller: Puller, model: bytes) -> None:
+    import hashlib
+
+    puller.hub.plain["/m.gguf"] = model
+    puller.options |= {"private_addresses": True, "allow_http": True}
+    url = f"{puller.hub.cdn}/m.gguf"
+    digest = hashlib.sha256(model).hexdigest()
+    puller(f"{url}?version=1")
+    assert found(puller, f"{url}?version=1") == found(puller, url) is not None
+    assert found(puller, f"{url}?version=2") is None
+    assert found(puller, f"{url}#sha256={digest}") is None  # nobody has compared it
+    puller.hub.asked.clear()
+    puller(f"{url}#sha256={digest}")
+    assert puller.hub.parts() == []
+    assert "checking it" in puller.followed.text
+    assert found(puller, f"{url}#sha256={digest}") == found(puller, url)
+    assert found(puller, f"{url}#sha256={'0' * 64}") is None
+    with pytest.raises(ModelInvalid, match="checksum"):
+        puller(f"{url}#sha256={'0' * 64}")
+    assert found(puller, f"{url}#sha256={digest}")  # what is there stays
+
+
+def test_a_tag_says_nothing_of_a_checksum(puller: Puller, model: bytes) -> None:
+    puller.hub.plain["/m.gguf"] = model
+    puller.options |= {"private_addresses": True, "allow_http": True}
+    puller(f"{puller.hub.cdn}/m.gguf")
+    with pytest.raises(ModelInvalid, match="checksum"):
+        puller(f"{puller.hub.cdn}/m.gguf#sha256={'0' * 64}")
+
+
+def test_of_a_server_that_says_nothing_nothing_is_claimed(puller: Puller, model: bytes) -> None:
+    puller.hub.plain["/m.gguf"] = model
+    puller.hub.etags = False
+    puller.options |= {"private_addresses": True, "allow_http": True}
+    for said in ("", "does not say whether the file is still the same"):
+        puller(f"{puller.hub.cdn}/m.gguf")
+        assert said in puller.followed.text
+
+
+def test_what_cannot_be_read_is_not_there(tmp_path: Path) -> None:
+    put(tmp_path / "o/r/m.gguf")
+    (tmp_path / "o/r/circle.gguf").symlink_to("circle.gguf")
+    (tmp_path / "@h").mkdir()
+    (tmp_path / "@h/m.gguf").symlink_to("m.gguf")
+    model, nowhere = parse_ref("o/r"), parse_ref("https://h/m.gguf")
+    assert model is not None
+    assert nowhere is not None
+    assert downloaded(model, tmp_path) == FetchedModel(tmp_path / "o/r/m.gguf", (tmp_path / "o/r/m.gguf",))
+    assert downloaded(nowhere, tmp_path) is None
 
 
 def test_all_parts_of_a_url(puller: Puller, tmp_path: Path) -> None:
