@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llamasup.core.requested_model import requested_model
+from llamasup.core.requested_model import BodyTooDeep, requested_model
 from llamasup.proxy.door import CONTROL_PREFIX, Door
 from llamasup.proxy.local import CONTROL_PATHS
 from llamasup.proxy.naming import misused
@@ -32,10 +32,22 @@ def lease_for(request: Request, door: Door, proxy: Proxy) -> Lease | Unavailable
     limited = key is not None and bool(key.models)
     if limited or proxy.config.route_by_model:
         if proxy.config.route_by_model:
-            model = request.named = requested_model(request.body, head.query)
+            try:
+                model = request.named = requested_model(request.body, head.query)
+            except BodyTooDeep:
+                return _TOO_DEEP
         meant = backend.meant(model)
         if limited or (meant is not None and head.route.work not in meant.works):
             refusal = misused(request, meant)
             if refusal is not None:
                 return Unavailable.because(refusal)
     return backend.lease(model, infers=request.needs_place, body=request.body)
+
+
+_TOO_DEEP = Unavailable(
+    400,
+    "The body is nested too deep to tell which model it names",
+    "invalid_request_error",
+    cause="body_too_deep",
+    remedy="nest it less than 1,000 deep",
+)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.core.requested_model import MOST_NAME, MOST_PARTS, named_in_path, requested_model
+from llamasup.core.requested_model import MOST_NAME, MOST_PARTS, BodyTooDeep, named_in_path, requested_model
 
 WAV = b"RIFF" + bytes(range(256)) * 1000
 
@@ -50,13 +50,22 @@ def form(*parts: bytes, boundary: bytes = b"------------------------d74496d66958
         (b"model=tiny", None),
         (b"\xff\xfe{}", None),
         (b"[" * 100_000, None),
-        (b'{"model":' + b"[" * 100_000, None),
+        (b'{"model":"tiny"}\0', "tiny"),
+        (b'{"model":"tiny"}\0{"model":"other"}', None),
         (b"", None),
     ],
     ids=lambda value: repr(value[:32]) if isinstance(value, bytes) else None,
 )
 def test_a_json_body_names_a_model_with_its_last_string(body: bytes, named: str | None) -> None:
     assert requested_model(body, b"") == named
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"model":' + b"[" * 100_000, b'{"model":"b","x":' + b"[" * 1100 + b"]" * 1100 + b"}"]
+)
+def test_a_body_that_is_nested_too_deep_is_no_body_that_names_none(body: bytes) -> None:
+    with pytest.raises(BodyTooDeep):
+        requested_model(body, b"model=tiny")
 
 
 @given(st.binary())

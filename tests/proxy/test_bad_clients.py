@@ -239,9 +239,9 @@ def test_forty_megabytes_in_chunks_are_refused_at_the_limit(make_rig: MakeRig) -
 @pytest.mark.parametrize(
     "body",
     [
-        b"[" * 1000 + b"]" * 1000,
-        b'{"a":' * 1000 + b"1" + b"}" * 1000,
-        b'{"model":' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b"[" * 500 + b"]" * 500,
+        b'{"a":' * 500 + b"1" + b"}" * 500,
+        b'{"model":' + b"[" * 500 + b"]" * 500 + b"}",
         b"[" * 100_000,
         b'{"model":"tiny"',
         b'{"model":"tiny"}}',
@@ -272,3 +272,23 @@ def test_a_body_that_makes_no_sense_is_llama_servers_to_refuse(
     child.close()
     another_is_served(rig)
     all_comes_back(rig)
+
+
+def test_a_body_too_deep_to_tell_its_model_is_not_given_to_just_any(rig: Rig) -> None:
+    """llama-server reads on below that: the default model would answer for the one that was named."""
+    head, refused = rig.ask(post(CHAT, TOO_DEEP))
+    assert status(head) == 400
+    assert b'"cause":"body_too_deep"' in refused.replace(b" ", b"")
+
+
+def test_where_there_is_one_model_its_server_reads_as_deep_as_it_likes(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(route_by_model=False))
+    client = rig.connect()
+    client.send(post(CHAT, TOO_DEEP))
+    child = rig.accept()
+    assert child.message()[1] == TOO_DEEP
+    child.send(answer())
+    assert status(client.message()[0]) == 200
+
+
+TOO_DEEP = b'{"model":"tiny","x":' + b"[" * 2000 + b"]" * 2000 + b"}"
