@@ -14,7 +14,7 @@ def without_places(text: str, paths: Iterable[str]) -> str:
     """``text`` with a file's name where one of ``paths`` (absolute) stands, and without their folders. Empty
     where it names another place: nobody can tell where a path in a text ends.
     """
-    folders = {}
+    folders: dict[str, None] = {}
     for path in sorted(set(paths), key=len, reverse=True):
         folder, _, name = path.rpartition("/")
         text = text.replace(path, name)

@@ -19,6 +19,7 @@ from llamasup.core.inspection import (
     is_served,
     kv_growth,
     model_as_json,
+    pairings_of,
     projectors_of,
 )
 from llamasup.core.ladder import admit
@@ -238,6 +239,15 @@ def test_a_broken_model_beside_a_projector_may_be_the_one_it_belongs_to() -> Non
         "/m/eyes.gguf": "/m/mmproj-F16.gguf"
     }
     assert projectors_of(folder, ["/m/cut.gguf"]) == {}
+
+
+def test_a_projector_that_is_left_out_is_so_for_a_reason_and_one_of_another_byte_order_is_none() -> None:
+    decoder, projector = facts_of(models.tiny_decoder()), facts_of(models.tiny_projector())
+    two = {"/m/a.gguf": decoder, "/m/b.gguf": decoder, "/m/mmproj.gguf": projector}
+    pairings = pairings_of(two)
+    assert [pairings[path].projector for path in ("/m/a.gguf", "/m/b.gguf")] == [None, None]
+    assert "may belong to this model or to b.gguf" in pairings["/m/a.gguf"].reason
+    assert pairings_of({**two, "/m/mmproj.gguf": replace(projector, big_endian=True)}) == {}
 
 
 def test_in_a_heap_of_models_only_a_name_tells() -> None:
