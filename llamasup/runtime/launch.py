@@ -26,7 +26,17 @@ from llamasup.effects.given_paths import expanded
 from llamasup.effects.model_file import read_model
 from llamasup.effects.runtimes import Runtime, find_runtime
 
-__all__ = ["DEMO", "Launch", "find_model", "prepare", "prepare_listed", "projector_beside", "read_given"]
+__all__ = [
+    "DEMO",
+    "Launch",
+    "demo_file",
+    "find_model",
+    "named",
+    "prepare",
+    "prepare_listed",
+    "projector_beside",
+    "read_given",
+]
 
 DEMO = "demo"
 NO_PROJECTOR = "none"
@@ -51,6 +61,11 @@ class Launch:
     def sees(self) -> bool:
         """Whether it has a projector: it takes images (or sound)."""
         return self.mmproj is not None or (self.found is not None and self.found.projector is not None)
+
+
+def named(launch: Launch, model: str) -> Launch:
+    """The same under another name."""
+    return replace(launch, model_id=model, settings=replace(launch.settings, alias=model))
 
 
 def prepare_listed(spec: ModelSpec, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
@@ -138,7 +153,7 @@ def find_model(name: str) -> Path:
         return _downloaded(name)  # no path, and with a signature too long for one
     path = expanded(name)
     if name == DEMO and not _is_file(path):
-        return _demo_file()
+        return demo_file()
     if _is_there(path):
         return path
     if is_reference(name):
@@ -178,7 +193,7 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _demo_file() -> Path:
+def demo_file() -> Path:
     """The demo model, written once into the cache folder."""
     from llamasup.core.demo_model import demo_model
 
