@@ -225,7 +225,7 @@ class HostedModels:
     async def settled(self, model: str) -> None:
         """Wait until it serves as is said of it now, if it served before. Raises why it does not."""
         tenancy = self.backend.known(model)
-        if tenancy.is_outdated and not tenancy.changing:
+        if tenancy.is_outdated and not tenancy.renewing:
             renew(self._pool, tenancy, tenancy.spec)  # an earlier try came to nothing
         if tenancy.renewal is None or tenancy.renewal.done():
             return

@@ -88,7 +88,8 @@ class Pool:
         self.runners = runners
         self.stopping = False
         self.running = asyncio.Event()
-        self.renewing = asyncio.Lock()
+        self.swapping = asyncio.Lock()
+        """One model at a time is changed: then there is room beside the old one more often."""
         self.tenancies: dict[str, Tenancy] = {}
         # Wanted, or with a process: all that the policy has to see. Those that are served no more, too.
         self._active: dict[Tenancy, None] = {}
@@ -449,6 +450,8 @@ class Pool:
         """End its servers; from now on none of them gets a request. Done when their memory is free."""
         if tenancy.departure is None:
             self.bus.publish(ModelLeaves(tenancy.spec.id, reason, for_id))
+            if tenancy.renewing:
+                tenancy.stop_sizing()  # what it was to be next is looked at when it is loaded again
             tenancy.yielding, tenancy.leaving = False, True
             tenancy.served.shut(making_room(tenancy.spec, for_id))
             tenancy.departure = self.start(self._see_off(tenancy), f"{tenancy.spec.id}/leave")

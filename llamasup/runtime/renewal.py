@@ -48,12 +48,12 @@ def renew(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> None:
     """Serve it from its new file, or with its new settings. Nobody notices but by the answers."""
     pool.retouch(tenancy, spec)
     tenancy.stop_sizing()  # of what it was
-    if tenancy.changing:
+    if tenancy.renewing:
         return  # whoever is at it goes on with the newest
     if tenancy.phase in {Phase.ABSENT, Phase.FAILED}:
         _begin_anew(pool, tenancy)
     elif tenancy.is_outdated or tenancy.sized is None:
-        tenancy.changing = True
+        tenancy.renewing = True
         tenancy.renewal = pool.start(_replace(pool, tenancy), f"{spec.id}/renew")
 
 
@@ -74,13 +74,19 @@ async def _replace(pool: Pool, tenancy: Tenancy) -> LlamasupError | None:
     tenancy.comes_back = False
     failure: LlamasupError | None = None
     try:
-        while (tenancy.is_outdated or tenancy.sized is None) and not (tenancy.removed or pool.stopping):
+        while _is_behind(pool, tenancy):
             spec = tenancy.spec
             if tenancy.departure is not None:
                 await asyncio.shield(tenancy.departure)
+                continue
+            if tenancy.phase is Phase.ABSENT:
+                _begin_anew(pool, tenancy)
+                break
             try:
-                async with pool.renewing:  # one at a time: then there is room beside the old one more often
-                    await _replace_with(pool, tenancy, spec)
+                sized = await _weighed(pool, tenancy)
+                if sized is not None:
+                    async with pool.swapping:
+                        await _swap(pool, tenancy, sized)
             except LlamasupError as error:
                 if tenancy.spec.started_as != spec.started_as:
                     continue  # what it is to be by now may be possible
@@ -88,25 +94,47 @@ async def _replace(pool: Pool, tenancy: Tenancy) -> LlamasupError | None:
                 _log.error("%s goes on as it was: %s", spec.id, error)
                 break
     finally:
-        tenancy.changing = False
+        tenancy.renewing = False
         pool.decide_soon()
     if tenancy.comes_back and not pool.stopping:
         failure = await _bring_back(pool, tenancy)
     return failure
 
 
-async def _replace_with(pool: Pool, tenancy: Tenancy, spec: ModelSpec) -> None:
+def _is_behind(pool: Pool, tenancy: Tenancy) -> bool:
+    return (tenancy.is_outdated or tenancy.sized is None) and not (tenancy.removed or pool.stopping)
+
+
+async def _weighed(pool: Pool, tenancy: Tenancy) -> Sized | None:
+    """What it takes from now on, and it is here then. Meanwhile it is as it was: it may be evicted, too.
+
+    None: something came between. Raises why it cannot be.
+    """
+    sizing = pool.begin_sizing(tenancy, "weigh")
+    await asyncio.wait([sizing])
+    outcome = None if sizing.cancelled() else sizing.result()
+    if isinstance(outcome, LlamasupError):
+        raise outcome
+    return outcome
+
+
+async def _swap(pool: Pool, tenancy: Tenancy, sized: Sized) -> None:
     """Raises why it cannot be changed; then all is as it was. It is, too, where something else came between:
     whoever calls looks again.
     """
-    sized = await pool.size(tenancy, spec)
-    if tenancy.departure is not None or tenancy.removed or pool.stopping:
+    is_newest = sized.spec.started_as == tenancy.spec.started_as and _is_behind(pool, tenancy)
+    if not is_newest or tenancy.departure is not None or tenancy.phase is Phase.ABSENT:
         return
-    serves = any(runner.instance.state is State.READY for runner in tenancy.runners)
-    if serves and _fits(sized, left_of(pool.left_for(tenancy), [tenancy.needs])):
-        await _replace_beside(pool, tenancy, sized)
-    else:
-        await _replace_after(pool, tenancy, sized)
+    tenancy.changing = True
+    try:
+        serves = any(runner.instance.state is State.READY for runner in tenancy.runners)
+        if serves and _fits(sized, left_of(pool.left_for(tenancy), [tenancy.needs])):
+            await _replace_beside(pool, tenancy, sized)
+        else:
+            await _replace_after(pool, tenancy, sized)
+    finally:
+        tenancy.changing = False
+        pool.decide_soon()
 
 
 def _fits(sized: Sized, left: Mapping[str, int]) -> bool:

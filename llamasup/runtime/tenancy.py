@@ -150,6 +150,7 @@ class Tenancy:
         "outgoing_needs",
         "removed",
         "renewal",
+        "renewing",
         "resident_since_s",
         "runners",
         "served",
@@ -168,7 +169,8 @@ class Tenancy:
         self.sized: Sized | None = None
         self.sizing: asyncio.Task[Sized | LlamasupError] | None = None  # and its download before
         self.runners: list[InstanceRunner] = []  # one for each replica, once it was wanted
-        self.changing = False  # from one spec to the next
+        self.renewing = False  # what it was changed to is looked at, waits for its turn, or is swapped in
+        self.changing = False  # that is: from one spec to the next
         self.renewal: asyncio.Task[LlamasupError | None] | None = None  # the last; why it came to nothing
         self.comes_back = False  # it made way for its successor, which is to be loaded
         self.removed = False  # it is served no more, once it has ended

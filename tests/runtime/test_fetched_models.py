@@ -15,7 +15,7 @@ from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import Phase
 from llamasup.runtime.downloads import Listener, Progress
 from llamasup.runtime.model_status import state_of_tenancy
-from tests.runtime.pools import file_of, in_a_loop, pooled, spec_of
+from tests.runtime.pools import file_of, in_a_loop, pooled, spec_of, with_context
 
 pytestmark = [pytest.mark.slow, pytest.mark.beside]
 
@@ -199,3 +199,75 @@ async def test_what_was_downloaded_and_taken_away_is_downloaded_again(
             await it.load("a")
         await it.load("a")
         assert await it.ask("a").served_by() == 1
+
+
+# --- a change that has to be downloaded
+
+
+@in_a_loop
+async def test_while_a_change_is_downloaded_the_others_change_and_have_the_memory_of_what_is_idle(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["c"].source))
+    async with pooled(tmp_path, *specs.values(), room_for=2.5, fetch=hub.fetch) as it:
+        await it.load("a")
+        await it.load("b")
+        it.apply(far(specs["a"]), with_context(specs["b"], 520), specs["c"])
+        await it.until(lambda: hub.begun == [REF])
+        assert it["a"].phase is Phase.RESIDENT
+        asking = it.ask("a")
+        assert await asking.served_by() == 1
+        asking.goes()
+        await it.until(lambda: not it["b"].renewing)
+        assert not it["b"].is_outdated
+        assert hub.called_off == []
+
+        idle = it.ask("b")  # used later than a
+        await idle.served_by()
+        idle.goes()
+        asking = it.ask("c")
+        await asking.served_by()
+        assert ("a", "memory", "c") in it.left()
+        await it.until(lambda: hub.called_off == [REF])  # what is not loaded is not changed, but loaded anew
+        asking.goes()
+        hub.may.set()
+        await it.load("a")
+        assert not it["a"].is_outdated
+
+
+@in_a_loop
+async def test_the_download_of_a_change_ends_with_an_unload_and_with_the_next_change(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["c"].source))
+    async with pooled(tmp_path, specs["a"], fetch=hub.fetch) as it:
+        await it.load("a")
+        it.apply(far(specs["a"]))
+        await it.until(lambda: len(hub.begun) == 1)
+        it.apply(specs["a"])
+        await it.until(lambda: not it["a"].renewing)
+        assert len(hub.called_off) == 1
+        assert it.loads("a") == 1
+
+        it.apply(far(specs["a"]))
+        await it.until(lambda: len(hub.begun) == 2)
+        await it.unload("a")
+        await it.until(lambda: not it["a"].renewing)
+        assert len(hub.called_off) == 2
+        assert it["a"].phase is Phase.ABSENT
+
+
+@in_a_loop
+async def test_a_change_that_was_downloaded_is_no_download_any_more(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["c"].source))
+    hub.may.set()
+    async with pooled(tmp_path, specs["a"], fetch=hub.fetch) as it:
+        await it.load("a")
+        it.apply(far(specs["a"]))
+        await it.until(lambda: not it["a"].renewing)
+        told = it["a"].served.absent
+        assert told is not None
+        assert told.cause == "loading"
+        assert not it["a"].is_outdated

@@ -440,7 +440,7 @@ async def test_a_model_may_be_removed_while_its_change_is_weighed(
         it.apply(specs["b"])
         await it.until(lambda: gone.runners == [])
         held.go_on()
-        await it.until(lambda: not gone.changing)
+        await it.until(lambda: not gone.renewing)
 
         assert gone.all_runners == ()
         await it.load("b")
@@ -459,7 +459,7 @@ async def test_a_stop_while_a_change_is_weighed_starts_nothing(
         it.pool.ask_stop()
         await it.pool.ended()
         held.go_on()
-        await it.until(lambda: not it["a"].changing)
+        await it.until(lambda: not it["a"].renewing)
 
         starts = [
             each for each in it.notices if isinstance(each, StateChanged) and each.state is State.STARTING
