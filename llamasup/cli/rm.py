@@ -30,7 +30,7 @@ def rm_command(names: Sequence[str], *, folder: Path | None, yes: bool, json: bo
 
     def act(view: View) -> int:
         top = expanded(folder or models_folder(), UsageInvalid, of="--folder")
-        removals = [to_remove(name, top, hub_endpoint(os.environ)) for name in names]
+        removals = to_remove(names, top, hub_endpoint(os.environ))
         for removal in removals:
             _refuse_loaded(removal)
         for removal in removals:

@@ -39,6 +39,10 @@ class Reach:
             raise DownloadRefused(
                 f"{shown_url(url)} is not asked: {error}.", remedy="Give an https URL."
             ) from None
+        if not host:
+            raise DownloadRefused(
+                f"{shown_url(url)} is not asked: it names no host.", remedy="Give the URL of a file."
+            )
         if scheme == "https" or self.http or (self.is_endpoint(url) and is_loopback_host(host)):
             return
         raise DownloadRefused(

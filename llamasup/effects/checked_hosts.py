@@ -8,7 +8,9 @@ was checked for the first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import threading
 import urllib.request
 from types import TracebackType
 
@@ -97,14 +99,36 @@ class CheckedHosts(httpx.AsyncBaseTransport):
 
 
 async def _look_up(host: str, port: int) -> list[str]:
+    """In a thread that nobody waits for: a resolver cannot be interrupted, and a Ctrl-C is not to wait."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[str]] = loop.create_future()
+
+    def ask() -> None:
+        found: list[str] = []
+        failed: Exception | None = None
+        try:
+            found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError) as error:  # the second: a label of the name is too long
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: whoever asked has gone
+            loop.call_soon_threadsafe(tell, found, failed)
+
+    def tell(found: list[str], failed: Exception | None) -> None:
+        if answer.done():
+            return
+        if failed is None:
+            answer.set_result(list(dict.fromkeys(found)))
+        else:
+            answer.set_exception(failed)
+
+    threading.Thread(target=ask, name="look-up", daemon=True).start()
     try:
         async with asyncio.timeout(_LOOK_UP_S):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # the second: a label of the name is too long
-        raise httpx.ConnectError(f"the name {host} cannot be looked up: {error}") from error
-    except TimeoutError:
+            return await answer
+    except TimeoutError:  # an OSError, too
         raise httpx.ConnectTimeout(f"looking {host} up took more than {_LOOK_UP_S:.0f} s") from None
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
+    except (OSError, UnicodeError) as error:
+        raise httpx.ConnectError(f"the name {host} cannot be looked up: {error}") from error
 
 
 def _is_literal(host: str) -> bool:

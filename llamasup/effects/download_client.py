@@ -21,6 +21,7 @@ from llamasup.core.errors import DownloadFailed
 from llamasup.core.hub import Ref, shown_url
 from llamasup.core.hub_answers import is_transient, refusal
 from llamasup.core.outside import Reach
+from llamasup.core.printable import printable
 from llamasup.core.remote_file import retry_after_s
 from llamasup.effects.checked_hosts import CheckedHosts
 from llamasup.effects.httpx_alone import httpx
@@ -234,8 +235,11 @@ class _Tries:
 def _joined(url: str, target: str) -> str:
     try:
         return str(httpx.URL(url).join(target))
-    except httpx.InvalidURL as error:
-        raise DownloadFailed(f"{shown_url(url)} redirects to what is no URL: {error}.") from None
+    except (httpx.InvalidURL, ValueError) as error:  # the second: a host that is none, by its port or letters
+        raise DownloadFailed(
+            f"{shown_url(url)} redirects to what is no URL: {printable(str(error))}.",
+            remedy="Check the URL, in a browser for example.",
+        ) from None
 
 
 async def _read_small(response: httpx.Response) -> None:
@@ -260,8 +264,10 @@ def _our_words(url: str) -> Iterator[None]:
                 remedy="Where a company's proxy reads along, set SSL_CERT_FILE to its certificates.",
             ) from error
         raise Interruption(f"{where}: {_plain(error)}") from error
-    except httpx.InvalidURL as error:
-        raise DownloadFailed(f"{where} is no URL: {error}.") from error
+    except (httpx.InvalidURL, ValueError) as error:
+        raise DownloadFailed(
+            f"{where} is no URL: {printable(str(error))}.", remedy="Check its host and its port."
+        ) from error
 
 
 def _is_untrusted(error: BaseException | None) -> bool:

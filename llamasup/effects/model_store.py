@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -153,12 +153,29 @@ class Removal:
         return sum(each.lstat().st_size for each in (*self.files, *self.leftovers))
 
 
-def to_remove(name: str, folder: Path, endpoint: str) -> Removal:
-    """What ``name`` (a path in the folder, or a reference) stands for.
+def to_remove(names: Iterable[str], folder: Path, endpoint: str) -> tuple[Removal, ...]:
+    """What each of the ``names`` (a path in the folder, or a reference) stands for; nothing of it twice.
 
     Raises ModelMissing, UsageInvalid where several models are meant, and FolderUnusable for what is not in
     the folder.
     """
+    removals: list[Removal] = []
+    going: set[Path] = set()
+    for name in names:
+        removal = _removal(name, folder, endpoint, going)
+        removal = replace(
+            removal,
+            files=tuple(each for each in removal.files if each not in going),
+            leftovers=tuple(each for each in removal.leftovers if each not in going),
+        )
+        going |= {*removal.files, *removal.leftovers}
+        if removal.files or removal.leftovers:  # else it has been named before
+            removals.append(removal)
+    return tuple(removals)
+
+
+def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Removal:
+    """Where those ``going`` are no longer there."""
     first = _path_of(name, folder)
     if first is None:
         ref = parse_ref(name, endpoint)
@@ -178,7 +195,7 @@ def to_remove(name: str, folder: Path, endpoint: str) -> Removal:
     for each in parts:
         _refuse_outside(each, folder)
     # A projector goes with the last model that it could belong to.
-    projectors = [] if _has_other_models(parts) else _projectors_beside(parts)
+    projectors = [] if _has_other_models(parts, going) else _projectors_beside(parts)
     files = (*parts, *projectors)
     return Removal(name, files, tuple(_there(each for file in files for each in leftovers_of(file))))
 
@@ -271,10 +288,11 @@ def _is_of(ref: RepoRef, path: str) -> bool:
     return ref.quant is None or quant_tag(path) == (quant_tag(ref.quant) or ref.quant.upper())
 
 
-def _has_other_models(parts: Iterable[Path]) -> bool:
+def _has_other_models(parts: Iterable[Path], going: Set[Path]) -> bool:
     parts = tuple(parts)
     return bool(parts) and any(
-        "mmproj" not in each.name.lower() and each not in parts for each in _ggufs(parts[0].parent)
+        "mmproj" not in each.name.lower() and each not in parts and each not in going
+        for each in _ggufs(parts[0].parent)
     )
 
 

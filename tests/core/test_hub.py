@@ -511,6 +511,7 @@ def test_plain_http_is_for_a_hub_on_this_machine() -> None:
         (Reach("http://mirror"), "http://mirror/x"),
         (Reach("http://127.0.0.1:1"), "http://127.0.0.1:2/x"),
         (Reach(HUB), "file:///etc/passwd"),
+        (Reach(HUB), "https:///x"),
     ]:
         with pytest.raises(DownloadRefused):
             reach.check_url(url)

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -337,10 +338,33 @@ def test_a_name_that_does_not_exist(puller: Puller, monkeypatch: pytest.MonkeyPa
     def fails(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOENT, "Name or service not known")
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", fails)
-    with pytest.raises(DownloadFailed, match="cannot be looked up") as caught:
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    with pytest.raises(DownloadFailed, match=r"cannot be looked up: .*Name or service not known") as caught:
         puller("https://nowhere.invalid/m.gguf")
     assert caught.value.message.count("https://") == 1
+
+
+def test_a_look_up_that_hangs_keeps_nobody(puller: Puller, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, released = threading.Event(), threading.Event()
+
+    def hangs(*_: Any, **__: Any) -> Any:
+        asked.set()
+        released.wait(60)
+        return []
+
+    async def cancelled() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            pulling = tasks.create_task(puller.pulled("https://slow.invalid/m.gguf"))
+            await asyncio.to_thread(asked.wait, 30)
+            pulling.cancel()
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    asyncio.run(cancelled())  # joins the threads of the loop's own executor
+    assert not released.is_set()
+    monkeypatch.setattr(checked_hosts, "_LOOK_UP_S", 0.01)
+    with pytest.raises(DownloadFailed, match="stands still"):
+        puller("https://slow.invalid/m.gguf")
+    released.set()
 
 
 # --- wrong bytes ----------------------------------------------------------------------------------
@@ -780,7 +804,9 @@ def test_a_redirect_to_plain_http_is_not_followed(puller: Puller) -> None:
 
 
 @pytest.mark.check("X11", "exit code 78, no connection")
-@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://h/x"])
+@pytest.mark.parametrize(
+    "target", ["file:///etc/passwd", "ftp://h/x", "https:///x", "https://xn--a/", "https://h:99999/x"]
+)
 def test_a_redirect_to_something_else_is_not_followed(puller: Puller, target: str) -> None:
     puller.hub.faults.append(Fault(NAME, redirect=target))
     with pytest.raises((DownloadRefused, DownloadFailed)):
@@ -798,21 +824,21 @@ def test_a_name_is_looked_up_once_so_that_it_cannot_change_its_mind(
     puller: Puller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DNS rebinding: public when it is checked, private when it is connected to."""
-    real = asyncio.BaseEventLoop.getaddrinfo
+    real = socket.getaddrinfo
     answers = iter([["8.8.8.8"], ["127.0.0.1"]])
     looked_up: list[str] = []
     connected: list[str] = []
 
-    async def getaddrinfo(self: Any, host: Any, port: Any, **options: Any) -> Any:
+    def getaddrinfo(host: Any, port: Any, *arguments: Any, **options: Any) -> Any:
         if host == "rebinding.example":
             looked_up.append(host)
             return [(0, 0, 0, "", (address, port)) for address in next(answers)]
         connected.append(host)
         if host == "8.8.8.8":
             raise OSError(errno.ENETUNREACH, "no network in a test")
-        return await real(self, host, port, **options)
+        return real(host, port, *arguments, **options)
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     puller.options["allow_http"] = True
     with pytest.raises(DownloadFailed):
         puller(f"http://rebinding.example:{puller.hub.cdn.rsplit(':', 1)[1]}/m.gguf")
@@ -953,7 +979,7 @@ def test_what_is_near_is_used_once_the_hub_has_said_that_it_is_meant(puller: Pul
     assert found(puller, "o/u:Q4_K_M") is None  # the repository may have that very one
     assert found(puller, "o/q:q8/m.gguf") is None
     with pytest.raises(ModelMissing):
-        to_remove("o/q:q8/m.gguf", puller.folder, puller.hub.url)
+        to_remove(["o/q:q8/m.gguf"], puller.folder, puller.hub.url)
     puller("o/u:Q4_K_M")
     assert found(puller, "o/u:Q4_K_M") == "o/u/m-UD-Q4_K_M.gguf"
     assert found(puller, "o/q:q4/m.gguf") == "o/q/q4/m.gguf"
@@ -1079,7 +1105,8 @@ def put(path: Path, content: bytes = b"GGUF") -> Path:
 
 
 def gone(folder: Path, name: str) -> list[str]:
-    remove(to_remove(name, folder, "https://huggingface.co"), folder)
+    for removal in to_remove([name], folder, "https://huggingface.co"):
+        remove(removal, folder)
     return sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if not each.is_dir())
 
 
@@ -1093,6 +1120,23 @@ def test_a_model_goes_with_its_parts_and_with_the_last_one_its_projector(tmp_pat
     assert gone(tmp_path, "o/r") == []
     assert list(tmp_path.iterdir()) == []  # the folders too
     assert tmp_path.exists()
+
+
+def test_of_several_that_go_together_the_last_takes_the_projector_and_nothing_counts_twice(
+    tmp_path: Path,
+) -> None:
+    for name in ("m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf"):
+        put(tmp_path / "o/r" / name)
+    names = ["o/r:Q4_K_M", "o/r/m-Q4_K_M.gguf", "o/r:Q8_0", "o/r:Q8_0"]
+    removals = to_remove(names, tmp_path, "https://huggingface.co")
+    assert [[each.name for each in removal.files] for removal in removals] == [
+        ["m-Q4_K_M.gguf"],
+        ["m-Q8_0.gguf", "mmproj-F16.gguf"],
+    ]
+    assert sum(removal.size_bytes for removal in removals) == 12
+    for removal in removals:
+        remove(removal, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_is_removed_by_its_path_from_any_of_its_parts(
