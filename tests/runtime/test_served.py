@@ -280,6 +280,26 @@ async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves()
 
 
 @in_a_loop
+async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() -> None:
+    told: list[tuple[int, str]] = []
+    served = ServedModel(
+        policy=Policy(),
+        when_left=lambda why: told.append((len(served.room), "" if why is None else why.cause)),
+    )
+    served.absent = TO_BE_LOADED
+    first, second, third = Client(served), Client(served), Client(served)
+    served.room.leave(second.ticket)
+    served.room.leave(second.ticket)
+    assert told == [(2, "")]
+    runner = Replica(served, places=1)
+    runner.becomes_ready()
+    assert first.lease is not None
+    assert told == [(2, "")]  # who is served goes too, and that is no news
+    served.shut(STOPPING)
+    assert (third.why, told) == (STOPPING, [(2, ""), (0, "stopping")])
+
+
+@in_a_loop
 async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered() -> None:
     """It finds that the model can never be loaded, or has a process ready: nobody is told while it enters."""
     served = ServedModel(policy=Policy(), when_wanted=lambda: serves())
