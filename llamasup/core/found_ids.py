@@ -20,7 +20,7 @@ from pathlib import PurePosixPath
 from llamasup.core.hub_choice import quant_tag
 from llamasup.core.model_names import file_id, why_not_a_name
 
-__all__ = ["HubPlace", "hub_place", "ids_of", "manifest_repo"]
+__all__ = ["HubPlace", "current_files", "hub_place", "ids_of", "manifest_repo"]
 
 _SNAPSHOT = re.compile(
     r"(?P<repository>(?:.*/)?models--(?P<repo>[^/]+))/snapshots/(?P<revision>[^/]+)/(?P<file>.+)", re.DOTALL
@@ -46,6 +46,30 @@ def hub_place(path: str) -> HubPlace | None:
     return HubPlace(
         found["repository"], found["repo"].replace("--", "/", 1), found["revision"], found["file"]
     )
+
+
+def current_files(
+    paths: Iterable[str], revisions: Mapping[str, Sequence[str]], broken: Container[str] = ()
+) -> list[str]:
+    """Without those files of the hub's cache in whose place there are others.
+
+    ``revisions``: by the folder of a repository, the current one first. What that one does not have, since it
+    is still downloaded or nobody asked for it, is taken from the newest that has it; half a file is none.
+    """
+    kept, of_hub = [], list[tuple[bool, int, str, HubPlace]]()
+    for path in paths:
+        if (place := hub_place(path)) is None:
+            kept.append(path)
+        else:
+            of_hub.append((path in broken, revisions[place.folder].index(place.revision), path, place))
+    chosen: dict[tuple[str, ...], str] = {}
+    for _, _, path, place in sorted(of_hub, key=lambda each: each[:3]):
+        # A file that was renamed, or is in more parts now, is known by its quantization.
+        tag = quant_tag(place.file) if _is_model(place.file) else ""
+        means = [(place.folder, "file", place.file), *([(place.folder, "tag", tag)] if tag else [])]
+        if all(chosen.setdefault(each, place.revision) == place.revision for each in means):
+            kept.append(path)
+    return kept
 
 
 def manifest_repo(name: str) -> str | None:

@@ -83,12 +83,10 @@ def settle(
     here = {each.path for each in found}
     out_of_sight = tuple(f"{folder.rstrip('/')}/" for folder in missing)
     kept = [each for each in before.models if each.path not in here and each.path.startswith(out_of_sight)]
-    gone = {
-        _content(each)
-        for each in before.models
-        if each.files and each.path not in here and not each.path.startswith(out_of_sight)
-    }
+    gone = [each for each in before.models if not (each.path in here or each.path.startswith(out_of_sight))]
+    moved = {_content(each) for each in gone if each.files}
     models, seen, wake_at_s = list(kept), {}, float("inf")
+    awaited: set[str] = set()
     for each in found:
         earlier, was = before._seen.get(each.path), served.get(each.path)
         since_s = earlier.since_s if earlier is not None and _same(earlier.model, each) else now_s
@@ -98,13 +96,18 @@ def settle(
         if (
             (was is not None and _same(was, each))
             or due_s <= now_s
-            or (_content(each) in gone and each.files)
+            or (each.files and _content(each) in moved)
         ):
             models.append(each)
             continue
         wake_at_s = min(wake_at_s, due_s)
         if was is not None:
             models.append(was)
+        else:
+            awaited.update(each.ids[:1])
+    # Another file under the name of one that is gone takes its place once it has settled.
+    sound = (each for each in gone if not isinstance(each.outcome, LlamasupError))
+    models += (each for each in sound if awaited.intersection(each.ids[:1]))
     return Settled(tuple(sorted(models, key=lambda each: each.path.casefold())), wake_at_s, seen)
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from llamasup.core.errors import LlamasupError, ModelInvalid, ModelMissing
-from llamasup.core.found_ids import hub_place, ids_of, manifest_repo
+from llamasup.core.found_ids import current_files, hub_place, ids_of, manifest_repo
 from llamasup.core.found_model import FoundModel
 from llamasup.core.inspection import is_served
 from llamasup.effects.model_folder import list_models, look_at
@@ -24,7 +23,6 @@ from llamasup.effects.path_kind import PathKind, path_kind
 
 __all__ = ["Search", "search_models"]
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_REF_BYTES = 64  # of a commit and a newline
 
 
@@ -104,49 +102,49 @@ def _no_folder(folder: Path) -> ModelMissing:
 
 
 def _named(folder: Path, models: Sequence[FoundModel]) -> Iterator[FoundModel]:
-    """With their names; of the hub's repositories only what the current revision has."""
+    """With their names; of the hub's repositories what is current."""
     top = f"{str(folder).rstrip('/')}/"
     relative = {each.path: each.path.removeprefix(top) for each in models}
-    current: dict[str, str | None] = {}
-    for path in relative.values():
-        if (place := hub_place(path)) is not None and place.folder not in current:
-            current[place.folder] = _current_revision(folder / place.folder)
-    kept = [
-        path
-        for path in relative.values()
-        if (place := hub_place(path)) is None or current[place.folder] in (None, place.revision)
-    ]
     broken = {relative[each.path] for each in models if isinstance(each.outcome, LlamasupError)}
+    revisions: dict[str, dict[str, None]] = {}
+    for path in relative.values():
+        if (place := hub_place(path)) is not None:
+            revisions.setdefault(place.folder, {})[place.revision] = None
+    order = {each: _newest_first(folder / each, of) for each, of in revisions.items()}
+    kept = current_files(relative.values(), order, broken)
     ids = ids_of(kept, _repositories(folder), broken)
     for each in models:
         if (names := ids.get(relative[each.path])) is not None:
             yield replace(each, ids=names)
 
 
-def _current_revision(repository: Path) -> str | None:
-    """The commit that ``main`` is at, or another name if it has no main; None where nothing says so."""
+def _newest_first(repository: Path, revisions: Iterable[str]) -> list[str]:
+    """The commit that ``main`` is at, or another name if it has no main; then by when they came."""
+    named = _named_revision(repository, set(revisions))
+
+    def came_ns(revision: str) -> int:
+        try:
+            return (repository / "snapshots" / revision).stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    return sorted(revisions, key=lambda each: (each == named, came_ns(each), each), reverse=True)
+
+
+def _named_revision(repository: Path, revisions: Container[str]) -> str | None:
     try:
         refs = sorted((repository / "refs").iterdir(), key=lambda ref: (ref.name != "main", ref.name))
     except OSError:
-        return _newest(repository / "snapshots")
+        return None
     for ref in refs:
         try:
             with ref.open("rb") as file:
                 commit = file.read(_MOST_REF_BYTES).decode("ascii", "replace").strip()
         except OSError:
             continue
-        if _COMMIT.fullmatch(commit) and (repository / "snapshots" / commit).is_dir():
+        if commit in revisions:
             return commit
-    return _newest(repository / "snapshots")
-
-
-def _newest(snapshots: Path) -> str | None:
-    try:
-        return max(((each.stat().st_mtime_ns, each.name) for each in snapshots.iterdir()), default=(0, None))[
-            1
-        ]
-    except OSError:
-        return None
+    return None
 
 
 def _repositories(folder: Path) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from llamasup.core.found_ids import hub_place, ids_of, manifest_repo
+from collections.abc import Container
+
+from llamasup.core.found_ids import current_files, hub_place, ids_of, manifest_repo
 
 REVISION = "a" * 40
 SNAPSHOT = f"models--org--repo/snapshots/{REVISION}"
@@ -77,3 +79,26 @@ def test_a_repository_without_an_organisation_is_called_by_its_name_alone() -> N
     assert place is not None
     assert (place.repo, place.folder) == ("gpt2", "models--gpt2")
     assert hub_place("models--org--repo/blobs/x.gguf") is None
+
+
+def test_what_the_current_revision_does_not_have_is_the_newest_others() -> None:
+    def at(revision: str, file: str) -> str:
+        return f"models--org--repo/snapshots/{revision}/{file}"
+
+    def kept(*paths: str, broken: Container[str] = ()) -> set[str]:
+        return set(current_files(paths, {"models--org--repo": ["main", "newer", "older"]}, broken))
+
+    old, newer = at("older", "x-Q4_K_M.gguf"), at("newer", "x-Q4_K_M.gguf")
+    assert kept(old, newer, at("main", "y-Q8_0.gguf")) == {newer, at("main", "y-Q8_0.gguf")}
+    assert kept(old, at("main", "x-Q4_K_M.gguf")) == {at("main", "x-Q4_K_M.gguf")}
+    # Under another name, or in more parts.
+    assert kept(old, at("main", "z-Q4_K_M.gguf")) == {at("main", "z-Q4_K_M.gguf")}
+    # Half of it is there.
+    half = at("main", "x-Q4_K_M-00001-of-00002.gguf")
+    assert kept(old, half, broken={half}) == {old}
+    assert kept(half, broken={half}) == {half}
+    # Of one revision all, also several of one quantization, and projectors of any.
+    all_of_it = {
+        at("main", name) for name in ("a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "mmproj-Q4_K_M.gguf", "c.gguf")
+    }
+    assert kept(*all_of_it, "elsewhere/x-Q4_K_M.gguf") == {*all_of_it, "elsewhere/x-Q4_K_M.gguf"}

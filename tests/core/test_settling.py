@@ -145,3 +145,15 @@ def test_after_one_look_files_count_by_when_they_were_written() -> None:
     )
     assert settled.models == (served, replaced, old, quiet, nowhere, model("/n/x.gguf"))
     assert settled.wake_at_s == 101.0
+
+
+def test_another_file_under_the_name_of_one_that_is_gone_takes_its_place_once_it_has_settled() -> None:
+    """As where the hub's cache gets a newer revision of a model."""
+    old = replace(model("/hub/old/x.gguf"), ids=("org/repo:Q8_0",))
+    new = replace(model("/hub/new/x.gguf", 200), ids=("org/repo:Q8_0",))
+    other = model("/hub/y.gguf")
+    settled = look(at_start(old, other), 10.0, new)
+    assert settled.models == (old,)
+    assert settled.wake_at_s == 12.0
+    assert look(settled, 12.0, new).models == (new,)
+    assert look(settled, 12.0).models == ()

@@ -79,6 +79,21 @@ def test_without_a_usable_reference_the_newest_revision_counts(
     assert names(search_models([tmp_path])) == {"org/repo:Q4_K_M": "encoder"}
 
 
+def test_a_newer_revision_without_the_model_takes_it_from_nobody(tmp_path: Path) -> None:
+    """While it is downloaded; or for good, where only its README.md was wanted."""
+    refs = tmp_path / "models--org--repo/refs"
+    old = in_hub(tmp_path, "org/repo", OLD, "x-Q4_K_M.gguf", "b1")
+    put(refs / "main", NEW.encode())
+    assert names(search_models([tmp_path])) == {"org/repo:Q4_K_M": "decoder"}
+    put(tmp_path / f"models--org--repo/snapshots/{NEW}/README.md", b"x")
+    in_hub(tmp_path, "org/repo", NEW, "x-Q8_0.gguf", "b2", models.tiny_encoder())
+    assert names(search_models([tmp_path])) == {"org/repo:Q4_K_M": "decoder", "org/repo:Q8_0": "encoder"}
+    in_hub(tmp_path, "org/repo", NEW, "x-Q4_K_M.gguf", "b3", DECODER[:2000])
+    assert str(old) in {found.path for found in search_models([tmp_path]).found}
+    put(tmp_path / "models--org--repo/blobs/b3", models.tiny_encoder())
+    assert names(search_models([tmp_path])) == {"org/repo:Q4_K_M": "encoder", "org/repo:Q8_0": "encoder"}
+
+
 def test_an_unfinished_download_of_the_hub_is_none(tmp_path: Path) -> None:
     in_hub(tmp_path, "org/repo", NEW, "x-Q4_K_M.gguf", "b1")
     put(tmp_path / "models--org--repo/blobs/b2.incomplete", DECODER[:100])
