@@ -247,19 +247,24 @@ class HostedModels:
             _log.exception("the config and the folders cannot be read again; what was read before counts")
 
     def _apply(self, library: Library) -> Changes:
+        before = self.registry.specs
         changes = self.backend.apply(library.registry)
         self._search = library.search
         self._tell_problems(library)
         if changes:
             self._bus.publish(ModelsChanged(changes, tuple(library.registry.specs)))
-            self._load_new(changes)
+            self._preload_new(changes, before)
         return changes
 
-    def _load_new(self, changes: Changes) -> None:
-        """What is to be preloaded, and was not there before."""
-        for id_ in (*changes.added, *changes.retouched):
+    def _preload_new(self, changes: Changes, before: Mapping[str, ModelSpec]) -> None:
+        """What is to be there from now on: that was not said before, or it has another file or settings, with
+        which it may be possible by now. What was unloaded by hand stays so whatever else is said of it.
+        """
+        for id_ in (*changes.added, *changes.changed, *changes.retouched):
             tenancy = self.backend.known(id_)
-            if tenancy.spec.stay.preload and self._tasks is not None:
+            if not tenancy.spec.stay.preload or tenancy.holds or self._tasks is None:
+                continue
+            if id_ in changes.changed or id_ not in before or not before[id_].stay.preload:
                 self._tasks.create_task(self._load_quietly(tenancy), name=f"{id_}/preload")
 
     async def _load_quietly(self, tenancy: Tenancy) -> None:

@@ -32,6 +32,9 @@ class Hosting:
     def pid(self, model: str) -> int | None:
         return self.hosted.runners_of(model)[0].pid
 
+    def phases(self) -> list[Phase]:
+        return [each.phase for each in self.hosted.backend.tenancies()]
+
     async def load(self, model: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await self.hosted.controlled.load(model)
@@ -51,7 +54,8 @@ async def hosting(path: Path) -> AsyncIterator[Hosting]:
     def read() -> Config:
         return load(path, os.environ)
 
-    service = ServeService(ServeOptions(config=read, config_file=path, port=0), bus)
+    options = ServeOptions(config=read, config_file=path, port=0, runtime=read().runtime)
+    service = ServeService(options, bus)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(service.run())
         async with asyncio.timeout(PATIENCE_S):
@@ -244,3 +248,83 @@ def test_what_is_preloaded_and_has_to_go_again_at_once_is_named(
     asyncio.run(test())
     told = [each.message for each in caplog.records if "does not fit in memory together" in each.message]
     assert len(told) == (room_for < 2)
+
+
+# --- what is to be preloaded
+
+
+def test_what_is_to_be_preloaded_from_now_on_is_loaded_whatever_else_is_said_of_it(
+    config: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    async def test() -> None:
+        async with hosting(config) as it:
+            write(config, tmp_path, tiny_model, a=", preload: true", b=", preload: true, threads: 1")
+            changes = await it.hosted.reload()
+
+            assert (changes.retouched, changes.changed) == (("a",), ("b",))
+            await it.until(lambda: it.phases() == [Phase.RESIDENT] * 2)
+
+    asyncio.run(test())
+
+
+def test_what_could_not_be_preloaded_is_loaded_once_its_config_is_mended(
+    config: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    write(config, tmp_path, tiny_model, a=", preload: true, threads: 1")
+    usual = install(tmp_path / "usual-server")
+    (tmp_path / "llama-server").write_text(
+        '#!/bin/sh\ncase "$*" in *a.gguf*) echo "error: invalid argument: --x" >&2; exit 1 ;; esac\n'
+        f'exec "{usual}" "$@"\n'
+    )
+
+    async def test() -> None:
+        async with hosting(config) as it:
+            await it.until(lambda: it.hosted.backend.readiness() is None)
+            assert it.phases()[0] is Phase.FAILED
+            write(config, tmp_path, tiny_model, a=", preload: true")
+            await it.hosted.reload()
+
+            await it.until(lambda: it.phases() == [Phase.RESIDENT, Phase.ABSENT])
+
+    asyncio.run(test())
+
+
+def test_what_is_to_be_preloaded_and_lies_nowhere_yet_is_loaded_when_it_comes(
+    config: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    """A disk may be mounted late."""
+    folder = tmp_path / "mounted"
+    config.write_text(
+        f"runtime: {install(tmp_path / 'llama-server')}\nmodels_dir: {folder}\n"
+        "models:\n  c: {preload: true, ctx_size: 512, parallel: 1}\n"
+    )
+
+    async def test() -> None:
+        async with hosting(config) as it:
+            await it.until(lambda: it.hosted.backend.readiness() is None)
+            folder.mkdir()
+            file_of(folder, "c", tiny_model)
+            await it.hosted.reload()
+
+            await it.until(lambda: it.phases() == [Phase.RESIDENT])
+
+    asyncio.run(test())
+
+
+def test_what_was_unloaded_by_hand_stays_so_whatever_else_is_said_of_it(
+    config: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    write(config, tmp_path, tiny_model, a=", preload: true")
+
+    async def test() -> None:
+        async with hosting(config) as it:
+            await it.until(lambda: it.phases()[0] is Phase.RESIDENT)
+            await it.hosted.controlled.unload("a")
+            write(config, tmp_path, tiny_model, a=", preload: true, aliases: [x]", b=", preload: true")
+            await it.hosted.reload()
+            await it.until(lambda: it.phases()[1] is Phase.RESIDENT)
+
+            assert it.phases()[0] is Phase.ABSENT
+            assert not it.hosted.backend.known("a").wanted
+
+    asyncio.run(test())
