@@ -261,8 +261,9 @@ class Narrator:
         parts = [
             f"{len(ids)} {word}: {shortened(ids)}"
             for word, ids in (
-                ("new", changes.added),
-                ("gone", changes.removed),
+                ("new", changes.new),
+                ("gone", changes.gone),
+                ("under another name", [f"{old} as {new}" for old, new in changes.renamed]),
                 ("changed", (*changes.changed, *changes.retouched)),
             )
             if ids

@@ -65,7 +65,9 @@ class ManyModels:
         return await scrape(runner for each in self._catalog.tenancies() for runner in each.runners)
 
     def log_path(self, model: str) -> Path | None:
-        return self._log_path(self._catalog.known(model).spec.id)
+        tenancy = self._catalog.known(model)
+        # Under another name it writes on where it began.
+        return tenancy.runners[0].log_path if tenancy.runners else self._log_path(tenancy.spec.id)
 
     # --- what it does
 

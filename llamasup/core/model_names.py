@@ -92,15 +92,19 @@ class NameIndex:
 
     def find(self, name: str) -> str | tuple[str, ...]:
         """The id; or, where that cannot be told, the names that are near, the nearest first."""
-        exact = self._names.get(name)
-        if exact is not None:
-            return exact
-        if len(name) > _MOST_LETTERS:
-            return ()
-        meant = self._spellings.get(folded(name), ())
+        meant = self.meant(name)
         if len(meant) == 1:
             return meant[0]
+        if len(name) > _MOST_LETTERS:
+            return ()
         return meant[:_SHOWN_NEAR] or self._near(name)
+
+    def meant(self, name: str) -> tuple[str, ...]:
+        """The ids of those that may be meant by it. None is looked for that is only near."""
+        exact = self._names.get(name)
+        if exact is not None:
+            return (exact,)
+        return () if len(name) > _MOST_LETTERS else self._spellings.get(folded(name), ())
 
     @cached_property
     def _spellings(self) -> Mapping[str, tuple[str, ...]]:

@@ -111,10 +111,19 @@ class ModelSpec:
 
     @property
     def started_as(self) -> tuple[object, ...]:
-        """All of it that a process is started from: where this is equal, a change touches no process."""
+        """All of it that a process is started from: where this is equal, a change touches no process. What
+        it is called is not among it: no process ends for a name.
+        """
         options = self.options
         own = (options.devices, options.loras, options.warm_up, options.keep_slots)
-        return (self.id, self.source, self.settings, self.replicas, self.identity, *own)
+        settings = replace(self.settings, alias=None)
+        return (self.source, settings, self.replicas, self.identity, *own)
+
+    def is_file_of(self, other: ModelSpec) -> bool:
+        """Whether both are served from one file, whatever is in it by now."""
+        if self.identity and other.identity:
+            return self.identity[0][0] == other.identity[0][0]
+        return bool(self.source) and self.source == other.source
 
     def for_clients(self, text: str) -> str:
         """``text`` with its files' names where their paths stand: where they lie is nothing to clients. Empty

@@ -70,6 +70,11 @@ class Registry:
         refused = self._refused_index.find(name)
         return Unknown(name, found, self.refused[refused] if isinstance(refused, str) else None)
 
+    def meant(self, name: str) -> ModelSpec | None:
+        """As ``find``, without a look for what is near."""
+        found = self._index.meant(name)
+        return self.specs[found[0]] if len(found) == 1 else None
+
 
 def build(
     rules: Sequence[ModelRule] = (),

@@ -37,11 +37,12 @@ class Catalog:
     def __init__(self, registry: Registry, pool: Pool, invite: Invite | None = None) -> None:
         self.pool = pool
         self._invite = invite
-        self._invited: dict[str, ModelSpec] = {}
+        self._invited: dict[str, None] = {}  # their ids, in the order that they came
         self.registry = Registry({}, {}, None)
         self._by_name: dict[str, Tenancy] = {}  # every name that was asked for in its own spelling
         self._meant: dict[str, MeantModel] = {}  # by id
         self._unready: Unavailable | None = _STARTING
+        pool.when_sized = self._sized
         self.apply(registry)
 
     # --- Backend: what the proxy asks -------------------------------------------------------------------
@@ -94,10 +95,32 @@ class Catalog:
         spec = None if self._invite is None else self._invite(name)
         if spec is None or not self._has_room_for_one():
             return None
-        self._invited[spec.id] = spec
+        self._invited[spec.id] = None
         self._by_name[name] = tenancy = self.pool.add(spec)
         self._meant[spec.id] = meant_by(spec)
         return tenancy
+
+    def _sized(self, tenancy: Tenancy) -> None:
+        """Of two that were invited one is enough, where it turns out that they are one file."""
+        if tenancy.spec.id not in self._invited:
+            return
+        found = tenancy.found
+        for id_ in self._invited:
+            other = self.pool.tenancies[id_]
+            if other is not tenancy and other.sized is not None and found.is_file_of(other.found):
+                self._dismiss(tenancy, other)
+                spec = replace(other.spec, aliases=(*other.spec.aliases, *tenancy.spec.names))
+                self.pool.retouch(other, spec)
+                self._by_name |= dict.fromkeys(spec.names, other)
+                self._meant[id_] = meant_by(spec)
+                return
+
+    def _dismiss(self, tenancy: Tenancy, heir: Tenancy | None = None) -> None:
+        """One that was invited, with all its names."""
+        for name in tenancy.spec.names:
+            self._by_name.pop(name, None)
+        del self._invited[tenancy.spec.id], self._meant[tenancy.spec.id]
+        remove(self.pool, tenancy, heir)
 
     def known(self, model: str, *, invite: bool = False) -> Tenancy:
         """As ``find``. Raises ModelUnknown, with near names."""
@@ -169,34 +192,51 @@ class Catalog:
 
     def _has_room_for_one(self) -> bool:
         """Of those that were invited the oldest goes that is not there: most likely it never was anywhere."""
-        if len(self._invited) < _MOST_INVITED:
+        if sum(len(self.pool.tenancies[id_].spec.names) for id_ in self._invited) < _MOST_INVITED:
             return True
         for id_ in self._invited:
             tenancy = self.pool.tenancies[id_]
             if tenancy.phase in {Phase.ABSENT, Phase.FAILED} and not (tenancy.wanted or tenancy.sizing):
-                del self._invited[id_], self._by_name[id_], self._meant[id_]
-                remove(self.pool, tenancy)
+                self._dismiss(tenancy)
                 return True
         return False
 
     def apply(self, registry: Registry) -> Changes:
-        """Serve these models from now on. Those that are as before are not touched (S16)."""
-        before = {**self.registry.specs, **self._invited}
+        """Serve these models from now on. Those that are as before are not touched (S16), and one that has
+        another id by now is the same model: who waits for it and what it does go on.
+        """
+        pool, tenancies = self.pool, self.pool.tenancies
+        before = {each.spec.id: each for each in self.tenancies()}
         # What was invited is known by now, if it was downloaded to where it is looked for.
-        self._invited = {id_: each for id_, each in self._invited.items() if id_ not in registry.names}
-        found = changes(before, {**registry.specs, **self._invited})
-        pool = self.pool
-        for id_ in found.removed:
-            remove(pool, pool.tenancies[id_])
+        self._invited = {id_: None for id_ in self._invited if registry.meant(id_) is None}
+        after = {**registry.specs, **{id_: tenancies[id_].spec for id_ in self._invited}}
+        found = changes(
+            {id_: each.spec for id_, each in before.items()},
+            after,
+            running={id_: each.found for id_, each in before.items() if each.holds},
+            meant=registry.meant,
+        )
+        renamed = dict(found.renamed)
+        carried: list[str] = []
+        for id_, new in renamed.items():
+            if new not in tenancies:
+                carried.append(new)
+                pool.rename(before.pop(id_), new)
         for id_ in found.added:
-            pool.add(registry.specs[id_])
-        for id_ in found.retouched:
-            pool.retouch(pool.tenancies[id_], registry.specs[id_])
-        for id_ in found.changed:
-            renew(pool, pool.tenancies[id_], registry.specs[id_])
+            if id_ not in carried:
+                pool.add(after[id_])
+        for id_ in found.removed:
+            if id_ in before:
+                heir = renamed.get(id_)
+                remove(pool, before[id_], None if heir is None else tenancies[heir])
+        for id_ in (*found.retouched, *found.changed, *carried):
+            tenancy, spec = tenancies[id_], after[id_]
+            if spec.started_as in (tenancy.spec.started_as, tenancy.found.started_as):
+                pool.retouch(tenancy, spec)
+            else:
+                renew(pool, tenancy, spec)
         self.registry = registry
-        self._by_name = {name: pool.tenancies[id_] for name, id_ in registry.names.items()}
-        self._by_name |= {id_: pool.tenancies[id_] for id_ in self._invited}
+        self._by_name = {name: each for each in self.tenancies() for name in each.spec.names}
         self._meant = {each.spec.id: meant_by(each.spec) for each in self.tenancies()}
         return found
 

@@ -103,6 +103,11 @@ class Generation:
         self._group.create_task(self._reap(), name=f"{self.around.model}/{self.number}/reap")
         self.post(core.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
 
+    def rename(self, around: Surroundings) -> None:
+        """Its model has another name, and ``around`` says which."""
+        self.around = around
+        self.endpoint.model = around.model
+
     def post(self, event: Event) -> None:
         self.around.post(event)
 

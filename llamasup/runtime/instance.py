@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
@@ -99,6 +100,13 @@ class InstanceRunner:
         self.last_exit: Exit | None = None
         """How the last child that ended unasked went; None if we ended it ourselves."""
         self._waiters: list[tuple[Callable[[Instance], bool], asyncio.Future[Instance]]] = []
+
+    def rename(self, model: str) -> None:
+        """All that is told of it from now on is told of this name; its log stays where it is."""
+        self.model = model
+        self._around = replace(self._around, model=model)
+        if self._generation is not None:
+            self._generation.rename(self._around)
 
     # --- what others ask ------------------------------------------------------------------------------
 
@@ -227,6 +235,11 @@ class InstanceRunner:
     def load_s(self) -> float | None:
         """What a load takes, smoothed; None: there was none yet."""
         return self._load_s
+
+    @property
+    def log_path(self) -> Path | None:
+        """Where the output of its children goes."""
+        return self._around.log_path
 
     @property
     def pid(self) -> int | None:
@@ -371,6 +384,7 @@ class InstanceRunner:
         if isinstance(begun, Diagnosis):
             self.post(core.SpawnFailed(number, begun))
         else:
+            begun.rename(self._around)  # which may have happened meanwhile
             self._generation = begun
 
     def _endpoint_of(self, number: int, plan: ChildPlan) -> Endpoint:

@@ -35,7 +35,7 @@ from llamasup.effects.files import atomic_write
 from llamasup.effects.free_port import free_loopback_port
 from llamasup.effects.hardware import hardware
 from llamasup.effects.runtimes import library_folder
-from llamasup.runtime.launch import Launch
+from llamasup.runtime.launch import Launch, named
 
 __all__ = ["Planner"]
 
@@ -79,6 +79,10 @@ class Planner:
         self._asked = ""  # the key of the plan that would be made with memory enough
         self._failed: _Failed | None = None
         self._slot_home: SlotHome | None = None
+
+    def rename(self, model: str) -> None:
+        """What is planned from now on has this name."""
+        self._launch = named(self._launch, model)
 
     # --- before a start ---------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, TypeVar, assert_never
 
 from llamasup.core.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
-from llamasup.core.failure import failure_of
+from llamasup.core.failure import failure_of, lacks_memory
 from llamasup.core.instance import KillAsked, Policy, StartAsked, State, StopAsked
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import (
@@ -91,6 +91,8 @@ class Pool:
         self.swapping = asyncio.Lock()
         """One model at a time is changed: then there is room beside the old one more often."""
         self.tenancies: dict[str, Tenancy] = {}
+        self.when_sized: Callable[[Tenancy], None] | None = None
+        """Hears of each model of which it is known by now what it is."""
         # Wanted, or with a process: all that the policy has to see. Those that are served no more, too.
         self._active: dict[Tenancy, None] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -172,6 +174,15 @@ class Pool:
             del self.tenancies[tenancy.spec.id]
         self.decide_soon()
 
+    def rename(self, tenancy: Tenancy, id_: str) -> None:
+        """The same model under another id, which is free: its processes and those who wait stay with it."""
+        del self.tenancies[tenancy.spec.id]
+        tenancy.spec = replace(tenancy.spec, id=id_)
+        self.tenancies[id_] = tenancy
+        self.runners.rename(tenancy.all_runners, id_)
+        if tenancy.error is None:
+            tenancy.served.absent = absent(tenancy.spec)
+
     def retouch(self, tenancy: Tenancy, spec: ModelSpec) -> None:
         """Something else is said of it. Its processes stay as they are."""
         tenancy.spec = spec
@@ -186,18 +197,22 @@ class Pool:
             raise ModelUnknown(f"{tenancy.spec.id} is served no more.", remedy="Name another one.")
         if tenancy.phase is Phase.RESIDENT:
             return
-        self.forget_failure(tenancy)
         claim: asyncio.Future[None] = self._loop.create_future()
-        if not tenancy.claims:
-            tenancy.claims_since_s = monotonic()
-        tenancy.claims.append(claim)
-        self._wanted(tenancy)
+        self.claim(tenancy, claim)
         try:
             await claim
         finally:
             if claim in tenancy.claims:  # whoever asked gave up
                 tenancy.claims.remove(claim)
                 self.decide_soon()
+
+    def claim(self, tenancy: Tenancy, claim: asyncio.Future[None]) -> None:
+        """Have it loaded for whoever waits for ``claim``."""
+        self.forget_failure(tenancy)
+        if not tenancy.claims:
+            tenancy.claims_since_s = monotonic()
+        tenancy.claims.append(claim)
+        self.want(tenancy)
 
     async def unload(self, tenancy: Tenancy) -> None:
         """Until its memory is free. What is in flight has a drain's time; who waits has it loaded again."""
@@ -280,7 +295,7 @@ class Pool:
         """A request waits for it; or would, and may not: then it is loaded for when it comes again."""
         if not tenancy.claims and not len(tenancy.served.room):
             self._wish(tenancy, tenancy.served.absent)
-        self._wanted(tenancy)
+        self.want(tenancy)
 
     def _left(self, tenancy: Tenancy, why: Unavailable | None) -> None:
         """A request waits for it no more, unserved. Who was told when it will be here may come then."""
@@ -294,7 +309,8 @@ class Pool:
         again_s = now_s if told is None else now_s + (told.retry_after_s or 0.0)
         tenancy.wish = Wish(since_s, again_s + WISH_S)
 
-    def _wanted(self, tenancy: Tenancy) -> None:
+    def want(self, tenancy: Tenancy) -> None:
+        """Somebody waits for it, or has a wish."""
         if not tenancy.removed:
             self._active[tenancy] = None
             self.decide_soon()
@@ -326,7 +342,7 @@ class Pool:
         tenancy.error, tenancy.wish = error, None
         tenancy.failed_at_s = monotonic()
         told = as_unavailable(error, tenancy.spec, why)
-        tenancy.served.absent = replace(told, retry_after_s=_retry_after_s(error))
+        tenancy.served.fail(told, tenancy.failed_at_s + _retry_after_s(error))
         for runner in tenancy.runners:
             if not runner.instance.at_rest:
                 runner.post(StopAsked())  # none of them tries by itself in memory that is not its own
@@ -403,12 +419,12 @@ class Pool:
         spec = tenancy.spec
 
         def over(task: asyncio.Task[Sized | LlamasupError]) -> None:
-            if task.cancelled() or tenancy.removed or tenancy.spec is not spec:
-                return
-            outcome = task.result()
-            if isinstance(outcome, Sized):
+            outcome = None if task.cancelled() or tenancy.removed else task.result()
+            if isinstance(outcome, Sized) and outcome.is_of(tenancy.spec):
                 tenancy.sized = outcome
-            elif tenancy.sized is None:
+                if self.when_sized is not None:
+                    self.when_sized(tenancy)
+            elif isinstance(outcome, LlamasupError) and tenancy.spec is spec and tenancy.sized is None:
                 self._failed(tenancy, outcome)
                 self.bus.publish(LoadFailed(spec.id, outcome))
 
@@ -474,4 +490,4 @@ def _stopping() -> Stopping:
 
 
 def _retry_after_s(error: LlamasupError) -> float:
-    return RETRY_AFTER_MEMORY_S if isinstance(error, DoesNotFit) else RETRY_AFTER_FAILURE_S
+    return RETRY_AFTER_MEMORY_S if lacks_memory(error) else RETRY_AFTER_FAILURE_S

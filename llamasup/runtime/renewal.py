@@ -24,10 +24,12 @@ __all__ = ["remove", "renew"]
 _log = logging.getLogger(__name__)
 
 
-def remove(pool: Pool, tenancy: Tenancy) -> None:
-    """Serve it no more: what is in flight may finish, who waits is told."""
+def remove(pool: Pool, tenancy: Tenancy, heir: Tenancy | None = None) -> None:
+    """Serve it no more: what is in flight may finish; who waits has ``heir`` instead, or is told."""
     tenancy.removed, tenancy.comes_back = True, False
     tenancy.stop_sizing()
+    if heir is not None:
+        _hand_over(pool, tenancy, heir)
     error = unknown_model(tenancy.spec.id)
     tenancy.served.shut(Unavailable(error.status, error.message, error.type, error.cause, error.remedy))
     tenancy.settle_claims(ModelUnknown(f"{error.message}.", remedy=error.remedy))
@@ -36,6 +38,19 @@ def remove(pool: Pool, tenancy: Tenancy) -> None:
         pool.start(_see_out(pool, tenancy), f"{tenancy.spec.id}/remove")
     else:
         pool.forget(tenancy)
+
+
+def _hand_over(pool: Pool, tenancy: Tenancy, heir: Tenancy) -> None:
+    is_wanted = tenancy.wanted
+    claims, tenancy.claims = tenancy.claims, []
+    for claim in claims:
+        pool.claim(heir, claim)
+        # Whoever gives up looks for it where it was.
+        claim.add_done_callback(lambda over: heir.claims.remove(over) if over in heir.claims else None)
+    heir.wish, tenancy.wish = heir.wish or tenancy.wish, None
+    tenancy.served.room.hand_over(heir.served.room)
+    if is_wanted:
+        pool.want(heir)
 
 
 async def _see_out(pool: Pool, tenancy: Tenancy) -> None:

@@ -10,6 +10,7 @@ from llamasup.core.instance import Policy
 from llamasup.core.share import Share
 from llamasup.runtime.events import Bus
 from llamasup.runtime.instance import InstanceRunner
+from llamasup.runtime.launch import named
 from llamasup.runtime.planner import Planner
 from llamasup.runtime.tenancy import Sized, Tenancy, with_devices
 
@@ -33,6 +34,7 @@ class Runners:
         self._log_passed_on = log_passed_on
         self._made = 0
         self._tasks: dict[InstanceRunner, asyncio.Task[None]] = {}
+        self._planners: dict[InstanceRunner, Planner] = {}
 
     def make(
         self,
@@ -49,7 +51,7 @@ class Runners:
         spec = tenancy.spec
         for number in range(sized.spec.replicas):
             self._made += 1
-            launch = with_devices(sized.launch, sized.spec, number)
+            launch = named(with_devices(sized.launch, sized.spec, number), spec.id)
             planner = Planner(launch, self._folder, f"{self._made}-", share)
             runner = InstanceRunner(
                 spec.id,
@@ -66,12 +68,20 @@ class Runners:
             )
             tenancy.served.add(runner)
             self._tasks[runner] = tasks.create_task(runner.run(), name=f"{spec.id}/{self._made}/run")
+            self._planners[runner] = planner
             made.append(runner)
         return made
+
+    def rename(self, runners: Sequence[InstanceRunner], model: str) -> None:
+        """A process that runs goes on as it is; the next ones are started under the new name."""
+        for runner in runners:
+            runner.rename(model)
+            self._planners[runner].rename(model)
 
     def drop(self, tenancy: Tenancy, runners: Sequence[InstanceRunner]) -> None:
         """They are at rest, and will not be asked again. May be repeated."""
         for runner in tuple(runners):
             tenancy.served.remove(runner)
+            self._planners.pop(runner, None)
             if (task := self._tasks.pop(runner, None)) is not None:
                 task.cancel()

@@ -19,6 +19,7 @@ from llamasup.core.residency_use import UNUSED
 from llamasup.core.share import Share, needs_of
 from llamasup.core.units import memory_text
 from llamasup.core.wait_estimate import retry_after_s
+from llamasup.effects.model_folder import look_at
 from llamasup.runtime.downloads import Progress
 from llamasup.runtime.endpoint import Unavailable
 from llamasup.runtime.instance import InstanceRunner
@@ -49,11 +50,18 @@ _LEAST_LOAD_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """What is known of ``spec`` before its first start. ``needs``: bytes by place, of all its replicas."""
+    """What is known of ``spec`` before its first start. ``needs``: bytes by place, of all its replicas.
+    ``found`` is the spec with the file that it led to, where that had to be downloaded first.
+    """
 
     spec: ModelSpec
     launch: Launch
     needs: Mapping[str, int]
+    found: ModelSpec
+
+    def is_of(self, spec: ModelSpec) -> bool:
+        """Whether processes made from this are what ``spec`` asks for."""
+        return spec.started_as in (self.spec.started_as, self.found.started_as)
 
 
 def size_up(
@@ -77,7 +85,18 @@ def size_up(
                 raise refused
             of_one[own] = needs_of(admission.plan.memory, devices)
         needs.update(of_one[own])
-    return Sized(spec, launch, dict(needs))
+    return Sized(spec, launch, dict(needs), _as_found(spec, launch))
+
+
+def _as_found(spec: ModelSpec, launch: Launch) -> ModelSpec:
+    """As a registry says it of what was only just downloaded."""
+    if spec.identity:
+        return spec
+    projector = None if launch.found is None else launch.found.projector
+    beside = () if projector is None else (projector.path,)
+    paths = (str(launch.model_path), *beside, *spec.options.files)
+    states = (state for path in paths for state in look_at(Path(path)).files)
+    return replace(spec, identity=tuple(dict.fromkeys(states)))
 
 
 def share_of(spec: ModelSpec, places: Mapping[str, int], *, alone: bool = False) -> Share:
@@ -218,7 +237,14 @@ class Tenancy:
     @property
     def is_outdated(self) -> bool:
         """Whether it was changed since its processes were made."""
-        return self.sized is not None and self.sized.spec.started_as != self.spec.started_as
+        return self.sized is not None and not self.sized.is_of(self.spec)
+
+    @property
+    def found(self) -> ModelSpec:
+        """What is said of it, of the file that it was found to be."""
+        if self.sized is None or self.sized.spec.started_as != self.spec.started_as:
+            return self.spec
+        return self.sized.found
 
     @property
     def facts(self) -> ModelFacts | None:

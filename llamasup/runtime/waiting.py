@@ -116,6 +116,7 @@ class WaitingRoom:
         "_choose",
         "_clock",
         "_entering",
+        "_heir",
         "_look",
         "_most",
         "_placeless",
@@ -160,6 +161,7 @@ class WaitingRoom:
         self._placeless: list[Ticket] = []  # who need no place: all are served as soon as a generation serves
         self._bytes = 0
         self._serving = False  # within _serve: who is served may be gone at once, and make room for the next
+        self._heir: WaitingRoom | None = None  # where those who come here belong
         self._entering = False  # nobody is told anything while it enters
         self._timer: _Timer | None = None
         self._timer_at_s = 0.0
@@ -186,6 +188,8 @@ class WaitingRoom:
 
     def enter(self, ticket: Ticket) -> Unavailable | None:
         """Let a request that just came wait; or the reason why it may not."""
+        if self._heir is not None:
+            return self._heir.enter(ticket)
         state = self._look()
         if isinstance(state, Unavailable):
             if not state.may_wait:
@@ -208,6 +212,8 @@ class WaitingRoom:
         budget (S10); one that never reached a server may come back until its time is up. A full room takes as
         many as had a place all the same: they had their turn, and it was not their fault.
         """
+        if self._heir is not None:
+            return self._heir.put_back(ticket, broken, sent=sent)
         spare = broken.places if broken.places < UNLIMITED else 0
         if self.verdict() is not None or self._is_full(ticket, spare):
             return False
@@ -231,14 +237,28 @@ class WaitingRoom:
 
     def leave(self, ticket: Ticket) -> None:
         """Its client has gone. May be repeated."""
-        if ticket.waits:
+        if self._heir is not None:
+            self._heir.leave(ticket)
+        elif ticket.waits:
             self._remove(ticket)
             self._tell_left(None)
 
     def verdict(self) -> Unavailable | None:
         """Why nobody may wait, where that is so: no generation will come by itself."""
+        if self._heir is not None:
+            return self._heir.verdict()
         state = self._look()
         return state if isinstance(state, Unavailable) and not state.may_wait else None
+
+    def hand_over(self, heir: WaitingRoom) -> None:
+        """Its model is served as another one: who waits here waits there from now on, for as long as before,
+        whether that one is full or not; and who would come back here comes back there.
+        """
+        self._heir = heir
+        for ticket in tuple(self._all()):
+            self._remove(ticket)
+            heir._admit(ticket, heir._look(), heir._clock())
+        heir.changed()
 
     # --- what the processes of the model do
 

@@ -110,6 +110,16 @@ def test_two_files_with_one_name_are_both_refused_with_their_paths() -> None:
         assert registry.find(name) == Unknown(name, (), problem)
 
 
+def test_what_a_name_means_is_told_without_a_look_for_what_is_near() -> None:
+    files = [
+        found("/m/a.gguf", DECODER, "a", "org/repo:Q4_K_M"),
+        found("/m/b.gguf", DECODER, "b", "org/two:Q8_0"),
+    ]
+    registry = build((), [*files, found("/m/c.gguf", DECODER, "c", "org/two:Q4_0")])
+    asked = ("a", "A.gguf", "org/repo", "org/two", "aa", "a" * 300)
+    assert [spec and spec.id for spec in map(registry.meant, asked)] == ["a", "a", "a", None, None, None]
+
+
 def test_half_a_copy_takes_no_whole_file_out_of_service() -> None:
     cut = ModelInvalid("/m/backup/x.gguf: truncated", remedy="Copy it again.")
     files = [

@@ -90,6 +90,40 @@ def test_a_name_of_a_repository_is_downloaded_where_the_config_allows_that(
         ]
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("org/tiny-GGUF:Q4_K_M", "org/tiny-GGUF"),
+        ("org/tiny-GGUF", "org/tiny-GGUF:Q4_K_M"),
+        ("tiny", "org/tiny-GGUF:Q4_K_M"),
+    ],
+)
+def test_what_was_downloaded_is_one_process_whatever_it_is_called_by_and_found_as(
+    hub: Hub, runtime: str, tmp_path: Path, name: str, other: str
+) -> None:
+    models = {"tiny": ModelEntry(repo="org/tiny-GGUF", ctx_size=512)} if name == "tiny" else {}
+    config = config_of(hub, tmp_path, on_demand=True, **models)
+    with llamasup.serve(config=config, runtime=runtime) as server:
+        events = server.events()
+        assert ask(server, name) == (200, name)
+        (before,) = server.status()["models"]
+        assert before["id"] == name
+        told = []
+        for event in events:  # until the watch of the folder has seen it
+            told.append(event)
+            if event["event"] == "models":
+                break
+        (after,) = server.status()["models"]
+        assert after["id"] == ("tiny" if name == "tiny" else "tiny-Q4_K_M")
+        assert (after["pid"], after["state"]) == (before["pid"], "ready")
+        for each in (name, other, after["id"]):
+            assert ask(server, each) == (200, name)  # as its server was told when it began
+        (again,) = server.status()["models"]
+        assert (again["pid"], again["generation"]) == (before["pid"], 1)
+        assert sum(each["event"] == "state" and each["state"] == "starting" for each in told) == 1
+    assert downloads_of(hub) == 1
+
+
 def test_who_waits_for_a_download_too_long_is_told_how_far_it_is(
     hub: Hub, llama_server: str, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from llamasup.core.instance import Policy, State
+from llamasup.core.model_names import NameIndex
 from llamasup.core.model_spec import ModelOptions, ModelSpec, Stay
 from llamasup.core.registry import Registry
 from llamasup.core.residency import Phase, ResidencyPolicy
@@ -118,7 +119,7 @@ def spec_of(path: Path, *, stay: Stay | None = None, ctx_size: int = 512, **opti
 
 def registry_of(*specs: ModelSpec) -> Registry:
     names = {name: each.id for each in specs for name in each.names}
-    return Registry({each.id: each for each in specs}, names, None)
+    return Registry({each.id: each for each in specs}, names, None, _index=NameIndex(names))
 
 
 class Asking:

@@ -441,3 +441,48 @@ def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
 
     asyncio.run(run())
     assert place.served == ["a by 1"]
+
+
+# --- its model becomes another one
+
+
+def test_who_waits_is_handed_over_with_the_time_that_is_left(place: Place) -> None:
+    heir = Place(most=1)
+    heir.clock = place.clock
+    heir.room = WaitingRoom(
+        lambda: serving(heir.state),
+        timeout_s=1.0,
+        most=1,
+        clock=place.clock.read,
+        call_later=place.clock.call_later,
+    )
+    heir.enter("there")
+    first, second = place.enter("a"), place.enter("b")
+    place.room.hand_over(heir.room)
+    assert (len(place.room), len(heir.room)) == (0, 3)
+    place.clock.pass_time(2.0)
+    assert [name for name, _ in heir.refused] == ["there"]
+    place.room.leave(second)
+    assert len(heir.room) == 1
+    heir.becomes(generation(1))
+    assert place.served == ["a by 1"]
+    assert first.waited_s == pytest.approx(2.0, abs=0.01)
+
+
+def test_who_would_come_back_comes_back_to_the_heir(place: Place) -> None:
+    heir = Place()
+    broken = generation(1)
+    place.becomes(broken)
+    ticket = place.enter("a")
+    place.clock.pass_time(0.0)
+    assert place.served == ["a by 1"]
+    place.state = FAILED
+    place.room.hand_over(heir.room)
+    assert place.room.verdict() is None
+    assert place.room.put_back(ticket, broken, sent=True)
+    assert len(heir.room) == 1
+    late = place.request("b")
+    assert place.room.enter(late) is None
+    heir.state = FAILED
+    heir.room.changed()
+    assert [name for name, _ in place.refused] == ["a", "b"]
