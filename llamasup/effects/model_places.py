@@ -8,22 +8,30 @@ from pathlib import Path
 
 from llamasup.core.errors import ConfigInvalid
 from llamasup.effects.given_paths import expanded
+from llamasup.effects.path_kind import PathKind, path_kind
 
-__all__ = ["cache_folders"]
+__all__ = ["cache_folders", "cache_places"]
 
 
 def cache_folders(names: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The folders of ``huggingface`` and ``llama.cpp`` that are there, each once.
+    """Those of ``cache_places`` that are there, or may be."""
+    places = cache_places(names, environ)
+    return tuple(place for place in places if path_kind(place) not in (PathKind.NOTHING, PathKind.FILE))
+
+
+def cache_places(names: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where the folders of ``huggingface`` and ``llama.cpp`` are, or will be: absolute, each once.
 
     As huggingface_hub and llama.cpp (common/hf-cache.cpp of b11434, fs_get_cache_directory before) look
     for them. llama.cpp's own comes first where it has one: today it shares the hub's.
 
     Raises ConfigInvalid for a variable that leads to nobody's home.
     """
-    candidates = [
-        folder for name in names for folder in (_hub if name == "huggingface" else _llama_cpp)(environ)
-    ]
-    return tuple(dict.fromkeys(folder for folder in candidates if folder.is_dir()))
+    return tuple(
+        dict.fromkeys(
+            place for name in names for place in (_hub if name == "huggingface" else _llama_cpp)(environ)
+        )
+    )
 
 
 def _hub(environ: Mapping[str, str]) -> list[Path]:
@@ -45,7 +53,7 @@ def _llama_cpp(environ: Mapping[str, str]) -> list[Path]:
     if sys.platform == "darwin":
         own = [home / "Library/Caches/llama.cpp" for home in _home(environ)]
     elif given := environ.get("XDG_CACHE_HOME"):
-        own = [Path(given) / "llama.cpp"]
+        own = [expanded(given, ConfigInvalid, of="$XDG_CACHE_HOME") / "llama.cpp"]
     else:
         own = [home / ".cache/llama.cpp" for home in _home(environ)]
     return [*own, *_hub(environ)]

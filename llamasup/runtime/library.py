@@ -13,7 +13,7 @@ from llamasup.config import Config
 from llamasup.core.model_rules import ModelRule
 from llamasup.core.registry import Registry, build
 from llamasup.core.settling import SettlePolicy, settle_by_age
-from llamasup.effects.model_places import cache_folders
+from llamasup.effects.model_places import cache_places
 from llamasup.effects.model_search import Search, search_models
 from llamasup.runtime.launch import DEMO, demo_file
 
@@ -84,7 +84,7 @@ def shelves_of(config: Config, environ: Mapping[str, str] = os.environ) -> Shelv
     said = (config.default_options, *(rule.options for rule in rules))
     beside = (path for options in said for path in options.files)
     return Shelves(
-        tuple(dict.fromkeys((*config.models_dir, *cache_folders(config.caches, environ)))),
+        tuple(dict.fromkeys((*config.models_dir, *cache_places(config.caches, environ)))),
         tuple(dict.fromkeys((*models, *beside))),
     )
 
@@ -99,8 +99,23 @@ def library_of(config: Config, search: Search) -> Library:
         defaults=config.default_options,
         default_model=config.default_model,
     )
-    missing = tuple(error.message for error in search.missing.values())
+    missed = _missed(config, search)
+    missing = (error.message for folder, error in search.missing.items() if folder in missed)
     return Library(registry, (*missing, *search.notes), search)
+
+
+def _missed(config: Config, search: Search) -> set[str]:
+    """The folders that should be there. Of the places of a cache one is enough, except where models were."""
+    missed = set(map(str, config.models_dir))
+    for cache in config.caches:
+        places = list(map(str, cache_places((cache,), os.environ)))
+        none_is_there = all(place in search.missing for place in places)
+        missed.update(
+            place
+            for place in places
+            if none_is_there or any(each.path.startswith(f"{place}/") for each in search.found)
+        )
+    return missed
 
 
 def _found_here(rule: ModelRule) -> ModelRule:

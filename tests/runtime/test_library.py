@@ -96,6 +96,42 @@ def test_what_the_config_names_for_the_first_time_is_taken_as_it_is(tmp_path: Pa
     assert read_library(config, before.search).registry.specs["named"].problem == ""
 
 
+def test_a_cache_is_a_folder_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found there stays while it is gone, and it is looked for before it is there."""
+    hub = tmp_path / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    config = Config(caches=("huggingface",))
+    assert shelves_of(config).folders == (hub,)
+    assert read_library(config).notes == (f"{hub}: there is no such folder",)
+
+    put(hub / f"models--org--repo/snapshots/{'1' * 40}/x-Q4_K_M.gguf", tiny_decoder())
+    before = read_library(config)
+    assert set(before.registry.specs) == {"org/repo:Q4_K_M"}
+    hub.rename(tmp_path / "away")
+    after = read_library(config, before.search)
+    assert after.registry == before.registry
+    assert after.notes == (f"{hub}: there is no such folder",)
+
+
+def test_of_the_two_places_of_llama_cpps_cache_one_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLAMA_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    config = Config(caches=("llama.cpp",))
+    assert len(read_library(config).notes) == 2
+    model = put(tmp_path / "hub/x.gguf", tiny_decoder())
+    before = read_library(config)
+    assert before.notes == ()
+    model.parent.rename(tmp_path / "away")
+    (tmp_path / ".cache/llama.cpp").mkdir(parents=True)
+    assert read_library(config).notes == ()
+    # It was there.
+    assert read_library(config, before.search).notes == (f"{tmp_path}/hub: there is no such folder",)
+
+
 @pytest.mark.parametrize(
     ("said", "content"),
     [
