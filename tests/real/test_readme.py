@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,3 +102,45 @@ def test_a_parent_program_reads_one_line_and_stops_it_with_sigterm(
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     assert not (tmp_path / "ready.json").exists()
+
+
+def typed(block: str) -> list[str]:
+    """The commands of a console block."""
+    return block.replace("\\\n", "").replace("$ ", "").strip().splitlines()
+
+
+def test_many_models_are_served_listed_unloaded_and_stopped_as_shown(
+    path_with_llamasup: None, tmp_path: Path, tiny_model: Path
+) -> None:
+    (block,) = (each for each in blocks("console") if "llamasup serve" in each)
+    serve, *others = typed(block)
+    (name,) = set(re.findall(r'"model": "(.+?)"', block))
+    (tmp_path / "models").mkdir()
+    shutil.copy(tiny_model, tmp_path / "models" / f"{name}.gguf")
+    words = [*serve.replace("~", str(tmp_path)).split(), "--port", "0", "--events", "jsonl"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert process.stdout is not None
+    with process.stdout as events:
+        ready = next(event for event in map(json.loads, events) if event["event"] == "ready")
+        said = [
+            subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", each.replace("8080", str(ready["port"]))],
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+                check=True,
+            )
+            for each in others
+        ]
+        assert process.wait(PATIENCE_S) == 0
+    answer, table = json.loads(said[0].stdout), said[1].stdout
+    assert answer["usage"]["completion_tokens"] == 8
+    assert table.splitlines()[1].split()[:2] == [name, "ready"]
+
+
+def test_a_key_is_made_as_shown(path_with_llamasup: None, tmp_path: Path) -> None:
+    (block,) = (each for each in blocks("console") if "key new" in each)
+    made = typed(block)[0].split()
+    done = subprocess.run(made, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, check=True)
+    assert done.stdout.startswith("llamasup-")
+    assert "name=phone" in (tmp_path / "keys").read_text()
