@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from llamasup.core.errors import GaveUp, ServerFailed
+from llamasup.core.errors import DoesNotFit, GaveUp, LlamasupError, ServerFailed
 from llamasup.core.instance import Instance
+from llamasup.core.ladder import OUT_OF_MEMORY
 
-__all__ = ["failure_of"]
+__all__ = ["failure_of", "lacks_memory"]
+
+_LACKS_MEMORY = frozenset({DoesNotFit.cause, *OUT_OF_MEMORY})
+
+
+def lacks_memory(error: LlamasupError) -> bool:
+    """Whether it was refused or ended for want of memory, whoever found that: there may soon be more."""
+    return error.cause in _LACKS_MEMORY
 
 
 def failure_of(last: Instance, exit_code: int | None = None) -> ServerFailed | GaveUp:

@@ -18,13 +18,13 @@ from llamasup.core.memory import MemoryEstimate
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.settings import Settings
 
-__all__ = ["MOST_STEPS", "Admission", "admit", "give_way", "is_out_of_memory", "step_down"]
+__all__ = ["MOST_STEPS", "OUT_OF_MEMORY", "Admission", "admit", "give_way", "is_out_of_memory", "step_down"]
 
 MOST_STEPS = 3
 _LEAST_CELLS = 256  # that llama-server gives a slot
 _BEFORE_A_START = ("--parallel", "--kv-type", "--ctx-size")
 _AFTER_A_CRASH = ("--parallel", "--ctx-size", "--kv-type")
-_OUT_OF_MEMORY = frozenset({"out_of_memory_host", "out_of_memory_device", "fit_failed"})
+OUT_OF_MEMORY = frozenset({"out_of_memory_host", "out_of_memory_device", "fit_failed"})
 # What a kernel of the KV cache or of flash attention looks like in the last words (#28524).
 _KV_KERNEL = re.compile(
     r"fattn|flash[-_ ]?attn|set[-_]rows|cpy|kv[-_ ]cache|cache type|quantized V", re.IGNORECASE
@@ -107,7 +107,7 @@ def give_way(
 
 
 def is_out_of_memory(diagnosis: Diagnosis) -> bool:
-    return diagnosis.cause in _OUT_OF_MEMORY
+    return diagnosis.cause in OUT_OF_MEMORY
 
 
 def step_down(

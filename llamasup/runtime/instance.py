@@ -43,7 +43,8 @@ class InstanceRunner:
 
     ``room`` is its model's, may outlive it, and is told of every change. ``log_path`` is where the child's
     output goes, ``cwd`` the folder that it runs in (by default its work folder), ``log_passed_on`` who else
-    hears it (``LogPump``). All methods are for the event loop's thread.
+    hears it (``LogPump``). ``awaits_memory``: its owner has it start where memory is seen to be free; what
+    does not fit then is no matter of waiting for its own (#97). All methods are for the event loop's thread.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class InstanceRunner:
         prober: Callable[[ChildPlan], Prober] = prober_of,
         log_passed_on: Callable[[list[bytes]], None] | None = None,
         when_measured: Callable[[], None] | None = None,
+        awaits_memory: bool = False,
         roll: Callable[[], float] = random.random,
     ) -> None:
         self.model = model
@@ -94,6 +96,8 @@ class InstanceRunner:
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._never_served = True
+        self._awaits_memory = awaits_memory
+        self._fitted = False  # it served, and what it had then may still be on its way back
         self._held_s: float | None = None  # how long requests held a place in earlier generations
         self._load_began_s = 0.0
         self._load_s: float | None = None  # what a load takes; None: there was none yet
@@ -305,8 +309,10 @@ class InstanceRunner:
         if (after.state, after.generation) != (before.state, before.generation):
             if after.state is State.STARTING:
                 self._load_began_s = now_s
+                if self._awaits_memory and before.at_rest:
+                    self._fitted = False
             elif after.state is State.READY:
-                self._never_served = False
+                self._never_served, self._fitted = False, True
                 self._load_s = smoothed(self._load_s, now_s - self._load_began_s, LOAD_WEIGHT)
                 self._current.endpoint.begin_serving()
                 self._current.start(probing.learn)
@@ -379,7 +385,7 @@ class InstanceRunner:
             self._around,
             tasks,
             wanted=lambda: self.instance.state is State.STARTING,
-            first=self._never_served,
+            first=not self._fitted,
         )
         if isinstance(begun, Diagnosis):
             self.post(core.SpawnFailed(number, begun))

@@ -65,6 +65,7 @@ class Runners:
                 log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),
                 log_passed_on=self._log_passed_on,
                 when_measured=when_measured,
+                awaits_memory=True,
             )
             tenancy.served.add(runner)
             self._tasks[runner] = tasks.create_task(runner.run(), name=f"{spec.id}/{self._made}/run")

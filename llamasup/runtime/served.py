@@ -7,10 +7,12 @@ it adds runners and removes them, and shuts the gate while they are changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from llamasup.core.instance import Policy
+from llamasup.core.wait_estimate import retry_after_s
 from llamasup.runtime.endpoint import BUSY, Endpoint, Lease, Serving, Unavailable
 from llamasup.runtime.instance import NOT_RUNNING, InstanceRunner
 from llamasup.runtime.waiting import Ticket, WaitingRoom
@@ -53,6 +55,7 @@ class ServedModel:
         self._only: InstanceRunner | None = None
         self._shut: Unavailable | None = None
         self._absent: Unavailable | None = None
+        self._again_at_s: float | None = None  # when it is tried again, of which ``absent`` tells
         self._when_idle = when_idle
         self._clock = clock
         self._choice: ReplicaChoice | None = None  # while there are several processes
@@ -129,7 +132,12 @@ class ServedModel:
 
     @absent.setter
     def absent(self, why: Unavailable | None) -> None:
-        self._absent = why
+        self._absent, self._again_at_s = why, None
+        self.room.changed()
+
+    def fail(self, why: Unavailable, again_at_s: float) -> None:
+        """``absent`` for now: it is tried again for whoever comes after that (monotonic)."""
+        self._absent, self._again_at_s = why, again_at_s
         self.room.changed()
 
     # --- within
@@ -156,7 +164,9 @@ class ServedModel:
         if staying:
             return min(staying, key=_hopelessness)
         if self._absent is not None:
-            return self._absent
+            if self._again_at_s is None:
+                return self._absent
+            return replace(self._absent, retry_after_s=retry_after_s(self._again_at_s - self._clock()))
         return self.runners[-1].unavailable() if self.runners else NOT_RUNNING
 
     def _unshunned(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:

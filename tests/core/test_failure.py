@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
 from llamasup.core.diagnosis import Diagnosis
-from llamasup.core.errors import GaveUp, ServerFailed
-from llamasup.core.failure import failure_of
+from llamasup.core.errors import DoesNotFit, GaveUp, LlamasupError, ServerFailed
+from llamasup.core.failure import failure_of, lacks_memory
 from llamasup.core.instance import Instance, State
 
 
@@ -29,3 +31,17 @@ def test_a_crash_loop_is_given_up_with_the_last_crash() -> None:
 
 def test_a_failure_without_a_diagnosis_is_told_all_the_same() -> None:
     assert failure_of(Instance(state=State.FAILED)).message == "llama-server failed."
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (DoesNotFit("It does not fit."), True),
+        (ServerFailed("It does not fit.", cause="does_not_fit", exit_code=71), True),
+        (ServerFailed("No memory.", cause="out_of_memory_device", exit_code=71), True),
+        (ServerFailed("No such flag.", cause="flag_unknown", exit_code=2), False),
+        (GaveUp("It crashed too often."), False),
+    ],
+)
+def test_what_lacks_memory_may_soon_be_tried_again(error: LlamasupError, *, lacks: bool) -> None:
+    assert lacks_memory(error) is lacks

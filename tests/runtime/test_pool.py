@@ -22,7 +22,7 @@ from llamasup.core.errors import BrokenRuntime, Conflict, GaveUp, LlamasupError,
 from llamasup.core.instance import Policy, State
 from llamasup.core.model_spec import ModelSpec, Stay
 from llamasup.core.residency import Phase
-from llamasup.runtime import departure, sizing
+from llamasup.runtime import departure, planner, sizing
 from llamasup.runtime import pool as pool_module
 from llamasup.runtime.events import StateChanged
 from llamasup.runtime.tenancy import Sized
@@ -146,6 +146,25 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_for_it_and_disturbs_nob
         assert it["b"].phase is Phase.FAILED
         assert it.pids("a") == before
         assert await it.ask("a").served_by() == 1
+
+
+@in_a_loop
+async def test_what_somebody_else_has_the_memory_for_is_soon_tried_again(
+    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it served before: it is given up at once, and nothing is kept for it meanwhile."""
+    really = planner.__dict__["hardware"]
+    async with pooled(tmp_path, specs["a"]) as it:
+        for times in range(2):
+            monkeypatch.setattr(planner, "hardware", lambda: replace(really(), memory_available_bytes=1000))
+            refused = await it.ask("a").refusal()
+            assert (refused.cause, it["a"].phase) == ("does_not_fit", Phase.FAILED)
+            assert refused.retry_after_s == pytest.approx(pool_module.RETRY_AFTER_MEMORY_S, abs=1.0)
+            assert it["a"].runners[0].instance.restarts == 0
+            monkeypatch.setattr(planner, "hardware", really)
+            await it.load("a")
+            await it.unload("a")
+            assert it.loads("a") == times + 1
 
 
 @in_a_loop

@@ -178,6 +178,18 @@ async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() ->
 
 
 @in_a_loop
+async def test_when_one_that_cannot_be_loaded_is_tried_again_comes_nearer() -> None:
+    now_s = 100.0
+    served = ServedModel(policy=Policy(), clock=lambda: now_s)
+    served.fail(FAILED, 400.0)
+    assert served.lease() == replace(FAILED, retry_after_s=300.0)
+    now_s = 390.0
+    assert served.lease() == replace(FAILED, retry_after_s=10.0)
+    served.absent = TO_BE_LOADED
+    assert served.lease() is TO_BE_LOADED
+
+
+@in_a_loop
 async def test_who_may_wait_can_be_changed_while_others_do() -> None:
     served = served_model()
     runner = Replica(served)
