@@ -64,7 +64,7 @@ class Sizer:
         def downloading(progress: Progress) -> None:
             tenancy.downloading(progress)
             done, total, speed = progress.done_bytes, progress.total_bytes, progress.bytes_per_s
-            self._bus.publish(Downloading(spec.id, done, total, speed))
+            self._bus.publish(Downloading(tenancy.spec.id, done, total, speed))
 
         try:
             return await fetch(spec.source, downloading)
