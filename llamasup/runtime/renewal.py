@@ -41,12 +41,17 @@ def remove(pool: Pool, tenancy: Tenancy, heir: Tenancy | None = None) -> None:
 
 
 def _hand_over(pool: Pool, tenancy: Tenancy, heir: Tenancy) -> None:
+    def over(claim: asyncio.Future[None]) -> None:
+        """Whoever gives up looks for it where it was."""
+        if claim in heir.claims:
+            heir.claims.remove(claim)
+            pool.decide_soon()
+
     is_wanted = tenancy.wanted
     claims, tenancy.claims = tenancy.claims, []
     for claim in claims:
         pool.claim(heir, claim)
-        # Whoever gives up looks for it where it was.
-        claim.add_done_callback(lambda over: heir.claims.remove(over) if over in heir.claims else None)
+        claim.add_done_callback(over)
     heir.wish, tenancy.wish = heir.wish or tenancy.wish, None
     tenancy.served.room.hand_over(heir.served.room)
     if is_wanted:

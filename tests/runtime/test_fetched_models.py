@@ -15,6 +15,7 @@ from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import Phase
 from llamasup.runtime.downloads import Listener, Progress
 from llamasup.runtime.model_status import state_of_tenancy
+from llamasup.runtime.renewal import remove
 from tests.runtime.pools import file_of, in_a_loop, pooled, spec_of, with_context
 
 pytestmark = [pytest.mark.slow, pytest.mark.beside]
@@ -94,10 +95,9 @@ async def test_a_download_ends_with_the_last_client_who_waits_for_it(
         await it.decided()
         assert hub.called_off == []
         it.catalog.room("a").leave(second.ticket)
-        await it.decided()
 
+        await it.until(lambda: it["a"].sizing is None)
         assert hub.called_off == [REF]
-        assert it["a"].sizing is None
         assert state_of_tenancy(it["a"]) == "stopped"
         hub.may.set()
         assert await it.ask("a").served_by() == 1  # and goes on with the next one
@@ -113,10 +113,24 @@ async def test_a_download_ends_with_the_last_who_asked_for_the_load(
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         await it.until(lambda: hub.begun == [REF])
         loading.cancel()
-        await asyncio.sleep(0)
-        await it.decided()
 
-        assert hub.called_off == [REF]
+        await it.until(lambda: hub.called_off == [REF])
+
+
+@in_a_loop
+async def test_a_download_ends_with_those_who_came_to_it_from_another_name(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["b"].source))
+    async with pooled(tmp_path, far(specs["a"], "org/old"), far(specs["c"]), fetch=hub.fetch) as it:
+        loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
+        await it.until(lambda: hub.begun == ["org/old"])
+        remove(it.pool, it["a"], it["c"])
+        await it.until(lambda: hub.begun == ["org/old", REF])
+        assert hub.called_off == ["org/old"]
+        loading.cancel()
+
+        await it.until(lambda: hub.called_off == ["org/old", REF])
 
 
 @in_a_loop
@@ -128,9 +142,8 @@ async def test_an_unload_ends_the_download(tmp_path: Path, specs: dict[str, Mode
         await it.unload("a")
         with pytest.raises(Conflict):
             await loading
-        await it.decided()
 
-        assert hub.called_off == [REF]
+        await it.until(lambda: hub.called_off == [REF])
 
 
 @in_a_loop
@@ -171,8 +184,7 @@ async def test_a_download_ends_with_what_it_was_for(tmp_path: Path, specs: dict[
         await it.until(lambda: REF in hub.begun)
         it.apply(specs["a"])
         assert (await gone.refusal()).status == 404
-        await it.decided()
-        assert hub.called_off == ["org/huge:q8", REF]
+        await it.until(lambda: hub.called_off == ["org/huge:q8", REF])
 
 
 # --- it is here no more
