@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamasup.core.address import Address
-from llamasup.core.errors import ConfigInvalid, LlamasupError
+from llamasup.core.errors import ConfigInvalid
 from llamasup.core.instance import Policy
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import ResidencyPolicy
@@ -27,8 +27,9 @@ from llamasup.hosting import Hosting, prepare_place
 from llamasup.runtime.downloads import DownloadSettings
 from llamasup.runtime.events import Bus
 from llamasup.runtime.library import read_library
+from llamasup.runtime.model_check import WrongModel, refusal, wrong_models
 from llamasup.runtime.pool import PoolOptions
-from llamasup.runtime.tenancy import policy_for, size_up
+from llamasup.runtime.tenancy import policy_for
 
 if TYPE_CHECKING:
     from llamasup.config import Config
@@ -113,6 +114,7 @@ class ConfigSource:
             self._pool_options_of(config),
             DownloadSettings(
                 folder=folder,
+                others=(models_folder(),),  # what llamasup pull has brought
                 endpoint=downloads.endpoint,
                 token_file=downloads.token_file,
                 private_addresses=downloads.private_addresses,
@@ -147,30 +149,29 @@ class ConfigSource:
     def check_all(self, configured: Configured) -> None:
         """What the config names has to be there, and to fit: better said now than to the first who asks.
 
-        Raises ModelMissing, ModelInvalid or DoesNotFit.
+        Raises ConfigInvalid with all that is not; of what a program names beside the config ModelMissing,
+        ModelInvalid or DoesNotFit.
         """
-        self._check(configured, configured.library.registry.specs.values())
+        if (refused := refusal(self.wrong(configured))) is not None:
+            raise refused
+
+    def wrong(self, configured: Configured) -> Iterator[WrongModel]:
+        """Of what the config names."""
+        return wrong_models(configured.config, configured.library.registry.specs.values(), configured.options)
 
     def check(self, configured: Configured, before: Mapping[str, ModelSpec]) -> None:
         """As ``Source``."""
         found = configured.library.registry.specs.values()
         new = [each for each in found if _said_of(before.get(each.id)) != _said_of(each)]
-        try:
-            self._check(configured, new)
-        except LlamasupError as error:
+        refused = refusal(wrong_models(configured.config, new, configured.options))
+        if isinstance(refused, ConfigInvalid):
+            raise refused
+        if refused is not None:
             raise ConfigInvalid(
-                f"{error.message.rstrip('.')}. The config is not taken.",
-                remedy=error.remedy,
-                details=error.details,
-            ) from error
-
-    def _check(self, configured: Configured, specs: Iterable[ModelSpec]) -> None:
-        options = configured.options
-        for spec in specs:
-            # One that is to be found in a folder and is not there yet may come; that is told as a problem.
-            is_here = spec.source and not spec.is_remote
-            if is_here and any(name in configured.config.models for name in spec.names):
-                size_up(spec, options.budget, options.runtime, options.environ)
+                f"{refused.message.rstrip('.')}. The config is not taken.",
+                remedy=refused.remedy,
+                details=refused.details,
+            ) from refused
 
     def _pool_options_of(self, config: Config) -> PoolOptions:
         memory = config.memory
@@ -198,7 +199,7 @@ class ServeService(Hosting):
     """Many models, served. Preparing it finds every mistake that can be found before anything is started.
 
     Raises ConfigInvalid, UnsafeBind, UsageInvalid, RuntimeMissing, and ModelMissing, ModelInvalid or
-    DoesNotFit for a model that the config names.
+    DoesNotFit for a model that a program names.
     """
 
     def __init__(self, options: ServeOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:

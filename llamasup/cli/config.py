@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from llamasup.cli.config_check import missing_here
+from llamasup.cli.config_check import missing_here, wrong_here
 from llamasup.cli.errors import guarded
 from llamasup.cli.results import write_json, write_result
 from llamasup.cli.view import View, plural
@@ -21,7 +21,7 @@ from llamasup.config.values import Cache, Config
 from llamasup.core.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
 from llamasup.core.model_names import is_pattern
 from llamasup.core.printable import path_text, printable
-from llamasup.effects.files import atomic_write
+from llamasup.effects.files import atomic_write, models_folder
 
 __all__ = ["check_command", "init_command", "schema_command"]
 
@@ -37,7 +37,13 @@ def check_command(file: Path | None, *, json: bool) -> int:
         path = find_config(file, os.environ)
         try:
             reading, mistakes = read(path, os.environ)
-            mistakes += missing_here(reading, os.environ)
+            untold = ""
+            if not mistakes:  # what could not be read has its default, which is not what is meant
+                mistakes = missing_here(reading, os.environ)
+                wrong, untold = wrong_here(reading, os.environ, mistakes)
+                mistakes += wrong
+            else:
+                mistakes += missing_here(reading, os.environ)
             if mistakes:
                 raise ConfigMistakes(str(path), mistakes)
         except ConfigInvalid as error:
@@ -52,6 +58,8 @@ def check_command(file: Path | None, *, json: bool) -> int:
             write_json({"ok": True, "file": path_text(str(path)), "mistakes": []})
         else:
             view.say("info", "config", f"{printable(str(path))} is sound: {_summary(reading.config)}.")
+            if untold:
+                view.say("info", "config", f"Its models were not tried: {untold}")
         return 0
 
     return guarded(act)
@@ -141,11 +149,17 @@ def _surroundings(environ: Mapping[str, str]) -> Surroundings:
         cores=machine.physical_cores,
         devices=devices,
         runtime=runtime,
-        models_dirs=_folders(_USUAL_FOLDERS),
+        # Ours first: that is where downloads go then, too.
+        models_dirs=_folders((*_ours(models_folder()), *_USUAL_FOLDERS)),
         caches=tuple(name for name in get_args(Cache) if cache_folders((name,), environ)),
         # Bytes that are no UTF-8 cannot stand in a config.
         key_file=str(keys) if keys.is_file() and path_text(str(keys)) == str(keys) else None,
     )
+
+
+def _ours(folder: Path) -> tuple[str, ...]:
+    """As it can stand in a config: bytes that are no UTF-8 cannot."""
+    return (str(folder),) if path_text(str(folder)) == str(folder) else ()
 
 
 def _folders(usual: Sequence[str]) -> tuple[str, ...]:

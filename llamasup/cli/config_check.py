@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from llamasup.config.keys import FilePath, Many
 from llamasup.config.mistakes import NOT_SHOWN, Mistake, Place, place_text, shown
 from llamasup.config.reading import Reading, keys_of
-from llamasup.config.values import ModelKeys
+from llamasup.config.values import Config, ModelKeys
 from llamasup.core.address import is_local
-from llamasup.core.errors import LlamasupError
+from llamasup.core.errors import ConfigInvalid, LlamasupError, RuntimeMissing
+from llamasup.core.model_rules import Problem
 from llamasup.core.printable import printable
+from llamasup.core.registry import Registry
 from llamasup.effects.keys import KeyFile, environment_keys
 from llamasup.effects.path_kind import PathKind, path_kind
 
-__all__ = ["missing_here"]
+__all__ = ["missing_here", "wrong_here"]
 
 _Found = Iterator[tuple[Place, str]]
 DevicesOf = Callable[[str | None, Mapping[str, str]], Sequence[str]]
@@ -36,6 +39,62 @@ def missing_here(
         *_devices(reading, environ, devices_of or _devices_of),
     )
     return tuple(_mistake(reading, place, what) for place, what in found)
+
+
+def wrong_here(
+    reading: Reading, environ: Mapping[str, str], told: Sequence[Mistake] = ()
+) -> tuple[tuple[Mistake, ...], str]:
+    """The models that ``serve`` would refuse, and the names that none has; and why the models could not be
+    tried, where there is nothing to start them with.
+
+    ``told``: what is known to be wrong. More is not said of such a model, and of a folder that is not there
+    nobody knows which names are in it.
+    """
+    from llamasup.runtime.library import read_library
+    from llamasup.serving import ConfigSource, serve_options
+
+    config = reading.config
+    found: list[Mistake] = []
+    untold = ""
+    try:
+        try:
+            source = ConfigSource(serve_options(lambda: config), environ)
+        except RuntimeMissing as error:
+            untold, library = error.message, read_library(config)
+        else:
+            configured = source.first()
+            library = configured.library
+            for each in source.wrong(configured):
+                model = place_text(each.place[:2])
+                if any(known.key == model or known.key.startswith(f"{model}.") for known in told):
+                    continue
+                mistake = _mistake(reading, each.place, reading.as_written(each.error.message))
+                key = place_text(each.place)
+                found.append(replace(mistake, key=key, more=tuple(map(reading.as_written, each.details))))
+    except ConfigInvalid as error:
+        return (Mistake(0, "", reading.as_written(error.message)),), ""
+    is_known = not any(known.key.startswith("models_dir") for known in told)
+    names = _unknown_names(config, library.registry) if is_known else ()
+    return (*found, *(_mistake(reading, place, what) for place, what in names)), untold
+
+
+def _unknown_names(config: Config, registry: Registry) -> _Found:
+    told = {name: problem for problem in registry.problems for name in problem.names}
+    if config.default_model is not None and registry.default is None:
+        yield ("default_model",), _said(told[config.default_model])
+    for group, members in config.groups.items():
+        for number, member in enumerate(members):
+            problem = told.get(member)
+            if problem is not None and problem.cause == "model_not_found":
+                yield ("groups", group, number), _said(problem)
+    for name in config.models:
+        spec = registry.specs.get(registry.names.get(name, ""))
+        if spec is not None and not spec.source:
+            yield ("models", name), _said(told[name]) if name in told else spec.problem
+
+
+def _said(problem: Problem) -> str:
+    return "; ".join(filter(None, (problem.message, problem.remedy.rstrip("."))))
 
 
 def _mistake(reading: Reading, place: Place, what: str) -> Mistake:

@@ -37,6 +37,8 @@ class Mistake:
     key: str
     what: str
     """The value seen, and what is allowed."""
+    more: tuple[str, ...] = ()
+    """Lines of its own, such as a table."""
 
     def in_file(self, file: str) -> str:
         place = f"{file}:{self.line}" if self.line else file
@@ -49,8 +51,12 @@ class ConfigMistakes(ConfigInvalid):
     def __init__(self, file: str, mistakes: tuple[Mistake, ...]) -> None:
         self.file = file
         self.mistakes = tuple(sorted(set(mistakes)))
-        told = tuple(each.in_file(file) for each in self.mistakes[:MOST_TOLD])
-        left = len(self.mistakes) - len(told)
+        told = tuple(
+            line
+            for each in self.mistakes[:MOST_TOLD]
+            for line in (each.in_file(file), *(f"  {printable(more)}" for more in each.more))
+        )
+        left = max(0, len(self.mistakes) - MOST_TOLD)
         count = "one mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
         super().__init__(
             f"{printable(file)} has {count}.", details=(*told, f"… and {left} more") if left else told

@@ -16,10 +16,16 @@ import yaml
 
 from llamasup.cli.config import check_command, init_command, schema_command
 from llamasup.cli.config_check import missing_here
-from llamasup.config.reading import Reading, read, read_text
+from llamasup.config.mistakes import ConfigMistakes
+from llamasup.config.reading import Reading, load, read, read_text
 from llamasup.config.schema import json_schema
 from llamasup.config.starter import Surroundings, starter_text
 from llamasup.core.errors import RuntimeMissing
+from llamasup.effects.files import models_folder
+from llamasup.runtime.events import Bus
+from llamasup.serving import ServeService, serve_options
+from llamasup.testing.fake_server import install
+from llamasup.testing.models import tiny_decoder
 from tests.config.reading import config_of
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +66,9 @@ def test_a_sound_config_is_said_to_be_sound(home: Path, capfd: pytest.CaptureFix
 
     said = capfd.readouterr()
     assert said.out == ""
-    assert said.err == f"{path} is sound: 1 model, 1 rule, 1 folder.\n"
+    sound, untold = said.err.splitlines()
+    assert sound == f"{path} is sound: 1 model, 1 rule, 1 folder."
+    assert untold.startswith("Its models were not tried: ")  # there is nothing that could start them
 
 
 def test_everything_that_is_wrong_is_said_at_once(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +142,96 @@ def test_files_and_folders_that_are_not_there_are_told_with_their_lines(tmp_path
         f"c.yaml:11: downloads.folder: '{tmp_path}/file': Not a directory",
         f"c.yaml:11: downloads.token_file: '{tmp_path}/none': No such file or directory",
     ]
+
+
+@pytest.fixture
+def models(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two models, and what can start them."""
+    monkeypatch.setenv("LLAMASUP_RUNTIME", str(install(home / "llama-server")))
+    (home / "m").mkdir()
+    for name in ("x", "y"):
+        (home / f"m/{name}.gguf").write_bytes(tiny_decoder() + b"\0" * (name == "y"))
+    return home
+
+
+def test_what_serve_would_refuse_is_told_by_check_and_by_serve_alike(
+    models: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (models / "broken.gguf").write_bytes(tiny_decoder()[:2000])
+    path = written(
+        models,
+        """\
+        models:
+          a: {path: m/x.gguf}
+          b:
+            path: m/y.gguf
+            kv_type: q9_9
+          c2.5: {path: broken.gguf}
+          d:
+            path: m/x.gguf
+            extra: [--nonsense]
+        """,
+    )
+    assert check_command(path, json=False) == 78
+
+    said = capfd.readouterr().err
+    assert f"{path} has 3 mistakes." in said
+    assert f"{path}:5: models.b.kv_type: --kv-type 'q9_9' is no KV cache type" in said
+    assert f"{path}:6: models.c2.5.path: {models}/broken.gguf" in said
+    assert f"{path}:9: models.d.extra: this llama-server" in said
+    assert "has no --nonsense" in said
+
+    with pytest.raises(ConfigMistakes) as refused:
+        ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
+    assert [(each.line, each.key) for each in refused.value.mistakes] == [
+        (3, "models.b.kv_type"),
+        (6, "models.c2.5.path"),
+        (7, "models.d.extra"),
+    ]
+
+
+def test_a_device_that_is_not_there_is_refused_at_the_start(models: Path) -> None:
+    path = written(models, "models: {a: {path: m/x.gguf, devices: CUDA9}}\n")
+    with pytest.raises(ConfigMistakes) as refused:
+        ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
+    assert [each.key for each in refused.value.mistakes] == ["models.a.devices"]
+    assert "'CUDA9' is not there" in refused.value.details[0]
+
+
+def test_names_that_no_model_has_are_told(models: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = written(
+        models,
+        """\
+        models_dir: m
+        default_model: nosuch
+        models: {xx: {aliases: gpt}}
+        groups: {g: [zz, x, "q*"]}
+        """,
+    )
+    assert check_command(path, json=True) == 78
+
+    found = [(each["line"], each["key"]) for each in json.loads(capfd.readouterr().out)["mistakes"]]
+    assert found == [(2, "default_model"), (3, "models.xx"), (4, "groups.g[0]"), (4, "groups.g[2]")]
+
+
+def test_of_two_that_are_pinned_one_group_has_room_for_one(
+    models: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = written(
+        models,
+        """\
+        models_dir: m
+        groups: {g: [x, y]}
+        models:
+          x: {pin: true}
+          y: {pin: true}
+        """,
+    )
+    assert check_command(path, json=False) == 78
+    assert f"{path}:5: models.y: it is pinned, and so is 'x' of the group 'g'" in capfd.readouterr().err
+
+    path.write_text(path.read_text().replace("y: {pin: true}", "y: {pin: false}"))
+    assert check_command(path, json=False) == 0
 
 
 def test_words_that_are_no_files_are_not_looked_for(tmp_path: Path) -> None:
@@ -284,7 +382,7 @@ def test_init_writes_a_config_that_check_accepts(home: Path, capfd: pytest.Captu
     assert f"Wrote {path}" in capfd.readouterr().err
 
     assert check_command(None, json=False) == 0
-    assert capfd.readouterr().err == f"{path} is sound: 1 model.\n"
+    assert capfd.readouterr().err.startswith(f"{path} is sound: 1 model.\n")
 
 
 def test_init_finds_what_there_is(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -302,6 +400,16 @@ def test_init_finds_what_there_is(home: Path, capfd: pytest.CaptureFixture[str])
     assert config.models_dir[0] == home / "models"
     assert config.caches == ("llama.cpp",)
     assert config.auth.api_key_file == keys
+
+
+def test_init_names_the_folder_that_pull_fills_once_it_is_there(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    models_folder().mkdir(parents=True)
+    (home / "models").mkdir(exist_ok=True)
+    assert init_command(Path("-"), force=False) == 0
+    folders = config_of(capfd.readouterr().out, HOME=str(home)).models_dir
+    assert list(folders[:2]) == [models_folder(), home / "models"]
 
 
 def test_init_overwrites_only_when_it_is_told_to(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
