@@ -270,6 +270,7 @@ class _Pull:
         self, needed: Sequence[Wanted], wanted: Sequence[Wanted], projector: Wanted | None
     ) -> None:
         fetched: dict[Path, PartFile] = {}
+        first = next(each for each in wanted if each is not projector)
         with ExitStack() as held:
             for each in needed:
                 self._make_folder(each.target)
@@ -282,8 +283,15 @@ class _Pull:
                 self._done_before += each.target.stat().st_size if part is None else part.done_bytes
                 if part is not None:
                     held.callback(part.close)  # complete: published below, or found so by the next run
+                    if each is projector or each is first:
+                        # Before hours are spent on what belongs to it.
+                        await asyncio.to_thread(_check, [part.path], [part])
                     fetched[each.target] = part
-            await asyncio.to_thread(_check_models, fetched, wanted, projector)
+            parts = [each.target for each in wanted if each is not projector]
+            if len(parts) > 1:
+                now = [fetched[each].path if each in fetched else each for each in parts]
+                # Which of them is the wrong one cannot be told.
+                await asyncio.to_thread(_check, now, [fetched[each] for each in parts if each in fetched])
             order = ([projector] if projector else []) + [
                 each for each in reversed(wanted) if each is not projector
             ]
@@ -304,17 +312,12 @@ class _Sum:
         self._follower.moved(self._before + done_bytes)
 
 
-def _check_models(fetched: dict[Path, PartFile], wanted: Sequence[Wanted], projector: Wanted | None) -> None:
-    """Whether a server could load what has come. Raises ModelInvalid; what is of no use is removed then."""
-    paths = {each.target: each.target for each in wanted} | {
-        target: part.path for target, part in fetched.items()
-    }
+def _check(paths: Sequence[Path], come: Sequence[PartFile]) -> None:
+    """Raises ModelInvalid where no server could load what is at ``paths``; what has ``come`` goes then."""
     try:
-        read_parts([paths[each.target] for each in wanted if each is not projector])
-        if projector is not None:
-            read_parts([paths[projector.target]])
+        read_parts(paths)
     except ModelInvalid:
-        for part in fetched.values():
+        for part in come:
             part.discard()
         raise
 

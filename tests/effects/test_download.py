@@ -444,6 +444,37 @@ def test_a_truncated_model_is_refused_though_it_came_whole(puller: Puller) -> No
     assert puller.left() == []
 
 
+def test_a_projector_that_is_none_is_noticed_before_the_model_is_fetched(
+    puller: Puller, model: bytes
+) -> None:
+    puller.hub.repos["org/m"] = {"m-Q4_K_M.gguf": model, "mmproj-F16.gguf": b"<html>" * 1000}
+    with pytest.raises(ModelInvalid):
+        puller("org/m")
+    assert [each for each in puller.hub.paths() if each.endswith("m-Q4_K_M.gguf")] == []
+    assert puller.left() == []
+
+
+def test_a_first_part_that_is_none_is_noticed_before_the_others_and_what_is_sound_is_kept(
+    puller: Puller, tmp_path: Path
+) -> None:
+    parts = {path.name: path.read_bytes() for path in models.write_split_decoder(tmp_path, "m-Q4_K_M")}
+    first, *others = parts
+    shown = puller.hub.repos["org/m"] = {
+        **parts,
+        first: b"<html>" * 1000,
+        "mmproj-F16.gguf": models.tiny_projector(),
+    }
+    with pytest.raises(ModelInvalid):
+        puller("org/m")
+    assert not any(path.endswith(tuple(others)) for path in puller.hub.paths())
+    assert puller.left() == ["mmproj-F16.gguf.part", "mmproj-F16.gguf.part.json"]
+    shown[first] = parts[first]
+    puller.hub.asked.clear()
+    assert puller("org/m").mmproj is not None
+    fetched = [each.path for each in puller.hub.asked if each.range not in (None, "bytes=0-0")]
+    assert not any(path.endswith("mmproj-F16.gguf") for path in fetched)
+
+
 def test_parts_of_two_sets_are_no_model(puller: Puller, tmp_path: Path) -> None:
     first, second, third = models.write_split_decoder(tmp_path, "m-Q4_K_M")
     puller.hub.repos["org/m"] = {
