@@ -39,7 +39,7 @@ __all__ = [
 
 # Change the number with every change of the reader or of ModelFacts: what an older one found is then stale.
 # The version makes sure of that from one release to the next.
-REVISION = f"{__version__}/7"
+REVISION = f"{__version__}/8"
 # Holds the headers of small models whole; a larger header is read at the size that its beginning suggests.
 _FIRST_READ_BYTES = 64 * 1024
 # llama_split_path of llama.cpp.
@@ -190,6 +190,7 @@ def _read(path: Path) -> Container:
         with os.fdopen(os.open(path, os.O_RDONLY | flags), "rb", buffering=0) as file:
             before = os.fstat(file.fileno())
             _check_regular(path, before)
+            _check_downloaded(path)
             wanted = min(_FIRST_READ_BYTES, before.st_size)
             while True:
                 header = bytearray(wanted)
@@ -232,6 +233,15 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
         raise _is_folder(path)
     kind = next((kind for is_kind, kind in _SPECIAL_FILES if is_kind(status.st_mode)), "not a file")
     raise ModelInvalid(f"{path}: is {kind}, not a model file", remedy="Give the path of a .gguf file.")
+
+
+def _check_downloaded(path: Path) -> None:
+    """aria2 gives a file its name and its whole size at once: a header is soon there, and zeros follow it."""
+    if path_kind(path.with_name(f"{path.name}.aria2")) is PathKind.FILE:
+        raise ModelInvalid(
+            f"{path}: is not whole yet: {path.name}.aria2, which lies beside it, says that aria2 is at it",
+            remedy="Let aria2c finish it (--continue); if it is whole, remove the .aria2 file.",
+        )
 
 
 def _is_folder(path: Path) -> ModelMissing:

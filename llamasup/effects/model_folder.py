@@ -192,6 +192,7 @@ class _Walk:
                 elif entry.name.lower().endswith(".gguf"):
                     names.add(entry.name)
             paths += _whole_models(folder, names)
+        top.stat()  # else it went meanwhile, and what was not found in it is not known to be gone
         return paths
 
     def _entries_of(self, folder: str) -> Iterator[os.DirEntry[str]]:

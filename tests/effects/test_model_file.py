@@ -485,3 +485,15 @@ def test_an_error_is_not_remembered(folder: Path, read: Read) -> None:
     refused(read, path)
     path.write_bytes(models.tiny_decoder())
     assert read(path).architecture == "llama"
+
+
+def test_a_file_that_aria2_is_at_is_not_whole(tmp_path: Path) -> None:
+    """It has its whole size from the beginning, and its header soon after."""
+    path = tmp_path / "x.gguf"
+    path.write_bytes(models.tiny_decoder())
+    control = tmp_path / "x.gguf.aria2"
+    control.touch()
+    with pytest.raises(ModelInvalid, match=r"x\.gguf: is not whole yet: x\.gguf\.aria2"):
+        read_model(path, cache_folder=tmp_path / "cache")
+    control.unlink()
+    assert read_model(path, cache_folder=tmp_path / "cache").layers

@@ -309,3 +309,21 @@ def test_a_file_that_comes_back_in_the_moment_it_is_looked_at_is_listed(
 
     monkeypatch.setattr(model_folder, "read_anew", back)
     assert shown(listed(top), top) == {"m.gguf": ModelClass.DECODER}
+
+
+def test_a_folder_that_goes_while_it_is_looked_into_is_missing_and_not_empty(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (top / "sub").mkdir()
+    (top / "sub/x.gguf").write_bytes(models.tiny_decoder())
+    listing = os.scandir
+
+    def go(folder: str | Path) -> object:
+        found = listing(folder)
+        if folder == str(top):
+            top.rename(top.with_name("away"))
+        return found
+
+    with monkeypatch.context() as patch, pytest.raises(ModelMissing):
+        patch.setattr(os, "scandir", go)
+        list_models(top)

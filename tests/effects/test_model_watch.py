@@ -145,6 +145,19 @@ async def test_a_copy_is_neither_served_nor_a_problem_while_it_grows(top: Path) 
 
 
 @in_loop
+async def test_what_aria2_has_not_finished_is_no_model_although_it_has_its_name_and_size(top: Path) -> None:
+    policy = SettlePolicy(sound_s=0.05, broken_s=3600)
+    async with watching(top, policy=policy) as watched:
+        control = put(top / "a.gguf.aria2", b"aria2")
+        put(top / "a.gguf", DECODER[:-1000] + bytes(1000))
+        put(top / "b.gguf")
+        assert "a.gguf" not in await watched.until(lambda served: "b.gguf" in served)
+        put(top / "a.gguf")
+        control.unlink()
+        await watched.until(lambda served: served.get("a.gguf") == "decoder")
+
+
+@in_loop
 async def test_a_copy_that_was_broken_off_is_told_once_it_is_quiet(top: Path) -> None:
     async with watching(top) as watched:
         put(top / "a.gguf", DECODER[: len(DECODER) // 2])
