@@ -135,8 +135,10 @@ def reload_command(where: Where, *, wait: bool, json: bool) -> int:
         changed = [*changes.get("changed", ()), *changes.get("retouched", ())]
         found = {"added": changes.get("added"), "changed": changed, "removed": changes.get("removed")}
         said = [f"{what}: {shortened(models)}" for what, models in found.items() if models]
-        if wait:
-            _say(view, "; ".join(said) or "Nothing has changed")
+        _say(
+            view,
+            ("; ".join(said) or "Nothing has changed") if wait else "The configuration is being read again",
+        )
         if later := changes.get("next_start"):
             view.say("warning", "control", f"{', '.join(later)}: changed, and counts from the next start on")
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self, cast
 from urllib.parse import quote
 
+import msgspec
+
 from llamasup.core.error_object import error_from
 from llamasup.core.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.effects.httpx_alone import httpx
@@ -39,6 +41,19 @@ class Place:
         return self.url if self.socket is None else self.socket
 
 
+class _ModelRead(msgspec.Struct):
+    id: str
+    state: str
+
+
+class _StatusRead(msgspec.Struct):
+    """What the ``status`` object of every version has."""
+
+    pid: int
+    url: str
+    models: list[_ModelRead]
+
+
 class _Asking:
     """What both clients have in common: no request is sent here."""
 
@@ -59,7 +74,7 @@ class _Asking:
 
     def _trust(self) -> Any:
         """Of the system's certificates, or of ``$SSL_CERT_FILE``. Making it takes 20 ms."""
-        if not self.place.url.startswith("https:"):
+        if httpx.URL(self.place.url).scheme != "https":  # in small letters, however it was written
             return False
         import ssl
 
@@ -77,9 +92,12 @@ class _Asking:
                 remedy="Give it as http://127.0.0.1:8080.",
             ) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
             raise NotRunning(
                 f"No llamasup answers at {shown}: {str(error) or 'no answer in time'}.",
-                remedy="Is it running?",
+                remedy="Name what signs its certificate: SSL_CERT_FILE=FILE."
+                if untrusted
+                else "Is it running?",
             ) from None
         except httpx.TimeoutException:
             raise ControlFailed(
@@ -98,9 +116,16 @@ class _Asking:
             answered = json.loads(response.content)
         except ValueError:
             answered = None
-        if response.is_success and answered is not None:
-            return answered
-        raise self._error(response.status_code, answered, what)
+        if not response.is_success:
+            raise self._error(response.status_code, answered, what)
+        try:
+            msgspec.convert(answered, _StatusRead if what.endswith("/status") else dict[str, Any])
+        except msgspec.ValidationError as error:
+            raise ControlFailed(
+                f"What runs at {self.place.shown} does not answer {what} as a llamasup does: {error}.",
+                remedy="Is it another program?",
+            ) from None
+        return answered
 
     def _error(self, status: int, answered: Any, what: str) -> LlamasupError:
         said = answered.get("error") if isinstance(answered, Mapping) else None

@@ -232,16 +232,23 @@ def _made(prefix: str, base: Path) -> RunFolder:
 def run_folders() -> Iterator[tuple[Path, int]]:
     """Every run folder of this user that is there, our own or another's, with the process that made it."""
     temporary = _short_temporary_folder()
-    for base, pattern in (*((base, r"(\d+)-.+") for base in _run_bases()), (temporary, r"llamasup-(\d+)-.+")):
-        with contextlib.suppress(OSError):  # not there, or not ours to look into
-            for entry in sorted(base.iterdir()):
-                named = re.fullmatch(pattern, entry.name)
-                if named and _is_own_folder(entry):
-                    yield entry, int(named[1])
+    bases = dict.fromkeys((*_run_bases(), *_login_bases()))
+    for base, pattern in (*((base, r"(\d+)-.+") for base in bases), (temporary, r"llamasup-(\d+)-.+")):
+        try:
+            entries = sorted(base.iterdir())
+        except OSError:  # not there, or not ours to look into
+            continue
+        for entry in entries:
+            named = re.fullmatch(pattern, entry.name)
+            if named and _is_own_folder(entry):
+                yield entry, int(named[1])
 
 
 def _is_own_folder(path: Path) -> bool:
-    status = path.lstat()
+    try:
+        status = path.lstat()
+    except OSError:  # gone meanwhile
+        return False
     return stat.S_ISDIR(status.st_mode) and (sys.platform == "win32" or status.st_uid == os.geteuid())
 
 
@@ -256,6 +263,12 @@ def _run_bases() -> Iterator[Path]:
         yield platformdirs.user_runtime_path("llamasup", appauthor=False)
     if sys.platform != "win32":
         yield _short_temporary_folder() / f"llamasup-{os.geteuid()}"
+
+
+def _login_bases() -> Iterator[Path]:
+    """Where those that began in a login run, for commands that have none (cron, su, docker exec)."""
+    if sys.platform == "linux" and "XDG_RUNTIME_DIR" not in os.environ:
+        yield Path(f"/run/user/{os.geteuid()}/llamasup")
 
 
 def _short_temporary_folder() -> Path:

@@ -59,6 +59,8 @@ def look(services: Path = _SYSTEM_SERVICES) -> Found:
             folders.update(_in_service(base))
         except PermissionError:
             closed.append(base.name)
+        except OSError:  # its service has just ended
+            continue
     for folder, pid in folders.items():
         match _ask(folder, pid):
             case Running() as answer:

@@ -186,3 +186,19 @@ def test_a_file_without_a_key_that_can_be_sent_is_refused(tmp_path: Path, text: 
 def test_without_a_file_the_environment_has_the_key() -> None:
     assert client_key(None, {"LLAMASUP_API_KEY": "k"}) == "k"
     assert client_key(None, {}) is None
+
+
+def test_a_folder_that_goes_while_it_is_looked_at_hides_no_other(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runs / "10-gone").mkdir()
+    really = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        if path.name == "10-gone":
+            raise FileNotFoundError
+        return really(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    with answering(runs / "11-aa", STATUS):
+        assert len(look(tmp_path).running) == 1

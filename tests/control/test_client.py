@@ -1,0 +1,80 @@
+"""Who is asked over the control API is trusted with a key: what answers there must be what it says it is."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from llamasup.control.client import ControlClient, Place
+from llamasup.core.errors import ControlFailed, NotRunning
+from tests.control.fake import PATIENCE_S
+
+
+class Other:
+    """Another program, which gives everybody the same answer and keeps what it was told."""
+
+    def __init__(self, body: bytes, certificate: tuple[str, str] | None) -> None:
+        self.heard = b""
+        self._body = body
+        self._tls = None
+        if certificate is not None:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(*certificate)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+
+    def run(self) -> None:
+        with suppress(OSError):  # it is over
+            while True:
+                self._serve(self.listener.accept()[0])
+
+    def _serve(self, client: socket.socket) -> None:
+        client.settimeout(PATIENCE_S)
+        with client, suppress(ssl.SSLError):
+            talk = client if self._tls is None else self._tls.wrap_socket(client, server_side=True)
+            with talk:
+                self.heard += talk.recv(65536)
+                head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(self._body)
+                talk.sendall(head + self._body)
+
+
+@contextmanager
+def another(body: bytes, certificate: tuple[str, str] | None = None) -> Iterator[Other]:
+    other = Other(body, certificate)
+    thread = threading.Thread(target=other.run)
+    thread.start()
+    try:
+        yield other
+    finally:
+        other.listener.shutdown(socket.SHUT_RDWR)
+        other.listener.close()
+        thread.join()
+
+
+@pytest.mark.parametrize("scheme", ["https", "HTTPS", "Https"])
+def test_a_key_is_told_to_nobody_whose_certificate_is_not_trusted(
+    scheme: str, certificate: tuple[str, str]
+) -> None:
+    with another(b"{}", certificate) as other:
+        place = Place(f"{scheme}://localhost:{other.port}", api_key="sk-secret")
+        with ControlClient(place) as client, pytest.raises(NotRunning) as caught:
+            client.status()
+    assert other.heard == b""
+    assert "SSL_CERT_FILE" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b"[]", b"null", b"1", b'{"pid":1,"url":"x","models":[{}]}', b"<html>"]
+)
+def test_another_program_is_told_from_a_llamasup(body: bytes) -> None:
+    with another(body) as other, ControlClient(Place(f"http://127.0.0.1:{other.port}")) as client:
+        with pytest.raises(ControlFailed, match="does not answer GET /llamasup/v1/status"):
+            client.status()
+        if body[:1] != b"{":
+            with pytest.raises(ControlFailed, match="does not answer POST"):
+                client.load("tiny")
