@@ -60,9 +60,12 @@ _CLASSES: Mapping[str, type[LlamasupError]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSettings:
-    """``folder``: of the models, absolute. ``endpoint`` and ``token_file``: None as the environment says."""
+    """``folder``: of the models, absolute; in ``others`` is looked as well, and nothing is put there.
+    ``endpoint`` and ``token_file``: None as the environment says.
+    """
 
     folder: Path
+    others: tuple[Path, ...] = ()
     endpoint: str | None = None
     token_file: Path | None = None
     private_addresses: bool = False
@@ -180,7 +183,10 @@ class Downloads:
 
     def _here(self, ref: str) -> FetchedModel | None:
         parsed = parse_ref(ref, hub_endpoint(self._environ, self._settings.endpoint))
-        return None if parsed is None else downloaded(parsed, self._settings.folder)
+        if parsed is None:
+            return None
+        folders = (self._settings.folder, *self._settings.others)
+        return next(filter(None, (downloaded(parsed, folder) for folder in folders)), None)
 
     async def _outcome(
         self, ref: str, events: AsyncIterator[Mapping[str, Any]], listeners: list[Listener]

@@ -42,7 +42,9 @@ def acting(hub: Hub, tmp_path: Path) -> Callable[[Callable[[Downloads], Awaitabl
     def act(what: Callable[[Downloads], Awaitable[None]]) -> None:
         async def main() -> None:
             with run_folder() as folder:
-                settings = DownloadSettings(folder=tmp_path / "models", endpoint=hub.url)
+                settings = DownloadSettings(
+                    folder=tmp_path / "models", others=(tmp_path / "pulled",), endpoint=hub.url
+                )
                 owned = Downloads(settings, folder.path)
                 try:
                     async with asyncio.timeout(PATIENCE_S):
@@ -253,3 +255,17 @@ def test_more_than_can_wait_are_refused(hub: Hub, acting: Acting, monkeypatch: p
         await fetching
 
     acting(act)
+
+
+def test_what_lies_in_another_folder_of_ours_is_not_fetched_again(
+    hub: Hub, tmp_path: Path, acting: Callable[[Callable[[Downloads], Awaitable[None]]], None]
+) -> None:
+    path = tmp_path / "pulled" / REF / NAME
+    path.parent.mkdir(parents=True)
+    path.write_bytes(models.tiny_decoder())
+
+    async def fetched(downloads: Downloads) -> None:
+        assert await downloads.fetch(f"{REF}:Q4_K_M") == FetchedModel(path, (path,))
+
+    acting(fetched)
+    assert hub.asked == []
