@@ -53,7 +53,12 @@ class Reading:
     hidden: Set[Place]
 
     def as_written(self, what: str) -> str:
-        """``what`` with the names of variables where it quotes what they hold: that may be a secret."""
+        """``what`` with the names of variables where it quotes what they hold, or begins with a file of
+        theirs: that may be a secret.
+        """
+        path, colon, rest = what.partition(": ")
+        if colon and path in self.written:
+            what = f"'{self.written[path]}': {rest}"
         return _QUOTED.sub(lambda found: f"'{self.written.get(found[1], found[1])}'", what)
 
 

@@ -190,6 +190,19 @@ def test_what_serve_would_refuse_is_told_by_check_and_by_serve_alike(
     ]
 
 
+def test_a_broken_model_that_the_environment_names_is_told_by_the_variable(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (models / "not-to-be-seen.gguf").write_bytes(tiny_decoder()[:2000])
+    monkeypatch.setenv("S", "not-to-be-seen")
+    path = written(models, "models: {a: {path: '${S}.gguf'}}\n")
+    assert check_command(path, json=False) == 78
+
+    said = capfd.readouterr().err
+    assert "not-to-be-seen" not in said
+    assert f"{path}:1: models.a.path: '${{S}}.gguf': " in said
+
+
 def test_a_device_that_is_not_there_is_refused_at_the_start(models: Path) -> None:
     path = written(models, "models: {a: {path: m/x.gguf, devices: CUDA9}}\n")
     with pytest.raises(ConfigMistakes) as refused:
