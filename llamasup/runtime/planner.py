@@ -145,9 +145,7 @@ class Planner:
         )
         extra = self._launch.settings.extra
         by_config = self._share is not None
-        return refusal(
-            self._launch.model_id, admission.preferred, fitting, extra=extra, by_config=by_config
-        )
+        return refusal(self._launch.model_id, admission.preferred, fitting, extra=extra, by_config=by_config)
 
     def as_json(self, admission: Admission[LaunchPlan]) -> Mapping[str, Any]:
         """The ``plan`` object of the contract (docs/design.md)."""

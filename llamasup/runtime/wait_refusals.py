@@ -15,6 +15,7 @@ __all__ = ["too_busy", "too_long", "too_many"]
 
 _LONGER = "try again, or let requests wait for longer (--wait-timeout, in a config wait_timeout)"
 
+
 def too_many(why: Unavailable, waiting: int) -> Unavailable:
     """The room is full, and nothing serves; ``waiting``: how many are in it."""
     return replace(

@@ -316,7 +316,7 @@ def other_program(path: Path, response: bytes) -> Iterator[None]:
     [
         (b"", ControlFailed, "broke"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", ControlFailed, "broke"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", ControlFailed, "no error of llamasup's"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", ControlFailed, "as a llamasup does"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nNot Found", ControlFailed, "does not know"),
         (b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\n[]", ControlFailed, "status 500"),
         (b'HTTP/1.1 503 No\r\nContent-Length: 14\r\n\r\n{"error":null}', ControlFailed, "status 503"),
