@@ -906,7 +906,7 @@ def test_a_certificate_of_another_name_is_refused_though_the_address_is_the_one_
         puller(f"https://other.example:{port}/m.gguf")
 
 
-@pytest.mark.check("X11", "addresses are refused as without one")
+@pytest.mark.check("X11", "addresses are refused as without one; names are looked up by the proxy")
 def test_a_proxy_of_the_environment_is_used_and_is_not_a_way_in(
     puller: Puller, model: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -969,7 +969,7 @@ def test_a_url_with_a_checksum_and_one_without(puller: Puller, model: bytes) -> 
     assert any("#sha256" in note for note in (puller.followed.choosing or Choosing("", (), 0, 0, "")).notes)
 
 
-@pytest.mark.check("X11", "of a file of the hub too")
+@pytest.mark.check("X11", "another one is refused before a byte is fetched")
 def test_a_checksum_behind_a_url_of_the_hub_is_compared(puller: Puller, model: bytes) -> None:
     import hashlib
 

@@ -187,7 +187,6 @@ def test_a_process_that_is_killed_is_an_error_and_no_hang(hub: Hub, acting: Acti
     acting(act)
 
 
-@pytest.mark.check("X13", "not shown")
 def test_a_machine_that_is_short_of_something_is_an_error_of_one_download(
     acting: Acting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +202,7 @@ def test_a_machine_that_is_short_of_something_is_an_error_of_one_download(
     acting(act)
 
 
+@pytest.mark.check("X13", "not shown")
 def test_an_error_does_not_show_the_signature_of_a_url(
     acting: Acting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
