@@ -122,7 +122,7 @@ class AsyncServer:
                 id_ = hosted.backend.known(id_).spec.id
             served = hosted.backend.known(id_)
             was_loaded = served.holds
-            models = {**before, id_: successor(entry, config.models.get(id_))}
+            models = {**before, id_: successor(entry, config.models.get(id_), options)}
             await hosted.check(await asyncio.to_thread(self._given.with_models, models), id_)
             self._given.models = models
             try:
@@ -133,7 +133,8 @@ class AsyncServer:
                     await hosted.controlled.load(id_)
             except LlamasupError:
                 self._given.models = before
-                await _put_back(hosted, id_ if was_loaded else None)
+                if not self._service.stops_asked:
+                    await _put_back(hosted, id_ if was_loaded else None)
                 raise
             except BaseException:
                 self._given.models = before
@@ -159,7 +160,7 @@ class AsyncServer:
         """Once it is ready."""
         assert self._ready is not None
         options = self._service.options
-        key = options.api_keys[0] if options.api_keys else None
+        key = options.api_keys[-1] if options.api_keys else None  # its own
         return Access(self._ready.address, key, options.tls_cert)
 
     async def _until_ready(self) -> None:

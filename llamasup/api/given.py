@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from llamasup.config import Config, load
 from llamasup.config.given import model_entry
+from llamasup.config.mistakes import ConfigMistakes
+from llamasup.config.reading import read_text
 from llamasup.config.values import ModelEntry
 from llamasup.core.errors import UsageInvalid
 from llamasup.core.hub import is_reference
@@ -19,7 +24,7 @@ from llamasup.core.settings import FlashAttn, GpuLayers, Profile
 from llamasup.effects.given_paths import expanded
 from llamasup.runtime.launch import DEMO
 
-__all__ = ["Given", "ModelArguments", "absolute_of", "entry_of", "name_of", "successor"]
+__all__ = ["Given", "ModelArguments", "absolute_of", "config_of", "entry_of", "name_of", "successor"]
 
 
 class ModelArguments(TypedDict, total=False):
@@ -70,20 +75,20 @@ class Given:
 
     def __init__(
         self,
-        config: str | Path | Config | None,
+        config: Path | Config | None,
         folders: tuple[Path, ...],
         environ: Mapping[str, str] | None,
         models: Mapping[str, ModelEntry],
     ) -> None:
         self.environ = os.environ if environ is None else environ
         self.models = dict(models)
-        self.file = absolute_of(config) if isinstance(config, str | Path) else None
+        self.file = config if isinstance(config, Path) else None
+        self.folders = folders
         self._config = config if isinstance(config, Config) else Config()
-        self._folders = folders
 
     def copy(self) -> Given:
         """What is changed in the one is as it was in the other."""
-        return Given(self.file or self._config, self._folders, self.environ, self.models)
+        return Given(self.file or self._config, self.folders, self.environ, self.models)
 
     def __call__(self) -> Config:
         """Blocks for the reading of a file. Raises ConfigInvalid."""
@@ -93,17 +98,77 @@ class Given:
         """As if these had been said of single models."""
         config = self._config
         if self.file is not None:
-            config = load(self.file, self.environ, more_models=bool(self._folders or models))
+            config = load(self.file, self.environ, more_models=bool(self.folders or models))
         return structs.replace(
             config,
-            models_dir=(*config.models_dir, *self._folders),
+            models_dir=(*config.models_dir, *self.folders),
             models={**config.models, **models},
         )
 
 
-def absolute_of(path: str | Path) -> Path:
+def config_of(config: Any, environ: Mapping[str, str], *, more_models: bool) -> Path | Config | None:
+    """A file, or a config that is written as in one. Raises UsageInvalid, and ConfigMistakes of a mapping."""
+    match config:
+        case None:
+            return None
+        case Config():
+            _refuse_unread(config)
+            return config
+        case Mapping():
+            return _read(config, environ, more_models=more_models)
+        case str() | PathLike():
+            return absolute_of(config)
+        case _:
+            raise UsageInvalid(
+                f"config is a {type(config).__name__}; it takes the path of a file, or a dict.",
+                remedy="docs/configuration.md says what stands in one.",
+            )
+
+
+def _read(said: Mapping[Any, Any], environ: Mapping[str, str], *, more_models: bool) -> Config:
+    """Checked as a file is: JSON is YAML."""
+    try:
+        text = json.dumps(_plain(said), ensure_ascii=False, allow_nan=False, default=fspath)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageInvalid(
+            f"The config holds what no file could say ({error}).",
+            remedy="It takes texts, numbers, True and False, and dicts and lists of them.",
+        ) from None
+    content = text.encode("utf-8", "surrogatepass")
+    reading, mistakes = read_text(content, "config", Path.cwd(), environ, more_models=more_models)
+    if mistakes:
+        raise ConfigMistakes("config", tuple(replace(each, line=0) for each in mistakes))
+    return reading.config
+
+
+def _plain(said: Any) -> Any:
+    """None says nothing."""
+    if isinstance(said, Mapping):
+        return {key: _plain(value) for key, value in said.items() if value is not None}
+    return said
+
+
+def _refuse_unread(config: Config) -> None:
+    """A Config is what was read; a dict in the place of one of its sections was not."""
+    for section, empty in structs.asdict(Config()).items():
+        value = getattr(config, section)
+        if isinstance(empty, Struct) and not isinstance(value, type(empty)):
+            raise _unread(section, value)
+    for name, entry in config.models.items():
+        if not isinstance(entry, ModelEntry):
+            raise _unread(f"models[{name!r}]", entry)
+
+
+def _unread(what: str, value: object) -> UsageInvalid:
+    return UsageInvalid(
+        f"Config: {what} is a {type(value).__name__} that nobody has read.",
+        remedy='Give a dict in the place of the Config, as in config={"models": {"a": {"path": "a.gguf"}}}.',
+    )
+
+
+def absolute_of(path: str | PathLike[str]) -> Path:
     """An absolute one, of a file or a folder. Raises UsageInvalid."""
-    return expanded(path, UsageInvalid)
+    return expanded(Path(path), UsageInvalid)
 
 
 def entry_of(model: str | Path, options: Mapping[str, Any]) -> ModelEntry:
@@ -125,11 +190,11 @@ def name_of(model: str | Path) -> str:
     return file_id(os.fspath(model)) or "model"
 
 
-def successor(entry: ModelEntry, before: ModelEntry | None) -> ModelEntry:
-    """``entry`` in the place of ``before``: how it is started is its own; how long it stays and who may wait
-    for it is as it was, where nothing else is said.
+def successor(entry: ModelEntry, before: ModelEntry | None, said: Mapping[str, Any]) -> ModelEntry:
+    """``entry``, which is what was ``said``, in the place of ``before``: how it is started is its own; how
+    long it stays and who may wait for it is as it was, where nothing else is said.
     """
     if before is None:
         return entry
-    unsaid = {each: getattr(before, each) for each in _STAYS if getattr(entry, each) in (None, ())}
+    unsaid = {each: getattr(before, each) for each in _STAYS if said.get(each) is None}
     return structs.replace(entry, **unsaid)

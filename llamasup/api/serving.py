@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import re
+import os
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
 from llamasup.api.async_server import AsyncServer, begin
-from llamasup.api.given import Given, ModelArguments, absolute_of, entry_of, name_of
+from llamasup.api.given import Given, ModelArguments, absolute_of, config_of, entry_of, name_of
 from llamasup.api.server import LoopThread, Server
 from llamasup.config import Config
-from llamasup.core.errors import UsageInvalid
+from llamasup.core.address import addresses, is_local, why_no_host
+from llamasup.core.errors import UnsafeBind, UsageInvalid
+from llamasup.effects.given_paths import refuse_no_folder
+from llamasup.effects.keys import environment_keys
 from llamasup.serving import ServeOptions, serve_options
 
 __all__ = ["Serving", "serve"]
-
-_KEY = re.compile(r"[!-~]+")  # what a header can carry as a token
 
 
 def serve(
     model: str | Path | None = None,
     *,
     name: str | None = None,
-    config: str | Path | Config | None = None,
+    config: str | Path | Mapping[str, Any] | Config | None = None,
     models_dir: str | Path | Sequence[str | Path] = (),
     host: str = "127.0.0.1",
     port: int = 0,
-    runtime: str | None = None,
+    runtime: str | Path | None = None,
     api_key: str | None = None,
     environ: Mapping[str, str] | None = None,
     **options: Unpack[ModelArguments],
@@ -38,19 +42,25 @@ def serve(
     ``model`` is what ``llamasup run`` takes: a path, ``demo``, ``org/repo[:quant]`` or a URL; it is loaded
     before the block begins, unless ``preload=False``. It is served as ``name`` (by default as its file is
     called). ``options`` are those of a model in a config, as Python values: ``ctx_size=4096, ttl_s=600.0``.
-    ``config`` (a file, or a ``Config``) and ``models_dir`` serve many. Port 0 takes any free one; a ``host``
-    that ends in ``.sock`` is a Unix socket; of the config only these two do not count. With an ``api_key``
-    requests need it, and ``client`` sends it. ``environ`` is what ``${NAME}`` in a config means, and where
-    the runtime is looked for.
+    ``config`` (a file, or a dict of what stands in one) and ``models_dir`` serve many. Port 0 takes any free
+    one; a ``host`` that ends in ``.sock`` is a Unix socket; of the config only these two do not count. With
+    an ``api_key``, or a key of the config's or of ``$LLAMASUP_API_KEY``, requests need one; ``client`` has
+    its own. ``environ`` is what ``${NAME}`` in a config means, and where the runtime and that key are looked
+    for.
 
-    Raises UsageInvalid. Entering raises why nothing can be served: ModelMissing, ModelInvalid, DoesNotFit,
-    RuntimeMissing, ConfigInvalid, PortInUse, ServerFailed, GaveUp, … All are a ``LlamasupError``.
+    Raises UsageInvalid, and ConfigInvalid for a dict. Entering raises why nothing can be served:
+    ModelMissing, ModelInvalid, DoesNotFit, RuntimeMissing, ConfigInvalid, PortInUse, ServerFailed, GaveUp, …
+    All are a ``LlamasupError``.
     """
-    folders = (models_dir,) if isinstance(models_dir, str | Path) else tuple(models_dir)
+    _refuse_types(model=model, name=name, host=host, runtime=runtime, environ=environ)
+    folders = (models_dir,) if isinstance(models_dir, str | PathLike) else tuple(models_dir)
+    for folder in folders:
+        _refuse_types(models_dir=folder)
     models = {}
     if model is not None:
         name = name or name_of(model)
-        models[name] = entry_of(model, {"preload": True, **options})
+        preload = options.get("preload")
+        models[name] = entry_of(model, {**options, "preload": True if preload is None else preload})
     elif options or name is not None:
         raise UsageInvalid(
             f"{', '.join(options) or 'name'}: said of no model.",
@@ -58,16 +68,55 @@ def serve(
         )
     elif config is None and not folders:
         raise UsageInvalid("There is nothing to serve.", remedy="Give a model, a config or a models_dir.")
-    if isinstance(port, bool) or not isinstance(port, int):
+    if not _is_port(port):
         raise UsageInvalid(f"port={port!r} is no port.", remedy="Give 1 to 65535, or 0 for any free one.")
-    if api_key is not None and not (
-        api_key.isascii() and api_key.isprintable() and api_key.split() == [api_key]
-    ):
+    if not addresses(host):
+        raise UsageInvalid(f"host={host!r} names no address.", remedy="Leave it out for 127.0.0.1.")
+    for each in addresses(host):
+        if remedy := why_no_host(each):
+            raise UsageInvalid(f"host={each!r} is no address.", remedy=remedy.replace("--port", "port"))
+    if not (api_key is None or _is_key(api_key)):
         raise UsageInvalid(
             "The api_key is no key (not shown).", remedy="Give letters, digits and signs, without spaces."
         )
-    given = Given(config, tuple(map(absolute_of, folders)), environ, models)
+    environ = os.environ if environ is None else environ
+    read = config_of(config, environ, more_models=bool(models or folders))
+    given = Given(read, tuple(map(absolute_of, folders)), environ, models)
+    if isinstance(runtime, PathLike):  # a name alone would be looked for on PATH
+        runtime = str(absolute_of(runtime))
     return Serving(given, name, host=host, port=port, runtime=runtime, api_key=api_key)
+
+
+def _is_port(port: object) -> bool:
+    return isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= 65535
+
+
+def _is_key(key: object) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isprintable() and key.split() == [key]
+
+
+def _refuse_types(**arguments: object) -> None:
+    """Those that would fail later, and worse. Raises UsageInvalid."""
+    path = ((str, PathLike), "a text or a Path")
+    text = (str, "a text")
+    kinds: Mapping[str, tuple[Any, str]] = {
+        "model": path,
+        "name": text,
+        "host": text,
+        "runtime": path,
+        "models_dir": path,
+        "environ": (Mapping, "a mapping, as os.environ is"),
+    }
+    for argument, value in arguments.items():
+        kind, what = kinds[argument]
+        if not isinstance(value, kind) and (value is not None or argument in ("host", "models_dir")):
+            raise _mistaken(argument, value, what)
+
+
+def _mistaken(argument: str, value: object, takes: str) -> UsageInvalid:
+    return UsageInvalid(
+        f"{argument}={value!r:.60}: it takes {takes}.", remedy="docs/python.md says what each means."
+    )
 
 
 class Serving:
@@ -131,4 +180,16 @@ class Serving:
             )
 
     def _serve_options(self, given: Given) -> ServeOptions:
-        return serve_options(given, config_file=given.file, **self._options)
+        refuse_no_folder(given.folders, of="models_dir")
+        options = serve_options(given, config_file=given.file, **self._options)
+        keys = (*options.api_keys, *environment_keys(given.environ))
+        if keys or options.api_key_file is not None:
+            # Of a file's keys only digests are known, and each may have limits: the client has its own.
+            return replace(options, api_keys=(*keys, secrets.token_urlsafe(32)))
+        outside = [each for each in addresses(options.host) if not is_local(each)]
+        if outside and not options.insecure_no_auth:
+            raise UnsafeBind(
+                f"host={outside[0]!r} can be reached from other machines, and no API key is set.",
+                remedy="Give an api_key; or let the config's auth say who may come in.",
+            )
+        return options

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamasup.cli.run import OutputOptions, serve_command
-from llamasup.core.errors import ModelMissing, UsageInvalid
-from llamasup.effects.path_kind import PathKind, path_kind
+from llamasup.core.errors import UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.config import Config
@@ -38,13 +35,13 @@ def serve_models(
     def ask() -> ServeOptions:
         from llamasup.config import Config, load
         from llamasup.config.config_paths import VARIABLE, find_config
-        from llamasup.effects.given_paths import expanded
+        from llamasup.effects.given_paths import expanded, refuse_no_folder
         from llamasup.effects.keys import environment_keys
         from llamasup.effects.systemd import take_sockets
         from llamasup.serving import serve_options
 
         folders = tuple(expanded(each, of="--models-dir") for each in models_dir)
-        refuse_no_folder(folders)
+        refuse_no_folder(folders, of="--models-dir")
         # Folders on the command line need no config beside them; one that is named is taken nevertheless.
         is_named = config_file is not None or bool(os.environ.get(VARIABLE))
         path = find_config(config_file, os.environ) if is_named or not folders else None
@@ -67,19 +64,6 @@ def serve_models(
         return ServeService(options, bus)
 
     return serve_command(ask, output, began_s, "looking at the models and the machine", make=make)
-
-
-def refuse_no_folder(folders: Sequence[Path]) -> None:
-    """One that the config names may come; one on the command line that is not there was mistyped."""
-    for folder in folders:
-        kind = path_kind(folder)
-        if kind is PathKind.FILE:
-            raise ModelMissing(
-                f"{folder}: is a file, and --models-dir takes a folder",
-                remedy=(f"Serve it alone: llamasup run {shlex.quote(str(folder))}"),
-            )
-        if kind is PathKind.NOTHING:
-            raise ModelMissing(f"{folder}: there is no such folder", remedy="Make it, or give another one.")
 
 
 def with_given(config: Config, folders: tuple[Path, ...], *, watch: bool, token_file: Path | None) -> Config:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from llamasup.core.errors import LlamasupError, ModelMissing
+from llamasup.effects.path_kind import PathKind, path_kind
 
-__all__ = ["expanded"]
+__all__ = ["expanded", "refuse_no_folder"]
 
 
 def expanded(name: str | Path, wrong: type[LlamasupError] = ModelMissing, *, of: str = "") -> Path:
@@ -27,3 +30,25 @@ def expanded(name: str | Path, wrong: type[LlamasupError] = ModelMissing, *, of:
         raise wrong(
             f"{given}: the current folder no longer exists", remedy="Change to another folder (cd)."
         ) from None
+
+
+def refuse_no_folder(folders: Iterable[Path], *, of: str) -> None:
+    """One that a config names may come; one that is given for this very start and not there was mistyped.
+
+    Raises ModelMissing; ``of`` is what takes the folders.
+    """
+    for folder in folders:
+        kind = path_kind(folder)
+        if kind is PathKind.FILE:
+            raise ModelMissing(
+                f"{folder}: is a file, and {of} takes a folder",
+                remedy=f"Serve it alone: {_alone(folder, of)}",
+            )
+        if kind is PathKind.NOTHING:
+            raise ModelMissing(f"{folder}: there is no such folder", remedy="Make it, or give another one.")
+
+
+def _alone(file: Path, of: str) -> str:
+    if of.startswith("--"):
+        return f"llamasup run {shlex.quote(str(file))}"
+    return f"llamasup.serve({str(file)!r})"

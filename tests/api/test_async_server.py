@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -99,6 +100,44 @@ async def test_a_key_is_asked_of_others_and_sent_by_the_client(fake: str, tiny_m
         assert "s3cret" not in repr(server)
 
 
+@pytest.mark.parametrize("where", ["a file", "the environment"])
+@in_loop
+async def test_the_client_has_a_key_of_its_own_wherever_the_others_are(
+    where: str, fake: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"environ": {**os.environ, "LLAMASUP_API_KEY": "s3cret"}}
+    if where == "a file":
+        keys = tmp_path / "keys"
+        keys.touch(0o600)
+        keys.write_text("s3cret name=alice\n")
+        options = {"config": {"auth": {"api_key_file": keys}}}
+    async with serving(fake, tiny_model, **options) as server:
+        assert (await server.client.post("/v1/completions", json=TEXT)).status_code == 200
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False) as other:
+            assert (await other.get("/v1/models")).status_code == 401
+            theirs = {"authorization": "Bearer s3cret"}
+            assert (await other.get("/v1/models", headers=theirs)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+@in_loop
+async def test_where_every_address_is_meant_the_url_is_one_that_answers(
+    host: str, fake: str, tiny_model: Path
+) -> None:
+    async with serving(fake, tiny_model, host=host, api_key="k") as server:
+        assert (await server.client.get("/v1/models")).status_code == 200
+
+
+@in_loop
+async def test_what_is_wrong_with_an_address_is_said_in_the_words_of_the_call(fake: str) -> None:
+    with pytest.raises(llamasup.UnsafeBind) as caught:
+        async with llamasup.serve("demo", runtime=fake, host="0.0.0.0"):
+            pytest.fail("it serves")
+    assert caught.value.message == "host='0.0.0.0' can be reached from other machines, and no API key is set."
+    assert "api_key" in caught.value.remedy
+    assert "--" not in caught.value.remedy
+
+
 @in_loop
 async def test_with_a_certificate_the_client_trusts_it_and_no_other(
     fake: str, tiny_model: Path, certificate: tuple[str, str]
@@ -150,6 +189,8 @@ async def test_the_only_model_or_the_default_one_is_meant_where_none_is_named(
         ({"model": "demo", "name": "no name"}, llamasup.ConfigInvalid),
         ({"model": "demo", "name": "all*"}, llamasup.ConfigInvalid),
         ({"model": "demo", "port": 70_000}, llamasup.UsageInvalid),
+        ({"models_dir": "/nowhere/models"}, llamasup.ModelMissing),
+        ({"models_dir": __file__}, llamasup.ModelMissing),
         ({"model": "demo", "host": "http://localhost"}, llamasup.UsageInvalid),
         ({"model": "demo", "host": "0.0.0.0"}, llamasup.UnsafeBind),
         ({"model": "demo", "host": "192.0.2.1", "api_key": "k"}, llamasup.PortNotAllowed),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import llamasup
-from llamasup.api.given import Given, entry_of, name_of, successor
+from llamasup.api.given import Given, config_of, entry_of, name_of, successor
 from llamasup.config import Config
+from llamasup.config.mistakes import ConfigMistakes
 from llamasup.config.values import ModelEntry
 
 
@@ -163,9 +164,15 @@ def test_without_a_name_it_is_called_as_its_file_is(path: str, name: str) -> Non
 
 def test_what_is_said_of_a_name_outlives_its_file_and_what_is_said_of_a_file_does_not() -> None:
     before = said(ctx_size=512, extra=["--jinja"], ttl_s=60, aliases=["b"], preload=True, max_queued=3)
-    after = successor(said(parallel=1, ttl_s=5, max_queued=0), before)
-    assert after == said(parallel=1, ttl_s=5, aliases=["b"], preload=True, max_queued=0)
-    assert successor(said(parallel=1), None) == said(parallel=1)
+
+    def after(**options: Any) -> ModelEntry:
+        return successor(said(**options), before, options)
+
+    assert after(parallel=1, ttl_s=5, max_queued=0, pin=None) == said(
+        parallel=1, ttl_s=5, aliases=["b"], preload=True, max_queued=0
+    )
+    assert after(aliases=[]) == said(ttl_s=60, preload=True, max_queued=3)
+    assert successor(said(parallel=1), None, {"parallel": 1}) == said(parallel=1)
 
 
 def test_a_config_is_read_each_time_and_what_is_said_beside_it_counts_more(tmp_path: Path) -> None:
@@ -198,6 +205,58 @@ def test_what_cannot_be_served_is_refused_before_anything_is_begun() -> None:
     assert refused_to_serve("demo", port=True).message == "port=True is no port."
     assert refused_to_serve("demo", colour="red").message.startswith("colour: a model has no such option")
     assert "there is no user" in refused_to_serve(models_dir="~nobody-has-this-name").message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"model": 5}, "model=5: it takes a text or a Path."),
+        ({"model": "demo", "name": 5}, "name=5: it takes a text."),
+        ({"model": "demo", "host": None}, "host=None: it takes a text."),
+        ({"model": "demo", "host": " , "}, "host=' , ' names no address."),
+        ({"model": "demo", "runtime": 5}, "runtime=5: it takes a text or a Path."),
+        ({"model": "demo", "api_key": 5}, "The api_key is no key (not shown)."),
+        ({"model": "demo", "port": 70_000}, "port=70000 is no port."),
+        ({"model": "demo", "environ": ["A=1"]}, "environ=['A=1']: it takes a mapping, as os.environ is."),
+        ({"models_dir": [5]}, "models_dir=5: it takes a text or a Path."),
+        ({"config": 5}, "config is a int; it takes the path of a file, or a dict."),
+        ({"config": {"models": {"a": {"path": object()}}}}, "The config holds what no file could say"),
+        ({"config": {"swap_after": float("nan")}}, "The config holds what no file could say"),
+        (
+            {"config": Config(models=cast("Any", {"a": {"path": "demo"}}))},
+            "Config: models['a'] is a dict that nobody has",
+        ),
+        (
+            {"config": Config(memory=cast("Any", {"ram": "80%"}))},
+            "Config: memory is a dict that nobody has read.",
+        ),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_refused_by_its_name(arguments: dict[str, Any], says: str) -> None:
+    assert refused_to_serve(**arguments).message.startswith(says)
+
+
+def test_a_dict_is_checked_as_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: dict[str, Any] = {
+        "memory": {"ram": "80%", "vram": None},
+        "models": {"a": {"path": Path("a.gguf"), "ctx_size": "${SIZE}", "ttl": "10m", "aliases": ("é",)}},
+    }
+    with pytest.raises(ConfigMistakes) as caught:
+        llamasup.serve(config=said, environ={"SIZE": "512"})
+    (mistake,) = caught.value.details
+    assert mistake.startswith("config: models.a.aliases[0]: 'é'")
+    said["models"]["a"]["aliases"] = ()
+    read = config_of(said, {"SIZE": "512"}, more_models=False)
+    assert isinstance(read, Config)
+    model = read.models["a"]
+    assert (model.path, model.ctx_size, model.ttl_s) == (f"{tmp_path}/a.gguf", 512, 600.0)
+
+
+def test_none_says_nothing_of_preload_either() -> None:
+    for options, is_preloaded in (({}, True), ({"preload": None}, True), ({"preload": False}, False)):
+        serving = llamasup.serve("demo", **options)
+        assert serving._given.models["demo"].preload is is_preloaded
 
 
 @pytest.mark.parametrize("key", ["", "two words", "é", "line\n"])

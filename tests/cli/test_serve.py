@@ -7,21 +7,22 @@ from pathlib import Path
 import pytest
 
 from llamasup.cli.run import OutputOptions
-from llamasup.cli.serve import refuse_no_folder, serve_models
+from llamasup.cli.serve import serve_models
 from llamasup.core.errors import ModelMissing
+from llamasup.effects.given_paths import refuse_no_folder
 
 
 def test_a_folder_on_the_command_line_that_is_not_there_was_mistyped(tmp_path: Path) -> None:
-    refuse_no_folder([tmp_path])
+    refuse_no_folder([tmp_path], of="--models-dir")
     with pytest.raises(ModelMissing, match="there is no such folder"):
-        refuse_no_folder([tmp_path, tmp_path / "modles"])
+        refuse_no_folder([tmp_path, tmp_path / "modles"], of="--models-dir")
 
 
 def test_a_file_is_served_by_run(tmp_path: Path) -> None:
     file = tmp_path / "my model.gguf"
     file.touch()
     with pytest.raises(ModelMissing, match="is a file") as raised:
-        refuse_no_folder([file])
+        refuse_no_folder([file], of="--models-dir")
     assert raised.value.remedy == f"Serve it alone: llamasup run '{file}'"
 
 
