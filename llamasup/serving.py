@@ -165,6 +165,7 @@ class ConfigSource:
         new = [each for each in found if _said_of(before.get(each.id)) != _said_of(each)]
         refused = refusal(wrong_models(configured.config, new, configured.options))
         if isinstance(refused, ConfigInvalid):
+            refused.exit_code = ConfigInvalid.exit_code  # what is not taken over is the config
             raise refused
         if refused is not None:
             raise ConfigInvalid(

@@ -19,6 +19,7 @@ from llamasup.runtime.tenancy import Sized, size_up
 
 __all__ = ["WrongModel", "refusal", "wrong_models"]
 
+_OWN_CODES = {65, 66, 69, 71}  # of a model or of the machine, not of how the config is written
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
@@ -56,15 +57,25 @@ def wrong_models(config: Config, specs: Iterable[ModelSpec], options: PoolOption
 
 
 def refusal(wrong: Iterable[WrongModel]) -> LlamasupError | None:
-    """All of it, by the lines of the config; of what a program says the first as it is. None: all is well."""
+    """All of it, by the lines of the config; of what a program says the first as it is. None: all is well.
+
+    Its exit code says whose turn it is: 65, 66, 69 or 71 where that is the same for all, else 78.
+    """
     mistakes: list[Mistake] = []
+    codes: set[int] = set()
     file = ""
     for each in wrong:
         file, _, line = each.where.rpartition(":")
         if not file:
             return each.error
         mistakes.append(Mistake(int(line), place_text(each.place), each.error.message, each.details))
-    return ConfigMistakes(file, tuple(mistakes)) if mistakes else None
+        codes.add(each.error.exit_code)
+    if not mistakes:
+        return None
+    error = ConfigMistakes(file, tuple(mistakes))
+    if len(codes) == 1 and codes <= _OWN_CODES:
+        (error.exit_code,) = codes
+    return error
 
 
 def _refuse_devices(sized: Sized) -> None:

@@ -111,7 +111,7 @@ def test_a_model_that_cannot_fit_alone_is_refused_at_the_start_with_what_it_need
 
     ended = run_to_end("serve", "--config", str(path))
 
-    assert ended.returncode == 78
+    assert ended.returncode == 71
     assert "alpha" in ended.stderr
     assert "weights" in ended.stderr.lower()
     assert "Traceback" not in ended.stderr

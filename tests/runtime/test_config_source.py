@@ -38,3 +38,30 @@ def test_folders_given_beside_a_config_need_no_models_in_it(tmp_path: Path) -> N
 
     given = Given(config, (tmp_path / "m",), {}, {})
     assert given() == Config(max_loaded=3, default_model="a", models_dir=(tmp_path / "m",))
+
+
+BROKEN, MISSING, HUGE = "path: broken.gguf", "path: gone.gguf", "path: sound.gguf, ctx_size: 100000000"
+MISSPELT = "path: sound.gguf, extra: [--nonsense]"
+
+
+@pytest.mark.parametrize(
+    ("models", "exit_code"),
+    [([BROKEN], 65), ([MISSING, MISSING], 66), ([HUGE], 71), ([HUGE, BROKEN], 78), ([MISSPELT], 78)],
+)
+def test_a_start_ends_with_the_code_of_all_that_is_wrong_and_a_reload_with_the_configs(
+    tmp_path: Path, tiny_model: Path, models: list[str], exit_code: int
+) -> None:
+    (tmp_path / "sound.gguf").write_bytes(tiny_model.read_bytes())
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(60))
+    config = tmp_path / "c.yaml"
+    said = "".join(f"  m{number}: {{{each}}}\n" for number, each in enumerate(models))
+    config.write_text(f"runtime: {install(tmp_path / 'llama-server')}\nmodels:\n{said}")
+    source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
+
+    with pytest.raises(ConfigInvalid) as at_start:
+        source.check_all(source.first())
+    assert at_start.value.exit_code == exit_code
+    assert f"{config}:3: models.m0" in at_start.value.details[0]
+    with pytest.raises(ConfigInvalid) as at_reload:
+        source.check(source.read(), {})
+    assert at_reload.value.exit_code == 78
