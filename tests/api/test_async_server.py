@@ -440,6 +440,17 @@ async def test_events_end_with_the_server(fake: str, tiny_model: Path) -> None:
 
 
 @in_loop
+async def test_one_that_was_unloaded_stays_so_whatever_is_switched(fake: str, tiny_model: Path) -> None:
+    async with serving(fake, tiny_model) as server:
+        await server.unload()
+        events = server.events()
+        for options in ({"ttl_s": 600.0}, {"ctx_size": 2048}):
+            await server.switch(tiny_model, **options)
+        await server.stop()
+        assert [event async for event in events if event["event"] == "state"] == []
+
+
+@in_loop
 async def test_a_failed_switch_is_put_back_also_if_that_is_cancelled(
     fake: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
