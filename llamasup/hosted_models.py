@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 # Read once, when it starts: addresses are taken and connections set up by then.
 _AT_THE_START = ("listen", "runtime", "auth", "http")
+_FROM_NOW_ON = ("memory", "max_loaded", "default_model", "swap_after_s", "slots", "watch")
 _LOOK_S = 1.0  # at the config, where it is watched; a stat
 
 
@@ -186,12 +187,12 @@ class HostedModels:
                 self._bus.publish(ConfigRefused(error))
                 raise
             self._stamp = stamp
-            self._configured = configured
+            before, self._configured = self._configured, configured
             self._pool.use(configured.options)
             self._follow_config()
             self._taken_over.set()
-            changes = self._apply(configured.library)
-        changes = replace(changes, next_start=self._waits_for_a_start(configured))
+            settings = _differ(_FROM_NOW_ON, configured.config, before.config)
+            changes = self._apply(configured.library, settings, self._waits_for_a_start(configured))
         if changes.next_start:
             _log.warning(
                 "%s: changed in the config, and as it was until the next start.\n  → Start llamasup anew.",
@@ -204,15 +205,13 @@ class HostedModels:
     def _read(self) -> Configured:
         """What a start would refuse is refused here, too."""
         configured = self._source.read(self._search)
-        self._source.check(configured, self.registry.specs)
+        fits_as_before = configured.options.budget == self.budget
+        self._source.check(configured, self.registry.specs if fits_as_before else {})
         return configured
 
     def _waits_for_a_start(self, configured: Configured) -> tuple[str, ...]:
-        now, then = configured.config, self._started_with
-        keys = [key for key in _AT_THE_START if getattr(now, key) != getattr(then, key)]
-        if configured.downloads != self._started_downloads:
-            keys.append("downloads")
-        return tuple(keys)
+        keys = _differ(_AT_THE_START, configured.config, self._started_with)
+        return keys if configured.downloads == self._started_downloads else (*keys, "downloads")
 
     async def check(self, config: Config, model: str) -> None:
         """Whether this model could be loaded if this were the config, with all memory for it. Raises why not;
@@ -246,9 +245,11 @@ class HostedModels:
         except Exception:  # what nobody thought of takes no model: all is as it was
             _log.exception("the config and the folders cannot be read again; what was read before counts")
 
-    def _apply(self, library: Library) -> Changes:
+    def _apply(
+        self, library: Library, settings: tuple[str, ...] = (), next_start: tuple[str, ...] = ()
+    ) -> Changes:
         before = self.registry.specs
-        changes = self.backend.apply(library.registry)
+        changes = replace(self.backend.apply(library.registry), settings=settings, next_start=next_start)
         self._search = library.search
         self._tell_problems(library)
         if changes:
@@ -355,3 +356,8 @@ class HostedModels:
             if note not in self._notes:
                 _log.warning("%s", note)
         self._notes = frozenset(library.notes)
+
+
+def _differ(keys: Iterable[str], now: Config, then: Config) -> tuple[str, ...]:
+    """Those of the config's keys of which something else is said."""
+    return tuple(key.removesuffix("_s") for key in keys if getattr(now, key) != getattr(then, key))

@@ -133,7 +133,12 @@ def reload_command(where: Where, *, wait: bool, json: bool) -> int:
         if json:
             write_json(changes)
         changed = [*changes.get("changed", ()), *changes.get("retouched", ())]
-        found = {"added": changes.get("added"), "changed": changed, "removed": changes.get("removed")}
+        found = {
+            "added": changes.get("added"),
+            "changed": changed,
+            "removed": changes.get("removed"),
+            "config": changes.get("settings"),
+        }
         said = [f"{what}: {shortened(models)}" for what, models in found.items() if models]
         _say(
             view,

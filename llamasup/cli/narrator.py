@@ -268,7 +268,11 @@ class Narrator:
             )
             if ids
         ]
-        self._view.say("info", "models", f"Models: {'; '.join(parts) or 'nothing has changed'}.")
+        if parts or not changes.settings:
+            self._view.say("info", "models", f"Models: {'; '.join(parts) or 'nothing has changed'}.")
+        if changes.settings:
+            text = f"In the config {', '.join(changes.settings)} changed, and counts from now on."
+            self._view.say("info", "config", text)
 
     def _facts_of_many(self) -> list[tuple[str, str]]:
         hosted = self._service.hosted_models if self._service.launch is None else None

@@ -18,7 +18,8 @@ class Changes:
     """Ids. ``changed`` ones need other processes; of ``retouched`` ones only what is said of them differs.
 
     ``renamed``: of those that are removed, (its id, the id of what its names mean from now on).
-    ``next_start``: keys of the config that differ from what it was started with, and count from then on.
+    ``settings``: keys of the config, beside its models, that differ and count from now on. ``next_start``:
+    those that differ from what it was started with, and count from the next start on.
     """
 
     added: tuple[str, ...] = ()
@@ -26,6 +27,7 @@ class Changes:
     changed: tuple[str, ...] = ()
     retouched: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
     next_start: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
 

@@ -14,7 +14,16 @@ from llamasup.core.address import TcpAddress
 from llamasup.core.errors import ConfigInvalid, ModelInvalid
 from llamasup.core.instance import State
 from llamasup.core.model_spec import ModelSpec
-from llamasup.runtime.events import ConfigRefused, Downloading, LoadFailed, ModelLeaves, Ready, StateChanged
+from llamasup.core.registry_changes import Changes
+from llamasup.runtime.events import (
+    ConfigRefused,
+    Downloading,
+    LoadFailed,
+    ModelLeaves,
+    ModelsChanged,
+    Ready,
+    StateChanged,
+)
 from tests.runtime.test_metrics import DONE
 
 
@@ -233,3 +242,14 @@ def test_a_model_that_leaves_says_why_and_for_whom(reason: str, for_model: str, 
     narrator = Narrator(cast("View", heard), cast("Any", SimpleNamespace(launch=None)), 0.0)
     narrator.notice(ModelLeaves("a", reason, for_model))
     assert heard.told == [("info", "unload", f"a is unloaded: {why}", {"model": "a", "reason": reason})]
+
+
+def test_a_setting_that_counts_from_now_on_is_told_and_models_only_where_they_changed() -> None:
+    heard = Heard()
+    narrator = Narrator(cast("View", heard), cast("Any", SimpleNamespace(launch=None)), 0.0)
+    narrator.notice(ModelsChanged(Changes(unchanged=("a",), settings=("memory", "max_loaded")), ("a",)))
+    narrator.notice(ModelsChanged(Changes(unchanged=("a",)), ("a",)))
+    assert [text for _, _, text, _ in heard.told] == [
+        "In the config memory, max_loaded changed, and counts from now on.",
+        "Models: nothing has changed.",
+    ]

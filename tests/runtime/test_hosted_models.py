@@ -198,7 +198,8 @@ def test_less_memory_takes_the_idle_ones_away_and_more_lets_them_come(
             tenancies = list(catalog.tenancies())
             needs = tenancies[0].needs["ram"]
             write(config, tmp_path, tiny_model, f"memory: {{ram: {int(needs * 1.5) >> 10}KiB}}")
-            await it.hosted.reload()
+            changes = await it.hosted.reload()
+            assert (changes.settings, changes.unchanged) == (("memory",), ("a", "b"))
             await it.until(lambda: sum(each.phase is Phase.RESIDENT for each in tenancies) == 1)
             write(config, tmp_path, tiny_model)
             await it.hosted.reload()
@@ -206,6 +207,25 @@ def test_less_memory_takes_the_idle_ones_away_and_more_lets_them_come(
             await it.load("b")
 
             assert all(each.phase is Phase.RESIDENT for each in tenancies)
+
+    asyncio.run(test())
+
+
+def test_memory_in_which_a_model_of_the_config_cannot_be_any_more_is_refused(
+    config: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    """As by a start, although nothing is said of the model itself."""
+
+    async def test() -> None:
+        async with hosting(config) as it:
+            await it.load("a")
+            pid, budget = it.pid("a"), it.hosted.budget
+            write(config, tmp_path, tiny_model, "memory: {ram: 1MiB}")
+            with pytest.raises(ConfigInvalid):
+                await it.hosted.reload()
+
+            assert it.pid("a") == pid
+            assert it.hosted.budget == budget
 
     asyncio.run(test())
 
