@@ -1,37 +1,25 @@
 """Many models in the memory there is: starts and ends their servers as ``core.residency`` says.
 
 The pool owns every model, all their processes and the only timer. It decides nothing about who stays: after
-everything that happens it shows the policy the world, and carries out the verdicts.
+everything that happens the policy is shown the world, and its verdicts are carried out (``deciding``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeVar
 
-from llamasup.core.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
-from llamasup.core.failure import failure_of, lacks_memory
-from llamasup.core.instance import KillAsked, Policy, StartAsked, State, StopAsked
+from llamasup.core.errors import Conflict, LlamasupError, ModelUnknown, Stopping
+from llamasup.core.failure import lacks_memory
+from llamasup.core.instance import KillAsked, Policy, State, StopAsked
 from llamasup.core.model_spec import ModelSpec
-from llamasup.core.residency import (
-    Evict,
-    Load,
-    Phase,
-    Refuse,
-    ResidencyPolicy,
-    Resume,
-    Verdict,
-    WakeAt,
-    World,
-    Yield,
-    decide,
-)
+from llamasup.core.residency import Phase, ResidencyPolicy
 from llamasup.core.share import left_of
 from llamasup.runtime.alarm import Alarm
+from llamasup.runtime.deciding import decide_now
 from llamasup.runtime.departure import at_rest, end, freed
 from llamasup.runtime.endpoint import Unavailable
 from llamasup.runtime.events import Bus, LoadFailed, ModelLeaves, Notice, StateChanged
@@ -54,13 +42,10 @@ __all__ = ["WISH_S", "Pool", "PoolOptions"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
-
 # A model that could not be loaded is tried again for the first request that comes after so long. Memory that
 # somebody else has taken may soon be free; a broken file is mended by people, who can say so (`load`).
 RETRY_AFTER_MEMORY_S = 10.0
 RETRY_AFTER_FAILURE_S = 300.0
-_REFUSED = "Make it smaller (ctx_size, parallel), pin fewer, or allow more (memory, max_loaded, groups)."
 WISH_S = 60.0
 """How long a model is wanted for a request that was told to come again, from when it should: who does not,
 does not want it any more."""
@@ -94,11 +79,11 @@ class Pool:
         self.when_sized: Callable[[Tenancy], None] | None = None
         """Hears of each model of which it is known by now what it is."""
         # Wanted, or with a process: all that the policy has to see. Those that are served no more, too.
-        self._active: dict[Tenancy, None] = {}
+        self.active: dict[Tenancy, None] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._deciding = False
-        self._alarm = Alarm(self.decide_soon)
+        self.alarm = Alarm(self.decide_soon)
         bus.listen(self._notice)
 
     # --- life -------------------------------------------------------------------------------------------
@@ -113,14 +98,14 @@ class Pool:
                 await self._loop.create_future()
         finally:
             self.stopping = True
-            self._alarm.stop()
+            self.alarm.stop()
             for tenancy in self._all():
                 tenancy.served.shut(STOPPING)
 
     def ask_stop(self, *, now: bool = False) -> None:
         """End all servers: kindly, or at once. No model is started any more."""
         self.stopping = True
-        self._alarm.stop()
+        self.alarm.stop()
         for tenancy in self._all():
             tenancy.served.shut(STOPPING)
             tenancy.settle_claims(_stopping())
@@ -135,7 +120,7 @@ class Pool:
                 await runner.until(at_rest)
 
     def _all(self) -> Iterable[Tenancy]:
-        return dict.fromkeys((*self.tenancies.values(), *self._active))
+        return dict.fromkeys((*self.tenancies.values(), *self.active))
 
     def use(self, options: PoolOptions) -> None:
         """From now on. What is loaded in memory that there is no longer goes as soon as it is idle."""
@@ -169,7 +154,7 @@ class Pool:
         """It has no process any more, and gets none."""
         self.runners.drop(tenancy, tenancy.all_runners)
         tenancy.runners = []
-        self._active.pop(tenancy, None)
+        self.active.pop(tenancy, None)
         if self.tenancies.get(tenancy.spec.id) is tenancy:
             del self.tenancies[tenancy.spec.id]
         self.decide_soon()
@@ -257,7 +242,7 @@ class Pool:
         """What the others leave of the budget, and what ran of it before. Called in the threads that plan,
         too.
         """
-        others = (each.needs for each in tuple(self._active) if each is not tenancy and each.holds)
+        others = (each.needs for each in tuple(self.active) if each is not tenancy and each.holds)
         return left_of(self.options.budget, (*others, tenancy.outgoing_needs))
 
     async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
@@ -277,6 +262,22 @@ class Pool:
 
         task.add_done_callback(over)
         return task
+
+    def size_soon(self, tenancy: Tenancy, what: str) -> None:
+        """It has its size then, or cannot be loaded for now."""
+        spec = tenancy.spec
+
+        def over(task: asyncio.Task[Sized | LlamasupError]) -> None:
+            outcome = None if task.cancelled() or tenancy.removed else task.result()
+            if isinstance(outcome, Sized) and outcome.is_of(tenancy.spec):
+                tenancy.sized = outcome
+                if self.when_sized is not None:
+                    self.when_sized(tenancy)
+            elif isinstance(outcome, LlamasupError) and tenancy.spec is spec and tenancy.sized is None:
+                self.fail(tenancy, outcome)
+                self.bus.publish(LoadFailed(spec.id, outcome))
+
+        self.begin_sizing(tenancy, what).add_done_callback(over)
 
     async def _sized(self, tenancy: Tenancy, spec: ModelSpec) -> Sized | LlamasupError:
         try:
@@ -312,16 +313,16 @@ class Pool:
     def want(self, tenancy: Tenancy) -> None:
         """Somebody waits for it, or has a wish."""
         if not tenancy.removed:
-            self._active[tenancy] = None
+            self.active[tenancy] = None
             self.decide_soon()
 
     def _idle(self, tenancy: Tenancy) -> None:
         """Its last request is over."""
         tenancy.count_use()
-        if tenancy.yielding or any(each.wanted and not each.serves for each in self._active):
+        if tenancy.yielding or any(each.wanted and not each.serves for each in self.active):
             self.decide_soon()
         elif tenancy.spec.stay.ttl_s < float("inf"):
-            self._alarm.ring_at(monotonic() + tenancy.spec.stay.ttl_s)
+            self.alarm.ring_at(monotonic() + tenancy.spec.stay.ttl_s)
 
     def _notice(self, notice: Notice) -> None:
         tenancy = self.tenancies.get(notice.model) if isinstance(notice, StateChanged) else None
@@ -335,24 +336,23 @@ class Pool:
             tenancy.resident_since_s = monotonic()
         self.decide_soon()
 
-    def _failed(self, tenancy: Tenancy, error: LlamasupError, why: Unavailable | None = None) -> None:
+    def fail(self, tenancy: Tenancy, error: LlamasupError, why: Unavailable | None = None) -> None:
         """It cannot be loaded for now: those who wait for it hear why (as its server said it, if it had one),
         and nobody else notices (S17).
         """
         tenancy.error, tenancy.wish = error, None
-        tenancy.failed_at_s = monotonic()
-        told = as_unavailable(error, tenancy.spec, why)
-        tenancy.served.fail(told, tenancy.failed_at_s + _retry_after_s(error))
+        tenancy.retry_at_s = monotonic() + _retry_after_s(error)
+        tenancy.served.fail(as_unavailable(error, tenancy.spec, why), tenancy.retry_at_s)
         for runner in tenancy.runners:
             if not runner.instance.at_rest:
                 runner.post(StopAsked())  # none of them tries by itself in memory that is not its own
         tenancy.settle_claims(error)
-        self._alarm.ring_at(tenancy.failed_at_s + _retry_after_s(error))
+        self.alarm.ring_at(tenancy.retry_at_s)
 
     def _measured(self, tenancy: Tenancy) -> None:
         """A load has taught what the model really takes."""
         if not (tenancy.sizing or tenancy.changing or tenancy.is_outdated or self.stopping):
-            self._size(tenancy, "measure")
+            self.size_soon(tenancy, "measure")
 
     # --- deciding ---------------------------------------------------------------------------------------
 
@@ -364,103 +364,8 @@ class Pool:
 
     def _decide(self) -> None:
         self._deciding = False
-        if self._tasks is None or self.stopping:
-            return
-        now_s = monotonic()
-        for tenancy in tuple(self._active):
-            if not tenancy.removed:
-                self._look_at(tenancy, now_s)
-        tenants = {each.key: each.tenant() for each in self._active if each.sized is not None}
-        for verdict in decide(World(now_s, tenants, self.options.budget, self.options.residency)):
-            self._carry_out(verdict)
-
-    def _look_at(self, tenancy: Tenancy, now_s: float) -> None:
-        """What follows from how it is, whatever else is loaded."""
-        self._look_at_wish(tenancy, now_s)
-        if tenancy.serves:
-            self._serves(tenancy)
-        if tenancy.phase is Phase.FAILED:
-            if tenancy.error is None:
-                runner = next(each for each in tenancy.runners if each.instance.state is State.FAILED)
-                self._failed(tenancy, failure_of(runner.instance), runner.unavailable())
-            assert tenancy.error is not None
-            retry_s = tenancy.failed_at_s + _retry_after_s(tenancy.error)
-            if retry_s > now_s:
-                self._alarm.ring_at(retry_s)
-                return
-            self.forget_failure(tenancy)
-        if tenancy.sized is not None and tenancy.phase is Phase.ABSENT and tenancy.is_outdated:
-            self.runners.drop(tenancy, tenancy.runners)
-            tenancy.runners, tenancy.sized = [], None
-        if tenancy.phase is Phase.ABSENT and not tenancy.wanted:
-            if tenancy.sizing is None:
-                del self._active[tenancy]
-            elif tenancy.sized is None:
-                tenancy.stop_sizing()
-        elif tenancy.sized is None and not (tenancy.sizing or tenancy.changing):
-            self._size(tenancy, "size")
-
-    def _look_at_wish(self, tenancy: Tenancy, now_s: float) -> None:
-        if tenancy.wish is not None:
-            if tenancy.wish.until_s <= now_s:
-                tenancy.wish = None
-            else:
-                self._alarm.ring_at(tenancy.wish.until_s)
-
-    def _serves(self, tenancy: Tenancy) -> None:
-        """Whoever waits for no more than that has it; what was wrong with it is over."""
-        tenancy.wish = None
-        if tenancy.error is not None:
-            tenancy.error = None
-            tenancy.served.absent = absent(tenancy.spec)
-        tenancy.settle_claims()
-
-    def _size(self, tenancy: Tenancy, what: str) -> None:
-        spec = tenancy.spec
-
-        def over(task: asyncio.Task[Sized | LlamasupError]) -> None:
-            outcome = None if task.cancelled() or tenancy.removed else task.result()
-            if isinstance(outcome, Sized) and outcome.is_of(tenancy.spec):
-                tenancy.sized = outcome
-                if self.when_sized is not None:
-                    self.when_sized(tenancy)
-            elif isinstance(outcome, LlamasupError) and tenancy.spec is spec and tenancy.sized is None:
-                self._failed(tenancy, outcome)
-                self.bus.publish(LoadFailed(spec.id, outcome))
-
-        self.begin_sizing(tenancy, what).add_done_callback(over)
-
-    def _carry_out(self, verdict: Verdict) -> None:
-        match verdict:
-            case Load(id_):
-                self._begin(self.tenancies[id_])
-            case Evict(id_, reason, for_id):
-                self.leave(self.tenancies[id_], reason, for_id)
-            case Yield(id_, for_id):
-                tenancy = self.tenancies[id_]
-                tenancy.yielding = True
-                tenancy.served.shut(making_room(tenancy.spec, for_id))
-            case Resume(id_):
-                tenancy = self.tenancies[id_]
-                tenancy.yielding = False
-                tenancy.served.open()
-                self._serves(tenancy)
-            case Refuse(id_, reason):
-                refused = DoesNotFit(f"{id_} does not fit: {reason}.", remedy=_REFUSED)
-                self._failed(self.tenancies[id_], refused)
-                self.bus.publish(LoadFailed(id_, refused))
-            case WakeAt(at_s):
-                self._alarm.ring_at(at_s)
-            case _ as unreachable:
-                assert_never(unreachable)
-
-    def _begin(self, tenancy: Tenancy) -> None:
-        if not tenancy.runners:
-            assert tenancy.sized is not None  # nothing is loaded that was not sized
-            tenancy.runners = self.make_runners(tenancy, tenancy.sized)
-        tenancy.starting = True
-        for runner in tenancy.runners:
-            runner.post(StartAsked())
+        if self._tasks is not None and not self.stopping:
+            decide_now(self)
 
     def leave(self, tenancy: Tenancy, reason: str, for_id: str = "") -> asyncio.Task[None]:
         """End its servers; from now on none of them gets a request. Done when their memory is free."""

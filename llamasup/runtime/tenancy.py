@@ -163,7 +163,6 @@ class Tenancy:
         "comes_back",
         "departure",
         "error",
-        "failed_at_s",
         "leaving",
         "outgoing",
         "outgoing_needs",
@@ -171,6 +170,7 @@ class Tenancy:
         "renewal",
         "renewing",
         "resident_since_s",
+        "retry_at_s",
         "runners",
         "served",
         "sized",
@@ -200,7 +200,7 @@ class Tenancy:
         self.leaving = False
         self.departure: asyncio.Task[None] | None = None
         self.error: LlamasupError | None = None  # why it cannot be loaded for now
-        self.failed_at_s = 0.0
+        self.retry_at_s = 0.0  # after an error
         self.resident_since_s = 0.0
         self.answered = 0  # requests, as it was last idle
         self.use = UNUSED  # lately; it outlasts what is loaded
