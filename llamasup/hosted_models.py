@@ -25,7 +25,7 @@ from llamasup.effects.model_search import Search
 from llamasup.effects.model_watch import ModelWatch
 from llamasup.runtime.catalog import Catalog
 from llamasup.runtime.downloads import Downloads, DownloadSettings, Listener
-from llamasup.runtime.events import Bus, ConfigRefused, ModelsChanged
+from llamasup.runtime.events import Bus, ConfigRefused, ModelLeaves, ModelsChanged, Notice
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.runtime.library import Library, Shelves, library_of, read_library, shelves_of
 from llamasup.runtime.pool import Pool, PoolOptions
@@ -39,7 +39,9 @@ _log = logging.getLogger(__name__)
 
 # Read once, when it starts: addresses are taken and connections set up by then.
 _AT_THE_START = ("listen", "runtime", "auth", "http")
-_FROM_NOW_ON = ("memory", "max_loaded", "default_model", "swap_after_s", "slots", "watch")
+_FROM_NOW_ON = (
+    *("models_dir", "caches", "memory", "max_loaded", "default_model", "swap_after_s", "slots", "watch"),
+)
 _LOOK_S = 1.0  # at the config, where it is watched; a stat
 
 
@@ -60,9 +62,11 @@ class Source(Protocol):
         """
         ...
 
-    def check(self, configured: Configured, before: Mapping[str, ModelSpec]) -> None:
+    def check(
+        self, configured: Configured, before: Mapping[str, ModelSpec], *, less_memory: bool = False
+    ) -> None:
         """Blocks; raises ConfigInvalid for a model that the config names otherwise than ``before``, and that
-        is not there, is broken or can never fit.
+        is not there, is broken or can never fit. ``less_memory``: or that fits no more.
         """
         ...
 
@@ -149,8 +153,18 @@ class HostedModels:
         await self._pool.running.wait()
 
     async def ready(self) -> tuple[str, ...] | None:
-        failed = await self.backend.preload()
-        self._tell_crowded_out(failed)
+        left: dict[str, None] = {}
+
+        def hear(notice: Notice) -> None:
+            if isinstance(notice, ModelLeaves) and notice.for_model:
+                left[notice.model] = None
+
+        self._bus.listen(hear)
+        try:
+            failed = await self.backend.preload()
+        finally:
+            self._bus.forget(hear)
+        self._tell_crowded_out(left, failed)
         for error in failed.values():
             if self._insists:
                 self._error = self._error or error
@@ -205,8 +219,10 @@ class HostedModels:
     def _read(self) -> Configured:
         """What a start would refuse is refused here, too."""
         configured = self._source.read(self._search)
-        fits_as_before = configured.options.budget == self.budget
-        self._source.check(configured, self.registry.specs if fits_as_before else {})
+        less_memory = any(
+            size_bytes < self.budget.get(place, 0) for place, size_bytes in configured.options.budget.items()
+        )
+        self._source.check(configured, self.registry.specs, less_memory=less_memory)
         return configured
 
     def _waits_for_a_start(self, configured: Configured) -> tuple[str, ...]:
@@ -259,13 +275,16 @@ class HostedModels:
 
     def _preload_new(self, changes: Changes, before: Mapping[str, ModelSpec]) -> None:
         """What is to be there from now on: that was not said before, or it has another file or settings, with
-        which it may be possible by now. What was unloaded by hand stays so whatever else is said of it.
+        which it may be possible by now. What was unloaded by hand stays so, unless this is said only now.
         """
+        olds = {new: old for old, new in changes.renamed}
         for id_ in (*changes.added, *changes.changed, *changes.retouched):
             tenancy = self.backend.known(id_)
             if not tenancy.spec.stay.preload or tenancy.holds or self._tasks is None:
                 continue
-            if id_ in changes.changed or id_ not in before or not before[id_].stay.preload:
+            known = before.get(olds.get(id_, id_))
+            is_new = known is None or not known.stay.preload
+            if is_new or (id_ in changes.changed and not tenancy.unloaded):
                 self._tasks.create_task(self._load_quietly(tenancy), name=f"{id_}/preload")
 
     async def _load_quietly(self, tenancy: Tenancy) -> None:
@@ -335,10 +354,11 @@ class HostedModels:
             return None
         return invited.specs[name]
 
-    def _tell_crowded_out(self, failed: Container[str]) -> None:
-        """Of those to be preloaded, which have made room for one another already."""
-        asked = [each for each in self.backend.tenancies() if each.spec.stay.preload]
-        gone = [each.spec.id for each in asked if not each.holds and each.spec.id not in failed]
+    def _tell_crowded_out(self, left: Iterable[str], failed: Container[str]) -> None:
+        """Of those to be preloaded and those that have ``left`` for another since, which are both."""
+        tenancies = self.backend.tenancies()
+        absent = {each.spec.id for each in tenancies if each.spec.stay.preload and not each.holds}
+        gone = [id_ for id_ in left if id_ in absent and id_ not in failed]
         if gone and not self._pool.stopping:
             _log.warning(
                 "What is to be preloaded does not fit in memory together: %s had to go again.\n"

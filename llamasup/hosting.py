@@ -203,8 +203,9 @@ class Hosting:
                 self._loads_began_s[model] = asyncio.get_running_loop().time()
                 self.metrics.count_load(model)
             case StateChanged(model, State.READY, _):
-                began_s = self._loads_began_s.get(model, asyncio.get_running_loop().time())
-                self.metrics.observe_load(model, asyncio.get_running_loop().time() - began_s)
+                began_s = self._loads_began_s.pop(model, None)
+                if began_s is not None:  # of one that has had another name since it is not known
+                    self.metrics.observe_load(model, asyncio.get_running_loop().time() - began_s)
             case StateChanged(_, State.DRAINING | State.STOPPING, _) if self._stops_asked:
                 if self._proxy is not None:
                     self._proxy.drain()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamasup.core.address import Address
 from llamasup.core.errors import ConfigInvalid
+from llamasup.core.failure import lacks_memory
 from llamasup.core.instance import Policy
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency import ResidencyPolicy
@@ -159,11 +160,20 @@ class ConfigSource:
         """Of what the config names."""
         return wrong_models(configured.config, configured.library.registry.specs.values(), configured.options)
 
-    def check(self, configured: Configured, before: Mapping[str, ModelSpec]) -> None:
+    def check(
+        self, configured: Configured, before: Mapping[str, ModelSpec], *, less_memory: bool = False
+    ) -> None:
         """As ``Source``."""
         found = configured.library.registry.specs.values()
         new = [each for each in found if _said_of(before.get(each.id)) != _said_of(each)]
-        refused = refusal(wrong_models(configured.config, new, configured.options))
+        crowd = frozenset(group for each in new if each.stay.pin for group in each.stay.groups)
+        new += [each for each in found if each.stay.pin and each.stay.groups & crowd and each not in new]
+        wrong = list(wrong_models(configured.config, new, configured.options))
+        if less_memory:
+            others = [each for each in found if each not in new]
+            tried = wrong_models(configured.config, others, configured.options)
+            wrong += [each for each in tried if lacks_memory(each.error)]
+        refused = refusal(wrong)
         if isinstance(refused, ConfigInvalid):
             refused.exit_code = ConfigInvalid.exit_code  # what is not taken over is the config
             raise refused
@@ -193,7 +203,10 @@ class ConfigSource:
 
 def _said_of(spec: ModelSpec | None) -> object:
     """What the config says of it; its files may change meanwhile."""
-    return None if spec is None else (spec.source, spec.settings, spec.options, spec.replicas)
+    if spec is None:
+        return None
+    pinned_in = spec.stay.groups if spec.stay.pin else None
+    return spec.source, spec.settings, spec.options, spec.replicas, pinned_in
 
 
 class ServeService(Hosting):

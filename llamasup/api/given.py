@@ -138,7 +138,9 @@ def _read(said: Mapping[Any, Any], environ: Mapping[str, str], *, more_models: b
     reading, mistakes = read_text(content, "config", Path.cwd(), environ, more_models=more_models)
     if mistakes:
         raise ConfigMistakes("config", tuple(replace(each, line=0) for each in mistakes))
-    return reading.config
+    config = reading.config
+    models = {name: structs.replace(entry, where="") for name, entry in config.models.items()}
+    return structs.replace(config, models=models)  # a program says it, and no line of a file
 
 
 def _plain(said: Any) -> Any:

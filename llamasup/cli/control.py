@@ -132,22 +132,24 @@ def reload_command(where: Where, *, wait: bool, json: bool) -> int:
             changes = client.reload(wait=wait)
         if json:
             write_json(changes)
-        changed = [*changes.get("changed", ()), *changes.get("retouched", ())]
-        found = {
-            "added": changes.get("added"),
-            "changed": changed,
-            "removed": changes.get("removed"),
-            "config": changes.get("settings"),
-        }
-        said = [f"{what}: {shortened(models)}" for what, models in found.items() if models]
-        _say(
-            view,
-            ("; ".join(said) or "Nothing has changed") if wait else "The configuration is being read again",
-        )
+        said = _changed(changes) or "Nothing has changed"
+        _say(view, said if wait else "The configuration is being read again")
         if later := changes.get("next_start"):
             view.say("warning", "control", f"{', '.join(later)}: changed, and counts from the next start on")
 
     return _talk(where, act)
+
+
+def _changed(changes: Mapping[str, Any]) -> str:
+    renamed = dict(changes.get("renamed", ()))
+    found = {
+        "added": [id_ for id_ in changes.get("added", ()) if id_ not in renamed.values()],
+        "changed": [*changes.get("changed", ()), *changes.get("retouched", ())],
+        "removed": [id_ for id_ in changes.get("removed", ()) if id_ not in renamed],
+        "under another name": [f"{old} as {new}" for old, new in renamed.items()],
+        "config": changes.get("settings", ()),
+    }
+    return "; ".join(f"{what}: {shortened(each)}" for what, each in found.items() if each)
 
 
 def stop_command(where: Where, *, now: bool, wait: bool, json: bool) -> int:

@@ -152,8 +152,10 @@ def _url(text: str, endpoint: str) -> Ref:
         raise UsageInvalid("The URL that is given names no host.", remedy=_HOW)
     is_hub = origin == origin_of(endpoint) or (parts.scheme == "https" and parts.hostname in _HUB_HOSTS)
     segments = [unquote(each) for each in parts.path.split("/") if each]
-    sha256 = _pinned(parts.fragment, text)
-    if is_hub and (found := _page(segments, text)) is not None:
+    found = _page(segments, text) if is_hub else None
+    is_heading = found is not None and found.file is None and not parts.fragment.startswith("sha256=")
+    sha256 = None if is_heading else _pinned(parts.fragment, text)
+    if found is not None:
         if sha256 is not None and found.file is None:
             raise UsageInvalid(
                 f"{shown_url(text)} names no file, and a checksum is that of one.",

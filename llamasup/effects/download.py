@@ -233,7 +233,8 @@ class _Pull:
             origin = origin_of_file(wanted.target)
             is_of_url = origin is not None and origin.url == shown_url(wanted.url)
             etag = origin.etag if origin is not None and is_of_url else None
-            return self._is_other(wanted, why_not_resumed(RemoteFile(size, etag=etag), remote))
+            here = RemoteFile(None if remote.size is None else size, etag=etag)
+            return self._is_other(wanted, why_not_resumed(here, remote))
         self._follower.say(f"{wanted.target.name} is there: checking it")
         if await asyncio.to_thread(_sha256, wanted.target) != remote.sha256:
             return self._is_other(wanted, "it has another checksum")

@@ -236,7 +236,9 @@ class Catalog:
             else:
                 renew(pool, tenancy, spec)
         self.registry = registry
-        self._by_name = {name: each for each in self.tenancies() for name in each.spec.names}
+        # What the registry calls something counts more than what a client has.
+        ids = (*self._invited, *registry.specs)
+        self._by_name = {name: tenancies[id_] for id_ in ids for name in tenancies[id_].spec.names}
         self._meant = {each.spec.id: meant_by(each.spec) for each in self.tenancies()}
         return found
 

@@ -27,6 +27,7 @@ from llamasup.core.errors import (
     LlamasupError,
     ModelInvalid,
     ModelMissing,
+    Stopping,
     UsageInvalid,
 )
 from llamasup.core.hub import parse_ref, shown_url
@@ -119,6 +120,11 @@ class Downloads:
         download.waiting += 1
         try:
             return await asyncio.shield(download.task)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # it was not who waits that was cancelled
+                raise Stopping("llamasup is stopping.", remedy="Start it again.") from None
+            raise
         finally:
             download.waiting -= 1
             if progress is not None:

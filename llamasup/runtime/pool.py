@@ -67,7 +67,7 @@ class Pool:
 
     def __init__(self, options: PoolOptions, runners: Runners, bus: Bus, fetch: Fetch | None = None) -> None:
         """``fetch`` has a model here that is somewhere else; it raises a LlamasupError where it cannot."""
-        self._sizer = Sizer(fetch, bus)
+        self._sizer = Sizer(fetch, bus, lambda: self.options)
         self.options = options
         self.bus = bus
         self.runners = runners
@@ -203,6 +203,7 @@ class Pool:
         """Until its memory is free. What is in flight has a drain's time; who waits has it loaded again."""
         self.forget_failure(tenancy)
         tenancy.comes_back, tenancy.wish = False, None
+        tenancy.unloaded = True
         tenancy.settle_claims(
             Conflict(
                 f"{tenancy.spec.id} was unloaded meanwhile.", remedy="Load it again if it is to be served."
@@ -247,7 +248,7 @@ class Pool:
 
     async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
         """See what it takes, and fetch it before if it is not here. Raises what these raise."""
-        return await self._sizer.size(tenancy, spec, self.options)
+        return await self._sizer.size(tenancy, spec)
 
     def begin_sizing(self, tenancy: Tenancy, what: str) -> asyncio.Task[Sized | LlamasupError]:
         """As it is now: what it was before is of no use any more. Cancelled once nobody wants to know."""
@@ -312,6 +313,7 @@ class Pool:
 
     def want(self, tenancy: Tenancy) -> None:
         """Somebody waits for it, or has a wish."""
+        tenancy.unloaded = False
         if not tenancy.removed:
             self.active[tenancy] = None
             self.decide_soon()

@@ -28,16 +28,17 @@ _log = logging.getLogger(__name__)
 
 
 class Sizer:
-    """``fetch``: None where nothing is downloaded."""
+    """``fetch``: None where nothing is downloaded. ``options`` are the pool's at this moment."""
 
-    def __init__(self, fetch: Fetch | None, bus: Bus) -> None:
+    def __init__(self, fetch: Fetch | None, bus: Bus, options: Callable[[], PoolOptions]) -> None:
         self._fetch = fetch
         self._bus = bus
+        self._options = options
 
-    async def size(self, tenancy: Tenancy, spec: ModelSpec, options: PoolOptions) -> Sized:
+    async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
         """Raises what fetching raises, and ``size_up``."""
         try:
-            return await self._size(tenancy, spec, options)
+            return await self._size(tenancy, spec)
         except (LlamasupError, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -49,7 +50,7 @@ class Sizer:
                 remedy="See its log, and report it.",
             ) from error
 
-    async def _size(self, tenancy: Tenancy, spec: ModelSpec, options: PoolOptions) -> Sized:
+    async def _size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
         if spec.problem:
             if spec.source and not spec.is_remote:
                 await asyncio.to_thread(read_given, spec.source)  # what it raises says more
@@ -57,8 +58,22 @@ class Sizer:
         local = spec
         if spec.is_remote and self._fetch is not None:
             local = replace(spec, source=str(await self._fetched(tenancy, spec, self._fetch)))
-        sized = await asyncio.to_thread(size_up, local, options.budget, options.runtime, options.environ)
-        return replace(sized, spec=spec)
+        return replace(await self._planned(local), spec=spec)
+
+    async def _planned(self, spec: ModelSpec) -> Sized:
+        """In the memory that there is: a reload may say otherwise meanwhile."""
+        while True:
+            options = self._options()
+            try:
+                sized = await asyncio.to_thread(
+                    size_up, spec, options.budget, options.runtime, options.environ
+                )
+            except LlamasupError:
+                if options.budget == self._options().budget:
+                    raise
+            else:
+                if options.budget == self._options().budget:
+                    return sized
 
     async def _fetched(self, tenancy: Tenancy, spec: ModelSpec, fetch: Fetch) -> Path:
         def downloading(progress: Progress) -> None:

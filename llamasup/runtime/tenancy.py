@@ -177,6 +177,7 @@ class Tenancy:
         "sizing",
         "spec",
         "starting",
+        "unloaded",
         "use",
         "wish",
         "yielding",
@@ -193,6 +194,7 @@ class Tenancy:
         self.renewal: asyncio.Task[LlamasupError | None] | None = None  # the last; why it came to nothing
         self.comes_back = False  # it made way for its successor, which is to be loaded
         self.removed = False  # it is served no more, once it has ended
+        self.unloaded = False  # as asked, and nobody has wanted it since: no reload preloads it
         self.outgoing: list[InstanceRunner] = []  # of the spec before: they finish what they began
         self.outgoing_needs: Mapping[str, int] = {}
         self.starting = False  # told to start, and nothing heard of it yet
@@ -244,7 +246,7 @@ class Tenancy:
         """What is said of it, of the file that it was found to be."""
         if self.sized is None or self.sized.spec.started_as != self.spec.started_as:
             return self.spec
-        return self.sized.found
+        return replace(self.sized.found, id=self.spec.id, aliases=self.spec.aliases)
 
     @property
     def facts(self) -> ModelFacts | None:

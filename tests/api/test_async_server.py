@@ -444,8 +444,10 @@ async def test_one_that_was_unloaded_stays_so_whatever_is_switched(fake: str, ti
     async with serving(fake, tiny_model) as server:
         await server.unload()
         events = server.events()
-        for options in ({"ttl_s": 600.0}, {"ctx_size": 2048}):
+        for options in ({"ttl_s": 600.0}, {"ctx_size": 2048}, {"ctx_size": 1024}):
             await server.switch(tiny_model, **options)
+            await asyncio.sleep(0.1)  # nothing is to happen, so that nothing tells when it would have
+        assert (await server.reload())["unchanged"]
         await server.stop()
         assert [event async for event in events if event["event"] == "state"] == []
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llamasup.cli import control
 from llamasup.control.client import Place
+from llamasup.control.controlled import shown
 from llamasup.core.errors import DoesNotFit, LlamasupError
+from llamasup.core.registry_changes import Changes
 from tests.control.fake import FakeControlled, served
 
 
@@ -40,3 +44,25 @@ def test_of_several_that_are_restarted_one_that_fails_keeps_none_from_it(
     printed = capfd.readouterr()
     assert [each["id"] for each in json.loads(printed.out)["models"]] == ["org/repo:q8_0"]
     assert "tiny does not fit" in printed.err
+
+
+class Reloaded(FakeControlled):
+    async def reload(self) -> Mapping[str, Any]:
+        changes = Changes(
+            added=("chat", "new"), removed=("tiny", "old"), settings=("memory",), renamed=(("tiny", "chat"),)
+        )
+        return shown(changes)
+
+
+def test_a_reload_tells_what_has_another_name_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        async with served(Reloaded(), tmp_path) as (_, path):
+            monkeypatch.setattr(control, "reach", lambda: Place(socket=path))
+            assert await asyncio.to_thread(control.reload_command, {}, wait=True, json=False) == 0
+
+    asyncio.run(main())
+
+    said = "added: new; removed: old; under another name: tiny as chat; config: memory"
+    assert said in capfd.readouterr().err

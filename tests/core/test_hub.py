@@ -68,6 +68,7 @@ DIGEST = "ab" * 32
         ("hf://org/repo/sub/m.gguf", RepoRef("org/repo", file="sub/m.gguf")),
         ("hf.co/org/repo:Q4_0", RepoRef("org/repo", quant="Q4_0")),
         ("https://huggingface.co/org/repo", RepoRef("org/repo")),
+        ("https://huggingface.co/org/repo#usage", RepoRef("org/repo")),  # a heading of its page
         ("https://huggingface.co/org/repo:Q4_0", RepoRef("org/repo", quant="Q4_0")),
         ("https://huggingface.co/org/repo/tree/main", RepoRef("org/repo")),
         ("https://huggingface.co/org/repo/blob/main/m.gguf", RepoRef("org/repo", file="m.gguf")),

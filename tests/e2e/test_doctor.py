@@ -340,7 +340,7 @@ def test_settings_from_elsewhere_are_named_without_their_values(
     fake: tuple[str, ...], own_folders: Path
 ) -> None:
     config = own_folders / "config" / "llama.cpp" / "config.ini"
-    config.parent.mkdir()
+    config.parent.mkdir(parents=True)
     config.write_text("[*]\napi-key = sesame\n")
     report = doctor(*fake, LLAMA_ARG_CTX_SIZE="sesame")
     assert report.bad == set()

@@ -60,10 +60,17 @@ def seconds_until_gone(home: Path) -> float:
     return time.monotonic() - began
 
 
+def _below(folder: Path) -> list[str]:
+    """As it is, also while it goes: a glob ends with an error at what is gone when it comes there."""
+    return [
+        os.path.join(above, name) for above, folders, files in os.walk(folder) for name in (*folders, *files)
+    ]
+
+
 def remains_of(home: Path, ready_file: Path) -> Remains:
     """All that a run which is over should have taken along. Logs and what was learnt may stay."""
     left = [f"process {pid}" for pid in processes_of(home)]
-    left += [str(path) for path in (home / "run" / "llamasup").glob("**/*")]
+    left += _below(home / "run" / "llamasup")
     left += [str(path) for path in (home / "tmp").iterdir()]
     left += [str(path) for path in home.glob("**/*.part")]
     return (*left, str(ready_file)) if ready_file.exists() else tuple(left)

@@ -11,6 +11,7 @@ import pytest
 from llamasup.api.given import Given
 from llamasup.config import Config, load
 from llamasup.core.errors import ConfigInvalid
+from llamasup.runtime import model_check
 from llamasup.serving import ConfigSource, serve_options
 from llamasup.testing.fake_server import install
 
@@ -65,3 +66,51 @@ def test_a_start_ends_with_the_code_of_all_that_is_wrong_and_a_reload_with_the_c
     with pytest.raises(ConfigInvalid) as at_reload:
         source.check(source.read(), {})
     assert at_reload.value.exit_code == 78
+
+
+def test_a_reload_refuses_a_second_pinned_one_of_a_group_as_a_start_does(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two is the one that changed, and if only the group did."""
+    monkeypatch.setattr(model_check, "devices", lambda needs: ("CUDA0",))
+    (tmp_path / "m.gguf").write_bytes(tiny_model.read_bytes())
+    config = tmp_path / "c.yaml"
+
+    def write(group: str, pinned: str) -> None:
+        models = "".join(
+            f"  {name}: {{path: m.gguf, threads: {number + 1}, pin: {str(name in pinned).lower()}}}\n"
+            for number, name in enumerate("ab")
+        )
+        text = f"runtime: {install(tmp_path / 'llama-server')}\ngroups: {{g: [{group}]}}\nmodels:\n{models}"
+        config.write_text(text)
+
+    write("a, b", "a")
+    source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
+    first = source.read().library.registry.specs
+    write("a, b", "ab")
+    with pytest.raises(ConfigInvalid):
+        source.check(source.read(), first)
+    write("a", "ab")
+    apart = source.read().library.registry.specs
+    source.check(source.read(), first)
+    write("a, b", "ab")
+    with pytest.raises(ConfigInvalid):
+        source.check(source.read(), apart)
+
+
+def test_less_memory_is_a_mistake_and_a_file_that_went_since_is_none(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Nothing is said of the model itself, so that only what this reload changes counts."""
+    model, config = tmp_path / "m.gguf", tmp_path / "c.yaml"
+    model.write_bytes(tiny_model.read_bytes())
+    text = f"runtime: {install(tmp_path / 'llama-server')}\nmodels: {{m: {{path: m.gguf, ctx_size: 512}}}}\n"
+    config.write_text(f"{text}memory: {{ram: 1GiB}}\n")
+    source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
+    before = source.read().library.registry.specs
+    config.write_text(f"{text}memory: {{ram: 1MiB}}\n")
+    source.check(source.read(), before)
+    with pytest.raises(ConfigInvalid):
+        source.check(source.read(), before, less_memory=True)
+    model.unlink()
+    source.check(source.read(), before, less_memory=True)

@@ -408,6 +408,21 @@ async def test_a_request_that_comes_as_the_time_is_over_is_served(tmp_path: Path
         assert it.left()
 
 
+@in_a_loop
+async def test_memory_that_there_is_by_now_counts_for_what_is_just_looked_at(
+    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=0.5) as it:
+        held = HeldSizing(monkeypatch)
+        loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
+        await held.begun()
+        it.pool.use(replace(it.pool.options, budget={"ram": it.needs_bytes * 2}))
+        held.go_on()
+
+        await loading
+        assert it["a"].phase is Phase.RESIDENT
+
+
 # --- the end
 
 

@@ -94,6 +94,20 @@ async def test_a_served_file_may_be_given_a_name(tmp_path: Path, spec: ModelSpec
 
 
 @in_a_loop
+async def test_a_former_name_that_means_another_file_by_now_leads_nobody_there(
+    tmp_path: Path, spec: ModelSpec, other: ModelSpec
+) -> None:
+    async with pooled(tmp_path, called(spec, "a")) as it:
+        await it.load("a")
+        it.apply(called(spec, "b", "a"))
+        pid = it.pids("b")["b"]
+        it.apply(called(other, "a"), called(spec, "c", "b"))
+
+        assert it.pids("c")["c"] == pid
+        assert it["a"].phase is Phase.ABSENT
+
+
+@in_a_loop
 async def test_a_request_that_waits_for_a_load_survives_that_its_model_is_named(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
