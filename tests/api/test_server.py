@@ -307,7 +307,8 @@ def test_ctrl_c_ends_a_waiting(block: str, fake_server: Callable[..., str], tiny
         process.send_signal(signal.SIGINT)
         out, err, code = ended(process)
         assert (out, code) == ("serving\ninterrupted\n", 0)
-        assert "Stopping" in err or not err  # of the thread that nobody waits for
+        # Of the thread that nobody waits for: the interpreter may end in the middle of its words.
+        assert not err or err.startswith("Exception in thread")
 
 
 def test_ctrl_c_while_it_ends_kindly_has_it_end_now(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import termios
 from collections.abc import Iterator
 from io import TextIOWrapper
@@ -66,8 +67,11 @@ def test_the_live_line_stays_one_line_and_keeps_how_far_it_is(columns: int) -> N
     view.loading("downloading org/A-Model-With-A-Very-Long-Name-Instruct-GGUF:Q4_K_M 模型模型 · 12 of 80 GiB")
     view.tick()
     outlet.close()
-    shown = os.read(ours, 4096).decode().split("\r\x1b[2K")[1:]
+    said = ""
+    while len(re.findall(r"GiB · [\d.]+ m?s", said)) < 2:  # what was written comes when the kernel likes
+        said += os.read(ours, 4096).decode()
     stream.close()
+    shown = said.split("\r\x1b[2K")[1:]
     os.close(ours)
     assert len(shown) == 2
     for line in shown:

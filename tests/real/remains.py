@@ -63,7 +63,7 @@ def seconds_until_gone(home: Path) -> float:
 def _below(folder: Path) -> list[str]:
     """As it is, also while it goes: a glob ends with an error at what is gone when it comes there."""
     return [
-        os.path.join(above, name) for above, folders, files in os.walk(folder) for name in (*folders, *files)
+        str(Path(above, name)) for above, folders, files in os.walk(folder) for name in (*folders, *files)
     ]
 
 
