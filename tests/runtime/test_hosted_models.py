@@ -169,20 +169,24 @@ def test_a_reload_changes_what_it_says_and_nothing_else(
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("said", ["nonsense: 1", "memory: {ram: 1MiB}"])
 def test_a_config_that_is_refused_leaves_all_as_it_was(
-    config: Path, tmp_path: Path, tiny_model: Path
+    said: str, config: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
+    """Also one in whose memory a model cannot be any more of which itself nothing else is said."""
+
     async def test() -> None:
         async with hosting(config) as it:
             await it.load("a")
-            pid, registry = it.pid("a"), it.hosted.registry
-            write(config, tmp_path, tiny_model, "nonsense: 1")
+            pid, registry, budget = it.pid("a"), it.hosted.registry, it.hosted.budget
+            write(config, tmp_path, tiny_model, said)
             with pytest.raises(ConfigInvalid):
                 await it.hosted.reload()
 
             assert [type(each) for each in it.notices][-1] is ConfigRefused
             assert it.hosted.registry is registry
             assert it.pid("a") == pid
+            assert it.hosted.budget == budget
 
     asyncio.run(test())
 
@@ -207,25 +211,6 @@ def test_less_memory_takes_the_idle_ones_away_and_more_lets_them_come(
             await it.load("b")
 
             assert all(each.phase is Phase.RESIDENT for each in tenancies)
-
-    asyncio.run(test())
-
-
-def test_memory_in_which_a_model_of_the_config_cannot_be_any_more_is_refused(
-    config: Path, tmp_path: Path, tiny_model: Path
-) -> None:
-    """As by a start, although nothing is said of the model itself."""
-
-    async def test() -> None:
-        async with hosting(config) as it:
-            await it.load("a")
-            pid, budget = it.pid("a"), it.hosted.budget
-            write(config, tmp_path, tiny_model, "memory: {ram: 1MiB}")
-            with pytest.raises(ConfigInvalid):
-                await it.hosted.reload()
-
-            assert it.pid("a") == pid
-            assert it.hosted.budget == budget
 
     asyncio.run(test())
 
