@@ -13,8 +13,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from hypothesis import HealthCheck, settings
 
 from llamasup.core.demo_model import demo_model
+from tests.patience import PATIENCE_S
 
 if sys.platform != "win32":
     # Ignored under nohup, and in what a shell starts in the background: whatever a test starts would ignore
@@ -22,6 +25,14 @@ if sys.platform != "win32":
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What httpx does unless a client is given a time-out of its own: five seconds are too few on a busy machine.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_S)
+
+# On a busy machine any example may take long, and so may making one.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 REQUIRE_REAL = os.environ.get("LLAMASUP_REQUIRE_REAL") == "1"
 

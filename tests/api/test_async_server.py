@@ -21,8 +21,8 @@ from llamasup.config import Config
 from llamasup.config.sizes import Size
 from llamasup.config.values import Auth, Http, Memory, ModelEntry
 from tests.api.in_loop import in_loop
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 TEXT = {"prompt": "Hi", "max_tokens": 8}
 SMALL = Config(memory=Memory(ram=Size(bytes=1 << 20)))
 

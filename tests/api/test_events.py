@@ -15,8 +15,7 @@ from llamasup.api.events import MOST_WAITING, AsyncEvents, Events, Feed
 from llamasup.core.instance import State
 from llamasup.runtime.events import StateChanged, Stopped
 from tests.api.in_loop import in_loop
-
-PATIENCE_S = 30.0
+from tests.patience import PATIENCE_S
 
 
 def ready(generation: int) -> StateChanged:

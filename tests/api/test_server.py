@@ -21,8 +21,8 @@ import pytest
 import llamasup
 from llamasup.config import Config
 from llamasup.config.values import Http
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 TEXT = {"prompt": "Hi", "max_tokens": 8}
 
 

@@ -93,7 +93,7 @@ def parsed(words: list[str]) -> tuple[str, Settings, dict[str, Any], str | None]
     return found
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(any_settings, any_given)
 def test_written_back_and_read_again_they_are_the_same(chosen: Settings, given: dict[str, Any]) -> None:
     words = o.run_arguments("/srv/m.gguf", chosen, given, "embedded")

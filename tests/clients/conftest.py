@@ -22,12 +22,12 @@ import pytest
 from llamasup.testing.models import tiny_encoder
 from tests.clients.models import tool_caller
 from tests.e2e.driver import Llamasup, llamasup
+from tests.patience import PATIENCE_S as PATIENCE_S
 from tests.real.remains import folders_of
 
 KEY = "sk-of-the-clients"
 PAGE = "http://page.example:3000"
 """The origin of a web page that is allowed to call."""
-PATIENCE_S = 60.0
 LONG = 30_000
 """Tokens of an answer that nobody waits for: it takes seconds, and more than any buffer holds."""
 

@@ -62,19 +62,19 @@ def _read(content: bytes) -> None:
         read_text(content, "c.yaml", Path("/x"), {"A": "b\x00c", "HOME": "/home/ann"})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=200))
 def test_of_any_bytes(content: bytes) -> None:
     _read(content)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_PIECES)
 def test_of_any_pieces_of_yaml(pieces: list[str]) -> None:
     _read("".join(pieces).encode("utf-8", "surrogatepass"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(_KEYS, _TREES, max_size=6))
 def test_of_any_values_of_any_keys(tree: dict[str, Any]) -> None:
     _read(yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass"))

@@ -14,10 +14,9 @@ from llamasup.core.errors import LlamasupError, ModelUnknown
 from llamasup.core.instance import State
 from llamasup.runtime.events import Bus, Notice, StateChanged
 from llamasup.runtime.metrics import InstanceGauges, Metrics
+from tests.patience import PATIENCE_S
 
-__all__ = ["FakeControlled", "controlled", "served"]
-
-PATIENCE_S = 30.0
+__all__ = ["PATIENCE_S", "FakeControlled", "controlled", "served"]
 
 
 class WatchedBus(Bus):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llamasup.core.devices import Device, NvmlGpu, is_amd_card, parse_devices, problem_in, with_nvml_memory
@@ -78,7 +78,6 @@ _FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(_FRAGMENTS, max_size=40).map("".join), st.text())
 def test_no_text_at_all_makes_the_reader_raise(listed: str, log: str) -> None:
     assert all(device.total_bytes > 0 for device in parse_devices(listed, log))

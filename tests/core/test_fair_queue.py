@@ -227,7 +227,7 @@ def _line(request: Request) -> tuple[str, Priority]:
     return request.client, request.priority
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.integers(0, 1 << 32), st.integers(2, 6))
 def test_thousands_of_services_nobody_starves_and_turns_differ_by_one_at_most(
     seed: int, clients: int

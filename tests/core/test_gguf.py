@@ -651,12 +651,12 @@ def test_a_vocabulary_of_150k_tokens_is_read_at_least_ten_times_faster_than_by_t
     path = write(Shape("llama", basics(1), EMBEDDING, {}, general), tmp_path / "model.gguf")
     content = path.read_bytes()
 
-    begin = time.perf_counter()
+    begin = time.thread_time()
     facts = read_header(content, len(content))
-    ours_s = time.perf_counter() - begin
-    begin = time.perf_counter()
+    ours_s = time.thread_time() - begin
+    begin = time.thread_time()
     gguf.GGUFReader(path)
-    oracle_s = time.perf_counter() - begin
+    oracle_s = time.thread_time() - begin
 
     assert isinstance(facts, ModelFacts)
     assert facts.vocab_size == count

@@ -437,7 +437,7 @@ def suits(facts: Any, asked: dict[str, Any]) -> dict[str, Any]:
     return {name: given for name, given in asked.items() if not (odd and name == "kv_type")}
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(facts=MODELS, asked=ASKED, free=FREE)
 def test_down_the_ladder_no_plan_takes_more_than_the_one_before_and_what_was_asked_for_stands(
     facts: Any, asked: dict[str, Any], free: int
@@ -459,7 +459,7 @@ def test_down_the_ladder_no_plan_takes_more_than_the_one_before_and_what_was_ask
     assert admission.plan.memory.fits == any(each.memory.fits for each in admission.considered)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     facts=MODELS,
     asked=ASKED,

@@ -640,7 +640,7 @@ class AnyLifeThatIsTriedAgain(AnyLife):
 
 
 for machine in (AnyLife, AnyLifeThatIsTriedAgain):
-    machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 TestAnyLife = AnyLife.TestCase
 TestAnyLifeThatIsTriedAgain = AnyLifeThatIsTriedAgain.TestCase
 

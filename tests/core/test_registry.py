@@ -477,7 +477,7 @@ RULES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(RULES, FOUND)
 def test_whatever_is_said_and_found_every_name_means_one_model_and_nothing_is_lost_in_silence(
     rules: list[ModelRule], files: list[FoundModel]

@@ -142,12 +142,12 @@ class AnyWorld(RuleBasedStateMachine):
 
 
 TestAnyWorld = AnyWorld.TestCase
-TestAnyWorld.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestAnyWorld.settings = settings(max_examples=30, stateful_step_count=30)
 
 calls = st.builds(Call, NAMES, st.floats(0.0, 8.0), st.floats(0.0, 3.0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(calls, max_size=12), min_size=1, max_size=6))
 def test_every_request_is_answered_or_refused_within_a_bound(clients: list[list[Call]]) -> None:
     outcome = simulate(MODELS, clients, BUDGET)

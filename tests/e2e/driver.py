@@ -18,7 +18,10 @@ from typing import Any
 
 import psutil
 
+from tests.patience import PATIENCE_S
+
 __all__ = [
+    "PATIENCE_S",
     "Llamasup",
     "adopted",
     "await_removed",
@@ -30,9 +33,6 @@ __all__ = [
     "seconds_until_gone",
     "wrapped",
 ]
-
-PATIENCE_S = 60.0
-"""Bounds a test that hangs. Nothing waits this long when things work."""
 
 
 def command(*arguments: str) -> list[str]:

@@ -14,10 +14,10 @@ from llamasup.proxy.bind import bind
 from llamasup.runtime.events import Bus, Notice, ServerExited, StateChanged
 from llamasup.runtime.instance import InstanceRunner
 from llamasup.service import RunOptions, Service
+from tests.patience import PATIENCE_S
 
-__all__ = ["Serving", "serving"]
+__all__ = ["PATIENCE_S", "Serving", "serving"]
 
-PATIENCE_S = 100.0
 N = TypeVar("N")
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from llamasup.core.liveness import Effort
 from llamasup.effects.effort import effort
-
-PATIENCE_S = 30.0
+from tests.patience import PATIENCE_S
 
 
 def until(look: Callable[[], bool]) -> None:

@@ -22,10 +22,10 @@ from llamasup.effects.folder_events import FolderEvents
 from llamasup.effects.model_search import Search, search_models
 from llamasup.effects.model_watch import ModelWatch
 from llamasup.testing import models
+from tests.patience import PATIENCE_S
 
 Given = ParamSpec("Given")
 
-PATIENCE_S = 20.0
 QUICK = SettlePolicy(sound_s=0.1, broken_s=0.3)
 DECODER = models.tiny_decoder()
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["COMMAND", "Child"]
+from tests.patience import PATIENCE_S
+
+__all__ = ["COMMAND", "PATIENCE_S", "Child"]
 
 COMMAND = [sys.executable, "-m", "llamasup.embedded"]
-
-_PATIENCE_S = 60.0  # the machine that runs the tests may be busy; nothing here takes longer than seconds
 
 
 class Child:
@@ -39,7 +39,7 @@ class Child:
     def wait_for(self, text: str) -> str:
         """The first line with ``text``; fails when the log ends without it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._find(text) is not None, _PATIENCE_S)
+            self._changed.wait_for(lambda: self._ended or self._find(text) is not None, PATIENCE_S)
             found = self._find(text)
         assert found is not None, f"no {text!r} in the log:\n" + "".join(self.lines)
         return found
@@ -51,7 +51,7 @@ class Child:
     def armed(self) -> str:
         """``ready``, and its signal handlers are in place: they come a moment later (docs/embedded.md)."""
         where = self.ready()
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not self._catches(signal.SIGTERM) and time.monotonic() < deadline:
             time.sleep(0.001)  # the kernel's table of handlers has no event to wait for
         return where
@@ -60,8 +60,8 @@ class Child:
         self.process.send_signal(number)
 
     def exit_code(self) -> int:
-        code = self.process.wait(_PATIENCE_S)
-        self._reader.join(_PATIENCE_S)
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
         return code
 
     def kill(self) -> None:

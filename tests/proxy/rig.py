@@ -25,8 +25,8 @@ from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.runtime.metrics import RequestRecord
 from llamasup.runtime.waiting import MOST_WAITING, WaitingRoom
+from tests.patience import PATIENCE_S as PATIENCE_S
 
-PATIENCE_S = 10.0
 Result = TypeVar("Result")
 
 

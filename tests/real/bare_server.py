@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["bare_server"]
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
+__all__ = ["bare_server"]
 
 
 @contextmanager

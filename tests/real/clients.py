@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 60.0
+from tests.patience import PATIENCE_S as PATIENCE_S
 
 # Whatever differs between two runs of the very same server.
 _VARIES = re.compile(

@@ -21,12 +21,12 @@ from llamasup.core.settings import Settings
 from llamasup.proxy.bind import bind
 from llamasup.runtime.events import Bus
 from llamasup.service import RunOptions, Service
+from tests.patience import PATIENCE_S
 from tests.real.remains import seconds_until_gone
 
 __all__ = ["Held", "crash_cycles", "leaks"]
 
 AT_ONCE = RestartPolicy(first_delay_s=0.0, longest_delay_s=0.0, window_s=1.0, most_crashes=1_000_000)
-PATIENCE_S = 60.0
 # The allocator's own ups and downs; 1,000 cycles that leaked no more than an event each would be above it.
 MOST_GROWTH_BYTES = 2 << 20
 

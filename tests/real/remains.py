@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 __all__ = ["Remains", "folders_of", "processes_of", "remains_of", "seconds_until_gone"]
 
-PATIENCE_S = 60.0
 
 Remains = tuple[str, ...]
 

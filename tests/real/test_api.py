@@ -17,10 +17,10 @@ from llamasup.config.values import Memory, ModelEntry
 from llamasup.core.demo_model import demo_model
 from llamasup.testing.models import truncated_decoder
 from tests.api.in_loop import in_loop
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.real, pytest.mark.beside]
 
-PATIENCE_S = 60.0
 SHORT = {"prompt": "Once upon", "max_tokens": 4, "temperature": 0}
 LONG = {"prompt": "Once upon", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 REQUESTS = 20

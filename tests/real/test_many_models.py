@@ -28,11 +28,11 @@ from llamasup.testing import models
 from llamasup.testing.architectures import tiny_model as tiny_of
 from llamasup.testing.residency_sim import Request, replay
 from llamasup.testing.residency_world import Model
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.real
 
 CLIENTS, EACH = 8, 25
-PATIENCE_S = 100.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,10 @@ from llamasup.runtime.metrics import RequestRecord
 from llamasup.runtime.planner import Planner
 from llamasup.runtime.served import ServedModel
 from llamasup.runtime.supervisor import Supervisor
+from tests.patience import PATIENCE_S
 from tests.real.test_configs import serve
 
 pytestmark = pytest.mark.real
-
-PATIENCE_S = 100.0
 
 
 @dataclass(frozen=True, slots=True)

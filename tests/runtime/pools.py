@@ -32,6 +32,7 @@ from llamasup.runtime.sizing import Fetch
 from llamasup.runtime.tenancy import Sized, Tenancy, size_up
 from llamasup.runtime.waiting import Ticket
 from llamasup.testing.fake_server import install
+from tests.patience import PATIENCE_S
 
 __all__ = [
     "PATIENCE_S",
@@ -46,8 +47,6 @@ __all__ = [
     "spec_of",
 ]
 
-PATIENCE_S = 20.0
-"""Bounds a test that hangs. Nothing waits this long when things work."""
 N = TypeVar("N")
 
 

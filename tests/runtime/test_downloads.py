@@ -20,12 +20,12 @@ from llamasup.runtime import downloads as module
 from llamasup.runtime.downloads import Downloads, DownloadSettings, Progress
 from llamasup.testing import models
 from tests.hub import Fault, Hub, running_hub
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.beside]
 
 NAME = "tiny-Q4_K_M.gguf"
 REF = "org/tiny-GGUF"
-PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from tests.security.response_reference import misread
 
 _FEW = settings(
     max_examples=250,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -16,12 +16,12 @@ import psutil
 
 from llamasup.core.unit_file import is_hidden
 from llamasup.effects.units import unreadable_by_others
+from tests.patience import PATIENCE_S
 
-__all__ = ["INSIDE", "Machine", "booted", "why_not"]
+__all__ = ["INSIDE", "PATIENCE_S", "Machine", "booted", "why_not"]
 
 INSIDE = Path("/run/test")
 """Where the work folder is seen from inside."""
-PATIENCE_S = 60.0
 _PREFIXES = (sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parents[1]))
 KEPT = tuple(dict.fromkeys([str(Path(__file__).parents[2]), *_PREFIXES]))
 """What a service of these tests runs: the project and its Python."""
