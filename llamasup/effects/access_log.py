@@ -98,7 +98,6 @@ class AccessLog(Generic[T]):
             self._wake.wait()
             self._closing.wait(LINGER_S)
             self._wake.clear()  # before the records are taken: what comes in between wakes us again
-            self._look_after_file()
             while self._pending:
                 self._write_piece()
         if self._file is not None:
@@ -114,6 +113,7 @@ class AccessLog(Generic[T]):
 
     def _write_piece(self) -> None:
         taken = [self._pending.popleft() for _ in range(min(PIECE, len(self._pending)))]
+        self._look_after_file()  # after that: a record that came when the file had been moved is not in it
         began = datetime.now(UTC).timestamp() - monotonic()
         lines = [self._line(record, datetime.fromtimestamp(began + at, UTC)) for at, record in taken]
         if self._file is None:

@@ -8,18 +8,18 @@ import os
 import resource
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from llamasup.core.errors import ConfigInvalid
 from llamasup.effects import access_log
 from llamasup.effects.access_log import AccessLog, check_log_file
+from tests.patience import PATIENCE_S, eventually
 
-PATIENCE_S = 10.0
 Open = Callable[..., "AccessLog[int]"]
 
 
@@ -37,14 +37,7 @@ def open_log() -> Iterator[Open]:
 
     yield open_it  # type: ignore[misc]
     for log in made:
-        log.close()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+        log.close(PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -68,7 +61,7 @@ def test_every_record_is_a_line_in_order_and_the_last_are_written_at_the_end(
     log = open_log(path)
     for number in range(1234):
         log.write(number)
-    log.close()
+    log.close(PATIENCE_S)
     assert path.read_bytes() == b"".join(b"%d\n" % number for number in range(1234))
     assert log.dropped() == 0
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -78,9 +71,9 @@ def test_a_line_appears_without_anybody_closing_anything(open_log: Open, tmp_pat
     path = tmp_path / "access.log"
     log = open_log(path)
     log.write(1)
-    until(lambda: path.read_bytes() == b"1\n")
+    eventually(lambda: path.read_bytes() == b"1\n")
     log.write(2)  # after the thread has gone back to sleep
-    until(lambda: path.read_bytes() == b"1\n2\n")
+    eventually(lambda: path.read_bytes() == b"1\n2\n")
 
 
 def test_what_is_there_already_is_kept(open_log: Open, tmp_path: Path) -> None:
@@ -88,31 +81,46 @@ def test_what_is_there_already_is_kept(open_log: Open, tmp_path: Path) -> None:
     path.write_bytes(b"before\n")
     log = open_log(path)
     log.write(1)
-    log.close()
+    log.close(PATIENCE_S)
     assert path.read_bytes() == b"before\n1\n"
 
 
-def test_a_line_has_the_time_at_which_its_request_ended(open_log: Open, tmp_path: Path) -> None:
+def test_a_line_has_the_time_at_which_its_request_ended(
+    open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer takes it 7.5 s later; both clocks are the test's."""
+    now, clock_s = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), [100.0]
+    at_work, go_on = threading.Event(), threading.Event()
     times: list[datetime] = []
+
+    class Wall(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return cls.fromtimestamp(now.timestamp(), tz)
 
     def keep(number: int, ended: datetime) -> bytes:
         times.append(ended)
+        at_work.set()
+        go_on.wait(PATIENCE_S)
         return b"\n"
 
+    monkeypatch.setattr(access_log, "datetime", Wall)
+    monkeypatch.setattr(access_log, "monotonic", lambda: clock_s[0])
     log = open_log(tmp_path / "access.log", keep)
-    before = datetime.now(UTC)
     log.write(1)
-    after = datetime.now(UTC)
-    log.close()
-    slack = timedelta(milliseconds=5)  # between the two clocks, where one of them is being corrected
-    assert before - slack <= times[0] <= after + slack
+    assert at_work.wait(PATIENCE_S)
+    log.write(2)
+    clock_s[0] += 7.5
+    go_on.set()
+    log.close(PATIENCE_S)
+    assert times == [now, now - timedelta(seconds=7.5)]
 
 
 def test_standard_error_gets_whole_lines(open_log: Open, capfd: pytest.CaptureFixture[str]) -> None:
     log = open_log(None, lambda number, ended: json.dumps({"n": number, "x": "y" * 300}).encode() + b"\n")
     for number in range(50):
         log.write(number)
-    log.close()
+    log.close(PATIENCE_S)
     assert [json.loads(text)["n"] for text in capfd.readouterr().err.splitlines()] == list(range(50))
 
 
@@ -123,7 +131,7 @@ def test_the_file_is_rotated_and_the_oldest_goes(open_log: Open, tmp_path: Path)
     log = open_log(tmp_path / "access.log", max_bytes=2000)
     for number in range(10_000, 20_000):
         log.write(number)
-    log.close()
+    log.close(PATIENCE_S)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["access.log", *(f"access.log.{n}" for n in range(1, 5))]
     assert all(file.stat().st_size <= 2000 for file in files)
@@ -137,31 +145,55 @@ def test_a_file_that_was_moved_away_is_begun_anew(open_log: Open, tmp_path: Path
     path, moved = tmp_path / "access.log", tmp_path / "yesterday.log"
     log = open_log(path)
     log.write(1)
-    until(lambda: path.read_bytes() == b"1\n")
+    eventually(lambda: path.read_bytes() == b"1\n")
     path.rename(moved)
     log.write(2)
-    until(path.exists)
-    log.close()
+    eventually(path.exists)
+    log.close(PATIENCE_S)
     assert (moved.read_bytes(), path.read_bytes()) == (b"1\n", b"2\n")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_line_that_comes_while_others_are_written_goes_to_the_new_file(
+    open_log: Open, tmp_path: Path
+) -> None:
+    """The writer is at work on the first record when the file is moved, and finds the second one there."""
+    path, moved = tmp_path / "access.log", tmp_path / "yesterday.log"
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def held(number: int, ended: datetime) -> bytes:
+        at_work.set()
+        go_on.wait(PATIENCE_S)
+        return line(number, ended)
+
+    log = open_log(path, held)
+    log.write(1)
+    assert at_work.wait(PATIENCE_S)
+    path.rename(moved)
+    log.write(2)
+    go_on.set()
+    eventually(path.exists)
+    log.close(PATIENCE_S)
+    assert (moved.read_bytes(), path.read_bytes()) == (b"1\n", b"2\n")
 
 
 # --- disks that do not take it -----------------------------------------------------------------------
 
 
 def test_a_full_disk_loses_whole_lines_counts_them_and_is_told_once(
-    open_log: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    open_log: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(access_log, "RETRY_S", 1000.0)
     path = tmp_path / "access.log"
     with files_of_at_most(450):
         log = open_log(path)
         for number in range(1000, 1100):
             log.write(number)  # 500 bytes: more than there is room for
-        until(lambda: log.dropped() == 100)
+        eventually(lambda: log.dropped() == 100)
         for number in range(10):
             log.write(number)
-        until(lambda: log.dropped() == 110)
-        log.close()
+        eventually(lambda: log.dropped() == 110)
+        log.close(PATIENCE_S)
     assert path.read_bytes() == b""  # no half line, which would spoil the next
     assert len(caplog.messages) == 1
     assert "no more access log is written" in caplog.messages[0]
@@ -175,9 +207,9 @@ def test_a_disk_with_room_again_is_written_to_again(
     with files_of_at_most(3):
         log = open_log(path)
         log.write(1000)
-        until(lambda: log.dropped() == 1)
+        eventually(lambda: log.dropped() == 1)
     log.write(2000)
-    log.close()
+    log.close(PATIENCE_S)
     assert path.read_bytes() == b"2000\n"
     assert log.dropped() == 1
 
@@ -202,7 +234,7 @@ def test_a_disk_that_hangs_keeps_nobody_waiting_and_what_does_not_fit_is_counted
     assert log.dropped() == 10
     log.close(timeout_s=0.01)  # nor does the end
     on.set()
-    log.close()
+    log.close(PATIENCE_S)
     assert path.read_bytes() == b"".join(b"%d\n" % number for number in range(51))
 
 
@@ -215,7 +247,7 @@ def test_a_reader_of_standard_error_that_is_gone_is_counted(open_log: Open) -> N
         log = open_log(None)
         log.write(1)
         log.write(2)
-        log.close()
+        log.close(PATIENCE_S)
     finally:
         os.dup2(saved, 2)
         os.close(saved)
