@@ -34,22 +34,33 @@ def rm_command(names: Sequence[str], *, folder: Path | None, yes: bool, json: bo
         for removal in removals:
             _refuse_loaded(removal)
         for removal in removals:
-            files = ", ".join(each.name for each in removal.files) or "what an unfinished download left"
-            view.say("info", "rm", f"{removal.name}: {files} ({memory_text(removal.size_bytes)})")
+            size = memory_text(removal.size_bytes)
+            view.say("info", "rm", f"{removal.name}: {_names(removal, top)} ({size})")
         if not yes and not _agreed(removals, view):
             view.say("info", "rm", "Nothing is removed.")
             return 1
         freed = sum(removal.size_bytes for removal in removals)
         for removal in removals:
             remove(removal, top)
-        sweep_slots()  # what was said to them goes with them
+            view.say("info", "rm", f"Removed {_names(removal, top)}.")
+        sweep_slots()  # the conversations that were kept for these models
         if json:
-            paths = [str(path) for removal in removals for path in removal.files]
+            paths = [str(path) for removal in removals for path in (*removal.files, *removal.downloads)]
             write_json({"removed": paths, "freed_bytes": freed})
-        view.say("info", "rm", f"Removed; {memory_text(freed)} are free again.")
+        view.say("info", "rm", f"{memory_text(freed)} are free again.")
         return 0
 
     return guarded(act)
+
+
+def _names(removal: Removal, folder: Path) -> str:
+    """Every file that goes, as it is named in the models ``folder``; without our small records."""
+    shown = (*removal.files, *removal.downloads) or removal.leftovers
+    return ", ".join(_name(each, folder) for each in shown)
+
+
+def _name(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def _agreed(removals: Sequence[Removal], view: View) -> bool:
@@ -68,13 +79,19 @@ def _refuse_loaded(removal: Removal) -> None:
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or ()
         # llama-server has the path behind a flag; whoever looks at the file has it as an argument too.
-        named = [path for flag, path in pairwise(words) if flag.startswith("-")]
-        models = [path for path in named if path.lower().endswith(".gguf")]
+        named = [word for flag, word in pairwise(words) if flag.startswith("-")]
+        paths = (path for word in named for path in (word, *_adapters(word)))
+        models = [path for path in paths if path.lower().endswith(".gguf")]
         if models and not files.isdisjoint(_real_paths(models, process)):
             raise UsageInvalid(
                 f"{printable(removal.name)} is loaded by process {process.pid}.",
                 remedy="Unload it first (llamasup unload), or stop what serves it.",
             )
+
+
+def _adapters(word: str) -> list[str]:
+    """The paths in ``a.gguf:0.5,b.gguf:0``, which is how llama-server is given adapters."""
+    return [each.rpartition(":")[0] or each for each in word.split(",")]
 
 
 def _real_paths(paths: Sequence[str], process: psutil.Process) -> Iterator[str]:

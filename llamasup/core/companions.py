@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import MappingProxyType
 
 from llamasup.core.adapters import adapters_of
@@ -12,7 +13,7 @@ from llamasup.core.found_model import FileState, FoundModel
 from llamasup.core.inspection import pairings_of
 from llamasup.core.projectors import Pairing
 
-__all__ = ["Companions"]
+__all__ = ["Companions", "projector_going_with"]
 
 _NO_SOURCES: Mapping[str, FoundModel] = MappingProxyType({})
 
@@ -41,3 +42,32 @@ class Companions:
     def states_of(self, paths: Iterable[str]) -> tuple[FileState, ...]:
         """The files of these models, projectors or adapters, as far as they are there."""
         return tuple(state for path in paths for state in self._files.get(path, ()))
+
+
+def projector_going_with(model: str, found: Sequence[FoundModel]) -> str | None:
+    """The projector that is removed together with ``model``; both are paths, and are among the ``found``.
+
+    It is the one that a plan would load with the model. It stays where another model is paired with it, by
+    its own path or through a link to it, and where a file beside it cannot be read: that may be another
+    quantization of the model, half copied.
+    """
+    companions = Companions.among(found)
+    mine = companions.pairings.get(model)
+    if mine is None or mine.projector is None:
+        return None
+    path = mine.projector.path
+    others = [
+        pair.projector.path
+        for other, pair in companions.pairings.items()
+        if pair.projector and other != model
+    ]
+    used = {path_used for other in others for path_used in (other, *_real_paths(companions, other))}
+    unread = any(
+        isinstance(each.outcome, LlamasupError) and PurePath(each.path).parent == PurePath(path).parent
+        for each in found
+    )
+    return None if path in used or unread else path
+
+
+def _real_paths(companions: Companions, path: str) -> tuple[str, ...]:
+    return tuple(real for real, _, _ in companions.states_of([path]))

@@ -37,7 +37,9 @@ _TAG = re.compile(
     r"(?:I?Q\d(?:_(?:[0-9KSML]|K|X?XS|XL|NL))*|TQ\d_\d|(?:MX|NV)FP4(?:[-_]MOE)?|BF16|FP?16|FP?32)(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
-_SPLIT = re.compile(r"(?P<prefix>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.IGNORECASE)
+_SPLIT = re.compile(
+    r"(?P<prefix>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})(?P<ending>\.gguf)", re.DOTALL | re.IGNORECASE
+)
 _NOT_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _SHOWN = 40
 _SHOWN_UNSAFE = 5
@@ -128,16 +130,16 @@ def choose(ref: RepoRef, files: Iterable[RepoFile], *, exact: bool = False) -> C
 
 
 def _sets(files: Sequence[RepoFile]) -> list[_Set]:
-    found: dict[tuple[str, int], dict[int, RepoFile]] = {}
+    found: dict[tuple[str, int, str], dict[int, RepoFile]] = {}
     for file in files:
         if any(word in PurePosixPath(file.path).name.lower() for word in _NOT_MODELS):
             continue
         part = _SPLIT.fullmatch(file.path)
-        key = (part["prefix"], int(part["count"])) if part else (file.path, 1)
+        key = (part["prefix"], int(part["count"]), part["ending"]) if part else (file.path, 1, "")
         found.setdefault(key, {})[int(part["part"]) if part else 1] = file
     return [
-        _Set(tuple(parts[number] for number in sorted(parts)), quant_tag(key), count)
-        for (key, count), parts in found.items()
+        _Set(tuple(parts[number] for number in sorted(parts)), quant_tag(name), count)
+        for (name, count, _), parts in found.items()
     ]
 
 

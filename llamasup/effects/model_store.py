@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from llamasup.core.companions import projector_going_with
 from llamasup.core.errors import FolderUnusable, LlamasupError, ModelMissing, UsageInvalid
+from llamasup.core.found_model import FoundModel
 from llamasup.core.hub import Ref, RepoRef, UrlRef, asked_as, local_path, parse_ref, split_urls
 from llamasup.core.hub_choice import Choice, RepoFile, choose, quant_tag
 from llamasup.core.printable import printable
 from llamasup.effects.model_file import split_name, split_paths
+from llamasup.effects.model_folder import list_models
 from llamasup.effects.part_file import Busy, PartFile, leftovers_of, origin_of_file, remember_names
 
 __all__ = ["FetchedModel", "Removal", "downloaded", "know_as", "remove", "to_remove"]
@@ -142,11 +145,19 @@ def _is_file(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What goes with one model: its ``files``, and ``leftovers`` of downloads; ``name`` for people."""
+    """One model to remove: its ``files``, and ``leftovers``, which are our records of them and of downloads.
+
+    ``name`` is the one that the user gave.
+    """
 
     name: str
     files: tuple[Path, ...]
     leftovers: tuple[Path, ...]
+
+    @property
+    def downloads(self) -> tuple[Path, ...]:
+        """Of the leftovers, the unfinished downloads."""
+        return tuple(each for each in self.leftovers if each.name.endswith(".part"))
 
     @property
     def size_bytes(self) -> int:
@@ -191,13 +202,36 @@ def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Remova
         if part is not None:
             number = int(part.first.removesuffix(".gguf")[-5:])
             parts = tuple(split_paths(first.with_name(part.first), number))
+            if first not in parts:  # part 3 of 2
+                parts = (first,)
     parts = tuple(each for each in parts if each.is_symlink() or each.exists())
     for each in parts:
         _refuse_outside(each, folder)
-    # A projector goes with the last model that it could belong to.
-    projectors = [] if _has_other_models(parts, going) else _projectors_beside(parts)
-    files = (*parts, *projectors)
-    return Removal(name, files, tuple(_there(each for file in files for each in leftovers_of(file))))
+    files = (*parts, *_projector_going_with(parts, folder, going))
+    return Removal(name, files, tuple(each for file in files for each in leftovers_of(file)))
+
+
+def _projector_going_with(parts: Sequence[Path], folder: Path, going: Set[Path]) -> list[Path]:
+    """The model's own projector, where no other model that stays needs it (core.companions)."""
+    if not parts:
+        return []
+    gone = {_place(each) for each in going}
+    found: dict[Path, FoundModel] = {}
+    # The model's folder by itself, too: it may lie deeper than a listing goes.
+    for top, deepest in ((folder, None), (parts[0].parent, 0)):
+        with contextlib.suppress(LlamasupError):
+            models = list_models(top) if deepest is None else list_models(top, deepest=deepest)
+            for each in models.models:
+                place = _place(Path(each.path))
+                if place not in gone:
+                    found[place] = replace(each, path=str(place))
+    projector = projector_going_with(str(_place(parts[0])), list(found.values()))
+    return [] if projector is None else [parts[0].with_name(Path(projector).name)]
+
+
+def _place(path: Path) -> Path:
+    """Where the file itself is, or the link that stands for it: one of two names of a folder is as good."""
+    return path.parent.resolve() / path.name
 
 
 def remove(removal: Removal, folder: Path) -> None:
@@ -205,9 +239,8 @@ def remove(removal: Removal, folder: Path) -> None:
 
     Raises FolderUnusable, and UsageInvalid where a download of it goes on.
     """
-    parts = [path for path in removal.leftovers if path.name.endswith(".part")]
     try:
-        unfinished = [PartFile(path.with_suffix("")) for path in parts]
+        unfinished = [PartFile(path.with_suffix("")) for path in removal.downloads]
     except Busy as busy:
         raise UsageInvalid(
             f"{removal.name} is being downloaded by process {busy.pid}.",
@@ -263,14 +296,12 @@ def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
             unfinished = list(_paths_of_url(ref, folder))
         case None:
             pass
-    # What is known of a file that is there, if not the one that is meant, stays.
+    # The record of origin stays with a file that is complete.
     beside = tuple(
-        _there(
-            each
-            for path in unfinished
-            for each in leftovers_of(path)
-            if each.name.startswith(f"{path.name}.part") or not _is_file(path)
-        )
+        each
+        for path in unfinished
+        for each in leftovers_of(path)
+        if each.name.startswith(f"{path.name}.part") or not _is_file(path)
     )
     for each in beside:
         _refuse_outside(each, folder)
@@ -286,29 +317,6 @@ def _is_of(ref: RepoRef, path: str) -> bool:
     if ref.file is not None:
         return path == ref.file
     return ref.quant is None or quant_tag(path) == (quant_tag(ref.quant) or ref.quant.upper())
-
-
-def _has_other_models(parts: Iterable[Path], going: Set[Path]) -> bool:
-    parts = tuple(parts)
-    return bool(parts) and any(
-        "mmproj" not in each.name.lower() and each not in parts and each not in going
-        for each in _ggufs(parts[0].parent)
-    )
-
-
-def _projectors_beside(parts: Iterable[Path]) -> list[Path]:
-    parts = tuple(parts)
-    if not parts:
-        return []
-    return [each for each in _ggufs(parts[0].parent) if "mmproj" in each.name.lower() and each not in parts]
-
-
-def _ggufs(folder: Path) -> list[Path]:
-    return sorted(each for each in folder.iterdir() if each.name.lower().endswith(".gguf"))
-
-
-def _there(paths: Iterable[Path]) -> Iterator[Path]:
-    return (each for each in paths if each.is_symlink() or each.exists())
 
 
 def _remove_empty(path: Path, folder: Path) -> None:

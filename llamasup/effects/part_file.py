@@ -5,6 +5,9 @@
   written after they are (fdatasync), so that a power cut costs seconds of a download and nothing more.
 - ``.NAME.origin.json`` is what stays beside the finished file: where it is from, and what it was then.
 
+A ``NAME.part`` with a second hard link is not written to: a new file takes its place, and the other name
+keeps its bytes.
+
 Methods may be called from several threads; a closed file ignores them.
 """
 
@@ -20,6 +23,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -76,6 +80,9 @@ class _Sidecar(msgspec.Struct):
     done: tuple[tuple[int, int], ...] = ()
 
 
+_R = TypeVar("_R", Origin, _Sidecar)
+
+
 class PartFile:
     """The ``.part`` of ``target``, ours alone until it is closed or published.
 
@@ -85,7 +92,7 @@ class PartFile:
     def __init__(self, target: Path) -> None:
         self.target = target
         self.path = target.with_name(f"{target.name}.part")
-        self._sidecar = target.with_name(f"{target.name}.part.json")
+        self._sidecar = _sidecar_path(target)
         self._mutex = threading.Lock()
         self._fd: int | None = None
         self._over = False  # published or discarded: nothing more is to be written beside it
@@ -221,9 +228,12 @@ class PartFile:
             fd = os.open(self.path, flags, 0o666)
             try:
                 self._lock(fd)
-                # Whoever had it may have given it its name in the meantime, or removed it.
+                # The last process to hold it may have published or removed it in the meantime.
                 if _is_file_at(fd, self.path):
-                    return fd
+                    if os.fstat(fd).st_nlink == 1:
+                        return fd
+                    # The bytes are another name's as well: that file keeps them, and this one starts over.
+                    self.path.unlink()
             except BaseException:
                 os.close(fd)
                 raise
@@ -255,11 +265,7 @@ class PartFile:
         )
 
     def _recorded(self) -> _Sidecar:
-        try:
-            with self._sidecar.open("rb") as file:
-                return msgspec.json.decode(file.read(_MOST_SIDECAR_BYTES), type=_Sidecar)
-        except (OSError, msgspec.MsgspecError):
-            return _Sidecar()
+        return _record(self._sidecar, _Sidecar) or _Sidecar()
 
 
 def _is_file_at(fd: int, path: Path) -> bool:
@@ -291,11 +297,12 @@ def _sync_folder(path: Path) -> None:
 
 def origin_of_file(path: Path) -> Origin | None:
     """Where a finished file is from; None where that is not known, or it is no longer the same file."""
+    found = _record(_origin_path(path), Origin)
+    if found is None:
+        return None
     try:
         status = path.stat()
-        with _origin_path(path).open("rb") as file:
-            found = msgspec.json.decode(file.read(_MOST_SIDECAR_BYTES), type=Origin)
-    except (OSError, msgspec.MsgspecError):
+    except OSError:
         return None
     return found if (found.size, found.mtime_ns) == (status.st_size, status.st_mtime_ns) else None
 
@@ -316,16 +323,33 @@ def remember_names(path: Path, names: Sequence[str]) -> None:
 
 
 def leftovers_of(path: Path) -> tuple[Path, ...]:
-    """What there may be beside the file at ``path`` on its account."""
-    return (
-        _origin_path(path),
-        path.with_name(f"{path.name}.part"),
-        path.with_name(f"{path.name}.part.json"),
-    )
+    """Our own files for the one at ``path``: its record of origin, and its unfinished download.
+
+    A ``.part`` without our record is another program's, and so is a record that is not in our format.
+    """
+    origin, part, record = _origin_path(path), path.with_name(f"{path.name}.part"), _sidecar_path(path)
+    ours: list[Path] = [origin] if _record(origin, Origin) is not None else []
+    sidecar = _record(record, _Sidecar)
+    if sidecar is not None and sidecar.pid:  # every version of ours has named its process
+        ours += [part, record] if part.is_file() and not part.is_symlink() else [record]
+    return tuple(ours)
+
+
+def _record(path: Path, kind: type[_R]) -> _R | None:
+    """The record at ``path``; None where there is none that can be read."""
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_MOST_SIDECAR_BYTES), type=kind)
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return None
 
 
 def _origin_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.origin.json")
+
+
+def _sidecar_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part.json")
 
 
 # --- errors ----------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""What is loaded is not removed, however its server was told where it is."""
+"""``rm`` names every file that goes, and removes none that a process has loaded."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from llamasup.cli.rm import rm_command
+from llamasup.effects.part_file import PartFile
+from llamasup.testing import models
 
 
-@pytest.mark.parametrize("given", ["{folder}/m.gguf", "./m.gguf", "../models/m.gguf", "link.gguf"])
+@pytest.mark.parametrize(
+    "given",
+    ["{folder}/m.gguf", "./m.gguf", "../models/m.gguf", "link.gguf", "other.gguf:0,{folder}/m.gguf:0.5"],
+)
 def test_a_model_is_not_removed_while_a_process_has_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
@@ -31,3 +37,30 @@ def test_a_model_is_not_removed_while_a_process_has_it(
     assert model.exists()
     assert rm_command(["m.gguf"], folder=folder, yes=True, json=False) == 0
     assert not model.exists()
+
+
+def test_every_file_is_named_before_and_after(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    folder = tmp_path / "models/o/r"
+    folder.mkdir(parents=True)
+    paths = [
+        *models.write_split_decoder(folder, "m-Q8_0", 2),
+        folder / "mmproj-F16.gguf",
+        folder / "mmproj-F16.gguf.part",
+    ]
+    paths[2].write_bytes(models.tiny_projector())
+    part = PartFile(paths[2])
+    part.write(0, b"some")
+    part.keep()
+
+    assert rm_command(["o/r"], folder=tmp_path / "models", yes=True, json=True) == 0
+    said = capfd.readouterr()
+    before, after, _ = said.err.splitlines()
+    names = ", ".join(str(path.relative_to(tmp_path / "models")) for path in paths)
+    assert f"o/r: {names} (" in before
+    assert f"Removed {names}." in after
+    assert json.loads(said.out)["removed"] == [str(path) for path in paths]
+    assert list((tmp_path / "models").iterdir()) == []

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from llamasup.core import byte_ranges
@@ -37,7 +38,7 @@ from llamasup.effects.download_client import Patience
 from llamasup.effects.hub_settings import hub_endpoint, hub_token
 from llamasup.effects.model_file import read_model
 from llamasup.effects.model_store import FetchedModel, downloaded, remove, to_remove
-from llamasup.effects.part_file import Busy, PartFile
+from llamasup.effects.part_file import Busy, Origin, PartFile
 from llamasup.testing import models
 from tests.hub import Fault, Hub, running_hub
 
@@ -62,6 +63,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def model() -> bytes:
     """A model of 1 MiB: padding behind the last tensor is none of a reader's business."""
     return models.tiny_decoder().ljust(1024 * KIB, b"\0")
+
+
+@pytest.fixture(scope="module")
+def projector() -> bytes:
+    return models.tiny_projector()
 
 
 class Followed:
@@ -1141,12 +1147,23 @@ def gone(folder: Path, name: str) -> list[str]:
     return sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if not each.is_dir())
 
 
-def test_a_model_goes_with_its_parts_and_with_the_last_one_its_projector(tmp_path: Path) -> None:
-    for part in (1, 2):
-        put(tmp_path / f"o/r/m-Q8_0-0000{part}-of-00002.gguf")
-        put(tmp_path / f"o/r/.m-Q8_0-0000{part}-of-00002.gguf.origin.json")
-    put(tmp_path / "o/r/m-Q4_K_M.gguf")
-    put(tmp_path / "o/r/mmproj-F16.gguf")
+def unfinished(path: Path) -> Path:
+    """What a download that was stopped has left of ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = PartFile(path)
+    part.write(0, b"some")
+    part.keep()
+    return part.path
+
+
+def test_a_model_goes_with_its_parts_and_with_the_last_one_its_projector(
+    tmp_path: Path, model: bytes, projector: bytes
+) -> None:
+    record = msgspec.json.encode(Origin("https://h/m", 1, 1))
+    put(tmp_path / "o/r/m-Q4_K_M.gguf", model)
+    put(tmp_path / "o/r/mmproj-F16.gguf", projector)
+    for path in models.write_split_decoder(tmp_path / "o/r", "m-Q8_0", 2):
+        put(path.with_name(f".{path.name}.origin.json"), record)
     assert gone(tmp_path, "o/r:Q8_0") == ["o/r/m-Q4_K_M.gguf", "o/r/mmproj-F16.gguf"]
     assert gone(tmp_path, "o/r") == []
     assert list(tmp_path.iterdir()) == []  # the folders too
@@ -1154,17 +1171,17 @@ def test_a_model_goes_with_its_parts_and_with_the_last_one_its_projector(tmp_pat
 
 
 def test_of_several_that_go_together_the_last_takes_the_projector_and_nothing_counts_twice(
-    tmp_path: Path,
+    tmp_path: Path, model: bytes, projector: bytes
 ) -> None:
     for name in ("m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf"):
-        put(tmp_path / "o/r" / name)
+        put(tmp_path / "o/r" / name, projector if name.startswith("mmproj") else model)
     names = ["o/r:Q4_K_M", "o/r/m-Q4_K_M.gguf", "o/r:Q8_0", "o/r:Q8_0"]
     removals = to_remove(names, tmp_path, "https://huggingface.co")
     assert [[each.name for each in removal.files] for removal in removals] == [
         ["m-Q4_K_M.gguf"],
         ["m-Q8_0.gguf", "mmproj-F16.gguf"],
     ]
-    assert sum(removal.size_bytes for removal in removals) == 12
+    assert sum(removal.size_bytes for removal in removals) == 2 * len(model) + len(projector)
     for removal in removals:
         remove(removal, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -1191,11 +1208,42 @@ def test_what_an_unfinished_download_has_left_can_be_removed(tmp_path: Path) -> 
     with pytest.raises(ModelMissing):
         gone(tmp_path, "o/r:Q8_0")
     assert gone(tmp_path, "o/r:Q4_K_M") == []
-    put(tmp_path / "o/r/m-Q8_0.gguf.part")  # without a record
-    assert gone(tmp_path, "o/r") == []
-    put(tmp_path / "@h/m.gguf.part")
+    unfinished(tmp_path / "@h/m.gguf")
     assert gone(tmp_path, "https://h/m.gguf") == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.check("X10", "it stays, whatever is removed around it")
+def test_a_part_file_goes_only_with_our_record_of_it(tmp_path: Path) -> None:
+    put(tmp_path / "o/r/film.mkv.part", b"a browser's")
+    put(tmp_path / "o/r/m-Q4_K_M.gguf")
+    put(tmp_path / "o/r/m-Q4_K_M.gguf.part", b"a browser's")
+    put(tmp_path / "o/r/m-Q4_K_M.gguf.part.json", b'{"ours": false}')
+    put(tmp_path / "o/r/.m-Q4_K_M.gguf.origin.json", b"a note")
+    theirs = ["o/r/.m-Q4_K_M.gguf.origin.json", "o/r/film.mkv.part"]
+    theirs += ["o/r/m-Q4_K_M.gguf.part", "o/r/m-Q4_K_M.gguf.part.json"]
+    assert gone(tmp_path, "o/r") == theirs
+    with pytest.raises(ModelMissing):
+        gone(tmp_path, "o/r")
+    unfinished(tmp_path / "o/r/m-Q8_0.gguf")
+    assert gone(tmp_path, "o/r") == theirs
+
+
+@pytest.mark.check("X10", "the other name keeps its bytes: a new file is begun, and `rm` removes one name")
+def test_a_part_file_with_a_second_hard_link_is_not_written(tmp_path: Path) -> None:
+    target = tmp_path / "o/r/m.gguf"
+    part = unfinished(target)
+    (tmp_path / "copy").hardlink_to(part)
+    resumed = PartFile(target)
+    assert resumed.done_bytes == 0
+    resumed.write(0, b"else")
+    resumed.keep()
+    assert part.read_bytes() == b"else"
+    assert (tmp_path / "copy").read_bytes() == b"some"
+
+    (tmp_path / "other").hardlink_to(part)
+    assert gone(tmp_path, "o/r") == ["copy", "other"]
+    assert (tmp_path / "other").read_bytes() == b"else"
 
 
 @pytest.mark.check("X10", "refused; of a link the link goes, not what it leads to")
@@ -1204,8 +1252,8 @@ def test_nothing_outside_the_folder_is_removed(tmp_path: Path) -> None:
     outside = put(tmp_path / "outside.gguf")
     put(folder / "o/r/m.gguf")
     (folder / "link").symlink_to(tmp_path)
-    unfinished = put(tmp_path / "elsewhere/m.gguf.part")
-    (folder / "o/away").symlink_to(unfinished.parent)
+    part = unfinished(tmp_path / "elsewhere/m.gguf")
+    (folder / "o/away").symlink_to(part.parent)
     (folder / "o/r/linked.gguf").symlink_to(outside)
     for name in (
         *(str(outside), "../outside.gguf", "link/outside.gguf", f"{folder}/../outside.gguf"),
@@ -1213,7 +1261,7 @@ def test_nothing_outside_the_folder_is_removed(tmp_path: Path) -> None:
     ):
         with pytest.raises((FolderUnusable, ModelMissing)):
             gone(folder, name)
-    assert unfinished.exists()
+    assert part.exists()
     (folder / "o/away").unlink()
     with pytest.raises(UsageInvalid, match="2 models"):
         gone(folder, "o/r")

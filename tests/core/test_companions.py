@@ -1,0 +1,45 @@
+"""Which projector is removed together with a model."""
+
+from __future__ import annotations
+
+from llamasup.core.companions import projector_going_with
+from llamasup.core.errors import LlamasupError, ModelInvalid
+from llamasup.core.found_model import FoundModel
+from llamasup.core.model_facts import ModelClass, ModelFacts
+from tests.core.planning import model
+
+MODEL = model()
+PROJECTOR = model(model_class=ModelClass.PROJECTOR, projection_length=MODEL.embedding_length)
+
+
+def found(path: str, outcome: ModelFacts | LlamasupError | None = None, real: str = "") -> FoundModel:
+    if outcome is None:
+        outcome = PROJECTOR if "mmproj" in path else MODEL
+    return FoundModel(path, outcome, ((real or path, 1, 1),))
+
+
+def test_the_models_own_projector_goes_with_it() -> None:
+    folder = [found("/m/a.gguf"), found("/m/mmproj-a.gguf"), found("/m/mmproj-b.gguf")]
+    assert projector_going_with("/m/a.gguf", folder) == "/m/mmproj-a.gguf"
+
+
+def test_no_projector_goes_with_a_model_without_one_or_in_doubt() -> None:
+    assert projector_going_with("/m/a.gguf", [found("/m/a.gguf")]) is None
+    assert projector_going_with("/m/mmproj-a.gguf", [found("/m/mmproj-a.gguf")]) is None
+    folder = [found("/m/a.gguf"), found("/m/b.gguf"), found("/m/mmproj.gguf")]
+    assert projector_going_with("/m/a.gguf", folder) is None
+
+
+def test_a_projector_stays_with_another_model_that_is_paired_with_it() -> None:
+    folder = [found("/m/a-Q8_0.gguf"), found("/m/a-Q4_0.gguf"), found("/m/mmproj-a.gguf")]
+    assert projector_going_with("/m/a-Q8_0.gguf", folder) is None
+    linked = [found("/n/x.gguf"), found("/n/mmproj.gguf", real="/m/mmproj-a.gguf")]
+    assert projector_going_with("/m/a-Q8_0.gguf", [folder[0], folder[2], *linked]) is None
+
+
+def test_a_projector_stays_beside_a_file_that_cannot_be_read() -> None:
+    folder = [found("/m/a.gguf"), found("/m/mmproj-a.gguf")]
+    broken = ModelInvalid("cut off")
+    assert projector_going_with("/m/a.gguf", [*folder, found("/m/b.gguf", broken)]) is None
+    elsewhere = found("/n/b.gguf", broken)
+    assert projector_going_with("/m/a.gguf", [*folder, elsewhere]) == "/m/mmproj-a.gguf"
