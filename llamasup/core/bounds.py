@@ -6,7 +6,7 @@ What the user set by hand is never bounded (S5).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llamasup.core.flags import ByHand
 from llamasup.core.settings import Settings
@@ -28,6 +28,18 @@ class Bounds:
     flash_attn_off: bool = False
     gpu_layers: int | None = None
     why: str = ""
+
+    @property
+    def against_memory(self) -> Bounds:
+        """What of these makes a plan smaller, and not only plainer."""
+        kv_type = None if self.kv_type == "f16" else self.kv_type
+        return replace(self, kv_type=kv_type, flash_attn_off=False, why="")
+
+    @property
+    def against_crashes(self) -> Bounds:
+        """What of these avoids the kernels of a packed KV cache and of flash attention."""
+        kv_type = self.kv_type if self.kv_type == "f16" else None
+        return Bounds(kv_type=kv_type, flash_attn_off=self.flash_attn_off)
 
 
 @dataclass(frozen=True, slots=True)

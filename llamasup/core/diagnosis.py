@@ -18,7 +18,7 @@ from typing import Literal
 
 from llamasup.core.bounds import Adjustment
 
-__all__ = ["Diagnosis", "Exit", "Phase", "diagnose"]
+__all__ = ["Diagnosis", "Exit", "Phase", "diagnose", "weights_were_read"]
 
 Phase = Literal["starting", "ready", "stopping"]
 
@@ -48,6 +48,7 @@ class Diagnosis:
     ``lines`` are the telling lines of the child's output, oldest first, without their time stamps.
     ``deterministic``: it would happen again at once, so do not restart (S4). ``exit_code`` is llamasup's
     own, should it have to give up on this. ``adjustment``: what the next start will do differently (S5).
+    ``weights_read``: a start that ended after the weights were read, by its log.
     """
 
     cause: str
@@ -57,6 +58,7 @@ class Diagnosis:
     deterministic: bool
     exit_code: int
     adjustment: Adjustment | None = None
+    weights_read: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,13 @@ _TELLING = re.compile(
     r"^\S* ?E |(?i:error|fail|abort|terminate called|GGML_ASSERT|insufficient|cannot|couldn't)"
 )
 _NOISE = re.compile(r"common_fit_params: encountered an error|RuntimeError: Failed to init server")
+# The first of these lines comes after the last weight: at ``-lv 3`` that of the threads, at ``-lv 4`` that of
+# the context. Builds of 2024 name other functions.
+_CONTEXT = re.compile(
+    r"constructing llama_context|llama_new_context_with_model: |llama_kv_cache\w*: |threadpool init|"
+    r"warming up the model|initializing, n_slots|initializing slots|model loaded"
+)
+_FITTING = re.compile(r"fitting params to (?:device memory|free memory took)")
 _MODEL = re.compile(r"failed to load (?:draft )?model, '(?P<path>.+)'")
 
 
@@ -327,7 +336,22 @@ def _apply(
         # What served before may serve again: then only a crash loop is the end of it (S3).
         deterministic=rule.deterministic and phase == "starting",
         exit_code=rule.exit_code,
+        weights_read=phase == "starting" and weights_were_read(lines),
     )
+
+
+def weights_were_read(lines: Sequence[str]) -> bool:
+    """Whether a server with this log had begun to make its context, or was further.
+
+    ``--fit`` makes contexts, too, before it reads any weights (b11434 logs them at ``-lv 5``).
+    """
+    fitting = False
+    for line in lines:
+        if _FITTING.search(line):
+            fitting = "fitting params to device memory" in line
+        elif not fitting and _CONTEXT.search(line):
+            return True
+    return False
 
 
 def _telling(lines: Sequence[str], cause: str | None) -> tuple[str, ...]:

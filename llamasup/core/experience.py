@@ -1,4 +1,9 @@
-"""What earlier loads of a model taught: what it really took, and which plan was too much.
+"""What earlier loads of a model taught: what it really took, which plans have served, and which failed.
+
+A plan that ran out of memory is avoided from the next start on, until there is more memory: llama-server or
+the kernel has said so. A crash says less. It is held against the KV cache and flash attention only if it came
+when they were in use, twice, and not if the very plan has served. Either is forgotten after ``MOST_DAYS``,
+and with another build of llama-server.
 
 Kept per model file in the state folder (:mod:`llamasup.effects.experience`); read and extended here, pure.
 """
@@ -7,18 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 
 from llamasup.core.bounds import LEAST_CTX_SIZE, Bounds
 from llamasup.core.capabilities import Capabilities
 from llamasup.core.memory import ESTIMATED, Correction, MemoryEstimate
 
 __all__ = [
+    "MOST_DAYS",
     "Experience",
     "Lesson",
+    "Served",
     "Setback",
     "bounds_of",
     "correction_of",
+    "has_served",
     "learn",
+    "learn_served",
     "remember",
     "runtime_id",
     "sound",
@@ -30,6 +40,10 @@ _MOST_LESSONS = 16
 _MOST_FACTOR = 100.0
 # A plan that was too much is tried again once there is so much more free memory than there was then.
 _MORE_ROOM = 1.5
+# Drivers, kernels and other programs change in such a time; trying the whole plan again costs one start.
+MOST_DAYS = 14
+# One crash can be anything: a bad bit, a disk, a debugger.
+_CRASHES_BELIEVED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +61,29 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """A plan that this machine could not carry, and the bounds of the one that it could."""
+    """A plan that failed on this machine, and the bounds of the one that served.
+
+    ``seen``: how often in a row. ``failed``: the key of the plan that failed. Entries before these two fields
+    read as seen once.
+    """
 
     runtime: str
     asked: str  # the key of the plan without bounds: another wish says nothing about this one
     bounds: Bounds
     cause: str
     out_of_memory: bool
-    date: str  # ISO, of the day
+    date: str  # ISO, of the last day that it was seen
     available_bytes: int
+    seen: int = 1
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A plan that has generated a token on this machine."""
+
+    runtime: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +92,7 @@ class Experience:
 
     lessons: tuple[Lesson, ...] = ()
     setbacks: tuple[Setback, ...] = ()
+    served: tuple[Served, ...] = ()
 
 
 def sound(experience: Experience) -> Experience:
@@ -71,6 +100,7 @@ def sound(experience: Experience) -> Experience:
     return Experience(
         tuple(lesson for lesson in experience.lessons if _is_possible(lesson)),
         tuple(setback for setback in experience.setbacks if _can_be_planned(setback.bounds)),
+        experience.served,
     )
 
 
@@ -89,7 +119,7 @@ def _can_be_planned(bounds: Bounds) -> bool:
 
 def runtime_id(command: Sequence[str], capabilities: Capabilities) -> str:
     """Which build a lesson was learnt with."""
-    return f"{' '.join(command)} {capabilities.version}"
+    return " ".join(filter(None, (*command, capabilities.version, capabilities.build)))
 
 
 def correction_of(experience: Experience, runtime: str, key: str) -> Correction:
@@ -144,25 +174,74 @@ def learn(
     return replace(experience, lessons=(*earlier, lesson)[-_MOST_LESSONS:])
 
 
+def learn_served(experience: Experience, runtime: str, key: str) -> Experience:
+    """The plan ``key`` has generated a token: no crash of it is held against its KV cache."""
+    this = Served(runtime, key)
+    others = [each for each in experience.served if each != this]
+    return replace(experience, served=(*others, this)[-_MOST_LESSONS:])
+
+
+def has_served(experience: Experience, runtime: str, key: str) -> bool:
+    return Served(runtime, key) in experience.served
+
+
 def remember(experience: Experience, setback: Setback) -> Experience:
-    """The next start of the same wish begins with the bounds of this setback."""
-    asked = (setback.runtime, setback.asked)
-    earlier = [each for each in experience.setbacks if (each.runtime, each.asked) != asked]
-    return replace(experience, setbacks=(*earlier, setback)[-_MOST_LESSONS:])
+    """Keep ``setback``, and count it where the same was seen before."""
+    same = (setback.runtime, setback.asked, setback.out_of_memory)
+    others, seen = [], 0
+    for each in experience.setbacks:
+        if (each.runtime, each.asked, each.out_of_memory) != same:
+            others.append(each)
+        elif each.bounds == setback.bounds and _is_recent(each, setback.date):
+            seen = each.seen
+    kept = replace(setback, seen=seen + 1)
+    return replace(experience, setbacks=(*others, kept)[-_MOST_LESSONS:])
 
 
-def bounds_of(experience: Experience, runtime: str, asked: str, available_bytes: int) -> Bounds:
-    """Where the ladder begins: at the step that carried last time, unless things have changed since."""
+def bounds_of(experience: Experience, runtime: str, asked: str, available_bytes: int, today: str) -> Bounds:
+    """Where the ladder begins: at the step that served last time, unless things have changed since.
+
+    ``today`` is an ISO date.
+    """
+    bounds, reasons = Bounds(), []
     for setback in experience.setbacks:
-        if (setback.runtime, setback.asked) != (runtime, asked):
+        if (setback.runtime, setback.asked) != (runtime, asked) or not _is_recent(setback, today):
             continue
-        if setback.out_of_memory and available_bytes >= _MORE_ROOM * setback.available_bytes:
-            break
-        happened = "more than this ran out of memory"
-        if not setback.out_of_memory:
+        if setback.out_of_memory:
+            if available_bytes >= _MORE_ROOM * setback.available_bytes:
+                continue
+            happened = "more than this ran out of memory"
+        else:
+            if setback.seen < _CRASHES_BELIEVED or has_served(experience, runtime, setback.failed or asked):
+                continue
             happened = f"it ended with {setback.cause} otherwise"
-        return replace(setback.bounds, why=f"{happened} on {setback.date}")
-    return Bounds()
+        reasons.append(f"{happened} on {setback.date}")
+        bounds = _both(bounds, setback.bounds)
+    return replace(bounds, why=" and ".join(reasons))
+
+
+def _both(one: Bounds, other: Bounds) -> Bounds:
+    # An f16 cache is the answer to a crash of the packed one.
+    types = (one.kv_type, other.kv_type)
+    return Bounds(
+        parallel=_least(one.parallel, other.parallel),
+        ctx_size=_least(one.ctx_size, other.ctx_size),
+        kv_type="f16" if "f16" in types else one.kv_type or other.kv_type,
+        flash_attn_off=one.flash_attn_off or other.flash_attn_off,
+        gpu_layers=_least(one.gpu_layers, other.gpu_layers),
+    )
+
+
+def _least(*numbers: int | None) -> int | None:
+    return min((number for number in numbers if number is not None), default=None)
+
+
+def _is_recent(setback: Setback, today: str) -> bool:
+    try:
+        days = (date.fromisoformat(today) - date.fromisoformat(setback.date)).days
+    except ValueError:  # a damaged file
+        return False
+    return abs(days) <= MOST_DAYS  # a clock may have been set back
 
 
 def _ratio(measured: int, estimated: int, used: float) -> float:

@@ -18,7 +18,16 @@ from llamasup.core.memory import MemoryEstimate
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.settings import Settings
 
-__all__ = ["MOST_STEPS", "OUT_OF_MEMORY", "Admission", "admit", "give_way", "is_out_of_memory", "step_down"]
+__all__ = [
+    "MOST_STEPS",
+    "OUT_OF_MEMORY",
+    "Admission",
+    "admit",
+    "blames_the_cache",
+    "give_way",
+    "is_out_of_memory",
+    "step_down",
+]
 
 MOST_STEPS = 3
 _LEAST_CELLS = 256  # that llama-server gives a slot
@@ -179,9 +188,20 @@ def _fewer_layers(made: LaunchPlan, why: str) -> Bounds | None:
 def _is_kv_crash(made: LaunchPlan, diagnosis: Diagnosis) -> bool:
     if diagnosis.cause not in _CRASHES:
         return False
-    # A segmentation fault has no last words.
-    told = (diagnosis.message, *diagnosis.lines)
-    return diagnosis.cause == "segfault" or any(_KV_KERNEL.search(line) for line in told)
+    # A segmentation fault has no last words: a plainer cache is worth a try, whatever it was.
+    return diagnosis.cause == "segfault" or _names_the_cache(diagnosis)
+
+
+def blames_the_cache(diagnosis: Diagnosis) -> bool:
+    """Whether a crash is evidence against the KV cache or flash attention, and not just a crash.
+
+    Before the weights were read neither of them has computed anything.
+    """
+    return _names_the_cache(diagnosis) or (diagnosis.cause == "segfault" and diagnosis.weights_read)
+
+
+def _names_the_cache(diagnosis: Diagnosis) -> bool:
+    return any(_KV_KERNEL.search(line) for line in (diagnosis.message, *diagnosis.lines))
 
 
 def _plainer_cache(made: LaunchPlan) -> Bounds | None:

@@ -124,6 +124,7 @@ def _runtime(
     if candidate.kind == "binary":
         broken_runtimes.check_file(Path(candidate.path), candidate.origin)
     capabilities = _capabilities(candidate, environ, timeout_s, cache_folder)
+    capabilities = replace(capabilities, build=_build(candidate))
     return Runtime(candidate.kind, candidate.path, candidate.command, capabilities, candidate.origin)
 
 
@@ -178,11 +179,24 @@ def _surroundings(candidate: Candidate, environ: Mapping[str, str]) -> str:
     if candidate.kind == "embedded":
         seen += _stamps(Path(__file__).parent.parent / "embedded", ("",))
     else:
-        own_folder = Path(os.path.realpath(candidate.path)).parent
-        seen += _stamps(own_folder, ("libllama", "libggml", "libmtmd", "llama", "ggml", "mtmd"))
+        seen += _own_files(candidate)
     seen += _driver_files()
     seen += sorted(item for item in environ.items() if item[0].endswith("_VISIBLE_DEVICES"))
     return hashlib.sha256(repr(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _build(candidate: Candidate) -> str:
+    """A digest of the program and its libraries; of the embedded runtime the version says as much."""
+    if candidate.kind == "embedded":
+        return ""
+    real = Path(os.path.realpath(candidate.path))
+    seen = [*_stamps(real.parent, (real.name,)), *_own_files(candidate)]
+    return hashlib.sha256(repr(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _own_files(candidate: Candidate) -> list[tuple[str, int]]:
+    own_folder = Path(os.path.realpath(candidate.path)).parent
+    return _stamps(own_folder, ("libllama", "libggml", "libmtmd", "llama", "ggml", "mtmd"))
 
 
 def _driver_files() -> list[tuple[str, int]]:

@@ -20,9 +20,25 @@ from llamasup.core.bounds import Adjustment, Bounds
 from llamasup.core.child_address import child_address_kind, needs_key_file
 from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.errors import BrokenRuntime, DoesNotFit
-from llamasup.core.experience import Setback, bounds_of, learn, remember, runtime_id
+from llamasup.core.experience import (
+    Experience,
+    Setback,
+    bounds_of,
+    has_served,
+    learn,
+    learn_served,
+    remember,
+    runtime_id,
+)
 from llamasup.core.hardware import Hardware
-from llamasup.core.ladder import Admission, admit, give_way, is_out_of_memory, step_down
+from llamasup.core.ladder import (
+    Admission,
+    admit,
+    blames_the_cache,
+    give_way,
+    is_out_of_memory,
+    step_down,
+)
 from llamasup.core.plan import LaunchPlan, plan
 from llamasup.core.plan_json import plan_as_json
 from llamasup.core.server_sizes import read_sizes
@@ -53,7 +69,7 @@ class _Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """The last start, which was too much, and what is tried instead."""
+    """A start that failed, and what is tried instead."""
 
     plan: LaunchPlan
     diagnosis: Diagnosis
@@ -77,7 +93,7 @@ class Planner:
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         self._devices = launch.runtime.capabilities.devices
         self._asked = ""  # the key of the plan that would be made with memory enough
-        self._failed: _Failed | None = None
+        self._failures: tuple[_Failed, ...] = ()  # since the last plan that served, MOST_STEPS at most
         self._slot_home: SlotHome | None = None
 
     def rename(self, model: str) -> None:
@@ -123,11 +139,11 @@ class Planner:
 
         preferred = candidate(Bounds())
         self._asked = preferred.key
-        if self._failed is not None:
-            start = self._failed.adjustment.bounds
+        if self._failures:
+            start = self._failures[-1].adjustment.bounds
         else:
             available_bytes = preferred.memory.available_bytes
-            start = bounds_of(self._experience, self._runtime, preferred.key, available_bytes)
+            start = bounds_of(self._experience, self._runtime, preferred.key, available_bytes, _today())
         if not self._checks_memory:
             made = candidate(start)
             return Admission(made, (made,))
@@ -168,25 +184,29 @@ class Planner:
 
         Asked again about the same start, it answers the same: a failure can show in the log and in the exit.
         """
-        if self._failed is not None and self._failed.plan is made:
-            return self._failed.adjustment
+        last = self._failures[-1] if self._failures else None
+        if last is not None and last.plan is made:
+            return last.adjustment
         machine, at = self._machine(), self._nowhere()
 
         def candidate(bounds: Bounds) -> LaunchPlan:
             return self._candidate(self._launch.settings, machine, at, bounds)
 
-        taken = 0 if self._failed is None else self._failed.adjustment.step
+        taken = 0 if last is None else last.adjustment.step
         adjustment = step_down(made, diagnosis, candidate, steps_taken=taken)
         if adjustment is not None:
             # Somebody else may have taken memory after the plan was made; then it is tried again earlier.
             available_bytes = min(each.memory.available_bytes for each in (made, candidate(Bounds())))
-            self._failed = _Failed(made, diagnosis, adjustment, available_bytes)
+            self._failures = (*self._failures, _Failed(made, diagnosis, adjustment, available_bytes))
         return adjustment
 
-    def served(self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int | None) -> None:
-        """``made`` is up: keep what it takes, and that more than it was too much. Blocks on the disk.
+    def served(
+        self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int | None, generated: bool
+    ) -> None:
+        """``made`` is up: keep what it takes, and which plans before it failed. Blocks on the disk.
 
-        ``resident_bytes`` is None where its process has gone before it was looked at.
+        ``resident_bytes`` is None where its process has gone before it was looked at. ``generated``: it has
+        generated a token.
         """
         sizes = read_sizes(log)
         if self._launch.settings.profile == "plain":
@@ -204,21 +224,39 @@ class Planner:
                 resident_bytes=resident_bytes,
                 device_bytes=sizes.device_bytes,
             )
-        if self._failed is not None:
-            failed = self._failed
-            setback = Setback(
-                self._runtime,
-                self._asked,
-                replace(failed.adjustment.bounds, why=""),
-                cause=failed.diagnosis.cause,
-                out_of_memory=is_out_of_memory(failed.diagnosis),
-                date=datetime.now(UTC).date().isoformat(),
-                available_bytes=failed.available_bytes,
-            )
-            self._experience = remember(self._experience, setback)
-            # Experience from now on, which fades when there is more memory. Later starts may step down anew.
-            self._failed = None
+        if generated:
+            self._experience = learn_served(self._experience, self._runtime, made.key)
+        self._experience = self._with_setbacks(self._experience)
+        # Experience from now on, which fades. Later starts have MOST_STEPS of their own.
+        self._failures = ()
         record(self._launch.model_path, self._experience)
+
+    def _with_setbacks(self, experience: Experience) -> Experience:
+        """What the failures before the plan that serves say: of memory, and of kernels."""
+        if not self._failures:
+            return experience
+        bounds = self._failures[-1].adjustment.bounds
+        for out_of_memory, avoids in ((True, bounds.against_memory), (False, bounds.against_crashes)):
+            told = [each for each in self._failures if self._is_evidence(each, out_of_memory=out_of_memory)]
+            if told and avoids != Bounds():
+                setback = Setback(
+                    self._runtime,
+                    self._asked,
+                    avoids,
+                    cause=told[-1].diagnosis.cause,
+                    out_of_memory=out_of_memory,
+                    date=_today(),
+                    available_bytes=told[-1].available_bytes,
+                    failed=told[-1].plan.key,
+                )
+                experience = remember(experience, setback)
+        return experience
+
+    def _is_evidence(self, failed: _Failed, *, out_of_memory: bool) -> bool:
+        if out_of_memory:
+            return is_out_of_memory(failed.diagnosis)
+        served = has_served(self._experience, self._runtime, failed.plan.key)
+        return blames_the_cache(failed.diagnosis) and not served and not is_out_of_memory(failed.diagnosis)
 
     # --- making one -------------------------------------------------------------------------------
 
@@ -287,3 +325,7 @@ class Planner:
     @property
     def _on_socket(self) -> bool:
         return child_address_kind(self._launch.runtime.capabilities, platform=sys.platform) == "unix"
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()

@@ -65,7 +65,7 @@ class PlanMaker(Protocol[P]):
 
     def step_down(self, made: P, diagnosis: Diagnosis) -> Adjustment | None: ...
 
-    def served(self, made: P, log: Sequence[str], *, resident_bytes: int | None) -> None:
+    def served(self, made: P, log: Sequence[str], *, resident_bytes: int | None, generated: bool) -> None:
         """Runs in a thread."""
         ...
 

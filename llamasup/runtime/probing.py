@@ -164,4 +164,9 @@ def _learn_now(generation: Generation) -> None:
 
     seen = vitals(generation.child.pid)
     resident_bytes = None if seen is None else seen.rss_bytes
-    generation.around.planner.served(generation.plan, generation.size_lines, resident_bytes=resident_bytes)
+    generation.around.planner.served(
+        generation.plan,
+        generation.size_lines,
+        resident_bytes=resident_bytes,
+        generated=generation.warm_up_s > 0,
+    )

@@ -163,7 +163,9 @@ class WrappedPlanner:
         """Never: the command line is the user's."""
         return None
 
-    def served(self, made: WrappedPlan, log: Sequence[str], *, resident_bytes: int | None) -> None:
+    def served(
+        self, made: WrappedPlan, log: Sequence[str], *, resident_bytes: int | None, generated: bool
+    ) -> None:
         pass
 
 

@@ -120,6 +120,8 @@ def _load(options: dict[str, str], faults: Faults) -> int:
         _say("E alloc_tensor_range: failed to allocate CUDA0 buffer of size 4294967296")
         _say("E llama_model_load: error loading model: unable to allocate CUDA0 buffer")
     else:
+        _say("I llama_context: constructing llama_context")
+        faults.die("context")
         return 0
     _say(f"E srv    load_model: failed to load model, '{model}'")
     _say("I srv    operator(): operator(): cleaning up before exit...")

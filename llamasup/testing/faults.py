@@ -2,7 +2,8 @@
 
 Also ``LLAMASUP_FAKE="KEY=VALUE KEY=VALUE"`` in its environment, for a fake that nobody strips of it. All
 times are in seconds. Phases, in the order of a life: ``start`` (before anything), ``load`` (bound, answering
-503), ``ready`` (serving), ``stream`` (after ``die_in_stream`` chunks of a completion).
+503), ``context`` (the weights are read), ``ready`` (serving), ``stream`` (after ``die_in_stream`` chunks of a
+completion).
 """
 
 from __future__ import annotations

@@ -217,3 +217,38 @@ def test_a_lora_without_the_usual_ending_that_is_missing_is_missing() -> None:
     found = diagnose(Exit(1, None), [line], phase="starting")
     assert (found.cause, found.exit_code) == ("model_missing", 66)
     assert "--lora" in found.remedy
+
+
+# --- how far a start had come ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "read"),
+    [
+        ([], False),
+        (["0.00.005 I srv    load_model: loading model '/m.gguf'"], False),
+        (["I load_tensors: loading model tensors, this can take a while... (load_mode = mmap)"], False),
+        (["I load_tensors:   CPU_Mapped model buffer size =     0.63 MiB"], False),
+        (["I llama_context: constructing llama_context"], True),
+        (["I cmn          init: llama threadpool init, n_threads = 2"], True),
+        (["llama_new_context_with_model: n_ctx      = 8192"], True),
+        (
+            [
+                "I common_init_: fitting params to device memory ...",
+                "I llama_context: constructing llama_context",
+            ],
+            False,
+        ),
+        (
+            [
+                "I common_init_: fitting params to device memory ...",
+                "I common_fit_params: fitting params to free memory took 0.01 seconds",
+                "I llama_context: constructing llama_context",
+            ],
+            True,
+        ),
+    ],
+)
+def test_the_log_tells_whether_the_weights_were_read(lines: list[str], read: bool) -> None:
+    assert diagnose(Exit(None, "SIGSEGV"), lines, phase="starting").weights_read is read
+    assert not diagnose(Exit(None, "SIGSEGV"), lines, phase="ready").weights_read

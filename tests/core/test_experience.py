@@ -14,7 +14,9 @@ from llamasup.core.experience import (
     Setback,
     bounds_of,
     correction_of,
+    has_served,
     learn,
+    learn_served,
     remember,
     runtime_id,
     sound,
@@ -136,37 +138,102 @@ SETBACK = Setback(
     available_bytes=10 * GIB,
 )
 KNOWN = remember(Experience(), SETBACK)
+TODAY = "2026-11-21"
 
 
 def test_the_next_start_begins_where_the_ladder_ended_and_says_so() -> None:
-    bounds = bounds_of(KNOWN, RUNTIME, "a wish", 10 * GIB)
+    bounds = bounds_of(KNOWN, RUNTIME, "a wish", 10 * GIB, TODAY)
     assert bounds == Bounds(parallel=2, why="more than this ran out of memory on 2026-11-20")
-    assert bounds_of(KNOWN, RUNTIME, "a wish", 5 * GIB) == bounds
+    assert bounds_of(KNOWN, RUNTIME, "a wish", 5 * GIB, TODAY) == bounds
 
 
 def test_with_half_as_much_memory_again_the_whole_plan_is_tried_again() -> None:
-    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB - 1) != Bounds()
-    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB) == Bounds()
+    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB - 1, TODAY) != Bounds()
+    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB, TODAY) == Bounds()
 
 
-def test_a_crash_is_not_forgotten_for_more_memory() -> None:
-    crash = replace(SETBACK, bounds=Bounds(kv_type="f16"), cause="segfault", out_of_memory=False)
-    bounds = bounds_of(remember(Experience(), crash), RUNTIME, "a wish", 99 * GIB)
+CRASH = replace(SETBACK, bounds=Bounds(kv_type="f16"), cause="segfault", out_of_memory=False, failed="packed")
+TWICE = remember(remember(Experience(), CRASH), CRASH)
+
+
+def test_a_crash_counts_when_it_is_seen_twice_and_whatever_memory_there_is() -> None:
+    assert bounds_of(remember(Experience(), CRASH), RUNTIME, "a wish", GIB, TODAY) == Bounds()
+    bounds = bounds_of(TWICE, RUNTIME, "a wish", 99 * GIB, TODAY)
     assert bounds == Bounds(kv_type="f16", why="it ended with segfault otherwise on 2026-11-20")
 
 
+def test_two_crashes_that_ask_for_different_things_are_each_seen_once() -> None:
+    other = replace(CRASH, bounds=Bounds(kv_type="f16", flash_attn_off=True))
+    assert bounds_of(remember(TWICE, other), RUNTIME, "a wish", GIB, TODAY) == Bounds()
+
+
+def test_a_crash_of_a_plan_that_has_served_does_not_count() -> None:
+    assert bounds_of(learn_served(TWICE, RUNTIME, "packed"), RUNTIME, "a wish", GIB, TODAY) == Bounds()
+    for other in (("another 1.0", "packed"), (RUNTIME, "another")):
+        assert bounds_of(learn_served(TWICE, *other), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
+
+
+def test_the_plans_that_served_longest_ago_are_dropped() -> None:
+    experience = Experience()
+    for number in (*range(40), 39, 30):
+        experience = learn_served(experience, RUNTIME, str(number))
+    assert len(experience.served) == 16
+    assert has_served(experience, RUNTIME, "30")
+    assert not has_served(experience, RUNTIME, "23")
+
+
+@pytest.mark.parametrize(
+    ("today", "counts"),
+    [("2026-12-04", True), ("2026-12-05", False), ("2026-11-19", True), ("2026-10-01", False)],
+)
+@pytest.mark.parametrize("experience", [KNOWN, TWICE], ids=["memory", "crash"])
+def test_a_setback_is_forgotten_after_two_weeks(experience: Experience, today: str, counts: bool) -> None:
+    assert (bounds_of(experience, RUNTIME, "a wish", GIB, today) != Bounds()) is counts
+
+
+def test_two_crashes_far_apart_are_each_seen_once() -> None:
+    late = remember(TWICE, replace(CRASH, date="2027-01-01"))
+    assert bounds_of(late, RUNTIME, "a wish", GIB, "2027-01-01") == Bounds()
+
+
+def test_a_date_that_is_none_is_long_ago() -> None:
+    assert (
+        bounds_of(remember(Experience(), replace(SETBACK, date="x")), RUNTIME, "a wish", GIB, TODAY)
+        == Bounds()
+    )
+
+
+def test_a_lack_of_memory_and_a_crash_bound_together() -> None:
+    both = remember(TWICE, replace(SETBACK, bounds=Bounds(parallel=2, kv_type="q8_0", gpu_layers=3)))
+    assert bounds_of(both, RUNTIME, "a wish", GIB, TODAY) == Bounds(
+        parallel=2,
+        kv_type="f16",
+        gpu_layers=3,
+        why="it ended with segfault otherwise on 2026-11-20 "
+        "and more than this ran out of memory on 2026-11-20",
+    )
+
+
+def test_bounds_are_told_apart_by_what_they_are_against() -> None:
+    bounds = Bounds(parallel=2, ctx_size=2048, kv_type="f16", flash_attn_off=True, gpu_layers=1, why="so")
+    assert bounds.against_memory == Bounds(parallel=2, ctx_size=2048, gpu_layers=1)
+    assert bounds.against_crashes == Bounds(kv_type="f16", flash_attn_off=True)
+    assert Bounds(kv_type="q8_0").against_memory == Bounds(kv_type="q8_0")
+    assert Bounds(kv_type="q8_0").against_crashes == Bounds()
+
+
 def test_another_build_and_another_wish_begin_at_the_top() -> None:
-    assert bounds_of(KNOWN, "another 1.0", "a wish", 10 * GIB) == Bounds()
-    assert bounds_of(KNOWN, RUNTIME, "another wish", 10 * GIB) == Bounds()
-    assert bounds_of(Experience(), RUNTIME, "a wish", 10 * GIB) == Bounds()
+    assert bounds_of(KNOWN, "another 1.0", "a wish", 10 * GIB, TODAY) == Bounds()
+    assert bounds_of(KNOWN, RUNTIME, "another wish", 10 * GIB, TODAY) == Bounds()
+    assert bounds_of(Experience(), RUNTIME, "a wish", 10 * GIB, TODAY) == Bounds()
 
 
 def test_the_latest_setback_of_a_wish_counts_and_those_of_other_wishes_stay() -> None:
     further = replace(SETBACK, bounds=Bounds(parallel=1))
     other = replace(SETBACK, asked="another wish", bounds=Bounds(ctx_size=2048))
     experience = remember(remember(KNOWN, other), further)
-    assert bounds_of(experience, RUNTIME, "a wish", GIB).parallel == 1
-    assert bounds_of(experience, RUNTIME, "another wish", GIB).ctx_size == 2048
+    assert bounds_of(experience, RUNTIME, "a wish", GIB, TODAY).parallel == 1
+    assert bounds_of(experience, RUNTIME, "another wish", GIB, TODAY).ctx_size == 2048
     for number in range(40):
         experience = remember(experience, replace(SETBACK, asked=str(number)))
     assert len(experience.setbacks) == 16

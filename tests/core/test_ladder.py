@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llamasup.core.bounds import Bounds, Change
 from llamasup.core.context_memory import has_kv_cache
 from llamasup.core.diagnosis import Diagnosis, Exit, diagnose
-from llamasup.core.ladder import MOST_STEPS, admit, give_way, is_out_of_memory, step_down
+from llamasup.core.ladder import MOST_STEPS, admit, blames_the_cache, give_way, is_out_of_memory, step_down
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.settings import Settings
 from llamasup.core.start_log import Doom, read_line
@@ -486,3 +486,17 @@ def test_whatever_goes_wrong_the_ladder_ends_after_three_steps_each_of_which_cha
             assert after.memory.context_bytes < made.memory.context_bytes
         made = after
     assert taken <= MOST_STEPS
+
+
+def test_a_crash_is_evidence_against_the_cache_only_once_the_weights_were_read() -> None:
+    computing = diagnose(
+        Exit(None, "SIGSEGV"), ["llama_context: constructing llama_context"], phase="starting"
+    )
+    named = diagnose(Exit(None, "SIGABRT"), ["/src/fattn.cu:12: GGML_ASSERT(false) failed"], phase="starting")
+    other = diagnose(Exit(None, "SIGABRT"), ["/src/ggml.c:12: GGML_ASSERT(false) failed"], phase="starting")
+    assert [blames_the_cache(each) for each in (SEGFAULT, computing, named, other)] == [
+        False,
+        True,
+        True,
+        False,
+    ]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 
@@ -77,6 +80,47 @@ def test_a_crash_of_the_packed_cache_is_answered_by_f16(
             {"setting": "--kv-type", "before": "q8_0", "after": "f16"}
         ]
         assert running.stop() == 0
+
+
+def planned(model: Path, server: str, flag: str, *options: str) -> str | None:
+    """The value of ``flag`` on the command line of the plan."""
+    shown = json.loads(run_to_end("plan", str(model), "--runtime", server, *options, "--json").stdout)
+    return dict(pairwise(shown["argv"])).get(flag)
+
+
+def run_once(model: Path, server: str, *options: str) -> list[Mapping[str, Any]]:
+    with llamasup(model, "--runtime", server, *options) as running:
+        running.wait_for("ready")
+        assert running.stop() == 0
+        return steps(running)
+
+
+@pytest.mark.parametrize(("phase", "remembered"), [("load", False), ("context", True)])
+def test_a_crash_is_remembered_if_it_came_behind_the_weights_and_was_seen_twice(
+    tiny_model: Path, fake_server: Callable[..., str], phase: str, remembered: bool
+) -> None:
+    server = fake_server(f"signal={phase}:SIGSEGV", "packed_kv")
+    memory = ("--profile", "memory")
+    for _ in range(2):
+        assert planned(tiny_model, server, "--cache-type-k", *memory) == "q8_0"
+        assert len(run_once(tiny_model, server, *memory)) == 1
+    assert (planned(tiny_model, server, "--cache-type-k", *memory) is None) is remembered
+    assert len(run_once(tiny_model, server, *memory)) == (0 if remembered else 1)
+
+
+def test_a_plan_that_has_served_is_not_blamed_for_a_crash(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    """Two crashes behind the weights, of a plan that generated a token before them."""
+    marker = tmp_path / "crashed"
+    marker.touch()
+    server = fake_server("signal=context:SIGSEGV", f"once={marker}")
+    assert run_once(tiny_model, server) == []
+    before = planned(tiny_model, server, "--flash-attn")
+    for _ in range(2):
+        marker.unlink()
+        assert len(run_once(tiny_model, server)) == 1
+    assert planned(tiny_model, server, "--flash-attn") == before != "off"
 
 
 def test_the_warning_that_it_will_not_fit_counts_before_memory_runs_out(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from llamasup.core.bounds import Bounds
-from llamasup.core.experience import Experience, Lesson, Setback
+from llamasup.core.experience import Experience, Lesson, Served, Setback
 from llamasup.effects.experience import recall, record
 from llamasup.effects.files import state_folder
 
@@ -35,6 +35,12 @@ def test_what_was_recorded_is_recalled_for_that_file_alone(
     other = tmp_path / "other.gguf"
     other.write_bytes(tiny_model.read_bytes())
     assert recall(other) == Experience()
+
+
+def test_which_plans_have_served_is_recalled(tiny_model: Path) -> None:
+    known = Experience(served=(Served("llama-server 1", "a plan"),))
+    record(tiny_model, known)
+    assert recall(tiny_model) == known
 
 
 def test_a_link_to_the_model_is_the_model(tiny_model: Path, kept: Path, tmp_path: Path) -> None:
@@ -88,6 +94,19 @@ def test_what_an_older_llamasup_kept_is_not_misread(tiny_model: Path, kept: Path
     entry["revision"] = "1"
     kept.write_bytes(msgspec.json.encode(entry))
     assert recall(tiny_model) == Experience()
+
+
+def test_an_entry_from_before_setbacks_were_counted_is_read_as_seen_once(
+    tiny_model: Path, kept: Path
+) -> None:
+    entry = msgspec.json.decode(kept.read_bytes())
+    del (
+        entry["value"]["served"],
+        entry["value"]["setbacks"][0]["seen"],
+        entry["value"]["setbacks"][0]["failed"],
+    )
+    kept.write_bytes(msgspec.json.encode(entry))
+    assert recall(tiny_model) == Experience((LESSON,), (SETBACK,))
 
 
 def test_without_a_place_to_keep_it_nothing_is_kept_and_nothing_breaks(

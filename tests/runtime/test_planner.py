@@ -18,7 +18,7 @@ from llamasup.effects.experience import recall
 from llamasup.runtime import planner as module
 from llamasup.runtime.launch import prepare
 from llamasup.runtime.planner import Planner
-from tests.core.planning import GIB, machine, value
+from tests.core.planning import GIB, machine, reason, value
 
 HELP = Path(__file__).parents[1] / "fixtures" / "help"
 MIB = 1 << 20
@@ -198,7 +198,7 @@ def fall(planner: Planner, diagnosis: Diagnosis = HOST_FULL) -> LaunchPlan:
     """The first start fails, the second one serves."""
     planner.step_down(planner.plan(1), diagnosis)
     made = planner.plan(2)
-    planner.served(made, [], resident_bytes=0)
+    planner.served(made, [], resident_bytes=0, generated=True)
     return made
 
 
@@ -248,7 +248,7 @@ def test_memory_that_somebody_else_took_meanwhile_counts_as_not_there(here: Here
     first = planner.plan(1)
     here.free(2 * GIB)
     planner.step_down(first, HOST_FULL)
-    planner.served(planner.plan(2), [], resident_bytes=0)
+    planner.served(planner.plan(2), [], resident_bytes=0, generated=True)
     here.free(28 * GIB)
     assert here.planner().plan(1).parallel == whole.parallel
 
@@ -267,13 +267,83 @@ def test_another_build_begins_at_the_top(here: Here) -> None:
     assert here.planner().plan(1).parallel > carried.parallel
 
 
-def test_a_crash_of_the_packed_cache_is_remembered_whatever_memory_there_is(here: Here) -> None:
-    planner = here.planner()
-    fall(planner, SEGFAULT)
+# --- crashes --------------------------------------------------------------------------------------
+
+READING = diagnose(
+    Exit(None, "SIGSEGV"),
+    ["load_tensors: loading model tensors, this can take a while... (load_mode = mmap)"],
+    phase="starting",
+)
+COMPUTING = diagnose(Exit(None, "SIGSEGV"), ["llama_context: constructing llama_context"], phase="starting")
+
+
+def test_a_crash_while_the_file_was_read_changes_no_later_plan(here: Here) -> None:
+    whole = here.planner().plan(1)
+    for _ in range(3):
+        planner = here.planner()
+        assert fall(planner, READING).flash_attn == "off"  # in this run the user is served at once
+        assert planner.plan(3).flash_attn == whole.flash_attn
+    assert here.planner().plan(1).flash_attn == whole.flash_attn
+
+
+def test_a_crash_of_what_was_computed_is_believed_when_it_is_seen_twice(here: Here) -> None:
+    whole = here.planner().plan(1)
+    fall(here.planner(), COMPUTING)
+    assert here.planner().plan(1).flash_attn == whole.flash_attn
+    fall(here.planner(), COMPUTING)
     here.free(500 * GIB)
-    made = here.planner().plan(1)
-    assert made.kv_type == "f16"
-    assert value(made, "--cache-type-k") is None
+    later = here.planner().plan(1)
+    assert later.flash_attn == "off"
+    assert "it ended with segfault otherwise on 20" in reason(later, "--flash-attn")
+
+
+def test_a_crash_is_forgotten_after_two_weeks(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = here.planner().plan(1)
+    monkeypatch.setattr(module, "_today", lambda: "2026-11-01")
+    for _ in range(2):
+        fall(here.planner(), COMPUTING)
+    monkeypatch.setattr(module, "_today", lambda: "2026-11-15")
+    assert here.planner().plan(1).flash_attn == "off"
+    monkeypatch.setattr(module, "_today", lambda: "2026-11-16")
+    assert here.planner().plan(1).flash_attn == whole.flash_attn
+
+
+def test_no_crash_is_held_against_a_plan_that_has_served(here: Here) -> None:
+    planner = here.planner()
+    whole = planner.plan(1)
+    planner.served(whole, [], resident_bytes=0, generated=True)
+    for _ in range(3):
+        fall(here.planner(), COMPUTING)
+    assert here.planner().plan(1).flash_attn == whole.flash_attn
+    assert recall(here.model).setbacks == ()
+
+
+def test_a_plan_that_was_not_seen_to_generate_has_not_served(here: Here) -> None:
+    planner = here.planner()
+    planner.served(planner.plan(1), [], resident_bytes=0, generated=False)
+    for _ in range(2):
+        fall(here.planner(), COMPUTING)
+    assert here.planner().plan(1).flash_attn == "off"
+
+
+def test_of_a_crash_and_a_lack_of_memory_each_counts_for_what_it_was(here: Here) -> None:
+    whole = here.planner().plan(1)
+    planner = here.planner()
+    planner.step_down(planner.plan(1), COMPUTING)
+    planner.step_down(planner.plan(2), HOST_FULL)
+    made = planner.plan(3)
+    assert (made.flash_attn, made.parallel < whole.parallel) == ("off", True)
+    planner.served(made, [], resident_bytes=0, generated=True)
+    later = here.planner().plan(1)
+    assert (later.flash_attn, later.parallel) == (whole.flash_attn, made.parallel)
+
+
+def test_a_rebuilt_llama_server_of_the_same_version_begins_at_the_top(here: Here) -> None:
+    """Source builds all say "build 0, commit unknown"."""
+    carried = fall(here.planner())
+    assert here.planner().plan(1).parallel == carried.parallel
+    here.build("b11434")
+    assert here.planner().plan(1).parallel > carried.parallel
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -282,7 +352,7 @@ def test_a_crash_of_the_packed_cache_is_remembered_whatever_memory_there_is(here
 def test_measured_sizes_are_what_the_next_plan_starts_from(here: Here) -> None:
     planner = here.planner()
     first = planner.plan(1)
-    planner.served(first, sizes_log(first, times=1.5), resident_bytes=0)
+    planner.served(first, sizes_log(first, times=1.5), resident_bytes=0, generated=True)
     for again in (planner.plan(2), here.planner().plan(1)):
         assert again.memory.measured
         assert again.memory.kv_bytes == pytest.approx(1.5 * first.memory.kv_bytes, rel=0.02)
@@ -292,7 +362,7 @@ def test_measured_sizes_are_what_the_next_plan_starts_from(here: Here) -> None:
 
 def test_a_log_without_sizes_teaches_nothing_and_the_next_start_asks_for_them_again(here: Here) -> None:
     planner = here.planner()
-    planner.served(planner.plan(1), ["main: model loaded"], resident_bytes=GIB)
+    planner.served(planner.plan(1), ["main: model loaded"], resident_bytes=GIB, generated=True)
     again = here.planner().plan(1)
     assert not again.memory.measured
     assert value(again, "--verbosity") == "4"
@@ -301,7 +371,7 @@ def test_a_log_without_sizes_teaches_nothing_and_the_next_start_asks_for_them_ag
 def test_a_plain_start_teaches_nothing_since_nothing_planned_was_passed_on(here: Here) -> None:
     plain = here.planner(profile="plain")
     made = plain.plan(1)
-    plain.served(made, sizes_log(made, times=9), resident_bytes=GIB)
+    plain.served(made, sizes_log(made, times=9), resident_bytes=GIB, generated=True)
     assert here.planner().plan(1).memory == here.planner(profile=None).plan(1).memory
     assert not here.planner().plan(1).memory.measured
 
@@ -313,7 +383,7 @@ def test_a_state_folder_that_cannot_be_used_is_no_reason_not_to_serve(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     planner = here.planner()
     first = planner.plan(1)
-    planner.served(first, sizes_log(first), resident_bytes=0)
+    planner.served(first, sizes_log(first), resident_bytes=0, generated=True)
     assert planner.plan(2).memory.measured
     assert not here.planner().plan(1).memory.measured
 
