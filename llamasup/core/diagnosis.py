@@ -1,6 +1,7 @@
 """Why a child ended, and what to do about it.
 
-Decides from how it ended and from the last lines of its output; never restarts, prints or reads anything.
+Decides from how it ended and from the last lines of its output; never restarts, prints or reads anything. Of
+a server that clients have reached, only lines count that hold no text of theirs (``last_words``).
 The table below is the documentation: the first rule that matches a line is the cause. The wordings are those
 of llama.cpp b11434, run for real wherever tests/fixtures/crashes holds a ``.log`` (``.made.log``: written by
 hand from the source), and of older builds where they differ.
@@ -17,14 +18,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llamasup.core.bounds import Adjustment
+from llamasup.core.last_words import STAMP, last_words, own_lines
 
 __all__ = ["Diagnosis", "Exit", "Phase", "diagnose", "weights_were_read"]
 
 Phase = Literal["starting", "ready", "stopping"]
 
 _MAX_LINES = 8
-# Of a server that has been ready only these many lines count: an error that it survived is older.
-_LAST_WORDS = 40
 # Exit codes of docs/design.md §3.
 _USAGE, _MODEL_BAD, _MODEL_MISSING, _NO_RUNTIME, _MACHINE, _GAVE_UP = 2, 65, 66, 69, 71, 75
 
@@ -217,7 +217,6 @@ _RULES: tuple[_Rule, ...] = (
           "llama.cpp stopped itself at {where}: {what}.",
           "Report it to llama.cpp with these lines; try another build or fewer special flags.",
           _GAVE_UP, again=False, late=True),
-    # Only of a start: later it may quote a request.
     _rule("aborted", r"^ *what\(\): +(?P<what>.+)",
           "llama-server gave up on an uncaught error: {what}.",
           "Check the arguments after --, if they are meant; else report it to llama.cpp with these lines.",
@@ -271,8 +270,6 @@ _UNKNOWN = _rule(
     "Look at its log, and at the lines before its end; --log-level debug shows more.", _GAVE_UP, again=False,
 )  # fmt: skip
 
-# `0.00.004.111 E cmn  common_init_: …`: minutes.seconds.ms.us and a level, since about b6000.
-_STAMP = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] +")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TELLING = re.compile(
     r"^\S* ?E |(?i:error|fail|abort|terminate called|GGML_ASSERT|insufficient|cannot|couldn't)"
@@ -297,6 +294,11 @@ def diagnose(
     out-of-memory killer struck (cgroup ``memory.events``).
     """
     lines = [_ANSI.sub("", line).rstrip() for line in lines]
+    if phase == "starting":
+        lines = [*(own := own_lines(lines)), *last_words(lines[len(own) :])]
+    else:
+        # An abort and an exit code come with words; what other signals end has none that say why.
+        lines = last_words(lines) if exit.signal in (None, "SIGABRT") else []
     if (asked or phase == "stopping") and (exit.signal is None or exit.signal in _STOPS):
         return Diagnosis("stopped", f"llama-server was stopped ({exit}).", "", (), False, 0)
     if exit.signal in _STOPS:
@@ -305,8 +307,6 @@ def diagnose(
         return _apply(_ENDS.get(exit.signal, _KILLED_BY), exit, lines, phase)
     if exit.code == 0:
         return _apply(_EXITED, exit, lines, phase)
-    if phase == "ready":
-        lines = lines[-_LAST_WORDS:]
     if exit.signal != "SIGILL":
         for rule in _RULES:
             if rule.only_starting and phase != "starting":
@@ -365,5 +365,5 @@ def _telling(lines: Sequence[str], cause: str | None) -> tuple[str, ...]:
     elif cause is not None:
         # What came before the cause is another story.
         telling = [cause, *telling[telling.index(cause) + 1 :]] if cause in telling else [cause, *telling]
-    unique = list(dict.fromkeys(_STAMP.sub("", line) for line in telling))
+    unique = list(dict.fromkeys(STAMP.sub("", line) for line in telling))
     return tuple(unique if len(unique) <= _MAX_LINES else [unique[0], *unique[1 - _MAX_LINES :]])

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.last_words import quotes_client
 
 __all__ = ["TELLING", "Doom", "Heard", "Ready", "SizeTold", "Warned", "read_line"]
 
@@ -57,7 +58,9 @@ TELLING = re.compile(
 
 
 def read_line(line: str) -> Heard | None:
-    """What a line of the log means; None for any other."""
+    """What a line of the log means; None for any other, and for one that quotes a request."""
+    if quotes_client(line):
+        return None
     if _READY.search(line):
         return Ready()
     if found := _FIT_FAILED.search(line):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.last_words import own_lines
 from llamasup.core.model_facts import ModelClass
 
 __all__ = [
@@ -95,7 +96,7 @@ def explain_failure(missing: str, tail: Sequence[str], *, status: int | None) ->
         cause="warm_up_failed",
         message=f"llama-server says that it is ready, but {missing}",
         remedy="See its log. To serve without this proof, use --no-warmup.",
-        lines=tuple(tail[-8:]),
+        lines=tuple(own_lines(tail)[-8:]),
         deterministic=False,
         exit_code=75,
     )

@@ -166,6 +166,12 @@ def test_sigkill_with_the_kernels_evidence_is_want_of_memory() -> None:
     assert not diagnose(Exit(None, "SIGKILL"), [], phase="ready", oom_killed=True).deterministic
 
 
+def test_a_start_that_was_killed_shows_the_errors_before_that() -> None:
+    lines = ["loading", "0.00.001.000 E srv load: failed to warm up", "0.00.002.000 I going on"]
+    diagnosis = diagnose(Exit(None, "SIGKILL"), lines, phase="starting")
+    assert (diagnosis.cause, diagnosis.lines) == ("killed", ("srv load: failed to warm up",))
+
+
 def test_sigterm_that_we_did_not_send_came_from_outside() -> None:
     diagnosis = diagnose(Exit(None, "SIGTERM"), [], phase="ready")
     assert (diagnosis.cause, diagnosis.deterministic) == ("killed", False)

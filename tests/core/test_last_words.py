@@ -1,0 +1,150 @@
+"""Which lines of a server that clients have reached are quoted and judged: none that a client can forge."""
+
+from __future__ import annotations
+
+import pytest
+
+from llamasup.core.diagnosis import Exit, diagnose
+from llamasup.core.last_words import last_words, own_lines
+from llamasup.core.start_log import read_line
+
+ABORT = Exit(None, "SIGABRT")
+SERVING = "0.10.000.100 I srv  llama_server: listening on http://127.0.0.1:8080"
+OUT_OF_MEMORY = "CUDA error: out of memory"
+
+# Written by b11434 for requests with a grammar, a body, a content part and an image of a client.
+QUOTED = {
+    "a grammar": (
+        f"parse: error parsing grammar: expecting ::= at {OUT_OF_MEMORY}",
+        "",
+        OUT_OF_MEMORY,
+        f"0.12.000.000 E {OUT_OF_MEMORY}",
+        "/build/ggml.c:1644: GGML_ASSERT(secret) failed",
+        "0.12.000.100 E srv    send_error: task id = 2, error: Failed to initialize samplers",
+    ),
+    "broken JSON": (
+        f'0.12.000.000 W srv    operator(): got exception: {{"error":{{"message":"{OUT_OF_MEMORY}"}}}}',
+    ),
+    "the end of a line": (f"0.12.000.000 W Ignoring content part type: {OUT_OF_MEMORY}",),
+    "a name in quotes": (
+        "0.12.000.000 W common_sampler_types_from_names: unable to match sampler by name 'x",
+        OUT_OF_MEMORY,
+        "'",
+    ),
+    "an uncaught error": (
+        "terminate called after throwing an instance of 'std::runtime_error'",
+        "  what():  no such name: secret",
+        OUT_OF_MEMORY,
+    ),
+}
+
+
+@pytest.mark.parametrize("quoted", QUOTED.values(), ids=QUOTED)
+@pytest.mark.parametrize("end", [ABORT, Exit(1, None), Exit(None, "SIGSEGV")], ids=str)
+def test_text_of_a_client_is_neither_judged_nor_quoted(quoted: tuple[str, ...], end: Exit) -> None:
+    diagnosis = diagnose(end, [SERVING, *quoted], phase="ready")
+    assert diagnosis.cause in ("aborted", "segfault", "unknown")
+    assert all(line.startswith("terminate called after throwing") for line in diagnosis.lines)
+    for text in (diagnosis.message, *diagnosis.lines):
+        assert "secret" not in text
+        assert "memory" not in text
+
+
+def test_a_segmentation_fault_says_nothing_itself() -> None:
+    diagnosis = diagnose(Exit(None, "SIGSEGV"), [SERVING, OUT_OF_MEMORY], phase="ready")
+    assert (diagnosis.cause, diagnosis.lines) == ("segfault", ())
+
+
+ENDS = {
+    "CUDA": (
+        "0.12.000.000 E CUDA error: out of memory",
+        "0.12.000.001 E   current device: 0, in function alloc at /build/ggml-cuda/ggml-cuda.cu:466",
+        "0.12.000.002 E   cuMemCreate(&handle, reserve_size, &prop, 0)",
+        "/build/llama.cpp/ggml/src/ggml-cuda/ggml-cuda.cu:83: CUDA error",
+        "[New LWP 4711]",
+        "[Thread debugging using libthread_db enabled]",
+        'Using host libthread_db library "/lib/x86_64-linux-gnu/libthread_db.so.1".',
+        "0x00007f8a4b in wait4 () from /lib/x86_64-linux-gnu/libc.so.6",
+        "#0  0x00007f8a4b in wait4 () from /lib/x86_64-linux-gnu/libc.so.6",
+        "[Inferior 1 (process 4711) detached]",
+    ),
+    "Vulkan": (
+        "ggml_vulkan: Device memory allocation of size 4294967296 failed.",
+        "ggml_vulkan: vk::Device::allocateMemory: ErrorOutOfDeviceMemory",
+        "terminate called after throwing an instance of 'vk::OutOfDeviceMemoryError'",
+        "  what():  vk::Device::allocateMemory: ErrorOutOfDeviceMemory",
+    ),
+    "a buffer": (
+        "0.12.000.000 E ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 104857600",
+        "0.12.000.100 E graph_compute: ggml_backend_sched_graph_compute_async failed with error -1",
+        "/build/llama.cpp/src/llama-context.cpp:2010: fatal error",
+        "/usr/lib/libggml-base.so(+0x1b5a6)[0x7f8a4b5a6]",
+        "/usr/lib/libggml-base.so(ggml_abort+0x152)[0x7f8a4b5a7]",
+    ),
+    "the host": (
+        "/build/llama.cpp/ggml/src/ggml.c:1644: GGML_ASSERT(ctx->mem_buffer != NULL) failed",
+        "0.12.000.000 E ggml_aligned_malloc: insufficient memory (attempted to allocate  19.73 MB)",
+    ),
+    "an assertion": ("/build/llama.cpp/src/llama-kv-cache.cpp:12: GGML_ASSERT(n_seq > 0) failed",),
+    "Metal": (
+        "ggml_metal_graph_compute: command buffer 0 failed with status 5",
+        "error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+    ),
+}
+CAUSES = {
+    "CUDA": "out_of_memory_device",
+    "Vulkan": "out_of_memory_device",
+    "a buffer": "out_of_memory_device",
+    "the host": "out_of_memory_host",
+    "an assertion": "assertion",
+    "Metal": "out_of_memory_device",
+}
+
+
+@pytest.mark.parametrize("which", ENDS)
+def test_what_an_aborting_server_says_is_its_diagnosis(which: str) -> None:
+    quoted = QUOTED["a grammar"]
+    diagnosis = diagnose(ABORT, [SERVING, *quoted, *ENDS[which]], phase="ready")
+    assert diagnosis.cause == CAUSES[which]
+    assert diagnosis.lines
+    assert not any("secret" in line or "LWP" in line for line in diagnosis.lines)
+
+
+def test_the_text_of_an_abort_is_cut_where_it_may_quote() -> None:
+    where = "/build/llama.cpp/src/x.cpp:12: "
+    assert last_words([f"{where}no such name: 'secret'"]) == [f"{where}no such name"]
+    assert diagnose(ABORT, [f"{where}bad 'secret'"], phase="ready").lines == (f"{where}bad",)
+
+
+def test_an_error_that_the_server_survived_is_not_its_end() -> None:
+    lines = ["E got exception: std::bad_alloc", "I slot print_timing: id  0 | task 3 | 5 tokens"]
+    assert last_words(lines) == []
+    assert last_words(lines[:1]) == ["E got exception: std::bad_alloc"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0.01.000.000 W srv    operator(): (CORS) skip non-localhost origin: ",
+        "0.01.000.000 I srv  log_server_r: request: GET /",
+    ],
+)
+def test_a_server_that_loads_is_not_judged_by_the_requests_that_it_quotes(line: str) -> None:
+    """`wrap` passes requests on while the first load lasts."""
+    before = "0.00.500.000 I srv    load_model: loading model '/m.gguf'"
+    lines = [before, f"{line}{OUT_OF_MEMORY}", OUT_OF_MEMORY, "0.02.000.000 I something else"]
+    diagnosis = diagnose(ABORT, lines, phase="starting")
+    assert diagnosis.cause == "aborted"
+    assert not any(OUT_OF_MEMORY in text for text in diagnosis.lines)
+    assert own_lines(lines) == [before]
+    for text in ("listening on", "the target and draft vocabs are not compatible"):
+        assert read_line(line + text) is None
+
+
+def test_a_load_that_fails_behind_such_a_request_says_why_all_the_same() -> None:
+    lines = [
+        "0.01.000.000 W srv    operator(): (CORS) skip non-localhost origin: http://a",
+        "0.02.000.000 I srv    load_model: loading",
+        "0.04.210.110 E alloc_buffer: allocating 22118.40 MiB on device 0: cudaMalloc failed: out of memory",
+    ]
+    assert diagnose(Exit(1, None), lines, phase="starting").cause == "out_of_memory_device"

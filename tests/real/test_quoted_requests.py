@@ -1,0 +1,95 @@
+"""What a real server writes about invalid requests leaves its log file in no message of llamasup (X13)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup, run_to_end
+
+pytestmark = [pytest.mark.real, pytest.mark.beside]
+
+SECRET = "planted-secret"
+FORGED = "\n".join(
+    (
+        SECRET,
+        "CUDA error: out of memory",
+        "0.99.999.999 E CUDA error: out of memory",
+        f"CUDA error: out of memory, {SECRET}",
+        "  current device: 0, in function alloc at /build/ggml-cuda.cu:466",
+        f"/build/ggml/src/ggml.c:1644: GGML_ASSERT({SECRET}) failed",
+        "llama-server: listening on http://127.0.0.1:1",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+    )
+)
+MESSAGES = [{"role": "user", "content": "x"}]
+INVALID: dict[str, tuple[str, bytes]] = {
+    "broken JSON": ("/completion", f'{{"prompt": "{SECRET} CUDA error: out of memory'.encode()),
+    "a broken grammar": ("/completion", json.dumps({"prompt": "x", "grammar": FORGED}).encode()),
+    "a broken schema": (
+        "/completion",
+        json.dumps({"prompt": "x", "json_schema": {"type": "string", "pattern": FORGED}}).encode(),
+    ),
+    "a sampler": (
+        "/completion",
+        json.dumps({"prompt": "x", "n_predict": 1, "samplers": [FORGED]}).encode(),
+    ),
+    "a content part": (
+        "/v1/chat/completions",
+        json.dumps({"messages": [{"role": "user", "content": [{"type": FORGED, "text": SECRET}]}]}).encode(),
+    ),
+    "a role": ("/v1/chat/completions", json.dumps({"messages": [{"role": FORGED}]}).encode()),
+    "template arguments": (
+        "/v1/chat/completions",
+        json.dumps({"messages": MESSAGES, "chat_template_kwargs": {"x": FORGED}, "tools": FORGED}).encode(),
+    ),
+    "a prompt that is too long": (
+        "/completion",
+        json.dumps({"prompt": FORGED * 400, "n_predict": 1}).encode(),
+    ),
+}
+ENDS = {signal.SIGKILL: "killed", signal.SIGABRT: "aborted", signal.SIGSEGV: "segfault"}
+
+
+def invalid_requests(running: Llamasup) -> None:
+    for path, body in INVALID.values():
+        headers = {"Content-Type": "application/json", "Origin": running.url}
+        httpx.post(f"{running.url}{path}", content=body, headers=headers, timeout=PATIENCE_S)
+
+
+def shown(running: Llamasup) -> str:
+    """Everything that users and monitoring read, besides llama-server's own log."""
+    told = [run_to_end(*words, "--pid", str(running.pid)).stdout for words in (("ps", "--json"), ("status",))]
+    told += [httpx.get(f"{running.url}/{path}").text for path in ("health", "readyz", "metrics")]
+    return "".join((*told, running.said, json.dumps(running.events)))
+
+
+@pytest.mark.check("X13", "no message, event, status or error quotes a request or is decided by it")
+def test_what_the_server_logs_of_a_request_is_neither_quoted_nor_believed(
+    runtime: str, tiny_model: Path, own_folders: Path
+) -> None:
+    with llamasup(tiny_model, "--runtime", runtime, "--keep-trying", "--ctx-size", "512") as running:
+        running.wait_for("ready")
+        for generation, (number, cause) in enumerate(ENDS.items(), start=1):
+            invalid_requests(running)
+            os.kill(server_pid(running), number)
+            ended = running.wait_for("exit", generation=generation)
+            assert ended["cause"] == cause, ended
+            running.wait_for_ready_after(generation)
+        seen = shown(running)
+        assert running.stop() == 0
+    logged = b"".join(path.read_bytes() for path in (own_folders / "state/llamasup/logs").iterdir())
+    assert SECRET.encode() in logged, "else this test shows nothing"
+    assert SECRET not in seen
+    assert "out of memory" not in seen
+    assert "llama-server said" not in seen
+
+
+def server_pid(running: Llamasup) -> int:
+    (model,) = json.loads(run_to_end("ps", "--json", "--pid", str(running.pid)).stdout)["models"]
+    return int(model["pid"])
