@@ -29,7 +29,7 @@ from llamasup.proxy.connections import most_connections
 from llamasup.proxy.front import Front
 from llamasup.proxy.listener import Proxy
 from llamasup.proxy.settings import ProxyConfig
-from llamasup.runtime.access_line import access_line
+from llamasup.runtime.access_line import access_line, shortened
 from llamasup.runtime.endpoint import Backend
 from llamasup.runtime.events import (
     Bus,
@@ -217,6 +217,7 @@ class Hosting:
                 pass
 
     def _finished(self, record: RequestRecord) -> None:
+        record = shortened(record)
         if self._access_log is not None:
             self._access_log.write(record)
         if self.on_request is not None:

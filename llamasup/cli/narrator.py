@@ -9,12 +9,14 @@ import msgspec
 
 from llamasup.cli.errors import error_text
 from llamasup.cli.layout import table
+from llamasup.cli.refusals import Refusals
 from llamasup.cli.view import Level, View, duration_text, plural, shortened
 from llamasup.core.instance import State
 from llamasup.core.plan import LaunchPlan
 from llamasup.core.registry_changes import Changes
 from llamasup.core.units import memory_text
 from llamasup.core.wrapping import shown_program
+from llamasup.runtime.access_line import shown_path
 from llamasup.runtime.events import (
     ConfigRefused,
     Downloading,
@@ -72,6 +74,7 @@ class Narrator:
         self._began_s = began_s
         self._stops_asked = 0
         self._going_on: dict[str, str] = {}  # by model; of several the last is shown
+        self._refusals = Refusals(view)
 
     def stop_asked(self, why: str, *, hurry_s: float | None = None) -> None:
         """``why``: a signal, or what has ended; ``hurry_s``: what is in flight has no longer than this."""
@@ -124,13 +127,17 @@ class Narrator:
             case Ready():
                 self._ready(notice)
             case Stopped():
+                self._refusals.close()
                 self._view.loading(None)
                 self._view.say("info", "stopped", "stopped")
 
     def request(self, record: RequestRecord) -> None:
+        if not self._refusals.shows(record):
+            return
+        path = shown_path(record.path)
         parts = (
             record.method,
-            record.path,
+            path,
             record.model if self._has_many else "",
             str(record.status),
             _tokens(record),
@@ -148,17 +155,18 @@ class Narrator:
         if level == "warning":
             outcome += f" [{record.request_id}]"
         text = "  ".join(part for part in parts if part) + outcome
-        self._view.say(level, "request", text, **msgspec.structs.asdict(record))
+        self._view.say(level, "request", text, **{**msgspec.structs.asdict(record), "path": path})
 
     def slow_request(self, record: RequestRecord, left_out: int) -> None:
         """``left_out``: how many since the last one are not told of."""
-        text = f"slow: {record.method} {record.path}: {_where_the_time_went(record)} [{record.request_id}]"
+        path = shown_path(record.path)
+        text = f"slow: {record.method} {path}: {_where_the_time_went(record)} [{record.request_id}]"
         self._view.say(
             "warning",
             "slow_request",
             text + (f" ({left_out} more since the last one told)" if left_out else ""),
             left_out=left_out,
-            **msgspec.structs.asdict(record),
+            **{**msgspec.structs.asdict(record), "path": path},
         )
 
     def _state_changed(self, model: str, state: State, generation: int) -> None:

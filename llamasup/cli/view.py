@@ -18,6 +18,7 @@ from llamasup.cli.layout import cut_to
 from llamasup.cli.outlet import Outlet
 from llamasup.core.json_text import json_text
 from llamasup.core.printable import printable
+from llamasup.core.repeats import Repeats, count_one, end_period
 
 __all__ = [
     "JsonView",
@@ -203,14 +204,33 @@ def while_waiting(view: View, text: str) -> Iterator[None]:
         thread.join()
 
 
+# What requests can make the proxy and asyncio log, a client without a key included.
+_BOUNDED_LOGGERS = frozenset({"llamasup.proxy", "asyncio"})
+
+
 class ViewHandler(logging.Handler):
-    """What modules log through ``logging`` becomes a line like any other."""
+    """What modules log through ``logging`` becomes a line like any other.
+
+    Messages that requests can cause are counted by the line of code that logs them.
+    """
 
     def __init__(self, view: View) -> None:
         super().__init__()
         self._view = view
+        self._repeats: dict[tuple[str, int], Repeats] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
+        left_out = 0
+        if record.name in _BOUNDED_LOGGERS:
+            place = record.pathname, record.lineno
+            repeats = self._repeats.get(place)
+            now_s = time.monotonic()
+            if repeats is not None and repeats.left_out and now_s >= repeats.until_s:
+                self._repeats[place], left_out = end_period(repeats, now_s)
+            else:
+                self._repeats[place], is_shown = count_one(repeats, now_s)
+                if not is_shown:
+                    return
         level: Level = (
             "error"
             if record.levelno >= logging.ERROR
@@ -218,4 +238,5 @@ class ViewHandler(logging.Handler):
             if record.levelno >= logging.WARNING
             else "debug"
         )
-        self._view.say(level, "log", self.format(record), logger=record.name)
+        more = f" ({left_out:,} more like it since the last one)" if left_out else ""
+        self._view.say(level, "log", self.format(record) + more, logger=record.name)

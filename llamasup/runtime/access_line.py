@@ -9,7 +9,7 @@ import msgspec
 
 from llamasup.runtime.metrics import RequestRecord
 
-__all__ = ["access_line"]
+__all__ = ["access_line", "shortened", "shown_path"]
 
 _LONGEST_PATH = 512  # a client may make up one of 64 KiB
 _ODD = re.compile(r"[^!-~]")
@@ -50,14 +50,14 @@ _encode = msgspec.json.Encoder().encode
 
 def access_line(record: RequestRecord, ended: datetime) -> bytes:
     """With its line feed. ``ended`` is when the request was over, in UTC."""
-    path, first_byte_s, speed = record.path, record.first_byte_s, record.tokens_per_s
+    first_byte_s, speed = record.first_byte_s, record.tokens_per_s
     line = _Line(
         ended,
         record.request_id,
         record.trace_id or None,
         record.client or None,
         record.method,
-        _shown(path) if len(path) > _LONGEST_PATH or _ODD.search(path) else path,
+        shown_path(record.path),
         record.route,
         record.model or None,
         record.generation,
@@ -81,7 +81,16 @@ def access_line(record: RequestRecord, ended: datetime) -> bytes:
     return _encode(line) + b"\n"
 
 
-def _shown(path: str) -> str:
-    """Of bounded length, and without what would steer the terminal of whoever reads the file."""
+def shortened(record: RequestRecord) -> RequestRecord:
+    """The same with no more of its path than is shown: 20,000 records may wait for a disk that hangs."""
+    if len(record.path) <= _LONGEST_PATH:
+        return record
+    return msgspec.structs.replace(record, path=record.path[: _LONGEST_PATH + 1])
+
+
+def shown_path(path: str) -> str:
+    """Of bounded length, and without what would steer the terminal of a reader."""
+    if len(path) <= _LONGEST_PATH and not _ODD.search(path):
+        return path
     safe = _ODD.sub(lambda odd: "".join(f"%{byte:02X}" for byte in odd[0].encode("latin-1", "replace")), path)
     return safe if len(safe) <= _LONGEST_PATH else safe[:_LONGEST_PATH] + "…"

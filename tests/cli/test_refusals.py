@@ -1,0 +1,111 @@
+"""A flood of refused requests, and of errors that requests cause, is a few lines and a count."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from llamasup.cli import refusals, view
+from llamasup.cli.narrator import Narrator
+from llamasup.cli.refusals import Refusals
+from llamasup.cli.view import View, ViewHandler
+from llamasup.core.repeats import BURST
+from llamasup.runtime.events import Stopped
+from tests.cli.test_narrator import Heard, Terminal
+from tests.runtime.test_metrics import DONE
+
+pytestmark = pytest.mark.anyio
+
+REFUSED = msgspec.structs.replace(DONE, status=401, outcome="refused", path="/" + "x" * 9000)
+
+
+class Awaited(Heard):
+    """And an event for the first count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = asyncio.Event()
+
+    def say(self, level: str, event: str, text: str, **fields: Any) -> None:
+        super().say(level, event, text, **fields)
+        if event == "requests_left_out":
+            self.counted.set()
+
+
+async def test_the_first_refusals_are_shown_at_once_and_the_others_counted_by_kind() -> None:
+    heard = Awaited()
+    narrator = Narrator(cast("View", heard), cast("Any", SimpleNamespace(launch=object())), 0.0)
+    for _ in range(4_211 + BURST):
+        narrator.request(REFUSED)
+        narrator.request(msgspec.structs.replace(REFUSED, status=503, outcome="unavailable"))
+    assert [fields["status"] for _, _, _, fields in heard.told] == [401, 503] * BURST
+    async with asyncio.timeout(60):
+        await heard.counted.wait()
+    level, _, text, fields = heard.told[2 * BURST]
+    assert (level, text) == ("info", "… and 4,211 more with status 401 (refused) in the last second")
+    assert fields == {"status": 401, "outcome": "refused", "left_out": 4_211}
+    assert sum(len(text) for _, _, text, _ in heard.told) < 2 * BURST * 700
+
+
+async def test_a_path_is_shown_as_in_the_access_log() -> None:
+    heard = Heard()
+    narrator = Narrator(cast("View", heard), cast("Any", SimpleNamespace(launch=object())), 0.0)
+    narrator.request(msgspec.structs.replace(REFUSED, path="/\x1b[2J" + "y" * 9000))
+    ((_, _, text, fields),) = heard.told
+    assert fields["path"].startswith("/%1B[2Jyyy")
+    assert fields["path"].endswith("…")
+    assert len(fields["path"]) == 513
+    assert fields["path"] in text
+
+
+async def test_what_was_counted_is_said_at_the_end() -> None:
+    heard = Terminal()
+    narrator = Narrator(cast("View", heard), cast("Any", SimpleNamespace(launch=object())), 0.0)
+    for _ in range(BURST + 3):
+        narrator.request(REFUSED)
+    narrator.notice(Stopped())
+    assert [event for _, event, _, _ in heard.told[BURST:]] == ["requests_left_out", "stopped"]
+    assert heard.told[BURST][3]["left_out"] == 3
+
+
+async def test_a_flood_that_goes_on_is_said_once_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(refusals, "monotonic", lambda: now_s)
+    heard = Heard()
+    shown = Refusals(cast("View", heard))
+    for _ in range(10):
+        for _ in range(1_000):
+            shown.shows(REFUSED)
+        now_s += 1.0
+        shown.close()  # in the place of its timer
+    assert [fields["left_out"] for _, _, _, fields in heard.told] == [1_000 - BURST] + [1_000] * 9
+
+
+async def test_answered_requests_are_all_shown() -> None:
+    shown = Refusals(cast("View", Heard()))
+    assert all(shown.shows(DONE) for _ in range(100))
+
+
+def test_errors_that_requests_cause_are_counted_by_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(view, "time", SimpleNamespace(monotonic=lambda: now_s))
+    heard = Heard()
+    handler = ViewHandler(cast("View", heard))
+
+    def log(name: str, times: int) -> None:
+        for number in range(times):
+            handler.emit(logging.LogRecord(name, logging.ERROR, "x.py", 7, "failed %d", (number,), None))
+
+    log("llamasup.proxy", 1_000)
+    assert [text for _, _, text, _ in heard.told] == [f"failed {n}" for n in range(BURST)]
+    now_s += 1.5
+    log("llamasup.proxy", 1_000)
+    assert heard.told[-1][2] == f"failed 0 ({1_000 - BURST} more like it since the last one)"
+    assert len(heard.told) == BURST + 1
+    log("llamasup.models", 50)
+    assert len(heard.told) == BURST + 51
