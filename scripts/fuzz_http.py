@@ -21,7 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from llamasup.proxy import ProxyConfig
 from tests.security import test_against_h11 as comparisons
 from tests.security.circuit import Circuit
-from tests.security.grammar import cut, repeated_requests, repeated_responses, requests, responses
+from tests.security.grammar import (
+    bodiless_responses,
+    cut,
+    repeated_requests,
+    repeated_responses,
+    requests,
+    responses,
+)
 
 _BATCH = 500  # hypothesis remembers what it has tried: a new start keeps its memory bounded
 
@@ -51,12 +58,17 @@ def answered_whole_or_not_again(circuit: Circuit, data: st.DataObject) -> None:
         comparisons.answered_whole_or_not(circuit, raw, b"GET", closes=False)
 
 
+def bodiless_and_then_right(circuit: Circuit, data: st.DataObject) -> None:
+    comparisons.the_next_is_right(circuit, *data.draw(bodiless_responses()), idle=data.draw(st.booleans()))
+
+
 _CHECKS: tuple[Check, ...] = (
     read_as_h11_does,
     read_as_h11_does_again,
     read_the_same_in_pieces,
     answered_whole_or_not,
     answered_whole_or_not_again,
+    bodiless_and_then_right,
 )
 
 

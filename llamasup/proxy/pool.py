@@ -75,12 +75,15 @@ class Pool:
         return len(self._idle)
 
     def take(self, now: float) -> Upstream | None:
-        """The connection that was idle for the shortest time, if it is young enough to be trusted."""
+        """The connection that was idle for the shortest time, if it is young enough to be trusted.
+
+        One that holds unread bytes is not: the next answer would begin with them (S20). Nor is a closed one.
+        """
         idle = self._idle
         while idle:
             upstream = idle.pop()
             if not upstream.transport.is_closing():
-                if now - upstream.idle_since < IDLE_S:
+                if now - upstream.idle_since < IDLE_S and not upstream.has_unread(0):
                     return upstream
                 upstream.transport.abort()
         return None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
@@ -28,6 +30,7 @@ COPY_BYTES: Final = 64 * 1024  # below it, copying a body behind its head is che
 MAX_HEAD_BYTES: Final = 64 * 1024
 LAST_READS: Final = 16  # of COPY_BYTES, from a connection that is gone: more than the kernel keeps of it
 MAX_LENGTH_DIGITS: Final = 32  # the parser takes any number of zeros before the 20 that 2^64 has
+WITHOUT_BODY: Final = (b"204", b"304")  # whatever their Content-Length or Transfer-Encoding announces
 
 # Held: a stream of events has begun with nothing but a head. llama-server sends that as soon as a slot takes
 # the request, and then nothing for the whole of the prompt (b11434: 7.6 s of 8 in a measured one). It tells
@@ -47,6 +50,7 @@ class Upstream(asyncio.Protocol):
         "_feed",
         "_headers",
         "_headers_complete",
+        "_interim",
         "_keep_alive",
         "_mode",
         "_parser",
@@ -57,6 +61,7 @@ class Upstream(asyncio.Protocol):
         "_transfer_coding",
         "_untrusted",
         "exchange",
+        "has_unread",
         "idle_since",
         "lines",
         "pool",
@@ -66,6 +71,8 @@ class Upstream(asyncio.Protocol):
     )
 
     transport: asyncio.Transport
+    has_unread: Callable[[int], object]
+    """Whether the kernel holds bytes, or the end, that the loop has not read yet. The argument is 0."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -80,6 +87,7 @@ class Upstream(asyncio.Protocol):
         self._keep_alive = False
         self._remaining = 0
         self._untrusted = False  # more than one response came for one request
+        self._interim = False  # a 1xx response came before the final one
         self._renew_parser()
         self._reset()
 
@@ -139,6 +147,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
+        self.has_unread = _unread(transport)
         self.pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -230,7 +239,8 @@ class Upstream(asyncio.Protocol):
         self._headers_complete = True
         parser = self._parser
         self.status = parser.get_status_code()
-        self._keep_alive = parser.should_keep_alive()
+        # A 205 has no body by its meaning, and one by its framing: servers differ on it.
+        self._keep_alive = parser.should_keep_alive() and self.status != 205
 
     def on_message_complete(self) -> None:
         self._complete = True
@@ -246,6 +256,7 @@ class Upstream(asyncio.Protocol):
             if data.startswith(b"HTTP/1.1 101"):
                 self._broken(exchange, "switched protocols unasked")
                 return
+            self._interim = True
             data = data[end + 4 :]
             end = data.find(b"\r\n\r\n")
         if end < 0:
@@ -257,8 +268,11 @@ class Upstream(asyncio.Protocol):
         if not data.startswith(b"HTTP/1."):  # the parser takes other versions, and empty lines before it
             self._broken(exchange, "sent a malformed response (it does not begin with HTTP/1)")
             return
+        # Bytes behind the head of a response without a body are no part of it: the parser would read them as
+        # the next response.
+        ends_with_head = exchange.is_head or data[9:12] in WITHOUT_BODY
         try:
-            self._feed(data)
+            self._feed(data[: end + 4] if ends_with_head else data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._broken(exchange, f"sent a malformed response ({error})")
             return
@@ -352,14 +366,20 @@ class Upstream(asyncio.Protocol):
             self._finish(exchange)
 
     def _begin_without_body(self, exchange: Exchange, body: bytes) -> None:
-        if body:
+        """The response ends with its head, and so does the connection if that head announces a body.
+
+        Some servers send such a body: b11434's ``/cors-proxy`` sends a last chunk behind a 204. On a kept
+        connection these bytes would begin the answer to the next request.
+        """
+        announced = self._transfer_coding is not None or (self._content_length or b"").strip(b"0")
+        if body and not announced:
             self._broken(exchange, "sent a body where none may be")
             return
         framing = b""
         if self._content_length is not None and self.status != 204:
             framing = b"Content-Length: " + self._content_length + b"\r\n"
-        if exchange.is_head:
-            self._keep_alive = False  # the parser waits for a body that the answer to HEAD does not have
+        if announced or exchange.is_head:  # behind HEAD the parser would wait for a body, too
+            self._keep_alive = False
         exchange.begin(self, framing, b"")
         self._finish(exchange)
 
@@ -395,6 +415,7 @@ class Upstream(asyncio.Protocol):
         transport = self.transport
         if not (
             self._keep_alive
+            and not self._interim  # it may announce a body, which would come behind the response
             and self.status < 400
             and self._served < REQUESTS_PER_CONNECTION
             and not transport.is_closing()
@@ -412,3 +433,11 @@ class Upstream(asyncio.Protocol):
     def _broken(self, exchange: Exchange, what: str) -> None:
         self.abort()
         exchange.upstream_broke(what)
+
+
+def _unread(transport: asyncio.BaseTransport) -> Callable[[int], object]:
+    if sys.platform == "win32":  # the loop reads ahead there: the kernel keeps nothing back
+        return bool
+    poll = select.poll()  # a microsecond per look, a third of what a recv() that finds nothing costs
+    poll.register(transport.get_extra_info("socket"), select.POLLIN)
+    return poll.poll

@@ -9,6 +9,7 @@ the proxy needs today. Needing less is welcome: lower them. Needing more wants a
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from collections import Counter
@@ -44,6 +45,9 @@ REQUEST = post(CHAT, BODY, b"Authorization: Bearer sesame", b"User-Agent: someon
 STREAM_REQUEST = post(CHAT, BODY[:-1] + b',"stream":true}', b"Authorization: Bearer sesame")
 
 
+SOCKET, _ = os.pipe()  # nothing arrives at it
+
+
 class Socket:
     """A transport that takes everything and is never full."""
 
@@ -59,8 +63,8 @@ class Socket:
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def get_extra_info(self, name: str) -> tuple[str, int]:
-        return ("127.0.0.1", 1)
+    def get_extra_info(self, name: str) -> Any:
+        return SOCKET if name == "socket" else ("127.0.0.1", 1)
 
 
 _TINY = MeantModel(("tiny",))

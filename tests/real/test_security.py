@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -152,3 +155,43 @@ def test_a_real_child_can_be_reached_by_its_owner_alone(server: Llamasup) -> Non
     for child in server.children():
         assert child.net_connections("inet") == []
         assert not [word for word in child.cmdline() if word == "--api-key"]
+
+
+class Emptiness(BaseHTTPRequestHandler):
+    """Answers 204."""
+
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.mark.check("X9", "100 answers of a real server behind as many 204s that announce a body are correct")
+def test_a_204_that_announces_a_body_spoils_no_later_answer(
+    runtime: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    if runtime == "embedded":
+        pytest.skip("the embedded runtime has no /cors-proxy")
+    with HTTPServer(("127.0.0.1", 0), Emptiness) as target:
+        thread = threading.Thread(target=target.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{target.server_port}/"
+            asked = b"GET /cors-proxy?url=%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % url.encode()
+            flags = ["-m", str(tiny_model), "--port", str(free_port()), "--ui-mcp-proxy"]
+            with wrapped(runtime, *flags, env=environment(runtime, tmp_path)) as running:
+                running.wait_for("ready")
+                with closing(connect(running)) as wire:
+                    wire.send(tokenize("next"))
+                    _, expected = wire.message()
+                    for number in range(100):
+                        wire.send(asked)
+                        assert (number, status(wire.head())) == (number, 204)
+                        wire.send(tokenize("next"))
+                        head, body = wire.message()
+                        assert (number, status(head), body) == (number, 200, expected)
+                assert running.stop() == 0
+        finally:
+            target.shutdown()
+            thread.join()

@@ -54,6 +54,8 @@ class Circuit:
         self._loop = asyncio.new_event_loop()
         self._answer: Answering = _ok
         self._closing = False
+        self._late = b""
+        self._first: asyncio.Transport | None = None
         self._front = str(folder / "front.sock")
         self.moved = 0
         self.asked: list[Received] = []
@@ -90,7 +92,45 @@ class Circuit:
         self.records.clear()
         self._answer = answer or _ok
         self._closing = closing
+        self._late = b""
         return self._loop.run_until_complete(self._send(pieces))
+
+    def send_two(self, method: bytes, early: bytes, late: bytes, *, idle: bool) -> tuple[Outcome, Outcome]:
+        """What two clients get, one after the other, where the child's first answer is ``early + late``.
+
+        The child sends ``late`` before it answers the second request: when that request has arrived or, if
+        ``idle``, before the second client sends it. It answers the second request correctly, with the body 1.
+        """
+        self.asked.clear()
+        self.malformed.clear()
+        self.records.clear()
+        self._closing = False
+        self._answer = lambda received: early if received.target == b"/first" else _ok(received)
+        self._late = late
+        return self._loop.run_until_complete(self._send_two(method, idle=idle))
+
+    async def _send_two(self, method: bytes, *, idle: bool) -> tuple[Outcome, Outcome]:
+        connections = []
+        for target, head in ((b"/first", method + b" /first"), (b"/second", b"POST /second")):
+            if idle and target == b"/second":
+                self._send_late()
+                await self._rest()
+            transport, client = await self._loop.create_unix_connection(lambda: _Client(self), self._front)
+            transport.write(head + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx")
+            await self._rest()
+            connections.append((transport, client))
+        found = tuple(
+            Outcome(tuple(self.asked), bytes(client.told), client.closed) for _, client in connections
+        )
+        for transport, _ in connections:
+            transport.abort()
+        await self._rest()
+        return found[0], found[1]
+
+    def _send_late(self) -> None:
+        if self._late and self._first is not None:
+            self._first.write(self._late)
+        self._late = b""
 
     async def _send(self, pieces: Iterable[bytes]) -> Outcome:
         transport, client = await self._loop.create_unix_connection(lambda: _Client(self), self._front)
@@ -113,6 +153,10 @@ class Circuit:
             at_rest = at_rest + 1 if self.moved == moved else 0
 
     def answer(self, request: Received, transport: asyncio.Transport) -> None:
+        if request.target == b"/first":
+            self._first = transport
+        elif request.target == b"/second":
+            self._send_late()
         transport.write(self._answer(request))
         if self._closing:
             transport.close()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-__all__ = ["cut", "repeated_requests", "repeated_responses", "requests", "responses"]
+__all__ = ["bodiless_responses", "cut", "repeated_requests", "repeated_responses", "requests", "responses"]
 
 
 def _mostly(usual: Sequence[bytes], odd: Sequence[bytes]) -> st.SearchStrategy[bytes]:
@@ -354,6 +354,47 @@ def repeated_responses(draw: st.DrawFn) -> list[bytes]:
     """One response several times, and then one that is nearly the same."""
     response = draw(_response())
     return [response] * draw(st.integers(2, 3)) + [draw(_mutated(st.just(response), one_in=1)), response]
+
+
+_BODILESS_STATUS_LINE = st.sampled_from(
+    [
+        b"HTTP/1.1 204 No Content",
+        b"HTTP/1.1 205 Reset Content",
+        b"HTTP/1.1 304 Not Modified",
+        b"HTTP/1.1 304",
+        b"HTTP/1.0 204 No Content",
+    ]
+)
+_INTERIM_STATUS_LINE = st.sampled_from(
+    [b"HTTP/1.1 100 Continue", b"HTTP/1.1 101 Switching Protocols", b"HTTP/1.1 103 Early Hints"]
+)
+_STRAY = st.one_of(_BODY, st.just(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"))
+
+
+@st.composite
+def bodiless_responses(draw: st.DrawFn) -> tuple[bytes, bytes, bytes]:
+    """A response that ends with its head and announces a body, and perhaps the bytes of this body.
+
+    The method that it answers, and the response in two reads.
+    """
+    kind = draw(st.sampled_from(["final", "final", "interim", "HEAD"]))
+    lines = [
+        draw({"final": _BODILESS_STATUS_LINE, "interim": _INTERIM_STATUS_LINE, "HEAD": _STATUS_LINE}[kind]),
+        *draw(st.lists(_RESPONSE_FIELD, max_size=2)),
+    ]
+    body = draw(_STRAY)
+    framing = draw(st.sampled_from([b"length", b"chunked", b"both"]))
+    after = draw(st.sampled_from([b"", body]))
+    if framing in (b"length", b"both"):
+        lines.append(b"Content-Length: " + _with_number(draw(_LENGTH), len(body)))
+    if framing in (b"chunked", b"both"):
+        lines.append(b"Transfer-Encoding: " + draw(_CODING))
+        after = draw(st.sampled_from([b"", _chunks(draw, body)]))
+    raw = b"\r\n".join((*lines, b"", after))
+    if kind == "interim":
+        raw += b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+    at = draw(st.one_of(st.just(len(raw) - len(after)), st.integers(0, len(raw))))
+    return b"HEAD" if kind == "HEAD" else b"GET", raw[:at], raw[at:]
 
 
 @st.composite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import h11
 
@@ -63,12 +63,23 @@ _LENIENT = (
 )
 
 
+def _announces_a_body_that_may_not_be(response: Response, method: bytes) -> bool:
+    if method != b"HEAD" and response.status not in (204, 304):
+        return False
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+        for name, value in response.headers
+    )
+
+
 def misread(
     raw: bytes, method: bytes, outcome: Outcome, records: list[RequestRecord], *, closes: bool
 ) -> list[str]:
     """What is wrong with what the client was told, where the child answered ``method`` with ``raw``."""
     told = read(outcome.told, method, ended=outcome.closed)
     theirs = read(raw, method, ended=closes)
+    if theirs.refused == "more" and _announces_a_body_that_may_not_be(theirs, method):
+        theirs = replace(theirs, whole=True, refused="")  # it is dropped, with its connection
     if not records:
         return [f"waits for more of {theirs}"] if theirs.whole and theirs.refused == "" else []
     (record,) = records

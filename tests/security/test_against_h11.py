@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from llamasup.proxy import ProxyConfig
 from tests.security.circuit import Circuit
-from tests.security.grammar import cut, repeated_requests, repeated_responses, requests, responses
+from tests.security.grammar import (
+    bodiless_responses,
+    cut,
+    repeated_requests,
+    repeated_responses,
+    requests,
+    responses,
+)
 from tests.security.reference import differences
 from tests.security.response_reference import misread
 
@@ -68,6 +75,12 @@ def answered_whole_or_not(circuit: Circuit, raw: bytes, method: bytes, *, closes
     assert wrong == [], wrong
 
 
+def the_next_is_right(circuit: Circuit, method: bytes, early: bytes, late: bytes, *, idle: bool) -> None:
+    _, second = circuit.send_two(method, early, late, idle=idle)
+    assert second.told.startswith(b"HTTP/1.1 200 OK\r\n"), second.told
+    assert second.told.endswith(b"\r\n\r\n1"), second.told
+
+
 @pytest.mark.check("X9", "only what h11 reads in the same way goes upstream; all else is refused")
 @_FEW
 @given(raw=requests())
@@ -109,3 +122,12 @@ def test_responses_that_repeat_one_another_are_passed_on_whole_or_not_at_all(
 ) -> None:
     for raw in repeated:
         answered_whole_or_not(circuit, raw, b"GET", closes=False)
+
+
+@pytest.mark.check("X9", "the next answer is complete and correct, whatever comes behind a head without body")
+@_FEW
+@given(response=bodiless_responses(), idle=st.booleans())
+def test_no_response_without_a_body_leaves_bytes_for_the_next_request(
+    circuit: Circuit, response: tuple[bytes, bytes, bytes], idle: bool
+) -> None:
+    the_next_is_right(circuit, *response, idle=idle)
