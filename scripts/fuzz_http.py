@@ -1,7 +1,8 @@
 """Fuzzing of the proxy's HTTP against h11, for as long as it is told (X9). Run it by scripts/fuzz.
 
-The grammar and the comparisons are those of tests/security/test_against_h11.py. The input of a finding is
-made as small as it gets and printed; the exit code is 1.
+Paths are spelled in every way that a server could read, with a key whose limit is used up (X8). The grammar
+and the comparisons are those of tests/security/test_against_h11.py. The input of a finding is made as small
+as it gets and printed; the exit code is 1.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from tests.security.grammar import (
     repeated_responses,
     requests,
     responses,
+    spelled_paths,
 )
+from tests.security.limited_key import circuit_of_a_used_up_key, gets_past_no_limit
 
 _BATCH = 500  # hypothesis remembers what it has tried: a new start keeps its memory bounded
 
@@ -62,6 +65,10 @@ def bodiless_and_then_right(circuit: Circuit, data: st.DataObject) -> None:
     comparisons.the_next_is_right(circuit, *data.draw(bodiless_responses()), idle=data.draw(st.booleans()))
 
 
+def limited_in_any_spelling(circuit: Circuit, data: st.DataObject) -> None:
+    gets_past_no_limit(circuit, data.draw(spelled_paths()))
+
+
 _CHECKS: tuple[Check, ...] = (
     read_as_h11_does,
     read_as_h11_does_again,
@@ -69,14 +76,15 @@ _CHECKS: tuple[Check, ...] = (
     answered_whole_or_not,
     answered_whole_or_not_again,
     bodiless_and_then_right,
+    limited_in_any_spelling,
 )
 
 
 class Fuzzer:
     """Counts what became of the inputs: grammars that have drifted into nonsense show in it."""
 
-    def __init__(self, circuit: Circuit, seconds: float) -> None:
-        self._circuit = circuit
+    def __init__(self, circuit: Circuit, limited: Circuit, seconds: float) -> None:
+        self._circuits = dict.fromkeys(_CHECKS, circuit) | {limited_in_any_spelling: limited}
         self._until = time.monotonic() + seconds
         self.executions = 0
         self.became: dict[str, Counter[str]] = {check.__name__: Counter() for check in _CHECKS}
@@ -98,17 +106,21 @@ class Fuzzer:
         )
         @given(data=st.data())
         def fuzz(data: st.DataObject) -> None:
-            check(self._circuit, data)
+            circuit = self._circuits[check]
+            check(circuit, data)
             self.executions += 1
-            self.became[check.__name__].update(each.outcome for each in self._circuit.records)
+            self.became[check.__name__].update(each.outcome for each in circuit.records)
 
         fuzz()
 
 
 def run(seconds: float, first_seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        circuit = Circuit(Path(folder), ProxyConfig())
-        fuzzer = Fuzzer(circuit, seconds)
+        folders = [Path(folder, name) for name in ("open", "limited")]
+        for each in folders:
+            each.mkdir()
+        circuit, limited = Circuit(folders[0], ProxyConfig()), circuit_of_a_used_up_key(folders[1])
+        fuzzer = Fuzzer(circuit, limited, seconds)
         batch_seed = first_seed
         try:
             while not fuzzer.is_over:
@@ -118,6 +130,7 @@ def run(seconds: float, first_seed: int) -> None:
                 batch_seed += 1
         finally:
             circuit.close()
+            limited.close()
             for name, outcomes in fuzzer.became.items():
                 print(f"{name}: {dict(outcomes)}")
             print(f"{fuzzer.executions} executions, seeds from {first_seed} to {batch_seed}")

@@ -1,4 +1,7 @@
-"""Paths: which route of llama-server's one is, and which stay closed (X7). On the raw path alone."""
+"""Paths: the route of llama-server's that a path belongs to, and the paths that stay closed (X7).
+
+Routes are found by the raw path. A path that llama-server decodes to a known one is refused (``misspelled``).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-__all__ = ["CONTROL", "Route", "Work", "canonical_path", "closed_by_default", "route_of"]
+__all__ = ["CONTROL", "Route", "Work", "canonical_path", "closed_by_default", "misspelled", "route_of"]
 
 
 class Work(StrEnum):
@@ -37,12 +40,17 @@ _GENERATION = """
 _EMBEDDINGS = "/embedding /embeddings /v1/embeddings"
 _RERANKING = "/rerank /reranking /v1/rerank /v1/reranking"
 _TRANSCRIPTION = "/audio/transcriptions /v1/audio/transcriptions"
-_TEXT = "/tokenize /detokenize /apply-template /v1/messages/count_tokens"
+_TEXT = """
+    /tokenize /detokenize /apply-template /v1/messages/count_tokens /chat/completions/input_tokens
+    /v1/chat/completions/input_tokens /responses/input_tokens /v1/responses/input_tokens
+"""
 # Those who ask about the server, or tell it something, want an answer now: the web interface and monitors
 # take llama-server's 503 for "still loading", and a change must not reach another server than was meant.
 _PLAIN = """
-    / /health /v1/health /livez /readyz /metrics /props /slots /lora-adapters /v1/stream
+    / /health /v1/health /livez /readyz /metrics /props /slots /lora-adapters /v1/stream /v1/streams/lookup
+    /v1/chat/completions/control
 """
+_TOOLS = "/tools /cors-proxy /mcp"
 _ROUTES = {
     path.encode(): Route(path, infers=True, streams=True, waits=True, work=Work.TEXT)
     for path in _GENERATION.split()
@@ -58,7 +66,11 @@ _ROUTES |= {path.encode(): Route(path) for path in _PLAIN.split()}
 _MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=True)
 _ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
 CONTROL = Route("/llamasup")
-_OTHER = Route("other")
+# A POST to a path that llamasup does not know is work for the model until the opposite is known: builds have
+# inference routes of their own (/v1/systemone of b11434), and each of them would have no limits.
+_OTHER = Route("other", infers=True, waits=True)
+_NO_WORK = Route("other")
+_ROUTES |= {path.encode(): _NO_WORK for path in _TOOLS.split()}
 
 
 def route_of(path: bytes) -> Route:
@@ -70,6 +82,8 @@ def route_of(path: bytes) -> Route:
         return CONTROL
     if path.startswith(b"/v1/models/"):
         return _V1_MODELS
+    if path.startswith(b"/slots/"):
+        return _NO_WORK
     return _MODELS if path.startswith(b"/models/") else _OTHER
 
 
@@ -79,7 +93,7 @@ _UNICODE_ESCAPES = re.compile(rb"%u([0-9a-f]{4})", re.IGNORECASE)
 def canonical_path(path: bytes) -> bytes:
     """The path that the laxest server could make of this one: decoded, in lower case, without detours.
 
-    Only for deciding what stays closed. llama-server decodes once, ``%u0074`` included (b11434), and compares
+    Only for deciding what is refused. llama-server decodes once, ``%u0074`` included (b11434), and compares
     case; this goes further, so that nothing slips past that some build might take for a closed path.
     """
     decoded = path
@@ -102,9 +116,25 @@ def _as_utf8(escape: re.Match[bytes]) -> bytes:
     return chr(int(escape[1], 16)).encode("utf-8", "surrogatepass")
 
 
+def misspelled(path: bytes, prefix: bytes = b"") -> Route | None:
+    """The route that some server could take this path for, where its raw form is not that route's.
+
+    llama-server b11434 serves ``/v1/%63ompletions`` and ``/v1/%u0063ompletions``. An id below ``/v1/models/``
+    may have any escapes.
+    """
+    if path in _ROUTES:
+        return None
+    canonical = canonical_path(path)
+    if prefix:
+        canonical = canonical.removeprefix(canonical_path(prefix))
+    route = route_of(canonical)
+    return None if route.label in ("other", route_of(path.removeprefix(prefix)).label) else route
+
+
 # /llamasup is here for its odd spellings: the plain one never comes this far.
 _CLOSED = (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload", b"/llamasup")
 _READS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+_NEVER_CLOSED = frozenset(_ROUTES) - {b"/props", *_CLOSED}
 
 
 def closed_by_default(method: bytes, path: bytes, prefix: bytes = b"") -> bool:
@@ -112,7 +142,7 @@ def closed_by_default(method: bytes, path: bytes, prefix: bytes = b"") -> bool:
 
     Any change below ``/slots/`` is closed, whatever its query says: ``action`` may also come in a form body.
     """
-    if path in _ROUTES and path != b"/props":
+    if path in _NEVER_CLOSED:
         return False
     canonical = canonical_path(path)
     if prefix:

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from llamasup.core.http import Head, HttpError, parse_authority
 from llamasup.core.keys import ApiKey
-from llamasup.core.routes import closed_by_default
+from llamasup.core.routes import closed_by_default, misspelled
 from llamasup.proxy.keys import Keys
 from llamasup.proxy.settings import ProxyConfig
 
@@ -81,14 +81,8 @@ class Door:
                 return _unauthorized(head)
         elif not key.infers and not (head.route.label in _FOR_ANY_KEY and head.method in _READS):
             return _without_right(key, "control", "infer", "inference")
-        if path not in self._open_paths and closed_by_default(head.method, path, self.rules.prefix):
-            return HttpError(
-                403,
-                f"{head.method.decode()} {path.decode('latin-1')} is closed",
-                type="permission_error",
-                cause="closed_path",
-                remedy="open the path in llamasup's configuration if it is meant to be reached",
-            )
+        if path not in self._open_paths and (refusal := self._judge_path(head)):
+            return refusal
         return key
 
     def allows_origin(self, origin: bytes) -> bool:
@@ -129,6 +123,27 @@ class Door:
             type="permission_error",
             cause="foreign_origin",
             remedy="add the origin to the configured ones if the page is yours",
+        )
+
+    def _judge_path(self, head: Head) -> HttpError | None:
+        path, prefix = head.path, self.rules.prefix
+        if closed_by_default(head.method, path, prefix):
+            return HttpError(
+                403,
+                f"{head.method.decode()} {path.decode('latin-1')} is closed",
+                type="permission_error",
+                cause="closed_path",
+                remedy="open the path in llamasup's configuration if it is meant to be reached",
+            )
+        route = misspelled(path, prefix)
+        if route is None:
+            return None
+        return HttpError(
+            404,
+            f"the path {path.decode('latin-1')[:200]!r} is not served in this spelling",
+            type="not_found_error",
+            cause="path_spelling",
+            remedy=f"write it as {prefix.decode('latin-1')}{route.label}",
         )
 
     def _judge_control(self, head: Head, key: ApiKey | None) -> ApiKey | HttpError | None:

@@ -38,6 +38,7 @@ class Exchange:
 
     __slots__ = (
         "_downstream",
+        "_infers",
         "_lagging_since",
         "_lease",
         "_opening",
@@ -74,6 +75,7 @@ class Exchange:
         self._write: Callable[[bytes], None] = downstream.transport.write
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._opening = b""
+        self._infers = request.needs_place
         self.is_head = request.head.method == b"HEAD"
         self.over = False
         self.answered = False  # a byte of the response has been seen
@@ -185,7 +187,7 @@ class Exchange:
 
     def upload_ended(self) -> None:
         """Its body is whole: now llama-server begins with it (b11434), and not before."""
-        if self._request.needs_place:
+        if self._infers:
             self._lease.take_place()
 
     def upload_resumes(self) -> None:
@@ -205,7 +207,7 @@ class Exchange:
 
     def finished(self) -> None:
         """The whole response has gone downstream."""
-        self._lease.endpoint.count_answer(self.status, infers=self._request.head.route.infers)
+        self._lease.endpoint.count_answer(self.status, infers=self._infers)
         request = self._request
         error = None if request.early is None else request.early.finish(self.status)
         self._let_go()
@@ -285,7 +287,7 @@ class Exchange:
         if not self.status or self._downstream.paused or self.bytes_out != self._seen:
             self._seen = self.bytes_out
             self._seen_at = now
-        elif now - self._seen_at >= proxy.limits.upstream_idle_s and self._request.head.route.infers:
+        elif now - self._seen_at >= proxy.limits.upstream_idle_s and self._infers:
             what = f"llama-server has sent nothing for {proxy.limits.upstream_idle_s:g} s"
             self._fail(HttpError(504, what, "timeout_error", "upstream_idle", "try again"), "upstream_failed")
 
@@ -359,7 +361,7 @@ class Exchange:
     def _tell(self, outcome: str, status: int = 0) -> None:
         request, endpoint = self._request, self._lease.endpoint
         counts = context = None
-        if request.head.route.infers and request.head.method == b"POST":
+        if self._infers:
             if self.status == 200:
                 tail = tail_of(self._tail)
                 counts = read_token_counts(tail, self._opening)

@@ -46,7 +46,7 @@ class Keys:
         Once: one whose generation ended in the middle of its body comes again when that is whole.
         """
         key = request.key
-        if key is None or not key.limits or request.quota is not None or not request.head.route.infers:
+        if key is None or not key.limits or request.quota is not None or not request.needs_place:
             return None
         limits = self._limits.get(key.name)
         if limits is None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.core.routes import canonical_path, closed_by_default, route_of
+from llamasup.core.routes import canonical_path, closed_by_default, misspelled, route_of
 
 
 def test_routes_have_bounded_labels() -> None:
@@ -14,6 +14,52 @@ def test_routes_have_bounded_labels() -> None:
     assert not route_of(b"/tokenize").infers
     assert route_of(b"/llamasup/v1/status").label == "/llamasup"
     assert {route_of(b"/%d" % n).label for n in range(100)} == {"other"}
+
+
+def test_a_post_to_an_unknown_path_is_work_for_the_model() -> None:
+    for path in (b"/v1/systemone", b"/v1/%63ompletions", b"//completion", b"/completion/"):
+        route = route_of(path)
+        assert (route.label, route.infers, route.waits, route.streams) == ("other", True, True, False)
+    no_work = [b"/slots/0", b"/tools", b"/cors-proxy", b"/props", b"/lora-adapters", b"/v1/streams/lookup"]
+    no_work += [b"/tokenize", b"/apply-template", b"/v1/chat/completions/control", b"/models/load"]
+    no_work += [b"/v1/responses/input_tokens", b"/llamasup/v1/reload"]
+    assert [path for path in no_work if route_of(path).infers] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        (b"/v1/%63ompletions", "/v1/completions"),
+        (b"/v1/%u0063ompletions", "/v1/completions"),
+        (b"/v1//chat/completions", "/v1/chat/completions"),
+        (b"/v1/chat/completions/", "/v1/chat/completions"),
+        (b"/V1/Embeddings", "/v1/embeddings"),
+        (b"/%2e/completion", "/completion"),
+        (b"//", "/"),
+        (b"/v1/%6dodels/tiny", "/v1/models"),
+        (b"/models/x/../../v1/completions", "/v1/completions"),
+        (b"/v1/models/%2e%2e/completions", "/v1/completions"),
+        (b"/slots/%2e%2e/completion", "/completion"),
+        (b"/v1/completions", None),
+        (b"/v1/systemone", None),
+        (b"/v1/models/org%2Frepo%3AQ4_K_M", None),
+        (b"/models/Org/Repo", None),
+        (b"/index.html", None),
+        (b"/tools", None),
+        (b"*", None),
+    ],
+)
+def test_a_known_path_has_one_spelling(path: bytes, route: str | None) -> None:
+    found = misspelled(path)
+    assert (found and found.label) == route
+
+
+def test_behind_a_prefix_a_known_path_has_one_spelling_too() -> None:
+    for path in (b"/%61pi/v1/completions", b"/api/v1/%63ompletions", b"/API/v1/completions"):
+        found = misspelled(path, b"/api")
+        assert (found and found.label) == "/v1/completions"
+    for path in (b"/api/v1/completions", b"/v1/completions", b"/api/v1/models/a%2Fb", b"/api/x"):
+        assert misspelled(path, b"/api") is None
 
 
 @pytest.mark.parametrize(

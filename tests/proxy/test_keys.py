@@ -384,6 +384,28 @@ def test_requests_per_minute(make_rig: MakeRig) -> None:
     served(client, child, chat(b"one"))
 
 
+@pytest.mark.check("X8", "an unknown POST counts for rpm, for concurrent, and waits for a place")
+@pytest.mark.parametrize("limit", ["rpm=1", "concurrent=1"])
+def test_a_post_to_a_path_that_nothing_knows_counts_as_inference(make_rig: MakeRig, limit: str) -> None:
+    rig, _ = limited(make_rig, limit)
+    first, second = rig.connect(), rig.connect()
+    unknown = post(b"/v1/systemone", BODY, bearer(b"one"))
+    first.send(unknown)
+    child = rig.accept()
+    child.message()
+    assert rig.call(lambda: rig.backend.endpoint.busy) == 1
+    for request in (unknown, chat(b"one")):
+        second.send(request)
+        assert str(error_of(second, 429)["cause"]).startswith("key_")
+    child.send(answer())
+    first.message()
+    assert "other" in [rig.record().route for _ in range(3)]
+    second.send(get(b"/index.html", bearer(b"one")))  # a page of the web interface
+    child.message()
+    child.send(answer())
+    assert status(second.message()[0]) == 200
+
+
 def test_so_many_requests_at_one_time(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
     first, second = rig.connect(), rig.connect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,8 @@ import pytest
 from llamasup.core.key_file import read_key_lines
 from llamasup.core.keys import KeyRing
 from tests.e2e.driver import llamasup, wrapped
+from tests.proxy.rig import PATIENCE_S, Wire, status
+from tests.real.test_security import child_socket, straight
 
 pytestmark = pytest.mark.real
 
@@ -52,6 +55,40 @@ def test_a_plain_file_opens_to_whom_llama_server_opens_it(
         ]
         assert running.stop() == 0
     assert through == theirs
+
+
+@pytest.mark.check("X8", "404 for each spelling that llama-server would infer for, and 429 beyond the limit")
+def test_a_real_server_infers_for_no_odd_spelling(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one rpm=2\n")
+    path.chmod(0o600)
+    body = b'{"prompt": "Once", "max_tokens": 1}'
+    arguments = ("--runtime", runtime, "--api-key-file", str(path))
+    with llamasup(tiny_model, *arguments) as running:
+        port, child = int(running.wait_for("ready")["port"]), child_socket(running)
+
+        def ask(spelled: bytes) -> tuple[int, str]:
+            lines = b" HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: one\r\nContent-Length: %d\r\n\r\n" % len(
+                body
+            )
+            raw = b"POST " + spelled + lines + body
+            if straight(child, raw) == 200:
+                fell_for.add(spelled)
+            wire = Wire(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+            wire.send(raw)
+            head, answer = wire.message()
+            wire.close()
+            return status(head), str(json.loads(answer).get("error", {}).get("cause", ""))
+
+        fell_for: set[bytes] = set()
+        odd = (b"/v1/%63ompletions", b"/v1/%u0063ompletions", b"/v1%2fcompletions", b"/v1/completion%73")
+        for spelled in odd:
+            assert (spelled, ask(spelled)) == (spelled, (404, "path_spelling"))
+        assert ask(b"/v1/completions") == (200, "")
+        assert ask(b"/v1/systemone")[0] == 501  # known to llama-server: this model makes no decisions
+        assert ask(b"/v1/systemone") == ask(b"/v1/completions") == (429, "key_requests")
+        assert fell_for == {*odd, b"/v1/completions"}
+        assert running.stop() == 0
 
 
 def test_tokens_per_minute_are_those_that_the_server_counts(

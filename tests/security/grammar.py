@@ -9,7 +9,15 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-__all__ = ["bodiless_responses", "cut", "repeated_requests", "repeated_responses", "requests", "responses"]
+__all__ = [
+    "bodiless_responses",
+    "cut",
+    "repeated_requests",
+    "repeated_responses",
+    "requests",
+    "responses",
+    "spelled_paths",
+]
 
 
 def _mostly(usual: Sequence[bytes], odd: Sequence[bytes]) -> st.SearchStrategy[bytes]:
@@ -402,3 +410,43 @@ def cut(draw: st.DrawFn, raw: bytes) -> list[bytes]:
     """``raw`` in a few pieces, as reads may find it."""
     ends = sorted(set(draw(st.lists(st.integers(0, len(raw)), max_size=4))) | {len(raw)})
     return [raw[start:end] for start, end in zip([0, *ends], ends, strict=False) if end > start]
+
+
+# --- paths
+
+_PATHS = st.sampled_from(
+    [
+        *(b"/completion", b"/v1/completions", b"/v1/chat/completions", b"/v1/responses", b"/v1/messages"),
+        *(b"/infill", b"/v1/embeddings", b"/rerank", b"/v1/audio/transcriptions", b"/v1/systemone"),
+        *(b"/tokenize", b"/props", b"/slots/0", b"/lora-adapters", b"/v1/models/a", b"/tools", b"/"),
+    ]
+)
+_DETOURS = _mostly([b""], [b"/", b"/.", b"/x/..", b"/%2e", b"/x/%2E%2e", b"/models/..", b"/slots/..", b"\\"])
+_TAILS = _mostly([b""], [b"/", b"/.", b";a=b", b"%20", b"%09", b"%00", b"?a=b", b"%3Fa", b"/x/..", b"%"])
+
+
+@st.composite
+def _letter(draw: st.DrawFn, code: int) -> bytes:
+    """One byte of a path as it is, or as some server could read it."""
+    plain = bytes([code])
+    kind = draw(_mostly([b"plain"], [b"hex", b"HEX", b"%u", b"%U", b"case", b"twice", b"u twice", b"half"]))
+    spelled = {
+        b"hex": b"%%%02x" % code,
+        b"HEX": b"%%%02X" % code,
+        b"%u": b"%%u%04x" % code,
+        b"%U": b"%%U%04X" % code,
+        b"case": plain.swapcase(),
+        b"twice": b"%%25%02x" % code,
+        b"u twice": b"%%25u%04x" % code,
+        b"half": b"%%%x" % code,
+    }
+    return spelled.get(kind, plain)
+
+
+@st.composite
+def spelled_paths(draw: st.DrawFn) -> bytes:
+    """A path of llama-server's in any spelling, the plain one included."""
+    letters = b"".join(draw(_letter(code)) for code in draw(_PATHS)[1:])
+    return (
+        draw(_DETOURS) + draw(_mostly([b"/"], [b"//", b"/%2f", b"/%u002f", b"%2f/"])) + letters + draw(_TAILS)
+    )

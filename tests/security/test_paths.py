@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
 
-from llamasup.core.http import HeadRules
+from llamasup.core.http import OWN_RULES, HeadRules
 from llamasup.proxy import ProxyConfig
 from tests.security.circuit import Circuit, Outcome
+from tests.security.grammar import spelled_paths
+from tests.security.limited_key import circuit_of_a_used_up_key, gets_past_no_limit
 
 MakeCircuit = Callable[[ProxyConfig], Circuit]
 
@@ -29,6 +32,13 @@ def make_circuit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCircu
     yield make
     for each in made.values():
         each.close()
+
+
+@pytest.fixture(scope="module")
+def used_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Circuit]:
+    made = circuit_of_a_used_up_key(tmp_path_factory.mktemp("circuit"))
+    yield made
+    made.close()
 
 
 def ask(circuit: Circuit, method: bytes, target: bytes, *lines: bytes) -> Outcome:
@@ -77,6 +87,8 @@ def spellings(path: bytes) -> dict[str, bytes]:
     }
 
 
+PLAIN = frozenset({"plain", "with a query", "an absolute target", "an absolute target with a port"})
+
 CLOSED = [
     *((b"GET", path) for path in (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload")),
     *((b"POST", path) for path in (b"/tools", b"/cors-proxy", b"/props", b"/slots/0", b"/models/load")),
@@ -117,18 +129,57 @@ def test_a_slots_file_cannot_be_written_or_read(make_circuit: MakeCircuit, query
         assert cause(outcome) == "403 closed_path"
 
 
+@pytest.mark.check("X7", "404 path_spelling for each of 28 spellings but the plain ones, body unread")
+@pytest.mark.parametrize("prefix", [b"", b"/api"])
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/completion", b"/v1/embeddings", b"/tokenize"])
+def test_a_known_path_is_served_in_its_plain_spelling_alone(
+    make_circuit: MakeCircuit, path: bytes, prefix: bytes
+) -> None:
+    rules = HeadRules(credentials=True, prefix=prefix) if prefix else OWN_RULES
+    circuit = make_circuit(ProxyConfig(rules=rules))
+    for how, spelled in spellings(prefix + path).items():
+        head = (b"POST " + spelled + b" HTTP/1.1", b"Host: localhost", b"Content-Length: 9", b"", b"")
+        outcome = circuit.send([b"\r\n".join(head)])
+        if how in PLAIN:  # it waits for the body
+            assert (how, outcome.told) == (how, b"")
+            continue
+        assert (how, outcome.asked, cause(outcome)) == (how, (), "404 path_spelling")
+        remedy = json.loads(outcome.told.partition(b"\r\n\r\n")[2])["error"]["remedy"]
+        assert remedy == f"write it as {(prefix + path).decode()}"
+
+
+@pytest.mark.check("X7", "a model's id may be written with any escapes")
+def test_an_id_behind_models_may_have_escapes(make_circuit: MakeCircuit) -> None:
+    for path in (
+        b"/v1/models/org%2Frepo",
+        b"/models/org%2frepo%3Aq4",
+        b"/v1/models/a/b",
+        b"/v1/models/a%20b",
+    ):
+        outcome = ask(make_circuit(ProxyConfig()), b"GET", path)
+        assert [each.target for each in outcome.asked] == [path]
+
+
+@pytest.mark.check(
+    "X8", "a key's limits hold for any spelling of any path that llama-server infers for, known to us or not"
+)
+@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@given(spelled=spelled_paths())
+def test_no_spelling_gets_past_a_keys_limits(used_up: Circuit, spelled: bytes) -> None:
+    gets_past_no_limit(used_up, spelled)
+
+
 @pytest.mark.check("X4", "401 for each of 28 spellings but the plain ones, and the child is not asked")
 @pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/livez", b"/readyz"])
 def test_only_the_plain_spelling_of_a_public_path_needs_no_key(
     make_circuit: MakeCircuit, path: bytes
 ) -> None:
     circuit = make_circuit(ProxyConfig(api_keys=("k",)))
-    plain = {"plain", "with a query", "an absolute target", "an absolute target with a port"}
     for how, spelled in spellings(path).items():
         outcome = ask(circuit, b"GET", spelled)
         assert outcome.asked == ()
         found = "open" if outcome.told.startswith(b"HTTP/1.1 200 ") else cause(outcome)
-        assert (how, found) == (how, "open" if how in plain else "401 api_key")
+        assert (how, found) == (how, "open" if how in PLAIN else "401 api_key")
 
 
 @pytest.mark.check(
