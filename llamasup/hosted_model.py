@@ -11,7 +11,7 @@ from llamasup.core.address import Address
 from llamasup.core.errors import LlamasupError
 from llamasup.core.failure import failure_of
 from llamasup.core.instance import Instance, KillAsked, Policy, StartAsked, State, StopAsked
-from llamasup.effects.log_files import log_path_of
+from llamasup.effects.log_files import LogFiles
 from llamasup.jobs import Job
 from llamasup.runtime.events import Bus
 from llamasup.runtime.instance import STOPPING, InstanceRunner
@@ -38,7 +38,8 @@ class HostedModel:
         self._job = job
         self._stopping = False
         self._served = served = ServedModel(policy=policy)
-        log_path = log_path_of(job.name)
+        self._logs = LogFiles()
+        log_path = self._logs.path_of(job.name)
         self.runner = InstanceRunner(
             job.name,
             job.planner(folder),
@@ -61,6 +62,7 @@ class HostedModel:
             await self.runner.run()
         finally:
             self._served.shut(STOPPING)
+            self._logs.close()
 
     def ask_stop(self, *, now: bool) -> None:
         self._stopping = True

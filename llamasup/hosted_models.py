@@ -20,7 +20,7 @@ from llamasup.core.model_rules import ModelRule, Problem
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.registry import Registry, build
 from llamasup.core.registry_changes import Changes
-from llamasup.effects.log_files import log_path_of
+from llamasup.effects.log_files import LogFiles
 from llamasup.effects.model_search import Search
 from llamasup.effects.model_watch import ModelWatch
 from llamasup.runtime.catalog import Catalog
@@ -102,10 +102,11 @@ class HostedModels:
         self._bus = bus
         self._started_downloads = configured.downloads
         self._downloads = Downloads(configured.downloads, folder, configured.options.environ)
-        runners = Runners(bus, folder, log_path=log_path_of, log_passed_on=log_passed_on)
+        self._logs = LogFiles()
+        runners = Runners(bus, folder, log_path=self._logs.path_of, log_passed_on=log_passed_on)
         self._pool = Pool(configured.options, runners, bus, self._fetch)
         self.backend = Catalog(configured.library.registry, self._pool, self._invite)
-        self.controlled = ManyModels(owner, self.backend, address, log_path_of, self.reload)
+        self.controlled = ManyModels(owner, self.backend, address, self._logs.path_of, self.reload)
         self._changing = asyncio.Lock()
         self._taken_over = asyncio.Event()
         self._stop_asked = asyncio.Event()
@@ -144,6 +145,7 @@ class HostedModels:
                 tasks.create_task(self._watch_folders(), name="folders")
                 tasks.create_task(self._watch_config(), name="config")
         finally:
+            self._logs.close()
             await self._downloads.aclose()
 
     def start(self) -> None:

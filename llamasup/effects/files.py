@@ -31,6 +31,7 @@ __all__ = [
     "atomic_write",
     "cache_folder",
     "claim",
+    "claim_file",
     "models_folder",
     "private_folder",
     "run_folder",
@@ -171,7 +172,7 @@ class RunFolder:
 
 
 class Claimed(Exception):
-    """A living process has this folder."""
+    """A living process has this folder or file."""
 
 
 def claim(folder: Path) -> int | None:
@@ -183,14 +184,24 @@ def claim(folder: Path) -> int | None:
     """
     if sys.platform == "win32":
         return None
+    return _locked(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), folder)
+
+
+def claim_file(path: Path) -> int | None:
+    """The same for a file that serves as a lock, and stays. Raises OSError where it cannot be made."""
+    if sys.platform == "win32":
+        return None
+    return _locked(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600), path)
+
+
+def _locked(fd: int, path: Path) -> int | None:
     import fcntl
 
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise Claimed(str(folder)) from None
+        raise Claimed(str(path)) from None
     except OSError:
         os.close(fd)
         return None

@@ -147,3 +147,16 @@ def test_a_stop_lets_a_request_finish_and_one_at_once_does_not(runtime: str, tin
                 assert ('"stop":true' in last) == finishes, last
             assert stopping.wait(PATIENCE_S) == 0
             assert running.end() == 0
+
+
+def test_two_llamasups_with_a_model_of_one_name_have_a_log_each(runtime: str, tiny_model: Path) -> None:
+    """Each server writes the folder of its own socket; no log has that of the other."""
+    words = ("--runtime", runtime)
+    with llamasup(tiny_model, *words) as first, llamasup(tiny_model, *words) as second:
+        for each in (first, second):
+            each.wait_for("ready")
+        logs = [run_to_end("logs", "--pid", str(each.pid), "tiny").stdout for each in (first, second)]
+        for log, own, other in zip(logs, (first, second), (second, first), strict=True):
+            assert f"/{own.pid}-" in log, log
+            assert f"/{other.pid}-" not in log, log
+        assert [first.stop(), second.stop()] == [0, 0]
