@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from llamasup.hosting import Hosting, prepare_place
 from llamasup.runtime.downloads import DownloadSettings
 from llamasup.runtime.events import Bus
 from llamasup.runtime.library import read_library
-from llamasup.runtime.model_check import WrongModel, refusal, wrong_models
+from llamasup.runtime.model_check import WrongModel, refusal, wrong_flags, wrong_models
 from llamasup.runtime.pool import PoolOptions
 from llamasup.runtime.tenancy import policy_for
 
@@ -158,7 +158,19 @@ class ConfigSource:
 
     def wrong(self, configured: Configured) -> Iterator[WrongModel]:
         """Of what the config names."""
-        return wrong_models(configured.config, configured.library.registry.specs.values(), configured.options)
+        specs = configured.library.registry.specs.values()
+        return self._with_flags(configured, wrong_models(configured.config, specs, configured.options))
+
+    def _with_flags(self, configured: Configured, wrong: Iterable[WrongModel]) -> Iterator[WrongModel]:
+        """And the flags that no start would take, of models that were not tried."""
+        tried = set()
+        for each in wrong:
+            tried.add(each.place[:2])
+            yield each
+        file = "" if self._options.config_file is None else str(self._options.config_file)
+        for each in wrong_flags(configured.config, self._runtime.capabilities, file=file):
+            if each.place[:2] not in tried:
+                yield each
 
     def check(
         self, configured: Configured, before: Mapping[str, ModelSpec], *, less_memory: bool = False
@@ -173,7 +185,7 @@ class ConfigSource:
             others = [each for each in found if each not in new]
             tried = wrong_models(configured.config, others, configured.options)
             wrong += [each for each in tried if lacks_memory(each.error)]
-        refused = refusal(wrong)
+        refused = refusal(self._with_flags(configured, wrong))
         if isinstance(refused, ConfigInvalid):
             refused.exit_code = ConfigInvalid.exit_code  # what is not taken over is the config
             raise refused

@@ -69,6 +69,7 @@ class Hub:
         self.page = 1000
         self.asked: list[Asked] = []
         self.faults: list[Fault] = []
+        self.list_body: bytes | None = None  # sent in place of every list of files
         self.released = threading.Event()
         self.held = threading.Event()
         self._lock = threading.Lock()
@@ -156,6 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(
                 401, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
             )
+        if self.hub.list_body is not None:
+            return self._send(200, self.hub.list_body)
         if found[2] not in self.hub.revisions:
             return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         start = int(parse_qs(asked.query).get("cursor", ["0"])[0])

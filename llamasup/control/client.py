@@ -17,6 +17,7 @@ import msgspec
 
 from llamasup.core.error_object import error_from
 from llamasup.core.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
+from llamasup.core.json_text import INVALID_JSON
 from llamasup.effects.httpx_alone import httpx
 
 __all__ = ["AsyncControlClient", "ControlClient", "Place"]
@@ -114,7 +115,7 @@ class _Asking:
         """The JSON of a response that has been read. Raises the error that it stands for."""
         try:
             answered = json.loads(response.content)
-        except ValueError:
+        except INVALID_JSON:
             answered = None
         if not response.is_success:
             raise self._error(response.status_code, answered, what)
@@ -320,5 +321,10 @@ def _event_of(line: str) -> Mapping[str, Any] | None:
     """Of one line of server-sent events; comments and blank lines are none."""
     if not line.startswith("data: "):
         return None
-    event = json.loads(line.removeprefix("data: "))
+    try:
+        event = json.loads(line.removeprefix("data: "))
+    except INVALID_JSON as error:
+        raise ControlFailed(
+            f"An event of llamasup cannot be read: {error}.", remedy="Is it another program?"
+        ) from None
     return event if isinstance(event, dict) else None

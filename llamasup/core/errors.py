@@ -79,6 +79,7 @@ class ConfigInvalid(LlamasupError):
     """A configuration that cannot be used."""
 
     exit_code = 78
+    http_status = 400
     cause = "config_invalid"
 
 

@@ -16,6 +16,7 @@ import msgspec
 from llamasup.core.errors import AccessDenied, DownloadFailed, LlamasupError, ModelMissing
 from llamasup.core.hub import Ref, RepoRef, shown_url
 from llamasup.core.hub_choice import RepoFile
+from llamasup.core.json_text import INVALID_JSON
 from llamasup.core.printable import printable
 
 __all__ = ["is_transient", "next_page", "read_page", "refusal"]
@@ -45,7 +46,7 @@ def read_page(body: bytes) -> tuple[RepoFile, ...]:
     """The files of one page of ``/api/models/…/tree/…``. Raises DownloadFailed for something else."""
     try:
         entries = _decode(body)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except INVALID_JSON as error:
         raise DownloadFailed(
             f"The hub's list of files cannot be read: {error}.",
             remedy="If HF_ENDPOINT or --endpoint is set, check that it is a model hub.",

@@ -14,7 +14,10 @@ import msgspec
 
 from llamasup.core.printable import path_text
 
-__all__ = ["json_text"]
+__all__ = ["INVALID_JSON", "json_text"]
+
+INVALID_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What reading JSON from outside can raise; the last for some thousand arrays in one another."""
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from llamasup.core.json_text import INVALID_JSON
+
 if TYPE_CHECKING:
     from llamasup.core.flags import Reason
 
@@ -160,5 +162,5 @@ def read_answer(status: int, body: bytes, counted: str) -> SlotAnswer:
         if status == 200:
             return SlotAnswer(tokens=int(answer[counted]))
         return SlotAnswer(problem=str(answer["error"]["message"]))
-    except (ValueError, RecursionError, KeyError, TypeError):
+    except (KeyError, TypeError, *INVALID_JSON):
         return SlotAnswer(problem=f"it answered {status}: {body[:200].decode(errors='replace')}")

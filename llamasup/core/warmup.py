@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamasup.core.diagnosis import Diagnosis
+from llamasup.core.json_text import INVALID_JSON
 from llamasup.core.last_words import own_lines
 from llamasup.core.model_facts import ModelClass
 
@@ -63,7 +64,7 @@ def what_is_missing(request: WarmUpRequest, status: int, body: bytes) -> str | N
     """None if the answer proves that the model works, else a sentence saying why it does not."""
     try:
         answer = json.loads(body)
-    except (ValueError, RecursionError):  # the second: brackets in brackets in brackets
+    except INVALID_JSON:
         quoted = body[:80].decode(errors="replace")
         return f"{request.path} answered {status} with something that is not JSON: {quoted}"
     if status != 200:

@@ -109,7 +109,7 @@ def _record(folder: Path, pid: int) -> Path:
 
 def _records(folder: Path) -> Iterator[tuple[int, str, str]]:
     for path in sorted(folder.glob("child-*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             record = json.loads(path.read_bytes())
             if record["start"] is not None:
                 yield int(record["pid"]), str(record["start"]), str(record["executable"])

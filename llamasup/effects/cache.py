@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from llamasup.core.errors import FolderUnusable
+from llamasup.core.json_text import INVALID_JSON
 from llamasup.effects.files import cache_folder
 
 __all__ = ["FactCache", "FileIdentity", "default_cache_folder"]
@@ -107,7 +108,7 @@ class FactCache(Generic[Value]):
             ):
                 return None
             return self._decode(entry.value)
-        except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+        except (OSError, *INVALID_JSON):
             return None
 
     def put(self, identity: FileIdentity, value: Value) -> None:

@@ -29,6 +29,7 @@ import msgspec
 
 from llamasup.core.byte_ranges import Ranges, added, checked, prefix, total
 from llamasup.core.errors import DiskFull, DownloadFailed, FolderUnusable, LlamasupError
+from llamasup.core.json_text import INVALID_JSON
 from llamasup.core.printable import printable
 from llamasup.core.remote_file import RemoteFile, why_not_resumed
 from llamasup.effects.files import atomic_write
@@ -340,7 +341,7 @@ def _record(path: Path, kind: type[_R]) -> _R | None:
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(_MOST_SIDECAR_BYTES), type=kind)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, *INVALID_JSON):
         return None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llamasup.core.errors import FolderUnusable, UsageInvalid
-from llamasup.core.json_text import json_text
+from llamasup.core.json_text import INVALID_JSON, json_text
 from llamasup.effects.files import atomic_write
 from llamasup.effects.identity import start_of
 
@@ -68,7 +68,7 @@ def clear_place(path: Path) -> None:
         old = json.loads(content) if content else None
     except FileNotFoundError:
         return
-    except (OSError, ValueError):
+    except (OSError, *INVALID_JSON):
         raise _foreign(path) from None
     if old is not None and not _is_ready(old):
         raise _foreign(path)
@@ -84,7 +84,7 @@ def clear_place(path: Path) -> None:
 
 def remove_of(pid: int, path: Path) -> bool:
     """Remove the ready file that process ``pid``, now dead, has left at ``path``."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, *INVALID_JSON):
         old = json.loads(_content(path, path.lstat().st_mode))
         if _is_ready(old) and old["pid"] == pid:
             path.unlink()

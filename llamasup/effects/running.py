@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from llamasup.core.doctor_facts import RunningFact
+from llamasup.core.json_text import INVALID_JSON
 from llamasup.core.model_state import AWAY
 from llamasup.core.running import Found, Running, Silent
 from llamasup.effects.files import OWNER, run_folders
@@ -113,7 +114,7 @@ def _ask(folder: Path, pid: int) -> Running | Silent | None:
         if not _is_of_living(folder, pid):
             return None
         return Silent(pid, "stopping" if socket_path.exists() else "starting")
-    except msgspec.DecodeError:
+    except INVALID_JSON:
         return None
     loaded_first = sorted(status.models, key=lambda each: each.state in AWAY)
     models = tuple(f"{each.id} ({each.state})" for each in loaded_first)

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from llamasup.core.errors import FolderUnusable
+from llamasup.core.json_text import INVALID_JSON
 from llamasup.core.slot_flags import SlotHome
 from llamasup.core.slot_store import (
     MOST_BYTES,
@@ -219,7 +220,7 @@ class SlotStore:
             try:
                 with self._opened(path.name) as fd:
                     saved = _LIST.decode(os.read(fd, _MOST_LIST_BYTES))
-            except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+            except (OSError, *INVALID_JSON):
                 continue
             # What is to be removed or read is named in it: nothing but files of ours.
             names = {list_name(saved.key, saved.token), *(slot.name for slot in saved.slots)}

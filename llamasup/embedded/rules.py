@@ -237,7 +237,7 @@ def template_kwargs() -> Setter:
     def apply(params: Any, value: str) -> None:
         try:
             given = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadValue(f"not JSON: {error}") from None
         if not isinstance(given, dict):
             raise BadValue(f"not a JSON object: {value}")

@@ -31,6 +31,7 @@ from llamasup.core.errors import (
     UsageInvalid,
 )
 from llamasup.core.hub import parse_ref, shown_url
+from llamasup.core.json_text import INVALID_JSON
 from llamasup.effects.hub_settings import hub_endpoint
 from llamasup.effects.model_store import FetchedModel, downloaded
 from llamasup.effects.own_python import own_python
@@ -259,7 +260,7 @@ async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:
                 continue
             if not line:
                 return
-            with contextlib.suppress(msgspec.DecodeError):  # what it says to people comes the same way
+            with contextlib.suppress(*INVALID_JSON):  # what it says to people comes the same way
                 found = msgspec.json.decode(line)
                 if isinstance(found, dict) and "event" in found:
                     yield found

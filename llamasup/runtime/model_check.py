@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 from llamasup.config.mistakes import ConfigMistakes, Mistake, Place, place_text
 from llamasup.config.values import Config, ModelEntry
-from llamasup.core.errors import ConfigInvalid, LlamasupError
+from llamasup.core.capabilities import Capabilities
+from llamasup.core.errors import ConfigInvalid, LlamasupError, UsageInvalid
+from llamasup.core.flags import read_extra
 from llamasup.core.model_spec import ModelSpec
 from llamasup.core.residency_room import devices
 from llamasup.runtime.pool import PoolOptions
 from llamasup.runtime.tenancy import Sized, size_up
 
-__all__ = ["WrongModel", "refusal", "wrong_models"]
+__all__ = ["WrongModel", "refusal", "wrong_flags", "wrong_models"]
 
 _OWN_CODES = {65, 66, 69, 71}  # of a model or of the machine, not of how the config is written
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
@@ -54,6 +56,25 @@ def wrong_models(config: Config, specs: Iterable[ModelSpec], options: PoolOption
         except LlamasupError as error:
             name, key = _place_of(said, error)
             yield WrongModel(("models", name, *key), said[name].where, error)
+
+
+def wrong_flags(config: Config, capabilities: Capabilities, *, file: str) -> Iterator[WrongModel]:
+    """Every ``extra`` that no start would take: also of ``defaults`` and of rules, and of models to download.
+
+    ``file`` is the config's; empty: a program says it.
+    """
+    yield from _wrong_flags(("defaults", "extra"), config.defaults.extra, f"{file}:0", capabilities)
+    for name, entry in config.models.items():
+        yield from _wrong_flags(("models", name, "extra"), entry.extra, entry.where, capabilities)
+
+
+def _wrong_flags(
+    place: Place, extra: tuple[str, ...] | None, where: str, capabilities: Capabilities
+) -> Iterator[WrongModel]:
+    try:
+        read_extra(capabilities, extra or ())
+    except UsageInvalid as error:
+        yield WrongModel(place, where, error)
 
 
 def refusal(wrong: Iterable[WrongModel]) -> LlamasupError | None:

@@ -190,6 +190,44 @@ def test_what_serve_would_refuse_is_told_by_check_and_by_serve_alike(
     ]
 
 
+@pytest.mark.parametrize("flags", ["[--host, 0.0.0.0]", "[--nonsense]", "[--ctx-size]", "[word]"])
+def test_flags_that_every_start_refuses_are_mistakes_wherever_they_are(
+    models: Path, capfd: pytest.CaptureFixture[str], flags: str
+) -> None:
+    """Also of models that are found in a folder, and of those that are not here yet."""
+    path = written(
+        models,
+        f"""\
+        models_dir: m
+        defaults:
+          ctx_size: 2048
+          extra: {flags}
+        models:
+          "x*":
+            extra: {flags}
+          far:
+            repo: org/repo
+            extra: {flags}
+          y:
+            extra: [--metrics]
+        """,
+    )
+    assert check_command(path, json=False) == 78
+
+    said = capfd.readouterr().err
+    assert f"{path} has 3 mistakes." in said
+    for place in ("4: defaults.extra", "7: models.x*.extra", "10: models.far.extra"):
+        assert f"{path}:{place}: " in said
+
+    with pytest.raises(ConfigMistakes) as refused:
+        ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
+    assert [each.key for each in refused.value.mistakes] == [
+        "defaults.extra",
+        "models.x*.extra",
+        "models.far.extra",
+    ]
+
+
 def test_a_broken_model_that_the_environment_names_is_told_by_the_variable(
     models: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

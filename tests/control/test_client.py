@@ -69,7 +69,16 @@ def test_a_key_is_told_to_nobody_whose_certificate_is_not_trusted(
 
 
 @pytest.mark.parametrize(
-    "body", [b"{}", b"[]", b"null", b"1", b'{"pid":1,"url":"x","models":[{}]}', b"<html>"]
+    "body",
+    [
+        b"{}",
+        b"[]",
+        b"null",
+        b"1",
+        b'{"pid":1,"url":"x","models":[{}]}',
+        b"<html>",
+        b"[" * 100_000 + b"]" * 100_000,
+    ],
 )
 def test_another_program_is_told_from_a_llamasup(body: bytes) -> None:
     with another(body) as other, ControlClient(Place(f"http://127.0.0.1:{other.port}")) as client:
@@ -78,3 +87,13 @@ def test_another_program_is_told_from_a_llamasup(body: bytes) -> None:
         if body[:1] != b"{":
             with pytest.raises(ControlFailed, match="does not answer POST"):
                 client.load("tiny")
+
+
+@pytest.mark.parametrize("event", [b"data: {", b"data: " + b"[" * 100_000])
+def test_an_event_that_cannot_be_read_is_an_error_of_ours(event: bytes) -> None:
+    with (
+        another(event + b"\n\n") as other,
+        ControlClient(Place(f"http://127.0.0.1:{other.port}")) as client,
+        pytest.raises(ControlFailed, match="An event of llamasup cannot be read"),
+    ):
+        list(client.events())

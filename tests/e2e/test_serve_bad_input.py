@@ -150,6 +150,33 @@ def test_a_reload_with_a_model_that_cannot_fit_is_refused_and_all_is_as_it_was(
         assert [child.pid for child in running.children()] == before
 
 
+def test_a_reload_of_an_invalid_config_is_the_configs_error_over_the_control_socket(
+    tmp_path: Path, folder: Path, config: Path, own_folders: Path
+) -> None:
+    """S16: 400, its exit code, a line for each mistake; and the old one stays in use."""
+    sound = config.read_text()
+    with serve("--config", str(config)) as running, client_of(running) as client:
+        (socket,) = (own_folders / "run" / "llamasup").glob("*/control.sock")
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://localhost", timeout=PATIENCE_S
+        ) as control:
+            config.write_text(f"{sound}defaults:\n  ctx_size: many\n  extra: [--host, x]\nnonsense: 1\n")
+            refused = control.post("/llamasup/v1/reload")
+            config.write_text(f"{sound}defaults:\n  ctx_size: 1024\n  extra: [--host, x]\n")
+            flags = control.post("/llamasup/v1/reload")
+            assert ask(client, "alpha").status_code == 200
+            config.write_text(sound)
+            assert control.post("/llamasup/v1/reload").status_code == 200
+
+    assert refused.status_code == flags.status_code == 400
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", 400)
+    assert (error["cause"], error["exit_code"]) == ("config_invalid", 78)
+    assert any(line.startswith(f"{config}:5: defaults.ctx_size: ") for line in error["details"])
+    assert any(line.startswith(f"{config}:7: nonsense: ") for line in error["details"])
+    assert "defaults.extra: --host is llamasup's to set" in flags.json()["error"]["details"][0]
+
+
 @pytest.mark.parametrize(
     "content", [b"\xff\xfe\x00", b"\x00" * 100, b"models: {a: {path: demo}", b"# nothing"]
 )

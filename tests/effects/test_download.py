@@ -1132,6 +1132,19 @@ def test_where_the_hub_is() -> None:
         assert "secret" not in caught.value.message
 
 
+@pytest.mark.check("X11", "an invalid list, exit code 75, however deep it is")
+@pytest.mark.parametrize("depth", [1, 1_100, 100_000])
+@pytest.mark.parametrize(("before", "after"), [(b"", b""), (b'[{"path":"m.gguf","x":', b"}]")])
+def test_a_list_of_arrays_in_one_another_is_an_invalid_list(
+    puller: Puller, depth: int, before: bytes, after: bytes
+) -> None:
+    puller.hub.list_body = before + b"[" * depth + b"]" * depth + after
+    puller.hub.list_body += b"!"  # a shallow one is invalid, too
+    with pytest.raises(DownloadFailed, match="The hub's list of files cannot be read") as caught:
+        puller()
+    assert caught.value.exit_code == 75
+
+
 # --- removing -------------------------------------------------------------------------------------
 
 
