@@ -1,4 +1,8 @@
-"""Which clients are connected, and who has to make room when there are too many (X8).
+"""Which clients are connected, and which connection is closed for a new one when there are too many (X8).
+
+First the oldest stranger: where a key is needed, a connection that has not brought a valid one yet, whether
+it is silent, has sent half a head, or does not read its refusal. Then the connection that has been idle for
+longest. At a client's bound one of its own connections is closed, at the bound of all any client's.
 
 Decides on each new connection in constant time, at the bound too.
 """
@@ -52,6 +56,24 @@ def most_connections(descriptors: int) -> int:
     return max(8, (descriptors - _RESERVE) // 2)
 
 
+class Crowd:
+    """Connections of one client, or of all, and which of them may be closed for a new one: oldest first."""
+
+    __slots__ = ("client", "idle", "number", "strangers")
+
+    def __init__(self, client: str = "") -> None:
+        self.client = client
+        self.number = 0
+        self.strangers: OrderedDict[Connection, None] = OrderedDict()
+        # Those that wait for a request. They put themselves in and out: twice a request.
+        self.idle: OrderedDict[Connection, None] = OrderedDict()
+
+    def remove(self, connection: Connection) -> None:
+        self.number -= 1
+        self.strangers.pop(connection, None)
+        self.idle.pop(connection, None)
+
+
 class Connections:
     """Every open connection, by client."""
 
@@ -59,10 +81,10 @@ class Connections:
         self._most = limits.connections
         # However few there may be, no single client takes all of them.
         self._most_per_client = min(limits.connections_per_client, max(1, limits.connections // 2))
-        self._open: dict[Connection, str] = {}
-        self._of: dict[str, int] = {}
-        # Those that wait for a request, longest first. They put themselves in and out: twice a request.
-        self.idle: OrderedDict[Connection, None] = OrderedDict()
+        self._open: dict[Connection, Crowd | None] = {}  # None: it is being closed for a new one
+        self._of: dict[str, Crowd] = {}
+        self._all = Crowd()
+        self.idle = self._all.idle
 
     def __len__(self) -> int:
         return len(self._open)
@@ -71,45 +93,66 @@ class Connections:
         """May change meanwhile."""
         return iter(tuple(self._open))
 
-    def enter(self, connection: Connection, client: str) -> HttpError | None:
-        """Count it in; None, or with what it is to be refused. ``client`` is empty for Unix sockets.
+    def enter(self, connection: Connection, client: str, *, stranger: bool = False) -> HttpError | None:
+        """Count a connection; None, or the refusal that it gets. ``client`` is empty for Unix sockets.
+
+        ``stranger``: a key is needed, and ``trust`` is called when the connection has brought a valid one.
 
         Raises ConnectionAbortedError where there is no room even for a refusal; then it is not counted.
         """
-        number = self._of.get(client, 0) + 1
+        crowd = self._of.get(client) or Crowd(client)
         refusal: HttpError | None = None
-        if client and number > self._most_per_client:
+        if client and crowd.number >= self._most_per_client and not self._make_room(crowd):
             refusal = TOO_MANY_OF_ONE
-            if number > self._most_per_client + REFUSALS:
+            if crowd.number >= self._most_per_client + REFUSALS:
                 raise ConnectionAbortedError
-        elif len(self._open) >= self._most and not self._make_room():
+        elif self._all.number >= self._most and not self._make_room(self._all):
             refusal = TOO_MANY
-        if refusal is not None and len(self._open) >= self._most + REFUSALS:
+        if refusal is not None and self._all.number >= self._most + REFUSALS:
             raise ConnectionAbortedError
-        self._open[connection] = client
-        self._of[client] = number
-        if refusal is None:
-            self.idle[connection] = None
+        self._open[connection] = self._of[client] = crowd
+        for each in (self._all, crowd):
+            each.number += 1
+            if refusal is None:
+                (each.strangers if stranger else each.idle)[connection] = None
         return refusal
 
-    def leave(self, connection: Connection) -> None:
-        client = self._open.pop(connection, None)
-        if client is None:  # it was never counted
-            return
-        self.idle.pop(connection, None)
-        left = self._of[client] - 1
-        if left:
-            self._of[client] = left
-        else:
-            del self._of[client]
+    def trust(self, connection: Connection) -> None:
+        """It has brought a valid key, with the request that it now has."""
+        for each in (self._all, self._open[connection]):
+            if each is not None:
+                each.strangers.pop(connection, None)
 
-    def _make_room(self) -> bool:
-        """Close what has been idle for longest, as if its time had come."""
-        if not self.idle:
+    def idle_of_client(self, connection: Connection) -> OrderedDict[Connection, None]:
+        """As ``idle``, of the client whose connection it is."""
+        crowd = self._open[connection]
+        return self.idle if crowd is None else crowd.idle
+
+    def leave(self, connection: Connection) -> None:
+        self._uncount(connection)
+        self._open.pop(connection, None)
+
+    def _make_room(self, crowd: Crowd) -> bool:
+        """Close a connection of ``crowd``, if one of them can be closed."""
+        is_stranger = bool(crowd.strangers)
+        connection = next(iter(crowd.strangers or crowd.idle), None)
+        if connection is None:
             return False
-        connection, _ = self.idle.popitem(last=False)
-        connection.close_if_idle()
+        self._uncount(connection)  # now: else it would have others closed until its end is noticed
+        connection.close_if_idle()  # in order, as if its time had come
+        if is_stranger:
+            connection.abort()
         return True
+
+    def _uncount(self, connection: Connection) -> None:
+        crowd = self._open.get(connection)
+        if crowd is None:  # it was never counted, or is no more
+            return
+        self._open[connection] = None
+        self._all.remove(connection)
+        crowd.remove(connection)
+        if not crowd.number:
+            del self._of[crowd.client]
 
 
 def host_of(address: object) -> str:

@@ -56,6 +56,11 @@ class Door:
         # Where llamasup answers itself: in the place of a transparent llama-server only while that cannot.
         self.own_paths = health if config.rules.transparent else PUBLIC_PATHS
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether a connection without a valid key gets nothing but public paths."""
+        return self.keys.needed and not self._trusted and not self.rules.transparent
+
     def admit(self, head: Head, local_host: str) -> ApiKey | HttpError | None:
         """The key that it came with, None if it needs none, or why it does not come in.
 

@@ -43,6 +43,8 @@ class Downstream(asyncio.Protocol):
         "_held",
         "_held_bytes",
         "_idle",
+        "_idle_of_client",
+        "_is_stranger",
         "_phase",
         "_reader",
         "_reading",
@@ -63,7 +65,8 @@ class Downstream(asyncio.Protocol):
         self._exchange: Exchange | Waiting | None = None  # what runs: it has a generation, or waits for one
         self._held: list[bytes] = []  # read while an exchange runs, not parsed yet
         self._held_bytes = 0
-        self._idle = proxy.clients.idle
+        self._idle = self._idle_of_client = proxy.clients.idle
+        self._is_stranger = door.needs_key  # until it brings a valid key
         self._reading = True
         self._closing = False
         self._phase = _IDLE
@@ -82,10 +85,11 @@ class Downstream(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=proxy.limits.write_buffer_bytes)
         self._deadline = monotonic() + proxy.limits.head_s
         try:
-            refusal = proxy.joined(self, peer)
+            refusal = proxy.joined(self, peer, stranger=self._is_stranger)
         except ConnectionAbortedError:
             self.abort()
             return
+        self._idle_of_client = proxy.clients.idle_of_client(self)
         if refusal is not None:
             self._reader.refuse(refusal)
             self._serve_ready()
@@ -170,6 +174,9 @@ class Downstream(asyncio.Protocol):
         request = reader.partial
         if self._phase == _IDLE and reader.begun:
             self._idle.pop(self, None)
+            self._idle_of_client.pop(self, None)
+        if request is not None and request.key is not None and self._is_stranger:
+            self._trust()
         if request is not None and request.refusal is not None:  # answered before its body is here
             request.keep_alive = False
             self._serve(request)
@@ -186,7 +193,8 @@ class Downstream(asyncio.Protocol):
                 self._phase = _HEAD
                 self._deadline = monotonic() + limits.head_s
         elif self._phase != _IDLE:
-            self._idle[self] = None
+            if not self._is_stranger:
+                self._idle[self] = self._idle_of_client[self] = None
             self._phase = _IDLE
             self._deadline = monotonic() + limits.keepalive_s
 
@@ -238,6 +246,9 @@ class Downstream(asyncio.Protocol):
     def _serve(self, request: Request) -> None:
         if self._phase == _IDLE:
             self._idle.pop(self, None)
+            self._idle_of_client.pop(self, None)
+        if self._is_stranger and request.key is not None:
+            self._trust()
         self._phase = _BUSY
         self._deadline = NEVER
         if request.refusal is not None:
@@ -256,6 +267,11 @@ class Downstream(asyncio.Protocol):
             else:
                 self._exchange = exchange = Exchange(self, request, lease)
                 exchange.start()
+
+    def _trust(self) -> None:
+        """From now on it is closed for a new connection only while it is idle."""
+        self._is_stranger = False
+        self.proxy.clients.trust(self)
 
     def _wait(self, request: Request, why: Unavailable) -> None:
         """Let it wait for a generation that serves, or say why not."""

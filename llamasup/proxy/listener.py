@@ -126,12 +126,12 @@ class Proxy:
 
     # --- for connections and exchanges
 
-    def joined(self, connection: Connection, client: str) -> HttpError | None:
-        """Count a new connection in: None, or with what it is to be refused.
+    def joined(self, connection: Connection, client: str, *, stranger: bool) -> HttpError | None:
+        """Count a new connection in: None, or with what it is to be refused. ``stranger`` as in ``enter``.
 
         Raises ConnectionAbortedError where it can only be broken off.
         """
-        refusal = self.clients.enter(connection, client)
+        refusal = self.clients.enter(connection, client, stranger=stranger)
         self._all_left.clear()
         if self._closed:
             raise ConnectionAbortedError

@@ -152,7 +152,7 @@ class Handshake:
     def begin(self, context: ssl.SSLContext) -> None:
         self._accepted.setblocking(False)
         try:
-            refusal = self.proxy.joined(self, self._client)
+            refusal = self.proxy.joined(self, self._client, stranger=self.door.needs_key)
         except ConnectionAbortedError:
             refusal = TOO_MANY
         if refusal is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.bind import bind_unix
 from llamasup.proxy.connections import REFUSALS, Connections, most_connections
 from tests.proxy.conftest import MakeRig
-from tests.proxy.rig import CHAT, Rig, Wire, eventually, field, get, post, status
+from tests.proxy.rig import CHAT, Rig, Wire, answer, eventually, field, get, post, status
 
 FOUR = ProxyConfig(limits=Limits(connections=4, connections_per_client=3))  # 2 of each: half of them at most
 
@@ -34,21 +35,107 @@ def busy(rig: Rig, client: str) -> Wire:
     return wire
 
 
+KEY = b"Authorization: Bearer sesame"
+WITH_A_KEY = replace(FOUR, api_keys=("sesame",))
+
+
 @pytest.mark.check("X8", "refused, and other clients are served")
 def test_a_client_has_only_so_many(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
-    first, second = crowd(rig, "127.0.0.2", "127.0.0.2")
+    first, second = busy(rig, "127.0.0.2"), busy(rig, "127.0.0.2")
     third = rig.connect(source="127.0.0.2")
     head, body = third.message()
     assert (status(head), field(head, b"connection"), field(head, b"retry-after")) == (429, b"close", b"1")
     assert json.loads(body)["error"]["cause"] == "too_many_connections"
     assert third.sees_the_end()
-    assert rig.record().status == 200
     crowd(rig, "127.0.0.3")  # nobody else is held up
     for wire in (first, second, third):
         wire.close()
     eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1)
     crowd(rig, "127.0.0.2", "127.0.0.2")  # what has gone does not count
+
+
+@pytest.mark.check("X8", "the one that has been idle for longest is closed, and no other client's")
+def test_a_client_that_has_too_many_loses_its_longest_idle_one(make_rig: MakeRig) -> None:
+    rig = make_rig(FOUR)
+    other, first, second = crowd(rig, "127.0.0.3", "127.0.0.2", "127.0.0.2")
+    first.send(get(b"/livez"))
+    first.message()
+    crowd(rig, "127.0.0.2")
+    assert second.sees_the_end()
+    for wire in (first, other):
+        wire.send(get(b"/livez"))
+        assert status(wire.message()[0]) == 200
+
+
+SILENT = {
+    "nothing": b"",
+    "a public request": get(b"/livez"),
+    "half a head": b"GET /v1/models HTTP/1.1\r\nHost: ",
+    "a wrong key": post(CHAT, b"{}", b"Authorization: Bearer wrong"),
+    "half a body behind a wrong key": post(CHAT, b"x" * 100, b"Authorization: Bearer wrong")[:-50],
+    "half a body for a public path": post(b"/livez", b"x" * 100)[:-50],
+}
+
+
+@pytest.mark.check("X8", "a client with a key is served at the same address, and its connection is kept")
+@pytest.mark.parametrize("sent", SILENT.values(), ids=SILENT)
+def test_clients_without_a_key_keep_no_client_with_a_key_out(make_rig: MakeRig, sent: bytes) -> None:
+    rig = make_rig(WITH_A_KEY)
+    known = rig.connect(source="127.0.0.2")
+    known.send(post(CHAT, b"{}", KEY))
+    child = rig.accept()
+    child.message()
+    child.send(answer())
+    known.message()
+    strangers = []
+    for _ in range(5):  # of one address, which may have two in all
+        strangers.append(rig.connect(source="127.0.0.2"))
+        strangers[-1].send(sent)
+        if sent.startswith(b"GET /livez"):
+            strangers[-1].message()
+        rig.call(lambda: None)
+    other = rig.connect(source="127.0.0.2")
+    other.send(post(CHAT, b"{}", KEY))
+    child.message()
+    child.send(answer(b"served"))
+    assert other.message()[1] == b"served"
+    known.send(post(CHAT, b"{}", KEY))
+    child.message()
+    child.send(answer(b"again"))
+    assert known.message()[1] == b"again"
+
+
+@pytest.mark.check(
+    "X8", "in all as by client: those without a key are closed first, the oldest of them first"
+)
+def test_at_the_bound_of_all_those_without_a_key_are_closed_first(make_rig: MakeRig) -> None:
+    rig = make_rig(WITH_A_KEY)
+    known = rig.connect(source="127.0.0.2")
+    known.send(get(b"/v1/models", KEY))
+    child = rig.accept()
+    child.head()
+    child.send(answer())
+    known.message()
+    half = [rig.connect(source=f"127.0.0.{number}") for number in (3, 4, 5)]
+    for wire in half:
+        wire.send(b"GET /li")
+    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 4)
+    crowd(rig, "127.0.0.6", "127.0.0.7")
+    assert [half[0].sees_the_end(), half[1].sees_the_end()] == [True, True]
+    half[2].send(b"vez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert status(half[2].message()[0]) == 200
+    known.send(get(b"/livez"))
+    assert status(known.message()[0]) == 200
+
+
+def test_where_all_with_a_key_are_busy_a_new_one_is_refused(make_rig: MakeRig) -> None:
+    rig = make_rig(WITH_A_KEY)
+    for _ in range(2):
+        wire = rig.connect(source="127.0.0.2")
+        wire.send(post(CHAT, b"{}", KEY))
+        rig.accept().message()
+    assert status(rig.connect(source="127.0.0.2").message()[0]) == 429
 
 
 def test_where_there_are_too_many_the_one_that_was_idle_for_longest_makes_room(make_rig: MakeRig) -> None:
@@ -146,7 +233,10 @@ def test_a_decision_costs_the_same_however_many_there_are() -> None:
 
         def sweep(self, now: float) -> None: ...
 
-    connections = Connections(Limits(connections=5_000, connections_per_client=10))
-    refused = [connections.enter(Stub(), f"10.0.{number % 4096}") for number in range(20_000)]
-    assert refused.count(None) == len(refused)
-    assert Stub.closed == 15_000
+    for strangers in (False, True):
+        Stub.closed = 0
+        connections = Connections(Limits(connections=5_000, connections_per_client=10))
+        clients = [f"10.0.{number % 4096}" for number in range(20_000)]
+        refused = [connections.enter(Stub(), client, stranger=strangers) for client in clients]
+        assert refused.count(None) == len(refused)
+        assert Stub.closed == 15_000

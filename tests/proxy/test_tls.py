@@ -247,6 +247,31 @@ def test_a_handshake_counts_as_a_connection_and_makes_room(
     third.close()
 
 
+@pytest.mark.check("X8", "nor by handshakes that do not come to an end")
+def test_handshakes_without_end_keep_no_client_with_a_key_out(
+    make_rig: MakeRig, certificate: Certificate
+) -> None:
+    limits = Limits(connections=4, connections_per_client=2)
+    rig = make_rig(ProxyConfig(api_keys=("sesame",), limits=limits), tls=certificate.context())
+    known = secured(rig, certificate.trusting())
+    ask = get(b"/props", b"Authorization: Bearer sesame")
+    known.send(ask)
+    child = rig.accept()
+    child.head()
+    child.send(answer())
+    known.message()
+    shaking = [rig.connect() for _ in range(5)]
+    for wire in shaking[:-1]:
+        assert wire.sees_the_end()
+    other = secured(rig, certificate.trusting())
+    for client in (other, known):
+        client.send(ask)
+        child.head()
+        child.send(answer(b"served"))
+        assert client.message()[1] == b"served"
+        client.close()
+
+
 def test_nothing_is_left_when_the_proxy_closes_in_mid_handshake(rig: Rig, certificate: Certificate) -> None:
     shaking = rig.connect()
     shaking.send(b"\x16\x03\x01")

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -195,3 +195,33 @@ def test_a_204_that_announces_a_body_spoils_no_later_answer(
         finally:
             target.shutdown()
             thread.join()
+
+
+@pytest.mark.check(
+    "X8", "1,200 connections without a key, silent or with half a head, keep no client with one out"
+)
+def test_connections_without_a_key_keep_no_client_of_their_address_out(
+    runtime: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    env = environment(None if runtime == "embedded" else runtime, tmp_path)
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\n")
+    keys.chmod(0o600)
+    asked = tokenize("next", lines=b"Authorization: Bearer sesame\r\n")
+    with ExitStack() as stack:
+        running = stack.enter_context(
+            llamasup(tiny_model, "--runtime", runtime, "--api-key-file", str(keys), env=env)
+        )
+        running.wait_for("ready")
+        known = stack.enter_context(closing(connect(running)))
+        known.send(asked)
+        head, expected = known.message()
+        assert status(head) == 200
+        for number in range(1200):
+            wire = stack.enter_context(closing(connect(running)))
+            wire.send(b"GET /v1/models HTTP/1.1\r\nHost: " if number % 2 else b"")
+        for wire in (stack.enter_context(closing(connect(running))), known):
+            wire.send(asked)
+            head, body = wire.message()
+            assert (status(head), body) == (200, expected)
+        assert running.stop() == 0
