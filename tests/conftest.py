@@ -8,15 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 from llamasup.core.demo_model import demo_model
+from tests.children import NewChildren, end_all
 from tests.patience import PATIENCE_S
 
 if sys.platform != "win32":
@@ -35,6 +37,12 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 REQUIRE_REAL = os.environ.get("LLAMASUP_REQUIRE_REAL") == "1"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """How to run them in the same order again: pytest-randomly says so only where pytest is not quiet."""
+    if (seed := config.getoption("randomly_seed", None)) is not None:
+        terminalreporter.write_line(f"The order of the tests: --randomly-seed={seed}")
 
 
 def _binary() -> str | None:
@@ -92,6 +100,41 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     subprocess.run([*words, *names, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
     return files
+
+
+@pytest.fixture
+def new_children() -> NewChildren:
+    """The children of this process since the test began."""
+    return NewChildren()
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def one_failure_stays_one(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that fails may not come to end what it has started: that would disturb those after it."""
+    started: list[subprocess.Popen[bytes]] = []
+    begin = subprocess.Popen.__init__
+
+    def noted(process: subprocess.Popen[bytes], *arguments: Any, **options: Any) -> None:
+        begin(process, *arguments, **options)
+        started.append(process)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", noted)
+    yield
+    if request.node.stash.get(FAILED, False):
+        for process in started:
+            end_all(process)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from tests.patience import PATIENCE_S
+
 __all__ = ["Asked", "Fault", "Hub", "running_hub"]
 
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -231,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body[: fault.hold_after])
                 self.wfile.flush()
                 self.hub.held.set()
-                self.hub.released.wait(60)
+                self.hub.released.wait(PATIENCE_S)
                 body = body[fault.hold_after :]
             if fault is not None and fault.cut_after is not None:
                 body = body[: fault.cut_after]

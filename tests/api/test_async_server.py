@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 import llamasup
@@ -21,6 +20,7 @@ from llamasup.config import Config
 from llamasup.config.sizes import Size
 from llamasup.config.values import Auth, Http, Memory, ModelEntry
 from tests.api.in_loop import in_loop
+from tests.children import NewChildren
 from tests.patience import PATIENCE_S
 
 TEXT = {"prompt": "Hi", "max_tokens": 8}
@@ -28,11 +28,11 @@ SMALL = Config(memory=Memory(ram=Size(bytes=1 << 20)))
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left(new_children: NewChildren) -> Iterator[None]:
     """No child, no task that nobody has waited for, no open file that nobody has closed."""
     yield
     gc.collect()
-    assert psutil.Process().children(recursive=True) == []
+    assert new_children() == []
 
 
 @contextlib.asynccontextmanager

@@ -21,16 +21,17 @@ import pytest
 import llamasup
 from llamasup.config import Config
 from llamasup.config.values import Http
+from tests.children import NewChildren
 from tests.patience import PATIENCE_S
 
 TEXT = {"prompt": "Hi", "max_tokens": 8}
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left(new_children: NewChildren) -> Iterator[None]:
     """No child, and no thread of ours."""
     yield
-    assert psutil.Process().children(recursive=True) == []
+    assert new_children() == []
     assert [each.name for each in threading.enumerate() if each.name == "llamasup"] == []
 
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.children import NewChildren
 from tests.e2e.driver import llamasup, run_to_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.beside]
@@ -25,14 +25,14 @@ def refused(
     prefix: Sequence[str] = (),
 ) -> str:
     """Run, and check everything that holds for every refusal."""
-    before = set(psutil.Process().children(recursive=True))
+    new_children = NewChildren()
     done = run_to_end(*arguments, prefix=prefix, env={**os.environ, **(env or {})})
     assert done.returncode == code, done.stderr
     for words in (says,) if isinstance(says, str) else says:
         assert words in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert new_children() == []
     return done.stderr
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.children import NewChildren
 from tests.e2e.driver import PATIENCE_S, await_removed, seconds_until_gone
 
 ROOT = Path(__file__).parents[2]
@@ -40,8 +41,8 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def assert_nothing_left(home: Path) -> None:
-    assert psutil.Process().children(recursive=True) == []
+def assert_nothing_left(home: Path, new_children: NewChildren) -> None:
+    assert new_children() == []
     assert list((home / "run" / "llamasup").iterdir()) == []
 
 
@@ -59,25 +60,31 @@ def test_an_example_asks_once_and_leaves_nothing(
     fake_server: Callable[..., str],
     own_folders: Path,
     monkeypatch: pytest.MonkeyPatch,
+    new_children: NewChildren,
 ) -> None:
     monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
     done = run(example(name, tiny_model, monkeypatch))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "stopped" in done.stderr
-    assert_nothing_left(own_folders)
+    assert_nothing_left(own_folders, new_children)
 
 
 @pytest.mark.real
 @examples
 def test_an_example_gets_an_answer_of_a_real_server(
-    name: str, runtime: str, tiny_model: Path, own_folders: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    runtime: str,
+    tiny_model: Path,
+    own_folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    new_children: NewChildren,
 ) -> None:
     monkeypatch.setenv("LLAMASUP_RUNTIME", runtime)
     done = run(example(name, tiny_model, monkeypatch))
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) > 5
-    assert_nothing_left(own_folders)
+    assert_nothing_left(own_folders, new_children)
 
 
 @examples

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
+from tests.children import NewChildren, catches
 from tests.e2e.driver import PATIENCE_S, command, llamasup
+from tests.patience import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -73,26 +74,45 @@ def test_closed_streams_change_nothing(
         process.wait()
 
 
-@pytest.mark.parametrize("delay_s", [0.02, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4])
+_PYTHON, _LLAMASUP = "python", "llamasup"
+
+
+@pytest.mark.parametrize(
+    ("begun", "delay_s"),
+    [
+        *((_PYTHON, delay_s) for delay_s in (0.02, 0.06, 0.1)),
+        *((_LLAMASUP, delay_s) for delay_s in (0.0, 0.05, 0.1, 0.2, 0.3)),
+    ],
+)
 def test_a_sigterm_at_any_moment_of_the_start_is_a_stop(
-    delay_s: float, tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
+    begun: str,
+    delay_s: float,
+    tiny_model: Path,
+    fake_server: Callable[..., str],
+    own_folders: Path,
+    new_children: NewChildren,
 ) -> None:
-    """Which moment a delay hits depends on the machine; every one must end the same way."""
+    """Which moment a delay hits depends on the machine; every one must end the same way.
+
+    Before llamasup has begun, a signal ends Python as it ends any program.
+    """
     process = subprocess.Popen(
         command("run", str(tiny_model), "--runtime", fake_server("load_s=0.1"), "--port", "0"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    # Before Python itself has begun, a signal ends it as it ends any program.
-    while b"llamasup" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
-        time.sleep(0.001)
+    if begun == _PYTHON:
+        eventually(lambda: b"llamasup" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
+    else:
+        eventually(lambda: catches(process.pid, signal.SIGTERM))
     time.sleep(delay_s)
+    caught = catches(process.pid, signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in said
-    assert process.returncode == 0 or (process.returncode == -signal.SIGTERM and delay_s < 0.1), said
-    assert psutil.Process().children(recursive=True) == []
+    assert process.returncode == 0 or (process.returncode == -signal.SIGTERM and not caught), said
+    assert new_children() == []
 
 
 def test_a_hangup_that_the_parent_ignores_stays_ignored(

@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ from llamasup.effects.model_store import FetchedModel, downloaded, remove, to_re
 from llamasup.effects.part_file import Busy, Origin, PartFile
 from llamasup.testing import models
 from tests.hub import Fault, Hub, running_hub
+from tests.patience import PATIENCE_S
 
-QUICK = Patience(attempts=3, first_wait_s=0.01, most_wait_s=0.02, connect_s=5, stall_s=0.5)
+QUICK = Patience(attempts=3, first_wait_s=0.01, most_wait_s=0.02, connect_s=PATIENCE_S, stall_s=PATIENCE_S)
 KIB = 1024
 
 
@@ -296,7 +298,7 @@ def test_a_server_that_stands_still_is_left_and_what_came_is_kept(puller: Puller
         Fault(NAME, hold_after=256 * KIB, only_parts=True),
         Fault(NAME, times=99, hold_after=0, only_parts=True),
     ]
-    puller.options["patience"] = Patience(attempts=2, first_wait_s=0.01, connect_s=5, stall_s=0.2)
+    puller.options["patience"] = replace(QUICK, attempts=2, stall_s=1.0)
     with pytest.raises(DownloadFailed, match="stands still") as caught:
         puller()
     assert "what has come is kept" in caught.value.remedy
@@ -355,7 +357,7 @@ def test_a_look_up_that_hangs_keeps_nobody(puller: Puller, monkeypatch: pytest.M
 
     def hangs(*_: Any, **__: Any) -> Any:
         asked.set()
-        released.wait(60)
+        released.wait(PATIENCE_S)
         return []
 
     async def cancelled() -> None:
@@ -635,14 +637,13 @@ def test_a_link_in_the_place_of_the_part_is_not_followed(
 def test_who_comes_second_waits_and_uses_what_the_first_has_brought(puller: Puller, model: bytes) -> None:
     first, second = Puller(puller.hub, puller.folder), Puller(puller.hub, puller.folder)
     puller.hub.faults.append(Fault(NAME, hold_after=100 * KIB, only_parts=True))
-    first.options["patience"] = Patience(stall_s=30)
 
     async def both() -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(first.pulled("org/tiny-GGUF"))
             await asyncio.to_thread(puller.hub.held.wait)
             waiting = tasks.create_task(second.pulled("org/tiny-GGUF"))
-            await asyncio.wait_for(second.heard.wait(), 30)
+            await asyncio.wait_for(second.heard.wait(), PATIENCE_S)
             assert not waiting.done()
             puller.hub.released.set()
 
@@ -657,14 +658,13 @@ def test_who_comes_second_uses_all_files_of_the_first(puller: Puller, model: byt
     puller.hub.repos["org/m"] = {"m-Q4_K_M.gguf": model, "mmproj-F16.gguf": models.tiny_projector()}
     first, second = Puller(puller.hub, puller.folder), Puller(puller.hub, puller.folder)
     puller.hub.faults.append(Fault("mmproj-F16.gguf", hold_after=100, only_parts=True))
-    first.options["patience"] = Patience(stall_s=30)
 
     async def both() -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(first.pulled("org/m"))
             await asyncio.to_thread(puller.hub.held.wait)
             tasks.create_task(second.pulled("org/m"))
-            await asyncio.wait_for(second.heard.wait(), 30)
+            await asyncio.wait_for(second.heard.wait(), PATIENCE_S)
             puller.hub.released.set()
 
     asyncio.run(both())
@@ -695,12 +695,12 @@ def test_a_save_that_ends_after_the_file_has_its_name_leaves_nothing(
         real(fd)
         if threading.current_thread() is not threading.main_thread():
             syncing.set()
-            published.wait(10)
+            published.wait(PATIENCE_S)
 
     monkeypatch.setattr(os, "fsync", slow)
     saving = threading.Thread(target=part.save)
     saving.start()
-    syncing.wait(10)
+    assert syncing.wait(PATIENCE_S)
     part.publish("https://h/m.gguf")
     published.set()
     saving.join()

@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from tests.children import catches
 from tests.patience import PATIENCE_S
 
 __all__ = ["COMMAND", "PATIENCE_S", "Child"]
@@ -52,7 +52,7 @@ class Child:
         """``ready``, and its signal handlers are in place: they come a moment later (docs/embedded.md)."""
         where = self.ready()
         deadline = time.monotonic() + PATIENCE_S
-        while not self._catches(signal.SIGTERM) and time.monotonic() < deadline:
+        while not catches(self.process.pid, signal.SIGTERM) and time.monotonic() < deadline:
             time.sleep(0.001)  # the kernel's table of handlers has no event to wait for
         return where
 
@@ -70,11 +70,6 @@ class Child:
         self.exit_code()
         if self.process.stderr is not None:
             self.process.stderr.close()
-
-    def _catches(self, number: int) -> bool:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-        return bool(caught >> (number - 1) & 1)
 
     def _find(self, text: str) -> str | None:
         return next((line for line in self.lines if text in line), None)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from llamasup.proxy import ProxyConfig
-from tests.proxy.rig import Rig
+from tests.proxy.rig import Clock, Rig
 
 MakeRig = Callable[..., Rig]
 
@@ -15,6 +17,16 @@ MakeRig = Callable[..., Rig]
 @pytest.fixture(params=["asyncio", "uvloop"])
 def loop_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The proxy's clock, for a test in which something has to come before a time is up."""
+    clock = Clock()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("llamasup.proxy.") and vars(module).get("monotonic") is monotonic:
+            monkeypatch.setattr(module, "monotonic", clock)
+    return clock
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import select
 import socket
 import ssl
 import threading
@@ -26,6 +27,7 @@ from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.runtime.metrics import RequestRecord
 from llamasup.runtime.waiting import MOST_WAITING, WaitingRoom
 from tests.patience import PATIENCE_S as PATIENCE_S
+from tests.patience import eventually as eventually
 
 Result = TypeVar("Result")
 
@@ -108,12 +110,22 @@ def status(head: bytes) -> int:
     return int(head.split(b" ", 2)[1])
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """Look again until it is so."""
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end, "it did not come to be"
-        time.sleep(0.001)
+class Clock:
+    """The machine's clock, and as far ahead as a test says. The proxy's next sweep sees it."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    def pass_s(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+    def pass_until_heard(self, wire: Wire, step_s: float) -> None:
+        """Let time pass, step by step, until the other side of a connection says something or closes."""
+        while not select.select([wire.sock], [], [], 0.02)[0]:
+            self.pass_s(step_s)
 
 
 class OneModel:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import (
     CHAT,
     STREAM_HEAD,
+    Clock,
     Rig,
     Wire,
     answer,
@@ -76,9 +78,9 @@ def test_a_head_that_comes_byte_by_byte_has_its_time_and_no_more(make_rig: MakeR
     all_comes_back(rig)
 
 
-def test_a_body_that_comes_byte_by_byte_is_read_as_long_as_it_comes(make_rig: MakeRig) -> None:
+def test_a_body_that_comes_byte_by_byte_is_read_as_long_as_it_comes(make_rig: MakeRig, clock: Clock) -> None:
     """Within ``body_idle_s`` of each other bytes are a slow network; memory is bounded by what has come."""
-    rig = make_rig(ProxyConfig(limits=IMPATIENT))
+    rig = make_rig(ProxyConfig(limits=replace(IMPATIENT, body_idle_s=100.0)))
     client = rig.connect()
     body = b'{"prompt":"slow"}'
     client.send(post(CHAT, body)[: -len(body)])
@@ -90,6 +92,7 @@ def test_a_body_that_comes_byte_by_byte_is_read_as_long_as_it_comes(make_rig: Ma
     child.send(answer())
     assert status(client.message()[0]) == 200
     client.send(post(CHAT, body)[:-1])  # and when it comes no more
+    clock.pass_until_heard(client, 60.0)
     assert status(client.head()) == 408
     client.close()
     all_comes_back(rig)

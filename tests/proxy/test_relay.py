@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, answer, chunk, field, get, post, status
 
@@ -251,7 +252,7 @@ def test_a_client_that_pipelines_without_end_is_read_no_further(rig: Rig) -> Non
     with pytest.raises(BlockingIOError):
         while sent < 64 << 20:
             sent += client.sock.send(get(b"/b") * 1000)
-    client.sock.settimeout(10)
+    client.sock.settimeout(PATIENCE_S)
     assert sent < 32 << 20  # what the kernel's buffers hold, and no more
     child.send(answer(b"a"))
     assert client.message()[1] == b"a"

@@ -11,7 +11,7 @@ import pytest
 from llamasup.core.http import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig
-from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
+from tests.proxy.rig import CHAT, STREAM_HEAD, Clock, Rig, Wire, answer, chunk, field, get, post, status
 from tests.proxy.test_waiting import FAILED, LOADING, asked, becomes, ends, serves, wait_until
 
 KEEPALIVE_S = 0.03
@@ -217,19 +217,24 @@ def test_a_model_that_fails_meanwhile_is_an_error_event_with_cause_and_remedy(ke
     assert (record.outcome, record.status) == ("unavailable", 200)
 
 
-def test_a_wait_that_takes_too_long_is_an_error_event(make_rig: MakeRig) -> None:
-    rig = make_rig(config(), wait_timeout_s=0.1)
+def test_a_wait_that_takes_too_long_is_an_error_event(make_rig: MakeRig, clock: Clock) -> None:
+    rig = make_rig(config(), wait_timeout_s=1000.0)
     rig.backend.unavailable = LOADING
     client, _ = waits(rig)
+    room = rig.backend.waiting
+    room._clock = clock
+    clock.pass_s(1000.0)
+    rig.call(room._woke)
     message = str(error_in(cut_body_of(client))["message"])
-    assert message.endswith("this request has waited for 0.1 s")
+    assert message.endswith("this request has waited for 1000 s")
 
 
-def test_a_request_that_is_out_of_time_is_an_error_event(make_rig: MakeRig) -> None:
-    rig = make_rig(config(request_timeout_s=0.1))
+def test_a_request_that_is_out_of_time_is_an_error_event(make_rig: MakeRig, clock: Clock) -> None:
+    rig = make_rig(config(request_timeout_s=1000.0))
     client = asked(rig, STREAM)
     rig.accept().message()
     client.until(COMMENT)
+    clock.pass_s(1000.0)
     assert error_in(cut_body_of(client))["code"] == 504
     record = rig.record()
     assert (record.outcome, record.status) == ("timed_out", 200)

@@ -17,7 +17,20 @@ import pytest
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.tls import tls_context
 from tests.proxy.conftest import MakeRig
-from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, eventually, field, get, post, status
+from tests.proxy.rig import (
+    CHAT,
+    STREAM_HEAD,
+    Clock,
+    Rig,
+    Wire,
+    answer,
+    chunk,
+    eventually,
+    field,
+    get,
+    post,
+    status,
+)
 
 _RESET = struct.pack("ii", 1, 0)
 
@@ -184,10 +197,12 @@ def test_a_client_that_does_not_read_pauses_the_child(rig: Rig, certificate: Cer
     all_gone(rig)
 
 
-def test_a_refused_upload_reads_its_refusal(make_rig: MakeRig, certificate: Certificate) -> None:
+def test_a_refused_upload_reads_its_refusal(
+    make_rig: MakeRig, certificate: Certificate, clock: Clock
+) -> None:
     """TLS has no half-closed connection: it is read on until the client goes, or its time is up."""
     rig = make_rig(
-        ProxyConfig(limits=Limits(body_bytes=1000, linger_s=0.2, sweep_s=0.05)), tls=certificate.context()
+        ProxyConfig(limits=Limits(body_bytes=1000, linger_s=100.0, sweep_s=0.05)), tls=certificate.context()
     )
     client = secured(rig, certificate.trusting())
     client.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))
@@ -195,6 +210,7 @@ def test_a_refused_upload_reads_its_refusal(make_rig: MakeRig, certificate: Cert
     head, _ = client.message()
     assert (status(head), field(head, b"connection")) == (413, b"close")
     client.send(*[chunk(bytes(500))] * 3)
+    clock.pass_until_heard(client, 60.0)
     assert client.rest() == b""
     client.close()
     all_gone(rig)

@@ -76,9 +76,8 @@ async def _one_service(runtime: str, model: Path, crashes: int) -> int:
     """The tasks that there are afterwards, this one included."""
     sockets = tuple(bind("127.0.0.1", 0))
     port = sockets[0].getsockname()[1]
-    options = RunOptions(
-        str(model), Settings(ctx_size=2048, parallel=1), runtime=runtime, sockets=sockets, restart=AT_ONCE
-    )
+    settings = Settings(ctx_size=2048, parallel=1, extra=("--context-shift",))  # streams without an end
+    options = RunOptions(str(model), settings, runtime=runtime, sockets=sockets, restart=AT_ONCE)
     service = Service(options, Bus())
     async with asyncio.TaskGroup() as tasks:
         run = tasks.create_task(service.run())
@@ -99,7 +98,7 @@ async def _cut_stream(port: int, pid: int | None) -> None:
     """A client in the middle of an answer, whose server is killed."""
     assert pid is not None
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps({"prompt": "Once", "n_predict": 1500, "ignore_eos": True, "stream": True}).encode()
+    body = json.dumps({"prompt": "Once", "n_predict": -1, "ignore_eos": True, "stream": True}).encode()
     writer.write(
         b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     )

@@ -26,8 +26,9 @@ __all__ = ["CASES", "Case", "Impossible"]
 
 MIB = 1 << 20
 SLOTS = ("--ctx-size", "4096", "--parallel", "10")
-LONG = 3500
-"""Tokens of a stream that is to be cut: seconds, on any machine."""
+ENDLESS = -1
+"""Tokens of a stream that is to be cut: it runs until then, for old context makes room for new."""
+SHIFT = ("--", "--context-shift")
 A_WHILE = 3000
 """Tokens of an answer that is still being made when it has been seen in the metrics: 0.2 s at least."""
 
@@ -81,11 +82,11 @@ def in_stream(
     bench: Bench, clients: int, waiting: int = 0, number: signal.Signals = signal.SIGKILL
 ) -> Outcome:
     """``waiting``: so many more have no byte yet, since they asked for the whole answer at once."""
-    with patient(bench, bench.tiny, *SLOTS) as it:
+    with patient(bench, bench.tiny, *SLOTS, *SHIFT) as it:
         it.ready()
         it.in_flight()  # the first look takes longer: the control application is loaded for it
         it.wait_plainly(waiting, A_WHILE)
-        it.stream(clients, LONG)
+        it.stream(clients, ENDLESS)
         it.hurt(lambda: it.server().send_signal(number))
         return it.outcome()
 
@@ -101,11 +102,11 @@ def exit_1(bench: Bench) -> Outcome:
         "wait\n"
     )
     wrapper.chmod(0o755)
-    with patient(bench, bench.tiny, *SLOTS, runtime=str(wrapper)) as it:
+    with patient(bench, bench.tiny, *SLOTS, *SHIFT, runtime=str(wrapper)) as it:
         it.ready()
         it.in_flight()
         it.wait_plainly(1, A_WHILE)
-        it.stream(1, LONG)
+        it.stream(1, ENDLESS)
         script = next(each for each in it.running.children() if each.ppid() == it.running.pid)
         it.hurt(lambda: script.send_signal(signal.SIGUSR1))
         return it.outcome()
@@ -115,11 +116,11 @@ def exit_1(bench: Bench) -> Outcome:
 
 
 def stopped(bench: Bench) -> Outcome:
-    with patient(bench, bench.tiny, *SLOTS) as it:
+    with patient(bench, bench.tiny, *SLOTS, *SHIFT) as it:
         it.ready()
         it.in_flight()
         it.wait_plainly(1, A_WHILE)
-        it.stream(1, LONG)
+        it.stream(1, ENDLESS)
         it.hurt(it.server().suspend)
         it.ask(n_predict=1)
         return it.outcome()
@@ -234,10 +235,10 @@ def neighbour(bench: Bench) -> Outcome:
 
 
 def supervisor(bench: Bench) -> Outcome:
-    with patient(bench, bench.tiny, *SLOTS) as it:
+    with patient(bench, bench.tiny, *SLOTS, *SHIFT) as it:
         it.ready()
         it.running.wait_for("ready")
-        it.stream(1, LONG)
+        it.stream(1, ENDLESS)
         it.hurt(it.running.process.kill)
         return it.ended()
 

@@ -131,13 +131,17 @@ def test_the_log_that_is_followed_is_that_of_the_real_server(running: Llamasup) 
 
 def test_a_stop_lets_a_request_finish_and_one_at_once_does_not(runtime: str, tiny_model: Path) -> None:
     for arguments, finishes in ((("--wait",), True), (("--wait", "--now"), False)):
-        with llamasup(tiny_model, "--runtime", runtime) as running:
+        with llamasup(tiny_model, "--runtime", runtime, "--", "--context-shift") as running:
             url = running.url
-            body = {**BODY, "n_predict": 2000, "stream": True, "ignore_eos": True}
+            (server,) = [each for each in running.children() if "--host" in each.cmdline()]
+            body = {**BODY, "n_predict": 4000 if finishes else -1, "stream": True, "ignore_eos": True}
             with httpx.stream("POST", f"{url}/completion", json=body, timeout=PATIENCE_S) as answer:
                 lines = answer.iter_lines()
                 next(lines)
+                server.suspend()  # the answer is not over before the stop has come
                 stopping = subprocess.Popen(command("stop", *arguments))
+                running.wait_for("state", state="draining")
+                server.resume()
                 last = ""
                 try:
                     for line in lines:

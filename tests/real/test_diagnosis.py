@@ -6,10 +6,10 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from llamasup.core.demo_model import demo_model
+from tests.children import NewChildren
 from tests.e2e.driver import run_to_end
 
 pytestmark = [pytest.mark.real, pytest.mark.beside]
@@ -20,12 +20,13 @@ GIB = 1 << 30
 def refused(
     code: int, says: tuple[str, ...], runtime: str, *arguments: str, limit: Callable[[], None] | None = None
 ) -> None:
+    new_children = NewChildren()
     done = run_to_end("run", "--runtime", runtime, "--port", "0", *arguments, preexec_fn=limit)
     assert done.returncode == code, done.stderr
     for words in says:
         assert words in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
-    assert psutil.Process().children(recursive=True) == []
+    assert new_children() == []
 
 
 def test_a_tensor_that_is_not_there(runtime: str, tmp_path: Path) -> None:

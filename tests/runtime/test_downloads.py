@@ -10,7 +10,6 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from llamasup.core.errors import AccessDenied, DownloadFailed, ModelMissing, Stopping
@@ -19,6 +18,7 @@ from llamasup.effects.model_store import FetchedModel
 from llamasup.runtime import downloads as module
 from llamasup.runtime.downloads import Downloads, DownloadSettings, Progress
 from llamasup.testing import models
+from tests.children import NewChildren
 from tests.hub import Fault, Hub, running_hub
 from tests.patience import PATIENCE_S
 
@@ -36,7 +36,9 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def acting(hub: Hub, tmp_path: Path) -> Callable[[Callable[[Downloads], Awaitable[None]]], None]:
+def acting(
+    hub: Hub, tmp_path: Path, new_children: NewChildren
+) -> Callable[[Callable[[Downloads], Awaitable[None]]], None]:
     """Lets a test act on downloads from that hub, and sees that nothing of them is left."""
 
     def act(what: Callable[[Downloads], Awaitable[None]]) -> None:
@@ -53,10 +55,8 @@ def acting(hub: Hub, tmp_path: Path) -> Callable[[Callable[[Downloads], Awaitabl
                     await owned.aclose()
                 assert [each.name for each in folder.path.glob("child-*")] == []
 
-        before = set(psutil.Process().children(recursive=True))
         asyncio.run(main())
-        left = set(psutil.Process().children(recursive=True)) - before
-        assert left == set()
+        assert new_children() == []
 
     return act
 
@@ -86,7 +86,9 @@ def test_a_frozen_application_is_not_started_again_for_a_download(
     assert not (tmp_path / "started").exists()
 
 
-def test_all_who_ask_for_a_model_share_one_download(hub: Hub, acting: Acting) -> None:
+def test_all_who_ask_for_a_model_share_one_download(
+    hub: Hub, acting: Acting, new_children: NewChildren
+) -> None:
     hub.faults.append(Fault(NAME, hold_after=1 << 20, only_parts=True))
     seen: list[Progress] = []
     got: list[FetchedModel] = []
@@ -99,7 +101,7 @@ def test_all_who_ask_for_a_model_share_one_download(hub: Hub, acting: Acting) ->
             for _ in range(5):
                 tasks.create_task(one())
             await held(hub)
-            assert len(psutil.Process().children()) == 1
+            assert len(new_children()) == 1
             hub.released.set()
 
     acting(act)
@@ -119,14 +121,16 @@ def test_all_who_ask_for_a_model_share_one_download(hub: Hub, acting: Acting) ->
     assert len(seen) % 5 == 0  # each heard of all
 
 
-def test_the_download_ends_with_the_last_who_wants_it_and_goes_on_later(hub: Hub, acting: Acting) -> None:
+def test_the_download_ends_with_the_last_who_wants_it_and_goes_on_later(
+    hub: Hub, acting: Acting, new_children: NewChildren
+) -> None:
     hub.faults.append(Fault(NAME, times=9, hold_after=4 << 20, only_parts=True))
 
     async def act(downloads: Downloads) -> None:
         first = asyncio.ensure_future(downloads.fetch(REF))  # noqa: TID251 - a test's own
         second = asyncio.ensure_future(downloads.fetch(REF))  # noqa: TID251
         await held(hub)
-        (process,) = psutil.Process().children()
+        (process,) = new_children()
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -144,14 +148,14 @@ def test_the_download_ends_with_the_last_who_wants_it_and_goes_on_later(hub: Hub
     acting(act)
 
 
-def test_a_signature_is_in_no_list_of_processes(hub: Hub, acting: Acting) -> None:
+def test_a_signature_is_in_no_list_of_processes(hub: Hub, acting: Acting, new_children: NewChildren) -> None:
     hub.plain["/m.gguf"] = hub.repos[REF][NAME]
     hub.faults.append(Fault("/m.gguf", hold_after=1 << 20, only_parts=True))
 
     async def act(downloads: Downloads) -> None:
         fetching = asyncio.ensure_future(downloads.fetch(f"{hub.url}/m.gguf?X-Signature=secret"))  # noqa: TID251
         await held(hub)
-        (process,) = psutil.Process().children()
+        (process,) = new_children()
         assert "secret" not in " ".join(process.cmdline())
         hub.released.set()
         assert (await fetching).path.read_bytes() == hub.plain["/m.gguf"]
@@ -173,13 +177,15 @@ def test_errors_are_those_of_the_download(hub: Hub, acting: Acting) -> None:
     acting(act)
 
 
-def test_a_process_that_is_killed_is_an_error_and_no_hang(hub: Hub, acting: Acting) -> None:
+def test_a_process_that_is_killed_is_an_error_and_no_hang(
+    hub: Hub, acting: Acting, new_children: NewChildren
+) -> None:
     hub.faults.append(Fault(NAME, times=9, hold_after=1 << 20, only_parts=True))
 
     async def act(downloads: Downloads) -> None:
         fetching = asyncio.ensure_future(downloads.fetch(REF))  # noqa: TID251
         await held(hub)
-        (process,) = psutil.Process().children()
+        (process,) = new_children()
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(DownloadFailed, match="ended without a word"):
             await fetching
@@ -228,7 +234,7 @@ def test_a_line_that_is_too_long_is_passed_over(acting: Acting, monkeypatch: pyt
     acting(act)
 
 
-def test_closing_ends_all_of_them(hub: Hub, acting: Acting) -> None:
+def test_closing_ends_all_of_them(hub: Hub, acting: Acting, new_children: NewChildren) -> None:
     hub.faults.append(Fault(NAME, times=9, hold_after=1 << 20, only_parts=True))
 
     async def act(downloads: Downloads) -> None:
@@ -237,7 +243,7 @@ def test_closing_ends_all_of_them(hub: Hub, acting: Acting) -> None:
         await downloads.aclose()
         with pytest.raises(Stopping):  # it was not who waits that was cancelled
             await fetching
-        assert psutil.Process().children() == []
+        assert new_children() == []
 
     acting(act)
 
