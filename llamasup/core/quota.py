@@ -83,6 +83,13 @@ class Quota:
         self.in_flight += 1
         return None
 
+    def hold(self) -> None:
+        """Count one more at one time, of a request that left and is worked for; ended by ``let_go``."""
+        self.in_flight += 1
+
+    def let_go(self) -> None:
+        self.in_flight -= 1
+
     def leave(self, tokens: int, now: float) -> None:
         """A request that entered is over, and cost this many tokens."""
         self.in_flight -= 1

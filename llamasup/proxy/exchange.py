@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from llamasup.core.context_end import context_end, context_refusal
 from llamasup.core.http import HttpError, error_body, status_line
 from llamasup.core.sse import error_event, read_token_counts, tail_of
+from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.chunks import Dechunker, chunk
 from llamasup.proxy.early_stream import keep_awake
 from llamasup.proxy.request import Request, overdue, record_of
@@ -261,7 +262,7 @@ class Exchange:
     # --- from the client's connection
 
     def cancel(self) -> None:
-        """The client left: the child's connection ends at once, and with it the generation (S11)."""
+        """The client left: the child is told at once, and ends the generation as soon as it looks (S11)."""
         if not self.over:
             self._let_go(abort=True)
             self._tell("client_gone", CLIENT_GONE if not self.status else self.status)
@@ -327,12 +328,18 @@ class Exchange:
 
     def _let_go(self, *, abort: bool = False) -> None:
         self.over = True
-        if self._request.upload is not None:
-            self._request.upload.close()
+        request, lease = self._request, self._lease
+        uploading = request.upload is not None
+        if request.upload is not None:
+            request.upload.close()
         upstream, self._upstream = self._upstream, None
         if abort and upstream is not None:
+            # The child begins with a whole request: from then on its slot is busy until it says otherwise.
+            if request.needs_place and not (uploading or lease.endpoint.closed) and upstream.has_sent_all:
+                Abandoned(lease, request.quota, upstream)
+                return
             upstream.abort()
-        self._lease.release()
+        lease.release()
 
     def _fail(self, error: HttpError, outcome: str) -> None:
         streams_events = self._upstream is not None and self._upstream.streams_events

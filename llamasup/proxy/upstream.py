@@ -20,6 +20,7 @@ from llamasup.core.http import RawHeaders, read_response_headers
 from llamasup.proxy.known_heads import learn
 
 if TYPE_CHECKING:
+    from llamasup.proxy.abandoned import Abandoned
     from llamasup.proxy.exchange import Exchange
     from llamasup.proxy.pool import Pool
 
@@ -76,7 +77,7 @@ class Upstream(asyncio.Protocol):
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.exchange: Exchange | None = None
+        self.exchange: Exchange | Abandoned | None = None
         self.idle_since = 0.0
         self.status = 0
         self.lines = b""
@@ -142,6 +143,23 @@ class Upstream(asyncio.Protocol):
         self.exchange = None
         self.pool.waits_no_more(self)
         self.transport.abort()
+
+    @property
+    def has_sent_all(self) -> bool:
+        """Whether the request has gone out to its last byte, so that the child may work for it."""
+        return not (self.transport.is_closing() or self.transport.get_write_buffer_size())
+
+    def abandon(self, abandoned: Abandoned) -> None:
+        """Half-close: the child sees that its client left, and we see when it lets go of the request.
+
+        Used by no other request after this.
+        """
+        self.exchange = abandoned
+        self.pool.waits_no_more(self)
+        self._served = REQUESTS_PER_CONNECTION
+        self.resume()
+        with suppress(OSError):  # the child has closed it meanwhile, which is seen by reading
+            self.transport.write_eof()
 
     # --- asyncio.Protocol
 
@@ -247,7 +265,7 @@ class Upstream(asyncio.Protocol):
 
     # --- the head
 
-    def _head_received(self, exchange: Exchange, data: bytes) -> None:
+    def _head_received(self, exchange: Exchange | Abandoned, data: bytes) -> None:
         exchange.answered = True
         if self._partial_head:
             data, self._partial_head = self._partial_head + data, b""
@@ -281,7 +299,7 @@ class Upstream(asyncio.Protocol):
         self._read_headers(data)
         self._begin(exchange, data[end + 4 :])
 
-    def _known_received(self, exchange: Exchange, digits: bytes, body: bytes) -> None:
+    def _known_received(self, exchange: Exchange | Abandoned, digits: bytes, body: bytes) -> None:
         """A head that is known needs no parser, which is not shown the body either."""
         pool = self.pool
         if self._served == 1:
@@ -303,7 +321,7 @@ class Upstream(asyncio.Protocol):
         self.lines = pool.known_lines
         self.streams_events = pool.known_streams_events
 
-    def _begin(self, exchange: Exchange, body: bytes) -> None:
+    def _begin(self, exchange: Exchange | Abandoned, body: bytes) -> None:
         """Choose the framing, hand the head on, and with it the first bytes of the body."""
         length = self._content_length
         if not self._headers_complete or self._untrusted or self.status < 200:
@@ -338,7 +356,7 @@ class Upstream(asyncio.Protocol):
             and self._transfer_coding is None
         )
 
-    def _begin_with_length(self, exchange: Exchange, length: bytes, body: bytes) -> None:
+    def _begin_with_length(self, exchange: Exchange | Abandoned, length: bytes, body: bytes) -> None:
         self._remaining = remaining = int(length) - len(body)
         if remaining < 0:
             self._broken(exchange, "sent more than its Content-Length")
@@ -348,7 +366,7 @@ class Upstream(asyncio.Protocol):
         if not remaining:
             self._finish(exchange)
 
-    def _held_no_more(self, exchange: Exchange, body: bytes) -> None:
+    def _held_no_more(self, exchange: Exchange | Abandoned, body: bytes) -> None:
         try:
             self._feed(body)
         except httptools.HttpParserError:
@@ -356,7 +374,7 @@ class Upstream(asyncio.Protocol):
         else:
             self._begin_chunked(exchange, body)
 
-    def _begin_chunked(self, exchange: Exchange, body: bytes) -> None:
+    def _begin_chunked(self, exchange: Exchange | Abandoned, body: bytes) -> None:
         if self._complete and not self._ends_cleanly(exchange, body):
             self._broken(exchange, "sent more than its response")
             return
@@ -365,7 +383,7 @@ class Upstream(asyncio.Protocol):
         if self._complete:
             self._finish(exchange)
 
-    def _begin_without_body(self, exchange: Exchange, body: bytes) -> None:
+    def _begin_without_body(self, exchange: Exchange | Abandoned, body: bytes) -> None:
         """The response ends with its head, and so does the connection if that head announces a body.
 
         Some servers send such a body: b11434's ``/cors-proxy`` sends a last chunk behind a 204. On a kept
@@ -398,7 +416,7 @@ class Upstream(asyncio.Protocol):
                     return
                 self.data_received(rest)
 
-    def _ends_cleanly(self, exchange: Exchange, data: bytes) -> bool:
+    def _ends_cleanly(self, exchange: Exchange | Abandoned, data: bytes) -> bool:
         """Whether a chunked body that the parser found complete ends where ``data`` ends.
 
         A last chunk or trailer ends in one empty line; behind it the parser would skip stray line ends, and
@@ -407,7 +425,7 @@ class Upstream(asyncio.Protocol):
         end = data if len(data) >= 5 else exchange.last_bytes() + data
         return not self._untrusted and end.endswith(b"\r\n\r\n") and end[-5:-4] not in (b"\r", b"\n")
 
-    def _finish(self, exchange: Exchange) -> None:
+    def _finish(self, exchange: Exchange | Abandoned) -> None:
         """The response is whole: give the connection back, then let the exchange go on."""
         self.exchange = None
         if self._paused:
@@ -426,11 +444,11 @@ class Upstream(asyncio.Protocol):
         self._reset()
         exchange.finished()
 
-    def _lost(self, exchange: Exchange, what: str) -> None:
+    def _lost(self, exchange: Exchange | Abandoned, what: str) -> None:
         self.abort()
         exchange.upstream_broke(what, closed=True)
 
-    def _broken(self, exchange: Exchange, what: str) -> None:
+    def _broken(self, exchange: Exchange | Abandoned, what: str) -> None:
         self.abort()
         exchange.upstream_broke(what)
 

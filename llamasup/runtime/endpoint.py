@@ -68,6 +68,7 @@ class Endpoint:
     __slots__ = (
         "_earned",
         "_leases",
+        "_lingering",
         "_on_close",
         "_on_idle",
         "address",
@@ -121,12 +122,18 @@ class Endpoint:
         self.failures = 0  # answers of 500 and more in a row, where such were asked for
         self.window: ContextWindow | None = None  # what one request may use, once the child has told it
         self._leases: set[Lease] = set()
+        self._lingering: set[Lease] = set()
         self._on_idle: Callable[[], None] | None = None
         self._on_close: list[Callable[[], None]] = []
 
     @property
     def in_flight(self) -> int:
         return len(self._leases)
+
+    @property
+    def at_work(self) -> int:
+        """How many requests the child works for: those in flight, and those whose clients have left."""
+        return len(self._leases) + len(self._lingering)
 
     def lease(self, *, infers: bool = False) -> Lease:
         """Take one request's right to use this generation. Only while it is open.
@@ -182,7 +189,7 @@ class Endpoint:
         if self.closed:
             return
         self.closed = True
-        for lease in tuple(self._leases):
+        for lease in (*self._leases, *self._lingering):
             lease.revoke(reason)
         callbacks, self._on_close = self._on_close, []
         for callback in callbacks:
@@ -194,9 +201,14 @@ class Endpoint:
         if was_full and self.when_free is not None:
             self.when_free()
 
+    def _lingers(self, lease: Lease) -> None:
+        self._lingering.add(lease)
+        self._released(lease, 0.0)
+
     def _released(self, lease: Lease, now_s: float) -> None:
         """``now_s``: the time, if it was read on the way here; else 0."""
         if lease not in self._leases:
+            self._lingering.discard(lease)
             return
         self._leases.remove(lease)
         if self._leases:
@@ -234,6 +246,14 @@ class Lease:
         callback, self._on_revoke = self._on_revoke, None
         if callback is not None:
             callback(reason)
+
+    def linger(self, when_closed: Callable[[str], None]) -> None:
+        """Keep the place alone, for work that the child has not let go of; ``release`` gives it back.
+
+        The request is in flight no more: no drain waits for it. ``when_closed``: as for ``when_revoked``.
+        """
+        self._on_revoke = when_closed
+        self.endpoint._lingers(self)
 
     def take_place(self) -> None:
         """Count among those that are inferred for, whether there is room for one more or not."""

@@ -65,7 +65,7 @@ async def watch(
 
 
 def traffic_of(endpoint: Endpoint) -> Traffic:
-    return Traffic(endpoint.in_flight, endpoint.bytes_relayed, endpoint.produced, endpoint.failures)
+    return Traffic(endpoint.at_work, endpoint.bytes_relayed, endpoint.produced, endpoint.failures)
 
 
 async def _look(

@@ -36,6 +36,16 @@ def test_a_minutes_requests_may_come_at_once_and_then_as_they_flow() -> None:
     refused(quota.enter(120.0))
 
 
+def test_a_request_that_left_counts_at_one_time_until_the_server_lets_go() -> None:
+    quota = Quota(KeyLimits(concurrent=1), 0.0)
+    assert quota.enter(0.0) is None
+    quota.hold()
+    quota.leave(0, 0.0)
+    assert refused(quota.enter(0.0)).cause == "key_concurrent"
+    quota.let_go()
+    assert quota.enter(0.0) is None
+
+
 def test_a_refused_request_costs_nothing() -> None:
     quota = Quota(KeyLimits(requests_per_minute=1), 0.0)
     assert quota.enter(0.0) is None

@@ -16,7 +16,7 @@ from llamasup.proxy.request import Request
 from llamasup.runtime.metrics import RequestRecord
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
-from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
+from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, eventually, field, get, post, status
 
 BODY = b'{"messages":[]}'
 
@@ -430,6 +430,8 @@ def test_a_place_is_free_again_however_the_request_ended(make_rig: MakeRig) -> N
     child.message()
     leaver.close()
     assert rig.record().outcome == "client_gone"
+    child.close()  # llama-server has let go of it
+    eventually(lambda: not rig.call(lambda: rig.endpoint.at_work))
     client = rig.connect()
     client.send(chat(b"one"))
     child = rig.accept()

@@ -174,16 +174,6 @@ def test_who_leaves_while_queued_is_never_sent_and_keeps_nobody_waiting(one_plac
     assert stays.message()[1] == b"done"
 
 
-def test_who_leaves_while_served_makes_room_at_once(one_place: Rig) -> None:
-    rig = one_place
-    leaves = asked(rig, b"0")
-    works_at(rig, b"0")
-    asked(rig, b"1")
-    wait_until(rig, 1)
-    leaves.close()
-    works_at(rig, b"1")
-
-
 def test_a_crash_while_some_wait_sends_all_to_the_next_generation_in_their_order(one_place: Rig) -> None:
     rig = one_place
     clients = [asked(rig, b"0")]

@@ -31,8 +31,9 @@ CONTEXT = str(MOST_TOKENS + 500)
 class Occupant:
     """A stream that is read until it is told to go, and keeps its place until then."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, **headers: str) -> None:
         self._url = url
+        self._headers = headers
         self._goes = threading.Event()
         self._began = threading.Event()
         self._thread = threading.Thread(target=self._read)
@@ -55,7 +56,8 @@ class Occupant:
 
     def _read(self) -> None:
         body = {"prompt": "Once", "n_predict": MOST_TOKENS, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{self._url}/completion", json=body, timeout=PATIENCE_S) as stream:
+        url = f"{self._url}/completion"
+        with httpx.stream("POST", url, json=body, headers=self._headers, timeout=PATIENCE_S) as stream:
             for _ in stream.iter_raw():
                 self._began.set()
                 if self._goes.is_set():

@@ -115,3 +115,26 @@ def test_there_is_no_lease_on_a_closed_generation(endpoint: Endpoint) -> None:
     endpoint.close("it died")
     with pytest.raises(RuntimeError, match="closed generation 1"):
         endpoint.lease()
+
+
+def test_a_lease_that_lingers_keeps_its_place_alone(endpoint: Endpoint) -> None:
+    told: list[str] = []
+    lease = endpoint.lease(infers=True)
+    endpoint.when_idle(lambda: told.append("idle"))
+    lease.linger(told.append)
+    assert (endpoint.in_flight, endpoint.at_work, endpoint.busy, told) == (0, 1, 1, ["idle"])
+    lease.release()
+    lease.release()
+    assert (endpoint.at_work, endpoint.busy) == (0, 0)
+    endpoint.close("gone")
+    assert told == ["idle"]
+
+
+def test_closing_ends_what_lingers(endpoint: Endpoint) -> None:
+    told: list[str] = []
+    lease = endpoint.lease(infers=True)
+    lease.linger(told.append)
+    endpoint.close("gone")
+    assert told == ["gone"]
+    lease.release()
+    assert (endpoint.at_work, endpoint.busy) == (0, 0)

@@ -1,0 +1,111 @@
+"""A real llama-server whose clients leave: place and quota are free when its slot is, and not before."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.real.test_queueing import CONTEXT, Occupant
+
+pytestmark = pytest.mark.real
+
+STREAMS = "Bearer streams"
+LIMITED = {"Authorization": "Bearer one"}
+LONG = 3_000  # tokens; some seconds
+
+
+@pytest.fixture
+def running(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[Llamasup]:
+    keys = tmp_path / "keys"
+    keys.write_text("streams name=streams rights=inference,control\none name=one concurrent=1\n")
+    keys.chmod(0o600)
+    options = ("--runtime", runtime, "--parallel", "2", "--ctx-size", CONTEXT, "--api-key-file", str(keys))
+    with llamasup(tiny_model, *options) as it:
+        yield it
+        assert it.stop() == 0
+
+
+def at_work(running: Llamasup) -> int:
+    headers = {"Authorization": STREAMS}
+    slots = httpx.get(f"{running.url}/slots", headers=headers, timeout=PATIENCE_S).json()
+    return sum(slot["is_processing"] for slot in slots)
+
+
+def gauge(running: Llamasup, name: str) -> float:
+    headers = {"Authorization": STREAMS}
+    text = httpx.get(f"{running.url}/metrics", headers=headers, timeout=PATIENCE_S).text
+    found = re.search(rf"^{name}\{{[^}}]*\}} ([\d.e+-]+)$", text, re.M)
+    return float(found[1]) if found else 0.0
+
+
+def asks_and_leaves(running: Llamasup, busy: int, **changes: object) -> None:
+    """``busy``: slots at work, this request included, when it leaves."""
+    body = json.dumps({"prompt": "b", "n_predict": LONG, "ignore_eos": True} | changes).encode()
+    url = httpx.URL(running.url)
+    with socket.create_connection((url.host, url.port or 80), PATIENCE_S) as client:
+        client.sendall(
+            b"POST /completion HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        deadline = time.monotonic() + PATIENCE_S
+        while at_work(running) < busy:
+            assert time.monotonic() < deadline, "the request did not begin"
+
+
+def short(running: Llamasup) -> httpx.Response:
+    body = {"prompt": "c", "n_predict": 1}
+    return httpx.post(f"{running.url}/completion", json=body, headers=LIMITED, timeout=PATIENCE_S)
+
+
+@pytest.mark.check("X8", "a key of `concurrent=1` has one slot, although its clients leave, beside a stream")
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_beside_a_stream_place_and_quota_stay_taken_until_the_slot_is_idle(
+    running: Llamasup, stream: bool
+) -> None:
+    with Occupant(running.url, Authorization=STREAMS) as occupant:
+        asks_and_leaves(running, 2, stream=stream)
+        refusals = 0
+        deadline = time.monotonic() + PATIENCE_S
+        while (answer := short(running)).status_code == 429:
+            assert answer.json()["error"]["cause"] == "key_concurrent"
+            assert time.monotonic() < deadline, "its quota was not given back"
+            refusals += 1
+        assert answer.status_code == 200, answer.text
+        assert at_work(running) == 1  # the stream alone
+        assert occupant.is_there
+        if not stream:
+            assert refusals
+
+
+def test_beside_a_stream_the_next_in_the_queue_gets_the_place_when_the_slot_is_idle(
+    running: Llamasup,
+) -> None:
+    with Occupant(running.url, Authorization=STREAMS) as occupant:
+        asks_and_leaves(running, 2)
+        body = {"prompt": "c", "n_predict": 1}
+        headers = {"Authorization": STREAMS}
+        answer = httpx.post(f"{running.url}/completion", json=body, headers=headers, timeout=PATIENCE_S)
+        assert answer.status_code == 200
+        assert 'desc="position 1"' in answer.headers["server-timing"]  # it waited here, not in the server
+        assert at_work(running) == 1
+        assert occupant.is_there
+
+
+def test_without_a_stream_the_slot_is_free_long_before_the_last_token(running: Llamasup) -> None:
+    asks_and_leaves(running, 1, n_predict=20_000)
+    before = gauge(running, "llamacpp:tokens_predicted_total")
+    deadline = time.monotonic() + PATIENCE_S
+    while short(running).status_code == 429:
+        # Each question about slots or metrics wakes llama-server, which looks for its client a second later.
+        time.sleep(1.5)
+        assert time.monotonic() < deadline, "its quota was not given back"
+    assert at_work(running) == 0
+    assert gauge(running, "llamacpp:tokens_predicted_total") - before < 20_000
