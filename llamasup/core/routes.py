@@ -31,6 +31,7 @@ class Route(msgspec.Struct, frozen=True):
     waits: bool = False  # its POSTs wait for a model that loads, and may be sent again after a crash
     work: Work | None = None  # what a model must be able to do; None: every one answers it, or says why not
     lists: bool = False  # tells which models there are, or of one of them
+    has_paths: bool = False  # its answer names files of this machine by their paths
 
 
 _GENERATION = """
@@ -47,9 +48,10 @@ _TEXT = """
 # Those who ask about the server, or tell it something, want an answer now: the web interface and monitors
 # take llama-server's 503 for "still loading", and a change must not reach another server than was meant.
 _PLAIN = """
-    / /health /v1/health /livez /readyz /metrics /props /slots /lora-adapters /v1/stream /v1/streams/lookup
+    / /health /v1/health /livez /readyz /metrics /slots /v1/stream /v1/streams/lookup
     /v1/chat/completions/control
 """
+_SETTINGS = "/props /lora-adapters"
 _TOOLS = "/tools /cors-proxy /mcp"
 _ROUTES = {
     path.encode(): Route(path, infers=True, streams=True, waits=True, work=Work.TEXT)
@@ -63,6 +65,7 @@ for _paths, _work in (
     _ROUTES |= {path.encode(): Route(path, infers=True, waits=True, work=_work) for path in _paths.split()}
 _ROUTES |= {path.encode(): Route(path, waits=True) for path in _TEXT.split()}
 _ROUTES |= {path.encode(): Route(path) for path in _PLAIN.split()}
+_ROUTES |= {path.encode(): Route(path, has_paths=True) for path in _SETTINGS.split()}
 _MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=True)
 _ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
 CONTROL = Route("/llamasup")
@@ -134,11 +137,12 @@ def misspelled(path: bytes, prefix: bytes = b"") -> Route | None:
 # /llamasup is here for its odd spellings: the plain one never comes this far.
 _CLOSED = (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload", b"/llamasup")
 _READS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-_NEVER_CLOSED = frozenset(_ROUTES) - {b"/props", *_CLOSED}
+_CLOSED_CHANGES = frozenset(path.encode() for path in _SETTINGS.split())  # of what all clients share
+_NEVER_CLOSED = frozenset(_ROUTES) - _CLOSED_CHANGES - {*_CLOSED}
 
 
 def closed_by_default(method: bytes, path: bytes, prefix: bytes = b"") -> bool:
-    """Whether X7 keeps this closed: tools, CORS and MCP proxies, changes of /props, saved and restored slots.
+    """Whether X7 keeps this closed: tools, proxies, slot files, changes of /props and /lora-adapters.
 
     Any change below ``/slots/`` is closed, whatever its query says: ``action`` may also come in a form body.
     """
@@ -152,4 +156,4 @@ def closed_by_default(method: bytes, path: bytes, prefix: bytes = b"") -> bool:
             return True
     if method in _READS:
         return False
-    return canonical == b"/props" or canonical.startswith(b"/slots/")
+    return canonical in _CLOSED_CHANGES or canonical.startswith(b"/slots/")

@@ -90,6 +90,11 @@ class Door:
             return refusal
         return key
 
+    @property
+    def says_why(self) -> bool:
+        """Whether a client without a key may learn why the server is not ready."""
+        return self._trusted or not (self.keys.needed or self.rules.transparent)
+
     def allows_origin(self, origin: bytes) -> bool:
         """Whether the configuration names this origin (and CORS headers are due)."""
         return origin.lower() in self._origins

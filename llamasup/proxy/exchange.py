@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from llamasup.core.context_end import context_end, context_refusal
 from llamasup.core.http import HttpError, error_body, status_line
+from llamasup.core.redaction import whole_and_plain, without_folders
 from llamasup.core.sse import error_event, read_token_counts, tail_of
 from llamasup.proxy.abandoned import Abandoned
-from llamasup.proxy.chunks import Dechunker, chunk
+from llamasup.proxy.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.proxy.early_stream import keep_awake
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
@@ -34,6 +35,32 @@ _MAY_PASS = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
 _EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with the end of an event
 
 
+class _Settings:
+    """An answer that is held until it is whole, and goes on without the folders of this machine.
+
+    Its size is that of the model's chat template, and no client's to choose.
+    """
+
+    __slots__ = ("_add", "_chunks", "_pieces", "_write")
+
+    def __init__(self, write: Callable[[bytes], None], *, comes_chunked: bool, chunks: bool) -> None:
+        self._write = write
+        self._chunks = chunks
+        self._pieces: list[bytes] = []
+        self._add = Dechunker(self._pieces.append).write if comes_chunked else self._pieces.append
+
+    def add(self, data: bytes) -> None:
+        if data:
+            self._add(data)
+
+    def pass_on(self) -> None:
+        body = without_folders(b"".join(self._pieces))
+        if self._chunks:
+            body = (chunk(body) if body else b"") + LAST_CHUNK
+        if body:
+            self._write(body)
+
+
 class Exchange:
     """Ties one request of a client's connection to one response of a child. Driven by callbacks alone."""
 
@@ -47,6 +74,7 @@ class Exchange:
         "_retried",
         "_seen",
         "_seen_at",
+        "_settings",
         "_tail",
         "_upstream",
         "_waiting",
@@ -77,6 +105,7 @@ class Exchange:
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._opening = b""
         self._infers = request.needs_place
+        self._settings: _Settings | None = None
         self.is_head = request.head.method == b"HEAD"
         self.over = False
         self.answered = False  # a byte of the response has been seen
@@ -101,6 +130,8 @@ class Exchange:
         self.sent_at = monotonic()
         request, api_key = self._request, self._lease.endpoint.api_key
         head = request.head.opening
+        if request.head.route.has_paths and request.hides_paths:
+            head = whole_and_plain(head)
         if api_key is not None:
             head += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
         if request.upload is not None:
@@ -148,11 +179,17 @@ class Exchange:
 
     def _write_head(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
         request, write = self._request, self._write
+        if request.head.route.has_paths and request.hides_paths:
+            comes_chunked = framing is not None and framing.startswith(b"Transfer")
+            chunks = comes_chunked and not request.http_1_0
+            self._settings = _Settings(write, comes_chunked=comes_chunked, chunks=chunks)
         if framing is None:
             request.keep_alive = False
         elif request.http_1_0 and framing.startswith(b"Transfer"):
             framing = None
             self._write = Dechunker(write).write
+        if self._settings is not None:
+            self._write = self._settings.add
         head = b"".join(
             (
                 status_line(self.status),
@@ -165,7 +202,7 @@ class Exchange:
                 b"\r\n" if self._downstream.keeps_alive(request) else b"Connection: close\r\n\r\n",
             )
         )
-        if framing is not None and len(body) < COPY_BYTES:
+        if framing is not None and len(body) < COPY_BYTES and self._settings is None:
             write(head + body)
         else:
             write(head)
@@ -210,6 +247,8 @@ class Exchange:
         """The whole response has gone downstream."""
         self._lease.endpoint.count_answer(self.status, infers=self._infers)
         request = self._request
+        if self._settings is not None:
+            self._settings.pass_on()
         error = None if request.early is None else request.early.finish(self.status)
         self._let_go()
         self._tell("ok" if error is None else "error_event")

@@ -33,7 +33,7 @@ def answer_to(request: Request, door: Door, backend: Backend, *, draining: bool)
     if head.origin is not None and door.is_preflight(head):
         return 204, preflight(head, request.response_lines, close=close)
     if head.path in door.own_paths and not _is_seen_through(door, backend):
-        return answer(head, backend, request.response_lines, close=close)
+        return answer(head, backend, request.response_lines, close=close, says_why=door.says_why)
     if head.route.lists and (listing := backend.listing()) is not None:
         return answer_listing(request, listing, backend, close=close)
     return None
@@ -51,13 +51,15 @@ def _is_seen_through(door: Door, backend: Backend) -> bool:
     return door.rules.transparent and backend.readiness() is None
 
 
-def answer(head: Head, backend: Backend, *lines: bytes, close: bool) -> tuple[int, bytes]:
+def answer(
+    head: Head, backend: Backend, *lines: bytes, close: bool, says_why: bool = True
+) -> tuple[int, bytes]:
     """Status and whole response for a path that is llamasup's own (``Door.own_paths``)."""
     if head.method not in (b"GET", b"HEAD"):
         error = HttpError(405, f"{head.path.decode()} is read with GET")
         return 405, error_response(error, b"Allow: GET, HEAD\r\n", *lines, close=close)
     if head.path != b"/livez" and (unavailable := backend.readiness()) is not None:
-        error = unavailable.as_error()
+        error = unavailable.as_error() if says_why else unavailable.as_state()
         return error.status, error_response(error, *lines, method=head.method, close=close)
     return 200, response(200, _OK, *lines, method=head.method, close=close)
 

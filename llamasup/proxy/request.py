@@ -138,6 +138,11 @@ class Request:
         return self.head.route.infers and self.head.method == b"POST"
 
     @property
+    def hides_paths(self) -> bool:
+        """Whether its answer names files by their paths, and its key is not one that controls."""
+        return self.head.route.has_paths and self.key is not None and not self.key.controls
+
+    @property
     def priority(self) -> Priority:
         """What it asks for, if its key allows it."""
         allows_high = self.key is not None and self.key.priority == "high"

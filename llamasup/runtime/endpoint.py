@@ -50,6 +50,11 @@ class Unavailable:
         """As the proxy answers it."""
         return HttpError(self.status, self.message, self.type, self.cause, self.remedy, self.retry_after_s)
 
+    def as_state(self) -> HttpError:
+        """The same without the reason, for clients without a key: a diagnosis quotes the server's log."""
+        message = self.message if self.message == "Loading model" else "The server is not ready"
+        return HttpError(self.status, message, self.type, retry_after_s=self.retry_after_s)
+
 
 BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="busy", may_wait=True)
 """All places are taken; whoever does not wait for one is told more by the waiting room."""

@@ -18,6 +18,7 @@ from llamasup.core import instance as core
 from llamasup.core.diagnosis import Diagnosis, Exit, Phase
 from llamasup.core.instance import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.core.lifecycle import advance
+from llamasup.core.places import without_places
 from llamasup.core.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
 from llamasup.effects.probe import Prober
 from llamasup.runtime import probing
@@ -207,9 +208,9 @@ class InstanceRunner:
                 last, start_in_s = instance.last, self._next_start_in_s()
                 return Unavailable(
                     503,
-                    last.message if last else "llama-server ended",
+                    (last and without_places(last.message, ())) or "llama-server ended",
                     cause=last.cause if last else "",
-                    remedy=last.remedy if last else "",
+                    remedy=without_places(last.remedy, ()) if last else "",
                     retry_after_s=retry_after_s(start_in_s + (self._load_s or 0.0)),
                     # Not in vain: a start that comes later than the request may wait is none for it.
                     may_wait=instance.state is State.BACKOFF

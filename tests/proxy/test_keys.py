@@ -12,6 +12,7 @@ import pytest
 
 from llamasup.effects.keys import KeyFile
 from llamasup.proxy import Limits, ProxyConfig
+from llamasup.proxy.chunks import Dechunker
 from llamasup.proxy.request import Request
 from llamasup.runtime.metrics import RequestRecord
 from tests.proxy.conftest import MakeRig
@@ -131,6 +132,59 @@ def test_a_key_for_control_alone_cannot_infer(make_rig: MakeRig, path: bytes) ->
     assert error["cause"] == "key_rights"
     assert error["message"] == "the key 'root' may control, not infer"
     assert rig.backend.asked_for == []
+
+
+PROPS = b'{"total_slots":4,"model_path":"/srv/models/tiny.gguf","chat_template":"{{ x }}"}'
+PROPS_FOR_ALL = b'{"total_slots":4,"model_path":"tiny.gguf"            ,"chat_template":"{{ x }}"}'
+
+
+@pytest.mark.check("X4", "names of files instead of their paths, for every key without the right control")
+@pytest.mark.parametrize("path", [b"/props", b"/props?model=tiny", b"/lora-adapters"])
+@pytest.mark.parametrize("how", ["one read", "in pieces", "chunked", "chunked, HTTP/1.0"])
+def test_paths_of_files_are_told_to_keys_that_control_alone(make_rig: MakeRig, path: bytes, how: str) -> None:
+    rig = make_rig(RIGHTS)
+    for key, body in ((b"infer", PROPS_FOR_ALL), (b"given", PROPS_FOR_ALL), (b"both", PROPS)):
+        client = rig.connect()
+        request = get(path, bearer(key), b"Range: bytes=20-50", b"Accept-Encoding: gzip")
+        client.send(request.replace(b"HTTP/1.1", b"HTTP/1.0") if how.endswith("1.0") else request)
+        child = rig.accept()
+        asked = child.head().lower()
+        assert (b"range" in asked, b"accept-encoding" in asked) == (body == PROPS, body == PROPS)
+        if how.startswith("chunked"):
+            child.send(CHUNKED_HEAD, *(chunk(PROPS[at : at + 9]) for at in range(0, len(PROPS), 9)))
+            child.send(b"0\r\n\r\n")
+            child.close()
+        elif how == "in pieces":
+            whole = answer(PROPS, b"Connection: close")
+            child.send(*(whole[at : at + 1] for at in range(len(whole))))
+        else:
+            child.send(answer(PROPS, b"Connection: close"))
+        head = client.head()
+        if how == "chunked":
+            assert unchunked(client.until(b"0\r\n\r\n")) == body
+        elif how == "chunked, HTTP/1.0":
+            assert client.rest() == body
+        else:
+            assert client.receive(int(field(head, b"content-length") or b"0")) == body
+        client.close()
+
+
+def test_without_keys_paths_are_passed_on(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(get(b"/props"))
+    child = rig.accept()
+    child.head()
+    child.send(answer(PROPS))
+    assert client.message()[1] == PROPS
+
+
+CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def unchunked(body: bytes) -> bytes:
+    found: list[bytes] = []
+    Dechunker(found.append).write(body)
+    return b"".join(found)
 
 
 def test_any_key_reads_the_metrics_and_none_does_not(make_rig: MakeRig) -> None:

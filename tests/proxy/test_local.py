@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.core.http import HeadRules
 from llamasup.proxy import ProxyConfig, bind, bind_unix
 from llamasup.runtime.endpoint import Unavailable
 from tests.proxy.conftest import MakeRig
@@ -50,6 +51,40 @@ def test_readyz_says_why_not_and_what_to_do(rig: Rig) -> None:
     rig.backend.unavailable = Unavailable(503, "it crashed", cause="crash_loop", remedy="look at the log")
     error = json.loads(rig.ask(get(b"/readyz"))[1])["error"]
     assert (error["cause"], error["remedy"]) == ("crash_loop", "look at the log")
+
+
+CRASHED = Unavailable(
+    503, "GGML_ASSERT(x) failed", cause="crash_loop", remedy="look at /srv/log", retry_after_s=2.0
+)
+
+
+@pytest.mark.check(
+    "X4", "the state alone, in the words of every state: 503, and no cause, remedy, or log line"
+)
+@pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/readyz"])
+@pytest.mark.parametrize(
+    "config",
+    [ProxyConfig(api_keys=("k",)), ProxyConfig(rules=HeadRules(transparent=True))],
+    ids=["keys", "wrap"],
+)
+def test_a_stranger_is_told_the_state_and_no_diagnosis(
+    make_rig: MakeRig, config: ProxyConfig, path: bytes
+) -> None:
+    rig = make_rig(config)
+    rig.backend.unavailable = CRASHED
+    head, body = rig.ask(get(path if config.api_keys else b"/health"))
+    assert (status(head), field(head, b"retry-after")) == (503, b"2")
+    state = {"message": "The server is not ready", "type": "unavailable_error", "code": 503}
+    assert json.loads(body) == {"error": state}
+    rig.backend.unavailable = LOADING
+    assert rig.ask(get(b"/health"))[1] == LOADING_BODY
+
+
+def test_on_a_trusted_socket_readyz_says_why(make_rig: MakeRig, tmp_path: Path) -> None:
+    sockets = [bind_unix(str(tmp_path / "front.sock"))]
+    rig = make_rig(ProxyConfig(api_keys=("k",)), sockets=sockets, trusted=True)
+    rig.backend.unavailable = CRASHED
+    assert json.loads(rig.ask(get(b"/readyz"))[1])["error"]["cause"] == "crash_loop"
 
 
 def test_head_on_a_health_route_has_the_length_and_no_body(rig: Rig) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from llamasup.core.key_file import read_key_lines
 from llamasup.core.keys import KeyRing
+from llamasup.testing.models import tiny_lora
 from tests.e2e.driver import llamasup, wrapped
 from tests.proxy.rig import PATIENCE_S, Wire, status
 from tests.real.test_security import child_socket, straight
@@ -55,6 +56,35 @@ def test_a_plain_file_opens_to_whom_llama_server_opens_it(
         ]
         assert running.stop() == 0
     assert through == theirs
+
+
+@pytest.mark.check("X4", "no folder of this machine in any answer to an inference key, on a real server")
+def test_a_key_that_only_infers_learns_no_path_and_changes_no_adapter(
+    runtime: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    path, adapter = tmp_path / "keys", tmp_path / "adapter.gguf"
+    path.write_text("one\nboth rights=inference,control\n")
+    path.chmod(0o600)
+    adapter.write_bytes(tiny_lora())
+    arguments = ("--runtime", runtime, "--api-key-file", str(path), "--", "--lora", str(adapter))
+    with llamasup(tiny_model, *arguments) as running, httpx.Client(base_url=running.url) as http:
+        one, both = ({"Authorization": f"Bearer {key}"} for key in ("one", "both"))
+        for asked in ("/props", "/lora-adapters", "/slots", "/v1/models", "/metrics", "/health", "/readyz"):
+            partial = http.get(asked, headers={**one, "Range": "bytes=0-2000"})
+            for answer in (http.get(asked, headers=one), partial):
+                assert answer.status_code == 200
+                assert str(tmp_path) not in answer.text, asked
+                assert str(tiny_model.parent) not in answer.text, asked
+        ours, theirs = (http.get("/props", headers=key).json() for key in (one, both))
+        assert (ours["model_path"], theirs["model_path"]) == (tiny_model.name, str(tiny_model))
+        assert ours | {"model_path": str(tiny_model)} == theirs
+        (told,), (known,) = (http.get("/lora-adapters", headers=key).json() for key in (one, both))
+        assert (told["path"], known["path"]) == (adapter.name, str(adapter))
+        for key in (one, both):
+            closed = http.post("/lora-adapters", json=[{"id": 0, "scale": 0.0}], headers=key)
+            assert (closed.status_code, closed.json()["error"]["cause"]) == (403, "closed_path")
+        assert http.get("/lora-adapters", headers=one).json() == [told]
+        assert running.stop() == 0
 
 
 @pytest.mark.check("X8", "404 for each spelling that llama-server would infer for, and 429 beyond the limit")

@@ -92,6 +92,7 @@ PLAIN = frozenset({"plain", "with a query", "an absolute target", "an absolute t
 CLOSED = [
     *((b"GET", path) for path in (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload")),
     *((b"POST", path) for path in (b"/tools", b"/cors-proxy", b"/props", b"/slots/0", b"/models/load")),
+    (b"POST", b"/lora-adapters"),
 ]
 
 
