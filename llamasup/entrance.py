@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from ssl import SSLContext
 
 from llamasup.core.address import addresses, why_no_host
 from llamasup.core.errors import UsageInvalid
@@ -12,7 +11,7 @@ from llamasup.effects.keys import KeyFile
 from llamasup.jobs import ServiceOptions, given_front, refuse_outside
 from llamasup.proxy.front import Front, listen
 from llamasup.proxy.settings import ProxyConfig
-from llamasup.proxy.tls import tls_context
+from llamasup.proxy.tls import TlsContext, tls_context
 
 __all__ = ["EntranceOptions", "front_of", "proxy_of", "refuse_bad_address", "tls_of"]
 
@@ -50,7 +49,7 @@ def refuse_bad_address(options: EntranceOptions) -> None:
     refuse_outside(addresses(options.host), options.sockets)
 
 
-def front_of(options: EntranceOptions, tls: SSLContext | None) -> Front:
+def front_of(options: EntranceOptions, tls: TlsContext | None) -> Front:
     """Take the addresses. Raises PortInUse and PortNotAllowed."""
     if options.sockets:
         return given_front(options.sockets, tls)
@@ -67,7 +66,7 @@ def proxy_of(options: EntranceOptions, *, route_by_model: bool) -> ProxyConfig:
     )
 
 
-def tls_of(options: EntranceOptions) -> SSLContext | None:
+def tls_of(options: EntranceOptions) -> TlsContext | None:
     certificate, key = options.tls_cert, options.tls_key
     if certificate is None and key is None:
         return None

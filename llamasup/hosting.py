@@ -37,6 +37,7 @@ from llamasup.runtime.events import (
     Notice,
     Ready,
     ServerExited,
+    ServerWarned,
     StateChanged,
     Stopped,
     as_json,
@@ -175,6 +176,8 @@ class Hosting:
                 for number in range(min(self._stops_asked, 2)):  # asked for before there was anything
                     hosted.ask_stop(now=number > 0)
                 await hosted.begun()
+                if front.tls is not None:
+                    front.tls.when_warned = self._address_warned
                 # No earlier: a request must find a model that it may wait for.
                 await proxy.start(front.sockets, tls=front.tls)
                 while (names := await hosted.ready()) is not None:
@@ -215,6 +218,9 @@ class Hosting:
                 self.metrics.count_eviction(model, reason)
             case _:
                 pass
+
+    def _address_warned(self, message: str, remedy: str) -> None:
+        self._bus.publish(ServerWarned("", 0, message, remedy))
 
     def _finished(self, record: RequestRecord) -> None:
         record = shortened(record)

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from ssl import SSLContext
 
 from llamasup.core.address import TcpAddress, UnixAddress, is_local
 from llamasup.core.allowed import allowed_host, allowed_origin
@@ -20,7 +19,7 @@ from llamasup.core.slot_store import MOST_BYTES
 from llamasup.effects.probe import Prober
 from llamasup.proxy.front import Front, listen
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
-from llamasup.proxy.tls import tls_context
+from llamasup.proxy.tls import TlsContext, tls_context
 from llamasup.runtime.instance import prober_of
 from llamasup.runtime.plans import AnyPlanMaker, ChildPlan
 from llamasup.runtime.wrapped import WrappedPlanner, Wrapping, prober_for
@@ -184,7 +183,7 @@ def wrap_job(options: WrapOptions) -> Job:
     )
 
 
-def given_front(sockets: Sequence[socket.socket], tls: SSLContext | None = None) -> Front:
+def given_front(sockets: Sequence[socket.socket], tls: TlsContext | None = None) -> Front:
     """Sockets that somebody else has bound: the service manager, who also removes their files."""
     names = [sock.getsockname() for sock in sockets]
     tcp = [TcpAddress(name[0], name[1], tls=tls is not None) for name in names if isinstance(name, tuple)]

@@ -170,12 +170,13 @@ def doctor(
     model: o.ModelToCheck = None,
     runtime: o.RuntimeOption = None,
     port: o.Port = 8080,
+    tls_cert: o.CertificateToCheck = None,
     json: o.Json = False,
 ) -> None:
     """Look at runtime, devices, memory, limits and folders, and say what hurts and what to do about it."""
     from llamasup.cli.doctor import doctor_command
 
-    sys.exit(doctor_command(model, runtime=runtime, port=port, json=json))
+    sys.exit(doctor_command(model, runtime=runtime, port=port, json=json, tls_cert=tls_cert))
 
 
 add_control_commands(app)

@@ -6,6 +6,7 @@ Starts no server. Makes llamasup's own folders where there are none, to see whet
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from llamasup.cli.errors import guarded
 from llamasup.cli.layout import hanging, stdout_columns
@@ -20,14 +21,23 @@ from llamasup.core.printable import printable
 __all__ = ["doctor_command"]
 
 
-def doctor_command(model: str | None, *, runtime: str | None, port: int, json: bool) -> int:
+def doctor_command(
+    model: str | None, *, runtime: str | None, port: int, json: bool, tls_cert: Path | None = None
+) -> int:
     """Print every check. Returns 0 if all is well, 1 if something is not."""
     from llamasup.runtime.doctor import gather
 
     def act(view: View) -> int:
         problem = _port_problem(port)
         with while_waiting(view, "asking the runtimes and their devices"):  # a driver may take 20 s
-            facts = gather(model, runtime=runtime, port=port, port_problem=problem, environ=os.environ)
+            facts = gather(
+                model,
+                runtime=runtime,
+                port=port,
+                port_problem=problem,
+                environ=os.environ,
+                tls_cert=tls_cert,
+            )
         checks = examine(facts)
         write_result(json_text(as_json(checks), indent=2) if json else _as_text(checks, stdout_columns()))
         return 0 if all(check.ok for check in checks) else 1

@@ -85,6 +85,10 @@ ModelToCheck = Annotated[
     str | None,
     typer.Argument(metavar="MODEL", help="Also look whether this one can be served.", show_default=False),
 ]
+CertificateToCheck = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", metavar="PATH", help="Also look at the dates of this PEM certificate."),
+]
 Command = Annotated[
     list[str],
     typer.Argument(

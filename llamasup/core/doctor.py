@@ -80,6 +80,20 @@ def _port(facts: Facts) -> Iterator[Check]:
         yield Check("port", True, f"{facts.port} is free" if facts.port else "any free one")
 
 
+def _certificate(facts: Facts) -> Iterator[Check]:
+    if (certificate := facts.certificate) is None:
+        return
+    if not certificate.problem:
+        yield Check("certificate", True, f"{certificate.path} is valid until {certificate.ends}")
+        return
+    remedy = "Renew it, or correct this machine's clock: clients refuse it."
+    if certificate.is_current:
+        remedy = "Renew it in time: a running llamasup takes over a file that has been replaced."
+    elif not certificate.ends:
+        remedy = "Give a PEM certificate, its chain behind it."
+    yield Check("certificate", certificate.is_current, f"{certificate.path} {certificate.problem}", remedy)
+
+
 _CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     server.check_runtimes,
     server.check_capabilities,
@@ -97,6 +111,7 @@ _CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     _folders,
     _left,
     _port,
+    _certificate,
     server.check_config_files,
     server.check_environment,
 )

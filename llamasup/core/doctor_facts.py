@@ -11,6 +11,7 @@ from llamasup.core.devices import Device
 from llamasup.core.hardware import Hardware
 
 __all__ = [
+    "CertificateFact",
     "Check",
     "ConfigFile",
     "Facts",
@@ -95,6 +96,16 @@ class RunningFact:
 
 
 @dataclass(frozen=True, slots=True)
+class CertificateFact:
+    """``problem``: why it cannot be read, or what is wrong with its dates, as the end of a sentence."""
+
+    path: str
+    problem: str = ""
+    is_current: bool = True
+    ends: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigFile:
     """A file that llama-server reads options from, with their names."""
 
@@ -117,4 +128,5 @@ class Facts:
     port_problem: Problem | None = None
     running: RunningFact | None = None  # who has the port, where it is one of us
     config_files: tuple[ConfigFile, ...] = ()
+    certificate: CertificateFact | None = None
     model: ModelFact | None = None

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import re
 import secrets
+import select
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +37,7 @@ __all__ = [
     "claim_file",
     "models_folder",
     "private_folder",
+    "read_bounded",
     "run_folder",
     "run_folders",
     "state_folder",
@@ -43,6 +47,8 @@ __all__ = [
 _SOCKET_PATH_BYTES = (108 if sys.platform == "linux" else 104) - 1
 # The name of a socket in the run folder may be this long, e.g. `child-3-12.sock`.
 LONGEST_SOCKET_NAME = 24
+# A command behind a pipe may ask a person for a password first.
+PIPE_WAIT_S = 60.0
 # In the run folder: when the process began that made it.
 OWNER = "owner"
 
@@ -99,6 +105,44 @@ def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def read_bounded(path: Path, most_bytes: int, *, flags: int = 0) -> tuple[bytes, os.stat_result]:
+    """The content of a file that the user names, ``most_bytes`` of it at most, and what it is.
+
+    A pipe (``<(command)``) is read to its end, which has to come within ``PIPE_WAIT_S``: a named pipe that no
+    process writes to would make a start wait for ever. Raises OSError. ``flags``: more of os.open().
+    """
+    for name in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"):
+        flags |= getattr(os, name, 0)
+    with os.fdopen(os.open(path, os.O_RDONLY | flags), "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        wait = _pipe_wait(file.fileno()) if not stat.S_ISREG(status.st_mode) else None
+        content = b""
+        while len(content) < most_bytes:
+            if wait is not None:
+                wait()
+            piece = file.read(most_bytes - len(content))
+            if not piece:
+                break
+            content += piece
+    return content, status
+
+
+def _pipe_wait(fd: int) -> Callable[[], None] | None:
+    if sys.platform == "win32":
+        return None
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    until = monotonic() + PIPE_WAIT_S
+
+    def wait() -> None:
+        if not poll.poll(max(0.0, until - monotonic()) * 1000.0):
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"it is a pipe, and its end did not come in {PIPE_WAIT_S:g} s"
+            )
+
+    return wait
 
 
 # --- where things live ---------------------------------------------------------------------------

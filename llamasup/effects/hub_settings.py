@@ -10,6 +10,7 @@ from pathlib import Path
 from llamasup.core.errors import ConfigInvalid, UsageInvalid
 from llamasup.core.hub import HUB, origin_of, shown_url
 from llamasup.core.printable import printable
+from llamasup.effects.files import read_bounded
 from llamasup.effects.given_paths import expanded
 
 __all__ = ["hub_endpoint", "hub_token"]
@@ -56,8 +57,8 @@ def hub_token(environ: Mapping[str, str], file: Path | None = None) -> str | Non
 
 def _read(path: Path, what: str) -> str:
     try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_BYTES).decode("ascii", "replace").strip()
+        content, _ = read_bounded(path, _MOST_BYTES)
+        text = content.decode("ascii", "replace").strip()
     except OSError as error:
         raise ConfigInvalid(
             f"The file of {what} cannot be read: {error.strerror}.",  # its path may be a token, pasted there

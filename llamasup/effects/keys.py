@@ -14,6 +14,7 @@ from pathlib import Path
 from llamasup.core.errors import ConfigInvalid
 from llamasup.core.key_file import read_key_lines
 from llamasup.core.keys import ApiKey
+from llamasup.effects.files import read_bounded
 
 __all__ = ["PROCESS_SALT", "KeyFile", "environment_keys", "read_text"]
 
@@ -130,11 +131,9 @@ def read_text(path: Path, *, follow: bool = True, of: str = "") -> tuple[str, os
     """What a file of keys says, and what it was. ``follow``: through a symlink; ``of`` as in KeyFile. Raises
     ConfigInvalid.
     """
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
+    flags = 0 if follow else getattr(os, "O_NOFOLLOW", 0)
     try:
-        with os.fdopen(os.open(path.expanduser(), flags), "rb") as file:
-            status = os.fstat(file.fileno())
-            content = file.read(_FILE_BYTES + 1)
+        content, status = read_bounded(path.expanduser(), _FILE_BYTES + 1, flags=flags)
         if len(content) > _FILE_BYTES:
             raise _unreadable(path, of, f"it is larger than {_FILE_BYTES} bytes")
         return content.decode("utf-8"), status

@@ -7,13 +7,17 @@ import os
 import socket
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 from typing import NoReturn
 
 from llamasup.core.errors import PortInUse, PortNotAllowed
 
-__all__ = ["BACKLOG", "bind", "bind_unix"]
+__all__ = ["BACKLOG", "bind", "bind_unix", "lock_beside"]
 
+_LOCK_WAIT_S = 5.0  # it is held for the time of a connect() and a bind()
 BACKLOG = 1024  # connects that arrive in one burst before the loop comes round to accept them
 
 
@@ -67,19 +71,20 @@ def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
     file = Path(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if _is_socket(file):
-            _refuse_if_it_answers(path)
-            file.unlink()
-        elif os.path.lexists(file):
-            _refuse_what_is_there(path)
-        before = os.umask(
-            0o777 & ~mode
-        )  # the socket is never more open than it should be, not even for a moment
-        try:
-            sock.bind(path)
-        finally:
-            os.umask(before)
-        sock.listen(BACKLOG)
+        with lock_beside(file):
+            if _is_socket(file):
+                _refuse_if_it_answers(path)
+                file.unlink()
+            elif os.path.lexists(file):
+                _refuse_what_is_there(path)
+            before = os.umask(
+                0o777 & ~mode
+            )  # the socket is never more open than it should be, not even for a moment
+            try:
+                sock.bind(path)
+            finally:
+                os.umask(before)
+            sock.listen(BACKLOG)
         sock.setblocking(False)
     except (PortInUse, PortNotAllowed):
         sock.close()
@@ -91,6 +96,62 @@ def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
             remedy="choose a path of at most 107 bytes, in a folder that exists and that you may write to",
         ) from error
     return sock
+
+
+@contextmanager
+def lock_beside(path: Path) -> Iterator[None]:
+    """Hold the right to replace or remove the socket file ``path``, among processes that ask for it here.
+
+    Between the look at a stale file and the first listen() of its successor, another process would find the
+    new socket stale, too, and replace it: both would believe that they have the address. The process that
+    holds the lock removes the lock file. Where files cannot be locked (Windows, some network file systems),
+    there is no such protection.
+
+    Raises PortInUse where another process holds the lock for too long, OSError for a folder of no use.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    lock = path.with_name(f".{path.name}.lock")
+    fd = _locked(lock)
+    try:
+        yield
+    finally:
+        lock.unlink(
+            missing_ok=True
+        )  # before it is unlocked: a process that waits for it notices, see _locked
+        os.close(fd)
+
+
+def _locked(lock: Path) -> int:
+    import fcntl
+
+    until = monotonic() + _LOCK_WAIT_S
+    while True:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same_file(fd, lock):
+                return fd
+        except BlockingIOError:
+            if monotonic() > until:
+                os.close(fd)
+                raise PortInUse(
+                    f"another process has held the lock {str(lock)!r} for {_LOCK_WAIT_S:g} s",
+                    remedy="stop it, or choose another path",
+                ) from None
+            sleep(0.005)
+        except OSError:  # no locks on this file system
+            return fd
+        os.close(fd)
+
+
+def _is_same_file(fd: int, path: Path) -> bool:
+    """False: the process that held the lock has removed its file."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except OSError:
+        return False
 
 
 def _listen(sock: socket.socket, address: tuple[object, ...], *, reuse_port: bool, dual_stack: bool) -> None:

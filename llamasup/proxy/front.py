@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,7 +10,9 @@ from pathlib import Path
 from socket import SHUT_RDWR, socket
 
 from llamasup.core.address import Address, TcpAddress, UnixAddress
-from llamasup.proxy.bind import bind, bind_unix
+from llamasup.core.errors import PortInUse
+from llamasup.proxy.bind import bind, bind_unix, lock_beside
+from llamasup.proxy.tls import TlsContext
 
 __all__ = ["Front", "listen"]
 
@@ -23,7 +24,7 @@ class Front:
     address: Address
     """The first of them: what people are told."""
     sockets: list[socket]
-    tls: ssl.SSLContext | None = None
+    tls: TlsContext | None = None
     _files: dict[Path, tuple[int, int]] = field(default_factory=dict)
     ours: bool = True
     """Bound by us. Others' go on to listen elsewhere when they are closed here: the service manager's."""
@@ -39,11 +40,14 @@ class Front:
     def close(self) -> None:
         """Our own sockets leave no file behind; llama-server's do (b11434)."""
         self.stop_listening()
+        for path, made in self._files.items():
+            # With the lock no other process can replace the file between the look and the removal, and while
+            # our socket is open no other file can have its inode.
+            with suppress(OSError, PortInUse), lock_beside(path):
+                if _identity(path) == made:
+                    path.unlink(missing_ok=True)
         for each in self.sockets:
             each.close()
-        for path, made in self._files.items():
-            if _identity(path) == made:
-                path.unlink(missing_ok=True)
 
 
 def listen(
@@ -52,7 +56,7 @@ def listen(
     *,
     reuse_port: bool = False,
     dual_stack: bool = False,
-    tls: ssl.SSLContext | None = None,
+    tls: TlsContext | None = None,
 ) -> Front:
     """Take every address. ``hosts`` are names, addresses and paths that end in ``.sock``; all share ``port``.
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from socket import socket
-from ssl import SSLContext
 from time import monotonic
 from typing import Any
 
@@ -23,7 +22,7 @@ from llamasup.proxy.pool import Pool
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.proxy.tasks import Tasks
-from llamasup.proxy.tls import SecureListener
+from llamasup.proxy.tls import SecureListener, TlsContext
 from llamasup.runtime.endpoint import Backend, Endpoint
 from llamasup.runtime.metrics import Metrics, RequestRecord
 
@@ -74,7 +73,7 @@ class Proxy:
     # --- life
 
     async def start(
-        self, sockets: Sequence[socket], *, trusted: bool = False, tls: SSLContext | None = None
+        self, sockets: Sequence[socket], *, trusted: bool = False, tls: TlsContext | None = None
     ) -> None:
         """Serve on listening sockets. ``trusted``: a Unix socket whose file permissions are the authority."""
         door = Door(self.config, self.keys, trusted=trusted)

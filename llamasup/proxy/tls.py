@@ -7,10 +7,15 @@ import contextlib
 import logging
 import socket
 import ssl
+import stat
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamasup.core.certificate import Validity, validity_of
 from llamasup.core.errors import ConfigInvalid
+from llamasup.effects.files import read_bounded
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.connections import TOO_MANY, host_of
 from llamasup.proxy.downstream import Downstream
@@ -19,42 +24,84 @@ if TYPE_CHECKING:
     from llamasup.proxy.door import Door
     from llamasup.proxy.listener import Proxy
 
-__all__ = ["SecureListener", "tls_context"]
+__all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_context"]
 
 _log = logging.getLogger("llamasup.proxy")
 
 _ACCEPT_PAUSE_S = 1.0  # as asyncio's servers
+_MOST_BYTES = 1 << 20  # of a certificate and its chain
+RENEW = "Renew it and replace the file: it is read again in the next handshake, without a restart."
 
 
-def tls_context(key_file: str, cert_file: str) -> ssl.SSLContext:
-    """A context that follows its files: a renewed certificate counts from the next handshake on.
+class TlsContext:
+    """What handshakes are done with. It follows its files: a renewed certificate counts from the next one on.
 
+    ``when_warned`` gets message and remedy of a certificate whose dates are a problem; None: it is logged.
     Raises ConfigInvalid for files that are no key and certificate.
     """
-    context = _load(key_file, cert_file)
-    known, current = _identity(key_file, cert_file), context
 
-    def follow(connection: ssl.SSLObject, server_name: str | None, first: ssl.SSLContext) -> None:
-        nonlocal known, current
-        found = _identity(key_file, cert_file)
-        if found != known:
-            known = found  # what cannot be used is told once, not at every handshake
+    def __init__(self, key_file: str, cert_file: str) -> None:
+        self.when_warned: Callable[[str, str], None] | None = None
+        self._key_file = key_file
+        self._cert_file = cert_file
+        self._known = _identity(key_file, cert_file)
+        self._current = _load(key_file, cert_file)
+        self._validity = read_validity(cert_file)
+        self._said = ""  # of its dates: said once, not at every handshake
+
+    def current(self) -> ssl.SSLContext:
+        """For the next handshake. Looks at the files, and at the certificate's dates.
+
+        Before the handshake and not in ``sni_callback``: with one, Python decodes the client's server name,
+        and prints a traceback for a name that is not ASCII.
+        """
+        found = _identity(self._key_file, self._cert_file)
+        if found != self._known:
+            self._known = found  # what cannot be used is told once, not at every handshake
             try:
-                current = _load(key_file, cert_file)
+                self._current = _load(self._key_file, self._cert_file)
             except ConfigInvalid as error:
                 _log.warning("%s The one before is kept.", error.message)
             else:
-                _log.info("the certificate %r has changed and is used from now on", cert_file)
-        connection.context = current
+                _log.info("the certificate %r has changed and is used from now on", self._cert_file)
+                self._validity = read_validity(self._cert_file)
+                self._said = ""
+        self._look_at_dates()
+        return self._current
 
-    context.sni_callback = follow  # called in every handshake, with or without a name
-    return context
+    def _look_at_dates(self) -> None:
+        problem = self._validity.problem(datetime.now(UTC)) if self._validity is not None else ""
+        if problem == self._said:
+            return
+        self._said = problem
+        if not problem:
+            return
+        message, remedy = f"The certificate {self._cert_file!r} {problem}.", RENEW
+        if self.when_warned is not None:
+            self.when_warned(message, remedy)
+        else:
+            _log.warning("%s %s", message, remedy)
+
+
+def tls_context(key_file: str, cert_file: str) -> TlsContext:
+    """Raises ConfigInvalid for files that are no key and certificate."""
+    return TlsContext(key_file, cert_file)
+
+
+def read_validity(cert_file: str) -> Validity | None:
+    """From when to when the first certificate of a file is valid; None where that cannot be read."""
+    try:
+        content, _ = read_bounded(Path(cert_file), _MOST_BYTES)
+    except OSError:
+        return None
+    return validity_of(content.decode("latin-1"))
 
 
 def _load(key_file: str, cert_file: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
+    _refuse_pipes(key_file, cert_file)
     try:
         # An empty password, not a question at the terminal: a service has nobody to ask.
         context.load_cert_chain(cert_file, key_file, password="")
@@ -65,6 +112,18 @@ def _load(key_file: str, cert_file: str) -> ssl.SSLContext:
             remedy="Give a PEM certificate, its chain behind it, and its unencrypted PEM key.",
         ) from error
     return context
+
+
+def _refuse_pipes(*files: str) -> None:
+    """OpenSSL would wait for ever for a pipe that no process writes to; and files are read several times."""
+    for file in files:
+        with contextlib.suppress(OSError):  # reading it says why
+            mode = Path(file).stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise ConfigInvalid(
+                    f"TLS cannot be served with {file!r}: it is not a regular file.",
+                    remedy="Give the path of a PEM file: it is read again whenever it changes.",
+                )
 
 
 def _reason(error: OSError, key_file: str, cert_file: str) -> str:
@@ -105,13 +164,14 @@ class SecureListener:
     awaited: it is once for a connection, and takes a millisecond of computing anyhow.
     """
 
-    def __init__(self, proxy: Proxy, door: Door, listening: socket.socket, context: ssl.SSLContext) -> None:
+    def __init__(self, proxy: Proxy, door: Door, listening: socket.socket, context: TlsContext) -> None:
         self._proxy = proxy
         self._door = door
         self._listening = listening
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
+        context.current()  # for what there is to say of its dates
         self._listen()
 
     def close(self) -> None:
@@ -137,7 +197,7 @@ class SecureListener:
                 self._loop.remove_reader(self._listening)
                 self._pause = self._loop.call_later(_ACCEPT_PAUSE_S, self._listen)
                 return
-            Handshake(self._proxy, self._door, accepted, host_of(address)).begin(self._context)
+            Handshake(self._proxy, self._door, accepted, host_of(address)).begin(self._context.current())
 
 
 class Handshake:

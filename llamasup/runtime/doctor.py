@@ -6,10 +6,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
+from llamasup.core.certificate import validity_of
 from llamasup.core.devices import Device, is_amd_card
 from llamasup.core.doctor_facts import (
+    CertificateFact,
     ConfigFile,
     Facts,
     FolderFact,
@@ -24,7 +27,7 @@ from llamasup.core.errors import FolderUnusable, LlamasupError, PortInUse
 from llamasup.core.memory import MemoryEstimate
 from llamasup.core.settings import Settings
 from llamasup.core.units import memory_text
-from llamasup.effects.files import cache_folder, run_folder, state_folder
+from llamasup.effects.files import cache_folder, read_bounded, run_folder, state_folder
 from llamasup.effects.hardware import hardware
 from llamasup.effects.leftovers import leftovers
 from llamasup.effects.nvml import ask_nvml
@@ -33,6 +36,7 @@ from llamasup.effects.system_text import system_text
 
 __all__ = ["gather"]
 
+_CERTIFICATE_BYTES = 1 << 20
 _KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
@@ -43,6 +47,7 @@ def gather(
     port: int,
     port_problem: LlamasupError | None,
     environ: Mapping[str, str],
+    tls_cert: Path | None = None,
 ) -> Facts:
     """Everything there is to know. What is broken is a fact, never an error."""
     found = survey_runtimes(runtime, environ)
@@ -64,7 +69,22 @@ def gather(
         port_problem=None if port_problem is None else _problem(port_problem),
         running=_running(port) if isinstance(port_problem, PortInUse) else None,
         config_files=tuple(_config_files(environ)),
+        certificate=None if tls_cert is None else _certificate_fact(tls_cert),
         model=None if model is None else _model_fact(model, runtime, environ, used is not None),
+    )
+
+
+def _certificate_fact(path: Path) -> CertificateFact:
+    try:
+        content, _ = read_bounded(path, _CERTIFICATE_BYTES)
+    except OSError as error:
+        return CertificateFact(str(path), f"cannot be read: {error.strerror}", is_current=False)
+    validity = validity_of(content.decode("latin-1"))
+    if validity is None:
+        return CertificateFact(str(path), "holds no PEM certificate that can be read", is_current=False)
+    now = datetime.now(UTC)
+    return CertificateFact(
+        str(path), validity.problem(now), validity.is_current(now), ends=f"{validity.ends:%Y-%m-%d %H:%M} UTC"
     )
 
 

@@ -11,6 +11,7 @@ from llamasup.core.capabilities import Capabilities
 from llamasup.core.devices import Device
 from llamasup.core.doctor import as_json, examine
 from llamasup.core.doctor_facts import (
+    CertificateFact,
     Check,
     ConfigFile,
     Facts,
@@ -369,3 +370,34 @@ def test_inherited_settings_are_named_and_their_values_are_not() -> None:
     check = only("environment", environ=environ)
     assert check.found == "not passed on: LLAMA_API_KEY, LLAMA_ARG_CTX_SIZE"
     assert is_advice(check)
+
+
+ENDS = "2026-12-01 00:00 UTC"
+
+
+@pytest.mark.parametrize(
+    ("fact", "ok", "found", "advised"),
+    [
+        (CertificateFact("c.pem", ends=ENDS), True, f"c.pem is valid until {ENDS}", ""),
+        (
+            CertificateFact("c.pem", f"expires on {ENDS}", ends=ENDS),
+            True,
+            f"c.pem expires on {ENDS}",
+            "in time",
+        ),
+        (
+            CertificateFact("c.pem", f"expired on {ENDS}", False, ENDS),
+            False,
+            f"c.pem expired on {ENDS}",
+            "clock",
+        ),
+        (CertificateFact("c.pem", "cannot be read: x", False), False, "c.pem cannot be read: x", "PEM"),
+    ],
+)
+def test_a_certificate_is_looked_at_where_one_is_named(
+    fact: CertificateFact, ok: bool, found: str, advised: str
+) -> None:
+    assert checks("certificate") == []
+    check = only("certificate", certificate=fact)
+    assert (check.ok, check.found) == (ok, found)
+    assert advised in check.remedy

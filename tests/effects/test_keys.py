@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,34 @@ def test_a_key_in_the_place_of_its_file_is_not_shown_where_a_config_names_it(tmp
     assert raised.value.message == (
         "The API key file of auth.api_key_file cannot be read: No such file or directory."
     )
+
+
+def test_a_pipe_that_nothing_writes_to_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamasup.effects.files.PIPE_WAIT_S", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(
+        ConfigInvalid, match=r"cannot be read: it is a pipe, and its end did not come in 0\.05 s"
+    ):
+        KeyFile(pipe)
+    keeps_open = os.open(pipe, os.O_RDWR)
+    os.write(keeps_open, b"one name=a\n")
+    with pytest.raises(ConfigInvalid, match="its end did not come"):
+        KeyFile(pipe)
+    os.close(keeps_open)
+
+
+def test_a_pipe_is_waited_for_and_read_to_its_end(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writing = threading.Thread(target=pipe.write_text, args=("one name=a\n" + "# x\n" * 50_000,))
+    writing.start()
+    assert names(KeyFile(pipe)) == ["a"]
+    writing.join()
+
+
+def test_a_pipe_without_end_is_too_large() -> None:
+    with pytest.raises(ConfigInvalid, match="larger than"):
+        KeyFile(Path("/dev/zero"))

@@ -10,7 +10,6 @@ import asyncio
 import queue
 import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from llamasup.core.address import UnixAddress
 from llamasup.core.meant_model import MeantModel
 from llamasup.core.model_listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
+from llamasup.proxy.tls import TlsContext
 from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.runtime.metrics import RequestRecord
 from llamasup.runtime.waiting import MOST_WAITING, WaitingRoom
@@ -167,7 +167,7 @@ class Rig:
         control: bool = False,
         api_key: str | None = None,
         sockets: Sequence[socket.socket] | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         trusted: bool = False,
         child_path: str | None = None,
         wait_timeout_s: float = PATIENCE_S,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from llamasup.core.errors import PortInUse, PortNotAllowed
 from llamasup.proxy import bind, bind_unix
+from llamasup.proxy.bind import lock_beside
 
 
 def test_port_0_takes_a_free_one_and_listens() -> None:
@@ -87,3 +91,65 @@ def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
     with pytest.raises(PortNotAllowed):
         bind_unix(str(path))
     assert path.read_text() == "precious"
+
+
+RACER = """
+import sys
+from time import monotonic
+from llamasup.core.errors import PortInUse
+from llamasup.proxy.bind import bind_unix
+print("here", flush=True)
+for line in sys.stdin:
+    at, path = line.split()
+    sock = None
+    while monotonic() < float(at):  # both begin in the same microseconds
+        pass
+    try:
+        sock = bind_unix(path)
+        print("won", flush=True)
+    except PortInUse:
+        print("refused", flush=True)
+    sys.stdin.readline()
+    if sock is not None:
+        sock.close()
+    print("closed", flush=True)
+"""
+
+
+def test_a_stale_unix_socket_is_won_by_one_of_two_processes(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    racers = [
+        subprocess.Popen([sys.executable, "-c", RACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    try:
+        assert answers(racers) == ["here", "here"]
+        bind_unix(str(path)).close()
+        for number in range(300):  # each leaves a stale one for the next
+            assert sorted(answers(racers, f"{time.monotonic() + 0.003} {path}\n")) == ["refused", "won"], (
+                number
+            )
+            assert answers(racers, "\n") == ["closed", "closed"]
+    finally:
+        for racer in racers:
+            racer.communicate()
+    assert os.listdir(tmp_path) == ["a.sock"]  # noqa: PTH208
+
+
+def answers(racers: list[subprocess.Popen[bytes]], told: str = "") -> list[str]:
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write(told.encode())
+        racer.stdin.flush()
+    return [racer.stdout.readline().decode().rstrip() for racer in racers if racer.stdout is not None]
+
+
+def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[lock_beside.__module__], "_LOCK_WAIT_S", 0.01)
+    path = tmp_path / "a.sock"
+    with lock_beside(path), pytest.raises(PortInUse, match="lock"):
+        bind_unix(str(path))
+    with bind_unix(str(path)):
+        assert os.listdir(tmp_path) == ["a.sock"]  # noqa: PTH208

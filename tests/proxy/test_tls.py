@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import ssl
 import struct
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.core.errors import ConfigInvalid
 from llamasup.proxy import Limits, ProxyConfig
-from llamasup.proxy.tls import tls_context
+from llamasup.proxy.tls import TlsContext, tls_context
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import (
     CHAT,
@@ -48,7 +50,16 @@ class Certificate:
         files = ["-keyout", str(self.key), "-out", str(self.chain)]
         subprocess.run([*words, *names, *files], check=True, capture_output=True)
 
-    def context(self) -> ssl.SSLContext:
+    def expire(self) -> None:
+        """Replace the certificate by one of the same key whose last day was yesterday."""
+        request, out = self.chain.with_name("request.pem"), ("-out", str(self.chain))
+        for words in (
+            ["req", "-new", "-key", str(self.key), "-subj", "/CN=expired", "-out", str(request)],
+            ["x509", "-req", "-in", str(request), "-signkey", str(self.key), "-days", "-1", *out],
+        ):
+            subprocess.run(["openssl", *words], check=True, capture_output=True)
+
+    def context(self) -> TlsContext:
         return tls_context(str(self.key), str(self.chain))
 
     def trusting(self) -> ssl.SSLContext:
@@ -313,6 +324,87 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on(make_rig: Make
         client.close()
 
 
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_an_expired_certificate_is_warned_of_at_the_start_and_once(
+    make_rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate = Certificate(tmp_path)
+    certificate.expire()
+    rig = make_rig(tls=certificate.context())
+    (warning,) = warnings(caplog)
+    assert re.search(r"chain\.pem' expired on \d{4}-\d\d-\d\d \d\d:\d\d UTC\. Renew it", warning)
+    for _ in range(2):
+        client = secured(rig, unverified())  # it is served all the same
+        client.close()
+    certificate.renew("second")
+    client = secured(rig, certificate.trusting())
+    assert common_name(client) == "second"
+    client.close()
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_renewal_that_has_expired_is_warned_of(
+    make_rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate = Certificate(tmp_path)
+    context = certificate.context()
+    heard: list[str] = []
+    context.when_warned = lambda message, remedy: heard.append(message)
+    rig = make_rig(tls=context)
+    secured(rig, certificate.trusting()).close()
+    assert heard == []
+    certificate.expire()
+    secured(rig, unverified()).close()
+    assert len(heard) == 1
+    assert "expired on" in heard[0]
+    assert warnings(caplog) == []  # it is told once, by the callback
+
+
+def unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def test_a_server_name_that_is_not_ascii_makes_no_noise(
+    rig: Rig,
+    certificate: Certificate,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    handshake = certificate.trusting().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        handshake.do_handshake()
+    hello = outgoing.read()
+    assert hello.count(b"localhost") == 1
+    bad = rig.connect()
+    bad.send(hello.replace(b"localhost", b"l\xf6calhost"))
+    assert bad.sock.recv(1)  # an answer or an alert
+    bad.close()
+    good = secured(rig, certificate.trusting())
+    good.send(get(b"/livez"))
+    assert status(good.message()[0]) == 200
+    good.close()
+    all_gone(rig)
+    assert (unraisable, caplog.records, capfd.readouterr().err) == ([], [], "")
+
+
+def test_a_named_pipe_is_no_certificate(certificate: Certificate, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for key, chain in ((pipe, certificate.chain), (certificate.key, pipe)):
+        with pytest.raises(ConfigInvalid, match="is not a regular file"):
+            tls_context(str(key), str(chain))
+
+
 def test_a_certificate_that_became_unusable_leaves_the_one_before(
     make_rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -324,9 +416,8 @@ def test_a_certificate_that_became_unusable_leaves_the_one_before(
         client = secured(rig, trusting)
         assert common_name(client) == "first"
         client.close()
-    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert str(certificate.chain) in warnings[0]
+    (warning,) = warnings(caplog)
+    assert str(certificate.chain) in warning
 
 
 def test_handshakes_that_come_and_go_leave_no_descriptor(rig: Rig, certificate: Certificate) -> None:

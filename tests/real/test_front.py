@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.driver import PATIENCE_S, llamasup
+from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
+from tests.proxy.test_tls import Certificate
 
 pytestmark = pytest.mark.real
 
@@ -52,6 +53,31 @@ def test_over_tls_it_chats_and_streams_and_a_client_that_leaves_frees_its_slot(
                 assert time.monotonic() < deadline, "the slot is still busy"
             assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
         assert running.stop() == 0
+
+
+def test_an_expired_certificate_and_its_renewal_by_an_expired_one_are_warned_of(
+    runtime: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    certificate = Certificate(tmp_path)
+    certificate.expire()
+    options = ("--runtime", runtime, "--tls-cert", str(certificate.chain), "--tls-key", str(certificate.key))
+    with llamasup(tiny_model, *options) as running:
+        warning = running.wait_for("warning", model="")
+        assert f"{str(certificate.chain)!r} expired on " in warning["message"]
+        assert "Renew it" in warning["remedy"]
+        assert running.url.startswith("https://")
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{running.url}/livez", verify=certificate.trusting())
+        certificate.renew("second")
+        assert httpx.get(f"{running.url}/livez", verify=certificate.trusting()).status_code == 200
+        assert running.stop() == 0
+    assert running.said.count("expired on") == 1
+    assert "Traceback" not in running.said
+    certificate.expire()
+    done = run_to_end("doctor", "--json", "--port", "0", "--tls-cert", str(certificate.chain))
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 1
+    assert "expired on" in checks["certificate"]["found"]
 
 
 def slot(http: httpx.Client) -> dict[str, Any]:

@@ -37,3 +37,13 @@ def test_a_card_with_a_driver_is_known_by_what_the_kernel_shows(
         (node / "properties").write_text(properties)
     (tmp_path / "sys/class/kfd/kfd/topology/nodes/closed/properties").mkdir(parents=True)
     assert doctor._gpu_drivers(tmp_path) == vendors
+
+
+def test_a_certificate_that_cannot_be_read_is_a_fact(tmp_path: Path) -> None:
+    for name, content, problem in (("missing", None, "cannot be read"), ("empty", "", "holds no PEM")):
+        path = tmp_path / name
+        if content is not None:
+            path.write_text(content)
+        fact = doctor._certificate_fact(path)
+        assert problem in fact.problem
+        assert not fact.is_current
