@@ -251,13 +251,13 @@ class HttpServer:
 
     def _pause(self, connection: socket.socket, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            _raise_if_gone(connection, left)
+        while (left := end - time.monotonic()) > 0 and not self._faults.over:
+            _raise_if_gone(connection, min(left, 0.05) if self._faults.until else left)
             if select.select([connection], [], [], 0)[0]:  # a pipelined request: do not spin on it
                 time.sleep(min(left, 0.01))
 
     def _until_client_leaves(self, connection: socket.socket) -> None:
-        while True:
+        while not self._faults.over:
             self._pause(connection, 3600)
 
     def _metrics(self) -> str:

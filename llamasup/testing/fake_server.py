@@ -104,7 +104,7 @@ def _load(options: dict[str, str], faults: Faults) -> int:
         )
     faults.die("load")
     end = time.monotonic() + faults.load_s
-    while (left := end - time.monotonic()) > 0:
+    while (left := end - time.monotonic()) > 0 and not faults.over:
         time.sleep(min(left, 0.05))
         if not faults.quiet:
             _say("I srv    load_model: still loading")

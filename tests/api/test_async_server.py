@@ -274,14 +274,24 @@ async def test_the_same_is_not_begun_twice_at_once_but_again_when_it_has_ended(
 # --- how it ends -------------------------------------------------------------------------------------
 
 
+async def finish_in_a_drain(server: llamasup.AsyncServer, go: Path) -> None:
+    """Let what is in flight go on (``until=``) once the server drains."""
+    async for event in server.events():
+        if event.get("state") == "draining":
+            go.touch()  # noqa: ASYNC240 - one file
+
+
 @in_loop
 async def test_leaving_the_block_lets_requests_in_flight_finish(
-    fake_server: Callable[..., str], tiny_model: Path
+    fake_server: Callable[..., str], tiny_model: Path, tmp_path: Path
 ) -> None:
+    runtime = fake_server("token_s=600", f"until={tmp_path / 'go'}")
     async with asyncio.TaskGroup() as tasks:
-        async with llamasup.serve(tiny_model, runtime=fake_server("token_s=0.1")) as server:
+        async with llamasup.serve(tiny_model, runtime=runtime, warm_up=False) as server:
             asked = [tasks.create_task(server.client.post("/v1/completions", json=TEXT)) for _ in range(3)]
             await in_flight(server, 3)
+            tasks.create_task(finish_in_a_drain(server, tmp_path / "go"))
+            await asyncio.sleep(0)
         assert all(each.done() for each in asked)
     assert [each.result().status_code for each in asked] == [200] * 3
 
@@ -330,12 +340,15 @@ async def reschedule_when_draining(events: llamasup.AsyncEvents, limit: asyncio.
 
 @in_loop
 async def test_stop_may_be_repeated_and_at_once_and_is_kind_each_time(
-    fake_server: Callable[..., str], tiny_model: Path
+    fake_server: Callable[..., str], tiny_model: Path, tmp_path: Path
 ) -> None:
-    async with llamasup.serve(tiny_model, runtime=fake_server("token_s=0.1")) as server:
+    runtime = fake_server("token_s=600", f"until={tmp_path / 'go'}")
+    async with llamasup.serve(tiny_model, runtime=runtime, warm_up=False) as server:
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(server.client.post("/v1/completions", json=TEXT))
             await in_flight(server, 1)
+            tasks.create_task(finish_in_a_drain(server, tmp_path / "go"))
+            await asyncio.sleep(0)
             for _ in range(3):
                 tasks.create_task(server.stop())
         assert asked.result().status_code == 200

@@ -115,13 +115,23 @@ def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_model: 
 
 
 def test_leaving_the_block_lets_requests_of_other_threads_finish(
-    fake_server: Callable[..., str], tiny_model: Path
+    fake_server: Callable[..., str], tiny_model: Path, tmp_path: Path
 ) -> None:
-    with ThreadPoolExecutor(3) as clients:
-        with llamasup.serve(tiny_model, runtime=fake_server("token_s=0.1")) as server:
+    go = tmp_path / "go"
+
+    def finish(events: Iterator[Any]) -> None:
+        """Let them go on (``until=``) once the server drains."""
+        for event in events:
+            if event.get("state") == "draining":
+                go.touch()
+
+    runtime = fake_server("token_s=600", f"until={go}")
+    with ThreadPoolExecutor(4) as clients:
+        with llamasup.serve(tiny_model, runtime=runtime, warm_up=False) as server:
             client = server.client
             asked = [clients.submit(client.post, "/v1/completions", json=TEXT) for _ in range(3)]
             await_in_flight(server, 3)
+            clients.submit(finish, server.events())
         assert all(each.done() for each in asked)
     assert [each.result().status_code for each in asked] == [200] * 3
 

@@ -120,12 +120,14 @@ def test_an_unknown_name_is_told_the_nearest_and_changes_nothing(tiny_model: Pat
 
 def test_of_two_wishes_that_contradict_each_other_the_later_holds(tiny_model: Path, tmp_path: Path) -> None:
     """An unloading that waits for a request in flight, and a load before it is over."""
+    go = tmp_path / "go"
 
     async def visit() -> None:
         async with (
-            controlled(tiny_model, tmp_path, "token_s=0.02") as (it, control),
+            controlled(tiny_model, tmp_path, "stall_after=1", f"until={go}") as (it, control),
             streaming(it, 20) as answer,
         ):
+            it.service.on_asked = lambda what, _model: go.touch() if what == "load" else None
             unloading = asyncio.ensure_future(control.unload("tiny"))  # noqa: TID251 - awaited below
             await it.reaches(State.DRAINING, 1)
             loaded = await control.load("tiny")
@@ -138,9 +140,12 @@ def test_of_two_wishes_that_contradict_each_other_the_later_holds(tiny_model: Pa
 
 
 def test_a_load_that_is_overtaken_by_an_unload_is_told(tiny_model: Path, tmp_path: Path) -> None:
+    (go := tmp_path / "go").touch()
+
     async def visit() -> None:
-        async with controlled(tiny_model, tmp_path, "load_s=0.3") as (it, control):
+        async with controlled(tiny_model, tmp_path, "load_s=600", f"until={go}") as (it, control):
             await control.unload("tiny")
+            go.unlink()
             loading = asyncio.ensure_future(control.load("tiny"))  # noqa: TID251 - awaited below
             await it.told(StateChanged, lambda told: (told.state, told.generation) == (State.LOADING, 2))
             await control.unload("tiny")
@@ -172,8 +177,10 @@ def test_a_restart_that_fails_says_why_before_the_service_ends_of_it(
 def test_a_stop_is_kind_however_often_it_is_asked_for_and_at_once_when_that_is_said(
     tiny_model: Path, tmp_path: Path
 ) -> None:
+    go = tmp_path / "go"
+
     async def visit() -> None:
-        async with controlled(tiny_model, tmp_path, "token_s=0.02") as (it, control):
+        async with controlled(tiny_model, tmp_path, "stall_after=1", f"until={go}") as (it, control):
             asked: list[str] = []
             it.service.on_asked = lambda what, _model: asked.append(what)
             async with streaming(it, 10) as answer:
@@ -184,6 +191,7 @@ def test_a_stop_is_kind_however_often_it_is_asked_for_and_at_once_when_that_is_s
                         await refused("tiny")
                 with pytest.raises(Stopping):
                     await control.reload()
+                go.touch()
                 assert "data: [DONE]" in [line async for line in answer]
             assert asked == ["stop"]
             await it.reaches(State.STOPPED, 1)
@@ -193,7 +201,7 @@ def test_a_stop_is_kind_however_often_it_is_asked_for_and_at_once_when_that_is_s
 
 def test_a_stop_at_once_breaks_off_what_is_in_flight(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
-        async with controlled(tiny_model, tmp_path, "token_s=0.02") as (it, control):
+        async with controlled(tiny_model, tmp_path, "stall_after=1") as (it, control):
             async with streaming(it, 1000) as answer:
                 await control.shutdown(now=True)
                 with pytest.raises(httpx.RemoteProtocolError):  # cut off, not ended

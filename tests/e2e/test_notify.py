@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, adopted, command, llamasup, run_to_end
+from tests.patience import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux")
 
@@ -145,6 +146,7 @@ def test_the_watchdog_hears_the_loop_and_not_a_stopped_process(
             assert manager.until("WATCHDOG=1")
         process = psutil.Process(running.pid)
         process.suspend()
+        eventually(lambda: process.status() == psutil.STATUS_STOPPED)
         manager.rest()
         assert manager.is_silent_for(1.0)  # 20 beats
         process.resume()

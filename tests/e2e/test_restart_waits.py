@@ -54,7 +54,7 @@ def post(tasks: asyncio.TaskGroup, client: httpx.AsyncClient, **body: object) ->
 
 
 def test_a_restart_finishes_what_is_in_flight_and_lets_the_rest_wait(
-    tiny_model: Path, fake_server: Callable[..., str]
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     async def visit(service: Service, runner: InstanceRunner, client: httpx.AsyncClient) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -66,11 +66,12 @@ def test_a_restart_finishes_what_is_in_flight_and_lets_the_rest_wait(
             await until(lambda: len(runner.room) == 4)
             assert runner.instance.state is State.DRAINING
             assert (await client.get("/props")).status_code == 503
+            (tmp_path / "go").touch()
             assert (await early).json()["choices"][0]["message"]["content"].endswith("w7")
         assert [answer.result().status_code for answer in late] == [200] * 4
         assert (runner.instance.generation, runner.last_exit) == (2, None)
 
-    runtime = fake_server("token_s=0.1")
+    runtime = fake_server("token_s=600", f"until={tmp_path / 'go'}")
     serve(RunOptions(str(tiny_model), runtime=runtime, port=0, warm_up=False), visit)
 
 

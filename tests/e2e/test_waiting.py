@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import time
@@ -13,7 +14,10 @@ import httpx
 import psutil
 import pytest
 
+from llamasup.core.backoff import RestartPolicy
+from llamasup.runtime.events import ServerExited
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.e2e.service import serving
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
@@ -57,15 +61,17 @@ def ask(crowd: ThreadPoolExecutor, url: str, path: str = "/v1/chat/completions")
 
 
 def test_requests_wait_until_the_model_is_loaded(
-    tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor
+    tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    with llamasup(tiny_model, "--runtime", fake_server("load_s=1")) as running:
+    runtime = fake_server("load_s=600", f"until={tmp_path / 'go'}")
+    with llamasup(tiny_model, "--runtime", runtime) as running:
         url = url_of(running)
         answers = [ask(crowd, url) for _ in range(8)]
         wait_for(url, "queued", 8)
         assert httpx.get(f"{url}/health").status_code == 503
         assert httpx.get(f"{url}/props").status_code == 503
         assert not any(answer.done() for answer in answers)
+        (tmp_path / "go").touch()
         for answer in answers:
             response = answer.result(PATIENCE_S)
             assert response.status_code == 200
@@ -113,13 +119,14 @@ def test_a_stop_while_requests_wait_answers_them_and_is_not_held_up(
 
 
 def test_a_start_that_fails_tells_those_who_wait_why(
-    tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor
+    tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    with llamasup(
-        tiny_model, "--runtime", fake_server("out_of_memory=host", "load_s=1"), "--ctx-size", "256"
-    ) as running:
+    runtime = fake_server("out_of_memory=host", "load_s=600", f"until={tmp_path / 'go'}")
+    with llamasup(tiny_model, "--runtime", runtime, "--ctx-size", "256") as running:
         url = url_of(running)
         answers = [ask(crowd, url) for _ in range(4)]
+        wait_for(url, "queued", 4)
+        (tmp_path / "go").touch()
         assert running.end() == 71
         for answer in answers:
             response = answer.result(PATIENCE_S)
@@ -197,17 +204,21 @@ def test_a_crash_loop_answers_everybody_and_then_gives_up(
         assert response.json()["error"]["cause"]
 
 
-@pytest.mark.slow
 def test_a_start_that_comes_too_late_for_a_request_is_not_waited_for(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
-    with llamasup(
-        tiny_model, "--runtime", fake_server("signal=load:SIGSEGV"), "--wait-timeout", "1.5"
-    ) as running:
-        url = url_of(running)
-        running.wait_for("state", state="backoff", generation=4)  # for 4 s
-        answer = httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=PATIENCE_S)
-        assert answer.status_code == 503
-        assert 2 <= int(answer.headers["retry-after"]) <= 5  # what is left of those 4 s
-        assert "has waited" not in answer.json()["error"]["message"]
-        assert running.stop() == 0
+    """The next start is more than five minutes away, and a request waits for no more than two."""
+    policy = RestartPolicy(first_delay_s=400.0, longest_delay_s=400.0)
+
+    async def test() -> None:
+        async with serving(tiny_model, runtime=fake_server("signal=load:SIGSEGV"), restart=policy) as it:
+            began_s = time.monotonic()
+            exited = await it.told(ServerExited, lambda told: bool(told.restart_in_s))
+            restart_in_s = exited.restart_in_s or 0.0
+            answer = await it.client.post("/v1/chat/completions", json=CHAT)
+            passed_s = time.monotonic() - began_s
+            assert answer.status_code == 503
+            assert restart_in_s - passed_s <= int(answer.headers["retry-after"]) <= restart_in_s + 1
+            assert "has waited" not in answer.json()["error"]["message"]
+
+    asyncio.run(test())

@@ -203,10 +203,11 @@ def loading_url(running: Llamasup, port: int) -> str:
 
 
 def test_while_it_loads_for_the_first_time_llama_server_answers_itself(
-    tiny_model: Path, fake_server: Callable[..., str], free_tcp_port: int
+    tiny_model: Path, fake_server: Callable[..., str], free_tcp_port: int, tmp_path: Path
 ) -> None:
     """With 503, at once; later generations are waited for."""
-    words = (fake_server("load_s=2"), "-m", str(tiny_model), "--port", str(free_tcp_port))
+    go = tmp_path / "go"
+    words = (fake_server("load_s=600", f"until={go}"), "-m", str(tiny_model), "--port", str(free_tcp_port))
     with wrapped(*words) as running:
         url = loading_url(running, free_tcp_port)
         for _ in range(3):
@@ -214,6 +215,7 @@ def test_while_it_loads_for_the_first_time_llama_server_answers_itself(
             assert (answer.status_code, answer.headers["server"]) == (503, "llama.cpp")
             message = {"message": "Loading model", "type": "unavailable_error", "code": 503}
             assert answer.json() == {"error": message}
+        go.touch()
         running.wait_for("ready")
         running.children()[0].kill()
         running.wait_for("exit", signal="SIGKILL")

@@ -68,7 +68,7 @@ class Bench:
 
     @property
     def large(self) -> Path:
-        """100 MB: a prompt of 1,800 tokens takes it more than a second of two cores."""
+        """100 MB: a prompt of 1,800 tokens takes it seconds of one core."""
         if self._large is None:
             self._large = write_large_decoder(self.home / "large.gguf", 100_000_000)
         return self._large

@@ -70,7 +70,7 @@ def during_load(bench: Bench) -> Outcome:
 
 
 def in_prefill(bench: Bench, clients: int) -> Outcome:
-    with patient(bench, bench.large, "--ctx-size", "4096", "--parallel", "8") as it:
+    with patient(bench, bench.large, "--ctx-size", "4096", "--parallel", "8", "--threads", "1") as it:
         it.ready()
         it.in_flight()  # the first look takes longer: the control application is loaded for it
         it.prompts(clients, words=600 // clients)

@@ -16,7 +16,7 @@ from llamasup.core.instance import State
 from llamasup.core.liveness import LivenessPolicy
 from llamasup.core.settings import Settings
 from llamasup.testing.models import write_large_decoder
-from tests.e2e.service import Serving, serving
+from tests.e2e.service import PATIENCE_S, Serving, serving
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -24,17 +24,20 @@ QUICK = LivenessPolicy(
     interval_s=0.25,
     health_timeout_s=1.0,
     stall_s=2.0,
-    prefill_stall_s=2.0,
+    prefill_stall_s=0.5,
     busy_prefill_stall_s=120.0,
     proof_timeout_s=0.5,
 )
+# A process that works for a prompt gets little of a core where many others work as well.
+LITTLE = replace(QUICK, health_timeout_s=PATIENCE_S, busy_cores=0.005)
+ONE_THREAD = 1  # as slow on many cores; and two would wait for each other on a busy machine
 PROMPT = "hello world " * 170  # some 2,000 tokens of the demo vocabulary: one batch
 
 
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Slow enough on any CPU for a prompt of one batch to take seconds."""
-    return write_large_decoder(tmp_path_factory.mktemp("models") / "large.gguf", 160_000_000)
+    """Slow enough on any core for a prompt of one batch to take more than a second."""
+    return write_large_decoder(tmp_path_factory.mktemp("models") / "large.gguf", 100_000_000)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -85,7 +88,10 @@ async def prefill(it: Serving) -> None:
 def test_a_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
     async def test() -> None:
         async with serving(
-            large_model, runtime=runtime, liveness=QUICK, settings=Settings(ctx_size=4096, parallel=1)
+            large_model,
+            runtime=runtime,
+            liveness=LITTLE,
+            settings=Settings(ctx_size=4096, parallel=1, threads=ONE_THREAD),
         ) as it:
             await it.reaches(State.READY, 1)
             await prefill(it)
@@ -100,7 +106,10 @@ def test_a_process_that_does_nothing_for_a_prompt_is_a_hang(llama_server: str, l
 
     async def test() -> None:
         async with serving(
-            large_model, runtime=llama_server, liveness=blind, settings=Settings(ctx_size=4096, parallel=1)
+            large_model,
+            runtime=llama_server,
+            liveness=blind,
+            settings=Settings(ctx_size=4096, parallel=1, threads=ONE_THREAD),
         ) as it:
             await it.reaches(State.READY, 1)
             asked = asyncio.create_task(it.complete(prompt=PROMPT, cache_prompt=False))  # noqa: TID251
@@ -116,7 +125,10 @@ def test_a_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> 
 
     async def test() -> None:
         async with serving(
-            large_model, runtime=runtime, liveness=QUICK, settings=Settings(ctx_size=2048, parallel=2)
+            large_model,
+            runtime=runtime,
+            liveness=replace(QUICK, health_timeout_s=PATIENCE_S),
+            settings=Settings(ctx_size=2048, parallel=2, threads=ONE_THREAD),
         ) as it:
             await it.reaches(State.READY, 1)
             plain = asyncio.create_task(it.complete(n_predict=100, ignore_eos=True))  # noqa: TID251

@@ -127,7 +127,8 @@ def test_what_it_answers_while_it_loads_is_no_sign_that_it_hangs(
     tiny_model: Path, tmp_path: Path, free_tcp_port: int
 ) -> None:
     """``wrap`` lets llama-server say "Loading model" itself; a client that polls makes many such 503."""
-    words = [str(install(tmp_path / "llama-server", "load_s=1")), "-m", str(tiny_model)]
+    go = tmp_path / "go"
+    words = [str(install(tmp_path / "llama-server", "load_s=600", f"until={go}")), "-m", str(tiny_model)]
 
     async def test() -> None:
         bus = Bus()
@@ -142,6 +143,7 @@ def test_what_it_answers_while_it_loads_is_no_sign_that_it_hangs(
             await loading.wait()
             for _ in range(4):
                 assert (await client.post(url, json={"prompt": "x"})).status_code == 503
+            go.touch()
             await ready.wait()
             assert service.runner is not None
             endpoint = service.runner.endpoint
