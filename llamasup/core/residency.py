@@ -81,6 +81,8 @@ class Tenant:
     resident_since_s: float = 0.0
     use: Use = UNUSED
     """How much it was used lately; what is not known of it does no harm."""
+    outgoing: Places = field(default_factory=dict[str, int])
+    """The part of ``needs`` that is free again once the model has been changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,18 +189,18 @@ def never_fits(id_: str, world: World) -> str:
         each for each in world.tenants.values() if each.pinned and each.phase in _STAYING and each.id != id_
     ]
     for each in pinned:
-        take(room, _demand(each))
+        take(room, _lasting(each))
     wanted = _demand(tenant)
     return "; ".join(_shortage(key, wanted[key], world, pinned) for key in lacking(wanted, room))
 
 
 def _shortage(key: Resource, wanted: int, world: World, pinned: list[Tenant]) -> str:
     kind, name = key
-    holders = [each for each in pinned if key in _demand(each)]
+    holders = [each for each in pinned if key in _lasting(each)]
     beside = ", ".join(sorted(each.id for each in holders))
     match kind:
         case "memory":
-            held = sum(each.needs[name] for each in holders)
+            held = sum(_lasting(each)[key] for each in holders)
             pinned_text = f", of which pinned models hold {memory_text(held)} ({beside})" if holders else ""
             budget = memory_text(world.budget.get(name, 0))
             return f"it needs {memory_text(wanted)} of {name}, and the budget there is {budget}{pinned_text}"
@@ -213,6 +215,13 @@ def _shortage(key: Resource, wanted: int, world: World, pinned: list[Tenant]) ->
 
 def _demand(tenant: Tenant) -> dict[Resource, int]:
     return demand(tenant.needs, tenant.groups)
+
+
+def _lasting(tenant: Tenant) -> dict[Resource, int]:
+    """What it takes up as long as it stays loaded."""
+    outgoing = tenant.outgoing
+    needs = {place: size - outgoing.get(place, 0) for place, size in tenant.needs.items()}
+    return demand(needs, tenant.groups)
 
 
 def _capacity(world: World) -> dict[Resource, int]:
@@ -245,7 +254,7 @@ class _Round:
                 continue
             take(self.soon, held)
             if each.pinned:
-                take(self.most, held)
+                take(self.most, _lasting(each))
             else:
                 self.candidates.append(Candidate(each.id, held, self.cost(each)))
         self.kept: set[str] = set()  # those that an older claim will take, once it may

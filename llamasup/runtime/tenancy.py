@@ -304,6 +304,7 @@ class Tenancy:
             used_s=max(self.resident_since_s, served.idle_since_s),
             resident_since_s=self.resident_since_s,
             use=self.use,
+            outgoing=self.outgoing_needs,
         )
 
     def stop_sizing(self) -> None:

@@ -368,6 +368,18 @@ def test_no_more_are_loaded_than_max_loaded() -> None:
     assert decided(*one, wanted("c", gpu(1)), max_loaded=3) == (Load("c"),)
 
 
+def test_a_pinned_model_that_is_changed_refuses_only_what_does_not_fit_afterwards() -> None:
+    changing = Tenant("embed", gpu(8), Phase.LOADING, pinned=True, outgoing=gpu(4))
+    assert decided(changing, wanted("b", gpu(6))) == (WakeAt(NOW + 5),)
+    assert decided(changing, wanted("b", gpu(7))) == (
+        Refuse(
+            "b",
+            "it needs 7.0 GiB of CUDA0, and the budget there is 10 GiB, of which pinned models hold 4.0 GiB"
+            " (embed)",
+        ),
+    )
+
+
 def test_max_loaded_that_pinned_models_fill_refuses_the_rest() -> None:
     assert decided(resident("a", gpu(1), pinned=True), wanted("b", gpu(1)), max_loaded=1) == (
         Refuse("b", "max_loaded is 1, and so many pinned models are loaded (a)"),

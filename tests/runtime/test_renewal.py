@@ -155,6 +155,26 @@ async def test_both_generations_are_counted_while_both_are_there(
 
 
 @in_a_loop
+async def test_a_request_waits_for_the_memory_of_the_process_that_a_pinned_model_replaces(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """While both of its processes run there is no memory for another model, but there will be."""
+    a, b = replace(specs["a"], stay=Stay(pin=True)), specs["b"]
+    async with pooled(tmp_path, a, b, room_for=2.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        it.apply(bigger(a), b)
+        await it.until(lambda: it["a"].outgoing != [])
+        other = it.ask("b")
+        await it.until(lambda: it["b"].sized is not None)
+        await it.decided()
+        assert other.waits, other.why
+
+        in_flight.goes()
+        await other.served_by()
+
+
+@in_a_loop
 async def test_a_change_that_does_not_start_leaves_the_old_one_as_it_was(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
