@@ -1,8 +1,10 @@
-"""Fuzzing of the proxy's HTTP against h11, for as long as it is told (X9). Run it by scripts/fuzz.
+"""Fuzzing of the proxy's HTTP against h11 (X9), and of how it counts jobs in bodies against a decoder (X8).
 
-Paths are spelled in every way that a server could read, with a key whose limit is used up (X8). The grammar
-and the comparisons are those of tests/security/test_against_h11.py. The input of a finding is made as small
-as it gets and printed; the exit code is 1.
+It goes on for as long as it is told. Run it by scripts/fuzz.
+
+Paths are spelled in every way that a server could read, with a key whose limit is used up (X8). The grammars
+and the comparisons are those of tests/security/test_against_h11.py and of tests/core/test_body_scan.py. The
+input of a finding is made as small as it gets and printed; the exit code is 1.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from llamasup.proxy import ProxyConfig
+from tests.bodies import LABELS, bodies
+from tests.core.test_body_scan import counted_as_the_oracle_counts
 from tests.security import test_against_h11 as comparisons
 from tests.security.circuit import Circuit
 from tests.security.grammar import (
@@ -69,6 +73,14 @@ def limited_in_any_spelling(circuit: Circuit, data: st.DataObject) -> None:
     gets_past_no_limit(circuit, data.draw(spelled_paths()))
 
 
+def jobs_are_counted(circuit: Circuit, data: st.DataObject) -> None:
+    """Whole and in pieces: at least as many as llama-server begins. Nothing is sent."""
+    circuit.records.clear()
+    body, label = data.draw(bodies()), data.draw(st.sampled_from(sorted(LABELS)))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=5)))
+    counted_as_the_oracle_counts(body, label, cuts)
+
+
 _CHECKS: tuple[Check, ...] = (
     read_as_h11_does,
     read_as_h11_does_again,
@@ -77,6 +89,7 @@ _CHECKS: tuple[Check, ...] = (
     answered_whole_or_not_again,
     bodiless_and_then_right,
     limited_in_any_spelling,
+    jobs_are_counted,
 )
 
 

@@ -1,5 +1,7 @@
 """Who is next: one class after the other, in a class each client in turn, of a client in order of arrival.
 
+A request of several jobs takes several turns of its client's: the others are served as often before its next.
+
 Decides the order of service and nothing else: who may wait, and for how long, is said elsewhere.
 """
 
@@ -8,7 +10,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 from enum import IntEnum
-from itertools import count
 from typing import Final, Generic, TypeVar
 
 __all__ = ["PASSES", "FairQueue", "Priority", "Queued", "granted"]
@@ -35,16 +36,19 @@ def granted(asked: Priority | None, best: Priority) -> Priority:
 class Queued:
     """What can wait in a ``FairQueue``: whose it is, in which class, and since when.
 
+    ``jobs``: how many places it takes, if there are as many.
+
     ``turn`` is the one of its client's in which it was last served; None before. Put back, it has that
     turn again; 0 is before all who wait.
     """
 
-    __slots__ = ("arrived_s", "client", "priority", "turn")
+    __slots__ = ("arrived_s", "client", "jobs", "priority", "turn")
 
     def __init__(self, arrived_s: float, client: str = "", priority: Priority = Priority.NORMAL) -> None:
         self.arrived_s = arrived_s
         self.client = client
         self.priority = priority
+        self.jobs = 1
         self.turn: int | None = None
 
 
@@ -64,12 +68,16 @@ class _Line(Generic[T]):
 class FairQueue(Generic[T]):
     """Not bounded by itself. It has no more lines than there are items in it."""
 
-    __slots__ = ("_count", "_lines", "_passed", "_turns")
+    __slots__ = ("_count", "_lines", "_owed", "_passed", "_turn")
 
     def __init__(self) -> None:
         self._lines: dict[Priority, dict[str, _Line[T]]] = {priority: {} for priority in Priority}
         self._passed = dict.fromkeys(Priority, 0)  # how often others went first while somebody waited
-        self._turns = count(1)
+        # Four for each service: between the turns of two clients that wait is one for a client that comes in
+        # between, and behind that one for the client of a request of several jobs.
+        self._turn = 0
+        # Turns of clients who had more than their share and do not wait now, as long as they are to come.
+        self._owed: dict[tuple[Priority, str], int] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -86,20 +94,25 @@ class FairQueue(Generic[T]):
         lines = self._lines[item.priority]
         line = lines.get(item.client)
         if line is None:
-            line = lines[item.client] = _Line(next(self._turns) if item.turn is None else item.turn)
+            turn = item.turn
+            if turn is None:
+                turn = max(self._turn + 1, self._owed.pop((item.priority, item.client), 0))
+            line = lines[item.client] = _Line(turn)
         elif item.turn is not None:
             line.turn = min(line.turn, item.turn)
         insort(line.items, item, key=_arrival)
         self._count += 1
 
-    def pop(self) -> T:
-        """The next to be served. Raises IndexError where nobody waits."""
+    def pop(self, places: int = 1) -> T:
+        """The next to be served, by a server with so many places. Raises IndexError where nobody waits."""
         priority = self._next_class()
         lines = self._lines[priority]
         line = min(lines.values(), key=_turn)
         item = line.items[0]
         item.turn = line.turn
-        line.turn = next(self._turns)
+        self._turn += 4
+        more_turns = (min(item.jobs, places) - 1) * (len(lines) - 1)
+        line.turn = self._turn + (4 * more_turns + 2 if more_turns else 0)
         self.remove(item)
         self._passed[priority] = 0
         for lower in Priority:
@@ -115,6 +128,9 @@ class FairQueue(Generic[T]):
         self._count -= 1
         if not line.items:
             del lines[item.client]
+            if line.turn > self._turn + 1:
+                self._owed = {key: turn for key, turn in self._owed.items() if turn > self._turn}
+                self._owed[item.priority, item.client] = line.turn
             if not lines:
                 self._passed[item.priority] = 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from llamasup.core.body_scan import MANY_JOBS
 from llamasup.core.http import HttpError
 from llamasup.core.keys import KeyLimits
 
@@ -54,7 +55,7 @@ class Bucket:
 
 
 class Quota:
-    """One key's use of its limits. What enters must leave, once."""
+    """One key's use of its limits. What enters must leave, once. ``in_flight``: jobs."""
 
     __slots__ = ("_concurrent", "_requests", "_tokens", "in_flight")
 
@@ -83,16 +84,34 @@ class Quota:
         self.in_flight += 1
         return None
 
-    def hold(self) -> None:
-        """Count one more at one time, of a request that left and is worked for; ended by ``let_go``."""
-        self.in_flight += 1
+    def weigh(self, jobs: int) -> HttpError | None:
+        """Count a request that entered as one job as so many, or say why not: 400 where no wait helps."""
+        limit = self._concurrent
+        if limit is not None:
+            if jobs > limit:
+                shown = "too many" if jobs >= MANY_JOBS else str(jobs)
+                return HttpError(
+                    400,
+                    f"This request is {shown} jobs (prompts or texts, times n); its key may have {limit}"
+                    " at one time",
+                    cause="too_many_jobs",
+                    remedy=f"send at most {limit} in one request, or raise the key's concurrent",
+                )
+            if self.in_flight - 1 + jobs > limit:
+                return _refusal("at one time", limit, "requests", "concurrent", _CONCURRENT_RETRY_S)
+        self.in_flight += jobs - 1
+        return None
 
-    def let_go(self) -> None:
-        self.in_flight -= 1
+    def hold(self, jobs: int) -> None:
+        """Count the jobs of a request that left and is still worked for; ended by ``let_go``."""
+        self.in_flight += jobs
 
-    def leave(self, tokens: int, now: float) -> None:
-        """A request that entered is over, and cost this many tokens."""
-        self.in_flight -= 1
+    def let_go(self, jobs: int) -> None:
+        self.in_flight -= jobs
+
+    def leave(self, tokens: int, now: float, jobs: int = 1) -> None:
+        """A request that entered, and counted as so many, is over, and cost this many tokens."""
+        self.in_flight -= jobs
         if self._tokens is not None:
             self._tokens.seconds_until_one(now)  # filled up to the moment of the cost, not beyond
             self._tokens.take(tokens)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from llamasup.core.quota import Quota
+    from llamasup.proxy.request import Request
     from llamasup.proxy.upstream import Upstream
     from llamasup.runtime.endpoint import Lease
 
@@ -24,18 +24,19 @@ class Abandoned:
     It ends with the generation too. Nothing but the generation waits for it.
     """
 
-    __slots__ = ("_lease", "_quota", "_upstream", "answered", "is_head")
+    __slots__ = ("_jobs", "_lease", "_quota", "_upstream", "answered", "is_head")
 
     may_come_back: Final = False
 
-    def __init__(self, lease: Lease, quota: Quota | None, upstream: Upstream) -> None:
+    def __init__(self, lease: Lease, request: Request, upstream: Upstream) -> None:
         self._lease = lease
-        self._quota = quota
+        self._quota = request.quota
+        self._jobs = request.counted
         self._upstream = upstream
         self.answered = False
         self.is_head = False
-        if quota is not None:
-            quota.hold()
+        if self._quota is not None:
+            self._quota.hold(self._jobs)
         upstream.abandon(self)
         lease.linger(self._generation_ended)
 
@@ -70,5 +71,5 @@ class Abandoned:
 
     def _end(self) -> None:
         if self._quota is not None:
-            self._quota.let_go()
+            self._quota.let_go(self._jobs)
         self._lease.release()

@@ -8,8 +8,9 @@ import struct
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
-from llamasup.core.http import HttpError, error_body, error_response
+from llamasup.core.http import HeadRules, HttpError, error_body, error_response
 from llamasup.proxy import local
+from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
 from llamasup.proxy.door import Door
 from llamasup.proxy.exchange import Exchange
@@ -131,6 +132,10 @@ class Downstream(asyncio.Protocol):
             self._serve_ready()
 
     # --- reading
+
+    @property
+    def rules(self) -> HeadRules:
+        return self._door.rules
 
     def _hold(self, data: bytes) -> None:
         """Keep what came early; too much of it, and the client has to wait."""
@@ -258,7 +263,9 @@ class Downstream(asyncio.Protocol):
         answered = local.answer_to(request, self._door, proxy.backend, draining=proxy.draining)
         if answered is not None:
             self._answer_locally(request, *answered)
-        elif request.key is not None and (refusal := self.proxy.keys.enter(request)):
+        elif (request.key is not None and (refusal := self.proxy.keys.enter(request))) or (
+            refusal := judge_body(request, self._door.rules, proxy)
+        ) is not None:
             self._refused(request, refusal)
         else:
             lease = lease_for(request, self._door, self.proxy)

@@ -117,6 +117,8 @@ class Exchange:
     def start(self) -> None:
         lease = self._lease
         lease.when_revoked(self._revoked)
+        if self._request.jobs > 1:
+            lease.weigh(self._request.jobs)
         pool = self._downstream.proxy.pool_of(lease.endpoint)
         upstream = pool.take(self._request.received_at if self._waiting is None else monotonic())
         if upstream is not None:
@@ -227,6 +229,7 @@ class Exchange:
         """Its body is whole: now llama-server begins with it (b11434), and not before."""
         if self._infers:
             self._lease.take_place()
+            self._lease.weigh(self._request.jobs)
 
     def upload_resumes(self) -> None:
         if self._request.upload is not None:
@@ -375,7 +378,7 @@ class Exchange:
         if abort and upstream is not None:
             # The child begins with a whole request: from then on its slot is busy until it says otherwise.
             if request.needs_place and not (uploading or lease.endpoint.closed) and upstream.has_sent_all:
-                Abandoned(lease, request.quota, upstream)
+                Abandoned(lease, request, upstream)
                 return
             upstream.abort()
         lease.release()

@@ -60,6 +60,15 @@ class Keys:
             request.quota = quota
         return refusal
 
+    def weigh(self, request: Request) -> HttpError | None:
+        """Count all the jobs of a request that has entered as one, or say why its key may not have them."""
+        if request.quota is None:
+            return None
+        refusal = request.quota.weigh(request.jobs)
+        if refusal is None:
+            request.counted = request.jobs
+        return refusal
+
     def leave(self, request: Request, record: RequestRecord) -> None:
         """The request is over, and ``record`` says what it cost."""
         quota, request.quota = request.quota, None
@@ -68,7 +77,7 @@ class Keys:
                 cost = cost_of_part(record.bytes_out)
             else:
                 cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
-            quota.leave(cost, self.clock())
+            quota.leave(cost, self.clock(), request.counted)
 
     def _renew(self) -> None:
         """A key that is still there by its name has used what it has used, whatever its limits are now."""

@@ -42,11 +42,13 @@ class Request:
         "body",
         "body_bytes",
         "comment_at",
+        "counted",
         "early",
         "expects_continue",
         "head",
         "http_1_0",
         "id",
+        "jobs",
         "keep_alive",
         "key",
         "named",
@@ -75,6 +77,8 @@ class Request:
         self.peer = peer
         self.key = key
         self.named: str | None = None  # the model, in its client's words
+        self.jobs = 1  # what llama-server works on for it at the same time, as far as its body is read
+        self.counted = 1  # of these, what its key's quota counts
         self.quota: Quota | None = None  # that of its key, which it has entered and must leave
         self.id = request_id
         self.http_1_0 = http_1_0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llamasup.core.requested_model import BodyTooDeep, requested_model
 from llamasup.proxy.door import CONTROL_PREFIX, Door
 from llamasup.proxy.local import CONTROL_PATHS
 from llamasup.proxy.naming import misused
@@ -21,33 +20,19 @@ __all__ = ["lease_for"]
 
 
 def lease_for(request: Request, door: Door, proxy: Proxy) -> Lease | Unavailable:
-    """The right to use what serves it, or why there is none. What it named is kept (``Request.named``)."""
+    """The right to use what serves it (``Request.named``), or why there is none."""
     path = request.head.path
     if not door.rules.transparent and (path in CONTROL_PATHS or path.startswith(CONTROL_PREFIX)):
         control = proxy.control
         if control is None or control.closed:
             return Unavailable(404, "there is no control API here", type="not_found_error")
         return control.lease()
-    backend, head, key, model = proxy.backend, request.head, request.key, None
+    backend, head, key, model = proxy.backend, request.head, request.key, request.named
     limited = key is not None and bool(key.models)
     if limited or proxy.config.route_by_model:
-        if proxy.config.route_by_model:
-            try:
-                model = request.named = requested_model(request.body, head.query)
-            except BodyTooDeep:
-                return _TOO_DEEP
         meant = backend.meant(model)
         if limited or (meant is not None and head.route.work not in meant.works):
             refusal = misused(request, meant)
             if refusal is not None:
                 return Unavailable.because(refusal)
     return backend.lease(model, infers=request.needs_place, body=request.body)
-
-
-_TOO_DEEP = Unavailable(
-    400,
-    "The body is nested too deep to tell which model it names",
-    "invalid_request_error",
-    cause="body_too_deep",
-    remedy="nest it less than 1,000 deep",
-)

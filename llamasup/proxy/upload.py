@@ -1,13 +1,15 @@
 """A request's body that is sent on while it comes, because nobody here has to read it.
 
 What has gone out is kept for a while, so that the request can be sent again (S10); a body larger than that is
-nowhere held whole. llama-server begins nothing before it has the last byte of a body (b11434).
+nowhere held whole. llama-server begins nothing before it has the last byte of a body (b11434): what came with
+that byte is kept back until the whole of it is judged.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llamasup.proxy.body_rules import judge_scan, scan_for
 from llamasup.proxy.local import is_local
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Upload:
         "_kept_bytes",
         "_length",
         "_request",
+        "_scan",
         "_timed_bytes",
         "_upstream",
     )
@@ -61,6 +64,10 @@ class Upload:
         self._request = request
         self._length = length
         self._fresh = request.take_body()  # not sent yet
+        self._scan = scan_for(request, downstream.rules)
+        if self._scan is not None:
+            for piece in self._fresh:
+                self._scan.feed(piece)
         self._kept: list[bytes] | None = []  # sent; None: it was too much to be kept
         self._kept_bytes = 0
         self._upstream: Upstream | None = None
@@ -73,6 +80,8 @@ class Upload:
     def add(self, piece: bytes) -> None:
         """Bytes of the body, as they were parsed. They go out when all of a read is: with one write."""
         self._fresh.append(piece)
+        if self._scan is not None:
+            self._scan.feed(piece)
 
     def received(self, ready: deque[Request]) -> None:
         """What came has been parsed: the body goes on, is whole, or is none that will be served.
@@ -83,6 +92,8 @@ class Upload:
         whole = bool(ready) and ready[0] is request
         if whole:
             ready.popleft()
+            if request.refusal is None and self._scan is not None:
+                request.refusal = judge_scan(request, self._scan, self._downstream.proxy)
         if request.refusal is not None:
             request.keep_alive = False
             self._exchange.refused(request.refusal)

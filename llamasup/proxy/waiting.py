@@ -40,6 +40,7 @@ class Waiting:
             priority=request.priority,
             needs_place=request.needs_place,
         )
+        self._ticket.jobs = request.jobs
         self._model = model
         self._generation = 0  # the last that had it
 

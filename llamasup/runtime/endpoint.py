@@ -64,10 +64,12 @@ class Endpoint:
     """Where one generation listens, and the requests that it is serving.
 
     ``api_key`` is the child's own key (loopback children only); the client's key never reaches the child.
-    ``places``: how many requests it infers for at the same time. ``held_s``: how long one has held a place
-    lately (a weighted mean; None: not known). ``when_free`` hears of a place that comes free while all are
-    taken: before anybody else can have it. ``when_vacant`` hears each time that the last lease has ended and
-    nobody has taken one in its place; ``idle_since_s`` (monotonic) is when, and is kept only for who hears.
+    ``places``: how many jobs it works on at the same time. ``busy``: how many of them are taken; a request of
+    several jobs is served when one place is free, so that this may be more than there are. ``held_s``: how
+    long a request has held places lately, times how many (a weighted mean; None: not known). ``when_free``
+    hears of a place that comes free while all are taken: before anybody else can have it. ``when_vacant``
+    hears each time that the last lease has ended and nobody has taken one in its place; ``idle_since_s``
+    (monotonic) is when, and is kept only for who hears.
     """
 
     __slots__ = (
@@ -140,6 +142,11 @@ class Endpoint:
         """How many requests the child works for: those in flight, and those whose clients have left."""
         return len(self._leases) + len(self._lingering)
 
+    @property
+    def served(self) -> int:
+        """Requests that hold places."""
+        return sum(lease.since_s > 0.0 for lease in (*self._leases, *self._lingering))
+
     def lease(self, *, infers: bool = False) -> Lease:
         """Take one request's right to use this generation. Only while it is open.
 
@@ -200,10 +207,10 @@ class Endpoint:
         for callback in callbacks:
             callback()
 
-    def _place_left(self) -> None:
+    def _places_left(self, count: int) -> None:
         was_full = self.busy >= self.places
-        self.busy -= 1
-        if was_full and self.when_free is not None:
+        self.busy -= count
+        if was_full and self.busy < self.places and self.when_free is not None:
             self.when_free()
 
     def _lingers(self, lease: Lease) -> None:
@@ -233,14 +240,15 @@ Serving = tuple[Endpoint, ...] | Unavailable
 class Lease:
     """One request's right to use one generation. Released exactly once; ``release`` may be repeated.
 
-    ``since_s``: since when it holds a place (monotonic); 0: it holds none.
+    ``since_s``: since when it holds places (monotonic); 0: it holds none. ``weight``: how many it holds.
     """
 
-    __slots__ = ("_on_revoke", "endpoint", "since_s")
+    __slots__ = ("_on_revoke", "endpoint", "since_s", "weight")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.since_s = 0.0
+        self.weight = 1
         self._on_revoke: Callable[[str], None] | None = None
 
     def when_revoked(self, callback: Callable[[str], None]) -> None:
@@ -263,7 +271,15 @@ class Lease:
     def take_place(self) -> None:
         """Count among those that are inferred for, whether there is room for one more or not."""
         self.endpoint.busy += 1
+        self.weight = 1
         self.since_s = monotonic()
+
+    def weigh(self, jobs: int) -> None:
+        """Hold a place for each of its jobs, up to all places. llama-server queues the jobs beyond that."""
+        if self.since_s:
+            weight = min(jobs, self.endpoint.places)
+            self.endpoint.busy += weight - self.weight
+            self.weight = weight
 
     def leave_place(self) -> None:
         """Let the next be served although this one is not over. May be repeated."""
@@ -274,7 +290,7 @@ class Lease:
         """Leave it unused, with nothing learnt of how long one holds it."""
         if self.since_s:
             self.since_s = 0.0
-            self.endpoint._place_left()
+            self.endpoint._places_left(self.weight)
 
     def release(self) -> None:
         """First the place, so that whoever waits for it has a lease before this was the last one."""
@@ -287,7 +303,7 @@ class Lease:
 
     def _leave_place(self, now_s: float) -> None:
         endpoint = self.endpoint
-        endpoint.held_s = smoothed(endpoint.held_s, now_s - self.since_s, HELD_WEIGHT)
+        endpoint.held_s = smoothed(endpoint.held_s, (now_s - self.since_s) * self.weight, HELD_WEIGHT)
         self.return_place()
 
 

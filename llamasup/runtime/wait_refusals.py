@@ -71,5 +71,5 @@ def _free_in_s(endpoints: tuple[Endpoint, ...], queued: int) -> float:
 
 
 def _requests(endpoints: tuple[Endpoint, ...]) -> str:
-    count = sum(endpoint.busy for endpoint in endpoints)
+    count = sum(endpoint.served for endpoint in endpoints)
     return "1 request" if count == 1 else f"{count} requests"

@@ -360,7 +360,7 @@ class WaitingRoom:
                 if self._placeless:
                     ticket = self._placeless.pop(0)
                 elif self._queue and (able := _free(able)):
-                    ticket = self._queue.pop()
+                    ticket = self._queue.pop(max(each.places for each in able))
                 else:
                     return
                 self._left(ticket, now_s)

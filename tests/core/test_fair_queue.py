@@ -133,6 +133,60 @@ def test_one_who_leaves_leaves_the_others_as_they_were(desk: Desk) -> None:
     assert desk.all() == "a2 b1"
 
 
+def heavy(desk: Desk, name: str, jobs: int) -> Request:
+    request = desk.comes(name)
+    request.jobs = jobs
+    return request
+
+
+def test_a_request_of_several_jobs_uses_as_many_turns(desk: Desk) -> None:
+    heavy(desk, "a1", 3)
+    heavy(desk, "a2", 3)
+    for name in ("b1", "b2", "b3", "b4", "c1", "c2", "c3", "c4"):
+        desk.comes(name)
+    order = " ".join(desk.queue.pop(8).name for _ in range(len(desk.queue)))
+    assert order == "a1 b1 c1 b2 c2 b3 c3 a2 b4 c4"
+
+
+def test_it_uses_no_more_turns_than_the_server_has_places(desk: Desk) -> None:
+    heavy(desk, "a1", 3000)
+    desk.comes("a2")
+    for name in ("b1", "b2", "b3"):
+        desk.comes(name)
+    assert " ".join(desk.queue.pop(2).name for _ in range(len(desk.queue))) == "a1 b1 b2 a2 b3"
+
+
+def test_turns_that_were_used_are_not_forgotten_when_a_client_comes_back(desk: Desk) -> None:
+    heavy(desk, "a1", 3)
+    for name in ("b1", "b2", "b3", "b4"):
+        desk.comes(name)
+    assert desk.queue.pop(4).name == "a1"
+    heavy(desk, "a2", 3)
+    assert [desk.queue.pop(4).name for _ in range(4)] == ["b1", "b2", "b3", "a2"]
+    desk.comes("c1")
+    desk.queue.remove(desk.comes("a3"))
+    assert desk.queue.pop().name == "b4"
+    assert desk.queue.pop().name == "c1"
+    heavy(desk, "d1", 2)
+    desk.comes("e1")
+    desk.queue.pop(4)  # what was owed long ago is dropped
+    desk.comes("a4")
+    assert desk.all() == "e1 a4"
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 4])
+def test_clients_whose_requests_weigh_more_get_no_more_places(desk: Desk, jobs: int) -> None:
+    """Both always have one request that waits. The share is that of jobs."""
+    got = Counter[str]()
+    heavy(desk, "a", jobs)
+    desk.comes("b")
+    for _ in range(400):
+        item = desk.queue.pop(4)
+        got[item.client] += item.jobs
+        heavy(desk, item.client, item.jobs)
+    assert 0.9 < got["a"] / got["b"] < 1.1, got
+
+
 def test_nobody_is_next_where_nobody_waits(desk: Desk) -> None:
     with pytest.raises(IndexError, match="nobody waits"):
         desk.queue.pop()

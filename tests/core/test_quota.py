@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamasup.core.body_scan import MANY_JOBS
 from llamasup.core.http import HttpError
 from llamasup.core.keys import KeyLimits
 from llamasup.core.quota import Bucket, Quota, cost_of, cost_of_part
@@ -39,10 +40,10 @@ def test_a_minutes_requests_may_come_at_once_and_then_as_they_flow() -> None:
 def test_a_request_that_left_counts_at_one_time_until_the_server_lets_go() -> None:
     quota = Quota(KeyLimits(concurrent=1), 0.0)
     assert quota.enter(0.0) is None
-    quota.hold()
+    quota.hold(2)
     quota.leave(0, 0.0)
     assert refused(quota.enter(0.0)).cause == "key_concurrent"
-    quota.let_go()
+    quota.let_go(2)
     assert quota.enter(0.0) is None
 
 
@@ -172,3 +173,42 @@ def test_cached_tokens_are_free(
     prompt: int | None, cached: int | None, completion: int | None, cost: int
 ) -> None:
     assert cost_of(prompt, cached, completion) == cost
+
+
+# --- requests of several jobs
+
+
+def test_the_jobs_of_a_request_count_as_so_many_requests_at_one_time() -> None:
+    quota = Quota(KeyLimits(concurrent=4), 0.0)
+    assert quota.enter(0.0) is None
+    assert quota.weigh(3) is None
+    assert quota.enter(0.0) is None
+    assert refused(quota.weigh(2)).cause == "key_concurrent"
+    assert quota.weigh(1) is None
+    assert refused(quota.enter(0.0)).cause == "key_concurrent"
+    quota.leave(0, 0.0, 3)
+    assert quota.in_flight == 1
+    assert quota.enter(0.0) is None
+    assert quota.weigh(3) is None
+
+
+def test_more_jobs_than_the_key_may_ever_have_are_refused_for_good_with_both_numbers() -> None:
+    quota = Quota(KeyLimits(concurrent=2), 0.0)
+    assert quota.enter(0.0) is None
+    error = quota.weigh(3000)
+    assert error is not None
+    assert (error.status, error.cause, error.retry_after_s) == (400, "too_many_jobs", None)
+    assert "is 3000 jobs" in error.message
+    assert "may have 2 at one time" in error.message
+    uncounted = quota.weigh(MANY_JOBS)
+    assert uncounted is not None
+    assert "is too many jobs" in uncounted.message
+    assert quota.in_flight == 1
+
+
+def test_without_that_limit_jobs_are_only_counted() -> None:
+    quota = Quota(KeyLimits(requests_per_minute=5), 0.0)
+    assert quota.enter(0.0) is None
+    assert quota.weigh(3000) is None
+    quota.leave(0, 0.0, 3000)
+    assert quota.in_flight == 0

@@ -8,7 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.core.requested_model import MOST_NAME, MOST_PARTS, BodyTooDeep, named_in_path, requested_model
+from llamasup.core.requested_model import (
+    LISTS,
+    MOST_NAME,
+    MOST_PARTS,
+    BodyTooDeep,
+    lists_of,
+    named_in_path,
+    read_body,
+)
+
+
+def requested_model(body: bytes, query: bytes) -> str | None:
+    return read_body(body, query, "other")[0]
+
 
 WAV = b"RIFF" + bytes(range(256)) * 1000
 
@@ -169,3 +182,43 @@ def test_the_body_counts_before_the_query() -> None:
 )
 def test_a_path_names_a_model(path: bytes, named: str | None) -> None:
     assert named_in_path(path) == named
+
+
+# --- jobs
+
+
+@pytest.mark.parametrize(
+    ("label", "body", "jobs"),
+    [
+        ("/completion", b'{"prompt": ["a", "b"], "n": 2, "n_cmpl": 3}', 6),
+        ("/completion", b'{"prompt": ["a", "b"], "n": "x"}', 2),
+        ("/completion", b'{"prompt": ["a", -1]}', 1),
+        ("/completion", b'{"prompt": [ 1, "a"]}', 1),
+        ("/completion", b'{"prompt": []}', 1),
+        ("/completion", b'{"prompt": ["a"], "prompt": ["a", "b", "c"]}', 3),
+        ("/completion", b'{"input": ["a", "b"]}', 1),
+        ("/completion", b'{"prompt": [' + b'"a,b",' * 300 + b'"a"]}', 601),  # commas are counted: too many
+        ("/completion", b'{"prompt": [' + b'"a",' * 255 + b'"a"]}', 256),
+        ("/completion", b'{"model": 7, "prompt": ["a", "b"]}', 2),
+        ("/completion", b'\xef\xbb\xbf{"prompt": ["a", "b"]}', 2),
+        ("/completion", b'{"prompt": ["a", "b"]}\0', 2),
+        ("/completion", b'\xef\xbb\xbf{"prompt": ["a", "b"]', 2),
+        ("/completion", b'{"prompt": ["a", "b"]]]', 2),  # no JSON: what it could be for a laxer reader
+        ("/completion", b"--b\r\n\r\none\r\n--b\r\n\r\ntwo\r\n--b--\r\n", 2),
+        ("/v1/embeddings", b'{"input": ["a", "b", "c"]}', 3),
+        ("/embedding", b'{"content": ["a", "b", "c"]}', 3),
+        ("/v1/rerank", b'{"documents": ["a", "b"], "query": "a"}', 2),
+        ("/rerank", b'{"texts": ["a", "b"], "query": "a"}', 2),
+        ("/v1/chat/completions", b'{"messages": [], "prompt": ["a", "b"], "n": 4}', 4),
+        ("/v1/responses", b'{"input": [{"role": "user"}, {"role": "user"}]}', 1),
+        ("other", b'{"questions": {"a": {}, "b": {}, "c": {}}}', 3),
+        ("other", b'{"questions": {"a": {}, "b": {}, "c": {}}, "input": [1]}', 3),
+    ],
+)
+def test_what_a_body_asks_for_on_a_route(label: str, body: bytes, jobs: int) -> None:
+    assert read_body(body, b"", label)[1] == jobs
+
+
+def test_an_unknown_route_may_take_every_list() -> None:
+    assert lists_of("/v1/embeddings") == ("input", "content")
+    assert lists_of("other") == LISTS

@@ -138,3 +138,30 @@ def test_closing_ends_what_lingers(endpoint: Endpoint) -> None:
     assert told == ["gone"]
     lease.release()
     assert (endpoint.at_work, endpoint.busy) == (0, 0)
+
+
+def test_a_request_of_several_jobs_holds_as_many_places_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 14.0])
+    monkeypatch.setattr("llamasup.runtime.endpoint.monotonic", lambda: next(times))
+    told: list[int] = []
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), places=4)
+    endpoint.when_free = lambda: told.append(endpoint.busy)
+    endpoint.lease().weigh(3)  # needs no place
+    lease = endpoint.lease(infers=True)
+    lease.weigh(3000)
+    assert (endpoint.busy, endpoint.served, told) == (4, 1, [])
+    lease.release()
+    assert (endpoint.busy, endpoint.served, told, endpoint.held_s) == (0, 0, [0], 16.0)
+
+
+def test_a_place_is_free_only_when_fewer_are_taken_than_there_are() -> None:
+    told: list[int] = []
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), places=2)
+    endpoint.when_free = lambda: told.append(endpoint.busy)
+    first, second = endpoint.lease(infers=True), endpoint.lease(infers=True)
+    second.weigh(2)
+    assert endpoint.busy == 3
+    first.release()
+    assert (endpoint.busy, told) == (2, [])
+    second.return_place()
+    assert (endpoint.busy, told) == (0, [0])

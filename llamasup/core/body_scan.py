@@ -1,0 +1,304 @@
+"""What a JSON body asks for, found while it comes in pieces and without keeping it.
+
+Two facts: how many jobs llama-server begins for it, and which of its strings it would fetch as URLs.
+Both are read as llama-server (b11434) reads them. Of two keys of one name the one counts that asks for more.
+Nothing is validated: llama-server refuses an invalid body by itself.
+
+Strings and arrays of numbers are passed over by regular expressions. Each other token costs a step of Python,
+and the number of steps is limited: a body with more tokens, or nested deeper, is ``unclear``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from math import ceil
+from typing import Final
+
+import msgspec
+
+__all__ = ["MANY_JOBS", "MOST_DEPTH", "MOST_STEPS", "BodyScan", "scanned", "times"]
+
+MANY_JOBS: Final = 1 << 20
+"""More than any server has places. The number for a body whose jobs cannot be counted."""
+MOST_STEPS: Final = 100_000  # 0.1 s in all; a chat of 1 MB has 20,000
+MOST_DEPTH: Final = 512
+WINDOW: Final = 1 << 16  # bytes that one match may pass: what a regular expression remembers grows with it
+_MOST_KEY: Final = 128  # raw bytes; the longest name that counts here has 66, if every letter is escaped
+_MOST_URL: Final = 8192  # raw bytes
+_MOST_NUMBER: Final = 64  # digits of ``n``; whoever writes more is not counting
+_MOST_FOUND: Final = 64  # different URLs
+
+_OUTSIDE = re.compile(rb'[^"\[\]{}]*').match
+_INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL).match
+_CONTENT = re.compile(rb"[^\s,\]]").search
+_DIGIT = re.compile(rb"[0-9]").search
+_NOT_A_NUMBER = b": \t\r\n"
+
+# The first four characters of a string that may be a URL for llama-server (b11434: it begins with "http").
+_HTTP = rb"(?:[hH]|\\u00[46]8)(?:[tT]|\\u00[57]4){2}(?:[pP]|\\u00[57]0)"
+_begins_with_http = re.compile(_HTTP).match
+may_hold_url = re.compile(b'"' + _HTTP).search
+_OVERLAP: Final = 24  # bytes of the longest match of the above, less one
+
+_TIMES = (b"n", b"n_cmpl")
+# An object under one of these keys holds ``url`` or ``data``; ``image_url`` may be the URL itself.
+_MEDIA = frozenset(
+    {b"image_url", b"input_image", b"input_audio", b"audio_url", b"input_video", b"video_url", b"source"}
+)
+_URL_KEYS = frozenset({b"url", b"data"})
+# What stands there is passed on to the model as text: tools, schemas, the arguments of a tool.
+_TEXT_ON_TOP = frozenset({b"tools", b"functions", b"response_format", b"json_schema", b"metadata"})
+_TEXT_WITHIN = frozenset({b"input", b"arguments"})
+
+_QUOTE, _BACKSLASH = b'"\\'
+_OPENS, _CLOSES, _OBJECT = b"[{", b"]}", 0x7B
+
+
+class BodyScan:
+    """Of one body. ``lists``: the fields on top whose items are jobs. ``urls``: whether to look for URLs."""
+
+    __slots__ = (
+        "_commas",
+        "_content",
+        "_counts",
+        "_delimiters",
+        "_end",
+        "_escape",
+        "_in_string",
+        "_integers",
+        "_is_object",
+        "_is_value",
+        "_items",
+        "_keep",
+        "_kept",
+        "_key",
+        "_keys",
+        "_lists",
+        "_number",
+        "_overlong",
+        "_steps",
+        "_text_from",
+        "_times",
+        "_urls",
+        "remote",
+        "suspect",
+        "unclear",
+    )
+
+    def __init__(self, lists: Iterable[bytes] = (), *, urls: bool = False) -> None:
+        self.unclear = False  # too many tokens, or nested too deep
+        self.suspect = False  # a string in it may be a URL, wherever that stands
+        self.remote: list[
+            str | None
+        ] = []  # URLs that llama-server would fetch; None: one that cannot be read
+        self._lists = frozenset(lists)
+        self._urls = urls
+        self._steps = 0
+        self._end = b""  # of the piece before
+        self._delimiters = 0  # of parts of a form
+        # Of each open array and object, the outermost first: the key that it stands under, and which it is.
+        self._keys: list[bytes] = []
+        self._is_object: list[bool] = []
+        self._key = b""  # the last one that was read
+        self._is_value = False  # what follows is the value of ``_key``
+        self._text_from = 0  # the depth at which what is for the model to read begins; 0: not within it
+        # A string.
+        self._in_string = False
+        self._escape = False  # a backslash was the last byte of a piece
+        self._keep = 0  # so many bytes of it
+        self._kept = b""
+        self._overlong = False
+        # The array or object whose items are counted.
+        self._counts = False
+        self._commas = 0
+        self._content = False
+        self._integers = False
+        self._items = 1  # the most that was counted
+        # ``n``, digit by digit; None: what is read is not it.
+        self._number: bytes | None = None
+        self._times = 1
+
+    @property
+    def jobs(self) -> int:
+        if self.unclear:
+            return MANY_JOBS
+        items = max(self._items, self._delimiters) if self._lists else 1
+        return min(items * self._times, MANY_JOBS)
+
+    def feed(self, piece: bytes) -> None:
+        before, head = self._end, piece[:_OVERLAP]
+        if self._urls and not self.suspect:
+            self.suspect = may_hold_url(piece) is not None or may_hold_url(before + head) is not None
+        # Form fields of one name become an array (b11434). No line of JSON begins with two hyphens.
+        self._delimiters += piece.count(b"\r\n--") + (before[-3:] + head[:3]).count(b"\r\n--")
+        self._end = (before + piece if len(piece) < _OVERLAP else piece)[-_OVERLAP:]
+        for begin in range(0, len(piece), WINDOW):
+            if self.unclear:
+                return
+            self._read(piece[begin : begin + WINDOW])
+
+    def _read(self, piece: bytes) -> None:
+        at, size = 0, len(piece)
+        while at < size:
+            if self._in_string:
+                at = self._string(piece, at)
+                continue
+            end = _OUTSIDE(piece, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            if end > at and self._keys:
+                self._between(piece, at, end)
+            if end == size:
+                return
+            self._steps += 1
+            if self._steps > MOST_STEPS:
+                self.unclear = True
+                return
+            byte, at = piece[end], end + 1
+            if byte == _QUOTE:
+                self._begin_string()
+            elif byte in _OPENS:
+                self._open(byte == _OBJECT)
+                if self.unclear:
+                    return
+            elif self._keys:
+                self._close()
+
+    # --- strings
+
+    def _begin_string(self) -> None:
+        self._in_string = True
+        self._kept = b""
+        self._overlong = False
+        if self._counts and len(self._keys) == 2:
+            self._content = True
+        if self._keys and self._is_object[-1] and not self._is_value:
+            self._keep = _MOST_KEY
+            return
+        self._number = None
+        self._keep = _MOST_URL if self._urls and self._is_media() else 0
+
+    def _string(self, piece: bytes, at: int) -> int:
+        """Read on in a string. Where that ends."""
+        begin = at
+        if self._escape:
+            at += 1
+            self._escape = False
+        end = _INSIDE(piece, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        size = len(piece)
+        closed = end < size and piece[end] == _QUOTE
+        self._escape = end < size and not closed
+        if self._keep:
+            room = self._keep - len(self._kept)
+            text = piece[begin : end if closed else size]
+            self._overlong |= len(text) > room
+            self._kept += text[:room]
+        if not closed:
+            return size
+        self._in_string = False
+        if self._keep:
+            self._end_string()
+        return end + 1
+
+    def _end_string(self) -> None:
+        if self._is_value:
+            if _begins_with_http(self._kept) and len(self.remote) < _MOST_FOUND:
+                url = None if self._overlong else _decoded(self._kept)
+                if url not in self.remote:
+                    self.remote.append(url)
+            return
+        self._key = b"" if self._overlong else self._kept
+        if b"\\" in self._key:
+            self._key = (_decoded(self._key) or "").encode("utf-8", "replace")
+        self._number = b"" if len(self._keys) == 1 and self._key in _TIMES else None
+
+    def _is_media(self) -> bool:
+        if self._text_from or not self._keys or not self._is_object[-1]:
+            return False
+        return self._key == b"image_url" or (self._key in _URL_KEYS and self._keys[-1] in _MEDIA)
+
+    # --- arrays and objects
+
+    def _open(self, is_object: bool) -> None:
+        keys, depth = self._keys, len(self._keys)
+        if depth == MOST_DEPTH:
+            self.unclear = True
+            return
+        if self._counts and depth == 2:
+            self._content = True
+        key = self._key if depth and self._is_object[-1] else keys[-1] if depth else b""
+        keys.append(key)
+        self._is_object.append(is_object)
+        if depth == 1 and self._is_object[0] and key in self._lists and is_object == (key == b"questions"):
+            self._counts = True
+            self._commas = 0
+            self._content = self._integers = False
+        if not self._text_from and (
+            key in _TEXT_ON_TOP
+            if depth == 1
+            else depth > 1 and key in _TEXT_WITHIN and keys[1] == b"messages"
+        ):
+            self._text_from = depth + 1
+        self._number = None
+        self._is_value = False
+
+    def _close(self) -> None:
+        depth = len(self._keys)
+        if depth == 2 and self._counts:
+            self._counts = False
+            if self._content and not self._integers:
+                self._items = max(self._items, self._commas + 1)
+        elif depth == 1:
+            self._end_number()
+        if depth == self._text_from:
+            self._text_from = 0
+        self._keys.pop()
+        self._is_object.pop()
+        self._is_value = False
+
+    def _between(self, piece: bytes, begin: int, end: int) -> None:
+        """What stands between two strings, brackets or ends of a piece: commas, colons, numbers, words."""
+        if self._counts and len(self._keys) == 2:
+            self._commas += piece.count(b",", begin, end)
+            self._content = self._content or bool(_CONTENT(piece, begin, end))
+            if not self._is_object[-1]:
+                self._integers = self._integers or bool(_DIGIT(piece, begin, end))
+        if self._is_object[-1]:
+            comma, colon = piece.rfind(b",", begin, end), piece.rfind(b":", begin, end)
+            if self._number is not None:
+                first = piece.find(b",", begin, end)
+                text = piece[begin : end if first < 0 else first].translate(None, _NOT_A_NUMBER)
+                self._number = (self._number + text)[: _MOST_NUMBER + 1]
+                if first >= 0:
+                    self._end_number()
+            if comma != colon:
+                self._is_value = colon > comma
+
+    def _end_number(self) -> None:
+        if self._number is not None:
+            self._times = max(
+                self._times, MANY_JOBS if len(self._number) > _MOST_NUMBER else times(self._number)
+            )
+            self._number = None
+
+
+def scanned(body: bytes, lists: Iterable[bytes] = (), *, urls: bool = False) -> BodyScan:
+    """Of a whole body."""
+    scan = BodyScan(lists, urls=urls)
+    scan.feed(body)
+    return scan
+
+
+def times(number: bytes) -> int:
+    """``n`` as llama-server takes it: what is no number is 1 here, and an error there."""
+    try:
+        value = float(number)
+    except ValueError:
+        return 1
+    return ceil(value) if 1.0 < value < MANY_JOBS else MANY_JOBS if value >= MANY_JOBS else 1
+
+
+def _decoded(raw: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(b'"%b"' % raw, type=str)
+    except (msgspec.MsgspecError, ValueError):
+        return None

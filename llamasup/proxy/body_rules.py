@@ -1,0 +1,77 @@
+"""Judges what a request's body says before llama-server has the whole of it: the model that it names and
+the jobs that it asks for.
+
+A body that is here is read; one that is sent on as it comes is scanned.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from llamasup.core.body_scan import MANY_JOBS, BodyScan
+from llamasup.core.http import HeadRules, HttpError
+from llamasup.core.requested_model import BodyTooDeep, lists_of, read_body
+from llamasup.core.routes import CONTROL
+
+if TYPE_CHECKING:
+    from llamasup.proxy.listener import Proxy
+    from llamasup.proxy.request import Request
+
+__all__ = ["judge_body", "judge_scan", "scan_for"]
+
+
+def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | None:
+    """Read it and keep what it asks for (``Request.named``, ``Request.jobs``); or why it is not served."""
+    head, body, config = request.head, request.body, proxy.config
+    if rules.transparent or head.route is CONTROL:
+        return None
+    if config.route_by_model or (body and head.route.infers):
+        try:
+            named, request.jobs = read_body(body, head.query, head.route.label)
+        except BodyTooDeep:
+            if config.route_by_model:
+                return _TOO_DEEP
+            named, request.jobs = None, MANY_JOBS
+        if config.route_by_model:
+            request.named = named
+    if not body:
+        return None
+    if b"\r\ncontent-encoding:" in head.opening and _is_compressed(head.opening):
+        return _COMPRESSED
+    return proxy.keys.weigh(request) if request.jobs > 1 else None
+
+
+def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
+    """What reads a body that is sent on as it comes; None: there is nothing to look for."""
+    if rules.transparent:
+        return None
+    lists = (each.encode() for each in lists_of(request.head.route.label))
+    return BodyScan(lists if request.needs_place else ())
+
+
+def judge_scan(request: Request, scan: BodyScan, proxy: Proxy) -> HttpError | None:
+    """Once the whole of it is scanned."""
+    if _is_compressed(request.head.opening):
+        return _COMPRESSED
+    request.jobs = scan.jobs if request.needs_place else 1
+    return proxy.keys.weigh(request) if request.jobs > 1 else None
+
+
+# llama-server refuses them too, unless it was built with a cpp-httplib that reads them.
+_is_compressed = re.compile(
+    rb"\r\ncontent-encoding:[^\r\n]*(?:gzip|deflate|br|zstd|compress)", re.IGNORECASE
+).search
+
+_TOO_DEEP = HttpError(
+    400,
+    "The body is nested too deep to tell which model it names",
+    cause="body_too_deep",
+    remedy="nest it less than 1,000 deep",
+)
+_COMPRESSED = HttpError(
+    415,
+    "The body is compressed (Content-Encoding): llamasup cannot tell what it asks for",
+    cause="content_encoding",
+    remedy="send the body uncompressed",
+)

@@ -1,0 +1,222 @@
+"""What a body asks for, found while it comes. The oracle decodes it whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamasup.core.body_scan import MANY_JOBS, MOST_DEPTH, MOST_STEPS, WINDOW, BodyScan, scanned
+from llamasup.core.requested_model import read_body
+from tests.bodies import LABELS, bodies, jobs_of
+
+URL = "http://good.example/x"
+IMAGE = {"type": "image_url", "image_url": {"url": URL}}
+
+
+def in_pieces(body: bytes, *cuts: int, lists: tuple[str, ...] = ("prompt",)) -> BodyScan:
+    scan = BodyScan((each.encode() for each in lists), urls=True)
+    for begin, end in zip((0, *cuts), (*cuts, len(body)), strict=True):
+        scan.feed(body[begin:end])
+    return scan
+
+
+def counted_as_the_oracle_counts(body: bytes, label: str, cuts: Sequence[int]) -> int:
+    """Never less, wherever it is cut, and exactly where no key comes twice."""
+    lists = LABELS[label]
+    expected = jobs_of(body, lists)
+    read = read_body(body, b"", label)[1]
+    scan = in_pieces(body, *cuts, lists=lists)
+    assert scan.jobs == in_pieces(body, *range(1, len(body)), lists=lists).jobs
+    assert read >= expected
+    assert scan.jobs >= expected
+    if len(json.loads(body, object_pairs_hook=lambda pairs: pairs)) == len(json.loads(body)):
+        assert read == scan.jobs == expected
+    return expected
+
+
+# --- jobs
+
+
+@pytest.mark.parametrize(
+    ("body", "jobs"),
+    [
+        ('{"prompt": "one"}', 1),
+        ('{"prompt": ["one", "two"]}', 2),
+        ('{"prompt": ["one", "two"], "n": 3}', 6),
+        ('{"prompt": "one", "n_cmpl": 4}', 4),
+        ('{"n": 2.5}', 3),
+        ('{"n": 1e1 }', 10),
+        ('{"n": "3"}', 1),
+        ('{"n": [3]}', 1),
+        ('{"n": null}', 1),
+        ('{"n": -3}', 1),
+        ('{"n": 99999999999}', MANY_JOBS),
+        ('{"n": 3.' + "0" * 100 + "}", MANY_JOBS),  # it is 3, and nobody writes it so
+        ('{"n": 1, "n": 5, "n": 2}', 5),
+        ('{"x": {"n": 7}, "messages": [{"n": 7}]}', 1),
+        ('{"prompt": [1, 2, 3]}', 1),  # the ids of one prompt
+        ('{"prompt": ["text", 3, "text"]}', 1),
+        ('{"prompt": [[1, 2], [3], "text"]}', 3),
+        ('{"prompt": []}', 1),
+        ('{"prompt": [{"prompt_string": "a", "x": [1, 2]}, "b"]}', 2),
+        ('{"prompt": {"prompt_string": "a", "x": [1, 2]}}', 1),
+        ('{"prompt": [true, null]}', 2),
+        ('{"input": ["a", "b", "c"]}', 1),  # on this route it is something else
+        ('{"pro\\u006dpt": ["a", "b"]}', 2),
+        ('{"prompt": ["a"], "prompt": ["a", "b", "c"], "prompt": "a"}', 3),
+        ('{"x": ["a", "b"], "y": {"prompt": ["a", "b"]}}', 1),
+        ('[{"prompt": ["a", "b"]}]', 1),
+        ('\ufeff {"prompt": ["a\\"]", "b"]}', 2),
+        ('{"' + "k" * 300 + '": 1, "prompt": ["a", "b"]}', 2),
+        ('{"\\ud800": ["a", "b"]}', 1),
+        ("]]]", 1),
+        ("", 1),
+        ("--b\r\nA: b\r\n\r\none\r\n--b\r\nA: b\r\n\r\ntwo\r\n--b\r\nA: b\r\n\r\nthree\r\n--b--\r\n", 3),
+    ],
+)
+def test_the_jobs_of_a_body_are_counted_wherever_it_is_cut(body: str, jobs: int) -> None:
+    raw = body.encode()
+    assert in_pieces(raw).jobs == jobs
+    assert in_pieces(raw, *range(1, len(raw))).jobs == jobs
+    for cut in range(len(raw)):
+        assert in_pieces(raw, cut).jobs == jobs, cut
+
+
+def test_the_members_of_questions_are_counted() -> None:
+    body = b'{"questions": {"a": {"type": "noul"}, "b": {"type": "score", "criteria": ["x", "y"]}}}'
+    assert scanned(body, (b"questions",)).jobs == 2
+    assert scanned(b'{"questions": ["a", "b"]}', (b"questions",)).jobs == 1  # refused by llama-server
+
+
+@given(bodies(), st.sampled_from(sorted(LABELS)), st.data())
+def test_as_many_jobs_are_counted_as_the_oracle_counts(body: bytes, label: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=5)))
+    counted_as_the_oracle_counts(body, label, cuts)
+
+
+def test_beyond_the_windows_of_one_piece_the_same_is_found() -> None:
+    text = json.dumps('"\\' * WINDOW)
+    body = f'{{"x": {text}, "prompt": [{text}, {text}, [{"1, " * WINDOW}1]]}}'.encode()
+    assert scanned(body, (b"prompt",)).jobs == 3
+
+
+def test_a_body_with_too_many_tokens_counts_as_heavy_and_is_read_no_further() -> None:
+    assert (
+        scanned(b'{"prompt": [' + b'"", ' * (MOST_STEPS // 2) + b'""]}', (b"prompt",)).jobs
+        == MOST_STEPS // 2 + 1
+    )
+    scan = scanned(b'{"prompt": [' + b'"", ' * (MOST_STEPS + 1) + b'""]}', (b"prompt",))
+    assert (scan.jobs, scan.unclear) == (MANY_JOBS, True)
+    scan.feed(b'"http')
+    assert (scan.jobs, scan.suspect) == (MANY_JOBS, False)  # URLs were not asked for
+
+
+def test_a_body_that_is_nested_too_deep_counts_as_heavy() -> None:
+    assert scanned(b"[" * MOST_DEPTH).jobs == 1
+    assert scanned(b"[" * (MOST_DEPTH + 1)).jobs == MANY_JOBS
+
+
+@given(
+    st.lists(
+        st.binary(max_size=8) | st.sampled_from([b'"', b"\\", b"{", b"[", b"}", b"]", b'"n":', b'"prompt":['])
+    )
+)
+def test_no_bytes_make_trouble(pieces: list[bytes]) -> None:
+    scan = BodyScan((b"prompt", b"questions"), urls=True)
+    for piece in pieces:
+        scan.feed(piece)
+    assert scan.jobs >= 1
+
+
+# --- URLs
+
+
+def chat(part: object, **message: object) -> str:
+    return json.dumps({"messages": [{"role": "user", "content": [part], **message}]})
+
+
+FETCHED = {
+    "a chat's image": chat({"type": "image_url", "image_url": {"url": URL}}),
+    "its type comes last": chat({"image_url": {"detail": "low", "url": URL}, "type": "image_url"}),
+    "audio": chat({"type": "input_audio", "input_audio": {"data": URL}}),
+    "audio by url": chat({"type": "input_audio", "input_audio": {"url": URL}}),
+    "a video": chat({"type": "input_video", "input_video": {"data": URL}}),
+    "a video by its other name": chat({"type": "video_url", "video_url": {"url": URL}}),
+    "a message's source": chat({"type": "image", "source": {"type": "url", "url": URL}}),
+    "a tool's result": chat(
+        {"type": "tool_result", "content": [{"type": "image", "source": {"type": "url", "url": URL}}]}
+    ),
+    "a response's image": json.dumps(
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}]}]}
+    ),
+    "a call's output": json.dumps(
+        {"input": [{"type": "function_call_output", "output": [{"type": "input_image", "image_url": URL}]}]}
+    ),
+    "an embedding's image": json.dumps(
+        {"input": [{"content": [{"type": "image_url", "image_url": {"url": URL}}]}]}
+    ),
+    "one of two": chat({"type": "image_url", "image_url": {"url": URL}}).replace(
+        '{"url"', '{"url": "data:image/png;base64,", "url"'
+    ),
+    "escaped slashes": chat({"type": "image_url", "image_url": {"url": URL}}).replace("//", "\\/\\/"),
+    "an escaped scheme": chat({"type": "image_url", "image_url": {"url": URL}}).replace(
+        "http", "\\u0068tt\\u0070"
+    ),
+    "an escaped key": chat({"type": "image_url", "image_url": {"url": URL}}).replace(
+        "url", "\\u0075r\\u006C"
+    ),
+    "behind what is no part": chat(7, tool_calls=[{"function": {"arguments": {"q": 1}}}]).replace(
+        "[7]", json.dumps([{"input": {"url": "x"}}, {"image_url": {"url": URL}}])
+    ),
+}
+
+
+@pytest.mark.parametrize("body", FETCHED.values(), ids=FETCHED)
+def test_what_llama_server_would_fetch_is_found_wherever_the_body_is_cut(body: str) -> None:
+    raw = body.encode()
+    for cuts in ((), range(1, len(raw)), *((cut,) for cut in range(len(raw)))):
+        scan = in_pieces(raw, *cuts)
+        assert (scan.remote, scan.suspect) == ([URL], True), cuts
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat({"type": "text", "text": URL}),
+        chat({"type": "image_url", "image_url": {"url": "data:image/png;base64,aHR0cDovLw=="}}),
+        chat({"type": "tool_use", "name": "get", "input": {"image_url": URL, "source": {"url": URL}}}),
+        json.dumps({"messages": [{"role": "user", "content": URL}]}),
+        json.dumps({"messages": [{"tool_calls": [{"function": {"arguments": {"image_url": URL}}}]}]}),
+        json.dumps({"tools": [{"image_url": {"url": URL}}], "metadata": {"image_url": URL}, "prompt": [URL]}),
+        json.dumps({"messages": [{"content": [{"type": "search_result", "source": URL}]}]}),
+        json.dumps({"input": [URL, URL], "url": URL, "data": URL}),
+        json.dumps({"messages": [{"content": [{"image_url": {"url": [URL]}}]}]}),
+        json.dumps(URL),
+    ],
+)  # fmt: skip
+def test_urls_that_are_text_for_the_model_are_let_be(body: str) -> None:
+    assert scanned(body.encode(), urls=True).remote == []
+
+
+def test_a_url_that_is_too_long_or_no_text_is_found_and_not_read() -> None:
+    for url in ("http://" + "x" * 9000, "http\\ud800"):
+        assert scanned(b'{"image_url": "%b"}' % url.encode(), urls=True).remote == [None]
+
+
+def test_each_url_is_told_once_and_no_more_than_so_many() -> None:
+    urls = [f"http://{number // 2}.example" for number in range(200)]
+    assert len(scanned(json.dumps([{"image_url": url} for url in urls]).encode(), urls=True).remote) == 64
+
+
+def test_a_suspect_string_is_seen_also_where_nothing_is_read_any_more() -> None:
+    scan = BodyScan(urls=True)
+    scan.feed(b"[" * (MOST_DEPTH + 1))
+    scan.feed(b'"\\u0068')
+    assert not scan.suspect
+    scan.feed(b"\\u0074")
+    scan.feed(b"t\\u0050")
+    assert (scan.suspect, scan.unclear) == (True, True)

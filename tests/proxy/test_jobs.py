@@ -1,0 +1,299 @@
+"""Requests of several jobs: what they hold at their server, and what a key may have at one time (X8)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llamasup.core.http import HeadRules
+from llamasup.proxy import Limits, ProxyConfig
+from tests.proxy.conftest import MakeRig
+from tests.proxy.key_files import keys_of
+from tests.proxy.rig import Rig, Wire, answer, chunk, eventually, get, post, status
+
+COMPLETION = b"/completion"
+BIG = "a" * (128 << 10)
+
+
+def prompts(count: int, **more: object) -> bytes:
+    return json.dumps({"prompt": ["a"] * count, **more}).encode()
+
+
+def keyed(key: bytes, body: bytes, path: bytes = COMPLETION) -> bytes:
+    return post(path, body, b"Authorization: Bearer " + key)
+
+
+def busy(rig: Rig) -> int:
+    return rig.call(lambda: rig.endpoint.busy)
+
+
+def error_of(client: Wire, code: int) -> dict[str, object]:
+    head, body = client.message()
+    assert status(head) == code, body
+    return dict(json.loads(body)["error"])
+
+
+def config(keys: str = "", **options: object) -> ProxyConfig:
+    return ProxyConfig(
+        key_file=keys_of(keys) if keys else None,
+        limits=Limits(sweep_s=0.02),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+WEIGHTS = {
+    "prompts": (COMPLETION, {"prompt": ["a", "b", "c"]}, 3),
+    "prompts of ids": (COMPLETION, {"prompt": [[1, 2], [3]]}, 2),
+    "one prompt of ids": (COMPLETION, {"prompt": [1, 2, 3]}, 1),
+    "n": (b"/v1/chat/completions", {"messages": [], "n": 3}, 3),
+    "prompts and n": (b"/v1/completions", {"prompt": ["a", "b"], "n": 2}, 4),
+    "texts": (b"/v1/embeddings", {"input": ["a", "b", "c"]}, 3),
+    "contents": (b"/embedding", {"content": ["a", "b"]}, 2),
+    "documents": (b"/v1/rerank", {"query": "a", "documents": ["a", "b", "c"]}, 3),
+    "more than all": (COMPLETION, {"prompt": ["a"] * 3000}, 4),
+    "a response's items": (b"/v1/responses", {"input": [{"role": "user"}] * 5}, 1),
+}
+
+
+@pytest.mark.parametrize("route_by_model", [True, False])
+@pytest.mark.parametrize(("path", "body", "weight"), WEIGHTS.values(), ids=WEIGHTS)
+def test_a_request_holds_a_place_for_each_of_its_jobs(
+    make_rig: MakeRig, path: bytes, body: object, weight: int, *, route_by_model: bool
+) -> None:
+    rig = make_rig(config(route_by_model=route_by_model), places=4)
+    client = rig.connect()
+    client.send(post(path, json.dumps(body).encode()))
+    child = rig.accept()
+    child.message()
+    assert busy(rig) == weight
+    child.send(answer())
+    client.message()
+    eventually(lambda: busy(rig) == 0)
+
+
+@pytest.mark.check(
+    "X8", "each job holds a place: the next request waits until one is free, and is served then"
+)
+def test_nothing_else_is_sent_while_a_request_of_many_jobs_holds_all_places(make_rig: MakeRig) -> None:
+    rig = make_rig(config(), places=4)
+    many, one = rig.connect(), rig.connect()
+    many.send(post(COMPLETION, prompts(3000)))
+    first = rig.accept()
+    first.message()
+    one.send(post(COMPLETION, b'{"prompt":"one"}'))
+    eventually(lambda: rig.call(lambda: len(rig.backend.waiting)) == 1)
+    assert first.is_quiet()
+    first.send(answer(b"many"))
+    assert many.message()[1] == b"many"
+    assert first.message()[1] == b'{"prompt":"one"}'
+    first.send(answer(b"one"))
+    assert one.message()[1] == b"one"
+
+
+def test_a_request_of_many_jobs_is_served_as_soon_as_one_place_is_free(make_rig: MakeRig) -> None:
+    rig = make_rig(config(), places=2)
+    one, many = rig.connect(), rig.connect()
+    one.send(post(COMPLETION, b"{}"))
+    child = rig.accept()
+    child.message()
+    many.send(post(COMPLETION, prompts(3)))
+    other = rig.accept()
+    other.message()
+    assert busy(rig) == 3
+    other.send(answer())
+    many.message()
+    eventually(lambda: busy(rig) == 1)
+    child.send(answer())
+    one.message()
+
+
+def test_a_request_of_many_jobs_that_waited_holds_its_places_too(make_rig: MakeRig) -> None:
+    rig = make_rig(config(), places=2)
+    one, many = rig.connect(), rig.connect()
+    one.send(post(COMPLETION, prompts(2)))
+    child = rig.accept()
+    child.message()
+    many.send(post(COMPLETION, prompts(5)))
+    eventually(lambda: rig.call(lambda: len(rig.backend.waiting)) == 1)
+    child.send(answer())
+    one.message()
+    child.message()
+    assert busy(rig) == 2
+    child.send(answer())
+    many.message()
+
+
+# --- keys
+
+
+@pytest.mark.check("X8", "400 too\\_many\\_jobs, and the child is not asked")
+@pytest.mark.parametrize("route_by_model", [True, False])
+def test_a_key_gets_no_more_jobs_in_one_request_than_at_one_time(
+    make_rig: MakeRig, *, route_by_model: bool
+) -> None:
+    rig = make_rig(config("k name=app concurrent=2", route_by_model=route_by_model))
+    client = rig.connect()
+    client.send(keyed(b"k", prompts(3000)))
+    error = error_of(client, 400)
+    assert (error["cause"], error["type"]) == ("too_many_jobs", "invalid_request_error")
+    assert "3000 jobs" in str(error["message"])
+    assert "2 at one time" in str(error["message"])
+    assert rig.backend.asked_for == []
+    client.send(keyed(b"k", prompts(2)))  # it has its whole quota again
+    child = rig.accept()
+    child.message()
+    child.send(answer())
+    assert status(client.message()[0]) == 200
+
+
+def test_jobs_in_flight_count_against_a_keys_concurrent(make_rig: MakeRig) -> None:
+    rig = make_rig(config("k name=app concurrent=4\nother name=other concurrent=4"))
+    first, second, other = rig.connect(), rig.connect(), rig.connect()
+    first.send(keyed(b"k", prompts(3)))
+    child = rig.accept()
+    child.message()
+    second.send(keyed(b"k", prompts(1, n=2)))
+    error = error_of(second, 429)
+    assert error["cause"] == "key_concurrent"
+    other.send(keyed(b"other", prompts(4)))  # each key for itself
+    theirs = rig.accept()
+    theirs.message()
+    child.send(answer())
+    first.message()
+    second.send(keyed(b"k", prompts(2, n=2)))
+    child.message()
+    first.close()
+    child.send(answer())
+    assert status(second.message()[0]) == 200
+    theirs.send(answer())
+    other.message()
+
+
+def test_a_body_that_is_nested_too_deep_to_be_counted_counts_as_heavy(make_rig: MakeRig) -> None:
+    rig = make_rig(config("k name=app concurrent=9\nfree name=free", route_by_model=False), places=4)
+    client = rig.connect()
+    deep = b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    client.send(keyed(b"k", deep))
+    assert error_of(client, 400)["cause"] == "too_many_jobs"
+    client.send(keyed(b"free", deep))
+    child = rig.accept()
+    assert child.message()[1] == deep
+    assert busy(rig) == 4
+    child.send(answer())
+    client.message()
+
+
+def test_jobs_of_a_client_that_leaves_are_given_back(make_rig: MakeRig) -> None:
+    rig = make_rig(config("k name=app concurrent=4"), places=4)
+    client = rig.connect()
+    client.send(keyed(b"k", prompts(4)))
+    rig.accept().message()
+    client.close()
+    eventually(lambda: busy(rig) == 0)
+    client = rig.connect()
+    client.send(keyed(b"k", prompts(4)))
+    child = rig.accept()
+    child.message()
+    child.send(answer())
+    assert status(client.message()[0]) == 200
+
+
+# --- bodies that are sent on as they come
+
+
+def uploaded(body: bytes, key: bytes = b"k") -> tuple[bytes, bytes]:
+    head = get(COMPLETION, b"Authorization: Bearer " + key, b"Content-Length: %d" % len(body), method=b"POST")
+    return head, body
+
+
+@pytest.mark.check("X8", "400, and llama-server never has the whole of it")
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_jobs_of_a_body_that_is_sent_on_are_judged_before_its_last_byte(
+    make_rig: MakeRig, *, chunked: bool
+) -> None:
+    rig = make_rig(config("k name=app concurrent=2", route_by_model=False))
+    client = rig.connect()
+    body = json.dumps({"prompt": ["a", BIG, "b"]}).encode()
+    head, body = uploaded(body)
+    if chunked:
+        head = head.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
+    begun, rest = body[:-20], body[-20:]
+    client.send(head, chunk(begun) if chunked else begun)
+    child = rig.accept()
+    child.until(b'{"prompt"')
+    client.send(chunk(rest) + b"0\r\n\r\n" if chunked else rest)
+    assert error_of(client, 400)["cause"] == "too_many_jobs"
+    try:
+        received = child.rest()
+    except ConnectionResetError:
+        received = b""
+    assert rest not in received
+    assert not received.endswith(b"0\r\n\r\n")
+    assert busy(rig) == 0
+
+
+def test_a_body_that_is_sent_on_holds_its_places_from_its_end(make_rig: MakeRig) -> None:
+    rig = make_rig(config("k name=app concurrent=3", route_by_model=False), places=4)
+    client = rig.connect()
+    head, body = uploaded(json.dumps({"prompt": ["a", BIG, "b"]}).encode())
+    client.send(head, body[:-1])
+    child = rig.accept()
+    child.head()
+    child.receive(len(body) - 1)
+    assert busy(rig) == 0
+    client.send(body[-1:])
+    assert child.receive(1) == body[-1:]
+    eventually(lambda: busy(rig) == 3)
+    second = rig.connect()
+    second.send(keyed(b"k", b"{}"))
+    assert error_of(second, 429)["cause"] == "key_concurrent"
+    child.send(answer())
+    assert status(client.message()[0]) == 200
+    assert busy(rig) == 0
+
+
+def test_what_is_no_work_for_the_model_has_no_jobs(make_rig: MakeRig) -> None:
+    rig = make_rig(config("k name=app concurrent=1", route_by_model=False), places=1)
+    client = rig.connect()
+    small, large = b'{"content": ["a", "b"], "n": 7}', json.dumps({"content": ["a", BIG]}).encode()
+    client.send(keyed(b"k", small, b"/tokenize"))
+    child = rig.accept()
+    child.message()
+    child.send(answer())
+    assert status(client.message()[0]) == 200
+    client.send(keyed(b"k", large, b"/tokenize"))
+    child.message()
+    assert busy(rig) == 0
+    child.send(answer())
+    assert status(client.message()[0]) == 200
+
+
+def test_in_front_of_a_transparent_server_no_limit_of_ours_holds(make_rig: MakeRig) -> None:
+    rules = HeadRules(transparent=True, credentials=True)
+    rig = make_rig(config(route_by_model=False, rules=rules), places=4)
+    client = rig.connect()
+    client.send(post(COMPLETION, prompts(3000)))
+    child = rig.accept()
+    child.message()
+    assert busy(rig) == 1
+    child.send(answer())
+    client.message()
+
+
+@pytest.mark.check("X8", "415: what cannot be read is not passed on")
+def test_a_compressed_body_is_refused(make_rig: MakeRig) -> None:
+    rig = make_rig(config(route_by_model=False))
+    for body in (b"\x1f\x8b\x08", b"\x1f\x8b" + BIG.encode()):
+        client = rig.connect()
+        client.send(post(COMPLETION, body, b"content-Encoding: GZIP"))
+        assert error_of(client, 415)["cause"] == "content_encoding"
+
+
+def test_a_body_that_is_said_to_be_as_it_is_passes(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(post(COMPLETION, b"{}", b"Content-Encoding: identity"))
+    child = rig.accept()
+    assert child.message()[1] == b"{}"
+    child.send(answer())
+    assert status(client.message()[0]) == 200

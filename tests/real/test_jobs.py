@@ -1,0 +1,75 @@
+"""Requests of several jobs in front of a real llama-server: nobody holds all slots by one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+
+pytestmark = pytest.mark.real
+
+KEYS = "limited name=limited concurrent=1\nfree name=free\nother name=other\n"
+
+
+def completion(running: Llamasup, key: str, **body: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{running.url}/completion", headers=headers, json=body, timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(KEYS)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.check("X8", "400 too\\_many\\_jobs for the one, an answer for the other")
+def test_a_key_with_one_request_at_a_time_cannot_hold_every_slot(
+    runtime: str, tiny_model: Path, key_file: Path
+) -> None:
+    arguments = (
+        "--runtime",
+        runtime,
+        "--api-key-file",
+        str(key_file),
+        "--ctx-size",
+        "512",
+        "--parallel",
+        "2",
+    )
+    with llamasup(tiny_model, *arguments) as running:
+        small = completion(running, "limited", prompt=["Once"] * 3000, n_predict=400, ignore_eos=True)
+        large = completion(running, "limited", prompt=["Once" * 40] * 3000, n_predict=400, ignore_eos=True)
+        other = completion(running, "other", prompt="Once", n_predict=1)
+        ids = completion(running, "limited", prompt=[1, 2, 3], n_predict=1)
+        assert running.stop() == 0
+    for refused in (small, large):
+        assert refused.status_code == 400
+        assert refused.json()["error"]["cause"] == "too_many_jobs"
+        assert "3000 jobs" in refused.json()["error"]["message"]
+    assert (other.status_code, ids.status_code) == (200, 200)
+
+
+def test_what_is_counted_is_what_the_server_answers(runtime: str, tiny_model: Path) -> None:
+    """``prompt`` and ``n`` of every shape: as many answers as jobs."""
+    with llamasup(tiny_model, "--runtime", runtime, "--ctx-size", "512", "--parallel", "2") as running:
+        shapes: list[tuple[Any, int]] = [
+            ("Once", 1),
+            (["Once", "Twice"], 2),
+            ([[1, 2], [3], "Once"], 3),
+            ([1, 2, 3], 1),
+            (["Once", 1, "Twice"], 1),
+            ([{"prompt_string": "Once"}, "Twice"], 2),
+        ]
+        for prompt, jobs in shapes:
+            for n in (1, 2):
+                answer = completion(running, "none", prompt=prompt, n=n, n_predict=1)
+                assert answer.status_code == 200, answer.text
+                answers = answer.json()
+                assert (len(answers) if isinstance(answers, list) else 1) == jobs * n, prompt
+        assert running.stop() == 0
