@@ -66,7 +66,6 @@ class Exchange:
 
     __slots__ = (
         "_downstream",
-        "_infers",
         "_lagging_since",
         "_lease",
         "_opening",
@@ -104,7 +103,6 @@ class Exchange:
         self._write: Callable[[bytes], None] = downstream.transport.write
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._opening = b""
-        self._infers = request.needs_place
         self._settings: _Settings | None = None
         self.is_head = request.head.method == b"HEAD"
         self.over = False
@@ -227,7 +225,7 @@ class Exchange:
 
     def upload_ended(self) -> None:
         """Its body is whole: now llama-server begins with it (b11434), and not before."""
-        if self._infers:
+        if self._request.needs_place:
             self._lease.take_place()
             self._lease.weigh(self._request.jobs)
 
@@ -248,7 +246,7 @@ class Exchange:
 
     def finished(self) -> None:
         """The whole response has gone downstream."""
-        self._lease.endpoint.count_answer(self.status, infers=self._infers)
+        self._lease.endpoint.count_answer(self.status, infers=self._request.needs_place)
         request = self._request
         if self._settings is not None:
             self._settings.pass_on()
@@ -330,7 +328,7 @@ class Exchange:
         if not self.status or self._downstream.paused or self.bytes_out != self._seen:
             self._seen = self.bytes_out
             self._seen_at = now
-        elif now - self._seen_at >= proxy.limits.upstream_idle_s and self._infers:
+        elif now - self._seen_at >= proxy.limits.upstream_idle_s and self._request.needs_place:
             what = f"llama-server has sent nothing for {proxy.limits.upstream_idle_s:g} s"
             self._fail(HttpError(504, what, "timeout_error", "upstream_idle", "try again"), "upstream_failed")
 
@@ -410,7 +408,7 @@ class Exchange:
     def _tell(self, outcome: str, status: int = 0) -> None:
         request, endpoint = self._request, self._lease.endpoint
         counts = context = None
-        if self._infers:
+        if self._request.needs_place:
             if self.status == 200:
                 tail = tail_of(self._tail)
                 counts = read_token_counts(tail, self._opening)

@@ -52,6 +52,7 @@ class Request:
         "keep_alive",
         "key",
         "named",
+        "needs_place",
         "peer",
         "quota",
         "received_at",
@@ -80,6 +81,8 @@ class Request:
         self.jobs = 1  # what llama-server works on for it at the same time, as far as its body is read
         self.counted = 1  # of these, what its key's quota counts
         self.quota: Quota | None = None  # that of its key, which it has entered and must leave
+        # Whether it is work for the model itself, of which there may be only so much at a time.
+        self.needs_place = head.route.infers and head.method == b"POST"
         self.id = request_id
         self.http_1_0 = http_1_0
         self.keep_alive = keep_alive and not http_1_0
@@ -137,14 +140,9 @@ class Request:
         return self.head.route.waits and self.head.method == b"POST" and not self.spent
 
     @property
-    def needs_place(self) -> bool:
-        """Whether it is work for the model itself, of which there may be only so much at a time."""
-        return self.head.route.infers and self.head.method == b"POST"
-
-    @property
     def hides_paths(self) -> bool:
-        """Whether its answer names files by their paths, and its key is not one that controls."""
-        return self.head.route.has_paths and self.key is not None and not self.key.controls
+        """Whether its key may not learn the paths in its answer."""
+        return self.key is not None and not self.key.controls
 
     @property
     def priority(self) -> Priority:

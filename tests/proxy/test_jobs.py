@@ -188,8 +188,12 @@ def test_jobs_of_a_client_that_leaves_are_given_back(make_rig: MakeRig) -> None:
     rig = make_rig(config("k name=app concurrent=4"), places=4)
     client = rig.connect()
     client.send(keyed(b"k", prompts(4)))
-    rig.accept().message()
+    child = rig.accept()
+    child.message()
     client.close()
+    assert child.sees_the_end()
+    assert busy(rig) == 4
+    child.close()
     eventually(lambda: busy(rig) == 0)
     client = rig.connect()
     client.send(keyed(b"k", prompts(4)))
