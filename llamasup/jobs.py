@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llamasup.core.address import TcpAddress, UnixAddress, is_local
-from llamasup.core.allowed import allowed_host, allowed_origin
+from llamasup.core.allowed import allowed_host, allowed_media_host, allowed_origin
 from llamasup.core.backoff import RestartPolicy
 from llamasup.core.errors import UnsafeBind, UsageInvalid
 from llamasup.core.http import HeadRules
@@ -57,6 +57,8 @@ class ServiceOptions:
     """Names accepted in Host, besides the loopback ones and the address that is listened on."""
     origins: tuple[str, ...] = ()
     """Web pages that may call, as ``https://name[:port]``."""
+    remote_media: tuple[str, ...] = ()
+    """Hosts from which llama-server may fetch media that requests name; ``any``: all."""
     max_concurrent: int | None = None
     """Requests that run at once; None: as many as the model has slots."""
     max_queued: int = 256
@@ -90,6 +92,7 @@ class ServiceOptions:
         return ProxyConfig(
             hosts=tuple(map(allowed_host, self.hosts)),
             origins=tuple(map(allowed_origin, self.origins)),
+            remote_media=tuple(map(allowed_media_host, self.remote_media)),
             route_by_model=False,
             request_timeout_s=self.request_timeout_s,
             stream_keepalive_s=STREAM_KEEPALIVE_S if self.stream_keepalive else None,
@@ -142,10 +145,11 @@ def wrap_job(options: WrapOptions) -> Job:
     """
     wrapping = options.wrapping
     line = wrapping.line
-    if not options.strict and (options.hosts or options.origins):
+    if not options.strict and (options.hosts or options.origins or options.remote_media):
         raise UsageInvalid(
-            "Without --strict every Host and Origin is let through, as by llama-server: none can be allowed.",
-            remedy="Add --strict, or leave --allow-host and --allow-origin out.",
+            "Without --strict every Host, Origin and URL is let through, as by llama-server:"
+            " none can be allowed.",
+            remedy="Add --strict, or leave --allow-host, --allow-origin and --remote-media out.",
         )
     if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
         refuse_outside(line.hosts, options.sockets, set_key="Give llama-server a key with --api-key-file")

@@ -75,6 +75,7 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "insecure_no_auth": said.auth.insecure_no_auth,
         "hosts": http.allow_hosts,
         "origins": http.allow_origins,
+        "remote_media": tuple(filter(None, http.remote_media)),
         "tls_cert": http.tls_cert,
         "tls_key": http.tls_key,
         "stream_keepalive": http.stream_keepalive,

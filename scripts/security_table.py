@@ -26,7 +26,7 @@ PROMISES = {
     "X4": "keys",
     "X5": "the child's door",
     "X6": "the child's environment",
-    "X7": "closed paths",
+    "X7": "closed paths, and URLs in bodies",
     "X8": "limits",
     "X9": "framing",
     "X10": "the models folder",

@@ -22,7 +22,7 @@ from llamasup.cli.option_groups import (
     written_back,
 )
 from llamasup.cli.values import checked, one_of, whole_number
-from llamasup.core.allowed import allowed_host, allowed_origin
+from llamasup.core.allowed import allowed_host, allowed_media_host, allowed_origin
 from llamasup.core.backoff import HALF_OPEN_S, RestartPolicy
 from llamasup.core.settings import Settings
 
@@ -174,6 +174,13 @@ SERVING = Group(
             "ORIGIN",
             "Let web pages from here call, such as http://localhost:3000.",
             read=checked(allowed_origin),
+        ),
+        many(
+            "--remote-media",
+            "remote_media",
+            "HOST",
+            "Let llama-server fetch media that requests name from this host; any: from all.",
+            read=checked(allowed_media_host),
         ),
         count(
             "--max-concurrent",

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from llamasup.config.sizes import Size, read_duration, read_size
 from llamasup.core.address import Address, TcpAddress, UnixAddress, why_no_host
-from llamasup.core.allowed import allowed_host, allowed_origin
+from llamasup.core.allowed import ANYWHERE, allowed_host, allowed_media_host, allowed_origin
 from llamasup.core.errors import UsageInvalid
 from llamasup.core.model_names import is_pattern, why_not_a_name
 
@@ -22,6 +22,7 @@ __all__ = [
     "Endpoint",
     "HostName",
     "Listen",
+    "MediaHost",
     "Name",
     "OneOf",
     "Origin",
@@ -386,6 +387,23 @@ class Origin(_Kind):
 
     def schema(self) -> Mapping[str, Any]:
         return {"type": "string", "pattern": "^[a-zA-Z][a-zA-Z0-9+.-]*://[^/*]+$"}
+
+
+@dataclass(frozen=True, slots=True)
+class MediaHost(_Kind):
+    """``true`` is every host; ``false`` is none, and dropped where the list is used."""
+
+    @property
+    def allowed(self) -> str:
+        return "false, true for any host, or a host such as cdn.example.net or 10.0.0.5:8000"
+
+    def parse(self, text: str) -> str:
+        if text.lower() in ("true", "false"):
+            return ANYWHERE if text.lower() == "true" else ""
+        return _checked(allowed_media_host, text)
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1}]}
 
 
 def _checked(check: Any, text: str) -> str:

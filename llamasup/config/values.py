@@ -17,6 +17,7 @@ from llamasup.config.kinds import (
     Endpoint,
     HostName,
     Listen,
+    MediaHost,
     Name,
     OneOf,
     Origin,
@@ -223,6 +224,10 @@ class Http(_Keys, frozen=True, kw_only=True):
         Key(Many(HostName()), "Names accepted in Host, besides localhost and the address.", "none"),
     ] = ()
     allow_origins: Annotated[tuple[str, ...], Key(Many(Origin()), "Web pages that may call.", "none")] = ()
+    remote_media: Annotated[
+        tuple[str, ...],
+        Key(Many(MediaHost()), "Hosts from which llama-server may fetch media that requests name.", "false"),
+    ] = ()
     tls_cert: Annotated[
         Path | None,
         Key(FilePath("the path of a PEM file"), "Certificate and its chain: serve https.", "none"),

@@ -1,4 +1,4 @@
-"""What a user may allow in Host (X2) and in Origin (X3), in the spelling that clients send."""
+"""What a user may allow in Host (X2), in Origin (X3) and in URLs of media (X7), as clients spell it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import re
 from llamasup.core.errors import UsageInvalid
 from llamasup.core.http import parse_authority
 
-__all__ = ["allowed_host", "allowed_origin"]
+__all__ = ["ANYWHERE", "allowed_host", "allowed_media_host", "allowed_origin"]
+
+ANYWHERE = "any"
+"""Among hosts of media: every host."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _USUAL_PORTS = {"http": 80, "https": 443}
@@ -50,3 +53,20 @@ def allowed_origin(text: str) -> str:
     name, port = parsed
     host = f"[{name}]" if ":" in name else name
     return f"{scheme}://{host}" + ("" if port in (None, _USUAL_PORTS.get(scheme)) else f":{port}")
+
+
+def allowed_media_host(text: str) -> str:
+    """A host that llama-server may fetch media from, ``HOST`` or ``HOST:PORT``; or ``any``.
+
+    Raises UsageInvalid.
+    """
+    parsed = parse_authority(text.encode("utf-8", "replace"))
+    if parsed is None or not parsed[0]:
+        raise UsageInvalid(
+            f"{text!r} is not a host of media.",
+            remedy="Give a host and, where it is not the usual one, its port, such as cdn.example.net or"
+            " 10.0.0.5:8000; any: every host.",
+        )
+    name, port = parsed
+    host = f"[{name}]" if ":" in name else name
+    return host if port is None else f"{host}:{port}"

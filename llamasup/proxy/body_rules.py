@@ -1,5 +1,5 @@
-"""Judges what a request's body says before llama-server has the whole of it: the model that it names and
-the jobs that it asks for.
+"""Judges what a request's body says before llama-server has the whole of it: the model that it names, the
+jobs that it asks for, and the URLs that llama-server would fetch for it.
 
 A body that is here is read; one that is sent on as it comes is scanned.
 """
@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from llamasup.core.body_scan import MANY_JOBS, BodyScan
+from llamasup.core.allowed import ANYWHERE
+from llamasup.core.body_scan import MANY_JOBS, BodyScan, may_hold_url, scanned
 from llamasup.core.http import HeadRules, HttpError
+from llamasup.core.remote_media import refused_media
 from llamasup.core.requested_model import BodyTooDeep, lists_of, read_body
-from llamasup.core.routes import CONTROL
+from llamasup.core.routes import CONTROL, Work
 
 if TYPE_CHECKING:
     from llamasup.proxy.listener import Proxy
@@ -39,6 +41,10 @@ def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | 
         return None
     if b"\r\ncontent-encoding:" in head.opening and _is_compressed(head.opening):
         return _COMPRESSED
+    if ANYWHERE not in config.remote_media and may_hold_url(body) and _takes_media(request):
+        scan = scanned(body, urls=True)
+        if (refusal := _judge_media(scan, config.remote_media)) is not None:
+            return refusal
     return proxy.keys.weigh(request) if request.jobs > 1 else None
 
 
@@ -47,16 +53,34 @@ def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
     if rules.transparent:
         return None
     lists = (each.encode() for each in lists_of(request.head.route.label))
-    return BodyScan(lists if request.needs_place else ())
+    return BodyScan(lists if request.needs_place else (), urls=_takes_media(request))
 
 
 def judge_scan(request: Request, scan: BodyScan, proxy: Proxy) -> HttpError | None:
     """Once the whole of it is scanned."""
     if _is_compressed(request.head.opening):
         return _COMPRESSED
+    if (refusal := _judge_media(scan, proxy.config.remote_media)) is not None:
+        return refusal
     request.jobs = scan.jobs if request.needs_place else 1
     return proxy.keys.weigh(request) if request.jobs > 1 else None
 
+
+def _judge_media(scan: BodyScan, allowed: tuple[str, ...]) -> HttpError | None:
+    if ANYWHERE in allowed:
+        return None
+    if scan.unclear and scan.suspect:
+        return _UNCLEAR
+    return refused_media(scan.remote, allowed)
+
+
+def _takes_media(request: Request) -> bool:
+    """Whether llama-server could look for URLs in it. Routes that are not known here may."""
+    route = request.head.route
+    return route.work is not Work.RERANKING and route.label not in _FORMS_ONLY
+
+
+_FORMS_ONLY = ("/audio/transcriptions", "/v1/audio/transcriptions")
 
 # llama-server refuses them too, unless it was built with a cpp-httplib that reads them.
 _is_compressed = re.compile(
@@ -68,6 +92,12 @@ _TOO_DEEP = HttpError(
     "The body is nested too deep to tell which model it names",
     cause="body_too_deep",
     remedy="nest it less than 1,000 deep",
+)
+_UNCLEAR = HttpError(
+    400,
+    "The body has too many parts to tell whether llama-server would fetch a URL of it",
+    cause="body_too_complex",
+    remedy="send fewer strings, arrays and objects (100,000 at most), nested less than 512 deep",
 )
 _COMPRESSED = HttpError(
     415,

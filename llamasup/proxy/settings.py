@@ -58,6 +58,7 @@ class ProxyConfig:
     llama-server to judge. If all (``transparent``), the door stands open: of the rest here only the limits
     count. ``request_timeout_s``: what a request may take in all, from its last byte
     (or from when it was sent on, if that was before) to its answer's last; None: as long as it likes.
+    ``remote_media``: hosts from which llama-server may fetch media that bodies name (``allowed_media_host``).
     ``stream_keepalive_s``: a stream that waits for so long gets SSE comments from then on; None: never.
     """
 
@@ -70,4 +71,5 @@ class ProxyConfig:
     rules: HeadRules = OWN_RULES
     request_timeout_s: float | None = None
     stream_keepalive_s: float | None = None
+    remote_media: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)

@@ -53,6 +53,7 @@ any_given = st.fixed_dictionaries(
         "insecure_no_auth": st.booleans(),
         "hosts": st.lists(st.sampled_from(["a.example", "10.0.0.1", "::2"])).map(tuple),
         "origins": st.lists(st.sampled_from(["https://a.example", "http://localhost:3000"])).map(tuple),
+        "remote_media": st.lists(st.sampled_from(["a.example", "[::2]:80", "any"])).map(tuple),
         "max_concurrent": st.none() | st.integers(1, 99),
         "max_queued": st.integers(0, 999),
         "wait_timeout_s": _seconds,

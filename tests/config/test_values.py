@@ -137,6 +137,7 @@ def test_the_other_sections_are_read_too() -> None:
         http:
           allow_hosts: LLM.example.net
           allow_origins: [https://Chat.example.net:443]
+          remote_media: [CDN.example.net, "10.0.0.5:8000"]
           tls_cert:
           access_log: "-"
           request_timeout: 0
@@ -159,6 +160,7 @@ def test_the_other_sections_are_read_too() -> None:
     assert config.groups == {"large": ("x", "big*")}
     assert config.http.allow_hosts == ("llm.example.net",)
     assert config.http.allow_origins == ("https://chat.example.net",)
+    assert config.http.remote_media == ("cdn.example.net", "10.0.0.5:8000")
     assert config.http.access_log == Path("-")
     assert (config.http.request_timeout_s, config.http.slow_request_s) == (None, 30.0)
     assert config.downloads.endpoint == "https://hub.example.net"

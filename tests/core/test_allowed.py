@@ -1,10 +1,10 @@
-"""What may be allowed in Host and Origin."""
+"""What may be allowed in Host, in Origin and in URLs of media."""
 
 from __future__ import annotations
 
 import pytest
 
-from llamasup.core.allowed import allowed_host, allowed_origin
+from llamasup.core.allowed import ANYWHERE, allowed_host, allowed_media_host, allowed_origin
 from llamasup.core.errors import UsageInvalid
 
 
@@ -76,3 +76,23 @@ def test_an_origin_is_spelled_as_browsers_send_it(text: str, origin: str) -> Non
 def test_what_is_no_origin_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageInvalid, match=said):
         allowed_origin(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("CDN.example.net", "cdn.example.net"),
+        ("10.0.0.5:8000", "10.0.0.5:8000"),
+        ("[FD00::1]:80", "[fd00::1]:80"),
+        ("[fd00::1]", "[fd00::1]"),
+        ("any", ANYWHERE),
+    ],
+)
+def test_a_host_of_media_may_have_a_port(text: str, host: str) -> None:
+    assert allowed_media_host(text) == host
+
+
+@pytest.mark.parametrize("text", ["*", "*.example", "http://a", "a/b", "a@b", "a:99999", "a:", ""])
+def test_what_is_no_host_of_media_is_refused(text: str) -> None:
+    with pytest.raises(UsageInvalid, match="is not a host of media"):
+        allowed_media_host(text)

@@ -127,7 +127,7 @@ def test_a_request_of_many_jobs_that_waited_holds_its_places_too(make_rig: MakeR
 # --- keys
 
 
-@pytest.mark.check("X8", "400 too\\_many\\_jobs, and the child is not asked")
+@pytest.mark.check("X8", "400 too_many_jobs, and the child is not asked")
 @pytest.mark.parametrize("route_by_model", [True, False])
 def test_a_key_gets_no_more_jobs_in_one_request_than_at_one_time(
     make_rig: MakeRig, *, route_by_model: bool

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +134,94 @@ def test_a_reranker_is_not_given_a_projector_that_it_would_never_use(runtime: st
     refused = run_to_end("run", str(folder / "reranker.gguf"), *arguments)
     assert refused.returncode == 2
     assert "a reranker reads text alone" in refused.stderr
+
+
+# --- media by URL
+
+
+class Listener:
+    """Serves one picture, at every path, and remembers who asked for what."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        listener = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                listener.asked.append(self.path)
+                content = vision.picture()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> Listener:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def bodies_with(url: str) -> list[tuple[str, str]]:
+    """Of each API, and in spellings that only a reader of JSON undoes."""
+    text = {"type": "text", "text": "What is it?"}
+    of_chat = {"type": "image_url", "image_url": {"url": url}}
+    of_messages = {"type": "image", "source": {"type": "url", "url": url}}
+    in_response = {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
+    message = {"role": "user", "content": [text, of_messages]}
+    said = json.dumps({"messages": [{"role": "user", "content": [text, of_chat]}], "max_tokens": 1})
+    padded = json.dumps(
+        {"messages": [{"role": "user", "content": [text, of_chat]}], "max_tokens": 1, "user": "a" * 200_000}
+    )
+    return [
+        ("/v1/chat/completions", said),
+        ("/v1/chat/completions", said.replace("http", "\\u0068\\u0074tp").replace("/", "\\/")),
+        ("/v1/chat/completions", said.replace('"url"', '"u\\u0072l"')),
+        ("/v1/chat/completions", said.replace('{"url"', '{"url": "data:,", "url"')),
+        ("/v1/chat/completions", padded),
+        ("/v1/messages", json.dumps({"messages": [message], "max_tokens": 1})),
+        ("/v1/responses", json.dumps({"input": [in_response], "max_output_tokens": 1})),
+        ("/apply-template", said),
+        ("/v1/messages/count_tokens", json.dumps({"messages": [message]})),
+        ("/v1/chat/completions/input_tokens", said),
+    ]  # fmt: skip
+
+
+@pytest.mark.check("X7", "400 remote_media, and the listener is not asked; allowed hosts are fetched")
+def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, folder: Path) -> None:
+    statuses: dict[str, list[int]] = {}
+    fetched: dict[str, int] = {}
+    for allowed in ("", "other.example", "any", "the listener's"):
+        with Listener() as listener:
+            host = listener.host if allowed == "the listener's" else allowed
+            options = ("--remote-media", host) if host else ()
+            with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime, *options) as running:
+                answers = [
+                    httpx.post(
+                        running.url + path,
+                        content=body,
+                        headers={"Content-Type": "application/json"},
+                        timeout=60,
+                    )
+                    for path, body in bodies_with(f"http://{listener.host}/latest/meta-data/")
+                ]
+                assert chat(running, image()).status_code == 200  # a data: URL
+                assert running.stop() == 0
+        statuses[allowed] = [each.status_code for each in answers]
+        fetched[allowed] = len(listener.asked)
+        if fetched[allowed] == 0:
+            assert {each.json()["error"]["cause"] for each in answers} == {"remote_media"}
+    print(f"fetched: {fetched}; {statuses}")
+    count = len(statuses[""])
+    assert fetched == {"": 0, "other.example": 0, "any": count, "the listener's": count}
+    assert statuses[""] == statuses["other.example"] == [400] * count
+    assert statuses["any"] == statuses["the listener's"] == [200] * count

@@ -1,0 +1,47 @@
+"""Which URLs in a body llama-server may fetch (X7).
+
+llama-server (b11434) takes whatever begins with ``http`` for a URL and reads it by rules of its own: what is
+before an ``@``, anywhere in the URL, is a user, so that it fetches ``http://good.example/@bad.example/`` from
+bad.example. Only URLs that every reader takes for the same are let through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from llamasup.core.http import HttpError
+
+__all__ = ["refused_media"]
+
+# Visible ASCII, but no @ and no backslash.
+_PLAIN = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?(?:/[!-?A-\[\]-~]*)?"
+)
+_USUAL_PORTS = {"http": "80", "https": "443"}
+_MOST_SHOWN = 80
+
+
+def refused_media(urls: Iterable[str | None], allowed: tuple[str, ...]) -> HttpError | None:
+    """The refusal of the first URL that is not from one of the hosts ``allowed``: ``HOST:PORT``, or ``HOST``
+    on the usual port of the URL's scheme. None among ``urls``: one that could not be read.
+    """
+    for url in urls:
+        plain = None if url is None else _PLAIN.fullmatch(url)
+        if plain is None:
+            what = "a URL that is ambiguous or too long" if allowed else "a remote URL"
+        else:
+            port = plain["port"] or _USUAL_PORTS[plain["scheme"]]
+            host = plain["host"].lower()
+            if f"{host}:{port}" in allowed or (port == _USUAL_PORTS[plain["scheme"]] and host in allowed):
+                continue
+            shown = host if plain["port"] is None else f"{host}:{port}"
+            what = f"a URL of {shown[:_MOST_SHOWN]!r}"
+        return HttpError(
+            400,
+            f"The body has {what} where llama-server would fetch media from it",
+            cause="remote_media",
+            remedy="send the media itself as a data: URL, or allow the host: --remote-media, in a config"
+            " http.remote_media",
+        )
+    return None

@@ -1,0 +1,138 @@
+"""URLs in bodies that llama-server would fetch (X7)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llamasup.core.http import HeadRules
+from llamasup.proxy import Limits, ProxyConfig
+from tests.core.test_body_scan import FETCHED, URL, chat
+from tests.proxy.conftest import MakeRig
+from tests.proxy.rig import CHAT, Rig, answer, get, post, status
+from tests.proxy.test_jobs import error_of
+
+BIG = "a" * (128 << 10)
+
+
+def passes(rig: Rig, path: bytes, body: bytes) -> None:
+    client = rig.connect()
+    client.send(post(path, body))
+    child = rig.accept()
+    assert child.message()[1] == body
+    child.send(answer())
+    assert status(client.message()[0]) == 200
+
+
+@pytest.mark.check("X7", "400 remote_media, and the child is not asked")
+@pytest.mark.parametrize("route_by_model", [True, False])
+@pytest.mark.parametrize("body", FETCHED.values(), ids=FETCHED)
+def test_a_url_that_llama_server_would_fetch_is_refused(
+    make_rig: MakeRig, body: str, *, route_by_model: bool
+) -> None:
+    rig = make_rig(ProxyConfig(route_by_model=route_by_model))
+    client = rig.connect()
+    client.send(post(CHAT, body.encode()))
+    error = error_of(client, 400)
+    assert error["cause"] == "remote_media"
+    assert "good.example" in str(error["message"])
+    assert rig.backend.asked_for == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/v1/messages",
+        b"/v1/responses",
+        b"/v1/embeddings",
+        b"/apply-template",
+        b"/v1/messages/count_tokens",
+        b"/v1/chat/completions/input_tokens",
+        b"/v1/some/other",
+    ],
+)
+def test_on_every_route_that_may_take_media(rig: Rig, path: bytes) -> None:
+    client = rig.connect()
+    client.send(post(path, FETCHED["a chat's image"].encode()))
+    assert error_of(client, 400)["cause"] == "remote_media"
+
+
+@pytest.mark.parametrize("path", [b"/v1/rerank", b"/v1/audio/transcriptions"])
+def test_not_where_llama_server_reads_none(rig: Rig, path: bytes) -> None:
+    passes(rig, path, FETCHED["a chat's image"].encode())
+
+
+def test_a_data_url_passes(rig: Rig) -> None:
+    data = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aHR0cDovLw=="}}
+    passes(rig, CHAT, chat(data).encode())
+
+
+def test_a_text_that_is_a_url_passes(rig: Rig) -> None:
+    passes(rig, CHAT, chat({"type": "text", "text": URL}, name=URL).encode())
+
+
+@pytest.mark.parametrize(("allowed", "code"), [("good.example", 200), ("other.example", 400), ("any", 200)])
+def test_hosts_of_the_configuration_pass(make_rig: MakeRig, allowed: str, code: int) -> None:
+    rig = make_rig(ProxyConfig(remote_media=(allowed,)))
+    client = rig.connect()
+    client.send(post(CHAT, FETCHED["a chat's image"].encode()))
+    if code == 200:
+        child = rig.accept()
+        child.message()
+        child.send(answer())
+    assert status(client.message()[0]) == code
+
+
+def test_a_body_too_complex_to_judge_is_refused_only_if_it_may_hold_a_url(make_rig: MakeRig) -> None:
+    many = "[" + '"a",' * 14_000 + '"a"]'
+    lists = ",".join([many] * 8)
+    rig = make_rig(ProxyConfig(limits=Limits(stream_above_bytes=1 << 20)))
+    client = rig.connect()
+    client.send(post(CHAT, f'{{"x":[{lists}],"y":"http"}}'.encode()))
+    assert error_of(client, 400)["cause"] == "body_too_complex"
+    passes(rig, CHAT, f'{{"x":[{lists}]}}'.encode())
+
+
+def test_and_also_while_it_is_sent_on(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(route_by_model=False))
+    client = rig.connect()
+    client.send(post(CHAT, b'{"x":' + b"[" * 600 + b"]" * 600 + b',"y":"%b","z":"http"}' % BIG.encode()))
+    assert error_of(client, 400)["cause"] == "body_too_complex"
+
+
+def test_in_front_of_a_transparent_server_urls_pass(make_rig: MakeRig) -> None:
+    rules = HeadRules(transparent=True, credentials=True)
+    rig = make_rig(ProxyConfig(route_by_model=False, rules=rules))
+    passes(rig, CHAT, FETCHED["a chat's image"].encode())
+
+
+# --- bodies that are sent on as they come
+
+
+@pytest.mark.check("X7", "400, and llama-server never has the whole of it")
+@pytest.mark.parametrize("last", [1, 30, 60_000])
+def test_a_body_that_is_sent_on_is_judged_before_its_last_byte(make_rig: MakeRig, last: int) -> None:
+    rig = make_rig(ProxyConfig(route_by_model=False))
+    client = rig.connect()
+    image = {"type": "image_url", "image_url": {"url": URL}}
+    body = json.dumps(
+        {"messages": [{"role": "user", "content": [image, {"type": "text", "text": BIG}]}]}
+    ).encode()
+    client.send(get(CHAT, b"Content-Length: %d" % len(body), method=b"POST"), body[:-last])
+    child = rig.accept()
+    child.until(b'"messages"')
+    client.send(body[-last:])
+    assert error_of(client, 400)["cause"] == "remote_media"
+    assert rig.record().outcome == "refused"
+    try:
+        rest = child.rest()
+    except ConnectionResetError:
+        rest = b""
+    assert not rest.endswith(body[-1:])
+
+
+def test_an_allowed_url_in_a_body_that_is_sent_on_passes(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(route_by_model=False, remote_media=("good.example",)))
+    image = {"type": "image_url", "image_url": {"url": URL}}
+    passes(rig, CHAT, chat(image, name=BIG).encode())
