@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -32,9 +33,7 @@ _prompts = (
     | st.lists(_texts | st.integers(0, 9) | _values, max_size=5)
     | _values
 )
-_names = st.sampled_from(
-    ["prompt", "input", "content", "documents", "texts", "n", "n_cmpl", "model", "stream", "messages"]
-)
+NAMES = ("prompt", "input", "content", "documents", "texts", "n", "n_cmpl", "model", "stream", "messages")
 
 
 def _field(name: str) -> st.SearchStrategy[tuple[str, Any]]:
@@ -43,9 +42,9 @@ def _field(name: str) -> st.SearchStrategy[tuple[str, Any]]:
 
 
 @st.composite
-def bodies(draw: st.DrawFn) -> bytes:
+def bodies(draw: st.DrawFn, names: Sequence[str] = NAMES) -> bytes:
     """Keys may come twice, letters may be escaped, and blanks may stand wherever they are allowed."""
-    fields = draw(st.lists(_names.flatmap(_field), max_size=5))
+    fields = draw(st.lists(st.sampled_from(names).flatmap(_field), max_size=5))
     spread = draw(st.sampled_from([(",", ":"), (", ", " : "), (" ,\r\n\t", ":\n")]))
     escape = draw(st.booleans())
 

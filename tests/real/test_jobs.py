@@ -7,7 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
 
+from llamasup.core.requested_model import read_body
+from tests.bodies import bodies
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 
 pytestmark = pytest.mark.real
@@ -73,3 +76,26 @@ def test_what_is_counted_is_what_the_server_answers(runtime: str, tiny_model: Pa
                 answers = answer.json()
                 assert (len(answers) if isinstance(answers, list) else 1) == jobs * n, prompt
         assert running.stop() == 0
+
+
+def test_no_random_body_starts_more_jobs_than_are_counted(runtime: str, tiny_model: Path) -> None:
+    arguments = ("--runtime", runtime, "--ctx-size", "256", "--parallel", "4", "--wait-timeout", "0")
+    started: list[int] = []
+    with (
+        llamasup(tiny_model, *arguments) as running,
+        httpx.Client(base_url=running.url, timeout=PATIENCE_S) as http,
+    ):
+
+        @settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(bodies(["prompt", "prompt", "n"]))
+        def ask(body: bytes) -> None:
+            body = body[:-1] + (b', "n_predict": 1}' if len(body) > 2 else b"}")
+            answer = http.post("/completion", content=body)
+            if answer.status_code == 200:
+                answers = answer.json()
+                started.append(len(answers) if isinstance(answers, list) else 1)
+                assert started[-1] <= read_body(body, b"", "/completion")[1], body
+
+        ask()
+        assert running.stop() == 0
+    print(f"{len(started)} were answered, of up to {max(started)} jobs")

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from llamasup import serve
 from llamasup.testing import models, vision
-from tests.e2e.driver import Llamasup, llamasup, run_to_end
+from tests.e2e.driver import Llamasup, llamasup, run_to_end, wrapped
 
 pytestmark = [pytest.mark.real, pytest.mark.beside]
 
@@ -225,3 +226,30 @@ def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, 
     assert fetched == {"": 0, "other.example": 0, "any": count, "the listener's": count}
     assert statuses[""] == statuses["other.example"] == [400] * count
     assert statuses["any"] == statuses["the listener's"] == [200] * count
+
+
+@pytest.mark.parametrize("remote_media", [False, True, "listener"])
+def test_a_config_says_what_serve_lets_through(runtime: str, folder: Path, remote_media: bool | str) -> None:
+    with Listener() as listener:
+        url = f"http://{listener.host}/x.png"
+        hosts = listener.host if remote_media == "listener" else remote_media
+        tiny = {"path": str(folder / "tiny-F32.gguf"), "mmproj": str(folder / "mmproj-F16.gguf")}
+        config = {"models": {"tiny": tiny}, "http": {"remote_media": hosts}}
+        with serve(config=config, runtime=runtime) as server:
+            message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+            body = {"model": "tiny", "messages": [message], "max_tokens": 1}
+            answer = server.client.post("/v1/chat/completions", json=body, timeout=60)
+    assert (answer.status_code, listener.asked) == ((200, ["/x.png"]) if remote_media else (400, []))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_wrap_lets_urls_through_unless_it_is_strict(llama_server: str, folder: Path, strict: bool) -> None:
+    words = (llama_server, "-m", str(folder / "tiny-F32.gguf"), "--mmproj", str(folder / "mmproj-F16.gguf"))
+    options = ("--strict",) if strict else ()
+    with (
+        Listener() as listener,
+        wrapped(*words, "--port", "0", "-c", "512", options=options) as running,
+    ):
+        answer = chat(running, {"type": "image_url", "image_url": {"url": f"http://{listener.host}/x.png"}})
+        assert running.stop() == 0
+    assert (answer.status_code, listener.asked) == ((400, []) if strict else (200, ["/x.png"]))
