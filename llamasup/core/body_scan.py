@@ -36,10 +36,9 @@ _DIGIT = re.compile(rb"[0-9]").search
 _NOT_A_NUMBER = b": \t\r\n"
 
 # The first four characters of a string that may be a URL for llama-server (b11434: it begins with "http").
-_HTTP = rb"(?:[hH]|\\u00[46]8)(?:[tT]|\\u00[57]4){2}(?:[pP]|\\u00[57]0)"
-_begins_with_http = re.compile(_HTTP).match
-may_hold_url = re.compile(b'"' + _HTTP).search
-_OVERLAP: Final = 24  # bytes of the longest match of the above, less one
+_begins_with_http = re.compile(rb"(?:h|\\u0068)(?:t|\\u0074){2}(?:p|\\u0070)").match
+_escaped_letter = re.compile(rb"\\u00(?:68|7[04])").search  # h, t or p: nobody has to escape these
+_OVERLAP: Final = 5  # bytes of the longest of these, less one
 
 _TIMES = (b"n", b"n_cmpl")
 # An object under one of these keys holds ``url`` or ``data``; ``image_url`` may be the URL itself.
@@ -129,7 +128,7 @@ class BodyScan:
     def feed(self, piece: bytes) -> None:
         before, head = self._end, piece[:_OVERLAP]
         if self._urls and not self.suspect:
-            self.suspect = may_hold_url(piece) is not None or may_hold_url(before + head) is not None
+            self.suspect = may_hold_url(piece) or may_hold_url(before + head)
         # Form fields of one name become an array (b11434). No line of JSON begins with two hyphens.
         self._delimiters += piece.count(b"\r\n--") + (before[-3:] + head[:3]).count(b"\r\n--")
         self._end = (before + piece if len(piece) < _OVERLAP else piece)[-_OVERLAP:]
@@ -279,6 +278,11 @@ class BodyScan:
                 self._times, MANY_JOBS if len(self._number) > _MOST_NUMBER else times(self._number)
             )
             self._number = None
+
+
+def may_hold_url(piece: bytes) -> bool:
+    """Whether a string in it could be a URL: a fast look, which misses none."""
+    return b'"http' in piece or (b"\\u00" in piece and _escaped_letter(piece) is not None)
 
 
 def scanned(body: bytes, lists: Iterable[bytes] = (), *, urls: bool = False) -> BodyScan:

@@ -131,8 +131,9 @@ def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
     """The model that a JSON body or a form names, or else the query; and the jobs that it asks for on the
     route of this label. What is neither JSON nor a form is for llama-server to refuse. Raises BodyTooDeep.
 
-    Costs 0.3 µs for a small body; 5 ms for 32 MiB with an image in it, 17 ms for one of token ids, 0.13 s for
-    the worst that was found: ten million empty lists before a model that is a number.
+    Costs 0.4 µs for a small body, 10 µs for one with an array of prompts; 5 ms for 32 MiB with an image in
+    it, 17 ms for one of token ids, 0.13 s for the worst that was found: ten million empty lists before a
+    model that is a number.
     """
     name, jobs = None, 1
     if body:

@@ -41,7 +41,12 @@ def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | 
         return None
     if b"\r\ncontent-encoding:" in head.opening and _is_compressed(head.opening):
         return _COMPRESSED
-    if ANYWHERE not in config.remote_media and may_hold_url(body) and _takes_media(request):
+    if (
+        (b'"http' in body or b"\\u00" in body)  # most bodies end here, without a call
+        and ANYWHERE not in config.remote_media
+        and _takes_media(request)
+        and may_hold_url(body)
+    ):
         scan = scanned(body, urls=True)
         if (refusal := _judge_media(scan, config.remote_media)) is not None:
             return refusal
