@@ -159,6 +159,9 @@ def wrap_job(options: WrapOptions) -> Job:
         body_bytes=_BODY_BYTES,
         head_s=patience_s,
         body_idle_s=patience_s,
+        body_rate_bytes=1,
+        bodies_bytes=8 * _BODY_BYTES,
+        bodies_per_client_bytes=8 * _BODY_BYTES,
         send_stall_s=patience_s,
         connections_per_client=Limits().connections,  # as it would be of llama-server itself
     )

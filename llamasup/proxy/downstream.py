@@ -37,6 +37,8 @@ class Downstream(asyncio.Protocol):
     """One client's connection. At most one exchange runs; what is pipelined behind it waits, bounded."""
 
     __slots__ = (
+        "_body_base",
+        "_body_since",
         "_closing",
         "_deadline",
         "_door",
@@ -72,6 +74,8 @@ class Downstream(asyncio.Protocol):
         self._closing = False
         self._phase = _IDLE
         self._deadline = NEVER
+        self._body_since = 0.0  # when the body that is being read began; 0: none is, or it was sent on
+        self._body_base = 0  # how much of it was here then
         self._unsent = 0
         self._unsent_since = 0.0
 
@@ -187,9 +191,13 @@ class Downstream(asyncio.Protocol):
             self._serve(request)
         elif request is not None and may_upload(request, self._door, self.proxy):
             self._upload(request)
+        elif request is not None and (refusal := self._may_not_go_on(request)) is not None:
+            request.refusal = refusal
+            request.keep_alive = False
+            request.take_body()
+            self._serve(request)
         elif request is not None:
-            self._phase = _BODY
-            self._deadline = monotonic() + limits.body_idle_s
+            self._await_body(request)
             if request.expects_continue:
                 request.expects_continue = False
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -202,6 +210,22 @@ class Downstream(asyncio.Protocol):
                 self._idle[self] = self._idle_of_client[self] = None
             self._phase = _IDLE
             self._deadline = monotonic() + limits.keepalive_s
+
+    # --- a body that is read whole
+
+    def _may_not_go_on(self, request: Request) -> HttpError | None:
+        """Why no more of its body is read. Its key's limits are asked once, and from then on it counts."""
+        return self.proxy.keys.enter(request) or self.proxy.bodies.hold(request, self._reader.length)
+
+    def _await_body(self, request: Request) -> None:
+        """Wait for the next piece: not for long, and not for ever for one small piece after the other."""
+        now, limits = monotonic(), self.proxy.limits
+        if not self._body_since:
+            self._body_since = now
+            self._body_base = request.body_bytes
+        self._phase = _BODY
+        came_s = (request.body_bytes - self._body_base) / limits.body_rate_bytes
+        self._deadline = min(now, self._body_since + came_s) + limits.body_idle_s
 
     # --- a body that is sent on as it comes
 
@@ -220,6 +244,8 @@ class Downstream(asyncio.Protocol):
             return
         lease.return_place()  # it takes one when it is whole: nobody waits for a client that sends slowly
         request.received_at = monotonic()
+        self._body_since = 0.0
+        self.proxy.bodies.drop(request)
         self._exchange = exchange = Exchange(self, request, lease)
         request.upload = Upload(self, exchange, request, self._reader.length)
         request.upload.pause()  # until there is a connection
@@ -256,6 +282,7 @@ class Downstream(asyncio.Protocol):
             self._trust()
         self._phase = _BUSY
         self._deadline = NEVER
+        self._body_since = 0.0
         if request.refusal is not None:
             self._refused(request, request.refusal)
             return
@@ -427,4 +454,6 @@ class Downstream(asyncio.Protocol):
         for request in (self._reader.partial, *self._reader.ready):
             if request is not None and request.quota is not None:
                 self.proxy.tell(request, record_of(request, CLIENT_GONE, "client_gone"))
+            elif request is not None:
+                self.proxy.bodies.drop(request)
         self._held.clear()

@@ -160,6 +160,8 @@ class Exchange:
         self.status = upstream.status
         request, downstream = self._request, self._downstream
         request.body = b""  # from here on it cannot be sent again, and a stream may last for minutes
+        if request.held_bytes:
+            downstream.proxy.bodies.drop(request)
         if request.upload is not None:  # answered before it was whole: neither connection can be used again
             request.upload.forget()
             request.keep_alive = False

@@ -13,7 +13,9 @@ from time import monotonic
 from typing import Any
 
 from llamasup.core.http import HttpError
+from llamasup.effects.memory import give_memory_back
 from llamasup.proxy.bind import BACKLOG
+from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.door import Door
 from llamasup.proxy.downstream import Downstream
@@ -51,6 +53,7 @@ class Proxy:
         self.config = config
         self.limits = config.limits
         self.keys = Keys(config)
+        self.bodies = Bodies(config.limits)
         self.control = control
         self.metrics = metrics if metrics is not None else Metrics()
         self.draining = False
@@ -167,6 +170,8 @@ class Proxy:
         """A request is over, and this is what became of it. Called once for each."""
         if request.quota is not None:
             self.keys.leave(request, record)
+        if request.held_bytes:
+            self.bodies.drop(request)
         self.metrics.count_request(record)
         if self._on_finished is not None:
             try:
@@ -186,6 +191,10 @@ class Proxy:
         self.keys.look()
         for connection in self.clients:
             connection.sweep(now)
+        bodies = self.bodies
+        if bodies.freed_bytes >= self.limits.body_bytes and not bodies.held_bytes:
+            bodies.freed_bytes = 0
+            give_memory_back()
         idle = 0
         for pool in self._pools.values():
             pool.sweep(now)

@@ -46,6 +46,7 @@ class Request:
         "early",
         "expects_continue",
         "head",
+        "held_bytes",
         "http_1_0",
         "id",
         "jobs",
@@ -97,6 +98,7 @@ class Request:
         self.upload: Upload | None = None  # while its body is sent on as it comes
         self.body = b""
         self.body_bytes = 0
+        self.held_bytes = 0  # of it, as counted by ``Bodies``
         self._pieces: list[bytes] | None = None
 
     @property

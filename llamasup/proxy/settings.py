@@ -23,6 +23,13 @@ class Limits:
     headers: int = 100
     head_s: float = 10.0  # from the first byte of a head to its end
     body_idle_s: float = 30.0
+    # A second, on average, once ``body_idle_s`` has passed: 32 MiB may take half an hour, and no more.
+    body_rate_bytes: int = 16 * KIB
+    # Of all bodies that are read, wait, or are kept to be sent again; eight of the largest. Those of at most
+    # ``small_body_bytes`` do not count, and are not kept out by those that do.
+    bodies_bytes: int = 256 * MIB
+    bodies_per_client_bytes: int = 128 * MIB  # by key, else by address
+    small_body_bytes: int = 64 * KIB
     keepalive_s: float = 75.0
     # A client that takes its answer too slowly for so long gives its place among the concurrent ones away:
     # llama-server does not wait for it, and most likely its slot is free.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,10 @@ GB = 1_000_000_000
 KEPT_BYTES = 3 * 10_000_000  # the log and two older ones
 
 
+def has_read(process: psutil.Process, size: int) -> bool:
+    return process.io_counters().read_chars >= size
+
+
 @pytest.mark.timeout(1200)
 def test_a_gigabyte_of_log_is_read_and_bounded_on_disk_and_in_memory(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
@@ -24,7 +29,7 @@ def test_a_gigabyte_of_log_is_read_and_bounded_on_disk_and_in_memory(
     with llamasup(tiny_model, "--runtime", fake_server(f"log_bytes={GB}")) as running:
         supervisor = psutil.Process(running.pid)
         for wanted in range(GB // 20, GB + 1, GB // 20):
-            eventually(lambda wanted=wanted: supervisor.io_counters().read_chars >= wanted)
+            eventually(partial(has_read, supervisor, wanted))
         running.wait_for("ready")
         files = sorted((own_folders / "state").rglob("*.log*"))
         assert len(files) == 3

@@ -110,10 +110,9 @@ def test_a_stream_that_nobody_reads_is_held_back_and_then_given_up(make_rig: Mak
     child.send(STREAM_HEAD)
     event = chunk(b"data: " + b"x" * 8000 + b"\n\n")
     sent = 0
-    with pytest.raises((ConnectionError, TimeoutError)):
-        while sent < 64 * MIB:
-            child.send(event)
-            sent += len(event)
+    while rig._records.empty():  # what it is sent from then on is dropped
+        child.send(event)
+        sent += len(event)
     assert sent < 32 * MIB  # buffers of the kernel, and little of ours: the child was paused
     another_is_served(rig)
     client.close()

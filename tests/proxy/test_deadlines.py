@@ -89,9 +89,8 @@ def test_its_time_goes_on_while_its_client_does_not_read(make_rig: MakeRig, cloc
     rig = make_rig(timed(100.0))
     _, child = streaming(rig)
     clock.pass_s(99.8)
-    with pytest.raises((BrokenPipeError, ConnectionResetError)):
-        while True:
-            child.send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
+    while rig._records.empty():  # what it is sent from then on is dropped
+        child.send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
     assert rig.record().outcome == "timed_out"
 
 

@@ -1,0 +1,83 @@
+"""How many bytes of large request bodies are held, and for which clients.
+
+Those that are being read, wait, or are kept to be sent again. Small bodies are not counted, so that they get
+through whatever the large ones hold: their number is bounded by that of the connections.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llamasup.core.http import HttpError
+
+if TYPE_CHECKING:
+    from llamasup.proxy.request import Request
+    from llamasup.proxy.settings import Limits
+
+__all__ = ["Bodies"]
+
+_RETRY_S = 1.0  # nothing says how long the others will hold theirs
+
+
+class Bodies:
+    """Counts bytes that are here, not what a Content-Length announces: to announce costs a client nothing.
+
+    ``freed_bytes``: what was given up since its reader last set it to 0.
+    """
+
+    __slots__ = ("_by_client", "_limits", "freed_bytes", "held_bytes")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._by_client: dict[str, int] = {}
+        self.held_bytes = 0
+        self.freed_bytes = 0
+
+    def hold(self, request: Request, length: int | None) -> HttpError | None:
+        """Count what has come of a request's body, or say why it is not read on. ``length``: as announced."""
+        limits, client = self._limits, request.client
+        more = request.body_bytes - request.held_bytes
+        if request.body_bytes <= limits.small_body_bytes:
+            return None
+        # One that cannot be held to its end is refused at its beginning; from then on only what comes counts.
+        needed = more if request.held_bytes else max(more, length or 0)
+        of_client = self._by_client.get(client, 0)
+        if of_client + needed > limits.bodies_per_client_bytes:
+            return HttpError(
+                429,
+                f"This client's request bodies hold {of_client >> 20} MiB of memory; "
+                f"{limits.bodies_per_client_bytes >> 20} MiB is the limit",
+                "rate_limit_error",
+                "client_bodies_limit",
+                "send fewer large requests at one time",
+                _RETRY_S,
+                close=True,
+            )
+        if self.held_bytes + needed > limits.bodies_bytes:
+            return HttpError(
+                503,
+                f"Request bodies hold {self.held_bytes >> 20} MiB of memory; "
+                f"{limits.bodies_bytes >> 20} MiB is the limit",
+                "unavailable_error",
+                "bodies_limit",
+                "try again shortly",
+                _RETRY_S,
+                close=True,
+            )
+        self.held_bytes += more
+        self._by_client[client] = of_client + more
+        request.held_bytes += more
+        return None
+
+    def drop(self, request: Request) -> None:
+        """Its body is held no more. May be repeated."""
+        size, request.held_bytes = request.held_bytes, 0
+        if not size:
+            return
+        self.held_bytes -= size
+        self.freed_bytes += size
+        left = self._by_client[request.client] - size
+        if left:
+            self._by_client[request.client] = left
+        else:
+            del self._by_client[request.client]

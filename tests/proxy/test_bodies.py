@@ -1,0 +1,217 @@
+"""Memory for request bodies is bounded, by client and in all; a key's limits count from the head on (X8)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llamasup.proxy import Limits, ProxyConfig
+from tests.proxy.conftest import MakeRig
+from tests.proxy.key_files import keys_of
+from tests.proxy.rig import CHAT, Rig, Wire, answer, chunk, eventually, field, get, post, status
+from tests.proxy.test_keys import bearer, chat, error_of
+
+KIB = 1 << 10
+BOUNDS = Limits(
+    body_bytes=100 * KIB, bodies_bytes=260 * KIB, bodies_per_client_bytes=150 * KIB, small_body_bytes=10 * KIB
+)
+
+
+def begins(rig: Rig, size: int, *, of: int = 100 * KIB, source: str = "127.0.0.1") -> Wire:
+    """A client that has sent so much of a body, and the proxy has read it."""
+    before = held(rig)
+    client = rig.connect(source=source)
+    client.send(post(CHAT, b"x" * of)[: size - of])
+    eventually(lambda: held(rig) == before + size)
+    return client
+
+
+def held(rig: Rig) -> int:
+    return rig.call(lambda: rig.proxy.bodies.held_bytes)
+
+
+@pytest.fixture
+def bounded(make_rig: MakeRig) -> Rig:
+    return make_rig(ProxyConfig(limits=BOUNDS))
+
+
+@pytest.mark.check("X8", "429 `client_bodies_limit`: bodies of one client, when they hold 128 MiB together")
+def test_bodies_of_one_client_have_half_of_the_memory(bounded: Rig) -> None:
+    first = begins(bounded, 90 * KIB)
+    client = bounded.connect()
+    client.send(post(CHAT, b"x" * (100 * KIB))[:-1])
+    head, body = client.message()
+    assert (status(head), field(head, b"retry-after")) == (429, b"1")
+    assert json.loads(body)["error"]["cause"] == "client_bodies_limit"
+    other = bounded.connect(source="127.0.0.2")
+    other.send(post(CHAT, b"y" * (100 * KIB)))
+    bounded.accept().message()
+    first.close()
+    other.close()
+    eventually(lambda: held(bounded) == 0)
+
+
+@pytest.mark.check("X8", "503 `bodies_limit`: when all together hold 256 MiB; small ones get through")
+def test_all_bodies_together_have_a_bound_that_small_ones_do_not_meet(bounded: Rig) -> None:
+    clients = [begins(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in range(2, 5)]
+    client = bounded.connect()
+    client.send(post(CHAT, b"x" * (20 * KIB))[:-1])
+    head, body = client.message()
+    assert (status(head), field(head, b"retry-after")) == (503, b"1")
+    assert json.loads(body)["error"]["cause"] == "bodies_limit"
+    small = bounded.connect()
+    request = post(CHAT, b"s" * (10 * KIB))
+    small.send(request[:-1])
+    small.send(request[-1:])
+    child = bounded.accept()
+    assert child.message()[1] == b"s" * (10 * KIB)
+    child.send(answer(b"small"))
+    assert small.message()[1] == b"small"
+    clients[0].send(b"x" * (5 * KIB))
+    child.message()
+    child.send(answer(b"large"))
+    assert clients[0].message()[1] == b"large"
+    clients[1].close()
+    clients[2].close()
+    eventually(lambda: held(bounded) == 0)
+
+
+def test_a_chunked_body_counts_as_it_comes(bounded: Rig) -> None:
+    clients = [begins(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in range(2, 5)]
+    client = bounded.connect()
+    client.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))
+    for _ in range(4):
+        client.send(chunk(b"x" * (5 * KIB)))
+    assert error_of(client, 503)["cause"] == "bodies_limit"
+    for each in clients:
+        each.close()
+    eventually(lambda: held(bounded) == 0)
+
+
+def test_a_body_is_held_until_its_answer_begins(bounded: Rig) -> None:
+    client = begins(bounded, 90 * KIB)
+    client.send(b"x" * (10 * KIB))
+    child = bounded.accept()
+    child.message()
+    assert held(bounded) == 90 * KIB  # its last piece came with its end
+    child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n1")
+    client.until(b"1")
+    eventually(lambda: held(bounded) == 0)
+    client.close()
+
+
+def limited(make_rig: MakeRig, limits: str) -> Rig:
+    return make_rig(ProxyConfig(key_file=keys_of(f"one name=one {limits}"), limits=BOUNDS))
+
+
+def in_flight(rig: Rig) -> int:
+    quotas = rig.proxy.keys._quotas
+    return rig.call(lambda: quotas["one"].in_flight if "one" in quotas else 0)
+
+
+@pytest.mark.check("X8", "429 before the body is read; one whose body comes counts as concurrent")
+@pytest.mark.parametrize("sent", [0, 1, 90 * KIB])
+def test_a_request_whose_body_comes_counts_for_its_key(make_rig: MakeRig, sent: int) -> None:
+    rig = limited(make_rig, "concurrent=1")
+    request = post(CHAT, b"x" * (100 * KIB), bearer(b"one"))
+    first = rig.connect()
+    first.send(request[: sent - 100 * KIB])
+    eventually(lambda: in_flight(rig) == 1)
+    second = rig.connect()
+    second.send(get(CHAT, bearer(b"one"), b"Content-Length: 102400", b"Expect: 100-continue", method=b"POST"))
+    assert error_of(second, 429)["cause"] == "key_concurrent"  # and no 100
+    assert second.sees_the_end()
+    first.send(request[sent - 100 * KIB :])
+    child = rig.accept()
+    child.message()
+    child.send(answer())
+    assert status(first.message()[0]) == 200
+    eventually(lambda: in_flight(rig) == 0)
+
+
+@pytest.mark.parametrize("limits", ["rpm=1", "tpm=1"])
+def test_a_key_over_its_limit_is_refused_before_its_body(make_rig: MakeRig, limits: str) -> None:
+    rig = limited(make_rig, limits)
+    first = rig.connect()
+    first.send(chat(b"one"))
+    child = rig.accept()
+    child.message()
+    child.send(answer(b'{"usage":{"prompt_tokens":9,"completion_tokens":9}}'))
+    first.message()
+    second = rig.connect()
+    second.send(get(CHAT, bearer(b"one"), b"Content-Length: 1000", method=b"POST"))
+    assert str(error_of(second, 429)["cause"]) in ("key_requests", "key_tokens")
+
+
+@pytest.mark.parametrize(
+    "ends", ["leaves", "half-closes", "resets", "malformed", "too large", "too slow", "closed"]
+)
+def test_a_request_that_ends_in_its_body_leaves_its_quota_once(make_rig: MakeRig, ends: str) -> None:
+    limits = Limits(body_bytes=100 * KIB, small_body_bytes=10 * KIB, body_idle_s=0.3, sweep_s=0.01)
+    config = ProxyConfig(key_file=keys_of("one name=one concurrent=2"), limits=limits)
+    rig = make_rig(config if ends == "too slow" else ProxyConfig(key_file=config.key_file, limits=BOUNDS))
+    client = rig.connect()
+    client.send(
+        get(CHAT, bearer(b"one"), b"Transfer-Encoding: chunked", method=b"POST"), chunk(b"x" * (20 * KIB))
+    )
+    eventually(lambda: in_flight(rig) == 1)
+    match ends:
+        case "leaves":
+            client.close()
+        case "half-closes":
+            client.sock.shutdown(1)
+        case "resets":
+            client.sock.setsockopt(1, 13, b"\1\0\0\0\0\0\0\0")
+            client.close()
+        case "malformed":
+            client.send(b"no chunk\r\n")
+            error_of(client, 400)
+        case "too large":
+            for _ in range(4):
+                client.send(chunk(b"x" * (25 * KIB)))
+            error_of(client, 413)
+        case "too slow":
+            error_of(client, 408)
+        case _:
+            rig.close_proxy()
+    eventually(lambda: in_flight(rig) == 0)
+    eventually(lambda: held(rig) == 0)
+    client.close()
+    eventually(lambda: rig.proxy.connections == 0)
+    assert in_flight(rig) == 0
+
+
+# --- how long a body may take
+
+
+@pytest.mark.check("X8", "408: a body that comes byte by byte, when it has fallen below 16 KiB a second")
+def test_a_body_that_trickles_in_for_too_long_is_a_408(make_rig: MakeRig) -> None:
+    limits = Limits(body_idle_s=0.5, body_rate_bytes=1 << 20, sweep_s=0.01)
+    rig = make_rig(ProxyConfig(limits=limits))
+    client = rig.connect()
+    client.send(get(CHAT, b"Content-Length: 100000", method=b"POST"))
+    while rig._records.empty():  # each byte comes long before ``body_idle_s``
+        client.send(b"x")
+        assert not rig.call(lambda: rig.endpoint.in_flight)
+    assert error_of(client, 408)["cause"] == "slow_request"
+
+
+def test_a_slow_body_that_keeps_its_pace_is_served(make_rig: MakeRig) -> None:
+    limits = Limits(body_idle_s=0.1, body_rate_bytes=1, sweep_s=0.01)  # time for 100,000 s
+    rig = make_rig(ProxyConfig(limits=limits))
+    client = rig.connect()
+    client.send(get(CHAT, b"Content-Length: 100000", method=b"POST"))
+    now = rig.call(rig._loop.time)
+    sent = 0
+    while sent < 100_000:
+        client.send(b"x" * 1000)
+        sent += 1000
+        seen = rig.call(rig._loop.time)
+        while rig.call(rig._loop.time) < seen + 0.002:
+            pass
+    assert rig.call(rig._loop.time) > now + limits.body_idle_s
+    child = rig.accept()
+    assert len(child.message()[1]) == 100_000
+    child.send(answer())
+    assert status(client.message()[0]) == 200
