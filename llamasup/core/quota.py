@@ -11,15 +11,17 @@ from typing import Final
 from llamasup.core.body_scan import MANY_JOBS
 from llamasup.core.http import HttpError
 from llamasup.core.keys import KeyLimits
+from llamasup.core.sse import TokenCounts
 
-__all__ = ["Bucket", "Quota", "cost_of", "cost_of_part"]
+__all__ = ["Bucket", "Quota", "cost_of", "tokens_made_in", "untold_tokens"]
 
 _MINUTE_S: Final = 60.0
 _ROUNDING: Final = 1e-6  # who waited exactly as long as was said is not turned away over the last bit
 # How long the others of one key will take is known to nobody; a second is what it costs little to ask again.
 _CONCURRENT_RETRY_S: Final = 1.0
-# Of the API whose events are the largest: chat (b11434, measured: 242; the others have 120 to 239).
-_EVENT_BYTES: Final = 242
+# English has 4 to 5 bytes a token, code 3 to 4, Chinese 3; JSON adds its own. So this errs towards more.
+_PROMPT_BYTES_PER_TOKEN: Final = 3
+_USUAL_TOKENS_PER_S: Final = 100.0  # until an answer of the model has told its speed
 
 
 class Bucket:
@@ -71,6 +73,10 @@ class Quota:
         self._requests = _bucket(self._requests, limits.requests_per_minute, now)
         self._tokens = _bucket(self._tokens, limits.tokens_per_minute, now)
 
+    @property
+    def counts_tokens(self) -> bool:
+        return self._tokens is not None
+
     def enter(self, now: float) -> HttpError | None:
         """Count a request in, or say why not (429) and when to ask again."""
         if self._concurrent is not None and self.in_flight >= self._concurrent:
@@ -106,12 +112,17 @@ class Quota:
         """Count the jobs of a request that left and is still worked for; ended by ``let_go``."""
         self.in_flight += jobs
 
-    def let_go(self, jobs: int) -> None:
+    def let_go(self, jobs: int, tokens: int, now: float) -> None:
+        """The server has freed the slots of such a request, and has generated this many tokens meanwhile."""
         self.in_flight -= jobs
+        self._charge(tokens, now)
 
     def leave(self, tokens: int, now: float, jobs: int = 1) -> None:
         """A request that entered, and counted as so many, is over, and cost this many tokens."""
         self.in_flight -= jobs
+        self._charge(tokens, now)
+
+    def _charge(self, tokens: int, now: float) -> None:
         if self._tokens is not None:
             self._tokens.seconds_until_one(now)  # filled up to the moment of the cost, not beyond
             self._tokens.take(tokens)
@@ -122,9 +133,48 @@ def cost_of(prompt: int | None, cached: int | None, completion: int | None) -> i
     return max(0, (prompt or 0) - (cached or 0)) + (completion or 0)
 
 
-def cost_of_part(bytes_out: int) -> int:
-    """Tokens of a stream that ended before the event that counts them; no more than there were."""
-    return bytes_out // _EVENT_BYTES
+def tokens_made_in(seconds: float, tokens_per_s: float | None) -> int:
+    """An estimate, by the speed that the model's last answer has told (None: none has)."""
+    return int(seconds * (tokens_per_s or _USUAL_TOKENS_PER_S))
+
+
+def untold_tokens(
+    told: TokenCounts | None,
+    *,
+    items: int,
+    items_told: int,
+    events: int,
+    whole: bool,
+    streams: bool,
+    generates: bool,
+    tells_all_prompts: bool,
+    prompt_bytes: int,
+    seconds: float,
+    tokens_per_s: float | None,
+    n_ctx: int | None,
+) -> int:
+    """An estimate of the tokens that llama-server worked for and has not told.
+
+    ``whole``: the answer came to its end. ``streams``: it is one of events, and each ``events`` is a token.
+    ``generates``: the route makes text. ``tells_all_prompts``: where it tells a prompt, it tells those of all
+    items. ``seconds``: since the request was sent on. No item costs more than its context holds (``n_ctx``).
+    """
+    prompt = told.prompt if told else None
+    completion = (told.completion if told else None) or 0
+    untold = 0
+    if prompt is None or (items > items_told and not tells_all_prompts):
+        untold = max(0, prompt_bytes // _PROMPT_BYTES_PER_TOKEN - (prompt or 0))
+    if generates and streams:
+        if not (whole and items_told >= items):
+            untold += max(0, events - completion)
+    elif generates and (not whole or items_told < items):
+        made = tokens_made_in(seconds, tokens_per_s)
+        if items_told:  # the OpenAI APIs tell of the first item alone: the others are taken to be like it
+            made = max(made, completion // items_told * items)
+        untold += max(0, made - completion)
+    if n_ctx is not None:
+        untold = min(untold, max(0, n_ctx * items - (prompt or 0) - completion))
+    return untold
 
 
 def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:

@@ -1,8 +1,9 @@
-"""Token counts out of the tail of a response, and the event that says a stream broke.
+"""Token counts out of the ends of a response, and the event that says a stream broke.
 
-Only the last bytes are read, once, when the response is over: llama-server puts ``usage`` and ``timings``
-last in plain answers and in the last events of a stream. The first is OpenAI's or Anthropic's count, the
-second llama-server's own, which has the speed. Chunk framing may split the numbers; it is taken out first.
+They are read once, when the response is over: llama-server puts ``usage`` and ``timings`` last in most plain
+answers and in the last events of a stream, and ``usage`` first in those of embeddings and reranking. The
+first is OpenAI's or Anthropic's count, the second llama-server's own, which has the speed. Chunk framing may
+split the numbers; it is taken out first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-__all__ = ["TAIL_BYTES", "TokenCounts", "error_event", "error_of", "read_token_counts", "tail_of"]
+__all__ = [
+    "FRAMING",
+    "NAMED_EVENTS",
+    "TAIL_BYTES",
+    "TokenCounts",
+    "error_event",
+    "error_of",
+    "read_token_counts",
+    "tail_of",
+]
 
 TAIL_BYTES = (
     8192  # the last event of a chat with timings is below 1 KiB, of /completion about 3 KiB plus the prompt
@@ -45,7 +55,7 @@ class _Timings(msgspec.Struct):
 _read_timings = msgspec.json.Decoder(_Timings).decode
 _USAGE = b'"usage":'
 _TIMINGS = b'"timings":'
-_FRAMING = re.compile(rb"\r\n(?:[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n)?")  # JSON holds no raw CR: this is framing
+FRAMING = re.compile(rb"\r\n(?:[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n)?")  # JSON holds no raw CR: this is framing
 _ABSURD = 1e15  # more than any count; 1e999 would be no whole number at all
 _NUMBER = re.compile(
     rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_read_input_tokens'
@@ -56,7 +66,7 @@ _NUMBER = re.compile(
 def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
     """The counts in the last bytes of a response, in any of llama-server's shapes; None if there are none.
 
-    ``opening`` is the first event of a stream of ``/v1/messages``, the one API that counts the prompt there.
+    ``opening``: the first bytes. A stream of ``/v1/messages`` counts its prompt there, embeddings do all.
     A quote inside a model's text is escaped, so ``"usage":`` can only be the key itself.
     """
     at = tail.rfind(_TIMINGS)
@@ -69,7 +79,7 @@ def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
             cached = told.cache_n
             return TokenCounts(cached + told.prompt_n, cached, told.predicted_n, told.predicted_per_second)
     if b"\r\n" in tail:
-        tail = _FRAMING.sub(b"", tail)
+        tail = FRAMING.sub(b"", tail)
     usage, timings = tail.rfind(_USAGE), tail.rfind(_TIMINGS)
     found = _numbers(tail, min(usage, timings) if min(usage, timings) >= 0 else max(usage, timings))
     if opening and b"input_tokens" not in found:
@@ -133,11 +143,11 @@ def error_of(status: int, body: bytes) -> bytes:
     return msgspec.json.encode({"error": error})
 
 
-_NAMED = (b"/v1/messages", b"/v1/responses", b"/responses")  # these APIs name their events
+NAMED_EVENTS = (b"/v1/messages", b"/v1/responses", b"/responses")  # these APIs name their events
 
 
 def error_event(path: bytes, error: bytes) -> bytes:
     """The event that ends a broken stream. ``error`` is an error body, ``{"error":{…}}``."""
-    if path in _NAMED:
+    if path in NAMED_EVENTS:
         return b'event: error\ndata: {"type":"error",' + error[1:] + b"\n\n"
     return b"data: " + error + b"\n\n"

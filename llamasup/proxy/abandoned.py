@@ -8,7 +8,10 @@ work. Until then the request keeps its place and counts for its key.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+from llamasup.core.quota import tokens_made_in
 
 if TYPE_CHECKING:
     from llamasup.proxy.request import Request
@@ -21,14 +24,30 @@ __all__ = ["Abandoned"]
 class Abandoned:
     """Takes the exchange's part on the upstream connection: drops the answer, and waits for its end.
 
-    It ends with the generation too. Nothing but the generation waits for it.
+    It ends with the generation too. Nothing but the generation waits for it. ``streams``: the answer is a
+    stream, which llama-server stops at once; for any other the key is charged by the time that it takes.
     """
 
-    __slots__ = ("_jobs", "_lease", "_quota", "_upstream", "answered", "is_head")
+    __slots__ = (
+        "_clock",
+        "_jobs",
+        "_lease",
+        "_quota",
+        "_since",
+        "_streams",
+        "_upstream",
+        "answered",
+        "is_head",
+    )
 
     may_come_back: Final = False
 
-    def __init__(self, lease: Lease, request: Request, upstream: Upstream) -> None:
+    def __init__(
+        self, lease: Lease, request: Request, upstream: Upstream, *, streams: bool, clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._streams = streams
         self._lease = lease
         self._quota = request.quota
         self._jobs = request.counted
@@ -71,5 +90,8 @@ class Abandoned:
 
     def _end(self) -> None:
         if self._quota is not None:
-            self._quota.let_go(self._jobs)
+            now = self._clock()
+            speed = self._lease.endpoint.tokens_per_s
+            tokens = 0 if self._streams else tokens_made_in(now - self._since, speed)
+            self._quota.let_go(self._jobs, tokens, now)
         self._lease.release()

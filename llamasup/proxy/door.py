@@ -10,15 +10,14 @@ from ipaddress import ip_address
 
 from llamasup.core.http import Head, HttpError, parse_authority
 from llamasup.core.keys import ApiKey
-from llamasup.core.routes import closed_by_default, misspelled
+from llamasup.core.routes import CONTROL, closed_by_default, misspelled
 from llamasup.proxy.keys import Keys
 from llamasup.proxy.settings import ProxyConfig
 
-__all__ = ["CONTROL_PREFIX", "HEALTH_PATHS", "PUBLIC_PATHS", "Door"]
+__all__ = ["HEALTH_PATHS", "PUBLIC_PATHS", "Door"]
 
 HEALTH_PATHS = frozenset({b"/health", b"/v1/health"})  # llama-server's own
 PUBLIC_PATHS = HEALTH_PATHS | {b"/livez", b"/readyz"}
-CONTROL_PREFIX = b"/llamasup/"
 
 # What is told of the server, to those who use the model and to those who look after it.
 _FOR_ANY_KEY = frozenset({"/metrics", "/v1/models", "/models"})  # routes
@@ -79,7 +78,7 @@ class Door:
             return None
         keys = self.keys
         key = keys.ring.find(head.credentials) if keys.needed else None
-        if path.startswith(CONTROL_PREFIX):
+        if head.route is CONTROL:
             return self._judge_control(head, key)
         if key is None:
             if keys.needed:

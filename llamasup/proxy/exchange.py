@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from llamasup.core.context_end import context_end, context_refusal
 from llamasup.core.http import HttpError, error_body, status_line
+from llamasup.core.quota import untold_tokens
 from llamasup.core.redaction import whole_and_plain, without_folders
-from llamasup.core.sse import error_event, read_token_counts, tail_of
+from llamasup.core.routes import Work
+from llamasup.core.sse import TAIL_BYTES, TokenCounts, error_event, read_token_counts, tail_of
+from llamasup.core.token_meter import TokenMeter
 from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.proxy.early_stream import keep_awake
@@ -28,6 +31,7 @@ __all__ = ["Exchange"]
 # and the last chunk, each of which may be a read of its own; one read is at most 256 KiB.
 TAIL_PIECES: Final = 8
 OPENING_BYTES: Final = 2048  # the event that begins a message is 300 bytes, and the model's name
+MIN_SPEED_TOKENS: Final = 16  # fewer are over too soon to tell how fast the model is
 
 _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 # A child that is gone, whose socket file is gone, or that accepts nothing for now: supervision puts it right.
@@ -61,13 +65,27 @@ class _Settings:
             self._write(body)
 
 
+class _MeteredTail(deque[bytes]):
+    """The last reads of an answer, all of which a meter has read."""
+
+    def __init__(self, meter: TokenMeter) -> None:
+        super().__init__(maxlen=TAIL_PIECES)
+        self._meter = meter
+
+    def append(self, piece: bytes) -> None:
+        super().append(piece)
+        self._meter.read(piece)
+
+
 class Exchange:
     """Ties one request of a client's connection to one response of a child. Driven by callbacks alone."""
 
     __slots__ = (
+        "_cut_short",
         "_downstream",
         "_lagging_since",
         "_lease",
+        "_meter",
         "_opening",
         "_request",
         "_retried",
@@ -103,6 +121,8 @@ class Exchange:
         self._write: Callable[[bytes], None] = downstream.transport.write
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._opening = b""
+        self._meter: TokenMeter | None = None
+        self._cut_short = False  # its body did not come to its end
         self._settings: _Settings | None = None
         self.is_head = request.head.method == b"HEAD"
         self.over = False
@@ -173,8 +193,13 @@ class Exchange:
         else:
             self._write_head(upstream, framing, body)
         self.bytes_out = len(body)
+        if request.needs_place and (
+            request.jobs > 1 or (request.quota is not None and request.quota.counts_tokens)
+        ):
+            self._meter = TokenMeter(request.head.route.label, streams=upstream.streams_events)
+            self._tail = _MeteredTail(self._meter)
         self._tail.append(body)
-        if upstream.streams_events and request.head.route.label == "/v1/messages":
+        if not upstream.streams_events or request.head.route.label == "/v1/messages":
             self._opening = body[:OPENING_BYTES]
         if downstream.paused:
             upstream.pause()
@@ -371,14 +396,16 @@ class Exchange:
     def _let_go(self, *, abort: bool = False) -> None:
         self.over = True
         request, lease = self._request, self._lease
-        uploading = request.upload is not None
         if request.upload is not None:
+            self._cut_short = True
             request.upload.close()
         upstream, self._upstream = self._upstream, None
         if abort and upstream is not None:
             # The child begins with a whole request: from then on its slot is busy until it says otherwise.
-            if request.needs_place and not (uploading or lease.endpoint.closed) and upstream.has_sent_all:
-                Abandoned(lease, request, upstream)
+            begun = not self._cut_short and upstream.has_sent_all
+            if request.needs_place and begun and not lease.endpoint.closed:
+                clock = self._downstream.proxy.keys.clock
+                Abandoned(lease, request, upstream, streams=self._streams, clock=clock)
                 return
             upstream.abort()
         lease.release()
@@ -407,16 +434,60 @@ class Exchange:
         last = self.last_bytes()
         return not last or last.endswith(_EVENT_ENDS)
 
+    @property
+    def _streams(self) -> bool:
+        """Whether the answer is a stream of events, as far as its key's limit of tokens has to know."""
+        return self._request.wants_events() if self._meter is None else self._meter.streams
+
+    def _counts(self, tail: bytes) -> TokenCounts | None:
+        """What the answer has told that it cost."""
+        if self._meter is not None:
+            return self._meter.counts()
+        counts = read_token_counts(tail, self._opening)
+        if counts is None and self.bytes_out > TAIL_BYTES:
+            # /completion writes them before what n_probs asks for (b11434).
+            counts = read_token_counts(b"".join(self._tail))
+        return counts
+
+    def _untold(self, outcome: str, counts: TokenCounts | None) -> int:
+        """What its key owes besides; llama-server's own failures cost only what has come."""
+        request, endpoint, meter = self._request, self._lease.endpoint, self._meter
+        by_client = outcome in ("ok", "client_gone", "timed_out")
+        if not self.sent_at or self._cut_short or (self.status and self.status != 200):
+            return 0
+        if not by_client and meter is None:
+            return 0
+        route = request.head.route
+        return untold_tokens(
+            counts,
+            items=meter.items if meter is not None and not meter.streams else request.jobs,
+            items_told=meter.items_told if meter is not None else 0,
+            events=meter.events if meter is not None else 0,
+            whole=outcome == "ok",
+            streams=self._streams,
+            generates=route.work not in (Work.EMBEDDINGS, Work.RERANKING),
+            tells_all_prompts=route.label != "/v1/completions",
+            prompt_bytes=request.body_bytes if by_client else 0,
+            seconds=monotonic() - self.sent_at if by_client else 0.0,
+            tokens_per_s=endpoint.tokens_per_s,
+            n_ctx=endpoint.window.n_ctx if endpoint.window is not None else None,
+        )
+
     def _tell(self, outcome: str, status: int = 0) -> None:
         request, endpoint = self._request, self._lease.endpoint
         counts = context = None
         if self._request.needs_place:
             if self.status == 200:
                 tail = tail_of(self._tail)
-                counts = read_token_counts(tail, self._opening)
-                context = context_end(tail, counts, endpoint.window)
+                counts = self._counts(tail)
+                if self._meter is None or self._meter.items == 1:
+                    context = context_end(tail, counts, endpoint.window)
             elif self.status >= 400:
                 context = context_refusal(tail_of(self._tail))
+            if counts is not None and (counts.completion or 0) >= MIN_SPEED_TOKENS and counts.tokens_per_s:
+                endpoint.tokens_per_s = counts.tokens_per_s
+            if request.quota is not None and request.quota.counts_tokens:
+                request.untold_tokens = self._untold(outcome, counts)
         self._downstream.proxy.tell(
             request,
             record_of(

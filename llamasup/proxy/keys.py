@@ -7,7 +7,7 @@ from time import monotonic
 
 from llamasup.core.http import HttpError
 from llamasup.core.keys import KeyLimits, KeyRing, plain_keys
-from llamasup.core.quota import Quota, cost_of, cost_of_part
+from llamasup.core.quota import Quota, cost_of
 from llamasup.effects.keys import PROCESS_SALT
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
@@ -73,11 +73,8 @@ class Keys:
         """The request is over, and ``record`` says what it cost."""
         quota, request.quota = request.quota, None
         if quota is not None:
-            if record.tokens_completion is None and record.outcome != "ok":
-                cost = cost_of_part(record.bytes_out)
-            else:
-                cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
-            quota.leave(cost, self.clock(), request.counted)
+            cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
+            quota.leave(cost + request.untold_tokens, self.clock(), request.counted)
 
     def _renew(self) -> None:
         """A key that is still there by its name has used what it has used, whatever its limits are now."""

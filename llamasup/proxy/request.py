@@ -60,6 +60,7 @@ class Request:
         "refusal",
         "response_lines",
         "spent",
+        "untold_tokens",
         "upload",
         "whole",
     )
@@ -81,6 +82,7 @@ class Request:
         self.named: str | None = None  # the model, in its client's words
         self.jobs = 1  # what llama-server works on for it at the same time, as far as its body is read
         self.counted = 1  # of these, what its key's quota counts
+        self.untold_tokens = 0  # an estimate of what its answer cost and has not told, for its quota
         self.quota: Quota | None = None  # that of its key, which it has entered and must leave
         # Whether it is work for the model itself, of which there may be only so much at a time.
         self.needs_place = head.route.infers and head.method == b"POST"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llamasup.proxy.door import CONTROL_PREFIX, Door
+from llamasup.core.routes import CONTROL
+from llamasup.proxy.door import Door
 from llamasup.proxy.local import CONTROL_PATHS
 from llamasup.proxy.naming import misused
 from llamasup.runtime.endpoint import Lease, Unavailable
@@ -21,13 +22,13 @@ __all__ = ["lease_for"]
 
 def lease_for(request: Request, door: Door, proxy: Proxy) -> Lease | Unavailable:
     """The right to use what serves it (``Request.named``), or why there is none."""
-    path = request.head.path
-    if not door.rules.transparent and (path in CONTROL_PATHS or path.startswith(CONTROL_PREFIX)):
+    head = request.head
+    if not door.rules.transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):
         control = proxy.control
         if control is None or control.closed:
             return Unavailable(404, "there is no control API here", type="not_found_error")
         return control.lease()
-    backend, head, key, model = proxy.backend, request.head, request.key, request.named
+    backend, key, model = proxy.backend, request.key, request.named
     limited = key is not None and bool(key.models)
     if limited or proxy.config.route_by_model:
         meant = backend.meant(model)

@@ -92,6 +92,7 @@ class Endpoint:
         "places",
         "produced",
         "shunned_until_s",
+        "tokens_per_s",
         "when_free",
         "when_vacant",
         "window",
@@ -127,6 +128,7 @@ class Endpoint:
         self._earned = 0  # those of them that the budget of repeats was told of
         self.produced = 0  # those of them that hold what a model made
         self.failures = 0  # answers of 500 and more in a row, where such were asked for
+        self.tokens_per_s: float | None = None  # that an answer of some length has told last
         self.window: ContextWindow | None = None  # what one request may use, once the child has told it
         self._leases: set[Lease] = set()
         self._lingering: set[Lease] = set()

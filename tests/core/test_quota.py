@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +10,8 @@ from hypothesis import strategies as st
 from llamasup.core.body_scan import MANY_JOBS
 from llamasup.core.http import HttpError
 from llamasup.core.keys import KeyLimits
-from llamasup.core.quota import Bucket, Quota, cost_of, cost_of_part
+from llamasup.core.quota import Bucket, Quota, cost_of, tokens_made_in, untold_tokens
+from llamasup.core.sse import TokenCounts
 
 
 def refused(answer: HttpError | None) -> HttpError:
@@ -43,8 +47,18 @@ def test_a_request_that_left_counts_at_one_time_until_the_server_lets_go() -> No
     quota.hold(2)
     quota.leave(0, 0.0)
     assert refused(quota.enter(0.0)).cause == "key_concurrent"
-    quota.let_go(2)
+    quota.let_go(2, 0, 0.0)
     assert quota.enter(0.0) is None
+
+
+def test_what_the_server_generated_for_a_request_that_left_is_charged() -> None:
+    quota = Quota(KeyLimits(tokens_per_minute=60), 0.0)
+    assert quota.enter(0.0) is None
+    quota.hold(1)
+    quota.leave(0, 0.0)
+    quota.let_go(1, tokens_made_in(2.0, 45.0), 0.0)
+    assert refused(quota.enter(0.0)).retry_after_s == pytest.approx(31.0)
+    assert tokens_made_in(2.0, None) == 200
 
 
 def test_a_refused_request_costs_nothing() -> None:
@@ -132,10 +146,59 @@ def test_a_clock_that_stands_or_goes_back_gives_nothing() -> None:
     assert bucket.seconds_until_one(5.0) == pytest.approx(60.0)
 
 
-def test_of_a_stream_that_is_left_the_events_cost_what_they_held() -> None:
-    assert cost_of_part(0) == 0
-    assert cost_of_part(241) == 0
-    assert cost_of_part(2420) == 10
+def test_a_quota_says_whether_tokens_count() -> None:
+    assert Quota(KeyLimits(tokens_per_minute=1), 0.0).counts_tokens
+    assert not Quota(KeyLimits(requests_per_minute=1), 0.0).counts_tokens
+
+
+# --- what an answer does not tell
+
+ANSWER: Mapping[str, Any] = {
+    "items": 1,
+    "items_told": 0,
+    "events": 0,
+    "whole": True,
+    "streams": False,
+    "generates": True,
+    "tells_all_prompts": True,
+    "prompt_bytes": 300,
+    "seconds": 2.0,
+    "tokens_per_s": 50.0,
+    "n_ctx": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "answer", "tokens"),
+    [
+        (TokenCounts(90, 0, 40), {"items_told": 1}, 0),
+        (TokenCounts(90, 0, 40), {"items_told": 1, "streams": True, "events": 45}, 0),
+        (None, {}, 100 + 100),  # 300 bytes of body, 2 s at 50 a second
+        (None, {"tokens_per_s": None}, 100 + 200),
+        (None, {"generates": False}, 100),
+        (TokenCounts(90), {"generates": False}, 0),
+        (TokenCounts(90), {}, 100),
+        (TokenCounts(None, None, 40), {"items_told": 1}, 100),
+        (None, {"whole": False, "streams": True, "events": 30}, 100 + 30),
+        (None, {"whole": False, "streams": True, "seconds": 9.0}, 100),  # left before its first event
+        (TokenCounts(90, 0, 20), {"whole": False, "streams": True, "items_told": 1, "events": 22}, 2),
+        (TokenCounts(90, 0, 20), {"streams": True, "items": 2, "items_told": 1, "events": 50}, 30),
+        (TokenCounts(90, 0, 80), {"items": 3, "items_told": 1}, 160),
+        (
+            TokenCounts(90, 0, 1),
+            {"items": 3, "items_told": 1},
+            99,
+        ),  # the first was short, the others were not
+        (TokenCounts(5, 0, 80), {"items": 2, "items_told": 1, "tells_all_prompts": False}, 95 + 80),
+        (None, {"n_ctx": 64, "prompt_bytes": 9_000_000}, 64),
+        (TokenCounts(60, 0, 4), {"n_ctx": 64, "items": 2, "items_told": 1, "seconds": 99.0}, 64),
+        (TokenCounts(900, 0, 4), {"n_ctx": 64, "whole": False}, 0),  # its context has shifted
+    ],
+)
+def test_what_an_answer_does_not_tell_is_estimated(
+    told: TokenCounts | None, answer: Mapping[str, Any], tokens: int
+) -> None:
+    assert untold_tokens(told, **{**ANSWER, **answer}) == tokens
 
 
 @settings(max_examples=40)

@@ -539,7 +539,7 @@ def test_who_leaves_a_stream_before_its_end_pays_for_what_has_come(make_rig: Mak
     client.send(chat(b"one"))
     child = rig.accept()
     child.message()
-    event = chunk(b"data: " + b"x" * 234 + b"\n\n")
+    event = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n')
     child.send(STREAM_HEAD, event * 100)
     for _ in range(100):
         client.until(b"\n\n\r\n")
@@ -547,7 +547,128 @@ def test_who_leaves_a_stream_before_its_end_pays_for_what_has_come(make_rig: Mak
     assert rig.record().outcome == "client_gone"
     client = rig.connect()
     client.send(chat(b"one"))
-    over_limit(client, "key_tokens", 43)  # of 24.8 kB: 102
+    over_limit(client, "key_tokens", 46)  # 100 events, and 5 tokens for a prompt of 15 bytes
+
+
+TIMINGS = b'"timings":{"cache_n":1,"prompt_n":%d,"predicted_n":%d,"predicted_per_second":50.0}'
+
+
+def item(index: int, evaluated: int, predicted: int, more: bytes = b"") -> bytes:
+    return b'{"index":%d,"content":"x",%b%b}' % (index, TIMINGS % (evaluated, predicted), more)
+
+
+PROBABILITIES = b',"completion_probabilities":[%b]' % b",".join(
+    [b'{"id":1,"token":"x","logprob":-1.5}'] * 2000
+)
+ITEMS = [item(at, 20, 40) for at in range(5)]
+EMBEDDINGS = b'{"usage":{"prompt_tokens":299,"total_tokens":299},"data":[%b]}' % b",".join([b"0.125"] * 9000)
+COSTS = {
+    "counts before probabilities": (b"/completion", answer(item(0, 100, 200, PROBABILITIES)), 300),
+    "prompts": (b"/completion", answer(b"[" + b",".join(ITEMS) + b"]"), 300),
+    "prompts, of which the first is long": (
+        b"/completion",
+        answer(b"[" + item(0, 100, 152) + b"," + item(1, 8, 40, PROBABILITIES) + b"]"),
+        300,
+    ),
+    "prompts, as a stream": (
+        b"/completion",
+        STREAM_HEAD
+        + b"".join(chunk(b"data: " + each + b"\n\n" + b": \n\n" * 9000) for each in ITEMS)
+        + b"0\r\n\r\n",
+        300,
+    ),
+    "n of one prompt": (
+        CHAT,
+        answer(b'{"choices":[{"index":0},{"index":1}],' + TIMINGS % (100, 100) + b"}"),
+        300,
+    ),
+    "large embeddings": (b"/v1/embeddings", answer(EMBEDDINGS), 299),
+    "embeddings without counts": (b"/embedding", answer(b'[{"index":0,"embedding":[[0.5]]}]'), 300),
+}
+
+
+@pytest.mark.check("X8", "tpm counts what stands anywhere in an answer, of every item")
+@pytest.mark.parametrize(("path", "answered", "cost"), COSTS.values(), ids=COSTS)
+def test_an_answer_costs_its_key_all_that_it_tells(
+    make_rig: MakeRig, path: bytes, answered: bytes, cost: int
+) -> None:
+    rig, _ = limited(make_rig, "tpm=60")
+    client = rig.connect()
+    client.send(post(path, b"x" * 900, bearer(b"one")))
+    child = rig.accept()
+    child.message()
+    child.send(answered)
+    assert status(client.head()) == 200
+    assert rig.record().outcome == "ok"
+    client = rig.connect()
+    client.send(chat(b"one"))
+    over_limit(client, "key_tokens", cost - 60 + 1)  # a minute's 60 were there, and one is needed
+
+
+@pytest.mark.parametrize("what", ["counts before probabilities", "large embeddings"])
+def test_without_a_limit_they_are_told_of_too(make_rig: MakeRig, what: str) -> None:
+    path, answered, cost = COSTS[what]
+    rig = make_rig()
+    client = rig.connect()
+    client.send(post(path, b"{}"))
+    child = rig.accept()
+    child.message()
+    child.send(answered)
+    client.message()
+    record = rig.record()
+    told = (record.tokens_prompt or 0) - (record.tokens_cached or 0) + (record.tokens_completion or 0)
+    assert told == cost
+
+
+def test_a_refusal_of_llama_servers_costs_nothing(make_rig: MakeRig) -> None:
+    rig, _ = limited(make_rig, "tpm=60")
+    client = rig.connect()
+    client.send(post(CHAT, b"x" * 900, bearer(b"one")))
+    child = rig.accept()
+    child.message()
+    child.send(answer(b"{}", code=b"400 Bad Request"))
+    assert status(client.message()[0]) == 400
+    served(client, Child(rig), chat(b"one"))
+
+
+@pytest.mark.check(
+    "X8", "a request that is left costs its key an estimate, whether an answer has begun or not"
+)
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+def test_who_leaves_before_an_answer_pays_for_the_prompt(make_rig: MakeRig, stream: bytes) -> None:
+    rig, _ = limited(make_rig, "tpm=60")
+    rig.call(lambda: setattr(rig.backend.endpoint, "tokens_per_s", 0.001))
+    client = rig.connect()
+    client.send(post(CHAT, b'{"stream":%b,"x":"%b"}' % (stream, b"x" * 878), bearer(b"one")))
+    rig.accept().message()
+    client.close()
+    assert rig.record().outcome == "client_gone"
+    client = rig.connect()
+    client.send(chat(b"one"))
+    over_limit(client, "key_tokens", 300 - 60 + 1)
+
+
+def test_who_leaves_while_the_body_comes_or_in_the_queue_pays_nothing(make_rig: MakeRig) -> None:
+    config = ProxyConfig(key_file=keys_of("one name=a tpm=60"), route_by_model=False)
+    rig = make_rig(config, places=1)
+    client = rig.connect()
+    client.send(get(CHAT, b"Content-Length: 1000000", bearer(b"one"), method=b"POST"), b"x" * 200_000)
+    child = rig.accept()
+    child.head()
+    client.close()
+    assert rig.record().outcome == "client_gone"
+    busy, waits = rig.connect(), rig.connect()
+    busy.send(chat(b"one"))
+    child = rig.accept()
+    child.message()
+    waits.send(post(CHAT, b"x" * 900, bearer(b"one")))
+    eventually(lambda: rig.call(lambda: len(rig.backend.waiting)) == 1)
+    waits.close()
+    assert rig.record().outcome == "client_gone"
+    child.send(answer(usage(1, 0, 1)))
+    busy.message()
+    busy.send(chat(b"one"))
+    child.message()
 
 
 def test_what_a_key_has_used_outlives_a_change_of_the_file(make_rig: MakeRig, tmp_path: Path) -> None:

@@ -1,0 +1,179 @@
+"""The token counts of one answer, read as it passes: wherever they stand, and of every item.
+
+For requests of several items and for keys with a limit of tokens. All others are read once, at their end
+(``core.sse``). llama-server (b11434) writes for each item of a stream, and of a plain answer of
+``/completion``, counts of its own; a plain answer of the OpenAI APIs has those of the first item alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from llamasup.core.sse import FRAMING, NAMED_EVENTS, TokenCounts
+
+__all__ = ["TokenMeter"]
+
+_CARRIED_BYTES: Final = 2048  # of a read, into the next: more than the longest object of counts
+_MAX_ITEMS: Final = 4096  # whose counts are kept apart; those behind them are counted as one
+
+# A quote inside a string is escaped, so these are the keys themselves.
+_TOLD = re.compile(
+    rb'"(?:index"\s*:\s*(?P<index>\d{1,9})[,}\s]'
+    rb'|(?P<usage>usage|timings)"\s*:\s*(?P<counts>\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})'
+    rb'|tokens_(?P<which>evaluated|predicted)"\s*:\s*(?P<number>\d{1,15})[,}\s])'
+)
+_EVENT = b"data: {"
+_EVENT_ENDS = (b"\n\n\r\n", b"\n\n")
+_NUMBER = re.compile(rb'"([a-z_]+)"\s*:\s*(\d{1,15})(?=[,}.\s])(\.\d{1,15})?')
+
+
+class _Item:
+    """What is known of one item. ``prompt`` counts what was in the cache, too."""
+
+    __slots__ = ("cached", "completion", "prompt")
+
+    def __init__(self) -> None:
+        self.prompt: int | None = None
+        self.cached: int | None = None
+        self.completion: int | None = None
+
+
+class TokenMeter:
+    """``label``: the route's. ``streams``: the answer is a stream of ``events``, about one for each token."""
+
+    __slots__ = (
+        "_adds_up",
+        "_at",
+        "_awaits_index",
+        "_before",
+        "_items",
+        "_rest",
+        "_seen",
+        "events",
+        "streams",
+        "tokens_per_s",
+    )
+
+    def __init__(self, label: str, *, streams: bool) -> None:
+        self.streams = streams
+        self._adds_up = label.encode() in NAMED_EVENTS  # their ``index`` is that of a block, not of an item
+        self._items: dict[int, _Item] = {}
+        self._seen = 1  # items, by their indices
+        self._at = 0
+        self._awaits_index = True
+        self._before = b""  # the last events, if they had no counts: their index is that of what follows
+        self._rest = b""
+        self.events = 0
+        self.tokens_per_s: float | None = None
+
+    def read(self, piece: bytes) -> None:
+        """The next bytes of the answer, with their chunk framing."""
+        if (
+            self.streams
+            and not self._rest
+            and piece.endswith(_EVENT_ENDS)
+            and not (b'"usage"' in piece or b'"timings"' in piece or b'"tokens_' in piece)
+        ):
+            self.events += piece.count(_EVENT)
+            self._before = piece
+            return
+        if self._before:
+            before, self._before = self._before, b""
+            self._read_events(before)
+        answer = self._rest + piece
+        if b"\r\n" in answer:
+            answer = FRAMING.sub(b"", answer)
+        if self.streams:
+            self.events += answer.count(_EVENT)
+        end = self._read_events(answer)
+        self._rest = b"" if answer.endswith(b"\n\n") else answer[max(end, len(answer) - _CARRIED_BYTES) :]
+
+    @property
+    def items(self) -> int:
+        return max(self._seen, len(self._items))
+
+    @property
+    def items_told(self) -> int:
+        """How many items have said what they generated."""
+        return sum(item.completion is not None for item in self._items.values())
+
+    def counts(self) -> TokenCounts | None:
+        """What the answer has told by now, of all items together."""
+        items = self._items.values()
+        prompts = [item.prompt for item in items if item.prompt is not None]
+        completions = [item.completion for item in items if item.completion is not None]
+        if not prompts and not completions:
+            return None
+        cached = [item.cached for item in items if item.cached is not None]
+        return TokenCounts(
+            sum(prompts) if prompts else None,
+            sum(cached) if cached else None,
+            sum(completions) if completions else None,
+            self.tokens_per_s,
+        )
+
+    def _read_events(self, answer: bytes) -> int:
+        """Take what there is of counts and indices, and say where the last of them ends."""
+        begin = end = 0
+        while begin >= 0:
+            after = answer.find(_EVENT, begin) if self.streams else -1
+            for found in _TOLD.finditer(answer, begin, len(answer) if after < 0 else after):
+                end = found.end()
+                self._take(found)
+            if after >= 0:
+                self._awaits_index = True
+                end = after + len(_EVENT)
+                begin = end
+            else:
+                begin = -1
+        return end
+
+    def _take(self, found: re.Match[bytes]) -> None:
+        kind = found.lastgroup
+        if kind == "index":
+            # The first of an event is the item's; what follows may be a tool call's.
+            if self._adds_up or (self.streams and not self._awaits_index):
+                return
+            self._awaits_index = False
+            self._at = min(int(found["index"]), _MAX_ITEMS)
+            self._seen = max(self._seen, self._at + 1)
+        elif kind == "number":
+            item = self._items.setdefault(self._at, _Item())
+            if found["which"] == b"evaluated":
+                item.prompt = int(found["number"])
+            else:
+                item.completion = int(found["number"])
+        else:
+            self._take_counts(found["usage"], found["counts"])
+
+    def _take_counts(self, kind: bytes, counts: bytes) -> None:
+        numbers: dict[bytes, int] = {}
+        for name, whole, fraction in _NUMBER.findall(counts):
+            numbers[name] = int(whole)
+            if name == b"predicted_per_second":
+                self.tokens_per_s = float(whole + fraction)
+        item = self._items.setdefault(self._at, _Item())
+        if kind == b"timings":
+            if not self._adds_up and b"predicted_n" in numbers and b"prompt_n" in numbers:
+                item.cached = numbers.get(b"cache_n", 0)
+                item.prompt = item.cached + numbers[b"prompt_n"]
+                item.completion = numbers[b"predicted_n"]
+            return
+        prompt = numbers.get(b"prompt_tokens", numbers.get(b"input_tokens"))
+        cached = numbers.get(b"cached_tokens", numbers.get(b"cache_read_input_tokens"))
+        completion = numbers.get(b"completion_tokens", numbers.get(b"output_tokens"))
+        if prompt is not None and b"cache_read_input_tokens" in numbers:
+            prompt += cached or 0  # Anthropic's input_tokens does not count what was cached
+        if self._adds_up:
+            item.prompt = _sum(item.prompt, prompt)
+            item.cached = _sum(item.cached, cached)
+            item.completion = _sum(item.completion, completion)
+        else:
+            item.prompt = item.prompt if prompt is None else prompt
+            item.cached = item.cached if cached is None else cached
+            item.completion = item.completion if completion is None else completion
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return one if other is None else (one or 0) + other
