@@ -146,7 +146,10 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def own_folders(
-    homes: Iterator[Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    homes: Iterator[Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Path]:
     """State, cache and run-time folders of this test alone: nothing of the user's is read or written.
 
@@ -169,6 +172,6 @@ def own_folders(
         if variable in (*ours, *of_systemd) or variable.startswith("LLAMA_"):
             monkeypatch.delenv(variable)
     yield home
-    if sys.platform == "linux":
+    if sys.platform == "linux" and not request.node.stash.get(FAILED, False):
         left = list((home / "run" / "llamasup").glob("*"))
         assert left == [], f"left behind in the run-time folder: {left}"

@@ -72,11 +72,13 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 def test_ready_comes_with_the_first_token_and_not_before(
-    manager: Manager, tiny_model: Path, fake_server: Callable[..., str]
+    manager: Manager, tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
-    server = fake_server("load_s=0.3", "prefill_s=0.3")
+    server = fake_server("load_s=600", f"until={tmp_path / 'go'}")
     with llamasup(tiny_model, "--runtime", server, env=manager.environment()) as running:
-        said = manager.until("READY=1")
+        said = manager.until("STATUS=loading")
+        (tmp_path / "go").touch()
+        said += manager.until("READY=1")
         assert [line for line in said if not line.startswith(("WATCHDOG", "EXTEND"))] == [
             "STATUS=starting llama-server for tiny",
             "STATUS=loading tiny",

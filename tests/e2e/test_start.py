@@ -16,9 +16,12 @@ from tests.e2e.driver import llamasup, run_to_end
 
 
 def test_states_are_told_in_order_and_ready_comes_last(
-    tiny_model: Path, fake_server: Callable[..., str]
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
-    with llamasup(tiny_model, "--runtime", fake_server("load_s=0.3")) as running:
+    server = fake_server("load_s=600", f"until={tmp_path / 'go'}")
+    with llamasup(tiny_model, "--runtime", server) as running:
+        running.wait_for("state", state="loading")
+        (tmp_path / "go").touch()
         ready = running.wait_for("ready")
         assert running.events == [
             {"event": "state", "protocol": 1, "model": "tiny", "state": state, "generation": 1}

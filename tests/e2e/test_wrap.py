@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -217,20 +218,27 @@ def test_while_it_loads_for_the_first_time_llama_server_answers_itself(
             assert answer.json() == {"error": message}
         go.touch()
         running.wait_for("ready")
+        go.unlink()
         running.children()[0].kill()
         running.wait_for("exit", signal="SIGKILL")
         running.wait_for("state", state="loading", generation=2)
-        assert httpx.post(f"{url}/completion", json={"prompt": "x"}, timeout=60).status_code == 200
+        with ThreadPoolExecutor() as clients:
+            waited = clients.submit(httpx.post, f"{url}/completion", json={"prompt": "x"})
+            go.touch()
+            assert waited.result().status_code == 200
         assert running.stop() == 0
 
 
 def test_a_wait_that_is_asked_for_covers_the_first_load(
-    tiny_model: Path, fake_server: Callable[..., str], free_tcp_port: int
+    tiny_model: Path, fake_server: Callable[..., str], free_tcp_port: int, tmp_path: Path
 ) -> None:
-    words = (fake_server("load_s=1"), "-m", str(tiny_model), "--port", str(free_tcp_port))
-    with wrapped(*words, options=("--wait-timeout", "60")) as running:
+    server = fake_server("load_s=600", f"until={tmp_path / 'go'}")
+    words = (server, "-m", str(tiny_model), "--port", str(free_tcp_port))
+    with wrapped(*words, options=("--wait-timeout", "60")) as running, ThreadPoolExecutor() as clients:
         url = loading_url(running, free_tcp_port)
-        assert httpx.post(f"{url}/completion", json={"prompt": "x"}, timeout=60).status_code == 200
+        waited = clients.submit(httpx.post, f"{url}/completion", json={"prompt": "x"})
+        (tmp_path / "go").touch()
+        assert waited.result().status_code == 200
         assert running.stop() == 0
 
 
