@@ -115,6 +115,13 @@ class Llamasup:
 
         return self._next(matches, f"ready after generation {generation}")
 
+    def all_events(self) -> Sequence[Mapping[str, Any]]:
+        """Everything that it reported until its end."""
+        while (event := self._news.get(timeout=PATIENCE_S)) is not None:
+            self.events.append(event)
+        self._news.put(None)
+        return self.events
+
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
 

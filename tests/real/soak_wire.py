@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import httptools
 
-__all__ = ["Answer", "Outcome", "Wire", "judged", "spoken"]
+__all__ = ["Answer", "Outcome", "Wire", "events_of", "judged", "said_so_far", "spoken"]
 
 PATIENCE_S = 120.0
 """As long as a request may wait for its model (S9). Whoever waits longer has been forgotten."""
@@ -168,7 +168,7 @@ def judged(answer: Answer, right: bool) -> Outcome:
     if answer.late or answer.status != 200:
         return Outcome.LOST
     if answer.is_stream:
-        last = deque(_events(answer.body), maxlen=1)
+        last = deque(events_of(answer.body), maxlen=1)
         return Outcome.TOLD if last and last[0].get("error") else Outcome.LOST
     return Outcome.TOLD
 
@@ -176,11 +176,18 @@ def judged(answer: Answer, right: bool) -> Outcome:
 def spoken(answer: Answer) -> str:
     """The text of a whole answer in any of the three APIs; ``""`` for a stream without its proper end."""
     if not answer.is_stream:
-        said = answer.json
-        return _text(said) if isinstance(said, dict) else ""
-    events = list(_events(answer.body))
+        return said_so_far(answer)
+    events = list(events_of(answer.body))
     ended = answer.body.endswith(b"data: [DONE]\n\n") or (bool(events) and events[-1].get("stop") is True)
-    return "".join(map(_text, events)) if ended else ""
+    return said_so_far(answer) if ended else ""
+
+
+def said_so_far(answer: Answer) -> str:
+    """The text of an answer, whether it has its end or not."""
+    if answer.is_stream:
+        return "".join(map(_text, events_of(answer.body)))
+    said = answer.json
+    return _text(said) if isinstance(said, dict) else ""
 
 
 def _text(said: Mapping[str, Any]) -> str:
@@ -193,7 +200,8 @@ def _text(said: Mapping[str, Any]) -> str:
     return text
 
 
-def _events(body: bytes | bytearray) -> Iterator[Mapping[str, Any]]:
+def events_of(body: bytes | bytearray) -> Iterator[Mapping[str, Any]]:
+    """The JSON objects of a stream."""
     for block in bytes(body).split(b"\n\n"):
         _, found, text = block.rpartition(b"data: ")
         if found and text != b"[DONE]":

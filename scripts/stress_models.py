@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""``llamasup serve`` with 8 models in memory for 2 to 3, under random load and random changes.
+
+Clients ask for models by their names; meanwhile processes are killed, model files are replaced, the config is
+edited, broken and mended, and models are loaded and unloaded by hand. Every answer is checked: each version
+of each model has words of its own, so an answer of the wrong model, or of a file that was replaced, is found.
+Exit code 1 if an answer is wrong, missing or cut without an error event, if memory or processes disagree with
+the status, or if anything is left behind.
+
+    python scripts/stress_models.py [--minutes 10] [--runtime PATH|embedded …] [--seed N] [--docs PAGE]
+
+The seed decides what is done and asked, in which order and after which pauses. The load is in
+tests/real/stress*.py; a test runs a minute of it on each runtime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from llamasup.core.demo_model import demo_model  # noqa: E402
+from scripts.faults import machine  # noqa: E402
+from scripts.pages import write_between  # noqa: E402
+from tests.e2e.driver import command  # noqa: E402
+from tests.real.stress import Report, stress  # noqa: E402
+
+MARKS = "<!-- stress -->", "<!-- /stress -->"
+
+
+def main() -> int:
+    given = arguments()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and then in what is started here, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and nothing is left behind then, either
+    sections, reports = [], []
+    for runtime in given.runtime or [os.environ.get("LLAMASUP_TEST_SERVER") or "embedded"]:
+        name, report = of_runtime(runtime, given.minutes, given.seed)
+        heading = f"### {name}, {given.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
+        sections.append("\n".join((heading, "", *report.table())))
+        reports.append(report)
+        print(sections[-1], flush=True)
+        for each in report.off:
+            print(f"OFF: {each}")
+    failed = any(report.off for report in reports)
+    if given.docs and not failed:
+        write_between(given.docs, MARKS, "\n\n".join(sections))
+    return 1 if failed else 0
+
+
+def of_runtime(runtime: str, minutes: float, seed: int) -> tuple[str, Report]:
+    with tempfile.TemporaryDirectory(prefix="stress-", dir="/tmp") as folder:  # short: sockets lie below it
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
+        tiny = Path(folder, "tiny.gguf")
+        tiny.write_bytes(demo_model())
+        words = command("plan", str(tiny), "--json", "--runtime", runtime)
+        found = json.loads(subprocess.check_output(words))["runtime"]
+        is_embedded = found["kind"] == "embedded"
+        name = f"{'The embedded runtime' if is_embedded else 'llama-server'}, {found['version']}"
+        print(f"{name}: seed {seed}", file=sys.stderr, flush=True)
+        return name, stress(
+            "embedded" if is_embedded else found["path"], Path(folder), duration_s=minutes * 60, seed=seed
+        )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="on each runtime")
+    parser.add_argument("--runtime", action="append", help="as llamasup's own option; may be repeated")
+    parser.add_argument(
+        "--seed", type=int, default=secrets.randbelow(1_000_000), help="a random one otherwise"
+    )
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="write the tables there, between the marks")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

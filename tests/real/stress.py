@@ -1,0 +1,353 @@
+"""``llamasup serve`` with more models than fit, under random load and changes; every answer is checked.
+
+The clients are here; what is done meanwhile is in stress_chaos.py, what an answer may be at which time in
+stress_world.py. Now and then all of it stops, so that memory and processes can be compared with the status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+
+import httpx
+
+from tests.e2e.driver import Llamasup, adopted, command
+from tests.real.remains import folders_of, remains_of
+from tests.real.soak_clients import KEY, post, request
+from tests.real.soak_wire import Wire
+from tests.real.stress_chaos import PAUSE_S, Chaos, Target, write_first
+from tests.real.stress_config import FAVOURITE, StressConfig
+from tests.real.stress_models import KNOWN_WORDS, MODELS, PROMPTS, learn
+from tests.real.stress_world import Ask, Seen, Verdict, World
+
+__all__ = ["Report", "stress"]
+
+CLIENTS = 6
+CLIENT_PAUSE_S = 0.15  # on average, between two requests of a client
+LONGEST_TOKENS = 1500
+CALM_EVERY_S = 20.0
+PATIENCE_S = 120.0
+MOST_TOLD = 20
+"""Violations that are reported in full. More of them say nothing new."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened. ``off`` says what of it should not have."""
+
+    seed: int
+    counts: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
+    """Of each 503."""
+    done: Counter[str] = field(default_factory=Counter)
+    orders: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    longest_wait_s: float = 0.0
+    calm: int = 0
+    """How often memory and processes were compared with the status."""
+    most_loaded: int = 0
+    budget_bytes: int = 0
+    off: list[str] = field(default_factory=list)
+
+    def violation(self, what: str) -> None:
+        self.off.append(what)
+        if len(self.off) <= MOST_TOLD:
+            print(f"OFF: {what}", file=sys.stderr, flush=True)
+
+    def count(self, *verdicts: Verdict) -> int:
+        return sum(count for (_, verdict), count in self.counts.items() if verdict in verdicts)
+
+    def table(self) -> Iterator[str]:
+        yield f"| Request | {' | '.join(Verdict)} |"
+        yield f"|---|{'---:|' * len(Verdict)}"
+        for kind in dict.fromkeys(kind for kind, _ in sorted(self.counts)):
+            yield f"| {kind} | {' | '.join(str(self.counts[kind, each] or '–') for each in Verdict)} |"
+        yield f"| **all** | {' | '.join(f'**{self.count(each):,}**' for each in Verdict)} |"
+        yield ""
+        yield f"Seed {self.seed}; {self.budget_bytes / 1e6:.0f} MB for all models."
+        yield f"Longest wait of a client: {self.longest_wait_s:.1f} s."
+        yield f"Memory and processes agreed with the status {self.calm} times,"
+        yield f"with up to {self.most_loaded} models loaded.\n"
+        yield f"Done meanwhile: {_listed(self.done)}.\n"
+        yield f"Models: {_listed(self.events)}.\n"
+        yield f"Orders: {_listed(self.orders)}."
+        if self.causes:
+            yield f"\nCauses of 503: {_listed(self.causes)}."
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} × {what}" for what, count in sorted(counts.items())) or "none"
+
+
+def stress(runtime: str, home: Path, *, duration_s: float, seed: int) -> Report:
+    """``home``: for files and for llamasup's folders; sockets lie below it, so a short path."""
+    report = Report(seed)
+    learnt, folder = home / "learnt", home / "models"
+    for each in (learnt, folder):
+        each.mkdir()
+    answers, needs = learn(runtime, learnt)
+    # Three of the smallest fit, or the two largest.
+    report.budget_bytes = max(round(1.03 * sum(sorted(needs.values())[:3])), 2 * max(needs.values()))
+    keys = folder / "keys"
+    keys.write_text(f"{KEY} name=stress rights=inference,control\n")
+    keys.chmod(0o600)
+    environ = {**os.environ, **folders_of(home)}
+    ready_file = home / "ready.json"
+    world, config = World(answers), StressConfig.first(folder, report.budget_bytes)
+    write_first(world, config)
+    words = command("serve", "--config", str(config.path), "--runtime", runtime, "--port", "0")
+    words += ["--events", "jsonl", "--log-level", "warning", "--ready-file", str(ready_file)]
+    process = Popen(words, env=environ, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True)
+    with adopted(process) as running:
+        asyncio.run(_Stress(running, environ, world, config, report, duration_s).run())
+        code = running.stop()
+    if code:
+        report.violation(f"llamasup ended with {code}: {running.said[-4000:]}")
+    own = [line for line in running.stderr if not line.startswith("    | ")]  # those are llama-server's
+    if any("Traceback" in line or "bug" in line for line in own):
+        report.violation(f"llamasup said: {running.said[-8000:]}")
+    for left in remains_of(home, ready_file):
+        report.violation(f"left behind: {left}")
+    for event in running.all_events():
+        if event["event"] == "unload":
+            report.events[f"unloaded ({event['reason']})"] += 1
+        elif event.get("state") == "ready":
+            report.events["loaded"] += 1
+        elif event["event"] in ("exit", "failed"):
+            report.events[f"{event['event']} ({event['cause']})"] += 1
+    return report
+
+
+class _Stress:
+    def __init__(
+        self,
+        running: Llamasup,
+        environ: Mapping[str, str],
+        world: World,
+        config: StressConfig,
+        report: Report,
+        duration_s: float,
+    ) -> None:
+        self._running = running
+        self._environ = environ
+        self._world = world
+        self._config = config
+        self._report = report
+        self._duration_s = duration_s
+        self._port = int(running.wait_for("ready")["port"])
+        self._over = False
+        self._go = asyncio.Event()
+        """Cleared while all is to be calm."""
+        self._asking = 0
+        self._idle = asyncio.Event()
+        """Set while no client waits for an answer."""
+        self._idle.set()
+
+    async def run(self) -> None:
+        report = self._report
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self._port}",
+            headers={"Authorization": f"Bearer {KEY}"},
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        ) as http:
+            dice = random.Random(f"{report.seed} chaos")
+            target = Target(self._running, http, self._environ)
+            chaos = Chaos(target, self._world, self._config, dice, report.violation, report.done)
+            self._go.set()
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(CLIENTS):
+                    tasks.create_task(self._client(random.Random(f"{report.seed} client {number}")))
+                await self._disturb(chaos, tasks)
+                self._over = True
+                self._go.set()
+            await self._last_words(chaos)
+            report.orders = chaos.orders
+
+    async def _disturb(self, chaos: Chaos, tasks: asyncio.TaskGroup) -> None:
+        """In rounds, each of which ends in a calm."""
+        rounds = max(1, round(self._duration_s / CALM_EVERY_S))
+        for _ in range(rounds):
+            deadline_s = time.monotonic() + self._duration_s / rounds
+            while time.monotonic() < deadline_s:
+                await chaos.step(tasks)
+                await asyncio.sleep(chaos.dice.expovariate(1 / PAUSE_S))
+            self._go.clear()
+            await self._calm(chaos)
+            self._go.set()
+
+    # --- clients
+
+    async def _client(self, dice: random.Random) -> None:
+        kinds, weights = zip(*_KINDS, strict=True)
+        while not self._over:
+            await self._go.wait()
+            kind = dice.choices(kinds, weights)[0]
+            self._asking += 1
+            self._idle.clear()
+            try:
+                for seen in await getattr(self, f"_{kind.replace(' ', '_')}")(dice):
+                    self._note(kind, seen)
+            except OSError as error:
+                self._note(kind, Seen(Verdict.WRONG, f"no connection: {error!r}"))
+            finally:
+                self._asking -= 1
+                if not self._asking:
+                    self._idle.set()
+            await asyncio.sleep(dice.expovariate(1 / CLIENT_PAUSE_S))
+
+    def _note(self, kind: str, seen: Seen) -> None:
+        self._report.counts[kind, seen.verdict] += 1
+        if seen.verdict is Verdict.WRONG:
+            self._report.violation(f"{kind}: {seen.said}")
+        elif seen.verdict is Verdict.UNAVAILABLE:
+            self._report.causes[seen.said] += 1
+
+    async def _plain(self, dice: random.Random) -> list[Seen]:
+        async with Wire(self._port) as wire:
+            return [await self._ask(wire, dice, dice.randint(1, 60), is_stream=False)]
+
+    async def _stream(self, dice: random.Random) -> list[Seen]:
+        async with Wire(self._port) as wire:
+            return [await self._ask(wire, dice, dice.randint(1, KNOWN_WORDS), is_stream=True)]
+
+    async def _long_stream(self, dice: random.Random) -> list[Seen]:
+        async with Wire(self._port) as wire:
+            return [await self._ask(wire, dice, dice.randint(KNOWN_WORDS, LONGEST_TOKENS), is_stream=True)]
+
+    async def _several_on_one_connection(self, dice: random.Random) -> list[Seen]:
+        """For different models. One that is cut ends the connection."""
+        seen: list[Seen] = []
+        async with Wire(self._port) as wire:
+            for _ in range(dice.randint(2, 6)):
+                seen.append(await self._ask(wire, dice, dice.randint(1, 20), is_stream=dice.random() < 0.3))
+                if seen[-1].verdict in (Verdict.CUT, Verdict.WRONG):
+                    break
+        return seen
+
+    async def _unknown_name(self, dice: random.Random) -> list[Seen]:
+        name = dice.choice(("m8", "m", "alias", "../m0.gguf", "m0.gguf/..", "none", "m0 m1"))
+        async with Wire(self._port) as wire:
+            return [await self._ask(wire, dice, 5, is_stream=dice.random() < 0.5, name=name)]
+
+    async def _leave(self, dice: random.Random) -> list[Seen]:
+        """While the model is loaded, in mid-stream, or at the end."""
+        after_bytes, after_s = dice.choice((0, 200, 5000)), dice.uniform(0.0, 2.0)
+        path, body = dice.choice(PROMPTS).request(_name(dice), dice.randint(10, LONGEST_TOKENS))
+        async with Wire(self._port) as wire:
+            await wire.send(post(path, {**body, "stream": dice.random() < 0.7}))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(after_s):
+                    await wire.read(after_bytes or LONGEST_TOKENS * 1000)
+            if dice.random() < 0.5:
+                wire.reset()
+        return [Seen(Verdict.LEFT)]
+
+    async def _list(self, dice: random.Random) -> list[Seen]:
+        """``/v1/models``: exactly the models of a config that may be in force."""
+        began_s = time.monotonic()
+        async with Wire(self._port) as wire:
+            await wire.send(request("GET", "/v1/models"))
+            answer = await wire.answer()
+        ids = [each["id"] for each in (answer.json or {}).get("data", ())] if answer.whole else []
+        if set(ids) in self._world.listings(began_s, time.monotonic()) and len(set(ids)) == len(ids):
+            return [Seen(Verdict.RIGHT)]
+        return [Seen(Verdict.WRONG, f"/v1/models has {ids}: {answer}")]
+
+    async def _ask(
+        self, wire: Wire, dice: random.Random, tokens: int, *, is_stream: bool, name: str = ""
+    ) -> Seen:
+        prompt, name = dice.choice(PROMPTS), name or _name(dice)
+        ask = Ask(name, prompt, tokens, is_stream, time.monotonic())
+        path, body = prompt.request(name, tokens)
+        await wire.send(post(path, {**body, "stream": is_stream}))
+        answer = await wire.answer()
+        now_s = time.monotonic()
+        self._report.longest_wait_s = max(self._report.longest_wait_s, now_s - ask.sent_s)
+        return self._world.judge(ask, answer, now_s)
+
+    # --- calm
+
+    async def _calm(self, chaos: Chaos) -> None:
+        """Nothing is asked or changed. Then the status, the budget and the processes are in agreement."""
+        await chaos.settled()
+        await self._idle.wait()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while faults := await self._faults(chaos):
+            if time.monotonic() > deadline_s:
+                self._report.violation(f"not in order although nothing happens: {'; '.join(faults)}")
+                break
+            await asyncio.sleep(0.1)
+        report = self._report
+        report.calm += 1
+        print(f"calm {report.calm}: {report.count(Verdict.RIGHT)} right answers", file=sys.stderr, flush=True)
+
+    async def _faults(self, chaos: Chaos) -> list[str]:
+        """What is not as it has to be, once nothing happens any more."""
+        status = await chaos.target.status()
+        models = status["models"]
+        faults = [
+            f"{each['id']} is {each['state']}, {each['in_flight']} in flight, {each['queued']} queued"
+            for each in models
+            if each["state"] not in ("ready", "stopped", "failed") or each["in_flight"] or each["queued"]
+        ]
+        loaded = [each for each in models if each["state"] == "ready"]
+        self._report.most_loaded = max(self._report.most_loaded, len(loaded))
+        needed = sum(each["needs_bytes"]["ram"] for each in loaded)
+        if needed > status["budget"]["ram"]:
+            faults.append(f"{needed} bytes are needed, of a budget of {status['budget']['ram']}")
+        config = chaos.config
+        if config.max_loaded and len(loaded) > config.max_loaded:
+            faults.append(f"{len(loaded)} models are loaded, with max_loaded {config.max_loaded}")
+        if len(grouped := [each["id"] for each in loaded if each["id"] in config.group]) > 1:
+            faults.append(f"{grouped} are loaded, of one group")
+        servers = {process.pid: arguments for process, arguments in chaos.target.servers()}
+        if set(servers) != {each["pid"] for each in loaded}:
+            faults.append(f"servers {servers}, but the status has {[each['pid'] for each in loaded]}")
+        return faults + [
+            f"the process of {each['id']} serves another file: {servers.get(each['pid'])}"
+            for each in loaded
+            if str(config.path_of(each["id"])) not in servers.get(each["pid"], ())
+        ]
+
+    async def _last_words(self, chaos: Chaos) -> None:
+        """In the end each model is started by hand, and answers as the file that is there now."""
+        dice = random.Random(f"{self._report.seed} end")
+        for model in chaos.config.models:
+            answer = await chaos.target.http.post(f"/llamasup/v1/models/{model}/restart", timeout=PATIENCE_S)
+            if answer.status_code != 200:
+                self._report.violation(f"{model} cannot be started in the end: {answer.text}")
+                continue
+            self._world.file_taken(model, self._world.changes_of(model), time.monotonic())
+            async with Wire(self._port) as wire:
+                seen = await self._ask(wire, dice, KNOWN_WORDS, is_stream=False, name=model)
+            self._note("in the end", seen)
+            if seen.verdict is not Verdict.RIGHT:
+                self._report.violation(f"{model} does not answer in the end: {seen.verdict} {seen.said}")
+        await self._calm(chaos)
+
+
+def _name(dice: random.Random) -> str:
+    """Of a model that is, was or will be there; some are asked for more often than others."""
+    model = dice.choices(MODELS, (8, 6, 4, 3, 2, 2, 1, 1))[0]
+    return dice.choice((model, model, f"alias-{model}", FAVOURITE))
+
+
+_KINDS = (
+    ("plain", 10),
+    ("stream", 8),
+    ("long stream", 3),
+    ("several on one connection", 3),
+    ("leave", 3),
+    ("unknown name", 1),
+    ("list", 1),
+)

@@ -1,0 +1,169 @@
+"""The config of the stress, and how it changes at random. Pure: what comes of the dice alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.real.stress_models import MODELS, settings_of
+
+__all__ = ["BROKEN", "StressConfig", "edited"]
+
+LEAST_MODELS = 6
+FAVOURITE = "best"
+"""An alias that moves from model to model."""
+
+BROKEN: Sequence[str] = (
+    "models: [",
+    "modles: {}\n",
+    "models: {m0: {path: /nonexistent/m0.gguf}}\n",
+    "models: {m0: {path: demo, ctx_size: many}}\n",
+    "models: {a: {path: demo, aliases: [same]}, b: {path: demo, aliases: [same]}}\n",
+    "models: {m0: &anchor {path: demo}, m1: *anchor}\n",
+    "",
+)
+"""Each is refused, whatever was in force before."""
+
+
+@dataclass(frozen=True, slots=True)
+class StressConfig:
+    """``models``: those that are served, with settings of their own. ``aliases``: names with their models."""
+
+    folder: Path
+    budget_bytes: int
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    group: tuple[str, ...] = ()
+    max_loaded: int | None = None
+    swap_after: str = "1s"
+
+    @staticmethod
+    def first(folder: Path, budget_bytes: int) -> StressConfig:
+        aliases = {f"alias-{model}": model for model in MODELS} | {FAVOURITE: MODELS[0]}
+        models = {model: settings_of(model) for model in MODELS}
+        return StressConfig(folder, budget_bytes, models, aliases)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Every name that is served, with its model."""
+        aliases = {name: model for name, model in self.aliases.items() if model in self.models}
+        return {model: model for model in self.models} | aliases
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "config.yaml"
+
+    def path_of(self, model: str) -> Path:
+        return self.folder / f"{model}.gguf"
+
+    def text(self) -> str:
+        """As YAML, of which JSON is a part."""
+        names = self.names
+        models = {
+            model: {
+                "path": str(self.path_of(model)),
+                "aliases": [name for name, of in names.items() if of == model and name != model],
+                **settings,
+            }
+            for model, settings in self.models.items()
+        }
+        group = [model for model in self.group if model in self.models]
+        said: dict[str, Any] = {
+            "auth": {"api_key_file": str(self.folder / "keys")},
+            "memory": {"ram": f"{self.budget_bytes >> 10}KiB"},
+            "swap_after": self.swap_after,
+            "defaults": {"wait_timeout": "60s", "drain_timeout": "20s"},
+            "models": models,
+            **({"groups": {"one-at-a-time": group}} if group else {}),
+            **({"max_loaded": self.max_loaded} if self.max_loaded else {}),
+        }
+        return json.dumps(said, indent=1)
+
+
+def edited(config: StressConfig, dice: random.Random) -> tuple[str, StressConfig]:
+    """One change, and what it is called."""
+    what, change = dice.choice(_EDITS)
+    return what, change(config, dice)
+
+
+def _add_or_remove(config: StressConfig, dice: random.Random) -> StressConfig:
+    away = [model for model in MODELS if model not in config.models]
+    if away and (len(config.models) <= LEAST_MODELS or dice.random() < 0.5):
+        model = dice.choice(away)
+        return replace(config, models={**config.models, model: settings_of(model)})
+    model = dice.choice(sorted(config.models))
+    return replace(config, models={each: said for each, said in config.models.items() if each != model})
+
+
+def _alias(config: StressConfig, dice: random.Random) -> StressConfig:
+    model = dice.choice(MODELS)
+    aliases = dict(config.aliases)
+    if aliases.pop(f"alias-{model}", None) is None:
+        aliases[f"alias-{model}"] = model
+    return replace(config, aliases=aliases)
+
+
+def _favourite(config: StressConfig, dice: random.Random) -> StressConfig:
+    return replace(config, aliases={**config.aliases, FAVOURITE: dice.choice(MODELS)})
+
+
+def _ttl(config: StressConfig, dice: random.Random) -> StressConfig:
+    """Without one as often as with one."""
+    ttl = dice.choice(("500ms", "2s", "30s"))
+    model = dice.choice(sorted(model for model, said in config.models.items() if not said.get("pin")))
+    said = {key: value for key, value in config.models[model].items() if key != "ttl"}
+    if said == config.models[model]:
+        said["ttl"] = ttl
+    return replace(config, models={**config.models, model: said})
+
+
+def _context(config: StressConfig, dice: random.Random) -> StressConfig:
+    return _said(config, dice, parallel=dice.choice((1, 2, 3)))
+
+
+def _preload(config: StressConfig, dice: random.Random) -> StressConfig:
+    return _said(config, dice, preload=dice.random() < 0.5)
+
+
+def _pin(config: StressConfig, dice: random.Random) -> StressConfig:
+    """At most one, outside of the group: every other model has to be loadable. Without ``ttl``, which is
+    refused of a pinned model.
+    """
+    free = [model for model, said in config.models.items() if model not in config.group and "ttl" not in said]
+    pinned = dice.choice([*sorted(free), ""])
+    models = {model: {**said, "pin": model == pinned} for model, said in config.models.items()}
+    return replace(config, models=models)
+
+
+def _group(config: StressConfig, dice: random.Random) -> StressConfig:
+    free = [model for model in MODELS if not config.models.get(model, {}).get("pin")]
+    return replace(config, group=tuple(sorted(dice.sample(free, dice.choice((0, 2, 3))))))
+
+
+def _room(config: StressConfig, dice: random.Random) -> StressConfig:
+    """Two places, or as many as there is memory for."""
+    swap_after = dice.choice(("100ms", "500ms", "2s"))
+    return replace(config, max_loaded=dice.choice((2, None)), swap_after=swap_after)
+
+
+def _said(config: StressConfig, dice: random.Random, **said: Any) -> StressConfig:
+    model = dice.choice(sorted(config.models))
+    return replace(config, models={**config.models, model: {**config.models[model], **said}})
+
+
+_EDITS = (
+    ("model added or removed", _add_or_remove),
+    ("model added or removed", _add_or_remove),
+    ("alias added or removed", _alias),
+    ("alias moved", _favourite),
+    ("ttl", _ttl),
+    ("parallel", _context),
+    ("preload", _preload),
+    ("pin", _pin),
+    ("group", _group),
+    ("max_loaded and swap_after", _room),
+)

@@ -1,0 +1,222 @@
+"""What an answer may be at which time: the configs, the files and the faults of a stress, by the clock.
+
+The world decides nothing and touches nothing. Whoever changes something reports it here: when the change
+began, and when its old state was certainly over. Between the two, both states are right. Times are monotonic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tests.real.soak_wire import Answer, events_of, said_so_far
+from tests.real.stress_models import Answers, Prompt, Version
+
+__all__ = ["Ask", "Seen", "Verdict", "World"]
+
+CRASH_LOOP = 5
+"""A model that crashes more often than this in ten minutes is given up (docs/reliability.md)."""
+WINDOW_S = 600.0
+
+
+class Verdict(StrEnum):
+    """What a client got. Only the last one breaks a promise."""
+
+    RIGHT = "right answer"
+    UNKNOWN = "404, no such model"
+    UNAVAILABLE = "503 with Retry-After"
+    CUT = "stream ended by an error event"
+    LEFT = "left by the client"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: ``name`` of a model, and how many ``tokens`` of an answer."""
+
+    name: str
+    prompt: Prompt
+    tokens: int
+    is_stream: bool
+    sent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The verdict on an answer, with what the client saw where that explains it."""
+
+    verdict: Verdict
+    said: str = ""
+
+
+@dataclass(slots=True)
+class _Span:
+    """A time in which something may be so; without an end as long as that is not over."""
+
+    began_s: float
+    ended_s: float = float("inf")
+
+    def overlaps(self, began_s: float, ended_s: float) -> bool:
+        return self.began_s <= ended_s and began_s <= self.ended_s
+
+
+@dataclass(slots=True)
+class _Names(_Span):
+    """A config that may be in force: the model of each name."""
+
+    models: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(slots=True)
+class _File(_Span):
+    """A version that processes of the model may have loaded."""
+
+    number: int = 0
+
+
+@dataclass(slots=True)
+class _Fault(_Span):
+    """From what was done to the model's process until it had ended, or went on."""
+
+    model: str = ""
+    is_kill: bool = False
+
+
+class World:
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._names: list[_Names] = []
+        self._files: dict[str, list[_File]] = {}
+        self._faults: list[_Fault] = []
+
+    # --- what is reported
+
+    def config_written(self, names: Mapping[str, str], now_s: float) -> None:
+        """It may be in force from now on."""
+        self._names.append(_Names(now_s, models=names))
+
+    def config_taken(self, now_s: float) -> None:
+        """The last one written is in force, and no other is."""
+        for each in self._names[:-1]:
+            each.ended_s = min(each.ended_s, now_s)
+
+    def file_written(self, version: Version, now_s: float) -> None:
+        """A process that starts from now on may have this version."""
+        self._files.setdefault(version.model, []).append(_File(now_s, number=version.number))
+
+    def file_taken(self, model: str, changes: int, now_s: float) -> None:
+        """No process is left that could have a version of before the last one of the first ``changes``."""
+        for each in self._files[model][: changes - 1]:
+            each.ended_s = min(each.ended_s, now_s)
+
+    def hurt(self, model: str, now_s: float, *, is_kill: bool) -> _Fault:
+        fault = _Fault(now_s, model=model, is_kill=is_kill)
+        self._faults.append(fault)
+        return fault
+
+    def healed(self, fault: _Fault, now_s: float) -> None:
+        fault.ended_s = now_s
+
+    # --- what is so
+
+    def changes_of(self, model: str) -> int:
+        """How often its file was written."""
+        return len(self._files[model])
+
+    def version_of(self, model: str) -> Version:
+        """The one on the disk."""
+        return Version(model, self._files[model][-1].number)
+
+    def models_of(self, name: str, began_s: float, ended_s: float) -> set[str | None]:
+        """What a name may lead to in that time; None: to nothing."""
+        return {each.models.get(name) for each in self._names if each.overlaps(began_s, ended_s)}
+
+    def listings(self, began_s: float, ended_s: float) -> list[set[str]]:
+        """The models of each config that may be in force in that time."""
+        return [set(each.models.values()) for each in self._names if each.overlaps(began_s, ended_s)]
+
+    def versions_of(self, model: str, began_s: float, ended_s: float) -> set[Version]:
+        return {Version(model, each.number) for each in self._files[model] if each.overlaps(began_s, ended_s)}
+
+    def kills_of(self, model: str, began_s: float, ended_s: float) -> int:
+        return sum(
+            each.is_kill and each.model == model and each.overlaps(began_s, ended_s) for each in self._faults
+        )
+
+    def is_hurt(self, model: str, began_s: float, ended_s: float) -> bool:
+        return any(each.model == model and each.overlaps(began_s, ended_s) for each in self._faults)
+
+    # --- judging
+
+    def judge(self, ask: Ask, answer: Answer, ended_s: float) -> Seen:
+        targets = self.models_of(ask.name, ask.sent_s, ended_s)
+        verdict, why = self._verdict(ask, answer, targets, ended_s)
+        if verdict is not Verdict.WRONG:
+            return Seen(verdict, why)
+        meant = ", ".join(sorted(str(each or "no model") for each in targets))
+        return Seen(
+            verdict,
+            f"{why}; {ask.name} ({meant}), {ask.tokens} tokens of {ask.prompt}, stream: {ask.is_stream}, "
+            f"after {ended_s - ask.sent_s:.2f} s: {answer}",
+        )
+
+    def _verdict(
+        self, ask: Ask, answer: Answer, targets: set[str | None], ended_s: float
+    ) -> tuple[Verdict, str]:
+        models = sorted(filter(None, targets))
+        if answer.late:
+            return Verdict.WRONG, "no end of the answer"
+        if answer.status == 404:
+            right = None in targets and answer.error.get("cause") == "model_not_found"
+            return (Verdict.UNKNOWN, "") if right else (Verdict.WRONG, "a 404 that should not be")
+        if answer.status == 503:
+            return self._unavailable(answer, models, ask.sent_s, ended_s)
+        if answer.status != 200:
+            return Verdict.WRONG, f"status {answer.status}"
+        versions = {each for model in models for each in self.versions_of(model, ask.sent_s, ended_s)}
+        if answer.whole:
+            return self._whole(ask, answer, versions)
+        return self._cut(ask, answer, versions, ended_s)
+
+    def _whole(self, ask: Ask, answer: Answer, versions: set[Version]) -> tuple[Verdict, str]:
+        text = said_so_far(answer)
+        has_end = not answer.is_stream or answer.body.endswith(b"data: [DONE]\n\n")
+        speaker = self._answers.speaker(text)
+        if speaker not in versions:
+            return Verdict.WRONG, f"the words of {speaker or 'no version'}, not of {_listed(versions)}"
+        if not (has_end and self._answers.is_right(text, speaker, ask.prompt, ask.tokens)):
+            return Verdict.WRONG, f"not the whole answer of {speaker}"
+        return Verdict.RIGHT, ""
+
+    def _cut(self, ask: Ask, answer: Answer, versions: set[Version], ended_s: float) -> tuple[Verdict, str]:
+        events = list(events_of(answer.body))
+        if not (answer.is_stream and events and events[-1].get("error")):
+            return Verdict.WRONG, "broken off without an error event"
+        hurt = {each for each in versions if self.is_hurt(each.model, ask.sent_s, ended_s)}
+        if not hurt:
+            return Verdict.WRONG, f"broken off, and nothing was done to {_listed(versions)}"
+        text = said_so_far(answer)
+        if text and not any(self._answers.begins_as(text, each, ask.prompt) for each in hurt):
+            return Verdict.WRONG, f"broken off, and before that not the words of {_listed(hurt)}"
+        return Verdict.CUT, ""
+
+    def _unavailable(
+        self, answer: Answer, models: Sequence[str], began_s: float, ended_s: float
+    ) -> tuple[Verdict, str]:
+        if not (answer.error and answer.headers.get("retry-after", "").isdigit()):
+            return Verdict.WRONG, "a 503 without Retry-After or without an error"
+        if not any(self._may_be_unavailable(model, began_s, ended_s) for model in models):
+            return Verdict.WRONG, f"a 503 without enough kills: {answer.error['message']}"
+        return Verdict.UNAVAILABLE, str(answer.error.get("cause"))
+
+    def _may_be_unavailable(self, model: str, began_s: float, ended_s: float) -> bool:
+        """A request survives one end of its server; and a model that crashes again and again is given up."""
+        return (
+            self.kills_of(model, began_s, ended_s) > 1
+            or self.kills_of(model, ended_s - WINDOW_S, ended_s) > CRASH_LOOP
+        )
+
+
+def _listed(versions: set[Version]) -> str:
+    return " or ".join(map(str, sorted(versions))) or "any"
