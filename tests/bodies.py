@@ -67,7 +67,8 @@ def jobs_of(body: bytes, lists: tuple[str, ...]) -> int:
     items = 1
     for name in lists:
         value = fields.get(name)
-        if isinstance(value, list) and not any(type(each) is int for each in value):
+        # One integer makes one prompt of ids of it; any other number is refused.
+        if isinstance(value, list) and not any(type(each) in (int, float) for each in value):
             items = max(items, len(value))
     return items * max(_times(fields.get("n")), _times(fields.get("n_cmpl")))
 
