@@ -65,8 +65,8 @@ def test_the_sandboxed_service_serves_a_model_in_somebodys_home(
 
 def test_start_waits_for_the_load_longer_than_its_time_out(machine: Machine, tiny_model: Path) -> None:
     """EXTEND_TIMEOUT_USEC=; and READY=1 is the token's: `systemctl start` returns with it."""
-    runtime = fake(machine, "load_s=4")
-    service = Service(machine, model_in(machine, tiny_model), runtime=runtime, TimeoutStartSec="2")
+    runtime = fake(machine, "load_s=12")
+    service = Service(machine, model_in(machine, tiny_model), runtime=runtime, TimeoutStartSec="10")
     with ThreadPoolExecutor() as threads:
         started = threads.submit(service.start)
         service.until(StatusText="~loading", ActiveState="activating")
@@ -78,7 +78,7 @@ def test_start_waits_for_the_load_longer_than_its_time_out(machine: Machine, tin
 
 def test_a_loop_that_stands_still_is_killed_and_started_again(machine: Machine, tiny_model: Path) -> None:
     runtime = fake(machine)
-    service = Service(machine, model_in(machine, tiny_model), runtime=runtime, WatchdogSec="2")
+    service = Service(machine, model_in(machine, tiny_model), runtime=runtime, WatchdogSec="8")
     service.start()
     before = machine.pids(service.unit)
     machine.main(service.unit).send_signal(signal.SIGSTOP)
@@ -101,10 +101,11 @@ def test_a_stop_during_the_load_is_quick_clean_and_a_success(machine: Machine, t
 def test_reload_lets_a_stream_finish_and_the_model_serves_again_in_the_same_supervisor(
     machine: Machine, tiny_model: Path
 ) -> None:
-    service = Service(
-        machine, model_in(machine, tiny_model), runtime=fake(machine, "load_s=1", "token_s=0.2")
-    )
+    (go := machine.work / "go").touch()
+    runtime = fake(machine, "load_s=600", "stall_after=1", f"until={INSIDE / go.name}")
+    service = Service(machine, model_in(machine, tiny_model), runtime=runtime)
     service.start()
+    go.unlink()
     main = service.show("MainPID")
     with (
         ThreadPoolExecutor() as threads,
@@ -119,6 +120,7 @@ def test_reload_lets_a_stream_finish_and_the_model_serves_again_in_the_same_supe
         first = next(lines)
         reloaded = threads.submit(machine.systemctl, "reload", service.unit)
         service.until(StatusText="~restarting", ActiveState="reloading")
+        go.touch()
         text = "\n".join([first, *lines])
         assert '"stop": true' in text or '"stop":true' in text
         reloaded.result(PATIENCE_S)
