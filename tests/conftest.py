@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from llamasup.core.demo_model import demo_model
 from tests.children import NewChildren, end_all
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 if sys.platform != "win32":
     # Ignored under nohup, and in what a shell starts in the background: whatever a test starts would ignore
@@ -100,6 +101,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     subprocess.run([*words, *names, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
     return files
+
+
+@pytest.fixture
+def free_tcp_port() -> int:
+    """In place of anyio's, which the system may give to another process at once."""
+    return free_port()
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from llamasup.testing.models import tiny_encoder
 from tests.clients.models import tool_caller
 from tests.e2e.driver import Llamasup, llamasup
 from tests.patience import PATIENCE_S as PATIENCE_S
+from tests.ports import free_port
 from tests.real.remains import folders_of
 
 KEY = "sk-of-the-clients"
@@ -138,9 +139,7 @@ def slow_to_load(
             f'#!/bin/sh\ncase "$*" in *--model*) read -r _ < {gate} ;; esac\nexec {_as_shell(runtime)} "$@"\n'
         )
         wrapper.chmod(0o755)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         served = serve(tiny_model, "--wait-timeout", "0", "--port", str(port), runtime=str(wrapper))
         served.running.wait_for("state", state="starting")
 

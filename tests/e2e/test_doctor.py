@@ -19,6 +19,7 @@ import pytest
 
 from llamasup.testing.models import big_endian_decoder
 from tests.e2e.driver import PATIENCE_S, command, llamasup, on_terminal, run_to_end
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,10 +69,7 @@ def limited(options: str, *capabilities: str) -> list[str]:
 @pytest.fixture
 def fake(fake_server: Callable[..., str]) -> tuple[str, ...]:
     """A runtime that is well, and a port that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return ("--runtime", fake_server(), "--port", str(port))
+    return ("--runtime", fake_server(), "--port", str(free_port()))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.patience import PATIENCE_S as PATIENCE_S
+from tests.ports import free_port as free_port
 
 # Whatever differs between two runs of the very same server.
 _VARIES = re.compile(
@@ -112,12 +113,6 @@ def bare_server(command: Sequence[str], **options: Any) -> Iterator[subprocess.P
         process.wait()
         reader.join()
         stderr.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(llama_server: str | None, folder: Path) -> dict[str, str]:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import psutil
 
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import Llamasup, command, is_alive, llamasup
+from tests.ports import free_port
 from tests.real.fault_clients import Client, Ending
 from tests.real.remains import Remains, folders_of, remains_of
 
@@ -211,7 +211,7 @@ def patient(
     """``llamasup run MODEL`` in folders of its own. It may be asked at once: clients are patient."""
     home = bench.place()
     ready_file = home / "ready.json"
-    port = _free_port()
+    port = free_port()
     with llamasup(
         model,
         *("--runtime", runtime or bench.runtime, "--port", str(port), "--ready-file", str(ready_file)),
@@ -245,12 +245,6 @@ def seconds_to_load_by_hand(bench: Bench, model: Path) -> float:
             took_s = time.monotonic() - began
             process.kill()
         return took_s
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _command_line(process: psutil.Process) -> list[str]:

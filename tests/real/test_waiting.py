@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.beside]
 
@@ -119,9 +119,7 @@ def test_a_stream_that_is_cut_says_so_in_the_words_of_its_api(runtime: str, tiny
 def test_requests_sent_before_the_server_is_ready_wait_for_it(
     runtime: str, tiny_model: Path, crowd: ThreadPoolExecutor
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def ask() -> openai.types.Completion:
         deadline = time.monotonic() + PATIENCE_S

@@ -7,7 +7,6 @@ is only in the old cgroup tree, the test that needs it boots another one there.
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.ports import free_port
 from tests.systemd.machine import INSIDE, PATIENCE_S, Machine, booted, why_not
 from tests.systemd.service import Service, fake, model_in
 
@@ -156,8 +156,7 @@ def test_a_crash_loop_ends_with_75_and_is_tried_again(machine: Machine, tiny_mod
 
 
 def test_a_connection_starts_the_service_and_is_served(machine: Machine, tiny_model: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
+    port = free_port()
     service = Service(machine, model_in(machine, tiny_model), runtime=fake(machine, "load_s=1"))
     (machine.work / "unit.socket").write_text(f"[Socket]\nListenStream=127.0.0.1:{port}\n")
     socket_unit = service.unit.replace(".service", ".socket")
