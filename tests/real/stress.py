@@ -182,6 +182,8 @@ class _Stress:
                 await chaos.step(tasks)
                 await asyncio.sleep(chaos.dice.expovariate(1 / PAUSE_S))
             self._go.clear()
+            await self._idle.wait()
+            await chaos.replace_loaded_file(tasks)
             await self._calm(chaos)
             self._go.set()
 

@@ -130,6 +130,17 @@ class Chaos:
         elif then is not None:
             self._follow(tasks, self._order(then, model), f"{then} {model}")
 
+    async def replace_loaded_file(self, tasks: asyncio.TaskGroup) -> None:
+        """Of a model that is loaded: it gets a new process although no client asks for it."""
+        number = self.dice.randrange(VERSIONS)
+        for model in self.dice.sample(MODELS, len(MODELS)):
+            if self.target.servers_of(self.config.path_of(model)):
+                self.done["file of a loaded model replaced"] += 1
+                _write_model(self.world, self.config, Version(model, number))
+                self._follow(tasks, self._taken(model), f"new file of {model} taken")
+                await self._reload()
+                return
+
     async def touch_file(self, tasks: asyncio.TaskGroup) -> None:
         self.done["file touched"] += 1
         self.config.path_of(self.dice.choice(MODELS)).touch()
