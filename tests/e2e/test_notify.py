@@ -125,11 +125,12 @@ def test_sighup_of_a_service_restarts_the_model_and_says_so(
 
 
 def test_a_crash_is_told_in_words_and_the_service_stays_up(
-    manager: Manager, tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+    manager: Manager, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
-    server = fake_server("signal=ready:SIGSEGV", "after_s=0.3", f"once={tmp_path / 'once'}")
-    with llamasup(tiny_model, "--runtime", server, env=manager.environment()) as running:
+    with llamasup(tiny_model, "--runtime", fake_server(), env=manager.environment()) as running:
         manager.until("READY=1")
+        (server,) = [each for each in running.children() if "--host" in each.cmdline()]
+        server.send_signal(signal.SIGSEGV)
         (trouble,) = [line for line in manager.until("STATUS=restarting") if line.startswith("STATUS=")]
         assert trouble.startswith("STATUS=restarting tiny after ")
         assert trouble.endswith(" (1 of 5)")
