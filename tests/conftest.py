@@ -151,6 +151,27 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return (above / str(number) for number in count())
 
 
+def put_into(home: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have state, cache and run-time folders there: nothing of the user's is read or written."""
+    (home / "run").mkdir(mode=0o700, parents=True)
+    for variable, folder in (
+        ("XDG_STATE_HOME", home / "state"),
+        ("XDG_CACHE_HOME", cache),
+        ("XDG_RUNTIME_DIR", home / "run"),
+        ("XDG_CONFIG_HOME", home / "config"),
+        ("XDG_DATA_HOME", home / "data"),
+    ):
+        monkeypatch.setenv(variable, str(folder))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_folders(homes: Iterator[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the tests of a module share runs in folders of this process: other tests do not find it."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        put_into(next(homes), tmp_path_factory.getbasetemp() / "cache", monkeypatch)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_folders(
     request: pytest.FixtureRequest,
@@ -163,15 +184,7 @@ def own_folders(
     The cache is shared by the tests of a session: asking a runtime what it can do takes 0.2 s each time.
     """
     home = next(homes)
-    (home / "run").mkdir(mode=0o700, parents=True)
-    for variable, folder in (
-        ("XDG_STATE_HOME", home / "state"),
-        ("XDG_CACHE_HOME", tmp_path_factory.getbasetemp() / "cache"),
-        ("XDG_RUNTIME_DIR", home / "run"),
-        ("XDG_CONFIG_HOME", home / "config"),
-        ("XDG_DATA_HOME", home / "data"),
-    ):
-        monkeypatch.setenv(variable, str(folder))
+    put_into(home, tmp_path_factory.getbasetemp() / "cache", monkeypatch)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: no test asks anybody out there
     of_systemd = ("RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CACHE_DIRECTORY")
     ours = ("LLAMASUP_RUNTIME", "LLAMASUP_API_KEY", "HF_TOKEN", "HF_TOKEN_PATH")
