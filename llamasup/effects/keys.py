@@ -100,6 +100,8 @@ class KeyFile:
                 self._settled = False  # who may read it can change without a change of the file
             return self._complain(error.message)
         self._signature = _signature(status)
+        if not text and self.keys and not self._settled:
+            return False  # a file that is written over is empty for a moment: it is looked at once more
         if self._complaint:
             self._complaint = ""
             _log.warning("The API key file %r is as it should be again.", str(self.path))

@@ -191,6 +191,15 @@ def test_a_file_whose_last_key_goes_has_none_then_and_says_so_once(
     assert warnings(caplog) == []
 
 
+def test_an_empty_file_counts_from_the_second_look_on(path: Path) -> None:
+    file = KeyFile(path)
+    path.write_text("")  # as an editor leaves it while it writes
+    assert not file.changed()
+    assert names(file) == ["a"]
+    assert file.changed()
+    assert names(file) == []
+
+
 def test_a_file_that_goes_and_comes_back_as_it_was_is_told_twice(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
