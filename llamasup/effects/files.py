@@ -327,5 +327,9 @@ def _login_bases() -> Iterator[Path]:
 
 
 def _short_temporary_folder() -> Path:
-    # $TMPDIR is 50 bytes and more on macOS, and under pytest.
-    return Path(tempfile.gettempdir() if sys.platform == "win32" else "/tmp")  # noqa: S108 - 0700 below it
+    """``$TMPDIR``, or /tmp where that is too long for the paths of sockets (on macOS it has 50 bytes)."""
+    if sys.platform == "win32":
+        return Path(tempfile.gettempdir())
+    given = os.environ.get("TMPDIR", "")
+    longest = len(os.fsencode(given)) + len("/llamasup-4294967295/4194304-12345678/") + LONGEST_SOCKET_NAME
+    return Path(given if given.startswith("/") and longest <= _SOCKET_PATH_BYTES else "/tmp")  # noqa: S108
