@@ -28,7 +28,8 @@ class Route(msgspec.Struct, frozen=True):
     label: str
     infers: bool = False  # its answer ends with token counts
     streams: bool = False  # its answer is a stream of events if the body says so
-    waits: bool = False  # its POSTs wait for a model that loads, and may be sent again after a crash
+    waits: bool = False  # its POSTs wait for a model that loads
+    repeats: bool = False  # and may be sent again after a crash
     work: Work | None = None  # what a model must be able to do; None: every one answers it, or says why not
     lists: bool = False  # tells which models there are, or of one of them
     has_paths: bool = False  # its answer names files of this machine by their paths
@@ -54,7 +55,7 @@ _PLAIN = """
 _SETTINGS = "/props /lora-adapters"
 _TOOLS = "/tools /cors-proxy /mcp"
 _ROUTES = {
-    path.encode(): Route(path, infers=True, streams=True, waits=True, work=Work.TEXT)
+    path.encode(): Route(path, infers=True, streams=True, waits=True, repeats=True, work=Work.TEXT)
     for path in _GENERATION.split()
 }
 for _paths, _work in (
@@ -62,15 +63,19 @@ for _paths, _work in (
     (_RERANKING, Work.RERANKING),
     (_TRANSCRIPTION, None),  # whether it hears is said by its projector
 ):
-    _ROUTES |= {path.encode(): Route(path, infers=True, waits=True, work=_work) for path in _paths.split()}
-_ROUTES |= {path.encode(): Route(path, waits=True) for path in _TEXT.split()}
+    _ROUTES |= {
+        path.encode(): Route(path, infers=True, waits=True, repeats=True, work=_work)
+        for path in _paths.split()
+    }
+_ROUTES |= {path.encode(): Route(path, waits=True, repeats=True) for path in _TEXT.split()}
 _ROUTES |= {path.encode(): Route(path) for path in _PLAIN.split()}
 _ROUTES |= {path.encode(): Route(path, has_paths=True) for path in _SETTINGS.split()}
 _MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=True)
 _ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
 CONTROL = Route("/llamasup")
 # A POST to a path that llamasup does not know is work for the model until the opposite is known: builds have
-# inference routes of their own (/v1/systemone of b11434), and each of them would have no limits.
+# inference routes of their own (/v1/systemone of b11434), and each of them would have no limits. It is never
+# sent a second time, because it may change something.
 _OTHER = Route("other", infers=True, waits=True)
 _NO_WORK = Route("other")
 _ROUTES |= {path.encode(): _NO_WORK for path in _TOOLS.split()}

@@ -169,7 +169,7 @@ class Exchange:
     @property
     def may_come_back(self) -> bool:
         """Whether this request is one that can be sent again, as long as its client has had no byte."""
-        return self._request.may_wait
+        return self._request.may_wait and self._request.head.route.repeats
 
     def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
         """The head is here: write ours, and the first bytes of the body with it.
@@ -383,6 +383,8 @@ class Exchange:
             self._let_go(abort=True)
             downstream.exchange_reads_on()
             return True
+        if self.sent_at and not request.head.route.repeats:
+            return False
         waiting = self._waiting
         if waiting is None:
             room = downstream.proxy.backend.room(endpoint.model)

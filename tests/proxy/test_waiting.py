@@ -404,7 +404,9 @@ def test_an_error_of_llama_server_is_an_answer_and_is_passed_on(rig: Rig) -> Non
     assert rig.call(lambda: len(rig.backend.waiting)) == 0
 
 
-@pytest.mark.parametrize("request_", [get(b"/props"), post(b"/lora-adapters", b"[]"), post(b"/other", b"{}")])
+@pytest.mark.parametrize(
+    "request_", [get(b"/props"), post(b"/v1/streams/lookup", b"[]"), post(b"/other", b"{}")]
+)
 def test_what_only_asks_or_changes_something_is_not_sent_again(rig: Rig, request_: bytes) -> None:
     client = rig.connect()
     client.send(request_)
