@@ -58,7 +58,7 @@ class ServiceOptions:
     origins: tuple[str, ...] = ()
     """Web pages that may call, as ``https://name[:port]``."""
     remote_media: tuple[str, ...] = ()
-    """Hosts from which llama-server may fetch media that requests name; ``any``: all."""
+    """Hosts from which llama-server may fetch media URLs of requests; ``any``: every host."""
     max_concurrent: int | None = None
     """Requests that run at once; None: as many as the model has slots."""
     max_queued: int = 256
@@ -147,9 +147,9 @@ def wrap_job(options: WrapOptions) -> Job:
     line = wrapping.line
     if not options.strict and (options.hosts or options.origins or options.remote_media):
         raise UsageInvalid(
-            "Without --strict every Host, Origin and URL is let through, as by llama-server:"
-            " none can be allowed.",
-            remedy="Add --strict, or leave --allow-host, --allow-origin and --remote-media out.",
+            "Without --strict, wrap accepts every Host, Origin and URL, as llama-server does;"
+            " allowing single ones has no effect.",
+            remedy="Add --strict, or remove --allow-host, --allow-origin and --remote-media.",
         )
     if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
         refuse_outside(line.hosts, options.sockets, set_key="Give llama-server a key with --api-key-file")

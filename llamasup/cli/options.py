@@ -87,7 +87,7 @@ ModelToCheck = Annotated[
 ]
 CertificateToCheck = Annotated[
     Path | None,
-    typer.Option("--tls-cert", metavar="PATH", help="Also look at the dates of this PEM certificate."),
+    typer.Option("--tls-cert", metavar="PATH", help="Also check the dates of this PEM certificate."),
 ]
 Command = Annotated[
     list[str],
@@ -179,7 +179,7 @@ SERVING = Group(
             "--remote-media",
             "remote_media",
             "HOST",
-            "Let llama-server fetch media that requests name from this host; any: from all.",
+            "Let llama-server fetch media URLs of requests from this host; any: from every host.",
             read=checked(allowed_media_host),
         ),
         count(

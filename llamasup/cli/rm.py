@@ -43,18 +43,18 @@ def rm_command(names: Sequence[str], *, folder: Path | None, yes: bool, json: bo
         for removal in removals:
             remove(removal, top)
             view.say("info", "rm", f"Removed {_names(removal, top)}.")
-        sweep_slots()  # the conversations that were kept for these models
+        sweep_slots()  # deletes the kept conversations of these models
         if json:
             paths = [str(path) for removal in removals for path in (*removal.files, *removal.downloads)]
             write_json({"removed": paths, "freed_bytes": freed})
-        view.say("info", "rm", f"{memory_text(freed)} are free again.")
+        view.say("info", "rm", f"Freed {memory_text(freed)}.")
         return 0
 
     return guarded(act)
 
 
 def _names(removal: Removal, folder: Path) -> str:
-    """Every file that goes, as it is named in the models ``folder``; without our small records."""
+    """The files that are removed, relative to the models ``folder``; without llamasup's own records."""
     shown = (*removal.files, *removal.downloads) or removal.leftovers
     return ", ".join(_name(each, folder) for each in shown)
 
@@ -90,7 +90,7 @@ def _refuse_loaded(removal: Removal) -> None:
 
 
 def _adapters(word: str) -> list[str]:
-    """The paths in ``a.gguf:0.5,b.gguf:0``, which is how llama-server is given adapters."""
+    """The paths in an argument such as ``a.gguf:0.5,b.gguf:0``, llama-server's syntax for adapters."""
     return [each.rpartition(":")[0] or each for each in word.split(",")]
 
 

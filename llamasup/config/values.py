@@ -226,7 +226,7 @@ class Http(_Keys, frozen=True, kw_only=True):
     allow_origins: Annotated[tuple[str, ...], Key(Many(Origin()), "Web pages that may call.", "none")] = ()
     remote_media: Annotated[
         tuple[str, ...],
-        Key(Many(MediaHost()), "Hosts from which llama-server may fetch media that requests name.", "false"),
+        Key(Many(MediaHost()), "Hosts from which llama-server may fetch media URLs of requests.", "false"),
     ] = ()
     tls_cert: Annotated[
         Path | None,

@@ -325,6 +325,7 @@ def _event_of(line: str) -> Mapping[str, Any] | None:
         event = json.loads(line.removeprefix("data: "))
     except INVALID_JSON as error:
         raise ControlFailed(
-            f"An event of llamasup cannot be read: {error}.", remedy="Is it another program?"
+            f"llamasup sent an invalid event: {error}.",
+            remedy="Check that the address is that of a llamasup.",
         ) from None
     return event if isinstance(event, dict) else None

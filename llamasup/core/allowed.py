@@ -10,7 +10,7 @@ from llamasup.core.http import parse_authority
 __all__ = ["ANYWHERE", "allowed_host", "allowed_media_host", "allowed_origin"]
 
 ANYWHERE = "any"
-"""Among hosts of media: every host."""
+"""As a media host: every host."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _USUAL_PORTS = {"http": 80, "https": 443}
@@ -56,16 +56,15 @@ def allowed_origin(text: str) -> str:
 
 
 def allowed_media_host(text: str) -> str:
-    """A host that llama-server may fetch media from, ``HOST`` or ``HOST:PORT``; or ``any``.
+    """A host that llama-server may fetch media from: ``HOST``, ``HOST:PORT`` or ``any``.
 
     Raises UsageInvalid.
     """
     parsed = parse_authority(text.encode("utf-8", "replace"))
     if parsed is None or not parsed[0]:
         raise UsageInvalid(
-            f"{text!r} is not a host of media.",
-            remedy="Give a host and, where it is not the usual one, its port, such as cdn.example.net or"
-            " 10.0.0.5:8000; any: every host.",
+            f"{text!r} is not a valid media host.",
+            remedy="Give HOST or HOST:PORT, such as cdn.example.net or 10.0.0.5:8000, or any for every host.",
         )
     name, port = parsed
     host = f"[{name}]" if ":" in name else name

@@ -86,11 +86,11 @@ def _certificate(facts: Facts) -> Iterator[Check]:
     if not certificate.problem:
         yield Check("certificate", True, f"{certificate.path} is valid until {certificate.ends}")
         return
-    remedy = "Renew it, or correct this machine's clock: clients refuse it."
+    remedy = "Clients reject it. Renew it, or correct the clock of this machine."
     if certificate.is_current:
-        remedy = "Renew it in time: a running llamasup takes over a file that has been replaced."
+        remedy = "Renew it before that date. A running llamasup loads the new file by itself."
     elif not certificate.ends:
-        remedy = "Give a PEM certificate, its chain behind it."
+        remedy = "Give a PEM file with the certificate, followed by its chain."
     yield Check("certificate", certificate.is_current, f"{certificate.path} {certificate.problem}", remedy)
 
 

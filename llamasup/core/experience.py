@@ -210,11 +210,11 @@ def bounds_of(experience: Experience, runtime: str, asked: str, available_bytes:
         if setback.out_of_memory:
             if available_bytes >= _MORE_ROOM * setback.available_bytes:
                 continue
-            happened = "more than this ran out of memory"
+            happened = "a larger plan ran out of memory"
         else:
             if setback.seen < _CRASHES_BELIEVED or has_served(experience, runtime, setback.failed or asked):
                 continue
-            happened = f"it ended with {setback.cause} otherwise"
+            happened = f"a plan without this ended with {setback.cause}"
         reasons.append(f"{happened} on {setback.date}")
         bounds = _both(bounds, setback.bounds)
     return replace(bounds, why=" and ".join(reasons))

@@ -98,10 +98,10 @@ class Quota:
                 shown = "too many" if jobs >= MANY_JOBS else str(jobs)
                 return HttpError(
                     400,
-                    f"This request is {shown} jobs (prompts or texts, times n); its key may have {limit}"
+                    f"This request has {shown} jobs (prompts or texts, times n); its key may have {limit}"
                     " at one time",
                     cause="too_many_jobs",
-                    remedy=f"send at most {limit} in one request, or raise the key's concurrent",
+                    remedy=f"send at most {limit} jobs in one request, or raise the key's limit concurrent",
                 )
             if self.in_flight - 1 + jobs > limit:
                 return _refusal("at one time", limit, "requests", "concurrent", _CONCURRENT_RETRY_S)

@@ -29,7 +29,7 @@ def refused_media(urls: Iterable[str | None], allowed: tuple[str, ...]) -> HttpE
     for url in urls:
         plain = None if url is None else _PLAIN.fullmatch(url)
         if plain is None:
-            what = "a URL that is ambiguous or too long" if allowed else "a remote URL"
+            what = "an ambiguous or overlong URL" if allowed else "a remote URL"
         else:
             port = plain["port"] or _USUAL_PORTS[plain["scheme"]]
             host = plain["host"].lower()
@@ -39,9 +39,9 @@ def refused_media(urls: Iterable[str | None], allowed: tuple[str, ...]) -> HttpE
             what = f"a URL of {shown[:_MOST_SHOWN]!r}"
         return HttpError(
             400,
-            f"The body has {what} where llama-server would fetch media from it",
+            f"The body contains {what} that llama-server would fetch as media",
             cause="remote_media",
-            remedy="send the media itself as a data: URL, or allow the host: --remote-media, in a config"
+            remedy="send the media itself as a data: URL, or allow the host with --remote-media or"
             " http.remote_media",
         )
     return None

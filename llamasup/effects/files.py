@@ -47,7 +47,7 @@ __all__ = [
 _SOCKET_PATH_BYTES = (108 if sys.platform == "linux" else 104) - 1
 # The name of a socket in the run folder may be this long, e.g. `child-3-12.sock`.
 LONGEST_SOCKET_NAME = 24
-# A command behind a pipe may ask a person for a password first.
+# The command that writes to the pipe may first ask the user for a password.
 PIPE_WAIT_S = 60.0
 # In the run folder: when the process began that made it.
 OWNER = "owner"
@@ -139,7 +139,7 @@ def _pipe_wait(fd: int) -> Callable[[], None] | None:
     def wait() -> None:
         if not poll.poll(max(0.0, until - monotonic()) * 1000.0):
             raise TimeoutError(
-                errno.ETIMEDOUT, f"it is a pipe, and its end did not come in {PIPE_WAIT_S:g} s"
+                errno.ETIMEDOUT, f"it is a pipe that was not closed within {PIPE_WAIT_S:g} s"
             )
 
     return wait

@@ -64,7 +64,7 @@ class LogFiles:
                 self._locks.append(lock)
             return place / f"{name}.log"
         _log.warning(
-            "llama-server's output is not kept: %d llamasups that run write a log %s.log",
+            "llama-server's output is not kept: %d running llamasup instances already write %s.log",
             MOST_LLAMASUPS,
             name,
         )

@@ -138,7 +138,7 @@ def _locked(lock: Path) -> int:
                 os.close(fd)
                 raise PortInUse(
                     f"another process has held the lock {str(lock)!r} for {_LOCK_WAIT_S:g} s",
-                    remedy="stop it, or choose another path",
+                    remedy="stop that process, or choose another path",
                 ) from None
             sleep(0.005)
         except OSError:  # no locks on this file system

@@ -94,19 +94,19 @@ _is_compressed = re.compile(
 
 _TOO_DEEP = HttpError(
     400,
-    "The body is nested too deep to tell which model it names",
+    "The body is nested too deeply to find the model in it",
     cause="body_too_deep",
-    remedy="nest it less than 1,000 deep",
+    remedy="use fewer than 1,000 levels of nesting",
 )
 _UNCLEAR = HttpError(
     400,
-    "The body has too many parts to tell whether llama-server would fetch a URL of it",
+    "The body is too complex to check it for URLs that llama-server would fetch",
     cause="body_too_complex",
-    remedy="send fewer strings, arrays and objects (100,000 at most), nested less than 512 deep",
+    remedy="send at most 100,000 strings, arrays and objects, with fewer than 512 levels of nesting",
 )
 _COMPRESSED = HttpError(
     415,
-    "The body is compressed (Content-Encoding): llamasup cannot tell what it asks for",
+    "The body is compressed (Content-Encoding), so llamasup cannot check it",
     cause="content_encoding",
     remedy="send the body uncompressed",
 )

@@ -142,7 +142,7 @@ class Door:
                 f"{head.method.decode()} {path.decode('latin-1')} is closed",
                 type="permission_error",
                 cause="closed_path",
-                remedy="open the path in llamasup's configuration if it is meant to be reached",
+                remedy="open the path in llamasup's configuration if clients need it",
             )
         route = misspelled(path, prefix)
         if route is None:
@@ -152,7 +152,7 @@ class Door:
             f"the path {path.decode('latin-1')[:200]!r} is not served in this spelling",
             type="not_found_error",
             cause="path_spelling",
-            remedy=f"write it as {prefix.decode('latin-1')}{route.label}",
+            remedy=f"use the path {prefix.decode('latin-1')}{route.label}",
         )
 
     def _judge_control(self, head: Head, key: ApiKey | None) -> ApiKey | HttpError | None:

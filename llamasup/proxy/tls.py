@@ -30,7 +30,7 @@ _log = logging.getLogger("llamasup.proxy")
 
 _ACCEPT_PAUSE_S = 1.0  # as asyncio's servers
 _MOST_BYTES = 1 << 20  # of a certificate and its chain
-RENEW = "Renew it and replace the file: it is read again in the next handshake, without a restart."
+RENEW = "Renew it and replace the file. llamasup reads the file again at the next handshake, without a restart."
 
 
 class TlsContext:
@@ -122,7 +122,7 @@ def _refuse_pipes(*files: str) -> None:
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise ConfigInvalid(
                     f"TLS cannot be served with {file!r}: it is not a regular file.",
-                    remedy="Give the path of a PEM file: it is read again whenever it changes.",
+                    remedy="Give the path of a regular PEM file. llamasup reads it again whenever it changes.",
                 )
 
 

@@ -94,5 +94,5 @@ def test_a_host_of_media_may_have_a_port(text: str, host: str) -> None:
 
 @pytest.mark.parametrize("text", ["*", "*.example", "http://a", "a/b", "a@b", "a:99999", "a:", ""])
 def test_what_is_no_host_of_media_is_refused(text: str) -> None:
-    with pytest.raises(UsageInvalid, match="is not a host of media"):
+    with pytest.raises(UsageInvalid, match="is not a valid media host"):
         allowed_media_host(text)

@@ -383,7 +383,7 @@ ENDS = "2026-12-01 00:00 UTC"
             CertificateFact("c.pem", f"expires on {ENDS}", ends=ENDS),
             True,
             f"c.pem expires on {ENDS}",
-            "in time",
+            "before that date",
         ),
         (
             CertificateFact("c.pem", f"expired on {ENDS}", False, ENDS),

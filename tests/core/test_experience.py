@@ -143,7 +143,7 @@ TODAY = "2026-11-21"
 
 def test_the_next_start_begins_where_the_ladder_ended_and_says_so() -> None:
     bounds = bounds_of(KNOWN, RUNTIME, "a wish", 10 * GIB, TODAY)
-    assert bounds == Bounds(parallel=2, why="more than this ran out of memory on 2026-11-20")
+    assert bounds == Bounds(parallel=2, why="a larger plan ran out of memory on 2026-11-20")
     assert bounds_of(KNOWN, RUNTIME, "a wish", 5 * GIB, TODAY) == bounds
 
 
@@ -159,7 +159,7 @@ TWICE = remember(remember(Experience(), CRASH), CRASH)
 def test_a_crash_counts_when_it_is_seen_twice_and_whatever_memory_there_is() -> None:
     assert bounds_of(remember(Experience(), CRASH), RUNTIME, "a wish", GIB, TODAY) == Bounds()
     bounds = bounds_of(TWICE, RUNTIME, "a wish", 99 * GIB, TODAY)
-    assert bounds == Bounds(kv_type="f16", why="it ended with segfault otherwise on 2026-11-20")
+    assert bounds == Bounds(kv_type="f16", why="a plan without this ended with segfault on 2026-11-20")
 
 
 def test_two_crashes_that_ask_for_different_things_are_each_seen_once() -> None:
@@ -209,8 +209,8 @@ def test_a_lack_of_memory_and_a_crash_bound_together() -> None:
         parallel=2,
         kv_type="f16",
         gpu_layers=3,
-        why="it ended with segfault otherwise on 2026-11-20 "
-        "and more than this ran out of memory on 2026-11-20",
+        why="a plan without this ended with segfault on 2026-11-20 "
+        "and a larger plan ran out of memory on 2026-11-20",
     )
 
 

@@ -48,7 +48,7 @@ def test_what_carried_is_remembered_and_explained_at_the_next_start(
         running.wait_for("ready")
         assert steps(running) == []
         assert running.stop() == 0
-    assert "1 × 8192 tokens, KV cache f16 (adjusted: more than this ran out of memory on 20" in running.said
+    assert "1 × 8192 tokens, KV cache f16 (adjusted: a larger plan ran out of memory on 20" in running.said
 
 
 def test_what_was_set_by_hand_is_not_made_smaller(tiny_model: Path, fake_server: Callable[..., str]) -> None:

@@ -146,7 +146,7 @@ def test_a_known_path_is_served_in_its_plain_spelling_alone(
             continue
         assert (how, outcome.asked, cause(outcome)) == (how, (), "404 path_spelling")
         remedy = json.loads(outcome.told.partition(b"\r\n\r\n")[2])["error"]["remedy"]
-        assert remedy == f"write it as {(prefix + path).decode()}"
+        assert remedy == f"use the path {(prefix + path).decode()}"
 
 
 @pytest.mark.check("X7", "a model's id may be written with any escapes")
