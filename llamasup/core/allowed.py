@@ -1,4 +1,4 @@
-"""What a user may allow in Host (X2), in Origin (X3) and in URLs of media (X7), as clients spell it."""
+"""Allowlist entries for Host (X2), Origin (X3) and hosts of media URLs (X7), in the spelling of clients."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What a JSON body asks for, found while it comes in pieces and without keeping it.
+"""Scans a JSON body that arrives in pieces, without keeping it.
 
-Two facts: how many jobs llama-server begins for it, and which of its strings it would fetch as URLs.
-Both are read as llama-server (b11434) reads them. Of two keys of one name the one counts that asks for more.
-Nothing is validated: llama-server refuses an invalid body by itself.
+The scan finds two facts: how many jobs llama-server starts for the body, and which of its strings
+llama-server would fetch as URLs. It reads both as llama-server (b11434) does. Of duplicate keys the one with
+more jobs counts. The scan does not validate: llama-server refuses invalid bodies itself.
 
-Strings and arrays of numbers are passed over by regular expressions. Each other token costs a step of Python,
-and the number of steps is limited: a body with more tokens, or nested deeper, is ``unclear``.
+Regular expressions skip strings and arrays of numbers. Every other token costs a step in Python, and the
+number of steps is limited: a body with more tokens, or with deeper nesting, is ``unclear``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import msgspec
 __all__ = ["MANY_JOBS", "MOST_DEPTH", "MOST_STEPS", "BodyScan", "scanned", "times"]
 
 MANY_JOBS: Final = 1 << 20
-"""More than any server has places. The number for a body whose jobs cannot be counted."""
+"""The number of jobs of a body that cannot be counted. No server has so many places."""
 MOST_STEPS: Final = 100_000  # 0.1 s in all; a chat of 1 MB has 20,000
 MOST_DEPTH: Final = 512
-WINDOW: Final = 1 << 16  # bytes that one match may pass: what a regular expression remembers grows with it
-_MOST_KEY: Final = 128  # raw bytes; the longest name that counts here has 66, if every letter is escaped
+WINDOW: Final = 1 << 16  # bytes per match: the memory of a regular expression grows with them
+_MOST_KEY: Final = 128  # raw bytes; the longest relevant name has 66, with every letter escaped
 _MOST_URL: Final = 8192  # raw bytes
-_MOST_NUMBER: Final = 64  # digits of ``n``; whoever writes more is not counting
+_MOST_NUMBER: Final = 64  # digits of ``n``; longer numbers count as MANY_JOBS
 _MOST_FOUND: Final = 64  # different URLs
 
 _OUTSIDE = re.compile(rb'[^"\[\]{}]*').match
@@ -37,8 +37,8 @@ _NOT_A_NUMBER = b": \t\r\n"
 
 # The first four characters of a string that may be a URL for llama-server (b11434: it begins with "http").
 _begins_with_http = re.compile(rb"(?:h|\\u0068)(?:t|\\u0074){2}(?:p|\\u0070)").match
-_escaped_letter = re.compile(rb"\\u00(?:68|7[04])").search  # h, t or p: nobody has to escape these
-_OVERLAP: Final = 5  # bytes of the longest of these, less one
+_escaped_letter = re.compile(rb"\\u00(?:68|7[04])").search  # h, t or p, which never need an escape
+_OVERLAP: Final = 5  # length of the longest match of these, minus one
 
 _TIMES = (b"n", b"n_cmpl")
 # An object under one of these keys holds ``url`` or ``data``; ``image_url`` may be the URL itself.
@@ -46,7 +46,7 @@ _MEDIA = frozenset(
     {b"image_url", b"input_image", b"input_audio", b"audio_url", b"input_video", b"video_url", b"source"}
 )
 _URL_KEYS = frozenset({b"url", b"data"})
-# What stands there is passed on to the model as text: tools, schemas, the arguments of a tool.
+# The values of these keys go to the model as text: tools, schemas, the arguments of a tool.
 _TEXT_ON_TOP = frozenset({b"tools", b"functions", b"response_format", b"json_schema", b"metadata"})
 _TEXT_WITHIN = frozenset({b"input", b"arguments"})
 
@@ -55,7 +55,7 @@ _OPENS, _CLOSES, _OBJECT = b"[{", b"]}", 0x7B
 
 
 class BodyScan:
-    """Of one body. ``lists``: the fields on top whose items are jobs. ``urls``: whether to look for URLs."""
+    """Scan of a body. ``lists``: top-level fields whose items are jobs. ``urls``: whether to find URLs."""
 
     __slots__ = (
         "_commas",
@@ -86,35 +86,33 @@ class BodyScan:
     )
 
     def __init__(self, lists: Iterable[bytes] = (), *, urls: bool = False) -> None:
-        self.unclear = False  # too many tokens, or nested too deep
-        self.suspect = False  # a string in it may be a URL, wherever that stands
-        self.remote: list[
-            str | None
-        ] = []  # URLs that llama-server would fetch; None: one that cannot be read
+        self.unclear = False  # too many tokens, or nested too deeply
+        self.suspect = False  # some string in the body may be a URL
+        self.remote: list[str | None] = []  # URLs that llama-server would fetch; None: an unreadable one
         self._lists = frozenset(lists)
         self._urls = urls
         self._steps = 0
-        self._end = b""  # of the piece before
-        self._delimiters = 0  # of parts of a form
-        # Of each open array and object, the outermost first: the key that it stands under, and which it is.
+        self._end = b""  # the last bytes of the previous piece
+        self._delimiters = 0  # between the parts of a form
+        # For each open array and object, outermost first: its key, and whether it is an object.
         self._keys: list[bytes] = []
         self._is_object: list[bool] = []
-        self._key = b""  # the last one that was read
-        self._is_value = False  # what follows is the value of ``_key``
-        self._text_from = 0  # the depth at which what is for the model to read begins; 0: not within it
-        # A string.
+        self._key = b""  # the last key that was read
+        self._is_value = False  # the next token is the value of ``_key``
+        self._text_from = 0  # the depth at which text for the model begins; 0: not inside it
+        # State of the current string.
         self._in_string = False
-        self._escape = False  # a backslash was the last byte of a piece
-        self._keep = 0  # so many bytes of it
+        self._escape = False  # the last piece ended with a backslash
+        self._keep = 0  # how many of its bytes to keep
         self._kept = b""
         self._overlong = False
-        # The array or object whose items are counted.
+        # State of the array or object whose items are counted.
         self._counts = False
         self._commas = 0
         self._content = False
         self._integers = False
-        self._items = 1  # the most that was counted
-        # ``n``, digit by digit; None: what is read is not it.
+        self._items = 1  # the highest count so far
+        # The digits of ``n``; None: the current value is not ``n``.
         self._number: bytes | None = None
         self._times = 1
 
@@ -143,7 +141,7 @@ class BodyScan:
             if self._in_string:
                 at = self._string(piece, at)
                 continue
-            end = _OUTSIDE(piece, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            end = _OUTSIDE(piece, at).end()  # type: ignore[union-attr]  # it always matches, also an empty string
             if end > at and self._keys:
                 self._between(piece, at, end)
             if end == size:
@@ -177,12 +175,12 @@ class BodyScan:
         self._keep = _MOST_URL if self._urls and self._is_media() else 0
 
     def _string(self, piece: bytes, at: int) -> int:
-        """Read on in a string. Where that ends."""
+        """Read more of a string. Returns the position behind it."""
         begin = at
         if self._escape:
             at += 1
             self._escape = False
-        end = _INSIDE(piece, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        end = _INSIDE(piece, at).end()  # type: ignore[union-attr]  # it always matches, also an empty string
         size = len(piece)
         closed = end < size and piece[end] == _QUOTE
         self._escape = end < size and not closed
@@ -255,7 +253,7 @@ class BodyScan:
         self._is_value = False
 
     def _between(self, piece: bytes, begin: int, end: int) -> None:
-        """What stands between two strings, brackets or ends of a piece: commas, colons, numbers, words."""
+        """Read bytes between strings, brackets and ends of the piece: commas, colons, numbers, literals."""
         if self._counts and len(self._keys) == 2:
             self._commas += piece.count(b",", begin, end)
             self._content = self._content or bool(_CONTENT(piece, begin, end))
@@ -281,19 +279,19 @@ class BodyScan:
 
 
 def may_hold_url(piece: bytes) -> bool:
-    """Whether a string in it could be a URL: a fast look, which misses none."""
+    """Whether a string in ``piece`` could be a URL. Fast, with false positives but no false negatives."""
     return b'"http' in piece or (b"\\u00" in piece and _escaped_letter(piece) is not None)
 
 
 def scanned(body: bytes, lists: Iterable[bytes] = (), *, urls: bool = False) -> BodyScan:
-    """Of a whole body."""
+    """The scan of a complete body."""
     scan = BodyScan(lists, urls=urls)
     scan.feed(body)
     return scan
 
 
 def times(number: bytes) -> int:
-    """``n`` as llama-server takes it: what is no number is 1 here, and an error there."""
+    """``n`` as llama-server reads it. An invalid number is 1 here, because llama-server refuses it."""
     try:
         value = float(number)
     except ValueError:

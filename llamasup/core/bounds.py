@@ -31,13 +31,13 @@ class Bounds:
 
     @property
     def against_memory(self) -> Bounds:
-        """What of these makes a plan smaller, and not only plainer."""
+        """The bounds that reduce the memory of a plan."""
         kv_type = None if self.kv_type == "f16" else self.kv_type
         return replace(self, kv_type=kv_type, flash_attn_off=False, why="")
 
     @property
     def against_crashes(self) -> Bounds:
-        """What of these avoids the kernels of a packed KV cache and of flash attention."""
+        """The bounds that avoid the kernels of a packed KV cache and of flash attention."""
         kv_type = self.kv_type if self.kv_type == "f16" else None
         return Bounds(kv_type=kv_type, flash_attn_off=self.flash_attn_off)
 

@@ -68,7 +68,7 @@ class Capabilities:
     options: tuple[Option, ...]
     devices: tuple[Device, ...]  # those with memory
     device_problem: str = ""  # what the build said of it, where it found none
-    build: str = ""  # tells builds apart that say the same version ("build 0, commit unknown")
+    build: str = ""  # distinguishes builds that report the same version ("build 0, commit unknown")
     # A plan asks a hundred times; a build lists 250 options.
     _by_spelling: Mapping[str, Option] = field(init=False, repr=False, compare=False)
 

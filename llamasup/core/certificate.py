@@ -1,8 +1,8 @@
-"""From when to when an X.509 certificate is valid, and what to say about it.
+"""The validity dates of an X.509 certificate, and the warning about them.
 
-Python's ``ssl`` shows these dates only of CA certificates and of a verified peer's, and no parser of X.509 is
-among the dependencies. The dates stand at a fixed place of the DER encoding (RFC 5280 §4.1), which is read
-here of certificates that OpenSSL has accepted. Nothing is verified.
+Python's ``ssl`` shows these dates only for CA certificates and for a verified peer, and no dependency parses
+X.509. The dates have a fixed position in the DER encoding (RFC 5280 §4.1). This module reads them from
+certificates that OpenSSL has accepted. It verifies nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 __all__ = ["Validity", "validity_of"]
 
-# Most authorities suggest to renew 30 days before the end: a renewal has failed by then.
+# Most authorities recommend renewal 30 days before the end, so at 14 days a renewal has failed.
 _SOON = timedelta(days=14)
 
 _PEM = re.compile(r"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.*?)-----END", re.DOTALL)
@@ -27,18 +27,18 @@ class Validity:
     ends: datetime
 
     def problem(self, now: datetime) -> str:
-        """What is wrong with its dates, as the end of a sentence; empty if nothing is."""
+        """The problem with the dates, as the end of a sentence; empty if there is no problem."""
         if now < self.begins:
             return f"is not valid before {_shown(self.begins)}"
         if now >= self.ends:
             return f"expired on {_shown(self.ends)}"
-        # Of a certificate for a few days, the last quarter.
+        # For a certificate that is valid for a few days: its last quarter.
         if self.ends - now < min(_SOON, (self.ends - self.begins) / 4):
             return f"expires on {_shown(self.ends)}"
         return ""
 
     def is_current(self, now: datetime) -> bool:
-        """Whether clients accept it now, for its dates."""
+        """Whether clients accept the dates now."""
         return self.begins <= now < self.ends
 
 
@@ -47,7 +47,7 @@ def _shown(moment: datetime) -> str:
 
 
 def validity_of(pem: str) -> Validity | None:
-    """Of the first certificate in ``pem``; None where there is none that can be read."""
+    """The validity of the first certificate in ``pem``; None if ``pem`` has no readable certificate."""
     found = _PEM.search(pem)
     if found is None:
         return None
@@ -71,7 +71,7 @@ def _validity(der: bytes) -> Validity:
 
 
 def _content(der: bytes, at: int, *tags: int) -> tuple[int, int]:
-    """Where the content of the element at ``at`` begins and ends. Raises ValueError for another tag."""
+    """Start and end of the content of the element at ``at``. Raises ValueError for any other tag."""
     if der[at] not in tags:
         raise ValueError(f"tag {der[at]:#x} at byte {at}")
     length, begin = der[at + 1], at + 2
@@ -82,7 +82,7 @@ def _content(der: bytes, at: int, *tags: int) -> tuple[int, int]:
 
 
 def _time(der: bytes, at: int) -> tuple[datetime, int]:
-    """The moment at ``at``, and where it ends."""
+    """The time at ``at``, and the position behind it."""
     begin, end = _content(der, at, _UTC_TIME, _GENERALIZED_TIME)
     digits = der[begin:end].decode("ascii")
     if der[at] == _UTC_TIME:  # two digits: 1950 to 2049

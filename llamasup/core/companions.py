@@ -45,11 +45,11 @@ class Companions:
 
 
 def projector_going_with(model: str, found: Sequence[FoundModel]) -> str | None:
-    """The projector that is removed together with ``model``; both are paths, and are among the ``found``.
+    """The projector to remove together with ``model``. Both are paths, and both are in ``found``.
 
-    It is the one that a plan would load with the model. It stays where another model is paired with it, by
-    its own path or through a link to it, and where a file beside it cannot be read: that may be another
-    quantization of the model, half copied.
+    It is the projector that a plan would load with the model. None if another model is paired with it, by its
+    own path or through a link to it, or if a file in its folder is unreadable: that file may be another
+    quantization of the model, partially copied.
     """
     companions = Companions.among(found)
     mine = companions.pairings.get(model)

@@ -1,7 +1,7 @@
 """Why a child ended, and what to do about it.
 
-Decides from how it ended and from the last lines of its output; never restarts, prints or reads anything. Of
-a server that clients have reached, only lines count that hold no text of theirs (``last_words``).
+Decides from how it ended and from the last lines of its output; never restarts, prints or reads anything.
+Once clients can reach a server, only those lines count that cannot contain text of a client (``last_words``).
 The table below is the documentation: the first rule that matches a line is the cause. The wordings are those
 of llama.cpp b11434, run for real wherever tests/fixtures/crashes holds a ``.log`` (``.made.log``: written by
 hand from the source), and of older builds where they differ.
@@ -48,7 +48,7 @@ class Diagnosis:
     ``lines`` are the telling lines of the child's output, oldest first, without their time stamps.
     ``deterministic``: it would happen again at once, so do not restart (S4). ``exit_code`` is llamasup's
     own, should it have to give up on this. ``adjustment``: what the next start will do differently (S5).
-    ``weights_read``: a start that ended after the weights were read, by its log.
+    ``weights_read``: the start ended after the weights were read, according to the log.
     """
 
     cause: str
@@ -275,8 +275,8 @@ _TELLING = re.compile(
     r"^\S* ?E |(?i:error|fail|abort|terminate called|GGML_ASSERT|insufficient|cannot|couldn't)"
 )
 _NOISE = re.compile(r"common_fit_params: encountered an error|RuntimeError: Failed to init server")
-# The first of these lines comes after the last weight: at ``-lv 3`` that of the threads, at ``-lv 4`` that of
-# the context. Builds of 2024 name other functions.
+# llama-server writes these lines after it has read the weights: at ``-lv 3`` first the line of the threads,
+# at ``-lv 4`` first that of the context. Builds of 2024 use other function names.
 _CONTEXT = re.compile(
     r"constructing llama_context|llama_new_context_with_model: |llama_kv_cache\w*: |threadpool init|"
     r"warming up the model|initializing, n_slots|initializing slots|model loaded"
@@ -297,7 +297,7 @@ def diagnose(
     if phase == "starting":
         lines = [*(own := own_lines(lines)), *last_words(lines[len(own) :])]
     else:
-        # An abort and an exit code come with words; what other signals end has none that say why.
+        # An abort or an exit code comes with messages; other signals end a server without one.
         lines = last_words(lines) if exit.signal in (None, "SIGABRT") else []
     if (asked or phase == "stopping") and (exit.signal is None or exit.signal in _STOPS):
         return Diagnosis("stopped", f"llama-server was stopped ({exit}).", "", (), False, 0)
@@ -341,9 +341,9 @@ def _apply(
 
 
 def weights_were_read(lines: Sequence[str]) -> bool:
-    """Whether a server with this log had begun to make its context, or was further.
+    """Whether the server with this log had begun to create its context, or was further.
 
-    ``--fit`` makes contexts, too, before it reads any weights (b11434 logs them at ``-lv 5``).
+    ``--fit`` also creates contexts, before it reads any weights (b11434 logs them at ``-lv 5``).
     """
     fitting = False
     for line in lines:

@@ -97,7 +97,7 @@ class RunningFact:
 
 @dataclass(frozen=True, slots=True)
 class CertificateFact:
-    """``problem``: why it cannot be read, or what is wrong with its dates, as the end of a sentence."""
+    """``problem``: the read error or the problem with the dates, as the end of a sentence."""
 
     path: str
     problem: str = ""

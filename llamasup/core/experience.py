@@ -1,9 +1,9 @@
-"""What earlier loads of a model taught: what it really took, which plans have served, and which failed.
+"""The history of earlier loads of a model: measured memory, plans that served, and plans that failed.
 
-A plan that ran out of memory is avoided from the next start on, until there is more memory: llama-server or
-the kernel has said so. A crash says less. It is held against the KV cache and flash attention only if it came
-when they were in use, twice, and not if the very plan has served. Either is forgotten after ``MOST_DAYS``,
-and with another build of llama-server.
+If llama-server or the kernel reported a lack of memory, later starts avoid the plan until more memory is
+free. A crash is weaker evidence: it counts against the KV cache and flash attention only if it happened while
+they were in use, happened twice, and the same plan has never served. Both records expire after ``MOST_DAYS``,
+and when the build of llama-server changes.
 
 Kept per model file in the state folder (:mod:`llamasup.effects.experience`); read and extended here, pure.
 """
@@ -40,9 +40,9 @@ _MOST_LESSONS = 16
 _MOST_FACTOR = 100.0
 # A plan that was too much is tried again once there is so much more free memory than there was then.
 _MORE_ROOM = 1.5
-# Drivers, kernels and other programs change in such a time; trying the whole plan again costs one start.
+# Drivers, kernels and other programs change within this time. Trying the full plan again costs one start.
 MOST_DAYS = 14
-# One crash can be anything: a bad bit, a disk, a debugger.
+# A single crash can have other causes: a memory error, a disk, a debugger.
 _CRASHES_BELIEVED = 2
 
 
@@ -63,8 +63,8 @@ class Lesson:
 class Setback:
     """A plan that failed on this machine, and the bounds of the one that served.
 
-    ``seen``: how often in a row. ``failed``: the key of the plan that failed. Entries before these two fields
-    read as seen once.
+    ``seen``: how many times in a row. ``failed``: the key of the plan that failed. An entry without these two
+    fields (older versions) counts as seen once.
     """
 
     runtime: str
@@ -72,7 +72,7 @@ class Setback:
     bounds: Bounds
     cause: str
     out_of_memory: bool
-    date: str  # ISO, of the last day that it was seen
+    date: str  # ISO date of the last occurrence
     available_bytes: int
     seen: int = 1
     failed: str = ""
@@ -175,7 +175,9 @@ def learn(
 
 
 def learn_served(experience: Experience, runtime: str, key: str) -> Experience:
-    """The plan ``key`` has generated a token: no crash of it is held against its KV cache."""
+    """Record that the plan ``key`` has generated a token, so that its crashes do not count against the KV
+    cache.
+    """
     this = Served(runtime, key)
     others = [each for each in experience.served if each != this]
     return replace(experience, served=(*others, this)[-_MOST_LESSONS:])
@@ -186,7 +188,7 @@ def has_served(experience: Experience, runtime: str, key: str) -> bool:
 
 
 def remember(experience: Experience, setback: Setback) -> Experience:
-    """Keep ``setback``, and count it where the same was seen before."""
+    """Add ``setback``, and increase its count if it was seen before."""
     same = (setback.runtime, setback.asked, setback.out_of_memory)
     others, seen = [], 0
     for each in experience.setbacks:
@@ -199,7 +201,7 @@ def remember(experience: Experience, setback: Setback) -> Experience:
 
 
 def bounds_of(experience: Experience, runtime: str, asked: str, available_bytes: int, today: str) -> Bounds:
-    """Where the ladder begins: at the step that served last time, unless things have changed since.
+    """The first step of the ladder: the step that served last time, unless conditions have changed.
 
     ``today`` is an ISO date.
     """
@@ -221,7 +223,7 @@ def bounds_of(experience: Experience, runtime: str, asked: str, available_bytes:
 
 
 def _both(one: Bounds, other: Bounds) -> Bounds:
-    # An f16 cache is the answer to a crash of the packed one.
+    # After a crash of a packed cache the plan uses f16.
     types = (one.kv_type, other.kv_type)
     return Bounds(
         parallel=_least(one.parallel, other.parallel),

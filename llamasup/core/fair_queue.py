@@ -1,6 +1,6 @@
 """Who is next: one class after the other, in a class each client in turn, of a client in order of arrival.
 
-A request of several jobs takes several turns of its client's: the others are served as often before its next.
+A request of several jobs uses several turns of its client: the other clients get that many turns first.
 
 Decides the order of service and nothing else: who may wait, and for how long, is said elsewhere.
 """
@@ -36,7 +36,7 @@ def granted(asked: Priority | None, best: Priority) -> Priority:
 class Queued:
     """What can wait in a ``FairQueue``: whose it is, in which class, and since when.
 
-    ``jobs``: how many places it takes, if there are as many.
+    ``jobs``: how many places the request takes, up to the number of places.
 
     ``turn`` is the one of its client's in which it was last served; None before. Put back, it has that
     turn again; 0 is before all who wait.
@@ -73,10 +73,10 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._lines: dict[Priority, dict[str, _Line[T]]] = {priority: {} for priority in Priority}
         self._passed = dict.fromkeys(Priority, 0)  # how often others went first while somebody waited
-        # Four for each service: between the turns of two clients that wait is one for a client that comes in
-        # between, and behind that one for the client of a request of several jobs.
+        # Each service advances the turn by four. Between the turns of two waiting clients there is one for a
+        # client that arrives, and behind it one for the client of a request of several jobs.
         self._turn = 0
-        # Turns of clients who had more than their share and do not wait now, as long as they are to come.
+        # Future turns of clients that used more than their share and are not waiting now.
         self._owed: dict[tuple[Priority, str], int] = {}
         self._count = 0
 
@@ -104,7 +104,9 @@ class FairQueue(Generic[T]):
         self._count += 1
 
     def pop(self, places: int = 1) -> T:
-        """The next to be served, by a server with so many places. Raises IndexError where nobody waits."""
+        """Remove and return the next item, for a server with ``places``. Raises IndexError if the queue is
+        empty.
+        """
         priority = self._next_class()
         lines = self._lines[priority]
         line = min(lines.values(), key=_turn)

@@ -17,7 +17,7 @@ from llamasup.core.printable import path_text
 __all__ = ["INVALID_JSON", "json_text"]
 
 INVALID_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What reading JSON from outside can raise; the last for some thousand arrays in one another."""
+"""The exceptions of decoding JSON from outside; RecursionError for a few thousand nested arrays."""
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

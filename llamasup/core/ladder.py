@@ -188,14 +188,14 @@ def _fewer_layers(made: LaunchPlan, why: str) -> Bounds | None:
 def _is_kv_crash(made: LaunchPlan, diagnosis: Diagnosis) -> bool:
     if diagnosis.cause not in _CRASHES:
         return False
-    # A segmentation fault has no last words: a plainer cache is worth a try, whatever it was.
+    # A segmentation fault leaves no message, so a plainer cache is worth a try.
     return diagnosis.cause == "segfault" or _names_the_cache(diagnosis)
 
 
 def blames_the_cache(diagnosis: Diagnosis) -> bool:
-    """Whether a crash is evidence against the KV cache or flash attention, and not just a crash.
+    """Whether a crash is evidence against the KV cache or flash attention.
 
-    Before the weights were read neither of them has computed anything.
+    Neither of them computes anything before the weights are read.
     """
     return _names_the_cache(diagnosis) or (diagnosis.cause == "segfault" and diagnosis.weights_read)
 

@@ -1,10 +1,10 @@
-"""Which lines of a server's output are its own, and hold no text of a client.
+"""Which lines of llama-server's output are trusted: lines that no client can have written.
 
-llama-server quotes invalid requests at its default verbosity, and with their line feeds (b11434: ``error
-parsing grammar``), so that a client can have any line written. Two rules keep such lines out of diagnoses and
-messages (X13). Before the first request has reached the server, every line is its own. From then on only the
-last lines count, and only in the shapes below: what an aborting server writes is the end of its output, while
-llama-server writes more lines behind any text of a client that it quotes.
+llama-server quotes invalid requests at its default verbosity, including their line feeds (b11434: ``error
+parsing grammar``), so a client can write any line to the log. Two rules keep such lines out of diagnoses and
+messages (X13). Before the first request has reached the server, every line is trusted. After that, only the
+last lines are trusted, and only in the forms below: the message of an abort ends the output, but llama-server
+writes more lines after a quoted request.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ __all__ = ["STAMP", "last_words", "own_lines", "quotes_client"]
 # `0.00.004.111 E cmn  common_init_: …`: minutes.seconds.ms.us and a level, since about b6000.
 STAMP = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] +")
 
-# What a server that is still loading writes about a request: the path (builds before 2026), and the Origin.
+# The lines that a loading server writes about a request: the path (builds before 2026), and the Origin.
 _QUOTES = re.compile(r"\(CORS\) skip|log_server_r\w*: |done request: ")
 
 
 def quotes_client(line: str) -> bool:
-    """Whether this is a line in which a server that is still loading quotes a request."""
+    """Whether a loading server quotes a request in this line."""
     return _QUOTES.search(line) is not None
 
 
 def own_lines(lines: Sequence[str]) -> list[str]:
-    """Of a server that was not ready yet: every line before the first that quotes a request.
+    """The trusted lines of a server that was not ready yet: those before the first quoted request.
 
-    Only `wrap` passes requests on to a server that loads.
+    Only `wrap` forwards requests to a loading server.
     """
     return list(takewhile(lambda line: not quotes_client(line), lines))
 
 
-# Each is one whole message, without the function that wrote it. What stands in for `...` is bounded, and of
-# characters that the source code has there: digits, names, words.
+# Each pattern is one complete message, without the function name before it. The variable parts are bounded,
+# and allow only the characters that the source code puts there: digits, names, words.
 _DEVICE = r"(?:CUDA|HIP|ROCm|MUSA|SYCL|Vulkan|Metal)"
 _VULKAN = r"vk::[\w:]{1,60}: Error[A-Za-z]{1,40}"
 _SAYS_WHY = "|".join(
@@ -65,10 +65,10 @@ _SHAPES = re.compile(
     r"|terminate called (?:without an active exception|recursively)"
     rf"|  what\(\):  (?:std::bad_alloc|{_VULKAN})"
 )
-# The text of an abort is cut where it may quote something.
+# The message of an abort is cut at the first character that may begin a quotation.
 _ABORT = re.compile(rf"{_FILE_LINE}[A-Za-z][\w ,.()/+-]{{0,160}}")
 _WHAT = re.compile(r"  what\(\):")
-# What stands between those lines and the end: the place of a CUDA error, and a backtrace.
+# Lines between such a message and the end of the log: the location of a CUDA error, and a backtrace.
 _SKIPPED = re.compile(
     r"\s*"
     r"| *current device: \d+, in function .+"
@@ -84,7 +84,7 @@ _SKIPPED = re.compile(
 
 
 def last_words(lines: Sequence[str]) -> list[str]:
-    """Of a server that was ready: what its last lines say about its end, without time stamps."""
+    """The trusted lines at the end of the log of a server that was ready, without time stamps."""
     words = list(_backwards(lines))
     words.reverse()
     return words
@@ -92,7 +92,7 @@ def last_words(lines: Sequence[str]) -> list[str]:
 
 def _backwards(lines: Sequence[str]) -> Iterator[str]:
     if any(_WHAT.match(line) and not _SHAPES.fullmatch(line) for line in lines):
-        # The text of an uncaught error may be a client's, down to the last line.
+        # The text of an uncaught exception may come from a client, up to the last line.
         yield from (line for line in reversed(lines) if line.startswith("terminate called ") and _known(line))
         return
     for line in reversed(lines):

@@ -19,9 +19,9 @@ _MINUTE_S: Final = 60.0
 _ROUNDING: Final = 1e-6  # who waited exactly as long as was said is not turned away over the last bit
 # How long the others of one key will take is known to nobody; a second is what it costs little to ask again.
 _CONCURRENT_RETRY_S: Final = 1.0
-# English has 4 to 5 bytes a token, code 3 to 4, Chinese 3; JSON adds its own. So this errs towards more.
+# English has 4 to 5 bytes per token, code 3 to 4, Chinese 3, and JSON adds bytes. So this errs towards more.
 _PROMPT_BYTES_PER_TOKEN: Final = 3
-_USUAL_TOKENS_PER_S: Final = 100.0  # until an answer of the model has told its speed
+_USUAL_TOKENS_PER_S: Final = 100.0  # before the speed of the model was measured
 
 
 class Bucket:
@@ -57,7 +57,7 @@ class Bucket:
 
 
 class Quota:
-    """One key's use of its limits. What enters must leave, once. ``in_flight``: jobs."""
+    """One key's use of its limits. Each ``enter`` needs exactly one ``leave``. ``in_flight``: jobs."""
 
     __slots__ = ("_concurrent", "_requests", "_tokens", "in_flight")
 
@@ -91,7 +91,9 @@ class Quota:
         return None
 
     def weigh(self, jobs: int) -> HttpError | None:
-        """Count a request that entered as one job as so many, or say why not: 400 where no wait helps."""
+        """Count ``jobs`` for a request that entered as one job, or return the refusal: 400 if a retry cannot
+        help.
+        """
         limit = self._concurrent
         if limit is not None:
             if jobs > limit:
@@ -109,16 +111,20 @@ class Quota:
         return None
 
     def hold(self, jobs: int) -> None:
-        """Count the jobs of a request that left and is still worked for; ended by ``let_go``."""
+        """Count the jobs of a request whose client has left while the server still works; ended by
+        ``let_go``.
+        """
         self.in_flight += jobs
 
     def let_go(self, jobs: int, tokens: int, now: float) -> None:
-        """The server has freed the slots of such a request, and has generated this many tokens meanwhile."""
+        """The server has freed the slots of such a request. Charge the tokens that it generated since
+        ``hold``.
+        """
         self.in_flight -= jobs
         self._charge(tokens, now)
 
     def leave(self, tokens: int, now: float, jobs: int = 1) -> None:
-        """A request that entered, and counted as so many, is over, and cost this many tokens."""
+        """A request that entered and counts as ``jobs`` has ended, and cost ``tokens``."""
         self.in_flight -= jobs
         self._charge(tokens, now)
 
@@ -134,7 +140,7 @@ def cost_of(prompt: int | None, cached: int | None, completion: int | None) -> i
 
 
 def tokens_made_in(seconds: float, tokens_per_s: float | None) -> int:
-    """An estimate, by the speed that the model's last answer has told (None: none has)."""
+    """Estimated tokens, from the speed of the model's last answer (None: not measured yet)."""
     return int(seconds * (tokens_per_s or _USUAL_TOKENS_PER_S))
 
 
@@ -153,11 +159,12 @@ def untold_tokens(
     tokens_per_s: float | None,
     n_ctx: int | None,
 ) -> int:
-    """An estimate of the tokens that llama-server worked for and has not told.
+    """Estimate the tokens that llama-server processed and did not report.
 
-    ``whole``: the answer came to its end. ``streams``: it is one of events, and each ``events`` is a token.
-    ``generates``: the route makes text. ``tells_all_prompts``: where it tells a prompt, it tells those of all
-    items. ``seconds``: since the request was sent on. No item costs more than its context holds (``n_ctx``).
+    ``whole``: the answer is complete. ``streams``: it is a stream, with one token in each of its ``events``.
+    ``generates``: the route generates text. ``tells_all_prompts``: if the answer reports prompt tokens, it
+    reports them for all items. ``seconds``: since the request was sent. An item costs at most its context
+    (``n_ctx``).
     """
     prompt = told.prompt if told else None
     completion = (told.completion if told else None) or 0
@@ -169,7 +176,7 @@ def untold_tokens(
             untold += max(0, events - completion)
     elif generates and (not whole or items_told < items):
         made = tokens_made_in(seconds, tokens_per_s)
-        if items_told:  # the OpenAI APIs tell of the first item alone: the others are taken to be like it
+        if items_told:  # the OpenAI APIs report only the first item; assume the same of the others
             made = max(made, completion // items_told * items)
         untold += max(0, made - completion)
     if n_ctx is not None:

@@ -1,6 +1,7 @@
-"""Paths of this machine in llama-server's answers, for clients that may only infer (pure).
+"""Removes paths of this machine from llama-server's answers, for clients without the right ``control``.
 
-``/props`` has the model's path in ``model_path``, ``/lora-adapters`` an adapter's in ``path`` (b11434).
+``/props`` has the path of the model in ``model_path``, ``/lora-adapters`` that of an adapter in ``path``
+(b11434).
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import re
 
 __all__ = ["whole_and_plain", "without_folders"]
 
-# A quote inside a string is escaped, so these are the keys themselves.
+# A quote inside a string is escaped, so this matches only keys.
 _PATH = re.compile(rb'("(?:model_)?path"\s*:\s*)"((?:[^"\\]|\\.)*)"')
 
 
 def without_folders(answer: bytes) -> bytes:
-    """JSON with files' names in the place of their paths, of the same length: blanks fill the difference."""
+    """The JSON with file names instead of paths. Blanks keep its length the same."""
     return _PATH.sub(_name_alone, answer)
 
 
@@ -27,5 +28,5 @@ _PARTIAL_OR_CODED = re.compile(rb"\r\n(?:range|accept-encoding):[^\r\n]*", re.IG
 
 
 def whole_and_plain(opening: bytes) -> bytes:
-    """The head of a request without what asks for a part of its answer, or for a coding of it."""
+    """The head of a request without Range and Accept-Encoding."""
     return _PARTIAL_OR_CODED.sub(b"", opening)

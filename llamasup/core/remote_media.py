@@ -1,8 +1,8 @@
 """Which URLs in a body llama-server may fetch (X7).
 
-llama-server (b11434) takes whatever begins with ``http`` for a URL and reads it by rules of its own: what is
-before an ``@``, anywhere in the URL, is a user, so that it fetches ``http://good.example/@bad.example/`` from
-bad.example. Only URLs that every reader takes for the same are let through.
+llama-server (b11434) takes every string that begins with ``http`` for a URL, and parses it by its own rules:
+the text before an ``@``, anywhere in the URL, is a user, so it fetches ``http://good.example/@bad.example/``
+from bad.example. Only URLs that all parsers read in the same way are allowed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MOST_SHOWN = 80
 
 
 def refused_media(urls: Iterable[str | None], allowed: tuple[str, ...]) -> HttpError | None:
-    """The refusal of the first URL that is not from one of the hosts ``allowed``: ``HOST:PORT``, or ``HOST``
-    on the usual port of the URL's scheme. None among ``urls``: one that could not be read.
+    """The refusal of the first URL whose host is not in ``allowed``: ``HOST:PORT``, or ``HOST`` for the
+    default port of the scheme. A None in ``urls`` is an unreadable URL.
     """
     for url in urls:
         plain = None if url is None else _PLAIN.fullmatch(url)

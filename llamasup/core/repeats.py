@@ -1,4 +1,4 @@
-"""How many messages of one kind are shown: a flood of requests must not become a flood of lines."""
+"""Rate limit for messages of one kind, so that a flood of requests does not become a flood of log lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 __all__ = ["BURST", "PERIOD_S", "Repeats", "count_one", "end_period"]
 
-# So many of a kind are shown at once, so that a few refusals, each of another client, are all seen.
+# Shown at once of each kind, so that a few refusals of different clients are all visible.
 BURST = 5
 PERIOD_S = 1.0
 
@@ -21,7 +21,7 @@ class Repeats:
 
 
 def count_one(repeats: Repeats | None, now_s: float) -> tuple[Repeats, bool]:
-    """Count a message, and whether it is shown. ``repeats`` is None for the first of its kind."""
+    """Count a message; returns whether to show it. ``repeats`` is None for the first of its kind."""
     if repeats is None or (now_s >= repeats.until_s and not repeats.left_out):
         return Repeats(now_s + PERIOD_S, shown=1), True
     if repeats.shown < BURST:
@@ -30,8 +30,8 @@ def count_one(repeats: Repeats | None, now_s: float) -> tuple[Repeats, bool]:
 
 
 def end_period(repeats: Repeats, now_s: float) -> tuple[Repeats, int]:
-    """Begin the next period, and how many messages the last one left out.
+    """Begin the next period; returns how many messages the last one left out.
 
-    While messages keep coming, no other is shown: the count says it all.
+    While the flood continues, only counts are shown.
     """
     return Repeats(now_s + PERIOD_S, shown=BURST), repeats.left_out

@@ -1,4 +1,4 @@
-"""What a request's body asks for: which model (or its query or path names one), and how many jobs.
+"""The model that a request names (in its body, query or path), and the number of its jobs.
 
 **Models.** In a JSON body, in a form, in a query, or in a path.
 
@@ -8,9 +8,9 @@ alone; here the query is asked where the body names none. Where both name one, t
 
 A name is what the client wrote: not checked, not bounded, and never to be logged.
 
-**Jobs.** A job is what llama-server puts into a slot of its own: each prompt of an array, each text to embed,
-each document to rank, each question; and each of them ``n`` times. An array with an integer in it is one
-prompt, of token ids (b11434). Where a body cannot be counted exactly, the number is too large.
+**Jobs.** A job is a task that llama-server puts into its own slot: each prompt of an array, each text to
+embed, each document to rank, each question; and each of them ``n`` times. An array with an integer in it is
+one prompt, of token ids (b11434). If a body cannot be counted exactly, the number errs towards more.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # --- jobs ------------------------------------------------------------------------------------------
 
 LISTS: Final = ("prompt", "input", "content", "documents", "texts", "questions")
-"""The fields whose items are jobs, each on some routes."""
+"""The fields whose items are jobs on some route."""
 _LISTS: dict[str, tuple[str, ...]] = dict.fromkeys(
-    # No list: the prompt is made of the messages, or is one. But ``n`` counts.
+    # No list: the messages make one prompt. But ``n`` counts.
     [
         "/chat/completions",
         "/v1/chat/completions",
@@ -74,12 +74,12 @@ _begins_with_number = re.compile(rb"\[[ \t\r\n]*[-0-9]").match
 
 
 def lists_of(label: str) -> tuple[str, ...]:
-    """The fields whose items are jobs, on the route of this label. An unknown route may take all."""
+    """The fields whose items are jobs on this route; for an unknown route, all of them."""
     return _LISTS.get(label, LISTS)
 
 
 class _Shape:
-    """How the bodies of some routes are read: ``model``, the lists, and ``n``; all else is passed over."""
+    """Decodes the bodies of some routes: ``model``, the lists, and ``n``; skips everything else."""
 
     __slots__ = ("lists", "read", "read_anything")
 
@@ -108,7 +108,7 @@ _ANY_SHAPE = _SHAPES[LISTS]
 
 
 def _items(raw: msgspec.Raw) -> int:
-    """Of a list; what is none is one job. Beyond ``_COUNTED`` the commas are counted, wherever they stand."""
+    """The items of a list; any other value is one job. Beyond ``_COUNTED`` items, counts commas instead."""
     if memoryview(raw)[0] != 0x5B or _begins_with_number(raw):
         return 1
     count = 0
@@ -128,8 +128,8 @@ def _members(raw: msgspec.Raw) -> int:
 
 
 def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
-    """The model that a JSON body or a form names, or else the query; and the jobs that it asks for on the
-    route of this label. What is neither JSON nor a form is for llama-server to refuse. Raises BodyTooDeep.
+    """The model that a JSON body or a form names, or else the query, and the number of jobs on the route of
+    this label. llama-server refuses bodies that are neither JSON nor a form. Raises BodyTooDeep.
 
     Costs 0.4 µs for a small body, 10 µs for one with an array of prompts; 5 ms for 32 MiB with an image in
     it, 17 ms for one of token ids, 0.13 s for the worst that was found: ten million empty lists before a
@@ -162,8 +162,8 @@ def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
 
 
 def _last_name(body: bytes, shape: _Shape) -> tuple[str | None, int]:
-    """The last ``model``, if it is a name: of those before it some are not, or the body begins with a mark.
-    And the jobs.
+    """The last ``model``, if it is a string, and the jobs. For bodies in which an earlier ``model`` is not a
+    string, or that begin with a byte order mark.
     """
     try:
         asked = shape.read_anything(body)

@@ -82,7 +82,7 @@ class Tenant:
     use: Use = UNUSED
     """How much it was used lately; what is not known of it does no harm."""
     outgoing: Places = field(default_factory=dict[str, int])
-    """The part of ``needs`` that is free again once the model has been changed."""
+    """The part of ``needs`` that is free again when the replacement of the process ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def _demand(tenant: Tenant) -> dict[Resource, int]:
 
 
 def _lasting(tenant: Tenant) -> dict[Resource, int]:
-    """What it takes up as long as it stays loaded."""
+    """The resources that it takes while it stays loaded."""
     outgoing = tenant.outgoing
     needs = {place: size - outgoing.get(place, 0) for place, size in tenant.needs.items()}
     return demand(needs, tenant.groups)

@@ -1,6 +1,6 @@
-"""Paths: the route of llama-server's that a path belongs to, and the paths that stay closed (X7).
+"""Which route of llama-server a path belongs to, and which paths stay closed (X7).
 
-Routes are found by the raw path. A path that llama-server decodes to a known one is refused (``misspelled``).
+Routes are looked up by the raw path. Other spellings of a known path are refused (``misspelled``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Route(msgspec.Struct, frozen=True):
     repeats: bool = False  # and may be sent again after a crash
     work: Work | None = None  # what a model must be able to do; None: every one answers it, or says why not
     lists: bool = False  # tells which models there are, or of one of them
-    has_paths: bool = False  # its answer names files of this machine by their paths
+    has_paths: bool = False  # its answer contains paths of this machine
 
 
 _GENERATION = """
@@ -73,9 +73,9 @@ _ROUTES |= {path.encode(): Route(path, has_paths=True) for path in _SETTINGS.spl
 _MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=True)
 _ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
 CONTROL = Route("/llamasup")
-# A POST to a path that llamasup does not know is work for the model until the opposite is known: builds have
-# inference routes of their own (/v1/systemone of b11434), and each of them would have no limits. It is never
-# sent a second time, because it may change something.
+# A POST to an unknown path counts as inference, because some builds have their own inference routes
+# (/v1/systemone of b11434), and keys would have no limits there. It is never sent a second time, because it may
+# change something.
 _OTHER = Route("other", infers=True, waits=True)
 _NO_WORK = Route("other")
 _ROUTES |= {path.encode(): _NO_WORK for path in _TOOLS.split()}
@@ -125,10 +125,10 @@ def _as_utf8(escape: re.Match[bytes]) -> bytes:
 
 
 def misspelled(path: bytes, prefix: bytes = b"") -> Route | None:
-    """The route that some server could take this path for, where its raw form is not that route's.
+    """The known route that this path decodes to, if its raw form is another one; else None.
 
     llama-server b11434 serves ``/v1/%63ompletions`` and ``/v1/%u0063ompletions``. An id below ``/v1/models/``
-    may have any escapes.
+    may contain any escapes.
     """
     if path in _ROUTES:
         return None
@@ -142,7 +142,7 @@ def misspelled(path: bytes, prefix: bytes = b"") -> Route | None:
 # /llamasup is here for its odd spellings: the plain one never comes this far.
 _CLOSED = (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload", b"/llamasup")
 _READS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-_CLOSED_CHANGES = frozenset(path.encode() for path in _SETTINGS.split())  # of what all clients share
+_CLOSED_CHANGES = frozenset(path.encode() for path in _SETTINGS.split())  # settings that all clients share
 _NEVER_CLOSED = frozenset(_ROUTES) - _CLOSED_CHANGES - {*_CLOSED}
 
 

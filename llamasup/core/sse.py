@@ -55,7 +55,7 @@ class _Timings(msgspec.Struct):
 _read_timings = msgspec.json.Decoder(_Timings).decode
 _USAGE = b'"usage":'
 _TIMINGS = b'"timings":'
-FRAMING = re.compile(rb"\r\n(?:[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n)?")  # JSON holds no raw CR: this is framing
+FRAMING = re.compile(rb"\r\n(?:[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n)?")  # JSON has no raw CR: this is framing
 _ABSURD = 1e15  # more than any count; 1e999 would be no whole number at all
 _NUMBER = re.compile(
     rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_read_input_tokens'
@@ -66,8 +66,8 @@ _NUMBER = re.compile(
 def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
     """The counts in the last bytes of a response, in any of llama-server's shapes; None if there are none.
 
-    ``opening``: the first bytes. A stream of ``/v1/messages`` counts its prompt there, embeddings do all.
-    A quote inside a model's text is escaped, so ``"usage":`` can only be the key itself.
+    ``opening``: the first bytes. A stream of ``/v1/messages`` has its prompt count there, embeddings have
+    all. A quote inside a model's text is escaped, so ``"usage":`` can only be the key itself.
     """
     at = tail.rfind(_TIMINGS)
     if at >= 0:

@@ -58,7 +58,7 @@ TELLING = re.compile(
 
 
 def read_line(line: str) -> Heard | None:
-    """What a line of the log means; None for any other, and for one that quotes a request."""
+    """The meaning of a line of the log; None for other lines, and for a line that quotes a request."""
     if quotes_client(line):
         return None
     if _READY.search(line):

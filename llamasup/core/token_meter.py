@@ -1,8 +1,8 @@
-"""The token counts of one answer, read as it passes: wherever they stand, and of every item.
+"""Reads the token counts of an answer while it passes, at any position and for every item.
 
-For requests of several items and for keys with a limit of tokens. All others are read once, at their end
-(``core.sse``). llama-server (b11434) writes for each item of a stream, and of a plain answer of
-``/completion``, counts of its own; a plain answer of the OpenAI APIs has those of the first item alone.
+For requests of several items and for keys with ``tpm``. For all others, ``core.sse`` reads the counts once,
+at the end. llama-server (b11434) reports counts for each item of a stream and of a plain answer of
+``/completion``, but only for the first item of a plain answer of the OpenAI APIs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from llamasup.core.sse import FRAMING, NAMED_EVENTS, TokenCounts
 
 __all__ = ["TokenMeter"]
 
-_CARRIED_BYTES: Final = 2048  # of a read, into the next: more than the longest object of counts
-_MAX_ITEMS: Final = 4096  # whose counts are kept apart; those behind them are counted as one
+_CARRIED_BYTES: Final = 2048  # kept from one read to the next: more than the longest object of counts
+_MAX_ITEMS: Final = 4096  # with separate counts; all further items share one
 
-# A quote inside a string is escaped, so these are the keys themselves.
+# A quote inside a string is escaped, so this matches only keys.
 _TOLD = re.compile(
     rb'"(?:index"\s*:\s*(?P<index>\d{1,9})[,}\s]'
     rb'|(?P<usage>usage|timings)"\s*:\s*(?P<counts>\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})'
@@ -29,7 +29,7 @@ _NUMBER = re.compile(rb'"([a-z_]+)"\s*:\s*(\d{1,15})(?=[,}.\s])(\.\d{1,15})?')
 
 
 class _Item:
-    """What is known of one item. ``prompt`` counts what was in the cache, too."""
+    """The counts of one item. ``prompt`` includes cached tokens."""
 
     __slots__ = ("cached", "completion", "prompt")
 
@@ -40,7 +40,9 @@ class _Item:
 
 
 class TokenMeter:
-    """``label``: the route's. ``streams``: the answer is a stream of ``events``, about one for each token."""
+    """``label``: of the route. ``streams``: the answer is a stream; ``events`` counts its events, about one
+    per token.
+    """
 
     __slots__ = (
         "_adds_up",
@@ -57,12 +59,12 @@ class TokenMeter:
 
     def __init__(self, label: str, *, streams: bool) -> None:
         self.streams = streams
-        self._adds_up = label.encode() in NAMED_EVENTS  # their ``index`` is that of a block, not of an item
+        self._adds_up = label.encode() in NAMED_EVENTS  # there, ``index`` is that of a block, not of an item
         self._items: dict[int, _Item] = {}
         self._seen = 1  # items, by their indices
         self._at = 0
         self._awaits_index = True
-        self._before = b""  # the last events, if they had no counts: their index is that of what follows
+        self._before = b""  # the last events without counts: their index applies to the counts that follow
         self._rest = b""
         self.events = 0
         self.tokens_per_s: float | None = None
@@ -95,11 +97,11 @@ class TokenMeter:
 
     @property
     def items_told(self) -> int:
-        """How many items have said what they generated."""
+        """How many items have reported their completion tokens."""
         return sum(item.completion is not None for item in self._items.values())
 
     def counts(self) -> TokenCounts | None:
-        """What the answer has told by now, of all items together."""
+        """The counts reported so far, summed over all items."""
         items = self._items.values()
         prompts = [item.prompt for item in items if item.prompt is not None]
         completions = [item.completion for item in items if item.completion is not None]
@@ -114,7 +116,7 @@ class TokenMeter:
         )
 
     def _read_events(self, answer: bytes) -> int:
-        """Take what there is of counts and indices, and say where the last of them ends."""
+        """Read counts and indices; returns the position behind the last of them."""
         begin = end = 0
         while begin >= 0:
             after = answer.find(_EVENT, begin) if self.streams else -1
@@ -132,7 +134,7 @@ class TokenMeter:
     def _take(self, found: re.Match[bytes]) -> None:
         kind = found.lastgroup
         if kind == "index":
-            # The first of an event is the item's; what follows may be a tool call's.
+            # The first index of an event is that of the item; a later one may be that of a tool call.
             if self._adds_up or (self.streams and not self._awaits_index):
                 return
             self._awaits_index = False
@@ -164,7 +166,7 @@ class TokenMeter:
         cached = numbers.get(b"cached_tokens", numbers.get(b"cache_read_input_tokens"))
         completion = numbers.get(b"completion_tokens", numbers.get(b"output_tokens"))
         if prompt is not None and b"cache_read_input_tokens" in numbers:
-            prompt += cached or 0  # Anthropic's input_tokens does not count what was cached
+            prompt += cached or 0  # Anthropic's input_tokens excludes cached tokens
         if self._adds_up:
             item.prompt = _sum(item.prompt, prompt)
             item.cached = _sum(item.cached, cached)

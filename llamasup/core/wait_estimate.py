@@ -30,8 +30,8 @@ def smoothed(mean_s: float | None, seen_s: float, weight: float) -> float:
 def until_served_s(position: int, places: int, held_s: float | None) -> float:
     """When the ``position``-th of those who wait gets one of ``places`` that are all taken.
 
-    ``held_s``: how long one holds a place, times how many it holds; None: not known, and the answer is an
-    optimist's.
+    ``held_s``: how long a request holds a place, times the number of its places; None: not known, and the
+    estimate is optimistic.
     """
     return 0.0 if held_s is None else held_s * position / places
 
