@@ -1,9 +1,9 @@
-"""A request whose client has left, until llama-server has let go of it.
+"""A request whose client has disconnected, until llama-server has freed its slot.
 
-llama-server notices that a client left a plain request when it has waited a second for a token of any request
-(b11434). Every token of another request wakes it before, so beside a stream the request keeps its slot to its
-last token. So its connection is half-closed, which counts as leaving, and read on: its end is the end of the
-work. Until then the request keeps its place and counts for its key.
+llama-server (b11434) checks whether the client of a plain request has disconnected only when it has generated
+no token for a second. While a stream runs, that never happens, and the plain request keeps its slot to its
+last token. So the proxy half-closes the connection, which llama-server treats as a disconnect, and reads
+until its end, which is the end of the work. Until then the request keeps its place and counts for its key.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Abandoned"]
 
 
 class Abandoned:
-    """Takes the exchange's part on the upstream connection: drops the answer, and waits for its end.
+    """Replaces the exchange on the upstream connection: discards the answer, and waits for its end.
 
-    It ends with the generation too. Nothing but the generation waits for it. ``streams``: the answer is a
-    stream, which llama-server stops at once; for any other the key is charged by the time that it takes.
+    It also ends when the generation ends. Nothing else waits for it. ``streams``: the answer is a stream,
+    which llama-server stops at once. For a plain answer the key is charged by the time that it takes.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class Abandoned:
     # --- from the upstream connection
 
     def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
-        """There is no client to pass it on to."""
+        """There is no client to forward it to."""
 
     def relay(self, data: bytes) -> None:
         pass
@@ -77,11 +77,11 @@ class Abandoned:
         return b""
 
     def finished(self) -> None:
-        """The answer is whole: the slot is free."""
+        """The answer is complete, so the slot is free."""
         self._end()
 
     def upstream_broke(self, what: str, *, closed: bool = False) -> None:
-        """llama-server closed the connection, which is how it ends what it has cancelled."""
+        """llama-server closed the connection, as it does after it has cancelled a request."""
         self._end()
 
     def _generation_ended(self, _reason: str) -> None:

@@ -100,14 +100,14 @@ def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
 
 @contextmanager
 def lock_beside(path: Path) -> Iterator[None]:
-    """Hold the right to replace or remove the socket file ``path``, among processes that ask for it here.
+    """Hold the lock for replacing or removing the socket file ``path``.
 
-    Between the look at a stale file and the first listen() of its successor, another process would find the
-    new socket stale, too, and replace it: both would believe that they have the address. The process that
-    holds the lock removes the lock file. Where files cannot be locked (Windows, some network file systems),
-    there is no such protection.
+    Without the lock, another process could find the new socket stale between its bind() and its listen(), and
+    replace it. Then both processes would believe that they own the address. The process that holds the lock
+    removes the lock file. Where files cannot be locked (Windows, some network file systems), there is no such
+    protection.
 
-    Raises PortInUse where another process holds the lock for too long, OSError for a folder of no use.
+    Raises PortInUse if another process holds the lock for too long, OSError if the folder cannot be used.
     """
     if sys.platform == "win32":
         yield
@@ -117,9 +117,7 @@ def lock_beside(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.unlink(
-            missing_ok=True
-        )  # before it is unlocked: a process that waits for it notices, see _locked
+        lock.unlink(missing_ok=True)  # before the unlock, so that a waiting process notices (see _locked)
         os.close(fd)
 
 
@@ -147,7 +145,7 @@ def _locked(lock: Path) -> int:
 
 
 def _is_same_file(fd: int, path: Path) -> bool:
-    """False: the process that held the lock has removed its file."""
+    """False if the process that held the lock has removed the lock file."""
     try:
         return os.path.samestat(os.fstat(fd), path.lstat())
     except OSError:

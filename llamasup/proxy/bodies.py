@@ -1,7 +1,7 @@
-"""How many bytes of large request bodies are held, and for which clients.
+"""Counts the bytes of large request bodies that the proxy holds, in total and for each client.
 
-Those that are being read, wait, or are kept to be sent again. Small bodies are not counted, so that they get
-through whatever the large ones hold: their number is bounded by that of the connections.
+A body is held while it is read, while its request waits, and while it is kept for a retry. Small bodies are
+not counted, so that large ones cannot keep them out. The number of connections bounds them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _RETRY_S = 1.0  # nothing says how long the others will hold theirs
 
 
 class Bodies:
-    """Counts bytes that are here, not what a Content-Length announces: to announce costs a client nothing.
+    """Counts received bytes, not announced ones, because a Content-Length costs a client nothing.
 
-    ``freed_bytes``: what was given up since its reader last set it to 0.
+    ``freed_bytes``: the bytes released since its reader last set it to 0.
     """
 
     __slots__ = ("_by_client", "_limits", "freed_bytes", "held_bytes")
@@ -34,12 +34,12 @@ class Bodies:
         self.freed_bytes = 0
 
     def hold(self, request: Request, length: int | None) -> HttpError | None:
-        """Count what has come of a request's body, or say why it is not read on. ``length``: as announced."""
+        """Count the received part of a body, or return the refusal. ``length``: the announced length."""
         limits, client = self._limits, request.client
         more = request.body_bytes - request.held_bytes
         if request.body_bytes <= limits.small_body_bytes:
             return None
-        # One that cannot be held to its end is refused at its beginning; from then on only what comes counts.
+        # A body that cannot be held completely is refused at its beginning. Later only received bytes count.
         needed = more if request.held_bytes else max(more, length or 0)
         of_client = self._by_client.get(client, 0)
         if of_client + needed > limits.bodies_per_client_bytes:
@@ -70,7 +70,7 @@ class Bodies:
         return None
 
     def drop(self, request: Request) -> None:
-        """Its body is held no more. May be repeated."""
+        """Release the body of ``request``. May be repeated."""
         size, request.held_bytes = request.held_bytes, 0
         if not size:
             return

@@ -1,7 +1,7 @@
-"""Judges what a request's body says before llama-server has the whole of it: the model that it names, the
-jobs that it asks for, and the URLs that llama-server would fetch for it.
+"""Checks a request's body before llama-server has its last byte: the model that it names, its jobs, and the
+URLs that llama-server would fetch.
 
-A body that is here is read; one that is sent on as it comes is scanned.
+A buffered body is decoded; a body that is forwarded while it arrives is scanned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["judge_body", "judge_scan", "scan_for"]
 
 
 def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | None:
-    """Read it and keep what it asks for (``Request.named``, ``Request.jobs``); or why it is not served."""
+    """Decode a buffered body, set ``Request.named`` and ``Request.jobs``, and return the refusal, if any."""
     head, body, config = request.head, request.body, proxy.config
     if rules.transparent or head.route is CONTROL:
         return None
@@ -54,7 +54,7 @@ def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | 
 
 
 def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
-    """What reads a body that is sent on as it comes; None: there is nothing to look for."""
+    """The scan for a body that is forwarded while it arrives; None: there is nothing to check."""
     if rules.transparent:
         return None
     lists = (each.encode() for each in lists_of(request.head.route.label))
@@ -62,7 +62,7 @@ def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
 
 
 def judge_scan(request: Request, scan: BodyScan, proxy: Proxy) -> HttpError | None:
-    """Once the whole of it is scanned."""
+    """Check a completely scanned body; returns the refusal, if any."""
     if _is_compressed(request.head.opening):
         return _COMPRESSED
     if (refusal := _judge_media(scan, proxy.config.remote_media)) is not None:
@@ -80,14 +80,14 @@ def _judge_media(scan: BodyScan, allowed: tuple[str, ...]) -> HttpError | None:
 
 
 def _takes_media(request: Request) -> bool:
-    """Whether llama-server could look for URLs in it. Routes that are not known here may."""
+    """Whether llama-server could fetch URLs of this body. Unknown routes may."""
     route = request.head.route
     return route.work is not Work.RERANKING and route.label not in _FORMS_ONLY
 
 
 _FORMS_ONLY = ("/audio/transcriptions", "/v1/audio/transcriptions")
 
-# llama-server refuses them too, unless it was built with a cpp-httplib that reads them.
+# llama-server refuses these, too, unless its cpp-httplib was built with decompression.
 _is_compressed = re.compile(
     rb"\r\ncontent-encoding:[^\r\n]*(?:gzip|deflate|br|zstd|compress)", re.IGNORECASE
 ).search

@@ -1,8 +1,8 @@
-"""Which clients are connected, and which connection is closed for a new one when there are too many (X8).
+"""Which clients are connected, and which connection is closed for a new one when a limit is reached (X8).
 
-First the oldest stranger: where a key is needed, a connection that has not brought a valid one yet, whether
-it is silent, has sent half a head, or does not read its refusal. Then the connection that has been idle for
-longest. At a client's bound one of its own connections is closed, at the bound of all any client's.
+First the oldest stranger: if a key is required, a connection without a valid key so far, whether it is
+silent, has sent half a head, or does not read its refusal. Then the connection with the longest idle time. At
+the limit of a client one of its own connections is closed, at the total limit one of any client.
 
 Decides on each new connection in constant time, at the bound too.
 """
@@ -57,7 +57,7 @@ def most_connections(descriptors: int) -> int:
 
 
 class Crowd:
-    """Connections of one client, or of all, and which of them may be closed for a new one: oldest first."""
+    """Connections of one client or of all; those that may be closed for a new one are oldest first."""
 
     __slots__ = ("client", "idle", "number", "strangers")
 
@@ -65,7 +65,7 @@ class Crowd:
         self.client = client
         self.number = 0
         self.strangers: OrderedDict[Connection, None] = OrderedDict()
-        # Those that wait for a request. They put themselves in and out: twice a request.
+        # Connections that wait for a request. Each adds and removes itself, twice per request.
         self.idle: OrderedDict[Connection, None] = OrderedDict()
 
     def remove(self, connection: Connection) -> None:
@@ -81,7 +81,7 @@ class Connections:
         self._most = limits.connections
         # However few there may be, no single client takes all of them.
         self._most_per_client = min(limits.connections_per_client, max(1, limits.connections // 2))
-        self._open: dict[Connection, Crowd | None] = {}  # None: it is being closed for a new one
+        self._open: dict[Connection, Crowd | None] = {}  # None: the connection is being closed for a new one
         self._of: dict[str, Crowd] = {}
         self._all = Crowd()
         self.idle = self._all.idle
@@ -94,9 +94,9 @@ class Connections:
         return iter(tuple(self._open))
 
     def enter(self, connection: Connection, client: str, *, stranger: bool = False) -> HttpError | None:
-        """Count a connection; None, or the refusal that it gets. ``client`` is empty for Unix sockets.
+        """Count a connection; returns its refusal, if any. ``client`` is empty for Unix sockets.
 
-        ``stranger``: a key is needed, and ``trust`` is called when the connection has brought a valid one.
+        ``stranger``: a key is required; call ``trust`` after the connection has sent a valid one.
 
         Raises ConnectionAbortedError where there is no room even for a refusal; then it is not counted.
         """
@@ -118,13 +118,13 @@ class Connections:
         return refusal
 
     def trust(self, connection: Connection) -> None:
-        """It has brought a valid key, with the request that it now has."""
+        """The connection has sent a valid key with its current request."""
         for each in (self._all, self._open[connection]):
             if each is not None:
                 each.strangers.pop(connection, None)
 
     def idle_of_client(self, connection: Connection) -> OrderedDict[Connection, None]:
-        """As ``idle``, of the client whose connection it is."""
+        """The idle connections of the client of ``connection``."""
         crowd = self._open[connection]
         return self.idle if crowd is None else crowd.idle
 
@@ -138,15 +138,15 @@ class Connections:
         connection = next(iter(crowd.strangers or crowd.idle), None)
         if connection is None:
             return False
-        self._uncount(connection)  # now: else it would have others closed until its end is noticed
-        connection.close_if_idle()  # in order, as if its time had come
+        self._uncount(connection)  # at once: until its end is noticed, others would be closed for it
+        connection.close_if_idle()  # in order, as after an idle time-out
         if is_stranger:
             connection.abort()
         return True
 
     def _uncount(self, connection: Connection) -> None:
         crowd = self._open.get(connection)
-        if crowd is None:  # it was never counted, or is no more
+        if crowd is None:  # it was never counted, or is not counted any more
             return
         self._open[connection] = None
         self._all.remove(connection)

@@ -57,7 +57,7 @@ class Door:
 
     @property
     def needs_key(self) -> bool:
-        """Whether a connection without a valid key gets nothing but public paths."""
+        """Whether a connection without a valid key can reach only public paths."""
         return self.keys.needed and not self._trusted and not self.rules.transparent
 
     def admit(self, head: Head, local_host: str) -> ApiKey | HttpError | None:

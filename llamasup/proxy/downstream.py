@@ -69,13 +69,13 @@ class Downstream(asyncio.Protocol):
         self._held: list[bytes] = []  # read while an exchange runs, not parsed yet
         self._held_bytes = 0
         self._idle = self._idle_of_client = proxy.clients.idle
-        self._is_stranger = door.needs_key  # until it brings a valid key
+        self._is_stranger = door.needs_key  # until it sends a valid key
         self._reading = True
         self._closing = False
         self._phase = _IDLE
         self._deadline = NEVER
-        self._body_since = 0.0  # when the body that is being read began; 0: none is, or it was sent on
-        self._body_base = 0  # how much of it was here then
+        self._body_since = 0.0  # when the current body began; 0: no body, or a forwarded one
+        self._body_base = 0  # how many of its bytes had arrived by then
         self._unsent = 0
         self._unsent_since = 0.0
 
@@ -211,14 +211,16 @@ class Downstream(asyncio.Protocol):
             self._phase = _IDLE
             self._deadline = monotonic() + limits.keepalive_s
 
-    # --- a body that is read whole
+    # --- a body that is buffered
 
     def _may_not_go_on(self, request: Request) -> HttpError | None:
-        """Why no more of its body is read. Its key's limits are asked once, and from then on it counts."""
+        """The refusal before more of the body is read. Checks the limits of the key once; then the request
+        counts.
+        """
         return self.proxy.keys.enter(request) or self.proxy.bodies.hold(request, self._reader.length)
 
     def _await_body(self, request: Request) -> None:
-        """Wait for the next piece: not for long, and not for ever for one small piece after the other."""
+        """Wait for the next piece, with a time-out for each piece and a minimum rate for the whole body."""
         now, limits = monotonic(), self.proxy.limits
         if not self._body_since:
             self._body_since = now
@@ -303,7 +305,7 @@ class Downstream(asyncio.Protocol):
                 exchange.start()
 
     def _trust(self) -> None:
-        """From now on it is closed for a new connection only while it is idle."""
+        """From now on, it may be closed for a new connection only while it is idle."""
         self._is_stranger = False
         self.proxy.clients.trust(self)
 

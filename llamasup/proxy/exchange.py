@@ -31,7 +31,7 @@ __all__ = ["Exchange"]
 # and the last chunk, each of which may be a read of its own; one read is at most 256 KiB.
 TAIL_PIECES: Final = 8
 OPENING_BYTES: Final = 2048  # the event that begins a message is 300 bytes, and the model's name
-MIN_SPEED_TOKENS: Final = 16  # fewer are over too soon to tell how fast the model is
+MIN_SPEED_TOKENS: Final = 16  # fewer tokens are too short a measurement
 
 _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 # A child that is gone, whose socket file is gone, or that accepts nothing for now: supervision puts it right.
@@ -40,9 +40,9 @@ _EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with the end o
 
 
 class _Settings:
-    """An answer that is held until it is whole, and goes on without the folders of this machine.
+    """Buffers a complete answer, and forwards it without the folders of this machine.
 
-    Its size is that of the model's chat template, and no client's to choose.
+    Its size depends on the chat template of the model; clients cannot choose it.
     """
 
     __slots__ = ("_add", "_chunks", "_pieces", "_write")
@@ -66,7 +66,7 @@ class _Settings:
 
 
 class _MeteredTail(deque[bytes]):
-    """The last reads of an answer, all of which a meter has read."""
+    """The last reads of an answer. A meter sees every read."""
 
     def __init__(self, meter: TokenMeter) -> None:
         super().__init__(maxlen=TAIL_PIECES)
@@ -122,7 +122,7 @@ class Exchange:
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._opening = b""
         self._meter: TokenMeter | None = None
-        self._cut_short = False  # its body did not come to its end
+        self._cut_short = False  # the request body is incomplete
         self._settings: _Settings | None = None
         self.is_head = request.head.method == b"HEAD"
         self.over = False
@@ -329,7 +329,9 @@ class Exchange:
     # --- from the client's connection
 
     def cancel(self) -> None:
-        """The client left: the child is told at once, and ends the generation as soon as it looks (S11)."""
+        """The client disconnected: signal that to the child, which ends the generation at its next check
+        (S11).
+        """
         if not self.over:
             self._let_go(abort=True)
             self._tell("client_gone", CLIENT_GONE if not self.status else self.status)
@@ -403,7 +405,8 @@ class Exchange:
             request.upload.close()
         upstream, self._upstream = self._upstream, None
         if abort and upstream is not None:
-            # The child begins with a whole request: from then on its slot is busy until it says otherwise.
+            # The child starts when the request is complete. From then on its slot is busy until it closes the
+            # connection.
             begun = not self._cut_short and upstream.has_sent_all
             if request.needs_place and begun and not lease.endpoint.closed:
                 clock = self._downstream.proxy.keys.clock
@@ -438,21 +441,21 @@ class Exchange:
 
     @property
     def _streams(self) -> bool:
-        """Whether the answer is a stream of events, as far as its key's limit of tokens has to know."""
+        """Whether the answer is a stream of events, for the token limit of the key."""
         return self._request.wants_events() if self._meter is None else self._meter.streams
 
     def _counts(self, tail: bytes) -> TokenCounts | None:
-        """What the answer has told that it cost."""
+        """The token counts that the answer has reported."""
         if self._meter is not None:
             return self._meter.counts()
         counts = read_token_counts(tail, self._opening)
         if counts is None and self.bytes_out > TAIL_BYTES:
-            # /completion writes them before what n_probs asks for (b11434).
+            # /completion writes the counts before the probabilities of n_probs (b11434).
             counts = read_token_counts(b"".join(self._tail))
         return counts
 
     def _untold(self, outcome: str, counts: TokenCounts | None) -> int:
-        """What its key owes besides; llama-server's own failures cost only what has come."""
+        """The estimate of unreported tokens. A failure of llama-server costs only the received tokens."""
         request, endpoint, meter = self._request, self._lease.endpoint, self._meter
         by_client = outcome in ("ok", "client_gone", "timed_out")
         if not self.sent_at or self._cut_short or (self.status and self.status != 200):

@@ -41,8 +41,8 @@ class Front:
         """Our own sockets leave no file behind; llama-server's do (b11434)."""
         self.stop_listening()
         for path, made in self._files.items():
-            # With the lock no other process can replace the file between the look and the removal, and while
-            # our socket is open no other file can have its inode.
+            # The lock keeps other processes from replacing the file between the check and the removal. While
+            # our socket is open, no other file can have its inode.
             with suppress(OSError, PortInUse), lock_beside(path):
                 if _identity(path) == made:
                     path.unlink(missing_ok=True)

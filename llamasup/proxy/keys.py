@@ -61,7 +61,7 @@ class Keys:
         return refusal
 
     def weigh(self, request: Request) -> HttpError | None:
-        """Count all the jobs of a request that has entered as one, or say why its key may not have them."""
+        """Count all jobs of a request that entered as one job, or return the refusal."""
         if request.quota is None:
             return None
         refusal = request.quota.weigh(request.jobs)

@@ -129,7 +129,7 @@ class Proxy:
     # --- for connections and exchanges
 
     def joined(self, connection: Connection, client: str, *, stranger: bool) -> HttpError | None:
-        """Count a new connection in: None, or with what it is to be refused. ``stranger`` as in ``enter``.
+        """Count a new connection; returns its refusal, if any. ``stranger`` as in ``Connections.enter``.
 
         Raises ConnectionAbortedError where it can only be broken off.
         """

@@ -75,9 +75,9 @@ class Pool:
         return len(self._idle)
 
     def take(self, now: float) -> Upstream | None:
-        """The connection that was idle for the shortest time, if it is young enough to be trusted.
+        """The connection with the shortest idle time, if it can be reused.
 
-        One that holds unread bytes is not: the next answer would begin with them (S20). Nor is a closed one.
+        A connection with unread bytes cannot: they would begin the next answer (S20). Nor can a closed one.
         """
         idle = self._idle
         while idle:

@@ -80,11 +80,11 @@ class Request:
         self.peer = peer
         self.key = key
         self.named: str | None = None  # the model, in its client's words
-        self.jobs = 1  # what llama-server works on for it at the same time, as far as its body is read
-        self.counted = 1  # of these, what its key's quota counts
-        self.untold_tokens = 0  # an estimate of what its answer cost and has not told, for its quota
+        self.jobs = 1  # jobs of this request at llama-server, as far as its body is read
+        self.counted = 1  # how many of them the quota of its key counts
+        self.untold_tokens = 0  # estimated tokens that its answer did not report, for its quota
         self.quota: Quota | None = None  # that of its key, which it has entered and must leave
-        # Whether it is work for the model itself, of which there may be only so much at a time.
+        # Whether it needs inference, which is limited by places.
         self.needs_place = head.route.infers and head.method == b"POST"
         self.id = request_id
         self.http_1_0 = http_1_0
@@ -100,7 +100,7 @@ class Request:
         self.upload: Upload | None = None  # while its body is sent on as it comes
         self.body = b""
         self.body_bytes = 0
-        self.held_bytes = 0  # of it, as counted by ``Bodies``
+        self.held_bytes = 0  # bytes of the body that ``Bodies`` counts
         self._pieces: list[bytes] | None = None
 
     @property
@@ -145,7 +145,7 @@ class Request:
 
     @property
     def hides_paths(self) -> bool:
-        """Whether its key may not learn the paths in its answer."""
+        """Whether its answer must not show paths, because the key lacks the right ``control``."""
         return self.key is not None and not self.key.controls
 
     @property

@@ -23,10 +23,10 @@ class Limits:
     headers: int = 100
     head_s: float = 10.0  # from the first byte of a head to its end
     body_idle_s: float = 30.0
-    # A second, on average, once ``body_idle_s`` has passed: 32 MiB may take half an hour, and no more.
+    # Minimum average rate per second after ``body_idle_s``: 32 MiB may take about half an hour.
     body_rate_bytes: int = 16 * KIB
-    # Of all bodies that are read, wait, or are kept to be sent again; eight of the largest. Those of at most
-    # ``small_body_bytes`` do not count, and are not kept out by those that do.
+    # All bodies that are being read, wait, or are kept for a retry; eight of the largest size. Bodies of at
+    # most ``small_body_bytes`` do not count, and are always accepted.
     bodies_bytes: int = 256 * MIB
     bodies_per_client_bytes: int = 128 * MIB  # by key, else by address
     small_body_bytes: int = 64 * KIB
@@ -65,7 +65,7 @@ class ProxyConfig:
     llama-server to judge. If all (``transparent``), the door stands open: of the rest here only the limits
     count. ``request_timeout_s``: what a request may take in all, from its last byte
     (or from when it was sent on, if that was before) to its answer's last; None: as long as it likes.
-    ``remote_media``: hosts from which llama-server may fetch media that bodies name (``allowed_media_host``).
+    ``remote_media``: hosts from which llama-server may fetch media URLs (``allowed_media_host``).
     ``stream_keepalive_s``: a stream that waits for so long gets SSE comments from then on; None: never.
     """
 

@@ -30,13 +30,13 @@ _log = logging.getLogger("llamasup.proxy")
 
 _ACCEPT_PAUSE_S = 1.0  # as asyncio's servers
 _MOST_BYTES = 1 << 20  # of a certificate and its chain
-RENEW = "Renew it and replace the file. llamasup reads the file again at the next handshake, without a restart."
+RENEW = "Renew it and replace the file. llamasup reads it again at the next handshake, without a restart."
 
 
 class TlsContext:
-    """What handshakes are done with. It follows its files: a renewed certificate counts from the next one on.
+    """The key and certificate for handshakes. Reloads changed files: the next handshake uses the new ones.
 
-    ``when_warned`` gets message and remedy of a certificate whose dates are a problem; None: it is logged.
+    ``when_warned`` receives message and remedy if the certificate's dates are a problem; None: log them.
     Raises ConfigInvalid for files that are no key and certificate.
     """
 
@@ -47,17 +47,17 @@ class TlsContext:
         self._known = _identity(key_file, cert_file)
         self._current = _load(key_file, cert_file)
         self._validity = read_validity(cert_file)
-        self._said = ""  # of its dates: said once, not at every handshake
+        self._said = ""  # the last reported problem of the dates: reported once, not at every handshake
 
     def current(self) -> ssl.SSLContext:
-        """For the next handshake. Looks at the files, and at the certificate's dates.
+        """The context for the next handshake. Checks the files, and the dates of the certificate.
 
-        Before the handshake and not in ``sni_callback``: with one, Python decodes the client's server name,
-        and prints a traceback for a name that is not ASCII.
+        Called before the handshake, not in ``sni_callback``: with that callback, Python decodes the server
+        name of the client, and prints a traceback for a name that is not ASCII.
         """
         found = _identity(self._key_file, self._cert_file)
         if found != self._known:
-            self._known = found  # what cannot be used is told once, not at every handshake
+            self._known = found  # an unusable file is reported once, not at every handshake
             try:
                 self._current = _load(self._key_file, self._cert_file)
             except ConfigInvalid as error:
@@ -84,12 +84,12 @@ class TlsContext:
 
 
 def tls_context(key_file: str, cert_file: str) -> TlsContext:
-    """Raises ConfigInvalid for files that are no key and certificate."""
+    """Raises ConfigInvalid for files without a usable key and certificate."""
     return TlsContext(key_file, cert_file)
 
 
 def read_validity(cert_file: str) -> Validity | None:
-    """From when to when the first certificate of a file is valid; None where that cannot be read."""
+    """The validity dates of the first certificate of a file; None if it cannot be read."""
     try:
         content, _ = read_bounded(Path(cert_file), _MOST_BYTES)
     except OSError:
@@ -115,14 +115,14 @@ def _load(key_file: str, cert_file: str) -> ssl.SSLContext:
 
 
 def _refuse_pipes(*files: str) -> None:
-    """OpenSSL would wait for ever for a pipe that no process writes to; and files are read several times."""
+    """OpenSSL would block on a pipe without a writer, and llamasup reads the files several times."""
     for file in files:
-        with contextlib.suppress(OSError):  # reading it says why
+        with contextlib.suppress(OSError):  # reading the file reports the error
             mode = Path(file).stat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise ConfigInvalid(
                     f"TLS cannot be served with {file!r}: it is not a regular file.",
-                    remedy="Give the path of a regular PEM file. llamasup reads it again whenever it changes.",
+                    remedy="Give the path of a regular PEM file. llamasup reads it again when it changes.",
                 )
 
 
@@ -171,7 +171,7 @@ class SecureListener:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
-        context.current()  # for what there is to say of its dates
+        context.current()  # reports a problem of the dates at the start
         self._listen()
 
     def close(self) -> None:

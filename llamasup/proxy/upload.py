@@ -1,8 +1,8 @@
 """A request's body that is sent on while it comes, because nobody here has to read it.
 
 What has gone out is kept for a while, so that the request can be sent again (S10); a body larger than that is
-nowhere held whole. llama-server begins nothing before it has the last byte of a body (b11434): what came with
-that byte is kept back until the whole of it is judged.
+nowhere held whole. llama-server starts no work before it has the last byte of a body (b11434). The piece
+with that byte is held back until the whole body is checked.
 """
 
 from __future__ import annotations

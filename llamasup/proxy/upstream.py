@@ -73,7 +73,7 @@ class Upstream(asyncio.Protocol):
 
     transport: asyncio.Transport
     has_unread: Callable[[int], object]
-    """Whether the kernel holds bytes, or the end, that the loop has not read yet. The argument is 0."""
+    """Whether the kernel holds bytes or an end of file that the loop has not read. The argument is 0."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -146,19 +146,19 @@ class Upstream(asyncio.Protocol):
 
     @property
     def has_sent_all(self) -> bool:
-        """Whether the request has gone out to its last byte, so that the child may work for it."""
+        """Whether the request was sent to its last byte, so that the child may work on it."""
         return not (self.transport.is_closing() or self.transport.get_write_buffer_size())
 
     def abandon(self, abandoned: Abandoned) -> None:
-        """Half-close: the child sees that its client left, and we see when it lets go of the request.
+        """Half-close the connection: the child sees a disconnect, and its close shows that the slot is free.
 
-        Used by no other request after this.
+        No other request uses the connection after this.
         """
         self.exchange = abandoned
         self.pool.waits_no_more(self)
         self._served = REQUESTS_PER_CONNECTION
         self.resume()
-        with suppress(OSError):  # the child has closed it meanwhile, which is seen by reading
+        with suppress(OSError):  # the child has closed it, which the next read reports
             self.transport.write_eof()
 
     # --- asyncio.Protocol
@@ -257,7 +257,7 @@ class Upstream(asyncio.Protocol):
         self._headers_complete = True
         parser = self._parser
         self.status = parser.get_status_code()
-        # A 205 has no body by its meaning, and one by its framing: servers differ on it.
+        # A 205 has no body by its semantics, but may have one by its framing: servers differ.
         self._keep_alive = parser.should_keep_alive() and self.status != 205
 
     def on_message_complete(self) -> None:
@@ -286,8 +286,7 @@ class Upstream(asyncio.Protocol):
         if not data.startswith(b"HTTP/1."):  # the parser takes other versions, and empty lines before it
             self._broken(exchange, "sent a malformed response (it does not begin with HTTP/1)")
             return
-        # Bytes behind the head of a response without a body are no part of it: the parser would read them as
-        # the next response.
+        # The parser would read bytes behind a head without a body as the next response.
         ends_with_head = exchange.is_head or data[9:12] in WITHOUT_BODY
         try:
             self._feed(data[: end + 4] if ends_with_head else data)
@@ -384,9 +383,9 @@ class Upstream(asyncio.Protocol):
             self._finish(exchange)
 
     def _begin_without_body(self, exchange: Exchange | Abandoned, body: bytes) -> None:
-        """The response ends with its head, and so does the connection if that head announces a body.
+        """The response ends with its head. If the head announces a body, close the connection.
 
-        Some servers send such a body: b11434's ``/cors-proxy`` sends a last chunk behind a 204. On a kept
+        Some servers send such a body: ``/cors-proxy`` of b11434 sends a last chunk after a 204. On a reused
         connection these bytes would begin the answer to the next request.
         """
         announced = self._transfer_coding is not None or (self._content_length or b"").strip(b"0")
@@ -396,7 +395,7 @@ class Upstream(asyncio.Protocol):
         framing = b""
         if self._content_length is not None and self.status != 204:
             framing = b"Content-Length: " + self._content_length + b"\r\n"
-        if announced or exchange.is_head:  # behind HEAD the parser would wait for a body, too
+        if announced or exchange.is_head:  # after HEAD, the parser would also wait for a body
             self._keep_alive = False
         exchange.begin(self, framing, b"")
         self._finish(exchange)
@@ -433,7 +432,7 @@ class Upstream(asyncio.Protocol):
         transport = self.transport
         if not (
             self._keep_alive
-            and not self._interim  # it may announce a body, which would come behind the response
+            and not self._interim  # it may announce a body, which would follow the response
             and self.status < 400
             and self._served < REQUESTS_PER_CONNECTION
             and not transport.is_closing()
@@ -454,8 +453,8 @@ class Upstream(asyncio.Protocol):
 
 
 def _unread(transport: asyncio.BaseTransport) -> Callable[[int], object]:
-    if sys.platform == "win32":  # the loop reads ahead there: the kernel keeps nothing back
+    if sys.platform == "win32":  # the loop reads ahead there, so the kernel holds nothing
         return bool
-    poll = select.poll()  # a microsecond per look, a third of what a recv() that finds nothing costs
+    poll = select.poll()  # a microsecond per call, a third of an empty recv()
     poll.register(transport.get_extra_info("socket"), select.POLLIN)
     return poll.poll
