@@ -163,7 +163,7 @@ class ConfigSource:
         return self._with_flags(configured, wrong_models(configured.config, specs, configured.options))
 
     def _with_flags(self, configured: Configured, wrong: Iterable[WrongModel]) -> Iterator[WrongModel]:
-        """And the flags that no start would take, of models that were not tried."""
+        """Also yield flags that no start accepts, of models that were not tried."""
         tried = set()
         for each in wrong:
             tried.add(each.place[:2])

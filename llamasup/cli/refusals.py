@@ -1,4 +1,4 @@
-"""Shows requests that llamasup refuses: the first ones at once, then how many there were each second."""
+"""Shows refused requests: the first ones of each kind at once, then a count once a second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _OUTCOMES = frozenset({"refused", "unavailable"})
 
 
 class Refusals:
-    """For the event loop's thread. A kind is an outcome and a status, which no client makes up."""
+    """Used by the thread of the event loop only. A kind is an outcome and a status, so clients cannot create
+    kinds.
+    """
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -23,7 +25,7 @@ class Refusals:
         self._timers: dict[tuple[str, int], asyncio.TimerHandle] = {}
 
     def shows(self, record: RequestRecord) -> bool:
-        """Whether a request is shown; one that is not shown is counted."""
+        """Whether to show this request. Counts it otherwise."""
         if record.outcome not in _OUTCOMES:
             return True
         kind = record.outcome, record.status
@@ -36,7 +38,7 @@ class Refusals:
         return is_shown
 
     def close(self) -> None:
-        """Say what is still to be said."""
+        """Show the counts that are still pending."""
         for kind, timer in list(self._timers.items()):
             timer.cancel()
             self._say(kind)

@@ -204,14 +204,14 @@ def while_waiting(view: View, text: str) -> Iterator[None]:
         thread.join()
 
 
-# What requests can make the proxy and asyncio log, a client without a key included.
+# Loggers whose messages requests can cause, also requests of clients without a key.
 _BOUNDED_LOGGERS = frozenset({"llamasup.proxy", "asyncio"})
 
 
 class ViewHandler(logging.Handler):
-    """What modules log through ``logging`` becomes a line like any other.
+    """Shows records of ``logging`` like all other lines.
 
-    Messages that requests can cause are counted by the line of code that logs them.
+    Messages that requests can cause are rate limited, separately for each line of code that logs them.
     """
 
     def __init__(self, view: View) -> None:

@@ -391,7 +391,7 @@ class Origin(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class MediaHost(_Kind):
-    """``true`` is every host; ``false`` is none, and dropped where the list is used."""
+    """``true``: every host. ``false``: no host; it becomes an empty string, which ``serve_options`` drops."""
 
     @property
     def allowed(self) -> str:

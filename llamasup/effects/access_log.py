@@ -113,7 +113,7 @@ class AccessLog(Generic[T]):
 
     def _write_piece(self) -> None:
         taken = [self._pending.popleft() for _ in range(min(PIECE, len(self._pending)))]
-        self._look_after_file()  # after that: a record that came when the file had been moved is not in it
+        self._look_after_file()  # afterwards: records taken after the file was moved belong in the new one
         began = datetime.now(UTC).timestamp() - monotonic()
         lines = [self._line(record, datetime.fromtimestamp(began + at, UTC)) for at, record in taken]
         if self._file is None:

@@ -108,10 +108,11 @@ def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int
 
 
 def read_bounded(path: Path, most_bytes: int, *, flags: int = 0) -> tuple[bytes, os.stat_result]:
-    """The content of a file that the user names, ``most_bytes`` of it at most, and what it is.
+    """At most ``most_bytes`` of a file that the user names, and its status.
 
-    A pipe (``<(command)``) is read to its end, which has to come within ``PIPE_WAIT_S``: a named pipe that no
-    process writes to would make a start wait for ever. Raises OSError. ``flags``: more of os.open().
+    A pipe (``<(command)``) is read to its end, and must be closed within ``PIPE_WAIT_S``; otherwise a named
+    pipe without a writer would block the start for ever. ``flags``: further ones for os.open(). Raises
+    OSError.
     """
     for name in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"):
         flags |= getattr(os, name, 0)
@@ -138,9 +139,7 @@ def _pipe_wait(fd: int) -> Callable[[], None] | None:
 
     def wait() -> None:
         if not poll.poll(max(0.0, until - monotonic()) * 1000.0):
-            raise TimeoutError(
-                errno.ETIMEDOUT, f"it is a pipe that was not closed within {PIPE_WAIT_S:g} s"
-            )
+            raise TimeoutError(errno.ETIMEDOUT, f"it is a pipe that was not closed within {PIPE_WAIT_S:g} s")
 
     return wait
 
@@ -216,7 +215,7 @@ class RunFolder:
 
 
 class Claimed(Exception):
-    """A living process has this folder or file."""
+    """Another running process holds this folder or file."""
 
 
 def claim(folder: Path) -> int | None:
@@ -232,7 +231,7 @@ def claim(folder: Path) -> int | None:
 
 
 def claim_file(path: Path) -> int | None:
-    """The same for a file that serves as a lock, and stays. Raises OSError where it cannot be made."""
+    """The same for a lock file, which is not removed. Raises OSError if it cannot be created."""
     if sys.platform == "win32":
         return None
     return _locked(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600), path)

@@ -1,7 +1,7 @@
-"""Where the output of llama-servers is kept: a file for each model of each llamasup that runs.
+"""Log files for the output of llama-server: one for each model of each running llamasup instance.
 
-Two llamasups of one user may serve a model of the same name. The first has ``logs/NAME.log``, the second
-``logs/2/NAME.log`` and so on; the next one that starts takes the first that is free.
+Two instances of one user may serve a model of the same name. The first writes ``logs/NAME.log``, the second
+``logs/2/NAME.log``, and so on. An instance that starts takes the first free file.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ __all__ = ["MOST_LLAMASUPS", "LogFiles"]
 
 # Of the 255 bytes that file systems take, where each is one of UTF-8's longest; a digest and numbers follow.
 _MOST_LETTERS = 48
-# That serve a model of one name at one time, each with 30 MB of log.
+# Instances that serve a model of the same name at the same time; each has 30 MB of log.
 MOST_LLAMASUPS = 8
 
 _log = logging.getLogger(__name__)
 
 
 class LogFiles:
-    """The log files of one llamasup. Each is its own from the first question on, until ``close``."""
+    """The log files of one instance, which holds each from the first ``path_of`` until ``close``."""
 
     def __init__(self) -> None:
         self._paths: dict[str, Path | None] = {}
         self._locks: list[int] = []
 
     def path_of(self, model: str) -> Path | None:
-        """None where there is no place for it: the model is served all the same.
+        """The log file of ``model``; None if no file can be used. The model is served in any case.
 
-        No two names have one file: ``a/b`` and ``a_b`` are two models, and one may be asked for its log.
+        Different names have different files: ``a/b`` and ``a_b`` are two models.
         """
         if model not in self._paths:
             try:
@@ -45,7 +45,7 @@ class LogFiles:
         return self._paths[model]
 
     def close(self) -> None:
-        """Let other llamasups have the files. Nothing may write to them any more. May be repeated."""
+        """Release the files for other instances. Call it after the last write. May be repeated."""
         self._paths.clear()
         while self._locks:
             os.close(self._locks.pop())
@@ -58,7 +58,7 @@ class LogFiles:
                 lock = claim_file(place / f"{name}.lock")
             except Claimed:
                 continue
-            except OSError:  # whether the log can be written is found out when it is
+            except OSError:  # errors of the log itself are reported when it is written
                 lock = None
             if lock is not None:
                 self._locks.append(lock)

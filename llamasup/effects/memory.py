@@ -1,4 +1,4 @@
-"""Memory that the process has freed, given back to the system."""
+"""Returns freed memory of this process to the system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["give_memory_back"]
 
 
 def give_memory_back() -> None:
-    """glibc keeps freed memory below a block in use. Takes 0.1 ms for each MiB that is given back."""
+    """glibc keeps freed memory below a block in use. Takes 0.1 ms for each MiB that is returned."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
@@ -17,7 +17,7 @@ def give_memory_back() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's function. None: other C libraries give memory back by themselves, or have no such call."""
+    """glibc's function. None: other C libraries return memory themselves, or have no such call."""
     import ctypes
 
     try:

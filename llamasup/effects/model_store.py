@@ -145,9 +145,9 @@ def _is_file(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One model to remove: its ``files``, and ``leftovers``, which are our records of them and of downloads.
+    """One model to remove: its ``files``, and ``leftovers``: llamasup's records and unfinished downloads.
 
-    ``name`` is the one that the user gave.
+    ``name``: as the user gave it.
     """
 
     name: str
@@ -156,7 +156,7 @@ class Removal:
 
     @property
     def downloads(self) -> tuple[Path, ...]:
-        """Of the leftovers, the unfinished downloads."""
+        """The unfinished downloads among the leftovers."""
         return tuple(each for each in self.leftovers if each.name.endswith(".part"))
 
     @property
@@ -212,12 +212,12 @@ def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Remova
 
 
 def _projector_going_with(parts: Sequence[Path], folder: Path, going: Set[Path]) -> list[Path]:
-    """The model's own projector, where no other model that stays needs it (core.companions)."""
+    """The projector of the model, if no remaining model needs it (core.companions)."""
     if not parts:
         return []
     gone = {_place(each) for each in going}
     found: dict[Path, FoundModel] = {}
-    # The model's folder by itself, too: it may lie deeper than a listing goes.
+    # Also list the folder of the model, which may be deeper than the listing of ``folder`` goes.
     for top, deepest in ((folder, None), (parts[0].parent, 0)):
         with contextlib.suppress(LlamasupError):
             models = list_models(top) if deepest is None else list_models(top, deepest=deepest)
@@ -230,7 +230,7 @@ def _projector_going_with(parts: Sequence[Path], folder: Path, going: Set[Path])
 
 
 def _place(path: Path) -> Path:
-    """Where the file itself is, or the link that stands for it: one of two names of a folder is as good."""
+    """The path with its folder resolved, but not the file itself, which may be a link."""
     return path.parent.resolve() / path.name
 
 
@@ -296,7 +296,7 @@ def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
             unfinished = list(_paths_of_url(ref, folder))
         case None:
             pass
-    # The record of origin stays with a file that is complete.
+    # Keep the record of origin of a complete file.
     beside = tuple(
         each
         for path in unfinished

@@ -5,8 +5,8 @@
   written after they are (fdatasync), so that a power cut costs seconds of a download and nothing more.
 - ``.NAME.origin.json`` is what stays beside the finished file: where it is from, and what it was then.
 
-A ``NAME.part`` with a second hard link is not written to: a new file takes its place, and the other name
-keeps its bytes.
+A ``NAME.part`` with a second hard link is never written to. A new file replaces it, so that the file under
+the other name is unchanged.
 
 Methods may be called from several threads; a closed file ignores them.
 """
@@ -233,7 +233,7 @@ class PartFile:
                 if _is_file_at(fd, self.path):
                     if os.fstat(fd).st_nlink == 1:
                         return fd
-                    # The bytes are another name's as well: that file keeps them, and this one starts over.
+                    # Another name shares these bytes: leave them to it, and start over with a new file.
                     self.path.unlink()
             except BaseException:
                 os.close(fd)
@@ -324,20 +324,20 @@ def remember_names(path: Path, names: Sequence[str]) -> None:
 
 
 def leftovers_of(path: Path) -> tuple[Path, ...]:
-    """Our own files for the one at ``path``: its record of origin, and its unfinished download.
+    """The files that llamasup wrote for the file at ``path``: the record of origin, the unfinished download.
 
-    A ``.part`` without our record is another program's, and so is a record that is not in our format.
+    A ``.part`` without llamasup's record belongs to another program, and so does a record in another format.
     """
     origin, part, record = _origin_path(path), path.with_name(f"{path.name}.part"), _sidecar_path(path)
     ours: list[Path] = [origin] if _record(origin, Origin) is not None else []
     sidecar = _record(record, _Sidecar)
-    if sidecar is not None and sidecar.pid:  # every version of ours has named its process
+    if sidecar is not None and sidecar.pid:  # every version of llamasup has written its process id
         ours += [part, record] if part.is_file() and not part.is_symlink() else [record]
     return tuple(ours)
 
 
 def _record(path: Path, kind: type[_R]) -> _R | None:
-    """The record at ``path``; None where there is none that can be read."""
+    """The record at ``path``; None if it is missing or unreadable."""
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(_MOST_SIDECAR_BYTES), type=kind)

@@ -186,7 +186,7 @@ def _surroundings(candidate: Candidate, environ: Mapping[str, str]) -> str:
 
 
 def _build(candidate: Candidate) -> str:
-    """A digest of the program and its libraries; of the embedded runtime the version says as much."""
+    """A digest of the program and its libraries; empty for the embedded runtime, whose version suffices."""
     if candidate.kind == "embedded":
         return ""
     real = Path(os.path.realpath(candidate.path))

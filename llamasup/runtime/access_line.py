@@ -82,14 +82,14 @@ def access_line(record: RequestRecord, ended: datetime) -> bytes:
 
 
 def shortened(record: RequestRecord) -> RequestRecord:
-    """The same with no more of its path than is shown: 20,000 records may wait for a disk that hangs."""
+    """The record with its path cut to the shown length, as 20,000 records may wait for a slow disk."""
     if len(record.path) <= _LONGEST_PATH:
         return record
     return msgspec.structs.replace(record, path=record.path[: _LONGEST_PATH + 1])
 
 
 def shown_path(path: str) -> str:
-    """Of bounded length, and without what would steer the terminal of a reader."""
+    """The path with a bounded length and without terminal control characters."""
     if len(path) <= _LONGEST_PATH and not _ODD.search(path):
         return path
     safe = _ODD.sub(lambda odd: "".join(f"%{byte:02X}" for byte in odd[0].encode("latin-1", "replace")), path)

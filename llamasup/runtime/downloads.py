@@ -260,7 +260,7 @@ async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:
                 continue
             if not line:
                 return
-            with contextlib.suppress(*INVALID_JSON):  # what it says to people comes the same way
+            with contextlib.suppress(*INVALID_JSON):  # its messages for users arrive on the same pipe
                 found = msgspec.json.decode(line)
                 if isinstance(found, dict) and "event" in found:
                     yield found

@@ -51,7 +51,7 @@ class Unavailable:
         return HttpError(self.status, self.message, self.type, self.cause, self.remedy, self.retry_after_s)
 
     def as_state(self) -> HttpError:
-        """The same without the reason, for clients without a key: a diagnosis quotes the server's log."""
+        """The error without its reason, for clients without a key: a diagnosis may quote the server's log."""
         message = self.message if self.message == "Loading model" else "The server is not ready"
         return HttpError(self.status, message, self.type, retry_after_s=self.retry_after_s)
 
@@ -64,12 +64,12 @@ class Endpoint:
     """Where one generation listens, and the requests that it is serving.
 
     ``api_key`` is the child's own key (loopback children only); the client's key never reaches the child.
-    ``places``: how many jobs it works on at the same time. ``busy``: how many of them are taken; a request of
-    several jobs is served when one place is free, so that this may be more than there are. ``held_s``: how
-    long a request has held places lately, times how many (a weighted mean; None: not known). ``when_free``
-    hears of a place that comes free while all are taken: before anybody else can have it. ``when_vacant``
-    hears each time that the last lease has ended and nobody has taken one in its place; ``idle_since_s``
-    (monotonic) is when, and is kept only for who hears.
+    ``places``: how many jobs it works on at the same time. ``busy``: how many places are taken; a request of
+    several jobs is sent when one place is free, so ``busy`` may exceed ``places``. ``held_s``: how long
+    requests have held places lately, times the number of places (a weighted mean; None: not known).
+    ``when_free`` is called when a place becomes free while all were taken, before another request can take
+    it. ``when_vacant`` is called each time the last lease has ended without a successor; ``idle_since_s``
+    (monotonic) is that time, and is recorded only if ``when_vacant`` is set.
     """
 
     __slots__ = (
@@ -128,7 +128,7 @@ class Endpoint:
         self._earned = 0  # those of them that the budget of repeats was told of
         self.produced = 0  # those of them that hold what a model made
         self.failures = 0  # answers of 500 and more in a row, where such were asked for
-        self.tokens_per_s: float | None = None  # that an answer of some length has told last
+        self.tokens_per_s: float | None = None  # measured by the last answer of some length
         self.window: ContextWindow | None = None  # what one request may use, once the child has told it
         self._leases: set[Lease] = set()
         self._lingering: set[Lease] = set()
@@ -141,12 +141,12 @@ class Endpoint:
 
     @property
     def at_work(self) -> int:
-        """How many requests the child works for: those in flight, and those whose clients have left."""
+        """How many requests the child works on: those in flight, and those without a client."""
         return len(self._leases) + len(self._lingering)
 
     @property
     def served(self) -> int:
-        """Requests that hold places."""
+        """How many requests hold places."""
         return sum(lease.since_s > 0.0 for lease in (*self._leases, *self._lingering))
 
     def lease(self, *, infers: bool = False) -> Lease:
@@ -263,9 +263,9 @@ class Lease:
             callback(reason)
 
     def linger(self, when_closed: Callable[[str], None]) -> None:
-        """Keep the place alone, for work that the child has not let go of; ``release`` gives it back.
+        """Keep only the places, for work that the child has not ended; ``release`` returns them.
 
-        The request is in flight no more: no drain waits for it. ``when_closed``: as for ``when_revoked``.
+        The request is not in flight any more, so no drain waits for it. ``when_closed``: as ``when_revoked``.
         """
         self._on_revoke = when_closed
         self.endpoint._lingers(self)
@@ -277,7 +277,7 @@ class Lease:
         self.since_s = monotonic()
 
     def weigh(self, jobs: int) -> None:
-        """Hold a place for each of its jobs, up to all places. llama-server queues the jobs beyond that."""
+        """Hold a place for each job, up to all places. llama-server queues the other jobs."""
         if self.since_s:
             weight = min(jobs, self.endpoint.places)
             self.endpoint.busy += weight - self.weight

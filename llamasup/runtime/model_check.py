@@ -59,9 +59,10 @@ def wrong_models(config: Config, specs: Iterable[ModelSpec], options: PoolOption
 
 
 def wrong_flags(config: Config, capabilities: Capabilities, *, file: str) -> Iterator[WrongModel]:
-    """Every ``extra`` that no start would take: also of ``defaults`` and of rules, and of models to download.
+    """Every ``extra`` with a flag that no start accepts, also in ``defaults``, in rules and in models to
+    download.
 
-    ``file`` is the config's; empty: a program says it.
+    ``file``: of the config; empty if the config comes from a program.
     """
     yield from _wrong_flags(("defaults", "extra"), config.defaults.extra, f"{file}:0", capabilities)
     for name, entry in config.models.items():

@@ -69,7 +69,7 @@ class _Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """A start that failed, and what is tried instead."""
+    """A failed start, and the adjustment that is tried next."""
 
     plan: LaunchPlan
     diagnosis: Diagnosis
@@ -93,7 +93,7 @@ class Planner:
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         self._devices = launch.runtime.capabilities.devices
         self._asked = ""  # the key of the plan that would be made with memory enough
-        self._failures: tuple[_Failed, ...] = ()  # since the last plan that served, MOST_STEPS at most
+        self._failures: tuple[_Failed, ...] = ()  # since the last plan that served; at most MOST_STEPS
         self._slot_home: SlotHome | None = None
 
     def rename(self, model: str) -> None:
@@ -203,10 +203,10 @@ class Planner:
     def served(
         self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int | None, generated: bool
     ) -> None:
-        """``made`` is up: keep what it takes, and which plans before it failed. Blocks on the disk.
+        """``made`` serves: record what it takes, and which plans failed before it. Blocks on the disk.
 
-        ``resident_bytes`` is None where its process has gone before it was looked at. ``generated``: it has
-        generated a token.
+        ``resident_bytes``: None if the process ended before it was measured. ``generated``: it has generated
+        a token.
         """
         sizes = read_sizes(log)
         if self._launch.settings.profile == "plain":
@@ -227,12 +227,12 @@ class Planner:
         if generated:
             self._experience = learn_served(self._experience, self._runtime, made.key)
         self._experience = self._with_setbacks(self._experience)
-        # Experience from now on, which fades. Later starts have MOST_STEPS of their own.
+        # They are recorded now, and expire. Later starts have their own MOST_STEPS.
         self._failures = ()
         record(self._launch.model_path, self._experience)
 
     def _with_setbacks(self, experience: Experience) -> Experience:
-        """What the failures before the plan that serves say: of memory, and of kernels."""
+        """Add the failures before the serving plan: one record for memory, one for kernels."""
         if not self._failures:
             return experience
         bounds = self._failures[-1].adjustment.bounds

@@ -41,7 +41,7 @@ class Faults:
     tokens: int = 8  # how many where the request does not say
     stall_after: int = -1  # after so many tokens a completion moves no more
     die_in_stream: int = -1  # after so many tokens, as exit=stream:… or signal=stream:… says (or exit 1)
-    until: str = ""  # path: once this file exists, no pause and no stall goes on
+    until: str = ""  # path: when this file exists, every pause and stall ends
     slots_s: float = 0.0  # how long saving or restoring a slot takes
     slots_fail: str = ""  # save or restore: what is refused; die: it ends instead of restoring
     log_bytes: int = 0  # written to the log at the start, in lines of 100 bytes
@@ -89,7 +89,7 @@ class Faults:
 
     @property
     def over(self) -> bool:
-        """Whether a test has made the file that ends every pause."""
+        """Whether the file exists that ends every pause."""
         return bool(self.until) and os.path.exists(self.until)  # noqa: PTH110 - a path for each look costs more
 
     def die(self, phase: str) -> None:

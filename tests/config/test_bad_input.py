@@ -82,7 +82,11 @@ def test_an_unknown_key_that_is_near_none_is_told_which_there_are() -> None:
         ("http", "{allow_hosts: 'a:80'}", "has a port"),
         ("http", "{allow_origins: x}", "is no origin; it takes an origin such as https://chat.example.net"),
         ("http", "{remote_media: 'http://h/'}", "'http://h/'"),
-        ("http", "{remote_media: '*.example'}", "is not a valid media host; it takes false, true for any host"),
+        (
+            "http",
+            "{remote_media: '*.example'}",
+            "is not a valid media host; it takes false, true for any host",
+        ),
         ("http", "{tls_cert: c}", "http.tls_cert: without tls_key; TLS takes both files"),
         ("http", "{tls_key: c}", "http.tls_key: without tls_cert; TLS takes both files"),
         ("downloads", "{endpoint: 'http://h'}", "it is http; https alone is allowed"),
