@@ -88,11 +88,11 @@ def test_what_is_no_origin_is_refused(text: str, said: str) -> None:
         ("any", ANYWHERE),
     ],
 )
-def test_a_host_of_media_may_have_a_port(text: str, host: str) -> None:
+def test_a_media_host_may_have_a_port(text: str, host: str) -> None:
     assert allowed_media_host(text) == host
 
 
 @pytest.mark.parametrize("text", ["*", "*.example", "http://a", "a/b", "a@b", "a:99999", "a:", ""])
-def test_what_is_no_host_of_media_is_refused(text: str) -> None:
+def test_an_invalid_media_host_is_refused(text: str) -> None:
     with pytest.raises(UsageInvalid, match="is not a valid media host"):
         allowed_media_host(text)

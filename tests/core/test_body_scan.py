@@ -125,7 +125,7 @@ def test_a_body_that_is_nested_too_deep_counts_as_heavy() -> None:
         st.binary(max_size=8) | st.sampled_from([b'"', b"\\", b"{", b"[", b"}", b"]", b'"n":', b'"prompt":['])
     )
 )
-def test_no_bytes_make_trouble(pieces: list[bytes]) -> None:
+def test_arbitrary_bytes_raise_no_error(pieces: list[bytes]) -> None:
     scan = BodyScan((b"prompt", b"questions"), urls=True)
     for piece in pieces:
         scan.feed(piece)
@@ -198,7 +198,7 @@ def test_what_llama_server_would_fetch_is_found_wherever_the_body_is_cut(body: s
         json.dumps(URL),
     ],
 )  # fmt: skip
-def test_urls_that_are_text_for_the_model_are_let_be(body: str) -> None:
+def test_urls_in_text_for_the_model_are_ignored(body: str) -> None:
     assert scanned(body.encode(), urls=True).remote == []
 
 

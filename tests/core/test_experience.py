@@ -196,7 +196,7 @@ def test_two_crashes_far_apart_are_each_seen_once() -> None:
     assert bounds_of(late, RUNTIME, "a wish", GIB, "2027-01-01") == Bounds()
 
 
-def test_a_date_that_is_none_is_long_ago() -> None:
+def test_an_invalid_date_counts_as_expired() -> None:
     assert (
         bounds_of(remember(Experience(), replace(SETBACK, date="x")), RUNTIME, "a wish", GIB, TODAY)
         == Bounds()

@@ -33,7 +33,7 @@ def test_a_path_becomes_a_name_and_the_answer_keeps_its_length(
     assert len(redacted) == len(answer)
 
 
-def test_what_is_no_json_with_paths_stays_as_it_was() -> None:
+def test_other_answers_stay_unchanged() -> None:
     for answer in (b"", b"nonsense", b'{"path":7}', b'{"path":"/unfinished', b'{"paths":"/a/b"}'):
         assert without_folders(answer) == answer
 

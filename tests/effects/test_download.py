@@ -1133,10 +1133,10 @@ def test_where_the_hub_is() -> None:
         assert "secret" not in caught.value.message
 
 
-@pytest.mark.check("X11", "an invalid list, exit code 75, however deep it is")
+@pytest.mark.check("X11", "exit code 75, at any depth")
 @pytest.mark.parametrize("depth", [1, 1_100, 100_000])
 @pytest.mark.parametrize(("before", "after"), [(b"", b""), (b'[{"path":"m.gguf","x":', b"}]")])
-def test_a_list_of_arrays_in_one_another_is_an_invalid_list(
+def test_deeply_nested_arrays_are_an_invalid_file_list(
     puller: Puller, depth: int, before: bytes, after: bytes
 ) -> None:
     puller.hub.list_body = before + b"[" * depth + b"]" * depth + after
@@ -1227,8 +1227,8 @@ def test_what_an_unfinished_download_has_left_can_be_removed(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.check("X10", "it stays, whatever is removed around it")
-def test_a_part_file_goes_only_with_our_record_of_it(tmp_path: Path) -> None:
+@pytest.mark.check("X10", "the file of another program stays")
+def test_rm_removes_a_part_file_only_with_our_record_of_it(tmp_path: Path) -> None:
     put(tmp_path / "o/r/film.mkv.part", b"a browser's")
     put(tmp_path / "o/r/m-Q4_K_M.gguf")
     put(tmp_path / "o/r/m-Q4_K_M.gguf.part", b"a browser's")
@@ -1243,8 +1243,8 @@ def test_a_part_file_goes_only_with_our_record_of_it(tmp_path: Path) -> None:
     assert gone(tmp_path, "o/r") == theirs
 
 
-@pytest.mark.check("X10", "the other name keeps its bytes: a new file is begun, and `rm` removes one name")
-def test_a_part_file_with_a_second_hard_link_is_not_written(tmp_path: Path) -> None:
+@pytest.mark.check("X10", "the file under the other name is unchanged; `rm` removes one name")
+def test_pull_does_not_write_to_a_part_file_with_a_second_hard_link(tmp_path: Path) -> None:
     target = tmp_path / "o/r/m.gguf"
     part = unfinished(target)
     (tmp_path / "copy").hardlink_to(part)

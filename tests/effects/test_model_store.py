@@ -49,15 +49,15 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
 
 
-@pytest.mark.check("X10", "that one goes, and no other")
+@pytest.mark.check("X10", "only the named projector is removed")
 def test_removing_a_projector_removes_that_projector_alone(tmp_path: Path) -> None:
     put_models(tmp_path, "mmproj-a-F16.gguf", "mmproj-b-F16.gguf")
     rm(tmp_path, "mmproj-a-F16.gguf")
     assert names_in(tmp_path) == ["mmproj-b-F16.gguf"]
 
 
-@pytest.mark.check("X10", "the model's own goes with it, by the pairing that plans use")
-def test_a_model_takes_no_projector_but_its_own(tmp_path: Path) -> None:
+@pytest.mark.check("X10", "the projector that a plan would load is removed")
+def test_removing_a_model_removes_only_its_own_projector(tmp_path: Path) -> None:
     put_models(tmp_path, "a-Q8_0.gguf", "mmproj-a-F16.gguf", "mmproj-b-F16.gguf", "mmproj-c-F16.gguf")
     rm(tmp_path, "a-Q8_0.gguf")
     assert names_in(tmp_path) == ["mmproj-b-F16.gguf", "mmproj-c-F16.gguf"]
@@ -199,7 +199,7 @@ def planned_projector(path: Path) -> Path | None:
 
 @settings(max_examples=150, deadline=None)
 @given(layout=_layouts, choice=st.data())
-@pytest.mark.check("X10", "every file that is not the model's own is there afterwards, byte for byte")
+@pytest.mark.check("X10", "every other file is unchanged, byte for byte")
 def test_rm_removes_what_belongs_to_the_model_and_nothing_else(
     layout: list[tuple[str, tuple[str, str]]], choice: st.DataObject
 ) -> None:

@@ -122,7 +122,7 @@ def test_after_a_dead_run_only_its_own_file_is_removed(tmp_path: Path) -> None:
     assert not remove_of(4242, path)
 
 
-def test_arrays_in_one_another_are_no_ready_file(tmp_path: Path) -> None:
+def test_nested_arrays_are_an_invalid_ready_file(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     path.write_bytes(b"[" * 100_000)
     with pytest.raises(UsageInvalid):

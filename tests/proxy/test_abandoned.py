@@ -42,9 +42,11 @@ def refused(rig: Rig) -> bool:
     return error_of(client, 429)["cause"] == "key_concurrent"
 
 
-@pytest.mark.check("X8", "its place and the key's `concurrent` are taken until llama-server lets go")
+@pytest.mark.check(
+    "X8", "its place and the key's `concurrent` stay taken until llama-server closes the connection"
+)
 @pytest.mark.parametrize("ends", ["it closes", "its answer is whole", "its stream is whole"])
-def test_an_abandoned_request_keeps_place_and_quota_until_the_child_lets_go(
+def test_an_abandoned_request_keeps_place_and_quota_until_its_slot_is_free(
     make_rig: MakeRig, ends: str
 ) -> None:
     rig = make_rig(ONE_AT_A_TIME, places=1)

@@ -36,8 +36,8 @@ def bounded(make_rig: MakeRig) -> Rig:
     return make_rig(ProxyConfig(limits=BOUNDS))
 
 
-@pytest.mark.check("X8", "429 `client_bodies_limit`: bodies of one client, when they hold 128 MiB together")
-def test_bodies_of_one_client_have_half_of_the_memory(bounded: Rig) -> None:
+@pytest.mark.check("X8", "429 `client_bodies_limit` when the bodies of one client hold 128 MiB")
+def test_bodies_of_one_client_may_use_half_of_the_memory(bounded: Rig) -> None:
     first = begins(bounded, 90 * KIB)
     client = bounded.connect()
     client.send(post(CHAT, b"x" * (100 * KIB))[:-1])
@@ -52,8 +52,8 @@ def test_bodies_of_one_client_have_half_of_the_memory(bounded: Rig) -> None:
     eventually(lambda: held(bounded) == 0)
 
 
-@pytest.mark.check("X8", "503 `bodies_limit`: when all together hold 256 MiB; small ones get through")
-def test_all_bodies_together_have_a_bound_that_small_ones_do_not_meet(bounded: Rig) -> None:
+@pytest.mark.check("X8", "503 `bodies_limit` when all bodies hold 256 MiB; small ones are accepted")
+def test_all_bodies_have_a_limit_that_excludes_small_ones(bounded: Rig) -> None:
     clients = [begins(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in range(2, 5)]
     client = bounded.connect()
     client.send(post(CHAT, b"x" * (20 * KIB))[:-1])
@@ -110,9 +110,11 @@ def in_flight(rig: Rig) -> int:
     return rig.call(lambda: quotas["one"].in_flight if "one" in quotas else 0)
 
 
-@pytest.mark.check("X8", "429 before the body is read; one whose body comes counts as concurrent")
+@pytest.mark.check(
+    "X8", "429 before the body is read; a request counts towards concurrent while its body arrives"
+)
 @pytest.mark.parametrize("sent", [0, 1, 90 * KIB])
-def test_a_request_whose_body_comes_counts_for_its_key(make_rig: MakeRig, sent: int) -> None:
+def test_a_request_counts_for_its_key_while_its_body_arrives(make_rig: MakeRig, sent: int) -> None:
     rig = limited(make_rig, "concurrent=1")
     request = post(CHAT, b"x" * (100 * KIB), bearer(b"one"))
     first = rig.connect()
@@ -185,7 +187,7 @@ def test_a_request_that_ends_in_its_body_leaves_its_quota_once(make_rig: MakeRig
 # --- how long a body may take
 
 
-@pytest.mark.check("X8", "408: a body that comes byte by byte, when it has fallen below 16 KiB a second")
+@pytest.mark.check("X8", "408 when the average rate is below 16 KiB per second")
 def test_a_body_that_trickles_in_for_too_long_is_a_408(make_rig: MakeRig) -> None:
     limits = Limits(body_idle_s=0.5, body_rate_bytes=1 << 20, sweep_s=0.01)
     rig = make_rig(ProxyConfig(limits=limits))

@@ -45,10 +45,10 @@ def circuit(tmp_path: Path) -> Iterator[Circuit]:
     made.close()
 
 
-@pytest.mark.check("X9", "the next answer is complete and correct, wherever reads cut the first one")
+@pytest.mark.check("X9", "the next answer is complete and correct, however the reads split the first one")
 @pytest.mark.parametrize("framing", FRAMINGS.values(), ids=FRAMINGS)
 @pytest.mark.parametrize("code", STATUSES)
-def test_no_body_that_a_head_announces_reaches_the_next_request(
+def test_no_announced_body_of_a_bodiless_response_reaches_the_next_request(
     circuit: Circuit, code: str, framing: bytes
 ) -> None:
     head = b"HTTP/1.1 " + STATUSES[code] + b"\r\n" + framing + b"\r\n"
@@ -95,7 +95,7 @@ def test_a_final_answer_behind_an_interim_one_is_passed_on_and_its_connection_cl
         assert child.sees_the_end()
 
 
-@pytest.mark.check("X9", "a connection that holds bytes is closed, and the request goes out on another")
+@pytest.mark.check("X9", "a connection with unread bytes is closed, and the request is sent on another")
 def test_bytes_that_arrive_with_a_request_are_not_its_answer(rig: Rig) -> None:
     """Both are in the kernel before the loop looks, the request first."""
     client = rig.connect()

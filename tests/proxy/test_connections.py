@@ -55,8 +55,8 @@ def test_a_client_has_only_so_many(make_rig: MakeRig) -> None:
     crowd(rig, "127.0.0.2", "127.0.0.2")  # what has gone does not count
 
 
-@pytest.mark.check("X8", "the one that has been idle for longest is closed, and no other client's")
-def test_a_client_that_has_too_many_loses_its_longest_idle_one(make_rig: MakeRig) -> None:
+@pytest.mark.check("X8", "its connection with the longest idle time is closed; other clients keep theirs")
+def test_a_client_at_its_limit_loses_its_longest_idle_connection(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
     other, first, second = crowd(rig, "127.0.0.3", "127.0.0.2", "127.0.0.2")
     first.send(get(b"/livez"))
@@ -80,7 +80,7 @@ SILENT = {
 
 @pytest.mark.check("X8", "a client with a key is served at the same address, and its connection is kept")
 @pytest.mark.parametrize("sent", SILENT.values(), ids=SILENT)
-def test_clients_without_a_key_keep_no_client_with_a_key_out(make_rig: MakeRig, sent: bytes) -> None:
+def test_connections_without_a_key_cannot_keep_clients_with_a_key_out(make_rig: MakeRig, sent: bytes) -> None:
     rig = make_rig(WITH_A_KEY)
     known = rig.connect(source="127.0.0.2")
     known.send(post(CHAT, b"{}", KEY))
@@ -106,10 +106,8 @@ def test_clients_without_a_key_keep_no_client_with_a_key_out(make_rig: MakeRig, 
     assert known.message()[1] == b"again"
 
 
-@pytest.mark.check(
-    "X8", "in all as by client: those without a key are closed first, the oldest of them first"
-)
-def test_at_the_bound_of_all_those_without_a_key_are_closed_first(make_rig: MakeRig) -> None:
+@pytest.mark.check("X8", "connections without a key are closed first, the oldest of them first")
+def test_at_the_total_limit_connections_without_a_key_are_closed_first(make_rig: MakeRig) -> None:
     rig = make_rig(WITH_A_KEY)
     known = rig.connect(source="127.0.0.2")
     known.send(get(b"/v1/models", KEY))

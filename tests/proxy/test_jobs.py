@@ -72,10 +72,8 @@ def test_a_request_holds_a_place_for_each_of_its_jobs(
     eventually(lambda: busy(rig) == 0)
 
 
-@pytest.mark.check(
-    "X8", "each job holds a place: the next request waits until one is free, and is served then"
-)
-def test_nothing_else_is_sent_while_a_request_of_many_jobs_holds_all_places(make_rig: MakeRig) -> None:
+@pytest.mark.check("X8", "each job holds a place; the next request waits for a free place")
+def test_no_other_request_is_sent_while_one_of_many_jobs_holds_all_places(make_rig: MakeRig) -> None:
     rig = make_rig(config(), places=4)
     many, one = rig.connect(), rig.connect()
     many.send(post(COMPLETION, prompts(3000)))
@@ -129,7 +127,7 @@ def test_a_request_of_many_jobs_that_waited_holds_its_places_too(make_rig: MakeR
 
 @pytest.mark.check("X8", "400 too_many_jobs, and the child is not asked")
 @pytest.mark.parametrize("route_by_model", [True, False])
-def test_a_key_gets_no_more_jobs_in_one_request_than_at_one_time(
+def test_one_request_cannot_have_more_jobs_than_its_keys_concurrent_limit(
     make_rig: MakeRig, *, route_by_model: bool
 ) -> None:
     rig = make_rig(config("k name=app concurrent=2", route_by_model=route_by_model))
@@ -211,9 +209,9 @@ def uploaded(body: bytes, key: bytes = b"k") -> tuple[bytes, bytes]:
     return head, body
 
 
-@pytest.mark.check("X8", "400, and llama-server never has the whole of it")
+@pytest.mark.check("X8", "400, and llama-server never gets the last byte")
 @pytest.mark.parametrize("chunked", [False, True])
-def test_the_jobs_of_a_body_that_is_sent_on_are_judged_before_its_last_byte(
+def test_the_jobs_of_a_forwarded_body_are_checked_before_its_last_byte(
     make_rig: MakeRig, *, chunked: bool
 ) -> None:
     rig = make_rig(config("k name=app concurrent=2", route_by_model=False))
@@ -257,7 +255,7 @@ def test_a_body_that_is_sent_on_holds_its_places_from_its_end(make_rig: MakeRig)
     assert busy(rig) == 0
 
 
-def test_what_is_no_work_for_the_model_has_no_jobs(make_rig: MakeRig) -> None:
+def test_a_request_without_inference_has_no_jobs(make_rig: MakeRig) -> None:
     rig = make_rig(config("k name=app concurrent=1", route_by_model=False), places=1)
     client = rig.connect()
     small, large = b'{"content": ["a", "b"], "n": 7}', json.dumps({"content": ["a", BIG]}).encode()
@@ -273,7 +271,7 @@ def test_what_is_no_work_for_the_model_has_no_jobs(make_rig: MakeRig) -> None:
     assert status(client.message()[0]) == 200
 
 
-def test_in_front_of_a_transparent_server_no_limit_of_ours_holds(make_rig: MakeRig) -> None:
+def test_a_transparent_proxy_applies_no_limits(make_rig: MakeRig) -> None:
     rules = HeadRules(transparent=True, credentials=True)
     rig = make_rig(config(route_by_model=False, rules=rules), places=4)
     client = rig.connect()
@@ -285,7 +283,7 @@ def test_in_front_of_a_transparent_server_no_limit_of_ours_holds(make_rig: MakeR
     client.message()
 
 
-@pytest.mark.check("X8", "415: what cannot be read is not passed on")
+@pytest.mark.check("X8", "415, and the body is not forwarded")
 def test_a_compressed_body_is_refused(make_rig: MakeRig) -> None:
     rig = make_rig(config(route_by_model=False))
     for body in (b"\x1f\x8b\x08", b"\x1f\x8b" + BIG.encode()):

@@ -138,10 +138,10 @@ PROPS = b'{"total_slots":4,"model_path":"/srv/models/tiny.gguf","chat_template":
 PROPS_FOR_ALL = b'{"total_slots":4,"model_path":"tiny.gguf"            ,"chat_template":"{{ x }}"}'
 
 
-@pytest.mark.check("X4", "names of files instead of their paths, for every key without the right control")
+@pytest.mark.check("X4", "other keys see file names without folders")
 @pytest.mark.parametrize("path", [b"/props", b"/props?model=tiny", b"/lora-adapters"])
 @pytest.mark.parametrize("how", ["one read", "in pieces", "chunked", "chunked, HTTP/1.0"])
-def test_paths_of_files_are_told_to_keys_that_control_alone(make_rig: MakeRig, path: bytes, how: str) -> None:
+def test_only_keys_with_control_see_file_paths(make_rig: MakeRig, path: bytes, how: str) -> None:
     rig = make_rig(RIGHTS)
     for key, body in ((b"infer", PROPS_FOR_ALL), (b"given", PROPS_FOR_ALL), (b"both", PROPS)):
         client = rig.connect()
@@ -438,9 +438,9 @@ def test_requests_per_minute(make_rig: MakeRig) -> None:
     served(client, child, chat(b"one"))
 
 
-@pytest.mark.check("X8", "an unknown POST counts for rpm, for concurrent, and waits for a place")
+@pytest.mark.check("X8", "it counts towards rpm and concurrent, and waits for a place")
 @pytest.mark.parametrize("limit", ["rpm=1", "concurrent=1"])
-def test_a_post_to_a_path_that_nothing_knows_counts_as_inference(make_rig: MakeRig, limit: str) -> None:
+def test_a_post_to_an_unknown_path_counts_as_inference(make_rig: MakeRig, limit: str) -> None:
     rig, _ = limited(make_rig, limit)
     first, second = rig.connect(), rig.connect()
     unknown = post(b"/v1/systemone", BODY, bearer(b"one"))
@@ -587,9 +587,9 @@ COSTS = {
 }
 
 
-@pytest.mark.check("X8", "tpm counts what stands anywhere in an answer, of every item")
+@pytest.mark.check("X8", "tpm counts the tokens of every item, at any position in the answer")
 @pytest.mark.parametrize(("path", "answered", "cost"), COSTS.values(), ids=COSTS)
-def test_an_answer_costs_its_key_all_that_it_tells(
+def test_a_key_pays_for_all_tokens_that_an_answer_reports(
     make_rig: MakeRig, path: bytes, answered: bytes, cost: int
 ) -> None:
     rig, _ = limited(make_rig, "tpm=60")
@@ -606,7 +606,7 @@ def test_an_answer_costs_its_key_all_that_it_tells(
 
 
 @pytest.mark.parametrize("what", ["counts before probabilities", "large embeddings"])
-def test_without_a_limit_they_are_told_of_too(make_rig: MakeRig, what: str) -> None:
+def test_metrics_report_them_without_a_limit(make_rig: MakeRig, what: str) -> None:
     path, answered, cost = COSTS[what]
     rig = make_rig()
     client = rig.connect()
@@ -631,11 +631,11 @@ def test_a_refusal_of_llama_servers_costs_nothing(make_rig: MakeRig) -> None:
     served(client, Child(rig), chat(b"one"))
 
 
-@pytest.mark.check(
-    "X8", "a request that is left costs its key an estimate, whether an answer has begun or not"
-)
+@pytest.mark.check("X8", "the key is charged an estimate, whether the answer has begun or not")
 @pytest.mark.parametrize("stream", [b"true", b"false"])
-def test_who_leaves_before_an_answer_pays_for_the_prompt(make_rig: MakeRig, stream: bytes) -> None:
+def test_a_client_that_disconnects_before_the_answer_pays_for_the_prompt(
+    make_rig: MakeRig, stream: bytes
+) -> None:
     rig, _ = limited(make_rig, "tpm=60")
     rig.call(lambda: setattr(rig.backend.endpoint, "tokens_per_s", 0.001))
     client = rig.connect()
@@ -648,7 +648,7 @@ def test_who_leaves_before_an_answer_pays_for_the_prompt(make_rig: MakeRig, stre
     over_limit(client, "key_tokens", 300 - 60 + 1)
 
 
-def test_who_leaves_while_the_body_comes_or_in_the_queue_pays_nothing(make_rig: MakeRig) -> None:
+def test_a_client_that_disconnects_during_the_body_or_in_the_queue_pays_nothing(make_rig: MakeRig) -> None:
     config = ProxyConfig(key_file=keys_of("one name=a tpm=60"), route_by_model=False)
     rig = make_rig(config, places=1)
     client = rig.connect()

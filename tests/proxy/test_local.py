@@ -58,16 +58,14 @@ CRASHED = Unavailable(
 )
 
 
-@pytest.mark.check(
-    "X4", "the state alone, in the words of every state: 503, and no cause, remedy, or log line"
-)
+@pytest.mark.check("X4", "503 with the state, and no cause, remedy or log line")
 @pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/readyz"])
 @pytest.mark.parametrize(
     "config",
     [ProxyConfig(api_keys=("k",)), ProxyConfig(rules=HeadRules(transparent=True))],
     ids=["keys", "wrap"],
 )
-def test_a_stranger_is_told_the_state_and_no_diagnosis(
+def test_a_client_without_a_key_sees_the_state_and_no_diagnosis(
     make_rig: MakeRig, config: ProxyConfig, path: bytes
 ) -> None:
     rig = make_rig(config)

@@ -101,7 +101,7 @@ def test_and_also_while_it_is_sent_on(make_rig: MakeRig) -> None:
     assert error_of(client, 400)["cause"] == "body_too_complex"
 
 
-def test_in_front_of_a_transparent_server_urls_pass(make_rig: MakeRig) -> None:
+def test_a_transparent_proxy_does_not_check_urls(make_rig: MakeRig) -> None:
     rules = HeadRules(transparent=True, credentials=True)
     rig = make_rig(ProxyConfig(route_by_model=False, rules=rules))
     passes(rig, CHAT, FETCHED["a chat's image"].encode())
@@ -110,9 +110,9 @@ def test_in_front_of_a_transparent_server_urls_pass(make_rig: MakeRig) -> None:
 # --- bodies that are sent on as they come
 
 
-@pytest.mark.check("X7", "400, and llama-server never has the whole of it")
+@pytest.mark.check("X7", "400, and llama-server never gets the last byte")
 @pytest.mark.parametrize("last", [1, 30, 60_000])
-def test_a_body_that_is_sent_on_is_judged_before_its_last_byte(make_rig: MakeRig, last: int) -> None:
+def test_the_urls_of_a_forwarded_body_are_checked_before_its_last_byte(make_rig: MakeRig, last: int) -> None:
     rig = make_rig(ProxyConfig(route_by_model=False))
     client = rig.connect()
     image = {"type": "image_url", "image_url": {"url": URL}}

@@ -274,8 +274,8 @@ def test_a_handshake_counts_as_a_connection_and_makes_room(
     third.close()
 
 
-@pytest.mark.check("X8", "nor by handshakes that do not come to an end")
-def test_handshakes_without_end_keep_no_client_with_a_key_out(
+@pytest.mark.check("X8", "a client with a key is served")
+def test_unfinished_handshakes_cannot_keep_clients_with_a_key_out(
     make_rig: MakeRig, certificate: Certificate
 ) -> None:
     limits = Limits(connections=4, connections_per_client=2)
@@ -370,7 +370,7 @@ def unverified() -> ssl.SSLContext:
     return context
 
 
-def test_a_server_name_that_is_not_ascii_makes_no_noise(
+def test_a_server_name_that_is_not_ascii_prints_no_traceback(
     rig: Rig,
     certificate: Certificate,
     caplog: pytest.LogCaptureFixture,

@@ -65,9 +65,9 @@ def short(running: Llamasup) -> httpx.Response:
     return httpx.post(f"{running.url}/completion", json=body, headers=LIMITED, timeout=PATIENCE_S)
 
 
-@pytest.mark.check("X8", "a key of `concurrent=1` has one slot, although its clients leave, beside a stream")
+@pytest.mark.check("X8", "a key of `concurrent=1` gets one slot, although its clients disconnect")
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-def test_beside_a_stream_place_and_quota_stay_taken_until_the_slot_is_idle(
+def test_during_a_stream_place_and_quota_stay_taken_until_the_slot_is_free(
     running: Llamasup, stream: bool
 ) -> None:
     with Occupant(running.url, Authorization=STREAMS) as occupant:

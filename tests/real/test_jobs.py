@@ -31,7 +31,7 @@ def key_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.check("X8", "400 too_many_jobs for the one, an answer for the other")
+@pytest.mark.check("X8", "400 too_many_jobs for this key, an answer for another key")
 def test_a_key_with_one_request_at_a_time_cannot_hold_every_slot(
     runtime: str, tiny_model: Path, key_file: Path
 ) -> None:

@@ -58,8 +58,8 @@ def test_a_plain_file_opens_to_whom_llama_server_opens_it(
     assert through == theirs
 
 
-@pytest.mark.check("X4", "no folder of this machine in any answer to an inference key, on a real server")
-def test_a_key_that_only_infers_learns_no_path_and_changes_no_adapter(
+@pytest.mark.check("X4", "no answer of a real server shows a folder to an inference key")
+def test_an_inference_key_sees_no_paths_and_changes_no_adapter(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     path, adapter = tmp_path / "keys", tmp_path / "adapter.gguf"
@@ -87,8 +87,10 @@ def test_a_key_that_only_infers_learns_no_path_and_changes_no_adapter(
         assert running.stop() == 0
 
 
-@pytest.mark.check("X8", "404 for each spelling that llama-server would infer for, and 429 beyond the limit")
-def test_a_real_server_infers_for_no_odd_spelling(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.check("X8", "404 for each spelling that llama-server would accept, and 429 beyond the limit")
+def test_a_real_server_gets_no_odd_spelling_of_an_inference_path(
+    runtime: str, tiny_model: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "keys"
     path.write_text("one rpm=2\n")
     path.chmod(0o600)

@@ -69,8 +69,8 @@ def shown(running: Llamasup) -> str:
     return "".join((*told, running.said, json.dumps(running.events)))
 
 
-@pytest.mark.check("X13", "no message, event, status or error quotes a request or is decided by it")
-def test_what_the_server_logs_of_a_request_is_neither_quoted_nor_believed(
+@pytest.mark.check("X13", "no message, event, status or error quotes a request or depends on its text")
+def test_requests_in_the_servers_log_are_neither_quoted_nor_trusted(
     runtime: str, tiny_model: Path, own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", runtime, "--keep-trying", "--ctx-size", "512") as running:

@@ -167,8 +167,8 @@ class Emptiness(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
-@pytest.mark.check("X9", "100 answers of a real server behind as many 204s that announce a body are correct")
-def test_a_204_that_announces_a_body_spoils_no_later_answer(
+@pytest.mark.check("X9", "100 answers of a real server are correct, each after such a 204")
+def test_a_204_that_announces_a_body_corrupts_no_later_answer(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     if runtime == "embedded":
@@ -198,9 +198,9 @@ def test_a_204_that_announces_a_body_spoils_no_later_answer(
 
 
 @pytest.mark.check(
-    "X8", "1,200 connections without a key, silent or with half a head, keep no client with one out"
+    "X8", "a client with a key is served in spite of 1,200 connections, silent or with half a head"
 )
-def test_connections_without_a_key_keep_no_client_of_their_address_out(
+def test_connections_without_a_key_cannot_keep_out_a_client_of_the_same_address(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     env = environment(None if runtime == "embedded" else runtime, tmp_path)

@@ -103,7 +103,7 @@ def owes(running: Llamasup, key: str) -> int:
     return int(answer.headers["retry-after"])
 
 
-@pytest.mark.check("X8", "the same number that llama-server counts itself, or no less than it generated")
+@pytest.mark.check("X8", "the number that llama-server reports, or at least the number that it generated")
 @pytest.mark.parametrize("case", CASES)
 def test_a_key_pays_for_every_token_of_every_item(server: Llamasup, case: str) -> None:
     path, body, cost, told = CASES[case]

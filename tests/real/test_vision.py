@@ -197,7 +197,7 @@ def bodies_with(url: str) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-@pytest.mark.check("X7", "400 remote_media, and the listener is not asked; allowed hosts are fetched")
+@pytest.mark.check("X7", "400 remote_media without a connection to the host; allowed hosts are fetched")
 def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, folder: Path) -> None:
     statuses: dict[str, list[int]] = {}
     fetched: dict[str, int] = {}

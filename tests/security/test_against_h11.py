@@ -124,7 +124,7 @@ def test_responses_that_repeat_one_another_are_passed_on_whole_or_not_at_all(
         answered_whole_or_not(circuit, raw, b"GET", closes=False)
 
 
-@pytest.mark.check("X9", "the next answer is complete and correct, whatever comes behind a head without body")
+@pytest.mark.check("X9", "the next answer is complete and correct, whatever bytes follow the head")
 @_FEW
 @given(response=bodiless_responses(), idle=st.booleans())
 def test_no_response_without_a_body_leaves_bytes_for_the_next_request(

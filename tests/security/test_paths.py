@@ -130,10 +130,10 @@ def test_a_slots_file_cannot_be_written_or_read(make_circuit: MakeCircuit, query
         assert cause(outcome) == "403 closed_path"
 
 
-@pytest.mark.check("X7", "404 path_spelling for each of 28 spellings but the plain ones, body unread")
+@pytest.mark.check("X7", "404 path_spelling for every other of 28 spellings, before the body is read")
 @pytest.mark.parametrize("prefix", [b"", b"/api"])
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/completion", b"/v1/embeddings", b"/tokenize"])
-def test_a_known_path_is_served_in_its_plain_spelling_alone(
+def test_a_known_path_is_served_only_in_its_plain_spelling(
     make_circuit: MakeCircuit, path: bytes, prefix: bytes
 ) -> None:
     rules = HeadRules(credentials=True, prefix=prefix) if prefix else OWN_RULES
@@ -149,8 +149,8 @@ def test_a_known_path_is_served_in_its_plain_spelling_alone(
         assert remedy == f"use the path {(prefix + path).decode()}"
 
 
-@pytest.mark.check("X7", "a model's id may be written with any escapes")
-def test_an_id_behind_models_may_have_escapes(make_circuit: MakeCircuit) -> None:
+@pytest.mark.check("X7", "the model is found with any escapes in its id")
+def test_an_id_below_models_may_contain_escapes(make_circuit: MakeCircuit) -> None:
     for path in (
         b"/v1/models/org%2Frepo",
         b"/models/org%2frepo%3Aq4",
@@ -162,11 +162,11 @@ def test_an_id_behind_models_may_have_escapes(make_circuit: MakeCircuit) -> None
 
 
 @pytest.mark.check(
-    "X8", "a key's limits hold for any spelling of any path that llama-server infers for, known to us or not"
+    "X8", "the limits hold for every spelling of every inference path, known to llamasup or not"
 )
 @settings(max_examples=400, deadline=None, derandomize=True, database=None)
 @given(spelled=spelled_paths())
-def test_no_spelling_gets_past_a_keys_limits(used_up: Circuit, spelled: bytes) -> None:
+def test_no_spelling_bypasses_the_limits_of_a_key(used_up: Circuit, spelled: bytes) -> None:
     gets_past_no_limit(used_up, spelled)
 
 
