@@ -153,10 +153,10 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def put_into(home: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have state, cache and run-time folders there: nothing of the user's is read or written."""
-    for name in ("run", "tmp"):
+    for name in ("run", "t"):
         (home / name).mkdir(mode=0o700, parents=True)
     for variable, folder in (
-        ("TMPDIR", home / "tmp"),  # without a login, run folders are there
+        ("TMPDIR", home / "t"),  # short: without a login, run folders are there
         ("XDG_STATE_HOME", home / "state"),
         ("XDG_CACHE_HOME", cache),
         ("XDG_RUNTIME_DIR", home / "run"),

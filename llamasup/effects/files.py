@@ -330,5 +330,6 @@ def _short_temporary_folder() -> Path:
     if sys.platform == "win32":
         return Path(tempfile.gettempdir())
     given = os.environ.get("TMPDIR", "")
-    longest = len(os.fsencode(given)) + len("/llamasup-4294967295/4194304-12345678/") + LONGEST_SOCKET_NAME
-    return Path(given if given.startswith("/") and longest <= _SOCKET_PATH_BYTES else "/tmp")  # noqa: S108
+    folder = f"{given}/llamasup-{os.geteuid()}/{os.getpid()}-12345678/"
+    fits = len(os.fsencode(folder)) + LONGEST_SOCKET_NAME <= _SOCKET_PATH_BYTES
+    return Path(given if given.startswith("/") and fits else "/tmp")  # noqa: S108 - 0700 below it
