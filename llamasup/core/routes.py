@@ -74,8 +74,8 @@ _MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=Tr
 _ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
 CONTROL = Route("/llamasup")
 # A POST to an unknown path counts as inference, because some builds have their own inference routes
-# (/v1/systemone of b11434), and keys would have no limits there. It is never sent a second time: it may change
-# something.
+# (/v1/systemone of b11434), and keys would have no limits there. It is never sent a second time, because it
+# may change something.
 _OTHER = Route("other", infers=True, waits=True)
 _NO_WORK = Route("other")
 _ROUTES |= {path.encode(): _NO_WORK for path in _TOOLS.split()}
