@@ -149,6 +149,7 @@ def untold_tokens(
     *,
     items: int,
     items_told: int,
+    prompts_told: int,
     events: int,
     whole: bool,
     streams: bool,
@@ -162,14 +163,14 @@ def untold_tokens(
     """Estimate the tokens that llama-server processed and did not report.
 
     ``whole``: the answer is complete. ``streams``: it is a stream, with one token in each of its ``events``.
-    ``generates``: the route generates text. ``tells_all_prompts``: if the answer reports prompt tokens, it
-    reports them for all items. ``seconds``: since the request was sent. An item costs at most its context
-    (``n_ctx``).
+    ``generates``: the route generates text. ``tells_all_prompts``: if the answer reports prompt tokens at
+    all, it reports those of the whole request. ``seconds``: since the request was sent. An item costs at most
+    its context (``n_ctx``).
     """
     prompt = told.prompt if told else None
     completion = (told.completion if told else None) or 0
     untold = 0
-    if prompt is None or (items > items_told and not tells_all_prompts):
+    if prompt is None or (items > prompts_told and not tells_all_prompts):
         untold = max(0, prompt_bytes // _PROMPT_BYTES_PER_TOKEN - (prompt or 0))
     if generates and streams:
         if not (whole and items_told >= items):

@@ -24,7 +24,7 @@ import msgspec
 
 from llamasup.core.body_scan import MANY_JOBS, scanned, times
 
-__all__ = ["LISTS", "BodyTooDeep", "lists_of", "named_in_path", "read_body"]
+__all__ = ["LISTS", "PROMPTS", "BodyTooDeep", "lists_of", "named_in_path", "read_body"]
 
 MOST_DELIMITER: Final = 128  # bytes; RFC 2046 allows 72 and its line's end
 MOST_PART_HEAD: Final = 4096  # bytes: two lines, with a file's name in one of them
@@ -46,6 +46,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 LISTS: Final = ("prompt", "input", "content", "documents", "texts", "questions")
 """The fields whose items are jobs on some route."""
+PROMPTS: Final = ("prompt",)
+"""Those of a route that reports the prompt tokens of each item, or of the first alone."""
 _LISTS: dict[str, tuple[str, ...]] = dict.fromkeys(
     # No list: the messages make one prompt. But ``n`` counts.
     [
@@ -60,7 +62,7 @@ _LISTS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ],
     (),
 )
-_LISTS |= dict.fromkeys(("/completion", "/completions", "/v1/completions"), ("prompt",))
+_LISTS |= dict.fromkeys(("/completion", "/completions", "/v1/completions"), PROMPTS)
 _LISTS |= dict.fromkeys(("/embedding", "/embeddings", "/v1/embeddings"), ("input", "content"))
 _LISTS |= dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), ("documents", "texts"))
 

@@ -96,6 +96,11 @@ class TokenMeter:
         return max(self._seen, len(self._items))
 
     @property
+    def prompts_told(self) -> int:
+        """How many items have reported their prompt tokens."""
+        return sum(item.prompt is not None for item in self._items.values())
+
+    @property
     def items_told(self) -> int:
         """How many items have reported their completion tokens."""
         return sum(item.completion is not None for item in self._items.values())

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from llamasup.core.body_scan import MANY_JOBS
 from llamasup.core.context_end import context_end, context_refusal
 from llamasup.core.http import HttpError, error_body, status_line
 from llamasup.core.quota import untold_tokens
 from llamasup.core.redaction import whole_and_plain, without_folders
+from llamasup.core.requested_model import PROMPTS, lists_of
 from llamasup.core.routes import Work
 from llamasup.core.sse import TAIL_BYTES, TokenCounts, error_event, read_token_counts, tail_of
 from llamasup.core.token_meter import TokenMeter
@@ -463,15 +465,19 @@ class Exchange:
         if not by_client and meter is None:
             return 0
         route = request.head.route
+        # Without an index, all items of an answer look like one. Of jobs that were not counted the server
+        # works on as many at one time as it has places.
+        jobs = request.jobs if request.jobs < MANY_JOBS else endpoint.places
         return untold_tokens(
             counts,
-            items=meter.items if meter is not None and not meter.streams else request.jobs,
+            items=max(meter.items, jobs) if meter is not None else jobs,
             items_told=meter.items_told if meter is not None else 0,
+            prompts_told=meter.prompts_told if meter is not None else 0,
             events=meter.events if meter is not None else 0,
             whole=outcome == "ok",
             streams=self._streams,
             generates=route.work not in (Work.EMBEDDINGS, Work.RERANKING),
-            tells_all_prompts=route.label != "/v1/completions",
+            tells_all_prompts=lists_of(route.label) != PROMPTS,
             prompt_bytes=request.body_bytes if by_client else 0,
             seconds=monotonic() - self.sent_at if by_client else 0.0,
             tokens_per_s=endpoint.tokens_per_s,

@@ -156,6 +156,7 @@ def test_a_quota_says_whether_tokens_count() -> None:
 ANSWER: Mapping[str, Any] = {
     "items": 1,
     "items_told": 0,
+    "prompts_told": 0,
     "events": 0,
     "whole": True,
     "streams": False,
@@ -190,6 +191,16 @@ ANSWER: Mapping[str, Any] = {
             99,
         ),  # the first was short, the others were not
         (TokenCounts(5, 0, 80), {"items": 2, "items_told": 1, "tells_all_prompts": False}, 95 + 80),
+        (
+            TokenCounts(5, 0, 80),
+            {"items": 2, "items_told": 1, "prompts_told": 2, "tells_all_prompts": False},
+            80,
+        ),
+        (
+            TokenCounts(5, 0, 160),
+            {"items": 2, "items_told": 2, "prompts_told": 1, "tells_all_prompts": False},
+            95,
+        ),
         (None, {"n_ctx": 64, "prompt_bytes": 9_000_000}, 64),
         (TokenCounts(60, 0, 4), {"n_ctx": 64, "items": 2, "items_told": 1, "seconds": 99.0}, 64),
         (TokenCounts(900, 0, 4), {"n_ctx": 64, "whole": False}, 0),  # its context has shifted
@@ -261,11 +272,11 @@ def test_more_jobs_than_the_key_may_ever_have_are_refused_for_good_with_both_num
     error = quota.weigh(3000)
     assert error is not None
     assert (error.status, error.cause, error.retry_after_s) == (400, "too_many_jobs", None)
-    assert "is 3000 jobs" in error.message
+    assert "has 3000 jobs" in error.message
     assert "may have 2 at one time" in error.message
     uncounted = quota.weigh(MANY_JOBS)
     assert uncounted is not None
-    assert "is too many jobs" in uncounted.message
+    assert "has too many jobs" in uncounted.message
     assert quota.in_flight == 1
 
 

@@ -605,6 +605,37 @@ def test_a_key_pays_for_all_tokens_that_an_answer_reports(
     over_limit(client, "key_tokens", cost - 60 + 1)  # a minute's 60 were there, and one is needed
 
 
+UNNUMBERED = {
+    "timings": (answer(b"[%b]" % b",".join([b"{%b}" % (TIMINGS % (4, 80))] * 3)), 539),
+    "completion tokens": (answer(b"[%b]" % b",".join([b'{"tokens_predicted":80}'] * 3)), 540),
+    "timings of a stream": (
+        STREAM_HEAD
+        + b"".join(chunk(b"data: {}\n\n") for _ in range(237))
+        + b"".join(chunk(b"data: {%b}\n\n" % (TIMINGS % (4, 80))) for _ in range(3))
+        + b"0\r\n\r\n",
+        539,  # one token of the prompt was in the cache
+    ),
+}
+
+
+@pytest.mark.check("X8", "the key is charged for each item, also if `response_fields` leaves out its index")
+@pytest.mark.parametrize(("answered", "cost"), UNNUMBERED.values(), ids=UNNUMBERED)
+def test_a_key_pays_for_items_without_an_index(make_rig: MakeRig, answered: bytes, cost: int) -> None:
+    rig, _ = limited(make_rig, "tpm=60")
+    rig.call(lambda: setattr(rig.backend.endpoint, "tokens_per_s", 0.001))
+    client = rig.connect()
+    body = b'{"prompt":["a","b","%b"]}' % (b"c" * 879)
+    client.send(post(b"/completion", body, bearer(b"one")))
+    child = rig.accept()
+    child.message()
+    child.send(answered)
+    assert status(client.head()) == 200
+    assert rig.record().outcome == "ok"
+    client = rig.connect()
+    client.send(chat(b"one"))
+    over_limit(client, "key_tokens", cost - 60 + 1)
+
+
 @pytest.mark.parametrize("what", ["counts before probabilities", "large embeddings"])
 def test_metrics_report_them_without_a_limit(make_rig: MakeRig, what: str) -> None:
     path, answered, cost = COSTS[what]
