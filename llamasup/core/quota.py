@@ -139,9 +139,11 @@ def cost_of(prompt: int | None, cached: int | None, completion: int | None) -> i
     return max(0, (prompt or 0) - (cached or 0)) + (completion or 0)
 
 
-def tokens_made_in(seconds: float, tokens_per_s: float | None) -> int:
-    """Estimated tokens, from the speed of the model's last answer (None: not measured yet)."""
-    return int(seconds * (tokens_per_s or _USUAL_TOKENS_PER_S))
+def tokens_made_in(seconds: float, tokens_per_s: float | None, slots: int = 1) -> int:
+    """Estimated tokens of so many slots, each at the speed of the model's last answer (None: not measured
+    yet).
+    """
+    return int(seconds * slots * (tokens_per_s or _USUAL_TOKENS_PER_S))
 
 
 def untold_tokens(
@@ -158,14 +160,15 @@ def untold_tokens(
     prompt_bytes: int,
     seconds: float,
     tokens_per_s: float | None,
+    places: int,
     n_ctx: int | None,
 ) -> int:
     """Estimate the tokens that llama-server processed and did not report.
 
     ``whole``: the answer is complete. ``streams``: it is a stream, with one token in each of its ``events``.
     ``generates``: the route generates text. ``tells_all_prompts``: if the answer reports prompt tokens at
-    all, it reports those of the whole request. ``seconds``: since the request was sent. An item costs at most
-    its context (``n_ctx``).
+    all, it reports those of the whole request. ``seconds``: since the request was sent. ``tokens_per_s``: the
+    speed of one of the server's ``places``. An item costs at most its context (``n_ctx``).
     """
     prompt = told.prompt if told else None
     completion = (told.completion if told else None) or 0
@@ -176,7 +179,7 @@ def untold_tokens(
         if not (whole and items_told >= items):
             untold += max(0, events - completion)
     elif generates and (not whole or items_told < items):
-        made = tokens_made_in(seconds, tokens_per_s)
+        made = tokens_made_in(seconds, tokens_per_s, min(items, places))
         if items_told:  # the OpenAI APIs report only the first item; assume the same of the others
             made = max(made, completion // items_told * items)
         untold += max(0, made - completion)

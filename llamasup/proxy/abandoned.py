@@ -91,7 +91,9 @@ class Abandoned:
     def _end(self) -> None:
         if self._quota is not None:
             now = self._clock()
-            speed = self._lease.endpoint.tokens_per_s
-            tokens = 0 if self._streams else tokens_made_in(now - self._since, speed)
+            endpoint = self._lease.endpoint
+            slots = min(self._lease.weight, endpoint.slots)
+            made = tokens_made_in(now - self._since, endpoint.tokens_per_s, slots)
+            tokens = 0 if self._streams else made
             self._quota.let_go(self._jobs, tokens, now)
         self._lease.release()

@@ -466,8 +466,8 @@ class Exchange:
             return 0
         route = request.head.route
         # Without an index, all items of an answer look like one. Of jobs that were not counted the server
-        # works on as many at one time as it has places.
-        jobs = request.jobs if request.jobs < MANY_JOBS else endpoint.places
+        # works on as many at one time as it has slots.
+        jobs = request.jobs if request.jobs < MANY_JOBS else endpoint.slots
         return untold_tokens(
             counts,
             items=max(meter.items, jobs) if meter is not None else jobs,
@@ -481,6 +481,7 @@ class Exchange:
             prompt_bytes=request.body_bytes if by_client else 0,
             seconds=monotonic() - self.sent_at if by_client else 0.0,
             tokens_per_s=endpoint.tokens_per_s,
+            places=endpoint.slots,
             n_ctx=endpoint.window.n_ctx if endpoint.window is not None else None,
         )
 

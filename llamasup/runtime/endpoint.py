@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["BUSY", "UNLIMITED", "Backend", "Endpoint", "Lease", "Serving", "Unavailable"]
 
 UNLIMITED: Final = 1 << 30  # places; more than there can be connections
+_USUAL_SLOTS: Final = 4  # of a server that did not report how many it has (llama-server's default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,11 @@ class Endpoint:
     @property
     def in_flight(self) -> int:
         return len(self._leases)
+
+    @property
+    def slots(self) -> int:
+        """How many jobs the child works on at one time, for estimates."""
+        return self.places if self.places < UNLIMITED else _USUAL_SLOTS
 
     @property
     def at_work(self) -> int:

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 from llamasup.core.affinity import AskedBefore, Candidate, choose
 from llamasup.core.conversation import read_conversation
-from llamasup.runtime.endpoint import UNLIMITED, Endpoint
+from llamasup.runtime.endpoint import Endpoint
 
 __all__ = ["ReplicaChoice"]
-
-_SLOTS: Final = 4  # stand for places that nobody counts: as many as llama-server makes by itself (b11434)
 
 
 class ReplicaChoice:
@@ -53,4 +50,4 @@ class ReplicaChoice:
 
 
 def _load(endpoint: Endpoint) -> float:
-    return endpoint.busy / (endpoint.places if endpoint.places < UNLIMITED else _SLOTS)
+    return endpoint.busy / endpoint.slots

@@ -59,6 +59,7 @@ def test_what_the_server_generated_for_a_request_that_left_is_charged() -> None:
     quota.let_go(1, tokens_made_in(2.0, 45.0), 0.0)
     assert refused(quota.enter(0.0)).retry_after_s == pytest.approx(31.0)
     assert tokens_made_in(2.0, None) == 200
+    assert tokens_made_in(2.0, 45.0, 3) == 270
 
 
 def test_a_refused_request_costs_nothing() -> None:
@@ -165,6 +166,7 @@ ANSWER: Mapping[str, Any] = {
     "prompt_bytes": 300,
     "seconds": 2.0,
     "tokens_per_s": 50.0,
+    "places": 4,
     "n_ctx": None,
 }
 
@@ -176,6 +178,8 @@ ANSWER: Mapping[str, Any] = {
         (TokenCounts(90, 0, 40), {"items_told": 1, "streams": True, "events": 45}, 0),
         (None, {}, 100 + 100),  # 300 bytes of body, 2 s at 50 a second
         (None, {"tokens_per_s": None}, 100 + 200),
+        (None, {"items": 3}, 100 + 300),  # each in a slot of its own
+        (None, {"items": 9}, 100 + 400),  # four slots, one after another
         (None, {"generates": False}, 100),
         (TokenCounts(90), {"generates": False}, 0),
         (TokenCounts(90), {}, 100),
@@ -184,17 +188,17 @@ ANSWER: Mapping[str, Any] = {
         (None, {"whole": False, "streams": True, "seconds": 9.0}, 100),  # left before its first event
         (TokenCounts(90, 0, 20), {"whole": False, "streams": True, "items_told": 1, "events": 22}, 2),
         (TokenCounts(90, 0, 20), {"streams": True, "items": 2, "items_told": 1, "events": 50}, 30),
-        (TokenCounts(90, 0, 80), {"items": 3, "items_told": 1}, 160),
+        (TokenCounts(90, 0, 80), {"items": 3, "items_told": 1, "seconds": 0.5}, 160),
         (
             TokenCounts(90, 0, 1),
             {"items": 3, "items_told": 1},
-            99,
+            299,
         ),  # the first was short, the others were not
-        (TokenCounts(5, 0, 80), {"items": 2, "items_told": 1, "tells_all_prompts": False}, 95 + 80),
+        (TokenCounts(5, 0, 80), {"items": 2, "items_told": 1, "tells_all_prompts": False}, 95 + 120),
         (
             TokenCounts(5, 0, 80),
             {"items": 2, "items_told": 1, "prompts_told": 2, "tells_all_prompts": False},
-            80,
+            120,
         ),
         (
             TokenCounts(5, 0, 160),

@@ -11,7 +11,7 @@ from llamasup.runtime.watch import traffic_of
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, eventually, post, status
-from tests.proxy.test_keys import chat, error_of
+from tests.proxy.test_keys import chat, error_of, limited, over_limit
 
 ONE_AT_A_TIME = ProxyConfig(key_file=keys_of("one name=one concurrent=1"))
 EVENT = chunk(b"data: {}\n\n")
@@ -68,6 +68,26 @@ def test_an_abandoned_request_keeps_place_and_quota_until_its_slot_is_free(
     again.message()
     again.send(answer())
     assert status(client.message()[0]) == 200
+
+
+@pytest.mark.check("X8", "each of its jobs is charged by the time until llama-server frees the slots")
+@pytest.mark.parametrize(("prompts", "cost"), [(1, 100), (3, 300), (9, 400)])
+def test_all_jobs_of_an_abandoned_request_are_charged_by_time(
+    make_rig: MakeRig, prompts: int, cost: int
+) -> None:
+    rig, clock = limited(make_rig, "tpm=60")
+    rig.call(lambda: setattr(rig.endpoint, "places", 4))
+    rig.call(lambda: setattr(rig.endpoint, "tokens_per_s", 0.001))
+    body = b'{"prompt":[%b]}' % b",".join([b'""'] * prompts)
+    child = abandons(rig, post(b"/completion", body, b"Authorization: Bearer one"))
+    assert rig.record().outcome == "client_gone"
+    rig.call(lambda: setattr(rig.endpoint, "tokens_per_s", 10.0))
+    clock.now += 10.0  # in which a token flows in each second
+    child.close()
+    eventually(lambda: busy(rig) == (0, 0, 0))
+    client = rig.connect()
+    client.send(chat(b"one"))
+    over_limit(client, "key_tokens", len(body) // 3 + cost - 60 + 1 - min(10, len(body) // 3))
 
 
 def test_the_next_in_the_queue_gets_the_place_of_an_abandoned_request_when_it_is_free(
