@@ -159,28 +159,31 @@ def untold_tokens(
     tells_all_prompts: bool,
     prompt_bytes: int,
     seconds: float,
+    begun: bool,
     tokens_per_s: float | None,
     places: int,
     n_ctx: int | None,
 ) -> int:
     """Estimate the tokens that llama-server processed and did not report.
 
-    ``whole``: the answer is complete. ``streams``: it is a stream, with one token in each of its ``events``.
+    ``whole``: the answer is complete. ``streams``: it is a stream, with at most one of its ``events`` for
+    each token: bytes that are not valid UTF-8 yet make none.
     ``generates``: the route generates text. ``tells_all_prompts``: if the answer reports prompt tokens at
-    all, it reports those of the whole request. ``seconds``: since the request was sent. ``tokens_per_s``: the
-    speed of one of the server's ``places``. An item costs at most its context (``n_ctx``).
+    all, it reports those of the whole request. ``seconds``: the time that the server had, since the first
+    byte of the stream if it has ``begun``, else since it had the whole request. ``tokens_per_s``: the speed
+    of one of the server's ``places``. An item costs at most its context (``n_ctx``).
     """
     prompt = told.prompt if told else None
     completion = (told.completion if told else None) or 0
-    untold = 0
+    untold = made = 0
     if prompt is None or (items > prompts_told and not tells_all_prompts):
         untold = max(0, prompt_bytes // _PROMPT_BYTES_PER_TOKEN - (prompt or 0))
-    if generates and streams:
-        if not (whole and items_told >= items):
-            untold += max(0, events - completion)
-    elif generates and (not whole or items_told < items):
+    if generates and (not whole or items_told < items):
         made = tokens_made_in(seconds, tokens_per_s, min(items, places))
-        if items_told:  # the OpenAI APIs report only the first item; assume the same of the others
+        if streams:
+            # Before the first byte, time may have gone to the prompt. Its tokens take less time than others.
+            made = max(events, made if begun else made - untold)
+        elif items_told:  # the OpenAI APIs report only the first item; assume the same of the others
             made = max(made, completion // items_told * items)
         untold += max(0, made - completion)
     if n_ctx is not None:

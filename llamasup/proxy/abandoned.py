@@ -24,8 +24,8 @@ __all__ = ["Abandoned"]
 class Abandoned:
     """Replaces the exchange on the upstream connection: discards the answer, and waits for its end.
 
-    It also ends when the generation ends. Nothing else waits for it. ``streams``: the answer is a stream,
-    which llama-server stops at once. For a plain answer the key is charged by the time that it takes.
+    It also ends when the generation ends. Nothing else waits for it. The key is charged by the time that
+    it takes: next to none for a stream that sends events, because llama-server stops it at once.
     """
 
     __slots__ = (
@@ -34,7 +34,6 @@ class Abandoned:
         "_lease",
         "_quota",
         "_since",
-        "_streams",
         "_upstream",
         "answered",
         "is_head",
@@ -43,11 +42,10 @@ class Abandoned:
     may_come_back: Final = False
 
     def __init__(
-        self, lease: Lease, request: Request, upstream: Upstream, *, streams: bool, clock: Callable[[], float]
+        self, lease: Lease, request: Request, upstream: Upstream, clock: Callable[[], float]
     ) -> None:
         self._clock = clock
         self._since = clock()
-        self._streams = streams
         self._lease = lease
         self._quota = request.quota
         self._jobs = request.counted
@@ -94,6 +92,5 @@ class Abandoned:
             endpoint = self._lease.endpoint
             slots = min(self._lease.weight, endpoint.slots)
             made = tokens_made_in(now - self._since, endpoint.tokens_per_s, slots)
-            tokens = 0 if self._streams else made
-            self._quota.let_go(self._jobs, tokens, now)
+            self._quota.let_go(self._jobs, made, now)
         self._lease.release()

@@ -97,6 +97,7 @@ class Exchange:
         "_tail",
         "_upstream",
         "_waiting",
+        "_whole_at",
         "_write",
         "answered",
         "bytes_out",
@@ -131,6 +132,7 @@ class Exchange:
         self.answered = False  # a byte of the response has been seen
         self.status = 0  # 0: nothing has gone downstream
         self.sent_at = 0.0
+        self._whole_at = 0.0  # when llama-server had all of the request
         self.first_byte_at = 0.0
         self.bytes_out = 0
 
@@ -149,7 +151,7 @@ class Exchange:
     def connected(self, upstream: Upstream) -> None:
         """Send the request: written afresh, with our framing and the child's own key (X5, X9)."""
         self._upstream = upstream
-        self.sent_at = monotonic()
+        self.sent_at = self._whole_at = monotonic()
         request, api_key = self._request, self._lease.endpoint.api_key
         head = request.head.opening
         if request.head.route.has_paths and request.hides_paths:
@@ -254,6 +256,7 @@ class Exchange:
 
     def upload_ended(self) -> None:
         """Its body is whole: now llama-server begins with it (b11434), and not before."""
+        self._whole_at = monotonic()
         if self._request.needs_place:
             self._lease.take_place()
             self._lease.weigh(self._request.jobs)
@@ -412,7 +415,7 @@ class Exchange:
             begun = not self._cut_short and upstream.has_sent_all
             if request.needs_place and begun and not lease.endpoint.closed:
                 clock = self._downstream.proxy.keys.clock
-                Abandoned(lease, request, upstream, streams=self._streams, clock=clock)
+                Abandoned(lease, request, upstream, clock)
                 return
             upstream.abort()
         lease.release()
@@ -468,6 +471,8 @@ class Exchange:
         # Without an index, all items of an answer look like one. Of jobs that were not counted the server
         # works on as many at one time as it has slots.
         jobs = request.jobs if request.jobs < MANY_JOBS else endpoint.slots
+        streams = self._streams
+        since = self.first_byte_at if streams and self.first_byte_at else self._whole_at
         return untold_tokens(
             counts,
             items=max(meter.items, jobs) if meter is not None else jobs,
@@ -475,11 +480,12 @@ class Exchange:
             prompts_told=meter.prompts_told if meter is not None else 0,
             events=meter.events if meter is not None else 0,
             whole=outcome == "ok",
-            streams=self._streams,
+            streams=streams,
             generates=route.work not in (Work.EMBEDDINGS, Work.RERANKING),
             tells_all_prompts=lists_of(route.label) != PROMPTS,
             prompt_bytes=request.body_bytes if by_client else 0,
-            seconds=monotonic() - self.sent_at if by_client else 0.0,
+            seconds=monotonic() - since if by_client else 0.0,
+            begun=self.first_byte_at > 0.0,
             tokens_per_s=endpoint.tokens_per_s,
             places=endpoint.slots,
             n_ctx=endpoint.window.n_ctx if endpoint.window is not None else None,

@@ -165,6 +165,7 @@ ANSWER: Mapping[str, Any] = {
     "tells_all_prompts": True,
     "prompt_bytes": 300,
     "seconds": 2.0,
+    "begun": True,
     "tokens_per_s": 50.0,
     "places": 4,
     "n_ctx": None,
@@ -184,10 +185,23 @@ ANSWER: Mapping[str, Any] = {
         (TokenCounts(90), {"generates": False}, 0),
         (TokenCounts(90), {}, 100),
         (TokenCounts(None, None, 40), {"items_told": 1}, 100),
-        (None, {"whole": False, "streams": True, "events": 30}, 100 + 30),
-        (None, {"whole": False, "streams": True, "seconds": 9.0}, 100),  # left before its first event
-        (TokenCounts(90, 0, 20), {"whole": False, "streams": True, "items_told": 1, "events": 22}, 2),
-        (TokenCounts(90, 0, 20), {"streams": True, "items": 2, "items_told": 1, "events": 50}, 30),
+        (None, {"whole": False, "streams": True, "events": 130}, 100 + 130),
+        (None, {"whole": False, "streams": True, "events": 30}, 100 + 100),  # not each token makes an event
+        (None, {"whole": False, "streams": True, "events": 30, "items": 2}, 100 + 200),
+        # Left before its first event: some of the time went to the prompt.
+        (None, {"whole": False, "streams": True, "begun": False}, 100),
+        (None, {"whole": False, "streams": True, "begun": False, "seconds": 9.0}, 100 + 350),
+        (None, {"whole": False, "streams": True, "begun": False, "seconds": 9.0, "n_ctx": 256}, 256),
+        (
+            TokenCounts(90, 0, 20),
+            {"whole": False, "streams": True, "items_told": 1, "events": 22, "seconds": 0.1},
+            2,
+        ),
+        (
+            TokenCounts(90, 0, 20),
+            {"streams": True, "items": 2, "items_told": 1, "events": 50, "seconds": 0.1},
+            30,
+        ),
         (TokenCounts(90, 0, 80), {"items": 3, "items_told": 1, "seconds": 0.5}, 160),
         (
             TokenCounts(90, 0, 1),

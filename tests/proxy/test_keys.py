@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.core.context_end import ContextWindow
 from llamasup.effects.keys import KeyFile
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.chunks import Dechunker
@@ -535,6 +536,7 @@ def test_tokens_of_a_stream_count_too(make_rig: MakeRig) -> None:
 
 def test_who_leaves_a_stream_before_its_end_pays_for_what_has_come(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "tpm=60")
+    rig.call(lambda: setattr(rig.backend.endpoint, "tokens_per_s", 0.001))
     client = rig.connect()
     client.send(chat(b"one"))
     child = rig.accept()
@@ -548,6 +550,31 @@ def test_who_leaves_a_stream_before_its_end_pays_for_what_has_come(make_rig: Mak
     client = rig.connect()
     client.send(chat(b"one"))
     over_limit(client, "key_tokens", 46)  # 100 events, and 5 tokens for a prompt of 15 bytes
+
+
+@pytest.mark.check("X8", "the key is charged by time, at most the context")
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_stream_whose_tokens_make_no_event_is_paid_for(make_rig: MakeRig, *, begun: bool) -> None:
+    rig, clock = limited(make_rig, "tpm=60")
+    endpoint = rig.backend.endpoint
+    rig.call(lambda: setattr(endpoint, "tokens_per_s", 1e9))
+    rig.call(lambda: setattr(endpoint, "window", ContextWindow(500, 500)))
+    client = rig.connect()
+    client.send(post(CHAT, b'{"stream":true}', bearer(b"one")))
+    child = rig.accept()
+    child.message()
+    if begun:
+        child.send(STREAM_HEAD, chunk(b"data: {}\n\n"))
+        client.until(b"data: {}\n\n")
+    client.close()
+    assert rig.record().outcome == "client_gone"
+    rig.call(lambda: setattr(endpoint, "tokens_per_s", 10.0))
+    clock.now += 2.0  # until llama-server frees the slot; two tokens flow in
+    child.close()
+    eventually(lambda: not rig.call(lambda: rig.endpoint.at_work))
+    client = rig.connect()
+    client.send(chat(b"one"))
+    over_limit(client, "key_tokens", 500 + 20 - 2 - 60 + 1)
 
 
 TIMINGS = b'"timings":{"cache_n":1,"prompt_n":%d,"predicted_n":%d,"predicted_per_second":50.0}'
