@@ -43,6 +43,10 @@ class Bucket:
     def take(self, count: int) -> None:
         self._level -= count
 
+    def give_back(self, count: int, now: float) -> None:
+        self._fill(now)
+        self._level = min(self._level + count, float(self.per_minute))
+
     def resize(self, per_minute: int, now: float) -> None:
         """Another rate from now on: what it gives more can be had at once, what was used stays used."""
         self._fill(now)
@@ -80,7 +84,7 @@ class Quota:
     def enter(self, now: float) -> HttpError | None:
         """Count a request in, or say why not (429) and when to ask again."""
         if self._concurrent is not None and self.in_flight >= self._concurrent:
-            return _refusal("at one time", self._concurrent, "requests", "concurrent", _CONCURRENT_RETRY_S)
+            return _refusal("at one time", self._concurrent, "jobs", "concurrent", _CONCURRENT_RETRY_S)
         if self._tokens is not None and (wait_s := self._tokens.seconds_until_one(now)):
             return _refusal("a minute", self._tokens.per_minute, "tokens", "tokens", wait_s)
         if self._requests is not None:
@@ -106,29 +110,24 @@ class Quota:
                     remedy=f"send at most {limit} jobs in one request, or raise the key's limit concurrent",
                 )
             if self.in_flight - 1 + jobs > limit:
-                return _refusal("at one time", limit, "requests", "concurrent", _CONCURRENT_RETRY_S)
+                return _refusal("at one time", limit, "jobs", "concurrent", _CONCURRENT_RETRY_S)
         self.in_flight += jobs - 1
         return None
 
     def hold(self, jobs: int) -> None:
         """Count the jobs of a request whose client has left while the server still works; ended by
-        ``let_go``.
+        one more ``leave``.
         """
         self.in_flight += jobs
 
-    def let_go(self, jobs: int, tokens: int, now: float) -> None:
-        """The server has freed the slots of such a request. Charge the tokens that it generated since
-        ``hold``.
-        """
-        self.in_flight -= jobs
-        self._charge(tokens, now)
+    def refund(self, now: float) -> None:
+        """A request that entered was refused before llama-server had all of it: it costs no request."""
+        if self._requests is not None:
+            self._requests.give_back(1, now)
 
     def leave(self, tokens: int, now: float, jobs: int = 1) -> None:
-        """A request that entered and counts as ``jobs`` has ended, and cost ``tokens``."""
+        """Jobs of a request that entered or is held have ended, and cost ``tokens``."""
         self.in_flight -= jobs
-        self._charge(tokens, now)
-
-    def _charge(self, tokens: int, now: float) -> None:
         if self._tokens is not None:
             self._tokens.seconds_until_one(now)  # filled up to the moment of the cost, not beyond
             self._tokens.take(tokens)

@@ -92,5 +92,5 @@ class Abandoned:
             endpoint = self._lease.endpoint
             slots = min(self._lease.weight, endpoint.slots)
             made = tokens_made_in(now - self._since, endpoint.tokens_per_s, slots)
-            self._quota.let_go(self._jobs, made, now)
+            self._quota.leave(made, now, self._jobs)
         self._lease.release()

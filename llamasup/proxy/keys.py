@@ -74,7 +74,10 @@ class Keys:
         quota, request.quota = request.quota, None
         if quota is not None:
             cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
-            quota.leave(cost + request.untold_tokens, self.clock(), request.counted)
+            now = self.clock()
+            quota.leave(cost + request.untold_tokens, now, request.counted)
+            if record.outcome == "refused":
+                quota.refund(now)
 
     def _renew(self) -> None:
         """A key that is still there by its name has used what it has used, whatever its limits are now."""

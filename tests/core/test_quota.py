@@ -47,7 +47,7 @@ def test_a_request_that_left_counts_at_one_time_until_the_server_lets_go() -> No
     quota.hold(2)
     quota.leave(0, 0.0)
     assert refused(quota.enter(0.0)).cause == "key_concurrent"
-    quota.let_go(2, 0, 0.0)
+    quota.leave(0, 0.0, 2)
     assert quota.enter(0.0) is None
 
 
@@ -56,7 +56,7 @@ def test_what_the_server_generated_for_a_request_that_left_is_charged() -> None:
     assert quota.enter(0.0) is None
     quota.hold(1)
     quota.leave(0, 0.0)
-    quota.let_go(1, tokens_made_in(2.0, 45.0), 0.0)
+    quota.leave(tokens_made_in(2.0, 45.0), 0.0)
     assert refused(quota.enter(0.0)).retry_after_s == pytest.approx(31.0)
     assert tokens_made_in(2.0, None) == 200
     assert tokens_made_in(2.0, 45.0, 3) == 270
@@ -68,6 +68,22 @@ def test_a_refused_request_costs_nothing() -> None:
     for at in range(59):
         refused(quota.enter(float(at)))
     assert quota.enter(60.0) is None
+
+
+def test_a_request_that_is_refused_after_it_entered_gets_its_turn_back_and_no_more() -> None:
+    quota = Quota(KeyLimits(requests_per_minute=2), 0.0)
+    for _ in range(5):
+        assert quota.enter(0.0) is None
+        quota.leave(0, 0.0)
+        quota.refund(0.0)
+    assert quota.enter(0.0) is None
+    assert quota.enter(0.0) is None
+    quota.refund(60.0)  # a minute has filled it
+    assert [quota.enter(60.0) for _ in range(2)] == [None, None]
+    refused(quota.enter(60.0))
+    unlimited = Quota(KeyLimits(concurrent=2), 0.0)
+    assert unlimited.enter(0.0) is None
+    unlimited.refund(0.0)
 
 
 def test_a_long_rest_saves_up_no_more_than_a_minute() -> None:

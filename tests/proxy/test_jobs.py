@@ -145,6 +145,27 @@ def test_one_request_cannot_have_more_jobs_than_its_keys_concurrent_limit(
     assert status(client.message()[0]) == 200
 
 
+REFUSED = {
+    "too many jobs": (prompts(3), b"", 400),
+    "too many jobs, in pieces": (prompts(3, x=BIG), b"", 400),
+    "a remote image": (b'{"messages":[{"content":[{"image_url":{"url":"http://a.example"}}]}]}', b"", 400),
+    "compressed": (b"\x1f\x8b", b"Content-Encoding: gzip", 415),
+}
+
+
+@pytest.mark.check("X8", "a request that llamasup refuses does not count towards rpm")
+@pytest.mark.parametrize(("body", "line", "code"), REFUSED.values(), ids=REFUSED)
+def test_a_request_that_is_refused_costs_no_request(
+    make_rig: MakeRig, body: bytes, line: bytes, code: int
+) -> None:
+    rig = make_rig(config("k name=app rpm=1 concurrent=2", route_by_model=False))
+    lines = [b"Authorization: Bearer k", *([line] if line else [])]
+    for _ in range(3):  # if one counted, the next would be a 429
+        client = rig.connect()
+        client.send(post(COMPLETION, body, *lines))
+        assert status(client.message()[0]) == code
+
+
 def test_jobs_in_flight_count_against_a_keys_concurrent(make_rig: MakeRig) -> None:
     rig = make_rig(config("k name=app concurrent=4\nother name=other concurrent=4"))
     first, second, other = rig.connect(), rig.connect(), rig.connect()
