@@ -44,7 +44,6 @@ class Downstream(asyncio.Protocol):
         "_door",
         "_exchange",
         "_held",
-        "_held_bytes",
         "_idle",
         "_idle_of_client",
         "_is_stranger",
@@ -66,8 +65,7 @@ class Downstream(asyncio.Protocol):
         self.paused = False  # the client takes no more for now
         self._door = door
         self._exchange: Exchange | Waiting | None = None  # what runs: it has a generation, or waits for one
-        self._held: list[bytes] = []  # read while an exchange runs, not parsed yet
-        self._held_bytes = 0
+        self._held = bytearray()  # read while an exchange runs, not parsed yet
         self._idle = self._idle_of_client = proxy.clients.idle
         self._is_stranger = door.needs_key  # until it sends a valid key
         self._reading = True
@@ -143,9 +141,8 @@ class Downstream(asyncio.Protocol):
 
     def _hold(self, data: bytes) -> None:
         """Keep what came early; too much of it, and the client has to wait."""
-        self._held.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes > self.proxy.limits.pipelined_bytes:
+        self._held += data
+        if len(self._held) > self.proxy.limits.pipelined_bytes:
             self._stop_reading()
 
     def _stop_reading(self) -> None:
@@ -167,9 +164,8 @@ class Downstream(asyncio.Protocol):
             if reader.ready:
                 self._serve(reader.ready.popleft())
             elif self._held:
-                data = b"".join(self._held)
+                data = bytes(self._held)
                 self._held.clear()
-                self._held_bytes = 0
                 self._go_on_reading()
                 reader.feed(data)
             else:

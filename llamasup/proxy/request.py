@@ -38,7 +38,7 @@ class Request:
     """Filled by the parser's callbacks; ``refusal`` is set as soon as it is known that it is not served."""
 
     __slots__ = (
-        "_pieces",
+        "_received",
         "body",
         "body_bytes",
         "comment_at",
@@ -101,7 +101,9 @@ class Request:
         self.body = b""
         self.body_bytes = 0
         self.held_bytes = 0  # bytes of the body that ``Bodies`` counts
-        self._pieces: list[bytes] | None = None
+        # A body of several pieces, until it is complete. It is one buffer, because an object for each tiny
+        # chunk would take many times the memory of its bytes.
+        self._received: bytearray | None = None
 
     @property
     def client(self) -> str:
@@ -112,31 +114,33 @@ class Request:
         """Keep bytes of the body; those of a refused request are only counted."""
         self.body_bytes += len(piece)
         if self.refusal is not None:
-            self._pieces = None
+            self._received = None
         elif self.upload is not None:
             self.upload.add(piece)
-        elif self._pieces is not None:
-            self._pieces.append(piece)
+        elif self._received is not None:
+            self._received += piece
         elif not self.body:
             self.body = piece  # most bodies come whole
         else:
-            self._pieces = [self.body, piece]
+            self._received = bytearray(self.body)
+            self._received += piece
+            self.body = b""
 
     def complete(self) -> None:
-        if self._pieces is not None:
-            self.body = b"".join(self._pieces)
-            self._pieces = None
+        if self._received is not None:
+            self.body = bytes(self._received)
+            self._received = None
 
-    def take_body(self) -> list[bytes]:
-        """What has come of the body, for somebody else to keep."""
-        pieces = [self.body] if self._pieces is None else self._pieces
-        self.body, self._pieces = b"", None
-        return pieces
+    def take_body(self) -> bytearray:
+        """The received part of the body, which the caller owns from now on."""
+        received = bytearray(self.body) if self._received is None else self._received
+        self.body, self._received = b"", None
+        return received
 
-    def read_whole(self, pieces: list[bytes]) -> None:
-        """Keep these, and what follows."""
+    def read_whole(self, received: bytearray) -> None:
+        """Keep ``received`` and what follows."""
         self.whole = True
-        self._pieces = pieces
+        self._received = received
 
     @property
     def may_wait(self) -> bool:

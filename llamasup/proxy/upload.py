@@ -47,7 +47,6 @@ class Upload:
         "_flows",
         "_fresh",
         "_kept",
-        "_kept_bytes",
         "_length",
         "_request",
         "_scan",
@@ -66,10 +65,8 @@ class Upload:
         self._fresh = request.take_body()  # not sent yet
         self._scan = scan_for(request, downstream.rules)
         if self._scan is not None:
-            for piece in self._fresh:
-                self._scan.feed(piece)
-        self._kept: list[bytes] | None = []  # sent; None: it was too much to be kept
-        self._kept_bytes = 0
+            self._scan.feed(bytes(self._fresh))
+        self._kept: bytearray | None = bytearray()  # sent; None: it was too much to be kept
         self._upstream: Upstream | None = None
         self._flows = False  # the client is read
         self._timed_bytes = request.body_bytes  # how much had come when its time was last extended
@@ -79,7 +76,7 @@ class Upload:
 
     def add(self, piece: bytes) -> None:
         """Bytes of the body, as they were parsed. They go out when all of a read is: with one write."""
-        self._fresh.append(piece)
+        self._fresh += piece
         if self._scan is not None:
             self._scan.feed(piece)
 
@@ -108,38 +105,37 @@ class Upload:
 
     def _flush(self) -> None:
         """Send what has come, if there is a connection."""
-        pieces = self._fresh
-        if self._upstream is None or not pieces:
+        fresh = self._fresh
+        if self._upstream is None or not fresh:
             return
-        self._fresh = []
-        size = sum(map(len, pieces))
+        self._fresh = bytearray()
         if self._kept is not None:
-            self._kept_bytes += size
-            if self._kept_bytes <= self._downstream.proxy.limits.replay_bytes:
-                self._kept += pieces
+            if len(self._kept) + len(fresh) <= self._downstream.proxy.limits.replay_bytes:
+                self._kept += fresh
             else:
                 self._kept = None
                 self._request.spent = True
         if self._length is None:
-            pieces = [b"%x\r\n" % size, *pieces, b"\r\n"]
-        self._upstream.transport.writelines(pieces)
+            self._upstream.transport.writelines((b"%x\r\n" % len(fresh), fresh, b"\r\n"))
+        else:
+            self._upstream.transport.write(fresh)
 
     def _end(self) -> None:
         """The body is whole: what is kept of it is the request's own again."""
         self.close()
         if self._upstream is None:  # nothing has been sent: it is a request like any other now
-            self._request.body = b"".join(self._pieces())
+            self._request.body = bytes(self._received())
             return
         self._flush()
         if self._length is None:
             self._upstream.transport.write(b"0\r\n\r\n")
         if self._kept is not None:
-            self._request.body = b"".join(self._kept)
+            self._request.body = bytes(self._kept)
 
     def give_back(self) -> None:
         """Have the body read whole: the child that had begun to get it is gone."""
         self.close()
-        self._request.read_whole(self._pieces())
+        self._request.read_whole(self._received())
 
     def close(self) -> None:
         """This is over, whatever becomes of the request."""
@@ -159,8 +155,8 @@ class Upload:
     def connect(self, upstream: Upstream) -> None:
         """Send it there, from its first byte."""
         self._upstream = upstream
-        self._fresh = self._pieces()
-        self._kept, self._kept_bytes = [], 0
+        self._fresh = self._received()
+        self._kept = bytearray()
         self.resume()
         self._flush()  # which may call for a pause at once
 
@@ -184,6 +180,6 @@ class Upload:
         """The answer has begun: nothing of this will be sent again."""
         self._kept = None
 
-    def _pieces(self) -> list[bytes]:
-        """All that has come. Only while nothing of it has been dropped."""
-        return [*(self._kept or ()), *self._fresh]
+    def _received(self) -> bytearray:
+        """Everything received. Only while nothing of it has been dropped."""
+        return (self._kept or bytearray()) + self._fresh

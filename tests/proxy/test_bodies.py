@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from llamasup.proxy import Limits, ProxyConfig
+from llamasup.proxy.downstream import Downstream
+from llamasup.proxy.request import Request
+from llamasup.proxy.upload import Upload
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, Rig, Wire, answer, chunk, eventually, field, get, post, status
@@ -99,6 +103,69 @@ def test_a_body_is_held_until_its_answer_begins(bounded: Rig) -> None:
     client.until(b"1")
     eventually(lambda: held(bounded) == 0)
     client.close()
+
+
+TINY = chunk(b"xx") * (10 * KIB)
+
+
+def size_of(value: object) -> int:
+    """Bytes of memory, with those of a list's items."""
+    return sys.getsizeof(value) + (sum(map(size_of, value)) if isinstance(value, list) else 0)
+
+
+def memory_of(rig: Rig) -> int:
+    """Bytes of memory that the only connection takes for what it has received."""
+
+    def memory() -> int:
+        (connection,) = rig.proxy.clients
+        assert isinstance(connection, Downstream)
+        request = connection._reader.partial
+        parts: list[object] = [connection._held]
+        for holder in (request, request and request.upload):
+            if isinstance(holder, Request | Upload):
+                parts += [getattr(holder, name, None) for name in holder.__slots__]
+        return sum(size_of(part) for part in parts if isinstance(part, bytes | bytearray | list))
+
+    return rig.call(memory)
+
+
+def received(rig: Rig) -> int:
+    """Bytes of the body that the only connection is reading."""
+
+    def count() -> int:
+        for connection in rig.proxy.clients:
+            if isinstance(connection, Downstream) and connection._reader.partial is not None:
+                return connection._reader.partial.body_bytes
+        return 0
+
+    return rig.call(count)
+
+
+@pytest.mark.check("X8", "chunks of 2 bytes take less than twice their length, not 20 times")
+@pytest.mark.parametrize("route_by_model", [True, False], ids=["buffered", "forwarded"])
+def test_a_body_in_tiny_chunks_takes_no_more_memory(make_rig: MakeRig, *, route_by_model: bool) -> None:
+    limits = Limits(stream_above_bytes=1 * KIB)
+    rig = make_rig(ProxyConfig(route_by_model=route_by_model, limits=limits))
+    client = rig.connect()
+    head = get(CHAT, b"Transfer-Encoding: chunked", method=b"POST")
+    client.send(head, chunk(b"x" * (2 * KIB)))
+    if not route_by_model:
+        rig.accept().head()
+    client.send(TINY)
+    eventually(lambda: received(rig) == 22 * KIB)
+    assert 22 * KIB < memory_of(rig) < 44 * KIB
+
+
+def test_pipelined_requests_in_tiny_reads_take_no_more_memory(rig: Rig) -> None:
+    client = rig.connect()
+    client.send(post(CHAT, b"{}"))
+    rig.accept().message()
+    before = memory_of(rig)
+    (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
+    assert isinstance(connection, Downstream)
+    for _ in range(1000):
+        rig.call(lambda: connection.data_received(b"x"))
+    assert memory_of(rig) - before < 2000
 
 
 def limited(make_rig: MakeRig, limits: str) -> Rig:
