@@ -254,9 +254,16 @@ def test_a_request_is_known_by_its_keys_name(make_rig: MakeRig, monkeypatch: pyt
 # --- a file that changes
 
 
+def put(path: Path, text: str) -> None:
+    """Change the file at one stroke: while one is written over, the sweeps of these tests see it empty."""
+    new = path.with_name("new")
+    new.write_text(text)
+    new.chmod(0o600)
+    new.replace(path)
+
+
 def with_file(path: Path, text: str) -> ProxyConfig:
-    path.write_text(text)
-    path.chmod(0o600)
+    put(path, text)
     return ProxyConfig(key_file=KeyFile(path), limits=Limits(sweep_s=0.01))
 
 
@@ -275,7 +282,7 @@ def test_a_revoked_key_stops_working_on_an_open_connection(make_rig: MakeRig, tm
         for _ in range(3):  # from memory, by now
             served(old, child, request)
     served(other, child, chat(b"two"))
-    path.write_text("two name=b\nthree name=c\n")
+    put(path, "two name=b\nthree name=c\n")
     await_epoch(rig, 2)
     old.send(get(b"/props", bearer(b"one")))
     assert error_of(old, 401)["cause"] == "api_key"
@@ -294,7 +301,7 @@ def test_a_request_in_flight_ends_well_though_its_key_is_revoked(make_rig: MakeR
     child.message()
     child.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
     client.until(b"data: 1\n\n")
-    path.write_text("two\n")
+    put(path, "two\n")
     await_epoch(rig, 2)
     child.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
     assert client.until(b"0\r\n\r\n").endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -307,7 +314,7 @@ def test_the_first_connection_after_a_rest_finds_the_new_keys(make_rig: MakeRig,
     path = tmp_path / "keys"
     config = with_file(path, "one\n")
     rig = make_rig(ProxyConfig(key_file=config.key_file, limits=Limits(sweep_s=3600)))
-    path.write_text("other\n")
+    put(path, "other\n")
     client = rig.connect()
     client.send(get(b"/props", bearer(b"one")))
     error_of(client, 401)
@@ -327,7 +334,7 @@ def test_a_broken_file_closes_nothing_and_opens_nothing(
     if broken is None:
         path.unlink()
     else:
-        path.write_text(broken)
+        put(path, broken)
     rig.call(rig.proxy.keys.look)
     for _ in range(5):
         rig.call(rig.proxy.keys.look)
@@ -337,7 +344,7 @@ def test_a_broken_file_closes_nothing_and_opens_nothing(
     warnings = [record.getMessage() for record in caplog.records if record.name == "llamasup.keys"]
     assert len(warnings) == 1
     assert "keys before still count" in warnings[0]
-    path.write_text("two\n")
+    put(path, "two\n")
     await_epoch(rig, 2)
     client.send(chat(b"one"))
     error_of(client, 401)
@@ -354,7 +361,7 @@ def test_a_file_whose_last_key_is_gone_lets_nobody_in(
     client, child = rig.connect(), Child(rig)
     for _ in range(3):  # from memory, by now
         served(client, child, chat(b"one"))
-    path.write_text(emptied)
+    put(path, emptied)
     await_epoch(rig, 2)
     for request in (chat(b"one"), chat(b""), post(CHAT, BODY), get(b"/metrics"), get(b"/v1/models")):
         client.send(request)
@@ -365,7 +372,7 @@ def test_a_file_whose_last_key_is_gone_lets_nobody_in(
     assert status(client.message()[0]) == 200
     (warning,) = (each.getMessage() for each in caplog.records if each.name == "llamasup.keys")
     assert "holds no key any more" in warning
-    path.write_text("two\n")
+    put(path, "two\n")
     await_epoch(rig, 3)
     served(client, child, chat(b"two"))
     client.send(chat(b"one"))
@@ -377,7 +384,7 @@ def test_a_key_that_was_given_beside_an_emptied_file_still_opens(make_rig: MakeR
     rig = make_rig(replace(with_file(path, "one\n"), api_keys=("given",)))
     client, child = rig.connect(), Child(rig)
     served(client, child, chat(b"one"))
-    path.write_text("")
+    put(path, "")
     await_epoch(rig, 2)
     served(client, child, chat(b"given"))
     client.send(chat(b"one"))
@@ -736,17 +743,17 @@ def test_what_a_key_has_used_outlives_a_change_of_the_file(make_rig: MakeRig, tm
     client, child = rig.connect(), Child(rig)
     served(client, child, chat(b"one"))
     served(client, child, chat(b"two"))
-    path.write_text("changed name=a rpm=1\ntwo name=c rpm=1\n")
+    put(path, "changed name=a rpm=1\ntwo name=c rpm=1\n")
     await_epoch(rig, 2)
     client.send(chat(b"changed"))  # the same name with another key
     over_limit(client, "key_requests", 60)
     served(client, child, chat(b"two"))  # another name: somebody else
-    path.write_text("changed name=a rpm=2\n")
+    put(path, "changed name=a rpm=2\n")
     await_epoch(rig, 3)
     served(client, child, chat(b"changed"))  # one more than before
     client.send(chat(b"changed"))
     over_limit(client, "key_requests", 30)
-    path.write_text("changed name=a\n")
+    put(path, "changed name=a\n")
     await_epoch(rig, 4)
     served(client, child, chat(b"changed"))
 
@@ -760,7 +767,7 @@ def test_a_key_that_goes_while_a_body_comes_serves_its_last_request(
     expects = b"Expect: 100-continue"
     client.send(get(CHAT, bearer(b"one"), expects, b"Content-Length: 2", method=b"POST"))
     assert status(client.head()) == 100  # it has come in
-    path.write_text("two name=b\n")
+    put(path, "two name=b\n")
     await_epoch(rig, 2)
     client.send(b"{}")
     child.answers()
