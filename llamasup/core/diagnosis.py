@@ -224,6 +224,9 @@ _RULES: tuple[_Rule, ...] = (
     _rule("aborted", r"terminate called after throwing an instance of '(?P<what>.+)'",
           "llama-server ended with an uncaught {what}.",
           "Report it to llama.cpp with these lines; try another build.", _GAVE_UP, late=True),
+    _rule("aborted", r"uncaught exception of type (?P<what>(?:\w+::)*\w+)",
+          "llama-server ended with an uncaught {what}.",
+          "Report it to llama.cpp with these lines; try another build.", _GAVE_UP, late=True),
     # --- the draft model (b11434 only logs the mismatch and serves without it; older builds end) ---
     _rule("draft_mismatch", r"(?P<why>vocabs are not compatible|draft model vocab .*must match.*|"
           r"draft model .*not compatible.*)",

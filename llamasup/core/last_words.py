@@ -1,22 +1,27 @@
-"""Which lines of llama-server's output are trusted: lines that no client can have written.
+"""Which lines of llama-server's output are trusted.
 
 llama-server quotes invalid requests at its default verbosity, including their line feeds (b11434: ``error
-parsing grammar``), so a client can write any line to the log. Two rules keep such lines out of diagnoses and
-messages (X13). Before the first request has reached the server, every line is trusted. After that, only the
-last lines are trusted, and only in the forms below: the message of an abort ends the output, but llama-server
-writes more lines after a quoted request.
+parsing grammar``), so a client can write any line to the log, also one with a time stamp. Two rules keep such
+lines out of diagnoses and messages (X13). Before the first request has reached the server, every line is
+trusted. After that, only the last lines are trusted, and only in the forms below. Up to ``_OTHERS`` lines
+about other requests may stand among them, but none that llama-server writes when it goes on with a quoted
+request.
+
+The second rule has a limit: nothing in the log shows who wrote a line. A client can forge a line of such a
+form if its text is the last that llama-server logs before it aborts, except for lines about other requests.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
 __all__ = ["STAMP", "last_words", "own_lines", "quotes_client"]
 
-# `0.00.004.111 E cmn  common_init_: …`: minutes.seconds.ms.us and a level, since about b6000.
-STAMP = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] +")
+# `0.00.004.111 E cmn  common_init_: …`: minutes.seconds.ms.us and a level, since about b6000. The level is
+# missing if another thread wrote a line of its own behind the time.
+STAMP = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} (?:(?P<level>[A-Z]) +)?")
 
 # The lines that a loading server writes about a request: the path (builds before 2026), and the Origin.
 _QUOTES = re.compile(r"\(CORS\) skip|log_server_r\w*: |done request: ")
@@ -57,20 +62,47 @@ _SAYS_WHY = "|".join(
         _VULKAN,
     )
 )
-_FILE_LINE = r"[\w./+@-]{1,300}\.(?:c|cc|cpp|cu|cuh|h|hpp|m|metal):\d{1,6}: "
+# A source file may be in a folder with a blank in its name, or on a drive of Windows.
+_FILE_LINE = r"(?:[A-Za-z]:)?[\w./\\+@ -]{1,300}\.(?:c|cc|cpp|cu|cuh|h|hpp|m|metal):\d{1,6}: "
+# A list: a shape would allow words of a client. Without `std::bad_alloc`, because it decides a cause.
+_TYPE = "|".join(
+    (
+        r"std::(?:exception|runtime_error|logic_error|out_of_range|invalid_argument|length_error|domain_error)",
+        r"std::(?:range_error|overflow_error|underflow_error|system_error|future_error|bad_array_new_length)",
+        r"std::(?:bad_cast|bad_typeid|bad_function_call|bad_optional_access|bad_variant_access|bad_weak_ptr)",
+        r"std::(?:__cxx11::|__1::)?regex_error",
+        r"std::(?:filesystem|__1::__fs::filesystem)::(?:__cxx11::)?filesystem_error",
+        r"nlohmann::(?:json_abi_v\d{1,2}_\d{1,2}_\d{1,2}::)?detail::"
+        r"(?:parse_error|type_error|out_of_range|invalid_iterator|other_error)",
+        r"vk::(?:OutOfDeviceMemory|OutOfHostMemory|DeviceLost|System|InitializationFailed|MemoryMapFailed|"
+        r"Fragmentation|FragmentedPool|OutOfPoolMemory|Unknown)Error",
+    )
+)
+# The text of an uncaught exception may quote a client, line feeds included: only its type is trusted.
+_THROWN = re.compile(rf"terminate called after throwing an instance of '(?:{_TYPE})'")
+_LIBCXX_SAYS = r"libc\+\+abi: terminating (?:due to|with) uncaught exception of type "
+_LIBCXX = re.compile(rf"{_LIBCXX_SAYS}(?:{_TYPE})(?=:|$)")
 _SHAPES = re.compile(
     rf"(?:[EWI] +)?(?:(?:srv|slot|cmn|que|res|spec) +)?(?:[\w~<>-]{{1,80}}: +){{0,3}}(?:{_SAYS_WHY})"
     rf"|{_FILE_LINE}GGML_ASSERT\([^\"`]{{1,300}}\) failed"
-    r"|terminate called after throwing an instance of '[\w:<>, ]{1,120}'"
+    rf"|{_THROWN.pattern}"
     r"|terminate called (?:without an active exception|recursively)"
     rf"|  what\(\):  (?:std::bad_alloc|{_VULKAN})"
+    rf"|{_LIBCXX_SAYS}std::bad_alloc: std::bad_alloc"
 )
 # The message of an abort is cut at the first character that may begin a quotation.
 _ABORT = re.compile(rf"{_FILE_LINE}[A-Za-z][\w ,.()/+-]{{0,160}}")
 _WHAT = re.compile(r"  what\(\):")
+# Lines about other requests: of other threads, or still in llama-server's queue when it aborted. Not those
+# that come after a quotation because llama-server goes on with that request.
+_OTHER = re.compile(r"(?:slot |srv +log_server_r: )(?!.*(?:selected slot|processing task|new prompt))")
+_OTHERS = 4
+# A line that llama-server was writing when it ended.
+_BEGUN = re.compile(r"\d+\.\d\d\.\d{3}\.\d{3} ?(?:[A-Z] *)?")
 # Lines between such a message and the end of the log: the location of a CUDA error, and a backtrace.
 _SKIPPED = re.compile(
     r"\s*"
+    r"|terminate called after throwing an instance of 'std::bad_alloc'"
     r"| *current device: \d+, in function .+"
     r"| *\w+\(.*\)| *err"
     r"|#\d+ .*|\d+: 0x[0-9a-f]+ .*"
@@ -85,22 +117,34 @@ _SKIPPED = re.compile(
 
 def last_words(lines: Sequence[str]) -> list[str]:
     """The trusted lines at the end of the log of a server that was ready, without time stamps."""
-    words = list(_backwards(lines))
+    words: list[str] = []
+    others = 0
+    is_quotation = False  # behind a line of unknown origin, which may be the text of an exception
+    if lines and _BEGUN.fullmatch(lines[-1]):
+        lines = lines[:-1]
+    for number, line in reversed(list(enumerate(lines))):
+        stamp = STAMP.match(line)
+        text = line[stamp.end() :] if stamp else line
+        known = _known(text)
+        if stamp and stamp["level"]:
+            if is_quotation:
+                break
+            if not known and not _SKIPPED.fullmatch(text):
+                others += 1
+                if others > _OTHERS or stamp["level"] != "I" or not _OTHER.match(text):
+                    break
+        elif _WHAT.match(text) and not known:
+            found = _THROWN.fullmatch(STAMP.sub("", lines[number - 1])) if number else None
+            return [found[0]] if found else []
+        elif text.startswith("libc++abi: ") and not known:
+            found = _LIBCXX.match(text)
+            return [found[0]] if found else []
+        elif not known and not _SKIPPED.fullmatch(text):
+            is_quotation = True
+        if known and not is_quotation:
+            words.append(known)
     words.reverse()
     return words
-
-
-def _backwards(lines: Sequence[str]) -> Iterator[str]:
-    if any(_WHAT.match(line) and not _SHAPES.fullmatch(line) for line in lines):
-        # The text of an uncaught exception may come from a client, up to the last line.
-        yield from (line for line in reversed(lines) if line.startswith("terminate called ") and _known(line))
-        return
-    for line in reversed(lines):
-        line = STAMP.sub("", line)
-        if words := _known(line):
-            yield words
-        elif not _SKIPPED.fullmatch(line):
-            return
 
 
 def _known(line: str) -> str:

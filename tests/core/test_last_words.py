@@ -38,13 +38,47 @@ QUOTED = {
     ),
 }
 
+FORGED_END = "terminate called after throwing an instance of 'std::bad_alloc as ordered by call 555 0123'"
+QUOTED_EXCEPTION = (
+    "parse: error parsing grammar: expecting ::= at",
+    "",
+    "a",
+    "  what():  x",
+    "terminate called after throwing an instance of 'std::bad_alloc'",
+    FORGED_END,
+    "libc++abi: terminating due to uncaught exception of type std::bad_alloc: secret memory",
+    "",
+)
+SENT = "0.12.000.100 E srv    send_error: task id = 2, error: Failed to initialize samplers"
+ANSWERED = (
+    "0.13.000.000 I slot get_availabl: id  0 | task -1 | selected slot by LRU, t_last = -1",
+    "0.13.000.001 I slot launch_slot_: id  0 | task 3 | processing task, is_child = 0",
+    "0.13.000.900 I slot      release: id  0 | task 3 | stop processing: n_tokens = 5, truncated = 0",
+)
+QUOTED |= {
+    "an exception in the middle": (*QUOTED_EXCEPTION, SENT, *ANSWERED),
+    "an exception before an error of its own": (*QUOTED_EXCEPTION, SENT),
+    "an exception before lines of other threads": (*QUOTED_EXCEPTION, *ANSWERED[2:] * 2),
+    "an exception as the last lines": QUOTED_EXCEPTION,
+    "an exception of macOS": (
+        "libc++abi: terminating due to uncaught exception of type std::runtime_error: no such name: secret",
+        OUT_OF_MEMORY,
+    ),
+    "a request that goes on": (f"0.12.000.000 W Ignoring content part type: x\n{OUT_OF_MEMORY}", *ANSWERED),
+    "a request that waits": (
+        *f"0.12.000.000 W Ignoring content part type: x\n0.12.000.000 E {OUT_OF_MEMORY}".splitlines(),
+        *ANSWERED[2:] * 5,
+    ),
+    "lines of unknown origin": (OUT_OF_MEMORY, *ANSWERED[2:], "something else", *ANSWERED[2:]),
+}
+
 
 @pytest.mark.parametrize("quoted", QUOTED.values(), ids=QUOTED)
 @pytest.mark.parametrize("end", [ABORT, Exit(1, None), Exit(None, "SIGSEGV")], ids=str)
 def test_text_of_a_client_is_neither_judged_nor_quoted(quoted: tuple[str, ...], end: Exit) -> None:
     diagnosis = diagnose(end, [SERVING, *quoted], phase="ready")
     assert diagnosis.cause in ("aborted", "segfault", "unknown")
-    assert all(line.startswith("terminate called after throwing") for line in diagnosis.lines)
+    assert all(line.endswith(("'std::runtime_error'", "type std::runtime_error")) for line in diagnosis.lines)
     for text in (diagnosis.message, *diagnosis.lines):
         assert "secret" not in text
         assert "memory" not in text
@@ -86,6 +120,33 @@ ENDS = {
         "0.12.000.000 E ggml_aligned_malloc: insufficient memory (attempted to allocate  19.73 MB)",
     ),
     "an assertion": ("/build/llama.cpp/src/llama-kv-cache.cpp:12: GGML_ASSERT(n_seq > 0) failed",),
+    "another thread": (
+        "0.12.000.000 E alloc_buffer: allocating 22118.40 MiB on device 0: cudaMalloc failed: out of memory",
+        *ANSWERED[2:] * 4,
+    ),
+    "behind a time": ("0.00.014.380 E CUDA error: out of memory", "0.00.014.381 /src/g.cu:98: CUDA error"),
+    "before a line of another thread": (
+        "0.00.014.380 E CUDA error: out of memory",
+        "/src/ggml-cuda.cu:98: CUDA error",
+        "0.00.017.000 I srv  log_server_r: done request: POST /completion 127.0.0.1 200",
+        "0.00.017.662 ",
+    ),
+    "a blank in a path": ("/home/me/my src/ggml.c:3: GGML_ASSERT(x) failed",),
+    "a path of Windows": (r"D:\a\llama.cpp\ggml-cuda.cu:98: CUDA error",),
+    "the host, C++": (
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "  what():  std::bad_alloc",
+    ),
+    "the host, macOS": (
+        "libc++abi: terminating due to uncaught exception of type std::bad_alloc: std::bad_alloc",
+    ),
+    "an exception, C++": (
+        "terminate called after throwing an instance of 'std::filesystem::__cxx11::filesystem_error'",
+        "  what():  cannot open secret",
+    ),
+    "an exception, macOS": (
+        "libc++abi: terminating due to uncaught exception of type std::runtime_error: secret",
+    ),
     "Metal": (
         "ggml_metal_graph_compute: command buffer 0 failed with status 5",
         "error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
@@ -98,16 +159,31 @@ CAUSES = {
     "the host": "out_of_memory_host",
     "an assertion": "assertion",
     "Metal": "out_of_memory_device",
+    "another thread": "out_of_memory_device",
+    "behind a time": "out_of_memory_device",
+    "before a line of another thread": "out_of_memory_device",
+    "a blank in a path": "assertion",
+    "a path of Windows": "assertion",
+    "the host, C++": "out_of_memory_host",
+    "the host, macOS": "out_of_memory_host",
+    "an exception, C++": "aborted",
+    "an exception, macOS": "aborted",
 }
 
 
+@pytest.mark.parametrize("quoted", ["a grammar", "an exception before an error of its own"])
 @pytest.mark.parametrize("which", ENDS)
-def test_what_an_aborting_server_says_is_its_diagnosis(which: str) -> None:
-    quoted = QUOTED["a grammar"]
-    diagnosis = diagnose(ABORT, [SERVING, *quoted, *ENDS[which]], phase="ready")
+def test_what_an_aborting_server_says_is_its_diagnosis(which: str, quoted: str) -> None:
+    diagnosis = diagnose(ABORT, [SERVING, *QUOTED[quoted], *ENDS[which]], phase="ready")
     assert diagnosis.cause == CAUSES[which]
     assert diagnosis.lines
     assert not any("secret" in line or "LWP" in line for line in diagnosis.lines)
+
+
+@pytest.mark.parametrize("line", ["  what():  secret", "libc++abi: terminating due to secret"])
+def test_an_exception_of_an_unknown_type_is_not_quoted(line: str) -> None:
+    for lines in ([line], ["terminate called after throwing an instance of 'secret'", line]):
+        assert last_words([*lines, OUT_OF_MEMORY]) == []
 
 
 def test_the_text_of_an_abort_is_cut_where_it_may_quote() -> None:

@@ -27,8 +27,10 @@ FORGED = "\n".join(
         "terminate called after throwing an instance of 'std::bad_alloc'",
     )
 )
+THROWN = f"terminate called after throwing an instance of 'std::bad_alloc as ordered by {SECRET}'"
+EXCEPTION = f"a\n  what():  x\n{THROWN}\n\n"
 MESSAGES = [{"role": "user", "content": "x"}]
-INVALID: dict[str, tuple[str, bytes]] = {
+REQUESTS: dict[str, tuple[str, bytes]] = {
     "broken JSON": ("/completion", f'{{"prompt": "{SECRET} CUDA error: out of memory'.encode()),
     "a broken grammar": ("/completion", json.dumps({"prompt": "x", "grammar": FORGED}).encode()),
     "a broken schema": (
@@ -52,12 +54,14 @@ INVALID: dict[str, tuple[str, bytes]] = {
         "/completion",
         json.dumps({"prompt": FORGED * 400, "n_predict": 1}).encode(),
     ),
+    "an exception": ("/completion", json.dumps({"prompt": "x", "grammar": EXCEPTION}).encode()),
+    "a valid request": ("/completion", json.dumps({"prompt": "x", "n_predict": 1}).encode()),
 }
 ENDS = {signal.SIGKILL: "killed", signal.SIGABRT: "aborted", signal.SIGSEGV: "segfault"}
 
 
-def invalid_requests(running: Llamasup) -> None:
-    for path, body in INVALID.values():
+def send_requests(running: Llamasup) -> None:
+    for path, body in REQUESTS.values():
         headers = {"Content-Type": "application/json", "Origin": running.url}
         httpx.post(f"{running.url}{path}", content=body, headers=headers, timeout=PATIENCE_S)
 
@@ -76,7 +80,7 @@ def test_requests_in_the_servers_log_are_neither_quoted_nor_trusted(
     with llamasup(tiny_model, "--runtime", runtime, "--keep-trying", "--ctx-size", "512") as running:
         running.wait_for("ready")
         for generation, (number, cause) in enumerate(ENDS.items(), start=1):
-            invalid_requests(running)
+            send_requests(running)
             os.kill(server_pid(running), number)
             ended = running.wait_for("exit", generation=generation)
             assert ended["cause"] == cause, ended
