@@ -1,4 +1,7 @@
-"""Shows refused requests: the first ones of each kind at once, then a count once a second."""
+"""Limits the lines of requests that need no valid key: the first of each kind, then a count once a second.
+
+``wrap`` forwards requests without a valid key, and llama-server itself refuses them or answers ``/health``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,12 @@ from llamasup.runtime.metrics import RequestRecord
 
 __all__ = ["Refusals"]
 
-_OUTCOMES = frozenset({"refused", "unavailable"})
+
+def _is_limited(record: RequestRecord) -> bool:
+    """Whether a client without a valid key can cause such a record, at a level that is shown by default."""
+    if record.outcome == "local" or (record.outcome == "ok" and not record.model):
+        return False  # shown only with ``--log-level debug``
+    return record.outcome != "ok" or record.status >= 400 or record.method != "POST"
 
 
 class Refusals:
@@ -26,7 +34,7 @@ class Refusals:
 
     def shows(self, record: RequestRecord) -> bool:
         """Whether to show this request. Counts it otherwise."""
-        if record.outcome not in _OUTCOMES:
+        if not _is_limited(record):
             return True
         kind = record.outcome, record.status
         now_s = monotonic()
@@ -47,10 +55,11 @@ class Refusals:
         del self._timers[kind]
         self._kinds[kind], left_out = end_period(self._kinds[kind], monotonic())
         outcome, status = kind
+        why = "" if outcome == "ok" else f" ({outcome.replace('_', ' ')})"
         self._view.say(
             "warning" if status >= 500 else "info",
             "requests_left_out",
-            f"… and {left_out:,} more with status {status} ({outcome}) in the last second",
+            f"… and {left_out:,} more with status {status}{why} in the last second",
             status=status,
             outcome=outcome,
             left_out=left_out,

@@ -86,6 +86,40 @@ async def test_a_flood_that_goes_on_is_said_once_a_period(monkeypatch: pytest.Mo
     assert [fields["left_out"] for _, _, _, fields in heard.told] == [1_000 - BURST] + [1_000] * 9
 
 
+@pytest.mark.parametrize(
+    ("method", "status", "outcome"),
+    [
+        ("POST", 401, "ok"),
+        ("POST", 403, "ok"),
+        ("GET", 404, "ok"),
+        ("GET", 200, "ok"),
+        ("OPTIONS", 200, "ok"),
+        ("POST", 499, "client_gone"),
+        ("POST", 502, "upstream_failed"),
+        ("POST", 408, "timed_out"),
+    ],
+)
+async def test_requests_that_need_no_key_are_counted_also_if_llama_server_answers(
+    method: str, status: int, outcome: str
+) -> None:
+    heard = Heard()
+    shown = Refusals(cast("View", heard))
+    record = msgspec.structs.replace(DONE, method=method, status=status, outcome=outcome)
+    assert sum(shown.shows(record) for _ in range(1_000)) == BURST
+    shown.close()
+    ((level, _, text, fields),) = heard.told
+    assert fields == {"status": status, "outcome": outcome, "left_out": 1_000 - BURST}
+    assert level == ("warning" if status >= 500 else "info")
+    assert "(ok)" not in text
+
+
+async def test_lines_of_the_debug_level_are_not_counted() -> None:
+    shown = Refusals(cast("View", Heard()))
+    assert all(shown.shows(msgspec.structs.replace(REFUSED, outcome="local")) for _ in range(100))
+    model_list = msgspec.structs.replace(DONE, method="GET", model="")
+    assert all(shown.shows(model_list) for _ in range(100))
+
+
 async def test_answered_requests_are_all_shown() -> None:
     shown = Refusals(cast("View", Heard()))
     assert all(shown.shows(DONE) for _ in range(100))

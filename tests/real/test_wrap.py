@@ -447,3 +447,22 @@ def test_a_router_is_wrapped_as_it_is(
         os.kill(running.pid, signal.SIGTERM)
         assert running.end() == 0
         seconds_until_gone(children)
+
+
+@pytest.mark.check("X13", "at most a few lines a second, then a count")
+def test_requests_that_llama_server_refuses_do_not_flood_standard_error(
+    program: list[str], env: dict[str, str], tiny_model: Path
+) -> None:
+    command = [*program, "-m", str(tiny_model), "--port", str(port := free_port()), "--api-key", "key-b"]
+    with wrapped(*command, options=["--server-log", "file"], env=env) as running:
+        running.wait_for("ready")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        for _ in range(400):
+            connection.request("GET", "/props")
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 401
+        connection.close()
+        assert running.stop() == 0
+        assert running.said.count("/props  401") < 200
+        assert "more with status 401 in the last second" in running.said
