@@ -47,9 +47,9 @@ class Companions:
 def projector_going_with(model: str, found: Sequence[FoundModel]) -> str | None:
     """The projector to remove together with ``model``. Both are paths, and both are in ``found``.
 
-    It is the projector that a plan would load with the model. None if another model is paired with it, by its
-    own path or through a link to it, or if a file in its folder is unreadable: that file may be another
-    quantization of the model, partially copied.
+    It is the projector that a plan would load with the model. None if another model is paired with it or may
+    be, by its own path or through a link to it, or if a file in its folder is unreadable: that file may be
+    another quantization of the model, partially copied.
     """
     companions = Companions.among(found)
     mine = companions.pairings.get(model)
@@ -57,9 +57,10 @@ def projector_going_with(model: str, found: Sequence[FoundModel]) -> str | None:
         return None
     path = mine.projector.path
     others = [
-        pair.projector.path
+        projector
         for other, pair in companions.pairings.items()
-        if pair.projector and other != model
+        if other != model
+        for projector in (*((pair.projector.path,) if pair.projector else ()), *pair.undecided)
     ]
     used = {path_used for other in others for path_used in (other, *_real_paths(companions, other))}
     unread = any(

@@ -61,10 +61,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The projector that belongs to a model, or None; and why."""
+    """The projector that belongs to a model, or None; and why.
+
+    ``undecided``: paths of projectors of which one may belong to the model.
+    """
 
     projector: Candidate | None
     reason: str
+    undecided: tuple[str, ...] = ()
 
 
 def pair_projector(
@@ -92,13 +96,14 @@ def pair_projector(
         stranger = next((name for name in neighbours if name_words(name) != own), None)
         if stranger is not None:
             stranger = PurePath(stranger).name
-            return Pairing(None, f"{_listed(fitting)} may belong to this model or to {stranger}: {_BY_HAND}")
+            reason = f"{_listed(fitting)} may belong to this model or to {stranger}: {_BY_HAND}"
+            return Pairing(None, reason, _paths(fitting))
         group = [each for each in fitting if not name_words(each.path) or each.facts.projection_length]
         why = "the only model in its folder"
     if not group:
-        return Pairing(None, f"{_listed(fitting)} has another model's name: {_BY_HAND}")
+        return Pairing(None, f"{_listed(fitting)} has another model's name: {_BY_HAND}", _paths(fitting))
     if len({(each.facts.parameters, name_words(each.path)) for each in group}) > 1:
-        return Pairing(None, f"{_listed(group)} are different projectors: {_BY_HAND}")
+        return Pairing(None, f"{_listed(group)} are different projectors: {_BY_HAND}", _paths(group))
     best = min(group, key=_preference)
     return Pairing(best, f"the projector beside the model ({why}); --mmproj none leaves it out")
 
@@ -193,6 +198,10 @@ def name_words(path: str) -> frozenset[str]:
 def _preference(candidate: Candidate) -> tuple[int, str]:
     kind = candidate.facts.quantization
     return (PREFERRED_TYPES.index(kind) if kind in PREFERRED_TYPES else len(PREFERRED_TYPES), candidate.path)
+
+
+def _paths(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    return tuple(each.path for each in candidates)
 
 
 def _listed(candidates: Sequence[Candidate]) -> str:

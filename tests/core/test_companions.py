@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamasup.core.companions import projector_going_with
 from llamasup.core.errors import LlamasupError, ModelInvalid
 from llamasup.core.found_model import FoundModel
@@ -35,6 +37,23 @@ def test_a_projector_stays_with_another_model_that_is_paired_with_it() -> None:
     assert projector_going_with("/m/a-Q8_0.gguf", folder) is None
     linked = [found("/n/x.gguf"), found("/n/mmproj.gguf", real="/m/mmproj-a.gguf")]
     assert projector_going_with("/m/a-Q8_0.gguf", [folder[0], folder[2], *linked]) is None
+
+
+def test_a_projector_stays_while_it_may_belong_to_another_model() -> None:
+    folder = [found("/m/a.gguf"), found("/m/b.gguf"), found("/m/mmproj-a.gguf")]
+    assert projector_going_with("/m/a.gguf", folder) is None
+    hard_link = found("/m/b.gguf", real="/m/a.gguf")
+    assert projector_going_with("/m/a.gguf", [folder[0], hard_link, folder[2]]) is None
+    linked = [found("/n/x.gguf"), found("/n/y.gguf"), found("/n/mmproj-z.gguf", real="/m/mmproj-a.gguf")]
+    assert projector_going_with("/m/a.gguf", [folder[0], folder[2], *linked]) is None
+
+
+def test_a_projector_goes_when_every_other_model_has_its_own_or_another_width() -> None:
+    names = ("/m/a.gguf", "/m/b.gguf", "/m/mmproj-a.gguf", "/m/mmproj-b.gguf")
+    assert projector_going_with("/m/a.gguf", [found(name) for name in names]) == "/m/mmproj-a.gguf"
+    wide = replace(MODEL, embedding_length=2 * MODEL.embedding_length)
+    folder = [found("/m/a.gguf"), found("/m/b.gguf", wide), found("/m/mmproj-a.gguf")]
+    assert projector_going_with("/m/a.gguf", folder) == "/m/mmproj-a.gguf"
 
 
 def test_a_projector_stays_beside_a_file_that_cannot_be_read() -> None:

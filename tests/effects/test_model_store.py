@@ -71,6 +71,24 @@ def test_a_projector_that_could_be_another_models_stays(tmp_path: Path) -> None:
     assert names_in(tmp_path) == []
 
 
+@pytest.mark.check("X10", "a projector that planning cannot assign stays")
+@pytest.mark.parametrize("is_hard_link", [False, True])
+def test_a_projector_named_like_the_model_stays_if_planning_is_undecided(
+    tmp_path: Path, is_hard_link: bool
+) -> None:
+    put_models(tmp_path, "a.gguf", "mmproj-a.gguf")
+    other = tmp_path / "b.gguf"
+    if is_hard_link:
+        other.hardlink_to(tmp_path / "a.gguf")
+    else:
+        put_models(tmp_path, "b.gguf")
+    pairing = projector_beside(other, read_model(other))
+    assert pairing is not None
+    assert "may belong to this model or to a.gguf" in pairing.reason
+    rm(tmp_path, "a.gguf")
+    assert names_in(tmp_path) == ["b.gguf", "mmproj-a.gguf"]
+
+
 def test_a_projector_stays_with_a_quantization_of_its_model_that_cannot_be_read(tmp_path: Path) -> None:
     put_models(tmp_path, "a-Q8_0.gguf", "mmproj-a-F16.gguf")
     put(tmp_path / "a-Q4_K_M.gguf", models.truncated_decoder())
