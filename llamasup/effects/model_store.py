@@ -212,7 +212,7 @@ def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Remova
 
 
 def _projector_going_with(parts: Sequence[Path], folder: Path, going: Set[Path]) -> list[Path]:
-    """The projector of the model, if no remaining model needs it (core.companions)."""
+    """The projector, if no remaining model (core.companions) and no unfinished download may need it."""
     if not parts:
         return []
     gone = {_place(each) for each in going}
@@ -226,7 +226,24 @@ def _projector_going_with(parts: Sequence[Path], folder: Path, going: Set[Path])
                 if place not in gone:
                     found[place] = replace(each, path=str(place))
     projector = projector_going_with(str(_place(parts[0])), list(found.values()))
-    return [] if projector is None else [parts[0].with_name(Path(projector).name)]
+    if projector is None:
+        return []
+    path = parts[0].with_name(Path(projector).name)
+    return [] if _has_unfinished(path.parent, {path, *parts, *going}) else [path]
+
+
+def _has_unfinished(folder: Path, going: Set[Path]) -> bool:
+    """Whether ``folder`` holds an unfinished download of another file than those ``going``.
+
+    It may be another quantization of the model, which shares the projector.
+    """
+    gone = {_place(each) for each in going}
+    with contextlib.suppress(OSError):
+        for part in folder.glob("*.part"):
+            path = part.with_suffix("")
+            if _place(path) not in gone and _place(part) not in gone and part in leftovers_of(path):
+                return True
+    return False
 
 
 def _place(path: Path) -> Path:

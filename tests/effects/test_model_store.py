@@ -96,6 +96,33 @@ def test_a_projector_stays_with_a_quantization_of_its_model_that_cannot_be_read(
     assert names_in(tmp_path) == ["a-Q4_K_M.gguf", "mmproj-a-F16.gguf"]
 
 
+def begin_download(path: Path) -> None:
+    """Leave what an interrupted pull leaves."""
+    part = PartFile(path)
+    part.write(0, b"some")
+    part.keep()
+
+
+@pytest.mark.check("X10", "a projector stays while another file of its folder is being downloaded")
+def test_a_projector_stays_with_a_quantization_whose_download_is_unfinished(tmp_path: Path) -> None:
+    put_models(tmp_path, "a-Q8_0.gguf", "mmproj-a-F16.gguf")
+    begin_download(tmp_path / "a-Q4_K_M.gguf")
+    rm(tmp_path, "a-Q8_0.gguf")
+    left = ["a-Q4_K_M.gguf.part", "a-Q4_K_M.gguf.part.json", "mmproj-a-F16.gguf"]
+    assert names_in(tmp_path) == left
+
+
+def test_an_unfinished_download_of_the_removed_model_or_of_another_program_keeps_no_projector(
+    tmp_path: Path,
+) -> None:
+    put_models(tmp_path, "a-Q8_0.gguf", "mmproj-a-F16.gguf", "a-Q4_0.gguf")
+    begin_download(tmp_path / "a-Q8_0.gguf")
+    begin_download(tmp_path / "a-Q4_0.gguf")
+    put(tmp_path / "b.gguf.part", b"another program's")
+    rm(tmp_path, "a-Q4_0.gguf", "a-Q8_0.gguf")
+    assert names_in(tmp_path) == ["b.gguf.part"]
+
+
 def test_a_projector_stays_while_another_folder_links_to_it(tmp_path: Path) -> None:
     put_models(tmp_path, "x/a.gguf", "x/mmproj-F16.gguf", "y/b.gguf")
     (tmp_path / "y/mmproj-F16.gguf").symlink_to(tmp_path / "x/mmproj-F16.gguf")
@@ -174,9 +201,7 @@ def make(folder: Path, layout: list[tuple[str, tuple[str, str]]]) -> None:
             case "split":
                 models.write_split_decoder(path.parent, path.stem, 2)
             case "unfinished":
-                part = PartFile(path)
-                part.write(0, b"some")
-                part.keep()
+                begin_download(path)
             case "foreign part":
                 path.with_name(f"{name}.part").write_bytes(b"a browser's")
             case "link":
