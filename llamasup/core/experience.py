@@ -2,8 +2,8 @@
 
 If llama-server or the kernel reported a lack of memory, later starts avoid the plan until more memory is
 free. A crash is weaker evidence: it counts against the KV cache and flash attention only if it happened while
-they were in use, happened twice, and the same plan has never served. Both records expire after ``MOST_DAYS``,
-and when the build of llama-server changes.
+they were in use, happened twice, and the same plan has not served within ``MOST_DAYS``. All these records
+expire after ``MOST_DAYS``, and when the build of llama-server changes.
 
 Kept per model file in the state folder (:mod:`llamasup.effects.experience`); read and extended here, pure.
 """
@@ -80,10 +80,15 @@ class Setback:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A plan that has generated a token on this machine."""
+    """A plan that has generated a token on this machine.
+
+    ``date``: ISO date of the last proof. An entry without it (older versions) counts as expired: it does not
+    say which driver or kernel it was proven with, and the next proof adds the date.
+    """
 
     runtime: str
     key: str
+    date: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +179,18 @@ def learn(
     return replace(experience, lessons=(*earlier, lesson)[-_MOST_LESSONS:])
 
 
-def learn_served(experience: Experience, runtime: str, key: str) -> Experience:
+def learn_served(experience: Experience, runtime: str, key: str, today: str) -> Experience:
     """Record that the plan ``key`` has generated a token, so that its crashes do not count against the KV
-    cache.
+    cache. ``today`` is an ISO date.
     """
-    this = Served(runtime, key)
-    others = [each for each in experience.served if each != this]
-    return replace(experience, served=(*others, this)[-_MOST_LESSONS:])
+    others = [each for each in experience.served if (each.runtime, each.key) != (runtime, key)]
+    return replace(experience, served=(*others, Served(runtime, key, today))[-_MOST_LESSONS:])
 
 
-def has_served(experience: Experience, runtime: str, key: str) -> bool:
-    return Served(runtime, key) in experience.served
+def has_served(experience: Experience, runtime: str, key: str, today: str) -> bool:
+    """Whether the plan ``key`` has generated a token within ``MOST_DAYS``."""
+    proofs = (each for each in experience.served if (each.runtime, each.key) == (runtime, key))
+    return any(_is_recent(each.date, today) for each in proofs)
 
 
 def remember(experience: Experience, setback: Setback) -> Experience:
@@ -194,7 +200,7 @@ def remember(experience: Experience, setback: Setback) -> Experience:
     for each in experience.setbacks:
         if (each.runtime, each.asked, each.out_of_memory) != same:
             others.append(each)
-        elif each.bounds == setback.bounds and _is_recent(each, setback.date):
+        elif each.bounds == setback.bounds and _is_recent(each.date, setback.date):
             seen = each.seen
     kept = replace(setback, seen=seen + 1)
     return replace(experience, setbacks=(*others, kept)[-_MOST_LESSONS:])
@@ -207,14 +213,15 @@ def bounds_of(experience: Experience, runtime: str, asked: str, available_bytes:
     """
     bounds, reasons = Bounds(), []
     for setback in experience.setbacks:
-        if (setback.runtime, setback.asked) != (runtime, asked) or not _is_recent(setback, today):
+        if (setback.runtime, setback.asked) != (runtime, asked) or not _is_recent(setback.date, today):
             continue
         if setback.out_of_memory:
             if available_bytes >= _MORE_ROOM * setback.available_bytes:
                 continue
             happened = "a larger plan ran out of memory"
         else:
-            if setback.seen < _CRASHES_BELIEVED or has_served(experience, runtime, setback.failed or asked):
+            failed = setback.failed or asked
+            if setback.seen < _CRASHES_BELIEVED or has_served(experience, runtime, failed, today):
                 continue
             happened = f"a plan without this ended with {setback.cause}"
         reasons.append(f"{happened} on {setback.date}")
@@ -238,10 +245,10 @@ def _least(*numbers: int | None) -> int | None:
     return min((number for number in numbers if number is not None), default=None)
 
 
-def _is_recent(setback: Setback, today: str) -> bool:
+def _is_recent(day: str, today: str) -> bool:
     try:
-        days = (date.fromisoformat(today) - date.fromisoformat(setback.date)).days
-    except ValueError:  # a damaged file
+        days = (date.fromisoformat(today) - date.fromisoformat(day)).days
+    except ValueError:  # a damaged file, or an entry of an older version
         return False
     return abs(days) <= MOST_DAYS  # a clock may have been set back
 

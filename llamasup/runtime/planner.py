@@ -225,7 +225,7 @@ class Planner:
                 device_bytes=sizes.device_bytes,
             )
         if generated:
-            self._experience = learn_served(self._experience, self._runtime, made.key)
+            self._experience = learn_served(self._experience, self._runtime, made.key, _today())
         self._experience = self._with_setbacks(self._experience)
         # They are recorded now, and expire. Later starts have their own MOST_STEPS.
         self._failures = ()
@@ -255,7 +255,7 @@ class Planner:
     def _is_evidence(self, failed: _Failed, *, out_of_memory: bool) -> bool:
         if out_of_memory:
             return is_out_of_memory(failed.diagnosis)
-        served = has_served(self._experience, self._runtime, failed.plan.key)
+        served = has_served(self._experience, self._runtime, failed.plan.key, _today())
         return blames_the_cache(failed.diagnosis) and not served and not is_out_of_memory(failed.diagnosis)
 
     # --- making one -------------------------------------------------------------------------------

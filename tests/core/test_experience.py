@@ -11,6 +11,7 @@ from llamasup.core.bounds import Bounds
 from llamasup.core.experience import (
     Experience,
     Lesson,
+    Served,
     Setback,
     bounds_of,
     correction_of,
@@ -168,18 +169,40 @@ def test_two_crashes_that_ask_for_different_things_are_each_seen_once() -> None:
 
 
 def test_a_crash_of_a_plan_that_has_served_does_not_count() -> None:
-    assert bounds_of(learn_served(TWICE, RUNTIME, "packed"), RUNTIME, "a wish", GIB, TODAY) == Bounds()
+    assert bounds_of(learn_served(TWICE, RUNTIME, "packed", TODAY), RUNTIME, "a wish", GIB, TODAY) == Bounds()
     for other in (("another 1.0", "packed"), (RUNTIME, "another")):
-        assert bounds_of(learn_served(TWICE, *other), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
+        assert bounds_of(learn_served(TWICE, *other, TODAY), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
+
+
+@pytest.mark.parametrize(
+    ("today", "counts"), [("2026-11-10", True), ("2026-12-05", True), ("2026-12-06", False)]
+)
+def test_a_proof_expires_after_two_weeks_and_another_one_renews_it(today: str, counts: bool) -> None:
+    once = learn_served(Experience(), RUNTIME, "packed", "2026-11-01")
+    assert not has_served(once, RUNTIME, "packed", "2026-11-16")
+    again = learn_served(once, RUNTIME, "packed", TODAY)
+    assert len(again.served) == 1
+    assert has_served(again, RUNTIME, "packed", today) is counts
+
+
+def test_crashes_count_once_the_proof_has_expired() -> None:
+    served = learn_served(Experience(), RUNTIME, "packed", "2026-11-01")
+    experience = remember(remember(served, CRASH), CRASH)
+    assert bounds_of(experience, RUNTIME, "a wish", GIB, "2026-11-15") == Bounds()
+    assert bounds_of(experience, RUNTIME, "a wish", GIB, "2026-11-21").kv_type == "f16"
+
+
+def test_a_proof_without_a_date_counts_as_expired() -> None:
+    assert not has_served(Experience(served=(Served(RUNTIME, "packed"),)), RUNTIME, "packed", TODAY)
 
 
 def test_the_plans_that_served_longest_ago_are_dropped() -> None:
     experience = Experience()
     for number in (*range(40), 39, 30):
-        experience = learn_served(experience, RUNTIME, str(number))
+        experience = learn_served(experience, RUNTIME, str(number), TODAY)
     assert len(experience.served) == 16
-    assert has_served(experience, RUNTIME, "30")
-    assert not has_served(experience, RUNTIME, "23")
+    assert has_served(experience, RUNTIME, "30", TODAY)
+    assert not has_served(experience, RUNTIME, "23", TODAY)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,16 @@ def test_which_plans_have_served_is_recalled(tiny_model: Path) -> None:
     assert recall(tiny_model) == known
 
 
+def test_a_plan_that_an_older_version_saw_serving_is_recalled_without_a_date(tiny_model: Path) -> None:
+    record(tiny_model, Experience(served=(Served("llama-server 1", "a plan", "2026-11-01"),)))
+    (path,) = (state_folder() / "experience").iterdir()
+    content = path.read_bytes()
+    older = content.replace(b',"date":"2026-11-01"', b"")
+    assert older != content
+    path.write_bytes(older)
+    assert recall(tiny_model) == Experience(served=(Served("llama-server 1", "a plan"),))
+
+
 def test_a_link_to_the_model_is_the_model(tiny_model: Path, kept: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(tiny_model)

@@ -318,6 +318,20 @@ def test_no_crash_is_held_against_a_plan_that_has_served(here: Here) -> None:
     assert recall(here.model).setbacks == ()
 
 
+def test_a_crash_counts_against_a_plan_that_served_more_than_two_weeks_ago(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new driver does not change the build of llama-server."""
+    monkeypatch.setattr(module, "_today", lambda: "2026-11-01")
+    planner = here.planner()
+    planner.served(planner.plan(1), [], resident_bytes=0, generated=True)
+    for today in ("2026-11-15", "2026-11-16", "2026-11-17"):
+        monkeypatch.setattr(module, "_today", lambda today=today: today)
+        assert here.planner().plan(1).flash_attn != "off"
+        fall(here.planner(), COMPUTING)
+    assert here.planner().plan(1).flash_attn == "off"
+
+
 def test_a_plan_that_was_not_seen_to_generate_has_not_served(here: Here) -> None:
     planner = here.planner()
     planner.served(planner.plan(1), [], resident_bytes=0, generated=False)
