@@ -2,8 +2,8 @@
 
 If llama-server or the kernel reported a lack of memory, later starts avoid the plan until more memory is
 free. A crash is weaker evidence: it counts against the KV cache and flash attention only if it happened while
-they were in use, happened twice, and the same plan has not served within ``MOST_DAYS``. All these records
-expire after ``MOST_DAYS``, and when the build of llama-server changes.
+they were in use, happened twice in a row, and the same plan has not served within ``MOST_DAYS``. All these
+records expire after ``MOST_DAYS``, and when the build of llama-server changes.
 
 Kept per model file in the state folder (:mod:`llamasup.effects.experience`); read and extended here, pure.
 """
@@ -26,6 +26,7 @@ __all__ = [
     "Setback",
     "bounds_of",
     "correction_of",
+    "forget_crashes",
     "has_served",
     "learn",
     "learn_served",
@@ -191,6 +192,16 @@ def has_served(experience: Experience, runtime: str, key: str, today: str) -> bo
     """Whether the plan ``key`` has generated a token within ``MOST_DAYS``."""
     proofs = (each for each in experience.served if (each.runtime, each.key) == (runtime, key))
     return any(_is_recent(each.date, today) for each in proofs)
+
+
+def forget_crashes(experience: Experience, runtime: str, key: str) -> Experience:
+    """Remove the crashes of the plan ``key``, which has just started without one: they were not in a row."""
+    kept = (
+        each
+        for each in experience.setbacks
+        if each.out_of_memory or each.runtime != runtime or key not in (each.asked, each.failed)
+    )
+    return replace(experience, setbacks=tuple(kept))
 
 
 def remember(experience: Experience, setback: Setback) -> Experience:

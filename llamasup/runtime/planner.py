@@ -24,6 +24,7 @@ from llamasup.core.experience import (
     Experience,
     Setback,
     bounds_of,
+    forget_crashes,
     has_served,
     learn,
     learn_served,
@@ -226,6 +227,7 @@ class Planner:
             )
         if generated:
             self._experience = learn_served(self._experience, self._runtime, made.key, _today())
+        self._experience = forget_crashes(self._experience, self._runtime, made.key)
         self._experience = self._with_setbacks(self._experience)
         # They are recorded now, and expire. Later starts have their own MOST_STEPS.
         self._failures = ()

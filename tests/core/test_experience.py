@@ -15,6 +15,7 @@ from llamasup.core.experience import (
     Setback,
     bounds_of,
     correction_of,
+    forget_crashes,
     has_served,
     learn,
     learn_served,
@@ -194,6 +195,20 @@ def test_crashes_count_once_the_proof_has_expired() -> None:
 
 def test_a_proof_without_a_date_counts_as_expired() -> None:
     assert not has_served(Experience(served=(Served(RUNTIME, "packed"),)), RUNTIME, "packed", TODAY)
+
+
+@pytest.mark.parametrize("key", ["packed", "a wish"])
+def test_a_start_without_a_crash_forgets_the_crashes_of_that_plan(key: str) -> None:
+    once = remember(Experience(), CRASH)
+    between = remember(forget_crashes(once, RUNTIME, key), CRASH)
+    assert bounds_of(between, RUNTIME, "a wish", GIB, TODAY) == Bounds()
+    assert bounds_of(remember(between, CRASH), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
+
+
+def test_a_start_without_a_crash_says_nothing_about_other_plans_builds_or_memory() -> None:
+    assert forget_crashes(TWICE, RUNTIME, "another") == TWICE
+    assert forget_crashes(TWICE, "another 1.0", "packed") == TWICE
+    assert forget_crashes(KNOWN, RUNTIME, "a wish") == KNOWN
 
 
 def test_the_plans_that_served_longest_ago_are_dropped() -> None:

@@ -340,6 +340,16 @@ def test_a_plan_that_was_not_seen_to_generate_has_not_served(here: Here) -> None
     assert here.planner().plan(1).flash_attn == "off"
 
 
+def test_two_crashes_with_a_good_start_between_them_are_not_believed_without_a_warm_up(here: Here) -> None:
+    for _ in range(2):
+        fall(here.planner(), COMPUTING)
+        planner = here.planner()
+        whole = planner.plan(1)
+        planner.served(whole, [], resident_bytes=0, generated=False)
+    assert whole.flash_attn != "off"
+    assert recall(here.model).setbacks == ()
+
+
 def test_of_a_crash_and_a_lack_of_memory_each_counts_for_what_it_was(here: Here) -> None:
     whole = here.planner().plan(1)
     planner = here.planner()
