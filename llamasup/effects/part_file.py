@@ -231,7 +231,7 @@ class PartFile:
                 self._lock(fd)
                 # The last process to hold it may have published or removed it in the meantime.
                 if _is_file_at(fd, self.path):
-                    if os.fstat(fd).st_nlink == 1:
+                    if os.fstat(fd).st_nlink <= 1:  # some file systems report 0 for every file
                         return fd
                     # Another name shares these bytes: leave them to it, and start over with a new file.
                     self.path.unlink()

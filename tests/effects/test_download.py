@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import ssl
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -1258,6 +1259,25 @@ def test_pull_does_not_write_to_a_part_file_with_a_second_hard_link(tmp_path: Pa
     (tmp_path / "other").hardlink_to(part)
     assert gone(tmp_path, "o/r") == ["copy", "other"]
     assert (tmp_path / "other").read_bytes() == b"else"
+
+
+def test_a_file_system_that_reports_no_links_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fstat = os.fstat
+    calls = itertools.count()
+
+    def without_links(fd: int) -> os.stat_result:
+        assert next(calls) < 100
+        status = list(fstat(fd))
+        status[stat.ST_NLINK] = 0
+        return os.stat_result(status)
+
+    monkeypatch.setattr(os, "fstat", without_links)
+    part = PartFile(tmp_path / "m.gguf")
+    part.write(0, b"some")
+    part.keep()
+    assert (tmp_path / "m.gguf.part").read_bytes() == b"some"
 
 
 @pytest.mark.check("X10", "refused; of a link the link goes, not what it leads to")
