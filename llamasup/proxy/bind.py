@@ -107,7 +107,8 @@ def lock_beside(path: Path) -> Iterator[None]:
     removes the lock file. Where files cannot be locked (Windows, some network file systems), there is no such
     protection.
 
-    Raises PortInUse if another process holds the lock for too long, OSError if the folder cannot be used.
+    Raises PortInUse if another process holds the lock for too long, PortNotAllowed if the lock file cannot be
+    opened, OSError if the folder cannot be used.
     """
     if sys.platform == "win32":
         yield
@@ -126,7 +127,7 @@ def _locked(lock: Path) -> int:
 
     until = monotonic() + _LOCK_WAIT_S
     while True:
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        fd = _opened(lock)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same_file(fd, lock):
@@ -142,6 +143,18 @@ def _locked(lock: Path) -> int:
         except OSError:  # no locks on this file system
             return fd
         os.close(fd)
+
+
+def _opened(lock: Path) -> int:
+    try:
+        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if not os.path.lexists(lock):
+            raise  # the folder is the problem
+        raise PortNotAllowed(
+            f"cannot open the lock file {str(lock)!r} of the socket ({error.strerror or error})",
+            remedy="remove the lock file, or choose another path for the socket",
+        ) from error
 
 
 def _is_same_file(fd: int, path: Path) -> bool:

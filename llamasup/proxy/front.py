@@ -10,7 +10,7 @@ from pathlib import Path
 from socket import SHUT_RDWR, socket
 
 from llamasup.core.address import Address, TcpAddress, UnixAddress
-from llamasup.core.errors import PortInUse
+from llamasup.core.errors import PortInUse, PortNotAllowed
 from llamasup.proxy.bind import bind, bind_unix, lock_beside
 from llamasup.proxy.tls import TlsContext
 
@@ -43,7 +43,7 @@ class Front:
         for path, made in self._files.items():
             # The lock keeps other processes from replacing the file between the check and the removal. While
             # our socket is open, no other file can have its inode.
-            with suppress(OSError, PortInUse), lock_beside(path):
+            with suppress(OSError, PortInUse, PortNotAllowed), lock_beside(path):
                 if _identity(path) == made:
                     path.unlink(missing_ok=True)
         for each in self.sockets:

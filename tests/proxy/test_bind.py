@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from llamasup.core.errors import PortInUse, PortNotAllowed
 from llamasup.proxy import bind, bind_unix
 from llamasup.proxy.bind import lock_beside
+from llamasup.proxy.front import listen
 
 
 def test_port_0_takes_a_free_one_and_listens() -> None:
@@ -153,3 +156,48 @@ def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(
         bind_unix(str(path))
     with bind_unix(str(path)):
         assert os.listdir(tmp_path) == ["a.sock"]  # noqa: PTH208
+
+
+def make_folder(lock: Path) -> None:
+    lock.mkdir()
+
+
+def make_read_only(lock: Path) -> None:
+    lock.touch(mode=0o400)
+
+
+def make_link(lock: Path) -> None:
+    lock.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_folder,
+        make_link,
+        pytest.param(
+            make_read_only, marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write to every file")
+        ),
+    ],
+)
+def test_a_lock_file_that_cannot_be_opened_is_named_with_its_remedy(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    lock = tmp_path / ".a.sock.lock"
+    make(lock)
+    with pytest.raises(PortNotAllowed, match=re.escape(f"cannot open the lock file '{lock}'")) as refused:
+        bind_unix(str(tmp_path / "a.sock"))
+    assert refused.value.remedy.startswith("remove the lock file")
+
+
+def test_a_folder_that_is_missing_is_not_reported_as_trouble_with_the_lock_file(tmp_path: Path) -> None:
+    with pytest.raises(PortNotAllowed, match="cannot listen on") as refused:
+        bind_unix(str(tmp_path / "none" / "a.sock"))
+    assert "a folder that exists" in refused.value.remedy
+
+
+def test_a_front_whose_lock_file_cannot_be_opened_still_closes(tmp_path: Path) -> None:
+    front = listen([str(tmp_path / "a.sock")], 0)
+    (tmp_path / ".a.sock.lock").mkdir()
+    front.close()
+    assert all(each.fileno() == -1 for each in front.sockets)
