@@ -5,11 +5,12 @@ A runtime that is there but does not work is an error; it is never passed over f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -177,7 +178,7 @@ def _surroundings(candidate: Candidate, environ: Mapping[str, str]) -> str:
     """
     seen: list[object] = [_boot_id()]
     if candidate.kind == "embedded":
-        seen += _stamps(Path(__file__).parent.parent / "embedded", ("",))
+        seen += _stamps(Path(__file__).parent.parent / "embedded", lambda name: True)
     else:
         seen += _own_files(candidate)
     seen += _driver_files()
@@ -190,19 +191,23 @@ def _build(candidate: Candidate) -> str:
     if candidate.kind == "embedded":
         return ""
     real = Path(os.path.realpath(candidate.path))
-    seen = [*_stamps(real.parent, (real.name,)), *_own_files(candidate)]
+    seen = [*_stamps(real.parent, lambda name: name == real.name), *_own_files(candidate)]
     return hashlib.sha256(repr(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _own_files(candidate: Candidate) -> list[tuple[str, int]]:
-    own_folder = Path(os.path.realpath(candidate.path)).parent
-    return _stamps(own_folder, ("libllama", "libggml", "libmtmd", "llama", "ggml", "mtmd"))
+    """The program's libraries. Other programs of the folder, such as llamasup, do not change it."""
+    return _stamps(Path(os.path.realpath(candidate.path)).parent, _is_library)
+
+
+def _is_library(name: str) -> bool:
+    return name.endswith(".dll") if sys.platform == "win32" else name.startswith("lib")
 
 
 def _driver_files() -> list[tuple[str, int]]:
     return [
-        *_stamps(Path("/dev"), ("nvidia", "kfd"), modified=False),
-        *_stamps(Path("/dev/dri"), ("render",), modified=False),
+        *_stamps(Path("/dev"), lambda name: name.startswith(("nvidia", "kfd")), modified=False),
+        *_stamps(Path("/dev/dri"), lambda name: name.startswith("render"), modified=False),
     ]
 
 
@@ -213,16 +218,16 @@ def _boot_id() -> str:
         return ""
 
 
-def _stamps(folder: Path, prefixes: tuple[str, ...], *, modified: bool = True) -> list[tuple[str, int]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(
-                (entry.name, entry.stat().st_mtime_ns if modified and entry.is_file() else 0)
-                for entry in entries
-                if entry.name.startswith(prefixes)
-            )
-    except OSError:
-        return []
+def _stamps(folder: Path, wanted: Callable[[str], bool], *, modified: bool = True) -> list[tuple[str, int]]:
+    stamps = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if wanted(entry.name):
+                with contextlib.suppress(OSError):  # removed meanwhile
+                    stamps.append(
+                        (entry.name, entry.stat().st_mtime_ns if modified and entry.is_file() else 0)
+                    )
+    return sorted(stamps)
 
 
 def _asked(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> Capabilities:

@@ -592,6 +592,44 @@ def test_a_library_that_was_replaced_beside_the_program_counts_as_a_change(tmp_p
     assert runtimes._surroundings(candidate, {}) != before
 
 
+def test_a_build_is_its_program_and_its_libraries_and_no_other_program_of_the_folder(tmp_path: Path) -> None:
+    server = tmp_path / "llama-server"
+    names = ("llama-server", "libggml-base.so", "llamasup", "llama-cli")
+    for name in names:
+        (tmp_path / name).write_bytes(b"1")
+    candidate = runtime_search.Candidate("binary", str(server), (str(server),), "")
+    before = runtimes._build(candidate)
+    for number, name in enumerate(names):
+        os.utime(tmp_path / name, ns=(0, number + 1))
+        after = runtimes._build(candidate)
+        assert (after != before) is (name in ("llama-server", "libggml-base.so")), name
+        before = after
+
+
+def test_a_file_that_disappears_during_the_scan_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("libggml.so", "libllama.so", "libmtmd.so"):
+        (tmp_path / name).write_bytes(b"1")
+
+    class Scan:
+        """Lists one library that is removed before its state is read."""
+
+        def __init__(self, folder: Path) -> None:
+            self._entries = list(real_scan(folder))
+            (folder / "libllama.so").unlink()
+
+        def __enter__(self) -> list[os.DirEntry[str]]:
+            return self._entries
+
+        def __exit__(self, *_raised: object) -> None:
+            pass
+
+    real_scan = os.scandir
+    monkeypatch.setattr(os, "scandir", Scan)
+    assert [name for name, _ in runtimes._stamps(tmp_path, lambda name: True)] == ["libggml.so", "libmtmd.so"]
+
+
 def test_a_corrupt_cache_is_asked_over(tmp_path: Path, embedded: Path) -> None:
     first = find(None, tmp_path)
     (entry,) = (tmp_path / "cache").iterdir()
