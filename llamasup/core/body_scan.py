@@ -1,4 +1,4 @@
-"""Scans a JSON body that arrives in pieces, without keeping it.
+"""Scans a JSON body, or a form, that arrives in pieces, without keeping it.
 
 The scan finds two facts: how many jobs llama-server starts for the body, and which of its strings
 llama-server would fetch as URLs. It reads both as llama-server (b11434) does. Of duplicate keys the one with
@@ -33,6 +33,14 @@ _OUTSIDE = re.compile(rb'[^"\[\]{}]*').match
 _INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL).match
 _CONTENT = re.compile(rb"[^\s,\]]").search
 _DIGIT = re.compile(rb"[0-9]").search
+_MOST_LINE: Final = 4096  # bytes of a line in the head of a form's part
+_DISPOSITION = re.compile(rb"\r\n(?i:content-disposition:)").finditer
+# A field whose name is plain. Any other spelling counts as the name of a list.
+_FIELD = re.compile(
+    rb'[ \t]*form-data[ \t]*;[ \t]*name=("?)([\w.\[\]-]+)\1'
+    rb'(?:[ \t]*;[ \t]*filename\*?=(?:"[^"\r\n]*"|[^";\r\n]*))*[ \t]*',
+    re.IGNORECASE,
+).fullmatch
 _NOT_A_NUMBER = b": \t\r\n"
 
 # The first four characters of a string that may be a URL for llama-server (b11434: it begins with "http").
@@ -61,9 +69,9 @@ class BodyScan:
         "_commas",
         "_content",
         "_counts",
-        "_delimiters",
         "_end",
         "_escape",
+        "_fields",
         "_in_string",
         "_integers",
         "_is_object",
@@ -73,8 +81,10 @@ class BodyScan:
         "_kept",
         "_key",
         "_keys",
+        "_line",
         "_lists",
         "_number",
+        "_opening",
         "_overlong",
         "_steps",
         "_text_from",
@@ -93,7 +103,10 @@ class BodyScan:
         self._urls = urls
         self._steps = 0
         self._end = b""  # the last bytes of the previous piece
-        self._delimiters = 0  # between the parts of a form
+        self._opening = b""  # the first two bytes of the body
+        # State of a form.
+        self._fields = 0  # whose names may be those of lists
+        self._line = b""  # the begin of a line of a part's head that is not complete
         # For each open array and object, outermost first: its key, and whether it is an object.
         self._keys: list[bytes] = []
         self._is_object: list[bool] = []
@@ -120,20 +133,47 @@ class BodyScan:
     def jobs(self) -> int:
         if self.unclear:
             return MANY_JOBS
-        items = max(self._items, self._delimiters) if self._lists else 1
+        items = max(self._items, self._fields) if self._lists else 1
         return min(items * self._times, MANY_JOBS)
 
     def feed(self, piece: bytes) -> None:
         before, head = self._end, piece[:_OVERLAP]
         if self._urls and not self.suspect:
             self.suspect = may_hold_url(piece) or may_hold_url(before + head)
-        # Form fields of one name become an array (b11434). No line of JSON begins with two hyphens.
-        self._delimiters += piece.count(b"\r\n--") + (before[-3:] + head[:3]).count(b"\r\n--")
+        if self._lists:
+            self._find_fields(piece)
+        if len(self._opening) < 2:
+            self._opening = (self._opening + piece)[:2]
         self._end = (before + piece if len(piece) < _OVERLAP else piece)[-_OVERLAP:]
+        if self._opening == b"--":  # a form: its values are text, and its files may be anything
+            return
         for begin in range(0, len(piece), WINDOW):
             if self.unclear:
                 return
             self._read(piece[begin : begin + WINDOW])
+
+    def _find_fields(self, piece: bytes) -> None:
+        """Count the fields of a form (b11434: fields of one name become an array). No JSON has such a line.
+
+        Also before a form's first delimiter, and whatever its delimiter is: a field needs this line.
+        """
+        text = self._line + piece if self._line else piece
+        self._line = b""
+        for found in _DISPOSITION(text):
+            self._steps += 1
+            begin = found.end()
+            end = text.find(b"\r\n", begin, begin + _MOST_LINE)
+            if end < 0 and len(text) - begin < _MOST_LINE:
+                self._line = text[found.start() :]
+                return
+            field = _FIELD(text, begin, end) if end >= 0 else None
+            self._fields += field is None or field[2] in self._lists
+        if self._steps > MOST_STEPS:
+            self.unclear = True
+        tail = text[1 - len(b"\r\ncontent-disposition:") :]
+        at = tail.find(b"\r")
+        if at >= 0:
+            self._line = tail[at:]
 
     def _read(self, piece: bytes) -> None:
         at, size = 0, len(piece)

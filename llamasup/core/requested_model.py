@@ -24,7 +24,7 @@ import msgspec
 
 from llamasup.core.body_scan import MANY_JOBS, scanned, times
 
-__all__ = ["LISTS", "PROMPTS", "BodyTooDeep", "lists_of", "named_in_path", "read_body"]
+__all__ = ["FORMS_ONLY", "LISTS", "PROMPTS", "BodyTooDeep", "lists_of", "named_in_path", "read_body"]
 
 MOST_DELIMITER: Final = 128  # bytes; RFC 2046 allows 72 and its line's end
 MOST_PART_HEAD: Final = 4096  # bytes: two lines, with a file's name in one of them
@@ -44,6 +44,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # --- jobs ------------------------------------------------------------------------------------------
 
+FORMS_ONLY: Final = ("/audio/transcriptions", "/v1/audio/transcriptions")
+"""Routes that take a form with one file: one job."""
 LISTS: Final = ("prompt", "input", "content", "documents", "texts", "questions")
 """The fields whose items are jobs on some route."""
 PROMPTS: Final = ("prompt",)
@@ -57,8 +59,7 @@ _LISTS: dict[str, tuple[str, ...]] = dict.fromkeys(
         "/v1/responses",
         "/v1/messages",
         "/infill",
-        "/audio/transcriptions",
-        "/v1/audio/transcriptions",
+        *FORMS_ONLY,
     ],
     (),
 )
@@ -157,7 +158,8 @@ def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
             else:
                 if body.startswith(b"--"):
                     name = _named_in_form(body)
-                jobs = scanned(body, (each.encode() for each in shape.lists)).jobs
+                if label not in FORMS_ONLY:
+                    jobs = scanned(body, (each.encode() for each in shape.lists)).jobs
     if not name and query:
         name = _named_in_query(query)
     return name or None, jobs

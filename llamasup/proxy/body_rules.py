@@ -13,7 +13,7 @@ from llamasup.core.allowed import ANYWHERE
 from llamasup.core.body_scan import MANY_JOBS, BodyScan, may_hold_url, scanned
 from llamasup.core.http import HeadRules, HttpError
 from llamasup.core.remote_media import refused_media
-from llamasup.core.requested_model import BodyTooDeep, lists_of, read_body
+from llamasup.core.requested_model import FORMS_ONLY, BodyTooDeep, lists_of, read_body
 from llamasup.core.routes import CONTROL, Work
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def judge_scan(request: Request, scan: BodyScan, proxy: Proxy) -> HttpError | No
         return _COMPRESSED
     if (refusal := _judge_media(scan, proxy.config.remote_media)) is not None:
         return refusal
-    request.jobs = scan.jobs if request.needs_place else 1
+    if request.needs_place and request.head.route.label not in FORMS_ONLY:
+        request.jobs = scan.jobs
     return proxy.keys.weigh(request) if request.jobs > 1 else None
 
 
@@ -82,10 +83,8 @@ def _judge_media(scan: BodyScan, allowed: tuple[str, ...]) -> HttpError | None:
 def _takes_media(request: Request) -> bool:
     """Whether llama-server could fetch URLs of this body. Unknown routes may."""
     route = request.head.route
-    return route.work is not Work.RERANKING and route.label not in _FORMS_ONLY
+    return route.work is not Work.RERANKING and route.label not in FORMS_ONLY
 
-
-_FORMS_ONLY = ("/audio/transcriptions", "/v1/audio/transcriptions")
 
 # llama-server refuses these, too, unless its cpp-httplib was built with decompression.
 _is_compressed = re.compile(

@@ -17,6 +17,11 @@ URL = "http://good.example/x"
 IMAGE = {"type": "image_url", "image_url": {"url": URL}}
 
 
+def form_of(*names: str) -> str:
+    parts = [f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n["a", "b"]' for name in names]
+    return "\r\n".join((*parts, "--b--\r\n"))
+
+
 def in_pieces(body: bytes, *cuts: int, lists: tuple[str, ...] = ("prompt",)) -> BodyScan:
     scan = BodyScan((each.encode() for each in lists), urls=True)
     for begin, end in zip((0, *cuts), (*cuts, len(body)), strict=True):
@@ -75,7 +80,14 @@ def counted_as_the_oracle_counts(body: bytes, label: str, cuts: Sequence[int]) -
         ('{"\\ud800": ["a", "b"]}', 1),
         ("]]]", 1),
         ("", 1),
-        ("--b\r\nA: b\r\n\r\none\r\n--b\r\nA: b\r\n\r\ntwo\r\n--b\r\nA: b\r\n\r\nthree\r\n--b--\r\n", 3),
+        (form_of(*["prompt"] * 3, "n", "model", "max_tokens"), 3),
+        (form_of("prompt", "n", "model", "max_tokens"), 1),
+        (form_of("prompt", 'x"; filename="a; name=b.wav', 'y"; filename*="UTF-8'), 1),
+        (form_of("x", 'y"; name="prompt', "pr%6fmpt", "prompt; a=b"), 3),  # odd names count
+        (form_of("prompt", "prompt").replace("Content-D", "content-d").replace('"', ""), 2),
+        ("a preamble\r\n" + form_of("prompt", "prompt"), 2),
+        ("--another\r\n" + form_of("prompt", "prompt"), 2),
+        ("--b\r\nContent-Disposition: form-data; name=prompt\r", 1),
     ],
 )
 def test_the_jobs_of_a_body_are_counted_wherever_it_is_cut(body: str, jobs: int) -> None:
@@ -84,6 +96,22 @@ def test_the_jobs_of_a_body_are_counted_wherever_it_is_cut(body: str, jobs: int)
     assert in_pieces(raw, *range(1, len(raw))).jobs == jobs
     for cut in range(len(raw)):
         assert in_pieces(raw, cut).jobs == jobs, cut
+
+
+def test_the_files_of_a_form_are_not_read() -> None:
+    audio = b'{"prompt":["a","b"],"n":9}' + b"[" * 1000 + bytes(range(256)) * 1000
+    assert scanned(form_of("prompt").encode().replace(b'["a", "b"]', audio), (b"prompt",)).jobs == 1
+
+
+def test_a_line_of_a_form_that_does_not_end_counts_as_one_field() -> None:
+    scan = BodyScan((b"prompt",))
+    for piece in (b"--b\r\nContent-Disposition: form-data; name=x", b" " * 5000, b"\r\n"):
+        scan.feed(piece)
+    assert (scan.jobs, scan.unclear, scan._fields) == (1, False, 1)
+
+
+def test_a_form_of_too_many_parts_counts_as_heavy() -> None:
+    assert scanned(form_of(*["x"] * (MOST_STEPS + 1)).encode(), (b"prompt",)).jobs == MANY_JOBS
 
 
 def test_the_members_of_questions_are_counted() -> None:

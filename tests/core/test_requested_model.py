@@ -204,7 +204,10 @@ def test_a_path_names_a_model(path: bytes, named: str | None) -> None:
         ("/completion", b'{"prompt": ["a", "b"]}\0', 2),
         ("/completion", b'\xef\xbb\xbf{"prompt": ["a", "b"]', 2),
         ("/completion", b'{"prompt": ["a", "b"]]]', 2),  # no JSON: what it could be for a laxer reader
-        ("/completion", b"--b\r\n\r\none\r\n--b\r\n\r\ntwo\r\n--b--\r\n", 2),
+        ("/completion", form(part("prompt", b"one"), part("prompt", b"two"), part("n", b"3")), 2),
+        ("/completion", form(part("prompt", b"one"), part("file", WAV, 'filename="a.wav"')), 1),
+        ("/v1/audio/transcriptions", form(part("file", WAV * 3, 'filename="a.wav"'), part("n", b"2")), 1),
+        ("/v1/audio/transcriptions", b"a preamble\r\n" + form(part("file", b"[" * 999)), 1),
         ("/v1/embeddings", b'{"input": ["a", "b", "c"]}', 3),
         ("/embedding", b'{"content": ["a", "b", "c"]}', 3),
         ("/v1/rerank", b'{"documents": ["a", "b"], "query": "a"}', 2),

@@ -222,6 +222,27 @@ def test_jobs_of_a_client_that_leaves_are_given_back(make_rig: MakeRig) -> None:
     assert status(client.message()[0]) == 200
 
 
+AUDIO = b"RIFF" + bytes(range(256)) * 1000
+
+
+@pytest.mark.parametrize("path", [b"/v1/audio/transcriptions", b"/any"])
+@pytest.mark.parametrize("route_by_model", [True, False])  # False: it is sent on as it comes
+def test_a_form_with_a_file_is_one_job(make_rig: MakeRig, path: bytes, *, route_by_model: bool) -> None:
+    rig = make_rig(config("k name=app concurrent=1", route_by_model=route_by_model))
+    fields = [("model", b"m"), ("n", b"2"), ("max_tokens", b"2"), ('file"; filename="a.wav', AUDIO)]
+    body = b"".join(
+        b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (name.encode(), value)
+        for name, value in fields
+    )
+    client = rig.connect()
+    client.send(keyed(b"k", body + b"--b--\r\n", path))
+    child = rig.accept()
+    child.message()
+    assert busy(rig) == 1
+    child.send(answer())
+    assert status(client.message()[0]) == 200
+
+
 # --- bodies that are sent on as they come
 
 
