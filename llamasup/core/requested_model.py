@@ -99,7 +99,7 @@ class _Shape:
         for name in self.lists:
             raw = getattr(asked, name)
             if raw is not _ABSENT:
-                items = max(items, _members(raw) if name == "questions" else _items(raw))
+                items = max(items, _scanned_items(raw, b"questions") if name == "questions" else _items(raw))
         if asked.n is not _ABSENT or asked.n_cmpl is not _ABSENT:
             items *= max(times(bytes(asked.n)), times(bytes(asked.n_cmpl)))
         return min(items, MANY_JOBS)
@@ -111,7 +111,7 @@ _ANY_SHAPE = _SHAPES[LISTS]
 
 
 def _items(raw: msgspec.Raw) -> int:
-    """The items of a list; any other value is one job. Beyond ``_COUNTED`` items, counts commas instead."""
+    """The items of a list; any other value is one job. Beyond ``_COUNTED`` items, a scan counts them."""
     if memoryview(raw)[0] != 0x5B or _begins_with_number(raw):
         return 1
     count = 0
@@ -120,11 +120,11 @@ def _items(raw: msgspec.Raw) -> int:
             return max(1, count)
         if memoryview(item)[0] in b"0123456789-":
             return 1
-    return bytes(raw).count(b",") + 1
+    return _scanned_items(raw, b"prompt")
 
 
-def _members(raw: msgspec.Raw) -> int:
-    return scanned(b'{"questions":%b}' % bytes(raw), (b"questions",)).jobs
+def _scanned_items(raw: msgspec.Raw, name: bytes) -> int:
+    return scanned(b'{"%b":%b}' % (name, bytes(raw)), (name,)).jobs
 
 
 # --- bodies ----------------------------------------------------------------------------------------
