@@ -21,7 +21,7 @@ __all__ = ["MANY_JOBS", "MOST_DEPTH", "MOST_STEPS", "BodyScan", "scanned", "time
 
 MANY_JOBS: Final = 1 << 20
 """The number of jobs of a body that cannot be counted. No server has so many places."""
-MOST_STEPS: Final = 100_000  # 0.1 s in all; a chat of 1 MB has 20,000
+MOST_STEPS: Final = 100_000  # 0.1 s in all; 8,000 messages of a chat whose contents are arrays
 MOST_DEPTH: Final = 512
 WINDOW: Final = 1 << 16  # bytes per match: the memory of a regular expression grows with them
 _MOST_KEY: Final = 128  # raw bytes; the longest relevant name has 66, with every letter escaped

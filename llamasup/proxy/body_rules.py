@@ -7,6 +7,7 @@ A buffered body is decoded; a body that is forwarded while it arrives is scanned
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llamasup.core.allowed import ANYWHERE
@@ -61,15 +62,26 @@ def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
     return BodyScan(lists if request.needs_place else (), urls=_takes_media(request))
 
 
-def judge_scan(request: Request, scan: BodyScan, proxy: Proxy) -> HttpError | None:
-    """Check a completely scanned body; returns the refusal, if any."""
+def judge_scan(
+    request: Request, scan: BodyScan, proxy: Proxy, whole: Callable[[], bytes | None]
+) -> HttpError | None:
+    """Check a completely scanned body; returns the refusal, if any. ``whole``: the body, if it is kept."""
     if _is_compressed(request.head.opening):
         return _COMPRESSED
     if (refusal := _judge_media(scan, proxy.config.remote_media)) is not None:
         return refusal
     if request.needs_place and request.head.route.label not in FORMS_ONLY:
-        request.jobs = scan.jobs
+        request.jobs = _jobs_of(request, whole()) if scan.unclear else scan.jobs
     return proxy.keys.weigh(request) if request.jobs > 1 else None
+
+
+def _jobs_of(request: Request, body: bytes | None) -> int:
+    if body is None:
+        return MANY_JOBS
+    try:
+        return read_body(body, b"", request.head.route.label)[1]
+    except BodyTooDeep:
+        return MANY_JOBS
 
 
 def _judge_media(scan: BodyScan, allowed: tuple[str, ...]) -> HttpError | None:

@@ -90,7 +90,7 @@ class Upload:
         if whole:
             ready.popleft()
             if request.refusal is None and self._scan is not None:
-                request.refusal = judge_scan(request, self._scan, self._downstream.proxy)
+                request.refusal = judge_scan(request, self._scan, self._downstream.proxy, self._whole)
         if request.refusal is not None:
             request.keep_alive = False
             self._exchange.refused(request.refusal)
@@ -179,6 +179,10 @@ class Upload:
     def forget(self) -> None:
         """The answer has begun: nothing of this will be sent again."""
         self._kept = None
+
+    def _whole(self) -> bytes | None:
+        """The body, as long as no part of it has been dropped."""
+        return None if self._kept is None else bytes(self._received())
 
     def _received(self) -> bytearray:
         """Everything received. Only while nothing of it has been dropped."""

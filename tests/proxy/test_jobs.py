@@ -222,6 +222,19 @@ def test_jobs_of_a_client_that_leaves_are_given_back(make_rig: MakeRig) -> None:
     assert status(client.message()[0]) == 200
 
 
+@pytest.mark.parametrize("route_by_model", [True, False])
+def test_a_chat_of_many_short_messages_is_one_job(make_rig: MakeRig, *, route_by_model: bool) -> None:
+    rig = make_rig(config("k name=app concurrent=1", route_by_model=route_by_model))
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    client = rig.connect()
+    client.send(keyed(b"k", json.dumps({"messages": [message] * 9000}).encode(), b"/v1/chat/completions"))
+    child = rig.accept()
+    child.message()
+    assert busy(rig) == 1
+    child.send(answer())
+    assert status(client.message()[0]) == 200
+
+
 AUDIO = b"RIFF" + bytes(range(256)) * 1000
 
 
