@@ -140,7 +140,7 @@ def _read(said: Mapping[Any, Any], environ: Mapping[str, str], *, more_models: b
         raise ConfigMistakes("config", tuple(replace(each, line=0) for each in mistakes))
     config = reading.config
     models = {name: structs.replace(entry, where="") for name, entry in config.models.items()}
-    return structs.replace(config, models=models)  # a program says it, and no line of a file
+    return structs.replace(config, models=models, lines={})  # a program says it, and no line of a file
 
 
 def _plain(said: Any) -> Any:

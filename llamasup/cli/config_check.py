@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamasup.config.keys import FilePath, Many
-from llamasup.config.mistakes import NOT_SHOWN, Mistake, Place, place_text, shown
+from llamasup.config.mistakes import NOT_SHOWN, Mistake, Place, mistake_at, place_text, shown
 from llamasup.config.reading import Reading, keys_of
 from llamasup.config.values import Config, ModelKeys
 from llamasup.core.address import is_local
@@ -98,9 +98,7 @@ def _said(problem: Problem) -> str:
 
 
 def _mistake(reading: Reading, place: Place, what: str) -> Mistake:
-    while place and place not in reading.lines:
-        place = place[:-1]
-    return Mistake(reading.lines.get(place, 0), place_text(place), reading.as_written(what))
+    return mistake_at(place, reading.as_written(what), reading.config.lines)
 
 
 # --- who gets in -------------------------------------------------------------------------------------

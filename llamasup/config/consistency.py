@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from llamasup.config.mistakes import MOST_PATTERNS, Mistake, Place, place_text, shown
+from llamasup.config.mistakes import MOST_PATTERNS, Mistake, Place, mistake_at, place_text, shown
 from llamasup.config.values import Config, ModelKeys
 from llamasup.core.address import TcpAddress, UnixAddress
 from llamasup.core.model_names import is_pattern, pattern
@@ -18,10 +18,11 @@ __all__ = ["inconsistencies"]
 _SOURCES = ("path", "repo", "url")
 
 
-def inconsistencies(config: Config, lines: Mapping[Place, int], *, models_are_known: bool) -> list[Mistake]:
-    """``lines``: of every key that is given. ``models_are_known``: none was refused and none comes from
-    elsewhere, so that a name which is not there is a mistake.
+def inconsistencies(config: Config, *, models_are_known: bool) -> list[Mistake]:
+    """``models_are_known``: none was refused and none comes from elsewhere, so that a name which is not there
+    is a mistake.
     """
+    lines = config.lines
     found = (
         *_of_listening(config),
         *_of_models(config, lines),
@@ -30,13 +31,7 @@ def inconsistencies(config: Config, lines: Mapping[Place, int], *, models_are_kn
     )
     if models_are_known and not _can_find_more(lines):
         found += tuple(_without_models(config, lines))
-    return [_mistake(place, what, lines) for place, what in found]
-
-
-def _mistake(place: Place, what: str, lines: Mapping[Place, int]) -> Mistake:
-    while place and place not in lines:  # one value for a list of one, say
-        place = place[:-1]
-    return Mistake(lines.get(place, 0), place_text(place), what)
+    return [mistake_at(place, what, lines) for place, what in found]
 
 
 _Found = Iterator[tuple[Place, str]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llamasup.core.errors import ConfigInvalid
@@ -14,6 +15,7 @@ __all__ = [
     "ConfigMistakes",
     "Mistake",
     "Place",
+    "mistake_at",
     "place_text",
     "shown",
 ]
@@ -61,6 +63,13 @@ class ConfigMistakes(ConfigInvalid):
         super().__init__(
             f"{printable(file)} has {count}.", details=(*told, f"… and {left} more") if left else told
         )
+
+
+def mistake_at(place: Place, what: str, lines: Mapping[Place, int]) -> Mistake:
+    """At the key of ``place``, or at the nearest one above it that the file gives."""
+    while place and place not in lines:  # one value for a list of one, say
+        place = place[:-1]
+    return Mistake(lines.get(place, 0), place_text(place), what)
 
 
 def shown(text: str) -> str:

@@ -41,14 +41,13 @@ _BARE_VARIABLE = re.compile(r"\$[A-Za-z_]")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``lines``: of each key that is given. What is wrong has its default in ``config``.
+    """What is wrong has its default in ``config``.
 
     ``written``: what stands in the file for each value that is partly the environment's; ``hidden`` are those
     that may be secrets, pasted where the path of one belongs.
     """
 
     config: Config
-    lines: Mapping[Place, int]
     written: Mapping[str, str]
     hidden: Set[Place]
 
@@ -110,13 +109,13 @@ def read_text(
     """
     root, mistakes = parse(content, file, max(size_bytes, len(content)))
     reader = _Reader(file, folder, environ, mistakes)
-    config = reader.whole(root)
-    reading = Reading(config, reader.lines, reader.written, reader.hidden)
+    config = msgspec.structs.replace(reader.whole(root), lines=reader.lines)
+    reading = Reading(config, reader.written, reader.hidden)
     if all(each.key for each in mistakes):
         sections = {re.split(r"[.\[]", each.key)[0] for each in mistakes}
         is_sure = "models" not in sections and sections <= keys_of(Config).keys()
         models_are_known = is_sure and not more_models
-        found = inconsistencies(config, reader.lines, models_are_known=models_are_known)
+        found = inconsistencies(config, models_are_known=models_are_known)
         mistakes += [replace(each, what=reading.as_written(each.what)) for each in found]
     return reading, tuple(mistakes)
 

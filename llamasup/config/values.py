@@ -31,6 +31,7 @@ from llamasup.config.kinds import (
     Whole,
     WholeOr,
 )
+from llamasup.config.mistakes import Place
 from llamasup.config.sizes import Size
 from llamasup.core.address import Address, TcpAddress, UnixAddress
 from llamasup.core.model_rules import ModelRule
@@ -344,6 +345,9 @@ class Config(_Keys, frozen=True, kw_only=True):
         Slots()
     )
     watch: Annotated[bool, Key(Switch(), "Take changes of this file over as they are made.")] = False
+
+    lines: Mapping[Place, int] = {}
+    """Of each key that the file gives."""
 
     @property
     def hosts(self) -> tuple[str, ...]:

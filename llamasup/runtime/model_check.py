@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from llamasup.config.mistakes import ConfigMistakes, Mistake, Place, place_text
+from llamasup.config.mistakes import ConfigMistakes, Mistake, Place, mistake_at, place_text
 from llamasup.config.values import Config, ModelEntry
 from llamasup.core.capabilities import Capabilities
 from llamasup.core.errors import ConfigInvalid, LlamasupError, UsageInvalid
@@ -55,7 +55,8 @@ def wrong_models(config: Config, specs: Iterable[ModelSpec], options: PoolOption
             _refuse_crowded(sized, pinned)
         except LlamasupError as error:
             name, key = _place_of(said, error)
-            yield WrongModel(("models", name, *key), said[name].where, error)
+            place = ("models", name, *key)
+            yield WrongModel(place, _where(place, said[name].where, config), error)
 
 
 def wrong_flags(config: Config, capabilities: Capabilities, *, file: str) -> Iterator[WrongModel]:
@@ -64,18 +65,20 @@ def wrong_flags(config: Config, capabilities: Capabilities, *, file: str) -> Ite
 
     ``file``: of the config; empty if the config comes from a program.
     """
-    yield from _wrong_flags(("defaults", "extra"), config.defaults.extra, f"{file}:0", capabilities)
-    for name, entry in config.models.items():
-        yield from _wrong_flags(("models", name, "extra"), entry.extra, entry.where, capabilities)
+    given: list[tuple[Place, tuple[str, ...] | None, str]]
+    given = [(("defaults", "extra"), config.defaults.extra, f"{file}:0")]
+    given += [(("models", name, "extra"), entry.extra, entry.where) for name, entry in config.models.items()]
+    for place, extra, where in given:
+        try:
+            read_extra(capabilities, extra or ())
+        except UsageInvalid as error:
+            yield WrongModel(place, _where(place, where, config), error)
 
 
-def _wrong_flags(
-    place: Place, extra: tuple[str, ...] | None, where: str, capabilities: Capabilities
-) -> Iterator[WrongModel]:
-    try:
-        read_extra(capabilities, extra or ())
-    except UsageInvalid as error:
-        yield WrongModel(place, where, error)
+def _where(place: Place, where: str, config: Config) -> str:
+    """FILE:LINE of the key at ``place``, which is in the file of ``where``; "": a program says it."""
+    file = where.rpartition(":")[0]
+    return f"{file}:{mistake_at(place, '', config.lines).line}" if file else ""
 
 
 def refusal(wrong: Iterable[WrongModel]) -> LlamasupError | None:

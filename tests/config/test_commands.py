@@ -23,7 +23,7 @@ from llamasup.config.starter import Surroundings, starter_text
 from llamasup.core.errors import RuntimeMissing
 from llamasup.effects.files import models_folder
 from llamasup.runtime.events import Bus
-from llamasup.serving import ServeService, serve_options
+from llamasup.serving import ConfigSource, ServeService, serve_options
 from llamasup.testing.fake_server import install
 from llamasup.testing.models import tiny_decoder
 from tests.config.reading import config_of
@@ -184,9 +184,9 @@ def test_what_serve_would_refuse_is_told_by_check_and_by_serve_alike(
     with pytest.raises(ConfigMistakes) as refused:
         ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
     assert [(each.line, each.key) for each in refused.value.mistakes] == [
-        (3, "models.b.kv_type"),
+        (5, "models.b.kv_type"),
         (6, "models.c2.5.path"),
-        (7, "models.d.extra"),
+        (9, "models.d.extra"),
     ]
 
 
@@ -219,13 +219,20 @@ def test_flags_that_every_start_refuses_are_mistakes_wherever_they_are(
     for place in ("4: defaults.extra", "7: models.x*.extra", "10: models.far.extra"):
         assert f"{path}:{place}: " in said
 
-    with pytest.raises(ConfigMistakes) as refused:
-        ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
-    assert [each.key for each in refused.value.mistakes] == [
-        "defaults.extra",
-        "models.x*.extra",
-        "models.far.extra",
-    ]
+    options = serve_options(lambda: load(path, os.environ), config_file=path, port=0)
+    with pytest.raises(ConfigMistakes) as at_start:
+        ServeService(options, Bus())
+    source = ConfigSource(options, os.environ)
+    with pytest.raises(ConfigMistakes) as at_reload:
+        source.check(source.read(), {})
+    for refused in (at_start.value, at_reload.value):
+        assert [(each.line, each.key) for each in refused.mistakes] == [
+            (4, "defaults.extra"),
+            (7, "models.x*.extra"),
+            (10, "models.far.extra"),
+        ]
+        for line in refused.details:
+            assert line in said
 
 
 def test_a_broken_model_that_the_environment_names_is_told_by_the_variable(

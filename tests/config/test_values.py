@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from llamasup.config import load
 from llamasup.config.sizes import Size, duration_text, read_duration, read_size
@@ -181,7 +182,7 @@ def test_only_sockets_are_listened_on_at_no_port() -> None:
 def test_sections_with_nothing_but_comments_say_nothing() -> None:
     config = config_of("models_dir: m\nmodels:\n#  a: {}\nmemory:\ncaches:\ngroups:\n")
 
-    assert config == config_of("models_dir: m\n")
+    assert structs.replace(config, lines={}) == structs.replace(config_of("models_dir: m\n"), lines={})
 
 
 def test_what_looks_like_something_else_is_what_its_key_takes() -> None:
