@@ -58,6 +58,7 @@ class RequestReader:
         "_repeats",
         "_resume",
         "_resuming",
+        "_small",
         "_target",
         "begun",
         "partial",
@@ -71,6 +72,7 @@ class RequestReader:
         self.partial: Request | None = None
         self.begun = False
         self._limits = limits
+        self._small = min(limits.small_body_bytes, limits.body_bytes)  # accepted from every client
         self._door = door
         self._local_host = local_host
         self._next_id = next_id
@@ -262,8 +264,8 @@ class RequestReader:
             peer=self._peer,
             key=api_key,
         )
-        if refusal is None and self._length is not None and self._length > self._limits.body_bytes:
-            refusal = self._body_too_large()
+        if refusal is None and self._length is not None and self._length > self._small:
+            refusal = self._too_large_body(self._length, api_key)
         request.refusal = refusal
         if head.origin is not None and self._door.allows_origin(head.origin):
             request.response_lines += cors_lines(head.origin)
@@ -272,8 +274,9 @@ class RequestReader:
         self._progress = True
         request = self.partial
         if request is not None:
-            if request.body_bytes + len(body) > self._limits.body_bytes and request.refusal is None:
-                request.refusal = self._body_too_large()
+            size = request.body_bytes + len(body)
+            if size > self._small and request.refusal is None:
+                request.refusal = self._too_large_body(size, request.key)
             request.add(body)
 
     def on_message_complete(self) -> None:
@@ -302,11 +305,20 @@ class RequestReader:
             return None
         return _unbounded(limits.head_bytes)
 
-    def _body_too_large(self) -> HttpError:
-        if self._length == _ABSURD:
+    def _too_large_body(self, size: int, key: ApiKey | None) -> HttpError | None:
+        """The refusal of a body of ``size`` bytes, or of a part that has grown to it."""
+        if size == _ABSURD:
             return HttpError(400, "the Content-Length has more digits than one needs", close=True)
         limit = self._limits.body_bytes
-        return HttpError(413, f"the body is larger than {limit} bytes", cause="body_limit", close=True)
+        if key is None and self._door.needs_key:
+            # Public paths need no body. A large one would take memory from clients with a key.
+            limit = self._small
+        if size <= limit:
+            return None
+        remedy = "" if limit == self._limits.body_bytes else "send an API key, or a smaller body"
+        return HttpError(
+            413, f"the body is larger than {limit} bytes", cause="body_limit", remedy=remedy, close=True
+        )
 
 
 def _unbounded(limit: int) -> HttpError:

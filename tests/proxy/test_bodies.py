@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from llamasup.core.http import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.request import Request
@@ -166,6 +167,47 @@ def test_pipelined_requests_in_tiny_reads_take_no_more_memory(rig: Rig) -> None:
     for _ in range(1000):
         rig.call(lambda: connection.data_received(b"x"))
     assert memory_of(rig) - before < 2000
+
+
+@pytest.mark.check(
+    "X8", "413 without a valid key for more than 64 KiB, also on public paths; no memory is taken"
+)
+@pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/livez", b"/readyz", b"/llm/health"])
+@pytest.mark.parametrize("framing", ["announced", "chunked"])
+def test_a_client_without_a_key_cannot_send_a_large_body(
+    make_rig: MakeRig, path: bytes, framing: str
+) -> None:
+    rules = HeadRules(prefix=b"/llm" if path.startswith(b"/llm") else b"")
+    rig = make_rig(ProxyConfig(key_file=keys_of("one name=one"), limits=BOUNDS, rules=rules))
+    client = rig.connect()
+    if framing == "announced":
+        client.send(get(path, b"Content-Length: %d" % (10 * KIB + 1)))
+    else:
+        client.send(get(path, b"Transfer-Encoding: chunked"), chunk(b"x" * (9 * KIB)))
+        client.send(chunk(b"x" * (2 * KIB)))
+    error = error_of(client, 413)
+    assert (error["cause"], held(rig)) == ("body_limit", 0)
+    assert rig.backend.asked_for == []
+
+
+def test_a_client_without_a_key_may_send_a_small_body_to_a_public_path(make_rig: MakeRig) -> None:
+    rig = limited(make_rig, "")
+    client = rig.connect()
+    request = get(b"/livez", b"Content-Length: 10000") + b"x" * 10_000
+    client.send(request[:5000])
+    eventually(lambda: received(rig) > 0)
+    client.send(request[5000:])
+    assert status(client.message()[0]) == 200
+
+
+def test_a_client_with_a_key_may_send_a_large_body(make_rig: MakeRig) -> None:
+    rig = limited(make_rig, "")
+    client = rig.connect()
+    client.send(post(CHAT, b"x" * (100 * KIB), bearer(b"one")))
+    child = rig.accept()
+    assert len(child.message()[1]) == 100 * KIB
+    child.send(answer())
+    assert status(client.message()[0]) == 200
 
 
 def limited(make_rig: MakeRig, limits: str) -> Rig:
