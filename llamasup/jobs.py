@@ -151,6 +151,12 @@ def wrap_job(options: WrapOptions) -> Job:
             " allowing single ones has no effect.",
             remedy="Add --strict, or remove --allow-host, --allow-origin and --remote-media.",
         )
+    if options.strict and not line.has_plain_prefix:
+        raise UsageInvalid(
+            f"--api-prefix {line.api_prefix!r} cannot be used with --strict: llama-server reads it as a"
+            " regular expression, so it also serves closed paths below other prefixes.",
+            remedy="Use a prefix of /, letters, digits, _, ~ and -, such as /llm/v2, or remove --strict.",
+        )
     if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
         refuse_outside(line.hosts, options.sockets, set_key="Give llama-server a key with --api-key-file")
     tls = tls_context(line.tls.key_file, line.tls.cert_file) if line.tls else None

@@ -48,6 +48,7 @@ _PRESET_PORTS = (
     ("--vision-gemma-", 8014),
 )
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_PLAIN_PREFIX = re.compile(r"(?:/[A-Za-z0-9_~-]+)*")
 _SERVER_NAME = re.compile(r"(?:.*[/\\])?llama-server(?:[-_.][^/\\]*)?")
 # What the service manager says to the process that it started: us.
 _TO_US = frozenset(
@@ -91,6 +92,11 @@ class WrappedLine:
     name: str
     asks: bool
     taken_variables: frozenset[str]
+
+    @property
+    def has_plain_prefix(self) -> bool:
+        """Whether ``api_prefix`` matches only itself. llama-server matches routes as regular expressions."""
+        return _PLAIN_PREFIX.fullmatch(self.api_prefix) is not None
 
 
 def program_of(command: Sequence[str]) -> tuple[str, ...]:

@@ -150,6 +150,15 @@ def test_keys_add_up_and_the_last_one_is_of_the_command_line() -> None:
     assert read_key_file("#c\nk1\n\n k2 \nk3\r\n") == ("k1", " k2 ", "k3\r")
 
 
+@pytest.mark.parametrize(
+    ("prefix", "plain"),
+    [("", True), ("/x", True), ("/llm/v2~a-b_c", True), ("/a.b", False), ("/(a|b)", False), ("/a+", False),
+     ("a", False), ("/a/", False), ("/", False), ("/a\n", False), ("/\u00e4", False)],
+)  # fmt: skip
+def test_a_plain_prefix_matches_only_itself(prefix: str, *, plain: bool) -> None:
+    assert read("--api-prefix", prefix).has_plain_prefix is plain
+
+
 def test_prefix_and_time_out_are_understood() -> None:
     line = read("--api-prefix", "/x", "-to", "7")
     assert (line.api_prefix, line.timeout_s) == ("/x", 7.0)

@@ -124,6 +124,16 @@ def test_nothing_and_no_program_and_no_llama_server_are_told_apart(tmp_path: Pat
         understand([str(tmp_path / "y")], os.environ)
 
 
+@pytest.mark.check("X7", "refused with exit code 2: llama-server reads the prefix as a regular expression")
+@pytest.mark.parametrize("prefix", ["/a.b", "/(a|b)", "/a+", "/a/"])
+def test_strict_refuses_a_prefix_that_opens_other_paths(server: str, tiny_model: Path, prefix: str) -> None:
+    wrapping = understand([server, "-m", str(tiny_model), "--api-prefix", prefix], os.environ)
+    with pytest.raises(UsageInvalid, match="regular expression") as refused:
+        wrap_job(WrapOptions(wrapping, strict=True))
+    assert refused.value.exit_code == 2
+    wrap_job(WrapOptions(wrapping))
+
+
 def test_an_empty_key_file_keeps_nobody_out(server: str, tiny_model: Path, tmp_path: Path) -> None:
     """llama-server starts without keys then, so --strict must not take it for a lock (X1)."""
     keys = tmp_path / "keys"
