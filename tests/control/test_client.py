@@ -94,6 +94,6 @@ def test_an_event_that_cannot_be_read_is_an_error_of_ours(event: bytes) -> None:
     with (
         another(event + b"\n\n") as other,
         ControlClient(Place(f"http://127.0.0.1:{other.port}")) as client,
-        pytest.raises(ControlFailed, match="An event of llamasup cannot be read"),
+        pytest.raises(ControlFailed, match="llamasup sent an invalid event"),
     ):
         list(client.events())
