@@ -149,16 +149,19 @@ def test_a_draft_model_is_really_used(runtime: str, tiny_model: Path, module_fol
     assert timings["draft_n_accepted"] > 0
 
 
-def test_q8_0_halves_the_kv_cache(runtime: str, tiny_model: Path, module_folders: dict[str, str]) -> None:
+def test_q8_0_halves_the_kv_cache(
+    runtime: str, tiny_model: Path, module_folders: dict[str, str], tmp_path: Path
+) -> None:
     """Read from the server's own log: q8_0 takes 34 bytes for 32 values, f16 takes 64."""
     sizes = {}
+    env = module_folders | {"XDG_STATE_HOME": str(tmp_path)}  # where no other server has this log
     for kv_type in ("f16", "q8_0"):
         with llamasup(
-            tiny_model, "--runtime", runtime, "--kv-type", kv_type, "--", "-lv", "4", env=module_folders
+            tiny_model, "--runtime", runtime, "--kv-type", kv_type, "--", "-lv", "4", env=env
         ) as running:
             running.wait_for("ready")
             assert running.stop() == 0
-        log = (Path(module_folders["XDG_STATE_HOME"]) / "llamasup/logs/tiny.log").read_text("utf-8")
+        log = (tmp_path / "llamasup/logs/tiny.log").read_text("utf-8")
         found = re.findall(r"llama_kv_cache: size = +([\d.]+) MiB.*K \((\w+)\)", log)
         assert found[-1][1] == kv_type
         sizes[kv_type] = float(found[-1][0])
