@@ -7,7 +7,7 @@ build cannot do is left out and said; what the user asked for and the build cann
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from llamasup.core.adapters import give_adapters
@@ -141,6 +141,7 @@ def plan(
     refuse_what_is_no_model(model, model_path)
     by_hand = read_extra(capabilities, settings.extra)
     runtime = runtime_id(command, capabilities)
+    slot_runtime = runtime_id(command, replace(capabilities, build=""))  # a rebuild keeps them
     prefers = preferences(settings.profile)
     sizes = size_up(
         capabilities,
@@ -237,7 +238,7 @@ def plan(
         bounds=sizes.bounds,
         checked=settings.check_memory and not prefers.own_choice,
         adjustable=sizes.adjustable,
-        slots=kept_slots(line, slot_home, runtime, sizes.parallel)
+        slots=kept_slots(line, slot_home, slot_runtime, sizes.parallel)
         if keeps_slots and slot_home is not None
         else None,
     )
