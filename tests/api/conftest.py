@@ -25,4 +25,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == here and item.path.name not in QUICK:
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.beside)

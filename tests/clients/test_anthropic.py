@@ -13,7 +13,7 @@ from anthropic.types import MessageParam, ToolParam
 from tests.clients.asked import QUESTION, WEATHER_PARAMETERS, is_weather
 from tests.clients.conftest import KEY, LONG, Served, freed
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 MESSAGES: list[MessageParam] = [{"role": "user", "content": QUESTION}]
 WEATHER: ToolParam = {

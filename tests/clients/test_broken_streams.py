@@ -22,7 +22,6 @@ from tests.clients.conftest import KEY, LONG, PATIENCE_S, Serve, Served
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.beside,
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),  # of litellm's classes
     pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning"),
 ]

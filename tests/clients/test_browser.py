@@ -13,7 +13,7 @@ import pytest
 from tests.clients.asked import QUESTION
 from tests.clients.conftest import KEY, LONG, PAGE, PATIENCE_S, Served, freed
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": QUESTION}],

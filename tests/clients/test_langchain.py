@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from tests.clients.asked import QUESTION, WEATHER_PARAMETERS, Reading, is_weather
 from tests.clients.conftest import KEY, LONG, Served, freed
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 WEATHER = {"title": "get_weather", "description": "The weather.", **WEATHER_PARAMETERS}
 

@@ -13,7 +13,6 @@ from tests.clients.asked import QUESTION, WEATHER_PARAMETERS, Reading, is_weathe
 from tests.clients.conftest import KEY, LONG, Served, freed
 
 pytestmark = [
-    pytest.mark.beside,
     pytest.mark.real,
     # Of its own classes: they are built, and serialised, in ways that pydantic does not like.
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),

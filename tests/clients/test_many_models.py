@@ -20,7 +20,6 @@ from tests.e2e.driver import adopted, command
 from tests.real.remains import folders_of
 
 pytestmark = [
-    pytest.mark.beside,
     pytest.mark.real,
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),  # litellm's own
 ]

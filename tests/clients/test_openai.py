@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 from tests.clients.asked import QUESTION, WEATHER_PARAMETERS, Reading, grammar_for, is_weather
 from tests.clients.conftest import KEY, LONG, Served, freed
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
 WEATHER: ChatCompletionToolParam = {

@@ -102,9 +102,7 @@ _HOSTILE: Mapping[str, Callable[[int], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "size", [MOST_BYTES // 16, pytest.param(MOST_BYTES, marks=[pytest.mark.slow, pytest.mark.beside])]
-)
+@pytest.mark.parametrize("size", [MOST_BYTES // 16, pytest.param(MOST_BYTES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", _HOSTILE)
 def test_hostile_text_takes_no_longer_than_as_much_of_a_real_config(kind: str, size: int) -> None:
     models = "".join(f"  model-{n}: {{path: model-{n}.gguf, ttl: 10m}}\n" for n in range(size // 70))

@@ -15,7 +15,7 @@ from llamasup.core.model_spec import ModelSpec
 from llamasup.core.registry_changes import Changes
 from tests.runtime.pools import PATIENCE_S, Pooled, file_of, in_a_loop, pooled, server, spec_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 # Nothing is tried again by itself while a test runs, and who waits does so all the same.
 LATE = Policy(restart=RestartPolicy(first_delay_s=1000.0, longest_delay_s=1000.0), wait_timeout_s=2000.0)

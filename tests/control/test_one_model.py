@@ -22,7 +22,7 @@ from llamasup.testing.fake_server import install
 from tests.control.fake import PATIENCE_S
 from tests.e2e.service import Serving, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 SETTINGS = Settings(alias="tiny,small")
 

@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 def test_the_table_in_the_docs_is_what_the_simulation_says() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "simulate_affinity.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -638,7 +638,6 @@ def test_a_header_is_asked_for_in_a_few_pieces_and_the_weights_are_not_read(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 def test_a_vocabulary_of_150k_tokens_is_read_at_least_ten_times_faster_than_by_the_gguf_package(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

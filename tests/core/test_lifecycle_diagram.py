@@ -23,7 +23,6 @@ def test_the_diagram_in_the_docs_is_what_the_table_says() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 def test_a_stale_diagram_is_found_and_drawn_anew(tmp_path: Path) -> None:
     stale = tmp_path / "design.md"
     stale.write_text(DOC.read_text("utf-8").replace("ready --> stopping: Hung", "ready --> stopping: Hum"))
@@ -34,7 +33,6 @@ def test_a_stale_diagram_is_found_and_drawn_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 def test_a_document_without_a_place_for_it_is_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "other.md"
     other.write_text("# Something else\n")

@@ -48,7 +48,6 @@ def test_programs_without_pauses_get_more_done_where_models_linger() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 @pytest.mark.timeout(900)
 def test_the_page_has_what_the_policy_does() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "simulate_residency.py"), "--check"]

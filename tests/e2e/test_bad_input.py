@@ -14,7 +14,7 @@ import pytest
 from tests.children import NewChildren
 from tests.e2e.driver import llamasup, run_to_end
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 
 def refused(

@@ -17,7 +17,7 @@ from llamasup.testing import models
 from llamasup.testing.architectures import tiny_model
 from tests.e2e.driver import PATIENCE_S, command, on_terminal, run_to_end
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 CONTRACT = {
     *("path", "file_bytes", "expected_bytes", "architecture", "class", "name", "parameters", "quantization"),

@@ -15,7 +15,7 @@ import pytest
 from llamasup.testing import models
 from tests.e2e.driver import run_to_end
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 DECODER = models.tiny_decoder()
 

@@ -22,7 +22,7 @@ from llamasup.testing import models
 from tests.e2e.driver import PATIENCE_S, command, llamasup, run_to_end
 from tests.hub import Fault, Hub, running_hub
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 NAME = "tiny-Q4_K_M.gguf"
 MIB = 1 << 20

@@ -321,7 +321,6 @@ def test_a_server_that_is_busy_is_asked_again(puller: Puller, status: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 def test_retry_after_is_waited_for_and_one_that_is_too_long_is_told(puller: Puller) -> None:
     puller.hub.faults.append(Fault(NAME, status=429, headers={"Retry-After": "1"}))
     puller()

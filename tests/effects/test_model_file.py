@@ -401,7 +401,6 @@ _MOST_OF_ALL = (
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads its memory from /proc")
 @pytest.mark.parametrize(
     ("header", "says"),

@@ -158,7 +158,6 @@ def test_a_child_that_the_kernel_reaped_unasked_has_ended_all_the_same(run: Run)
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 @pytest.mark.usefixtures("way")
 def test_a_hundred_children_leave_no_descriptor_and_no_thread(run: Run) -> None:
     def count() -> tuple[int, int]:

@@ -390,7 +390,6 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 def test_a_program_that_hangs_is_killed_with_everything_that_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     body = f"echo waiting >&2; /bin/sleep 600 & echo $$ $! >> {pids}; wait"
@@ -403,7 +402,6 @@ def test_a_program_that_hangs_is_killed_with_everything_that_it_started(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 def test_a_program_that_ends_but_leaves_its_output_open_is_an_answer(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     server = script(tmp_path / "llama-server", f"/bin/sleep 600 & echo $! >> {pids}\n{ANSWERS}")
@@ -418,7 +416,6 @@ def test_a_program_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 def test_a_driver_that_hangs_is_told_from_a_server_that_does(tmp_path: Path) -> None:
     body = f'[ "$1" = --list-devices ] && exec /bin/sleep 600\n{ANSWERS}'
     error = refusal(script(tmp_path / "llama-server", body), tmp_path, timeout_s=4.5)
@@ -676,7 +673,6 @@ def test_a_failure_is_not_remembered(tmp_path: Path, embedded: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.beside
 def test_a_real_llama_server_says_what_it_can_do_whatever_is_in_the_environment(
     tmp_path: Path, llama_server: str
 ) -> None:
@@ -691,7 +687,6 @@ def test_a_real_llama_server_says_what_it_can_do_whatever_is_in_the_environment(
 
 
 @pytest.mark.real
-@pytest.mark.beside
 def test_a_real_llama_server_without_its_libraries_says_which_one_is_missing(
     tmp_path: Path, llama_server: str
 ) -> None:
@@ -705,7 +700,6 @@ def test_a_real_llama_server_without_its_libraries_says_which_one_is_missing(
 
 
 @pytest.mark.real
-@pytest.mark.beside
 def test_the_real_embedded_runtime_says_what_it_can_do(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     root = str(Path(runtimes.__file__).parent.parent.parent)

@@ -16,7 +16,7 @@ import pytest
 from llamasup.testing.models import tiny_encoder, tiny_reranker, truncated_decoder, write_large_decoder
 from tests.embedded.child import COMMAND, Child
 
-pytestmark = [pytest.mark.real, pytest.mark.beside, pytest.mark.usefixtures("xllamacpp")]
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("xllamacpp")]
 
 Start = Callable[..., Child]
 

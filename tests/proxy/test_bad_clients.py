@@ -135,7 +135,6 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 def test_five_thousand_idle_connections_hold_nobody_up(make_rig: MakeRig) -> None:
     number = 5_000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -184,7 +183,6 @@ class Resets:
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 @pytest.mark.parametrize("number", [1_000, pytest.param(30_000, marks=pytest.mark.timeout(600))])
 def test_a_thousand_connects_and_resets_a_second_hold_nobody_up(make_rig: MakeRig, number: int) -> None:
     rig = make_rig()

@@ -14,7 +14,7 @@ from llamasup.core.demo_model import demo_model
 from llamasup.testing import models
 from tests.real.test_configs import serve
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 PROMPT: Mapping[str, Any] = {"prompt": "hello", "n_predict": 12, "temperature": 0, "seed": 1}
 

@@ -18,7 +18,7 @@ from llamasup.testing import models, speculative, vision
 from llamasup.testing.architectures import tiny_model as tiny_of
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 MEAN, CLS, LAST = 1, 2, 3
 WIDTH = 64

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.driver import Llamasup, adopted, command, run_to_end
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 KEY = "a-key-of-alice"

@@ -18,7 +18,7 @@ from llamasup.runtime.endpoint import Endpoint
 from llamasup.runtime.metrics import RequestRecord
 from tests.e2e.service import PATIENCE_S, Serving, serving
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 N_CTX = 256
 LONG = "word " * 600

@@ -18,7 +18,7 @@ from llamasup.core.running import choose
 from llamasup.effects.running import look
 from tests.e2e.driver import PATIENCE_S, Llamasup, command, is_alive, llamasup, run_to_end
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 BODY = {"prompt": "Once", "n_predict": 8, "temperature": 0}
 

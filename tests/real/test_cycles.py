@@ -9,7 +9,7 @@ import pytest
 from tests.real.cycles import Held, crash_cycles, leaks
 from tests.real.remains import folders_of
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.beside]
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
 def test_a_hundred_servers_killed_in_mid_stream_leave_what_ten_have_left(

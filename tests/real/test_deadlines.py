@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.driver import PATIENCE_S, llamasup
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000}
 

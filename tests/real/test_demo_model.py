@@ -18,7 +18,7 @@ from llamasup.core.gguf import ModelClass
 from llamasup.effects.model_file import read_model
 from llamasup.testing import models
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 HELLO: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hello"}],

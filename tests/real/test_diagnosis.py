@@ -12,7 +12,7 @@ from llamasup.core.demo_model import demo_model
 from tests.children import NewChildren
 from tests.e2e.driver import run_to_end
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 GIB = 1 << 30
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.driver import command, run_to_end
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 
 def test_a_real_runtime_is_found_with_all_that_helps(runtime: str, tiny_model: Path) -> None:

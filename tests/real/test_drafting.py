@@ -17,7 +17,7 @@ from llamasup.testing import models, speculative
 from llamasup.testing.architectures import tiny_model as tiny_of
 from tests.e2e.driver import llamasup, run_to_end
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 STORY: dict[str, Any] = {
     "prompt": "Once upon a time",

@@ -11,7 +11,7 @@ from tests.real.fault_cases import CASES, Case, Impossible
 from tests.real.fault_clients import Ending
 from tests.real.flood import flooded_over_quiet
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.beside]
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from llamasup.core.settings import Settings
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.service import PATIENCE_S, Serving, serving
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.beside]
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 QUICK = LivenessPolicy(
     interval_s=0.25,

@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.driver import Llamasup, adopted, await_removed, command, llamasup, seconds_until_gone
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 
 @contextmanager

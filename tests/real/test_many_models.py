@@ -30,7 +30,7 @@ from llamasup.testing.residency_sim import Request, replay
 from llamasup.testing.residency_world import Model
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 CLIENTS, EACH = 8, 25
 

@@ -23,7 +23,7 @@ from llamasup.effects.model_file import read_model
 from llamasup.testing import models
 from llamasup.testing.architectures import ARCHITECTURES, Widths, tiny_model, write_hollow
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 MIB = 1 << 20
 ROUNDING = 0.0051 * MIB  # the log has two decimals

@@ -20,7 +20,7 @@ from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 from tests.real.memory_group import in_group, memory_group
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.beside]
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 MIB = 1 << 20
 

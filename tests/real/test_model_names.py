@@ -13,7 +13,7 @@ from llamasup.core.requested_model import read_body
 from tests.core.test_requested_model import form, part
 from tests.real.bare_server import bare_server
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 PATH = "/v1/audio/transcriptions"
 BOUNDARY = b"------------------------d74496d66958873e"

@@ -16,7 +16,7 @@ from llamasup.config.values import Downloads, ModelEntry
 from llamasup.core.demo_model import demo_model
 from tests.hub import Fault, Hub, running_hub
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 ASKED = {"prompt": "Once", "max_tokens": 2}
 

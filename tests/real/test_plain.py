@@ -13,7 +13,7 @@ from llamasup.core.demo_model import demo_model
 from llamasup.testing.models import tiny_encoder
 from tests.e2e.driver import llamasup, run_to_end
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 
 def planned(*arguments: str) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from llamasup.effects.runtimes import find_runtime
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.beside,
     pytest.mark.skipif(os.name == "nt", reason="Unix sockets"),
 ]
 

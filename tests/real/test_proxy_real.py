@@ -17,7 +17,7 @@ from llamasup.proxy import ProxyConfig
 from tests.proxy.rig import PATIENCE_S, Rig, Wire, get, post
 from tests.real.bare_server import bare_server
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 _VARIES = re.compile(rb'"(?:id|created|[a-z_]+_ms|[a-z_]+_per_second|t_[a-z_]+)":\s*(?:"[^"]*"|[-0-9.e+]+)')
 ASKED = b'"temperature":0,"seed":1,"cache_prompt":false,"max_tokens":32,"n_predict":32'

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 import llamasup
 from tests.e2e.driver import PATIENCE_S
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 DOCS = (Path(__file__).parents[2] / "docs" / "python.md").read_text("utf-8")
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")

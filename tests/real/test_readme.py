@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 FIRST = "llamasup run demo"

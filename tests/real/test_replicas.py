@@ -33,7 +33,7 @@ from llamasup.runtime.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 from tests.real.test_configs import serve
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.e2e.driver import Llamasup, llamasup
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
 

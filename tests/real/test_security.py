@@ -22,7 +22,7 @@ from tests.real.clients import environment, free_port
 from tests.security.test_framing import REFUSED
 from tests.security.test_paths import spellings
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="module")

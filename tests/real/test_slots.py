@@ -26,7 +26,7 @@ from tests.e2e.driver import PATIENCE_S, adopted, command
 from tests.e2e.service import Serving, serving
 from tests.real.remains import folders_of
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 KEEP = Settings(keep_slots=True, parallel=2, ctx_size=1024)
 FIRST = [{"role": "user", "content": "Tell me of the quick brown fox and the lazy dog, please. " * 8}]

@@ -25,8 +25,8 @@ def test_two_minutes_of_everything_lose_nothing_and_leave_nothing(
     print("\n".join(report.table()))
     assert report.off == []
     assert report.count(Outcome.LOST) == 0
-    assert report.count(Outcome.RIGHT) > 300
-    assert report.count(Outcome.TOLD) > 0  # it was hit in the middle of something
+    # It was hit in the middle of something, and answered most of what it was asked.
+    assert report.count(Outcome.RIGHT) > report.count(Outcome.TOLD) > 0
     assert {span.what for span in report.spans} == {"SIGKILL", "SIGSTOP", "restart (SIGHUP)"}
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.driver import Llamasup, llamasup
 from tests.patience import eventually
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 COMPLETION: dict[str, Any] = {"n_predict": 100, "ignore_eos": True}
 OPENAI: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}

@@ -16,7 +16,7 @@ from llamasup import serve
 from llamasup.testing import models, vision
 from tests.e2e.driver import Llamasup, llamasup, run_to_end, wrapped
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 LONG = 20_000
 """Tokens that take seconds; whoever asks for them plain gets no byte until the last one is there."""

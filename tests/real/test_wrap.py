@@ -25,7 +25,7 @@ from tests.real.clients import (
     see,
 )
 
-pytestmark = [pytest.mark.real, pytest.mark.beside]
+pytestmark = pytest.mark.real
 
 BEARER = {"Authorization": "Bearer key-b"}
 SAME = {"temperature": 0, "seed": 1, "cache_prompt": False}

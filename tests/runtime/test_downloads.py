@@ -22,7 +22,7 @@ from tests.children import NewChildren
 from tests.hub import Fault, Hub, running_hub
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 NAME = "tiny-Q4_K_M.gguf"
 REF = "org/tiny-GGUF"

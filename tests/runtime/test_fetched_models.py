@@ -18,7 +18,7 @@ from llamasup.runtime.model_status import state_of_tenancy
 from llamasup.runtime.renewal import remove
 from tests.runtime.pools import file_of, in_a_loop, pooled, spec_of, with_context
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 REF = "org/far:Q4_K_M"
 

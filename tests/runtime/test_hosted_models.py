@@ -21,7 +21,7 @@ from llamasup.serving import ConfigSource, ServeOptions, ServeService
 from llamasup.testing.fake_server import install
 from tests.runtime.pools import PATIENCE_S, file_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from llamasup.runtime.events import StateChanged
 from llamasup.runtime.tenancy import Sized
 from tests.runtime.pools import PATIENCE_S, HeldSizing, Pooled, file_of, in_a_loop, pooled, server, spec_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)
 

@@ -22,7 +22,7 @@ from llamasup.runtime.events import StateChanged
 from tests.hub import running_hub
 from tests.runtime.pools import PATIENCE_S, Pooled, file_of, in_a_loop, pooled, registry_of, server, spec_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from tests.runtime.pools import (
     with_context,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)
 

@@ -19,7 +19,7 @@ from llamasup.runtime.events import ServerExited, ServerWarned
 from llamasup.testing.fake_server import install
 from tests.e2e.service import Serving, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 KEEP = Settings(keep_slots=True, parallel=2, ctx_size=1024)
 SLOW = ("slots_s=600",)

@@ -24,7 +24,7 @@ from llamasup.service import Service, WrapOptions
 from llamasup.testing.fake_server import install
 from tests.e2e.service import serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

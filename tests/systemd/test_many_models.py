@@ -16,7 +16,6 @@ from tests.systemd.service import Service, fake
 REASON = why_not()
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.beside,
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 

@@ -22,7 +22,6 @@ from tests.systemd.service import Service, fake, model_in
 REASON = why_not()
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.beside,
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 

@@ -106,7 +106,6 @@ def test_the_unit_that_the_command_prints_passes_too(tmp_path: Path, tiny_model:
 
 
 @pytest.mark.slow
-@pytest.mark.beside
 def test_and_the_one_of_many_models_with_its_exposure(tmp_path: Path, tiny_model: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "100% of $HOME é").mkdir()

@@ -20,7 +20,7 @@ from llamasup.effects.logs import LogPump
 from llamasup.effects.process import Child, spawn
 from llamasup.testing.fake_server import install
 
-pytestmark = [pytest.mark.slow, pytest.mark.beside]
+pytestmark = pytest.mark.slow
 
 
 @dataclass
