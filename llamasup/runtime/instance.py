@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -209,11 +208,9 @@ class InstanceRunner:
                 last, start_in_s = instance.last, self._next_start_in_s()
                 return Unavailable(
                     503,
-                    without_places(_names_only(last.message), ()) or "llama-server ended"
-                    if last
-                    else "llama-server ended",
+                    (last and without_places(last.message, ())) or "llama-server ended",
                     cause=last.cause if last else "",
-                    remedy=without_places(_names_only(last.remedy), ()) if last else "",
+                    remedy=without_places(last.remedy, ()) if last else "",
                     retry_after_s=retry_after_s(start_in_s + (self._load_s or 0.0)),
                     # Not in vain: a start that comes later than the request may wait is none for it.
                     may_wait=instance.state is State.BACKOFF
@@ -422,8 +419,3 @@ class InstanceRunner:
 def _places(policy: Policy, plan: ChildPlan) -> int:
     places = policy.places(plan.parallel)
     return UNLIMITED if places is None else places
-
-
-def _names_only(text: str) -> str:
-    """``text`` with the names of files in place of their absolute paths."""
-    return re.sub(r"(?<![\w/:])~?/(?:[^/\s'\":]+/)+", "", text)

@@ -120,7 +120,7 @@ def test_one_that_cannot_be_loaded_says_why() -> None:
 
 
 def test_why_it_cannot_be_loaded_says_nothing_of_where_files_lie() -> None:
-    broken = ModelSpec("m", "/srv/m.gguf", problem="/srv/m.gguf: leads to /secret/m.gguf")
+    broken = ModelSpec("m", "/srv/m.gguf", problem="/srv/m.gguf: leads to /secret/place")
     for found in (
         entry(broken),
         entry(HERE, phase=Phase.FAILED, problem="/opt/llama: does not run"),

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from llamasup.core.address import UnixAddress
+from llamasup.core.diagnosis import Diagnosis
 from llamasup.core.instance import Policy, State
 from llamasup.runtime.endpoint import BUSY, Endpoint, Lease, Unavailable
 from llamasup.runtime.events import Bus
@@ -171,6 +172,14 @@ async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() ->
     assert (why.message, why.may_wait) == ("llama-server ended", False)  # nobody else has a word
     served.absent = STOPPED
     assert served.lease() is STOPPED
+    diagnosis = Diagnosis(
+        "model_missing", "The file '/secret place/m.gguf' cannot be opened.", "", (), True, 66
+    )
+    runner.instance = replace(failed, last=diagnosis)
+    served.absent = None
+    why = served.lease()
+    assert isinstance(why, Unavailable)
+    assert why.message == "The file 'm.gguf' cannot be opened."
     runner.instance = replace(failed, next_start_s=asyncio.get_running_loop().time() + 300.0)
     why = served.lease()
     assert isinstance(why, Unavailable)

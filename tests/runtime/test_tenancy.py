@@ -85,4 +85,7 @@ def test_requests_hear_why_it_cannot_be_loaded_and_nothing_of_where_files_lie() 
     )
     told = as_unavailable(error, spec, server)
     assert (told.status, told.type, told.cause, told.remedy) == (503, "server_error", "x", "")
+    assert told.message == "The file 'p.gguf' cannot be opened."
+
+    told = as_unavailable(error, spec, Unavailable(503, "The folder '/secret' cannot be read."))
     assert told.message == "The model 'tiny' cannot be loaded: llamasup's log says why"
