@@ -31,6 +31,7 @@ from llamasup.config.values import Config, ModelEntry
 from llamasup.core.address import UnixAddress
 from llamasup.core.errors import ConfigInvalid
 from llamasup.core.model_names import is_pattern
+from llamasup.effects.files import read_bounded
 
 __all__ = ["Reading", "keys_of", "load", "read", "read_text"]
 
@@ -76,9 +77,7 @@ def read(
     need not say what is served. Raises ConfigInvalid where it is no YAML.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-            size_bytes = max(len(content), os.fstat(file.fileno()).st_size)
+        content, status = read_bounded(path, MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ConfigInvalid(
             f"The config {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
@@ -89,7 +88,7 @@ def read(
         str(path),
         path.absolute().parent,
         environ,
-        size_bytes=size_bytes,
+        size_bytes=status.st_size,
         more_models=more_models,
     )
 

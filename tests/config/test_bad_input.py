@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from llamasup.config import load
 from llamasup.config.mistakes import ConfigMistakes
 from llamasup.config.nodes import MOST_BYTES
+from llamasup.core.errors import ConfigInvalid
 from tests.config.reading import config_of, mistake_of, mistakes_of
 
 
@@ -28,6 +30,15 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         f"{path}:3: max_loaded: 'many'; it takes a whole number, 1 or more",
         f"{path}:4: watch: 'yes'; it takes true or false",
     )
+
+
+def test_a_pipe_that_nothing_writes_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamasup.effects.files.PIPE_WAIT_S", 0.05)
+    pipe = tmp_path / "c.yaml"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigInvalid, match=r"cannot be read: it is a pipe that was not closed") as caught:
+        load(pipe, {})
+    assert caught.value.exit_code == 78
 
 
 def test_an_unknown_key_that_is_near_none_is_told_which_there_are() -> None:
