@@ -101,9 +101,11 @@ def serve_command(
     """
     stderr, stdout = Outlet(sys.stderr), Outlet(sys.stdout)
     view: View = TextView(stderr)
+    handler: ViewHandler | None = None
     try:
         view = _view(output, stderr)
-        logging.basicConfig(handlers=[ViewHandler(view)], format="%(message)s", level=logging.WARNING)
+        handler = ViewHandler(view)
+        logging.basicConfig(handlers=[handler], format="%(message)s", level=logging.WARNING)
         tie_to_parent(stdin=output.sidecar, parent_pid=output.parent_pid)
         if ahead is not None:
             ahead(view)
@@ -118,6 +120,8 @@ def serve_command(
         return show_error(view, error)
     finally:
         view.loading(None)
+        if handler is not None:
+            handler.close()
         stderr.close()
         stdout.close()
 

@@ -206,31 +206,58 @@ def while_waiting(view: View, text: str) -> Iterator[None]:
 
 # Loggers whose messages requests can cause, also requests of clients without a key.
 _BOUNDED_LOGGERS = frozenset({"llamasup.proxy", "asyncio"})
+_Place = tuple[str, int]
 
 
 class ViewHandler(logging.Handler):
     """Shows records of ``logging`` like all other lines.
 
-    Messages that requests can cause are rate limited, separately for each line of code that logs them.
+    Messages that requests can cause are rate limited, separately for each line of code that logs them. If
+    some were left out, a timer shows their number at the end of the period.
     """
 
     def __init__(self, view: View) -> None:
         super().__init__()
         self._view = view
-        self._repeats: dict[tuple[str, int], Repeats] = {}
+        self._repeats: dict[_Place, Repeats] = {}
+        self._left_out: dict[_Place, tuple[logging.LogRecord, threading.Timer]] = {}  # the first of each
 
     def emit(self, record: logging.LogRecord) -> None:
-        left_out = 0
         if record.name in _BOUNDED_LOGGERS:
             place = record.pathname, record.lineno
-            repeats = self._repeats.get(place)
             now_s = time.monotonic()
-            if repeats is not None and repeats.left_out and now_s >= repeats.until_s:
-                self._repeats[place], left_out = end_period(repeats, now_s)
-            else:
-                self._repeats[place], is_shown = count_one(repeats, now_s)
-                if not is_shown:
-                    return
+            self._repeats[place], is_shown = count_one(self._repeats.get(place), now_s)
+            if not is_shown:
+                if place not in self._left_out:
+                    # Not a timer of the event loop: any thread may log.
+                    timer = threading.Timer(
+                        max(0.0, self._repeats[place].until_s - now_s), self._end_period, [place]
+                    )
+                    timer.daemon = True
+                    self._left_out[place] = record, timer
+                    timer.start()
+                return
+        self._say(record)
+
+    def close(self) -> None:
+        """Show the counts that are still pending."""
+        for place, (_, timer) in list(self._left_out.items()):
+            timer.cancel()
+            self._end_period(place)
+        super().close()
+
+    def _end_period(self, place: _Place) -> None:
+        self.acquire()
+        try:
+            if place not in self._left_out:
+                return  # close() was first
+            record, _ = self._left_out.pop(place)
+            self._repeats[place], left_out = end_period(self._repeats[place], time.monotonic())
+            self._say(record, f" ({left_out:,} like it in the last second)")
+        finally:
+            self.release()
+
+    def _say(self, record: logging.LogRecord, more: str = "") -> None:
         level: Level = (
             "error"
             if record.levelno >= logging.ERROR
@@ -238,5 +265,4 @@ class ViewHandler(logging.Handler):
             if record.levelno >= logging.WARNING
             else "debug"
         )
-        more = f" ({left_out:,} more like it since the last one)" if left_out else ""
         self._view.say(level, "log", self.format(record) + more, logger=record.name)

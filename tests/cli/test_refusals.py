@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from llamasup.cli.view import View, ViewHandler
 from llamasup.core.repeats import BURST
 from llamasup.runtime.events import Stopped
 from tests.cli.test_narrator import Heard, Terminal
+from tests.patience import PATIENCE_S
 from tests.runtime.test_metrics import DONE
 
 pytestmark = pytest.mark.anyio
@@ -125,21 +127,44 @@ async def test_answered_requests_are_all_shown() -> None:
     assert all(shown.shows(DONE) for _ in range(100))
 
 
+def log(handler: ViewHandler, name: str, times: int) -> None:
+    for number in range(times):
+        handler.handle(logging.LogRecord(name, logging.ERROR, "x.py", 7, "failed %d", (number,), None))
+
+
 def test_errors_that_requests_cause_are_counted_by_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(view, "time", SimpleNamespace(monotonic=lambda: now_s))
     heard = Heard()
     handler = ViewHandler(cast("View", heard))
-
-    def log(name: str, times: int) -> None:
-        for number in range(times):
-            handler.emit(logging.LogRecord(name, logging.ERROR, "x.py", 7, "failed %d", (number,), None))
-
-    log("llamasup.proxy", 1_000)
+    log(handler, "llamasup.proxy", 1_000)
     assert [text for _, _, text, _ in heard.told] == [f"failed {n}" for n in range(BURST)]
-    now_s += 1.5
-    log("llamasup.proxy", 1_000)
-    assert heard.told[-1][2] == f"failed 0 ({1_000 - BURST} more like it since the last one)"
-    assert len(heard.told) == BURST + 1
-    log("llamasup.models", 50)
-    assert len(heard.told) == BURST + 51
+    handler.close()  # in the place of its timer
+    assert heard.told[-1][2] == f"failed {BURST} ({1_000 - BURST} like it in the last second)"
+    log(handler, "llamasup.proxy", 1_000)
+    handler.close()
+    assert heard.told[-1][2] == "failed 0 (1,000 like it in the last second)"
+    assert len(heard.told) == BURST + 2
+    log(handler, "llamasup.models", 50)
+    assert len(heard.told) == BURST + 52
+
+
+def test_the_count_of_errors_is_said_also_if_no_error_follows() -> None:
+    said = threading.Event()
+
+    class Waiting(Heard):
+        def say(self, level: str, event: str, text: str, **fields: Any) -> None:
+            super().say(level, event, text, **fields)
+            if "like it" in text:
+                said.set()
+
+    heard = Waiting()
+    handler = ViewHandler(cast("View", heard))
+    before = threading.active_count()
+    log(handler, "llamasup.proxy", BURST)
+    assert threading.active_count() == before  # no timer while nothing is left out
+    log(handler, "llamasup.proxy", 2)
+    assert said.wait(PATIENCE_S)
+    assert heard.told[BURST:] == [
+        ("error", "log", "failed 0 (2 like it in the last second)", heard.told[-1][3])
+    ]
