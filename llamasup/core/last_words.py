@@ -107,6 +107,7 @@ _SKIPPED = re.compile(
     r"| *\w+\(.*\)| *err"
     r"|#\d+ .*|\d+: 0x[0-9a-f]+ .*"
     r"|\S+\([^()]*\) ?\[0x[0-9a-f]+\]"
+    r"|\d{1,3} +\S.{0,80}? +0x[0-9a-f]{8,16} \S.{0,1000}? \+ \d{1,9}"  # backtrace_symbols() of macOS
     r"|0x[0-9a-f]+ in .*|\d+\t.*"
     r"|\[(?:New LWP|Thread debugging|Inferior|Current thread).*\]"
     r"|Using host libthread_db library .*|warning: .*|WARNING: .*backtrace.*|This GDB supports .*"

@@ -147,6 +147,15 @@ ENDS = {
     "an exception, macOS": (
         "libc++abi: terminating due to uncaught exception of type std::runtime_error: secret",
     ),
+    "a backtrace, macOS": (  # backtrace_symbols(3): number, image, address, symbol, offset
+        "/build/llama.cpp/src/llama-kv-cache.cpp:12: GGML_ASSERT(n_seq > 0) failed",
+        "0   libggml-base.0.dylib                0x0000000100f3c1a8 ggml_print_backtrace + 276",
+        "1   libggml-base.0.dylib                0x0000000100f3c394 ggml_abort + 156",
+        "2   libllama.0.dylib                    0x00000001012a4c10 _ZN14llama_kv_cache5clearEb + 88",
+        "10  llama-server                        0x0000000100b8e9fc main + 4088",
+        "11  dyld                                0x000000018f4b2b98 start + 6076",
+        "12  ???                                 0x0000000000000001 0x0 + 1",
+    ),
     "Metal": (
         "ggml_metal_graph_compute: command buffer 0 failed with status 5",
         "error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
@@ -158,6 +167,7 @@ CAUSES = {
     "a buffer": "out_of_memory_device",
     "the host": "out_of_memory_host",
     "an assertion": "assertion",
+    "a backtrace, macOS": "assertion",
     "Metal": "out_of_memory_device",
     "another thread": "out_of_memory_device",
     "behind a time": "out_of_memory_device",
