@@ -26,6 +26,7 @@ __all__ = [
     "Capabilities",
     "Option",
     "looks_like_llama_server",
+    "names_commit",
     "parse_help",
     "parse_version",
 ]
@@ -168,6 +169,11 @@ def parse_version(text: str) -> str:
         if match := re.match(r"\s*version:\s*(\S.*)", line, re.IGNORECASE):
             return re.sub(r"\s*\(build 0, commit unknown\)$", "", match[1].strip()) or "unknown"
     return "unknown"
+
+
+def names_commit(version: str) -> bool:
+    """Whether only one source has this version: it names a commit (``3631 (a47667cf)``)."""
+    return re.search(r"[( ][0-9a-f]{7,40}\)$", version) is not None
 
 
 def parse_help(text: str) -> tuple[Option, ...]:

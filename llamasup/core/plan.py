@@ -13,7 +13,7 @@ from pathlib import PurePath
 from llamasup.core.adapters import give_adapters
 from llamasup.core.address import Address, UnixAddress
 from llamasup.core.bounds import Bounds
-from llamasup.core.capabilities import Capabilities
+from llamasup.core.capabilities import Capabilities, names_commit
 from llamasup.core.child_address import give_address
 from llamasup.core.child_env import WHY_SET, RuntimeKind, child_environment
 from llamasup.core.context_choice import give_context
@@ -141,7 +141,9 @@ def plan(
     refuse_what_is_no_model(model, model_path)
     by_hand = read_extra(capabilities, settings.extra)
     runtime = runtime_id(command, capabilities)
-    slot_runtime = runtime_id(command, replace(capabilities, build=""))  # a rebuild keeps them
+    # A rebuild of the same commit reads the slots that the build before saved.
+    is_identified = names_commit(capabilities.version)
+    slot_runtime = runtime_id(command, replace(capabilities, build="")) if is_identified else runtime
     prefers = preferences(settings.profile)
     sizes = size_up(
         capabilities,

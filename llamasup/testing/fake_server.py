@@ -26,7 +26,7 @@ from llamasup.testing.faults import Faults
 __all__ = ["install", "main"]
 
 _HELP = Path(__file__).with_name("fake_help.txt")
-_VERSION = "version: 0.6.0-fake (build 0, commit unknown)\nbuilt with nothing for tests"
+_VERSION = "version: 0.6.0-fake (build 1, commit abcdef0)\nbuilt with nothing for tests"
 _DEVICES = "Available devices:\n  (none)"
 _STARTED = time.monotonic()
 

@@ -68,6 +68,27 @@ def test_what_other_settings_held_is_not_taken_up() -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "are_kept"),
+    [
+        ("10114 (ed7adbfef)", True),
+        ("0.6.0 (build 11434, commit abcdef0)", True),
+        ("0.6.0-dev", False),
+        ("b11434", False),
+        ("unknown", False),
+    ],
+)
+def test_a_rebuild_keeps_the_slots_of_a_version_that_names_its_commit(version: str, are_kept: bool) -> None:
+    known = replace(capabilities(NEW), version=version)
+    before, after = (keeping(replace(known, build=build)).slots for build in ("1111", "2222"))
+    assert before is not None
+    assert after is not None
+    assert (before.key == after.key) is are_kept
+    other = keeping(replace(known, version="10115 (0123456)")).slots
+    assert other is not None
+    assert other.key != before.key
+
+
+@pytest.mark.parametrize(
     ("plan", "why"),
     [
         (keeping(without("--slot-save-path")), "this build cannot save what its slots hold"),

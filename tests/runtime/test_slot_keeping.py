@@ -58,7 +58,7 @@ class Stage:
 
     @asynccontextmanager
     async def served(self, *faults: str, generation: int = 1, **options: Any) -> AsyncIterator[Serving]:
-        # The same path and the same answers: the same build, whatever the moment's fault.
+        # The same path, and a version that names its commit: the slots stay usable, whatever the fault.
         install(self._program, *faults)
         async with serving(self._model, runtime=str(self._program), settings=KEEP, **options) as it:
             await it.reaches(State.READY, generation)
