@@ -135,11 +135,12 @@ class Patient:
         _await(lambda: self.in_flight() - before == count and _cpu_s(server) - began_cpu_s > 0.2)
         assert not any(client.had_a_byte for client in self.clients[-count:])
 
-    def wait_plainly(self, count: int, n_predict: int) -> None:
-        """So many clients that get no byte before their last token."""
+    def wait_plainly(self, count: int, server: psutil.Process) -> None:
+        """So many clients without a byte: the server is suspended and cannot answer before the fault."""
         before = self.in_flight()
+        server.suspend()
         for _ in range(count):
-            self.ask(n_predict=n_predict)
+            self.ask(n_predict=100)
         _await(lambda: self.in_flight() - before == count)
 
     def in_flight(self) -> float:

@@ -30,7 +30,7 @@ ENDLESS = -1
 """Tokens of a stream that is to be cut: it runs until then, for old context makes room for new."""
 SHIFT = ("--", "--context-shift")
 A_WHILE = 3000
-"""Tokens of an answer that is still being made when it has been seen in the metrics: 0.2 s at least."""
+"""Tokens of a stream that has to end by itself: 0.2 s at least."""
 
 
 class Impossible(Exception):
@@ -85,9 +85,16 @@ def in_stream(
     with patient(bench, bench.tiny, *SLOTS, *SHIFT) as it:
         it.ready()
         it.in_flight()  # the first look takes longer: the control application is loaded for it
-        it.wait_plainly(waiting, A_WHILE)
         it.stream(clients, ENDLESS)
-        it.hurt(lambda: it.server().send_signal(number))
+        server = it.server()
+        it.wait_plainly(waiting, server)
+
+        def end() -> None:
+            server.send_signal(number)
+            if number is not signal.SIGKILL:
+                server.resume()
+
+        it.hurt(end)
         return it.outcome()
 
 
@@ -105,8 +112,8 @@ def exit_1(bench: Bench) -> Outcome:
     with patient(bench, bench.tiny, *SLOTS, *SHIFT, runtime=str(wrapper)) as it:
         it.ready()
         it.in_flight()
-        it.wait_plainly(1, A_WHILE)
         it.stream(1, ENDLESS)
+        it.wait_plainly(1, it.server())
         script = next(each for each in it.running.children() if each.ppid() == it.running.pid)
         it.hurt(lambda: script.send_signal(signal.SIGUSR1))
         return it.outcome()
@@ -119,9 +126,10 @@ def stopped(bench: Bench) -> Outcome:
     with patient(bench, bench.tiny, *SLOTS, *SHIFT) as it:
         it.ready()
         it.in_flight()
-        it.wait_plainly(1, A_WHILE)
         it.stream(1, ENDLESS)
-        it.hurt(it.server().suspend)
+        server = it.server()
+        it.wait_plainly(1, server)
+        it.hurt(server.suspend)
         it.ask(n_predict=1)
         return it.outcome()
 
@@ -257,7 +265,7 @@ def parent(bench: Bench, tie: str) -> Outcome:
     words = ["--sidecar"] if tie == "pipe" else ["--events", "jsonl", "--port", "0", "--parent-pid", "PARENT"]
     words = ["--runtime", bench.runtime, "--ready-file", str(ready_file), *words]
     process = subprocess.Popen(
-        [sys.executable, "-c", _PARENT, tie, *command("run", str(bench.tiny), *words)],
+        [sys.executable, "-c", _PARENT, tie, *command("run", str(bench.tiny), *words, *SHIFT)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -265,7 +273,7 @@ def parent(bench: Bench, tie: str) -> Outcome:
     )
     with adopted(process) as running:
         it = Patient(running, home, ready_file, int(running.wait_for("ready")["port"]))
-        it.stream(1, 2000)
+        it.stream(1, ENDLESS)
         it.hurt(process.kill)
         return it.ended()
 
