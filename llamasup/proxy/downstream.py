@@ -72,7 +72,7 @@ class Downstream(asyncio.Protocol):
         self._closing = False
         self._phase = _IDLE
         self._deadline = NEVER
-        self._body_since = 0.0  # when the current body began; 0: no body, or a forwarded one
+        self._body_since = 0.0  # when the current body began, without pauses; 0: no body
         self._body_base = 0  # how many of its bytes had arrived by then
         self._unsent = 0
         self._unsent_since = 0.0
@@ -207,7 +207,7 @@ class Downstream(asyncio.Protocol):
             self._phase = _IDLE
             self._deadline = monotonic() + limits.keepalive_s
 
-    # --- a body that is buffered
+    # --- a body that is read
 
     def _may_not_go_on(self, request: Request) -> HttpError | None:
         """The refusal before more of the body is read. Checks the limits of the key once; then the request
@@ -232,7 +232,7 @@ class Downstream(asyncio.Protocol):
         lease = lease_for(request, self._door, self.proxy)
         if isinstance(lease, Unavailable):
             request.whole = True
-            self.read_on()
+            self._await_body(request)
             return
         if refusal := self.proxy.keys.enter(request):
             lease.release()
@@ -242,7 +242,6 @@ class Downstream(asyncio.Protocol):
             return
         lease.return_place()  # it takes one when it is whole: nobody waits for a client that sends slowly
         request.received_at = monotonic()
-        self._body_since = 0.0
         self.proxy.bodies.drop(request)
         self._exchange = exchange = Exchange(self, request, lease)
         request.upload = Upload(self, exchange, request, self._reader.length)
@@ -259,12 +258,14 @@ class Downstream(asyncio.Protocol):
         """Whether it is whole or not: from here on a client that leaves is to be noticed."""
         self._phase = _BUSY
         self._deadline = NEVER
+        self._body_since = 0.0
         self._go_on_reading()
 
-    def read_on(self) -> None:
-        """Go on with the body of the request that is being read."""
-        self._phase = _BODY
-        self._deadline = monotonic() + self.proxy.limits.body_idle_s
+    def read_on(self, request: Request, paused_s: float = 0.0) -> None:
+        """Go on with the body of ``request``, which was not read for ``paused_s``."""
+        if self._body_since:
+            self._body_since += paused_s
+        self._await_body(request)
         self._go_on_reading()
 
     # --- answering
@@ -356,10 +357,10 @@ class Downstream(asyncio.Protocol):
         """The exchange has ended without a byte of a response, and its request waits for another."""
         self._exchange = waiting
 
-    def exchange_reads_on(self) -> None:
+    def exchange_reads_on(self, request: Request) -> None:
         """The exchange has ended before its request's body was here: that is read whole, and served then."""
         self._exchange = None
-        self.read_on()
+        self.read_on(request)
 
     def exchange_failed(self, request: Request, error: HttpError) -> None:
         """The exchange has ended before any byte of a response."""

@@ -388,7 +388,7 @@ class Exchange:
             # No server begins before it has a whole body: this was no try. It is read whole, and sent then.
             request.upload.give_back()
             self._let_go(abort=True)
-            downstream.exchange_reads_on()
+            downstream.exchange_reads_on(request)
             return True
         if self.sent_at and not request.head.route.repeats:
             return False

@@ -7,6 +7,7 @@ with that byte is held back until the whole body is checked.
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from llamasup.proxy.body_rules import judge_scan, scan_for
@@ -48,9 +49,9 @@ class Upload:
         "_fresh",
         "_kept",
         "_length",
+        "_paused_at",
         "_request",
         "_scan",
-        "_timed_bytes",
         "_upstream",
     )
 
@@ -69,7 +70,7 @@ class Upload:
         self._kept: bytearray | None = bytearray()  # sent; None: it was too much to be kept
         self._upstream: Upstream | None = None
         self._flows = False  # the client is read
-        self._timed_bytes = request.body_bytes  # how much had come when its time was last extended
+        self._paused_at = monotonic()  # when the client was last stopped
         downstream.proxy.uploads += 1
 
     # --- from the client
@@ -85,7 +86,7 @@ class Upload:
 
         ``ready``: what the reader has found; this request is the first of it if its end was found too.
         """
-        request, limits = self._request, self._downstream.proxy.limits
+        request = self._request
         whole = bool(ready) and ready[0] is request
         if whole:
             ready.popleft()
@@ -99,9 +100,8 @@ class Upload:
             self._exchange.upload_ended()
         else:
             self._flush()
-            # One that trickles in holds up a thread of llama-server's: time is for a substantial piece.
-            if self._flows and request.body_bytes - self._timed_bytes >= limits.stream_above_bytes:
-                self.resume()
+            if self._flows:
+                self._downstream.read_on(request)
 
     def _flush(self) -> None:
         """Send what has come, if there is a connection."""
@@ -167,14 +167,16 @@ class Upload:
 
     def pause(self) -> None:
         """The child takes no more for now, or there is none yet."""
-        self._flows = False
+        if self._flows:
+            self._flows = False
+            self._paused_at = monotonic()
         self._downstream.hold_upload()
 
     def resume(self) -> None:
-        """It takes more: the client has its time for the next piece."""
+        """It takes more. The pause does not count towards the client's time."""
+        paused_s = 0.0 if self._flows else monotonic() - self._paused_at
         self._flows = True
-        self._timed_bytes = self._request.body_bytes
-        self._downstream.read_on()
+        self._downstream.read_on(self._request, paused_s)
 
     def forget(self) -> None:
         """The answer has begun: nothing of this will be sent again."""

@@ -171,9 +171,9 @@ def test_an_http_1_0_client_may_send_a_large_body(run: Rig) -> None:
     assert client.sees_the_end()
 
 
-def test_a_child_that_does_not_read_pauses_the_client(run: Rig) -> None:
-    client, child = uploading(run, announced(31 * MIB))
-    (connection,) = run.call(lambda: tuple(run.proxy.clients))
+def fills(rig: Rig, client: Wire) -> int:
+    """The only client, after its first part, sends until it is paused. How much it has sent in all."""
+    (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
     assert isinstance(connection, Downstream)
     client.sock.setblocking(False)
     sent, full = len(PART), 0
@@ -182,15 +182,27 @@ def test_a_child_that_does_not_read_pauses_the_client(run: Rig) -> None:
             sent += client.sock.send(b"x" * (64 * KIB))
             full = 0
         except BlockingIOError:
-            full = full + 1 if run.call(lambda: connection._deadline) == float("inf") else 0
-        assert sent < 24 * MIB  # buffers of the kernel, and little of ours
-    child.receive(sent - len(PART))
+            full = full + 1 if rig.call(lambda: connection._deadline) == float("inf") else 0
+        assert sent < 31 * MIB
     client.sock.settimeout(PATIENCE_S)
-    while sent < 31 * MIB:
-        part = b"x" * min(MIB, 31 * MIB - sent)
+    return sent
+
+
+def sends(client: Wire, child: Wire, size: int) -> None:
+    """The client sends ``size`` bytes, and the child reads them."""
+    while size:
+        part = b"x" * min(MIB, size)
         client.send(part)
         assert child.receive(len(part)) == part
-        sent += len(part)
+        size -= len(part)
+
+
+def test_a_child_that_does_not_read_pauses_the_client(run: Rig) -> None:
+    client, child = uploading(run, announced(31 * MIB))
+    sent = fills(run, client)
+    assert sent < 24 * MIB  # buffers of the kernel, and little of ours
+    child.receive(sent - len(PART))
+    sends(client, child, 31 * MIB - sent)
     child.send(answer(b"read"))
     assert client.message()[1] == b"read"
 
@@ -264,6 +276,64 @@ def test_a_body_that_trickles_in_gets_no_more_time(make_rig: MakeRig, clock: Clo
         except TimeoutError:
             continue
     assert status(answered) == 408
+
+
+def slowly(rig: Rig, clock: Clock, step_s: float) -> tuple[Wire, Wire]:
+    """A client that has sent four parts, with a pause before all but the first."""
+    client, child = uploading(rig, announced(5 * len(PART)))
+    for _ in range(3):
+        clock.pass_s(step_s)
+        client.send(PART)
+        assert child.receive(len(PART)) == PART
+    return client, child
+
+
+@pytest.mark.check("X8", "408 for a forwarded body, too, when its average rate is below 16 KiB per second")
+def test_a_body_that_is_sent_on_has_a_total_deadline(make_rig: MakeRig, clock: Clock) -> None:
+    rig = make_rig(config(body_idle_s=1000.0, body_rate_bytes=1 * MIB))
+    client, child = slowly(rig, clock, 300.0)
+    clock.pass_s(200.0)  # 1,100 s in all, and 200 s since its last piece
+    assert status(client.message()[0]) == 408
+    assert child.sees_the_end()
+
+
+def test_a_body_that_is_sent_on_and_keeps_its_pace_is_served(make_rig: MakeRig, clock: Clock) -> None:
+    rig = make_rig(config(body_idle_s=1000.0, body_rate_bytes=64))  # time for 2,048 s more with each part
+    client, child = slowly(rig, clock, 900.0)
+    client.send(PART)
+    assert child.receive(len(PART)) == PART
+    child.send(answer(b"read"))
+    assert client.message()[1] == b"read"
+
+
+def test_the_time_in_which_the_child_does_not_read_is_not_the_clients(
+    make_rig: MakeRig, clock: Clock
+) -> None:
+    rig = make_rig(config(body_idle_s=1000.0, body_rate_bytes=1 * MIB))
+    client, child = uploading(rig, announced(31 * MIB))
+    sent = fills(rig, client)
+    clock.pass_s(100_000.0)
+    child.receive(sent - len(PART))
+    sends(client, child, 31 * MIB - sent - 1)
+    clock.pass_s(500.0)
+    sends(client, child, 1)
+    child.send(answer(b"read"))
+    assert client.message()[1] == b"read"
+
+
+def test_a_body_that_is_read_whole_after_a_crash_has_its_time_again(make_rig: MakeRig, clock: Clock) -> None:
+    rig = make_rig(config(body_idle_s=1000.0, body_rate_bytes=1 * MIB))
+    client, child = slowly(rig, clock, 300.0)
+    ends(rig)
+    assert child.sees_the_end()
+    clock.pass_s(200.0)
+    client.send(PART)
+    wait_until(rig, 1)
+    serves(rig)
+    again = rig.accept()
+    assert again.message()[1] == PART * 5
+    again.send(answer(b"saved"))
+    assert client.message()[1] == b"saved"
 
 
 def test_a_client_that_leaves_in_mid_body_ends_the_childs_connection(run: Rig) -> None:
