@@ -63,7 +63,9 @@ _OPENS, _CLOSES, _OBJECT = b"[{", b"]}", 0x7B
 
 
 class BodyScan:
-    """Scan of a body. ``lists``: top-level fields whose items are jobs. ``urls``: whether to find URLs."""
+    """Scan of a body. ``lists``: top-level fields whose items are jobs. ``urls``: whether to find URLs.
+    ``most_steps``: a body with more tokens is unclear.
+    """
 
     __slots__ = (
         "_commas",
@@ -83,6 +85,7 @@ class BodyScan:
         "_keys",
         "_line",
         "_lists",
+        "_most_steps",
         "_number",
         "_opening",
         "_overlong",
@@ -95,12 +98,15 @@ class BodyScan:
         "unclear",
     )
 
-    def __init__(self, lists: Iterable[bytes] = (), *, urls: bool = False) -> None:
+    def __init__(
+        self, lists: Iterable[bytes] = (), *, urls: bool = False, most_steps: int = MOST_STEPS
+    ) -> None:
         self.unclear = False  # too many tokens, or nested too deeply
         self.suspect = False  # some string in the body may be a URL
         self.remote: list[str | None] = []  # URLs that llama-server would fetch; None: an unreadable one
         self._lists = frozenset(lists)
         self._urls = urls
+        self._most_steps = most_steps
         self._steps = 0
         self._end = b""  # the last bytes of the previous piece
         self._opening = b""  # the first two bytes of the body
@@ -168,7 +174,7 @@ class BodyScan:
                 return
             field = _FIELD(text, begin, end) if end >= 0 else None
             self._fields += field is None or field[2] in self._lists
-        if self._steps > MOST_STEPS:
+        if self._steps > self._most_steps:
             self.unclear = True
         tail = text[1 - len(b"\r\ncontent-disposition:") :]
         at = tail.find(b"\r")
@@ -187,7 +193,7 @@ class BodyScan:
             if end == size:
                 return
             self._steps += 1
-            if self._steps > MOST_STEPS:
+            if self._steps > self._most_steps:
                 self.unclear = True
                 return
             byte, at = piece[end], end + 1
@@ -323,9 +329,11 @@ def may_hold_url(piece: bytes) -> bool:
     return b'"http' in piece or (b"\\u00" in piece and _escaped_letter(piece) is not None)
 
 
-def scanned(body: bytes, lists: Iterable[bytes] = (), *, urls: bool = False) -> BodyScan:
+def scanned(
+    body: bytes, lists: Iterable[bytes] = (), *, urls: bool = False, most_steps: int = MOST_STEPS
+) -> BodyScan:
     """The scan of a complete body."""
-    scan = BodyScan(lists, urls=urls)
+    scan = BodyScan(lists, urls=urls, most_steps=most_steps)
     scan.feed(body)
     return scan
 

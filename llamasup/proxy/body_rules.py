@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from llamasup.core.allowed import ANYWHERE
-from llamasup.core.body_scan import MANY_JOBS, BodyScan, may_hold_url, scanned
+from llamasup.core.body_scan import MANY_JOBS, MOST_STEPS, BodyScan, may_hold_url, scanned
 from llamasup.core.http import HeadRules, HttpError
 from llamasup.core.remote_media import refused_media
 from llamasup.core.requested_model import FORMS_ONLY, BodyTooDeep, lists_of, read_body
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
     from llamasup.proxy.listener import Proxy
     from llamasup.proxy.request import Request
 
-__all__ = ["judge_body", "judge_scan", "scan_for"]
+__all__ = ["FEW_STEPS", "judge_body", "judge_scan", "scan_for"]
+
+FEW_STEPS: Final = 25_000
+"""The steps of a scan where no limit of a key counts: 25 ms of the event loop."""
 
 
 def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | None:
@@ -48,8 +53,8 @@ def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | 
         and _takes_media(request)
         and may_hold_url(body)
     ):
-        scan = scanned(body, urls=True)
-        if (refusal := _judge_media(scan, config.remote_media)) is not None:
+        scan = scanned(body, urls=True, most_steps=_most_steps(request))
+        if (refusal := _judge_media(request, scan, config.remote_media)) is not None:
             return refusal
     return proxy.keys.weigh(request) if request.jobs > 1 else None
 
@@ -59,7 +64,9 @@ def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
     if rules.transparent:
         return None
     lists = (each.encode() for each in lists_of(request.head.route.label))
-    return BodyScan(lists if request.needs_place else (), urls=_takes_media(request))
+    return BodyScan(
+        lists if request.needs_place else (), urls=_takes_media(request), most_steps=_most_steps(request)
+    )
 
 
 def judge_scan(
@@ -68,7 +75,7 @@ def judge_scan(
     """Check a completely scanned body; returns the refusal, if any. ``whole``: the body, if it is kept."""
     if _is_compressed(request.head.opening):
         return _COMPRESSED
-    if (refusal := _judge_media(scan, proxy.config.remote_media)) is not None:
+    if (refusal := _judge_media(request, scan, proxy.config.remote_media)) is not None:
         return refusal
     if request.needs_place and request.head.route.label not in FORMS_ONLY:
         request.jobs = _jobs_of(request, whole()) if scan.unclear else scan.jobs
@@ -84,18 +91,37 @@ def _jobs_of(request: Request, body: bytes | None) -> int:
         return MANY_JOBS
 
 
-def _judge_media(scan: BodyScan, allowed: tuple[str, ...]) -> HttpError | None:
+def _judge_media(request: Request, scan: BodyScan, allowed: tuple[str, ...]) -> HttpError | None:
     if ANYWHERE in allowed:
         return None
-    if scan.unclear and scan.suspect:
-        return _UNCLEAR
-    return refused_media(scan.remote, allowed)
+    unclear = scan.unclear and scan.suspect
+    refusal = _unclear(_most_steps(request)) if unclear else refused_media(scan.remote, allowed)
+    if refusal is not None and not request.needs_place:
+        refusal = msgspec.structs.replace(refusal, close=True)  # no rpm slows down the next one
+    return refusal
 
 
 def _takes_media(request: Request) -> bool:
     """Whether llama-server could fetch URLs of this body. Unknown routes may."""
     route = request.head.route
-    return route.work is not Work.RERANKING and route.label not in FORMS_ONLY
+    return route.work is not Work.RERANKING and route.label not in _WITHOUT_MEDIA
+
+
+def _most_steps(request: Request) -> int:
+    return MOST_STEPS if request.needs_place else FEW_STEPS
+
+
+def _unclear(most_steps: int) -> HttpError:
+    return HttpError(
+        400,
+        "The body is too complex to check it for URLs that llama-server would fetch",
+        cause="body_too_complex",
+        remedy=f"send at most {most_steps:,} strings, arrays and objects, with fewer than 512 levels of"
+        " nesting",
+    )
+
+
+_WITHOUT_MEDIA = frozenset({*FORMS_ONLY, "/tokenize", "/detokenize"})
 
 
 # llama-server refuses these, too, unless its cpp-httplib was built with decompression.
@@ -108,12 +134,6 @@ _TOO_DEEP = HttpError(
     "The body is nested too deeply to find the model in it",
     cause="body_too_deep",
     remedy="use fewer than 1,000 levels of nesting",
-)
-_UNCLEAR = HttpError(
-    400,
-    "The body is too complex to check it for URLs that llama-server would fetch",
-    cause="body_too_complex",
-    remedy="send at most 100,000 strings, arrays and objects, with fewer than 512 levels of nesting",
 )
 _COMPRESSED = HttpError(
     415,

@@ -143,6 +143,12 @@ def test_a_body_with_too_many_tokens_counts_as_heavy_and_is_read_no_further() ->
     assert (scan.jobs, scan.suspect) == (MANY_JOBS, False)  # URLs were not asked for
 
 
+@pytest.mark.parametrize("text", [b'["a", "b"]', form_of("x", "x", "x", "x").encode()])
+def test_the_number_of_tokens_can_be_limited_further(text: bytes) -> None:
+    assert not scanned(text, (b"prompt",), most_steps=4).unclear
+    assert scanned(text, (b"prompt",), most_steps=3).unclear
+
+
 def test_a_body_that_is_nested_too_deep_counts_as_heavy() -> None:
     assert scanned(b"[" * MOST_DEPTH).jobs == 1
     assert scanned(b"[" * (MOST_DEPTH + 1)).jobs == MANY_JOBS

@@ -10,19 +10,21 @@ from llamasup.core.http import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
 from tests.core.test_body_scan import FETCHED, URL, chat
 from tests.proxy.conftest import MakeRig
-from tests.proxy.rig import CHAT, Rig, answer, get, post, status
+from tests.proxy.rig import CHAT, Rig, Wire, answer, get, post, status
 from tests.proxy.test_jobs import error_of
 
 BIG = "a" * (128 << 10)
 
 
-def passes(rig: Rig, path: bytes, body: bytes) -> None:
+def passes(rig: Rig, path: bytes, body: bytes, child: Wire | None = None) -> Wire:
+    """Returns the connection to the child; ``child``: that of an earlier request."""
     client = rig.connect()
     client.send(post(path, body))
-    child = rig.accept()
+    child = child or rig.accept()
     assert child.message()[1] == body
     child.send(answer())
     assert status(client.message()[0]) == 200
+    return child
 
 
 @pytest.mark.check("X7", "400 remote_media, and the child is not asked")
@@ -58,7 +60,7 @@ def test_on_every_route_that_may_take_media(rig: Rig, path: bytes) -> None:
     assert error_of(client, 400)["cause"] == "remote_media"
 
 
-@pytest.mark.parametrize("path", [b"/v1/rerank", b"/v1/audio/transcriptions"])
+@pytest.mark.parametrize("path", [b"/v1/rerank", b"/v1/audio/transcriptions", b"/tokenize", b"/detokenize"])
 def test_not_where_llama_server_reads_none(rig: Rig, path: bytes) -> None:
     passes(rig, path, FETCHED["a chat's image"].encode())
 
@@ -92,6 +94,25 @@ def test_a_body_too_complex_to_judge_is_refused_only_if_it_may_hold_a_url(make_r
     client.send(post(CHAT, f'{{"x":[{lists}],"y":"http"}}'.encode()))
     assert error_of(client, 400)["cause"] == "body_too_complex"
     passes(rig, CHAT, f'{{"x":[{lists}]}}'.encode())
+
+
+@pytest.mark.check("X7", "400 and closed above 25,000 tokens where no key is limited, without `rpm`")
+@pytest.mark.parametrize("stream_above_bytes", [64 << 10, 1 << 20], ids=["forwarded", "buffered"])
+@pytest.mark.parametrize("path", [b"/apply-template", b"/v1/messages/count_tokens"])
+def test_a_body_may_be_less_complex_where_its_key_has_no_limits(
+    make_rig: MakeRig, path: bytes, stream_above_bytes: int
+) -> None:
+    body = b'{"x":[%b""]}' % (b'{"url":"http"},' * 8_000)
+    limits = Limits(stream_above_bytes=stream_above_bytes)
+    rig = make_rig(ProxyConfig(route_by_model=False, limits=limits))
+    child = passes(rig, CHAT, body)
+    passes(rig, path, b'{"x":[%b""]}' % (b'{"url":"http"},' * 6_000), child)
+    client = rig.connect()
+    client.send(post(path, body))
+    error = error_of(client, 400)
+    assert error["cause"] == "body_too_complex"
+    assert "25,000" in str(error["remedy"])
+    assert client.sees_the_end()
 
 
 def test_and_also_while_it_is_sent_on(make_rig: MakeRig) -> None:
