@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from time import monotonic
@@ -30,6 +31,10 @@ TURN: Final = 32  # requests answered on the spot before other connections have 
 NEVER: Final = float("inf")
 _IDLE, _HEAD, _BODY, _BUSY = range(4)
 _REFUSALS = frozenset({400, 403, 404})  # of what was asked for; whatever else stands in its way may pass
+_log = logging.getLogger("llamasup.proxy")
+_FAILED = HttpError(
+    500, "llamasup failed to serve the request", "server_error", remedy="see llamasup's log", close=True
+)
 _RESET = struct.pack("ii", 1, 0)  # linger for no time: unsent bytes are dropped and the other side is told
 
 
@@ -289,17 +294,29 @@ class Downstream(asyncio.Protocol):
         answered = local.answer_to(request, self._door, proxy.backend, draining=proxy.draining)
         if answered is not None:
             self._answer_locally(request, *answered)
-        elif (request.key is not None and (refusal := self.proxy.keys.enter(request))) or (
-            refusal := judge_body(request, self._door.rules, proxy)
-        ) is not None:
-            self._refused(request, refusal)
-        else:
-            lease = lease_for(request, self._door, self.proxy)
+            return
+        try:
+            if (request.key is not None and (refusal := proxy.keys.enter(request))) or (
+                refusal := judge_body(request, self._door.rules, proxy)
+            ) is not None:
+                self._refused(request, refusal)
+                return
+            lease = lease_for(request, self._door, proxy)
             if isinstance(lease, Unavailable):
                 self._wait(request, lease)
             else:
                 self._exchange = exchange = Exchange(self, request, lease)
                 exchange.start()
+        except Exception:
+            _log.exception("a request failed in llamasup")
+            self._failed(request)
+
+    def _failed(self, request: Request) -> None:
+        """End a request after an error of ours, so that it no longer counts for its key."""
+        if self._exchange is not None:
+            self.abort()
+        else:
+            self._refused(request, _FAILED)
 
     def _trust(self) -> None:
         """From now on, it may be closed for a new connection only while it is idle."""

@@ -15,6 +15,7 @@ from llamasup.effects.keys import KeyFile
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.chunks import Dechunker
 from llamasup.proxy.request import Request
+from llamasup.runtime.endpoint import Unavailable
 from llamasup.runtime.metrics import RequestRecord
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
@@ -428,6 +429,40 @@ def over_limit(client: Wire, cause: str, retry_after: int) -> None:
     error = json.loads(body)["error"]
     assert error["cause"] == cause
     assert error["type"] == "rate_limit_error"
+
+
+class Broken(Exception):
+    """An error of llamasup's own."""
+
+
+def fail(*_: object, **__: object) -> None:
+    raise Broken
+
+
+@pytest.mark.check("X8", "500 or a broken connection, and the request no longer counts for its key")
+@pytest.mark.parametrize("place", ["lease", "room", "pool_of"])
+def test_an_error_of_ours_does_not_keep_a_keys_place(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    rig, _ = limited(make_rig, "concurrent=1")
+    if place == "room":
+        rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
+    client = rig.connect()
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.proxy if place == "pool_of" else rig.backend, place, fail)
+        client.send(chat(b"one"))
+        if place == "pool_of":  # there, an exchange has begun
+            with pytest.raises(ConnectionResetError):
+                client.rest()
+        else:
+            error = error_of(client, 500)
+            assert (error["type"], error["remedy"]) == ("server_error", "see llamasup's log")
+            assert client.sees_the_end()
+        rig.record()
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [Broken]
+    assert rig.in_flight() == 0
+    rig.backend.unavailable = None
+    served(rig.connect(), Child(rig), chat(b"one"))
 
 
 def test_requests_per_minute(make_rig: MakeRig) -> None:
