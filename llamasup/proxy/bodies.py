@@ -20,18 +20,17 @@ _RETRY_S = 1.0  # nothing says how long the others will hold theirs
 
 
 class Bodies:
-    """Counts received bytes, not announced ones, because a Content-Length costs a client nothing.
+    """Counts received bytes, not announced ones, because a Content-Length costs a client nothing."""
 
-    ``freed_bytes``: the bytes released since its reader last set it to 0.
-    """
-
-    __slots__ = ("_by_client", "_limits", "freed_bytes", "held_bytes")
+    __slots__ = ("_by_client", "_freed_bytes", "_limits", "_peak_bytes", "held_bytes")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._by_client: dict[str, int] = {}
         self.held_bytes = 0
-        self.freed_bytes = 0
+        # Since memory was last returned to the system:
+        self._freed_bytes = 0
+        self._peak_bytes = 0
 
     def hold(self, request: Request, length: int | None) -> HttpError | None:
         """Count the received part of a body, or return the refusal. ``length``: the announced length."""
@@ -65,6 +64,7 @@ class Bodies:
                 close=True,
             )
         self.held_bytes += more
+        self._peak_bytes = max(self._peak_bytes, self.held_bytes)
         self._by_client[client] = of_client + more
         request.held_bytes += more
         return None
@@ -75,9 +75,20 @@ class Bodies:
         if not size:
             return
         self.held_bytes -= size
-        self.freed_bytes += size
+        self._freed_bytes += size
         left = self._by_client[request.client] - size
         if left:
             self._by_client[request.client] = left
         else:
             del self._by_client[request.client]
+
+    def may_return_memory(self) -> bool:
+        """Whether at most half of the peak is still held. A ``True`` begins the next peak.
+
+        Under a steady flow of bodies some are always held, and they use what others have freed.
+        """
+        if self._freed_bytes < self._limits.body_bytes or 2 * self.held_bytes > self._peak_bytes:
+            return False
+        self._freed_bytes = 0
+        self._peak_bytes = self.held_bytes
+        return True

@@ -191,9 +191,7 @@ class Proxy:
         self.keys.look()
         for connection in self.clients:
             connection.sweep(now)
-        bodies = self.bodies
-        if bodies.freed_bytes >= self.limits.body_bytes and not bodies.held_bytes:
-            bodies.freed_bytes = 0
+        if self.bodies.may_return_memory():
             give_memory_back()
         idle = 0
         for pool in self._pools.values():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
 from llamasup.core.http import HeadRules
-from llamasup.proxy import Limits, ProxyConfig
+from llamasup.proxy import Limits, ProxyConfig, listener
+from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.downstream import Downstream
-from llamasup.proxy.request import Request
+from llamasup.proxy.request import UNREAD, Request
 from llamasup.proxy.upload import Upload
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
@@ -104,6 +106,43 @@ def test_a_body_is_held_until_its_answer_begins(bounded: Rig) -> None:
     client.until(b"1")
     eventually(lambda: held(bounded) == 0)
     client.close()
+
+
+@pytest.mark.check("X8", "memory is returned while other bodies are held")
+def test_memory_is_returned_while_a_body_is_held(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[bool] = []
+    monkeypatch.setattr(listener, "give_memory_back", lambda: returned.append(True))
+    rig = make_rig(ProxyConfig(limits=replace(BOUNDS, sweep_s=0.01)))
+    others = [begins(rig, 85 * KIB, source=f"127.0.0.{number}") for number in (2, 3)]
+    stays = begins(rig, 30 * KIB, of=40 * KIB)
+    for other in others:
+        other.close()
+    eventually(lambda: bool(returned))
+    assert held(rig) == 30 * KIB
+    stays.close()
+    eventually(lambda: held(rig) == 0)
+
+
+def test_memory_is_returned_when_half_of_the_peak_is_free() -> None:
+    bodies = Bodies(Limits(body_bytes=10 * KIB, small_body_bytes=0))
+
+    def holds(size: int) -> Request:
+        request = Request(UNREAD, b"id", keep_alive=True)
+        request.body_bytes = size
+        assert bodies.hold(request, None) is None
+        return request
+
+    first, second, third, fourth = (holds(size * KIB) for size in (30, 30, 30, 9))
+    bodies.drop(first)
+    assert not bodies.may_return_memory()  # 69 of 99 KiB
+    bodies.drop(second)
+    assert bodies.may_return_memory()
+    assert not bodies.may_return_memory()
+    bodies.drop(fourth)
+    bodies.drop(third)
+    assert bodies.may_return_memory()
+    bodies.drop(holds(9 * KIB))
+    assert not bodies.may_return_memory()  # less than 10 KiB
 
 
 TINY = chunk(b"xx") * (10 * KIB)
