@@ -1,7 +1,9 @@
 """Counts the bytes of large request bodies that the proxy holds, in total and for each client.
 
 A body is held while it is read, while its request waits, and while it is kept for a retry. Small bodies are
-not counted, so that large ones cannot keep them out. The number of connections bounds them.
+not counted, so that large ones cannot keep them out. The number of connections bounds them. Of a body that
+arrives in several reads, the last one is not counted (256 KiB at most), nor is what a forwarded body holds
+before it is complete (``Limits.replay_bytes`` and one read, for each of ``Limits.uploads``).
 """
 
 from __future__ import annotations

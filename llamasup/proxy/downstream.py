@@ -296,9 +296,15 @@ class Downstream(asyncio.Protocol):
             self._answer_locally(request, *answered)
             return
         try:
-            if (request.key is not None and (refusal := proxy.keys.enter(request))) or (
-                refusal := judge_body(request, self._door.rules, proxy)
-            ) is not None:
+            if (
+                (request.key is not None and (refusal := proxy.keys.enter(request)))
+                or (
+                    request.body_bytes > proxy.limits.small_body_bytes
+                    and not request.held_bytes  # it came with one read
+                    and (refusal := proxy.bodies.hold(request, None))
+                )
+                or (refusal := judge_body(request, self._door.rules, proxy))
+            ):
                 self._refused(request, refusal)
                 return
             lease = lease_for(request, self._door, proxy)

@@ -26,7 +26,7 @@ class Limits:
     # Minimum average rate per second after ``body_idle_s``: 32 MiB may take about half an hour.
     body_rate_bytes: int = 16 * KIB
     # All bodies that are being read, wait, or are kept for a retry; eight of the largest size. Bodies of at
-    # most ``small_body_bytes`` do not count, and are always accepted.
+    # most ``small_body_bytes`` do not count, and are always accepted. See ``Bodies`` for what else does not.
     bodies_bytes: int = 256 * MIB
     bodies_per_client_bytes: int = 128 * MIB  # by key, else by address
     small_body_bytes: int = 64 * KIB

@@ -129,8 +129,12 @@ class Upload:
         self._flush()
         if self._length is None:
             self._upstream.transport.write(b"0\r\n\r\n")
-        if self._kept is not None:
+        if self._kept is None:
+            return
+        if self._downstream.proxy.bodies.hold(self._request, None) is None:
             self._request.body = bytes(self._kept)
+        else:  # there is no memory for a copy
+            self._request.spent = True
 
     def give_back(self) -> None:
         """Have the body read whole: the child that had begun to get it is gone."""

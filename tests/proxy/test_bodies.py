@@ -145,6 +145,32 @@ def test_memory_is_returned_when_half_of_the_peak_is_free() -> None:
     assert not bodies.may_return_memory()  # less than 10 KiB
 
 
+def sends_with_one_read(rig: Rig, size: int, source: str) -> Wire:
+    before = rig.call(lambda: set(rig.proxy.clients))
+    client = rig.connect(source=source)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) > len(before))
+    (connection,) = rig.call(lambda: set(rig.proxy.clients)) - before
+    assert isinstance(connection, Downstream)
+    rig.call(lambda: connection.data_received(post(CHAT, b"x" * size)))
+    return client
+
+
+@pytest.mark.check("X8", "the same limits for a body that arrives with one read")
+def test_a_body_that_comes_with_one_read_is_counted(bounded: Rig) -> None:
+    clients = [begins(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in (2, 3)]
+    first = sends_with_one_read(bounded, 80 * KIB, "127.0.0.4")
+    child = bounded.accept()
+    child.message()
+    assert held(bounded) == (85 + 85 + 80) * KIB
+    assert error_of(sends_with_one_read(bounded, 20 * KIB, "127.0.0.5"), 503)["cause"] == "bodies_limit"
+    child.send(answer())
+    first.message()
+    assert held(bounded) == 2 * 85 * KIB
+    for client in clients:
+        client.close()
+    eventually(lambda: held(bounded) == 0)
+
+
 TINY = chunk(b"xx") * (10 * KIB)
 
 

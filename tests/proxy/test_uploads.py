@@ -453,6 +453,28 @@ def test_a_crash_in_mid_body_has_it_read_whole_and_sent_to_the_next(run: Rig, he
     assert not run.record().replayed  # the one that ended had not begun with it
 
 
+def test_the_copy_of_a_body_that_was_sent_on_counts_until_its_answer_begins(run: Rig) -> None:
+    client, child = uploading(run, announced(2 * len(PART)))
+    client.send(PART)
+    child.receive(len(PART))
+    bodies = run.proxy.bodies
+    assert run.call(lambda: bodies.held_bytes) == 2 * len(PART)
+    child.send(answer(b"read"))
+    assert client.message()[1] == b"read"
+    assert run.call(lambda: bodies.held_bytes) == 0
+
+
+def test_without_memory_for_a_copy_a_body_is_not_sent_again(make_rig: MakeRig) -> None:
+    rig = make_rig(config(bodies_bytes=len(PART)))
+    client, child = uploading(rig, announced(2 * len(PART)))
+    client.send(PART)
+    child.receive(len(PART))
+    assert rig.call(lambda: rig.proxy.bodies.held_bytes) == 0
+    ends(rig)
+    assert status(client.message()[0]) == 503
+    assert rig.record().outcome == "revoked"
+
+
 def test_a_body_larger_than_what_is_kept_is_not_sent_again(run: Rig) -> None:
     client, child = uploading(run)
     client.send(PART * 15)
