@@ -13,7 +13,7 @@ from llamasup.core.http import HttpError
 from llamasup.core.keys import KeyLimits
 from llamasup.core.sse import TokenCounts
 
-__all__ = ["Bucket", "Quota", "cost_of", "tokens_made_in", "untold_tokens"]
+__all__ = ["Bucket", "Quota", "context_left", "cost_of", "tokens_made_in", "untold_tokens"]
 
 _MINUTE_S: Final = 60.0
 _ROUNDING: Final = 1e-6  # who waited exactly as long as was said is not turned away over the last bit
@@ -185,9 +185,16 @@ def untold_tokens(
         elif items_told:  # the OpenAI APIs report only the first item; assume the same of the others
             made = max(made, completion // items_told * items)
         untold += max(0, made - completion)
-    if n_ctx is not None:
-        untold = min(untold, max(0, n_ctx * items - (prompt or 0) - completion))
-    return untold
+    left = context_left(told, items, n_ctx)
+    return untold if left is None else min(untold, left)
+
+
+def context_left(told: TokenCounts | None, items: int, n_ctx: int | None) -> int | None:
+    """How many tokens so many items can still have, besides the reported ones; None: not known."""
+    if n_ctx is None:
+        return None
+    reported = ((told.prompt or 0) + (told.completion or 0)) if told else 0
+    return max(0, n_ctx * items - reported)
 
 
 def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:

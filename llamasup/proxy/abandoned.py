@@ -26,6 +26,7 @@ class Abandoned:
 
     It also ends when the generation ends. Nothing else waits for it. The key is charged by the time that
     it takes: next to none for a stream that sends events, because llama-server stops it at once.
+    ``most_tokens``: what its context leaves besides the tokens that are charged already; None: not known.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Abandoned:
         "_upstream",
         "answered",
         "is_head",
+        "most_tokens",
     )
 
     may_come_back: Final = False
@@ -52,6 +54,7 @@ class Abandoned:
         self._upstream = upstream
         self.answered = False
         self.is_head = False
+        self.most_tokens: int | None = None
         if self._quota is not None:
             self._quota.hold(self._jobs)
         upstream.abandon(self)
@@ -92,5 +95,7 @@ class Abandoned:
             endpoint = self._lease.endpoint
             slots = min(self._lease.weight, endpoint.slots)
             made = tokens_made_in(now - self._since, endpoint.tokens_per_s, slots)
+            if self.most_tokens is not None:
+                made = min(made, self.most_tokens)
             self._quota.leave(made, now, self._jobs)
         self._lease.release()

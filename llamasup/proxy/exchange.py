@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from llamasup.core.body_scan import MANY_JOBS
 from llamasup.core.context_end import context_end, context_refusal
 from llamasup.core.http import HttpError, error_body, status_line
-from llamasup.core.quota import untold_tokens
+from llamasup.core.quota import context_left, untold_tokens
 from llamasup.core.redaction import whole_and_plain, without_folders
 from llamasup.core.requested_model import PROMPTS, lists_of
 from llamasup.core.routes import Work
@@ -83,6 +83,7 @@ class Exchange:
     """Ties one request of a client's connection to one response of a child. Driven by callbacks alone."""
 
     __slots__ = (
+        "_abandoned",
         "_cut_short",
         "_downstream",
         "_lagging_since",
@@ -125,6 +126,7 @@ class Exchange:
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._opening = b""
         self._meter: TokenMeter | None = None
+        self._abandoned: Abandoned | None = None
         self._cut_short = False  # the request body is incomplete
         self._settings: _Settings | None = None
         self.is_head = request.head.method == b"HEAD"
@@ -415,7 +417,7 @@ class Exchange:
             begun = not self._cut_short and upstream.has_sent_all
             if request.needs_place and begun and not lease.endpoint.closed:
                 clock = self._downstream.proxy.keys.clock
-                Abandoned(lease, request, upstream, clock)
+                self._abandoned = Abandoned(lease, request, upstream, clock)
                 return
             upstream.abort()
         lease.release()
@@ -468,14 +470,11 @@ class Exchange:
         if not by_client and meter is None:
             return 0
         route = request.head.route
-        # Without an index, all items of an answer look like one. Of jobs that were not counted the server
-        # works on as many at one time as it has slots.
-        jobs = request.jobs if request.jobs < MANY_JOBS else endpoint.slots
         streams = self._streams
         since = self.first_byte_at if streams and self.first_byte_at else self._whole_at
         return untold_tokens(
             counts,
-            items=max(meter.items, jobs) if meter is not None else jobs,
+            items=self._items,
             items_told=meter.items_told if meter is not None else 0,
             prompts_told=meter.prompts_told if meter is not None else 0,
             events=meter.events if meter is not None else 0,
@@ -488,8 +487,21 @@ class Exchange:
             begun=self.first_byte_at > 0.0,
             tokens_per_s=endpoint.tokens_per_s,
             places=endpoint.slots,
-            n_ctx=endpoint.window.n_ctx if endpoint.window is not None else None,
+            n_ctx=self._n_ctx,
         )
+
+    @property
+    def _items(self) -> int:
+        """The items of the answer. Without an index, all items look like one. Of jobs that were not counted
+        the server works on as many at one time as it has slots.
+        """
+        jobs = self._request.jobs if self._request.jobs < MANY_JOBS else self._lease.endpoint.slots
+        return jobs if self._meter is None else max(self._meter.items, jobs)
+
+    @property
+    def _n_ctx(self) -> int | None:
+        window = self._lease.endpoint.window
+        return None if window is None else window.n_ctx
 
     def _tell(self, outcome: str, status: int = 0) -> None:
         request, endpoint = self._request, self._lease.endpoint
@@ -506,6 +518,9 @@ class Exchange:
                 endpoint.tokens_per_s = counts.tokens_per_s
             if request.quota is not None and request.quota.counts_tokens:
                 request.untold_tokens = self._untold(outcome, counts)
+                if self._abandoned is not None:
+                    left = context_left(counts, self._items, self._n_ctx)
+                    self._abandoned.most_tokens = None if left is None else left - request.untold_tokens
         self._downstream.proxy.tell(
             request,
             record_of(

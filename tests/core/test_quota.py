@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llamasup.core.body_scan import MANY_JOBS
 from llamasup.core.http import HttpError
 from llamasup.core.keys import KeyLimits
-from llamasup.core.quota import Bucket, Quota, cost_of, tokens_made_in, untold_tokens
+from llamasup.core.quota import Bucket, Quota, context_left, cost_of, tokens_made_in, untold_tokens
 from llamasup.core.sse import TokenCounts
 
 
@@ -244,6 +244,13 @@ def test_what_an_answer_does_not_tell_is_estimated(
     told: TokenCounts | None, answer: Mapping[str, Any], tokens: int
 ) -> None:
     assert untold_tokens(told, **{**ANSWER, **answer}) == tokens
+
+
+def test_what_the_contexts_of_an_answer_leave() -> None:
+    assert context_left(None, 2, 64) == 128
+    assert context_left(TokenCounts(60, 10, 8), 2, 64) == 60
+    assert context_left(TokenCounts(100, None, None), 1, 64) == 0  # its context has shifted
+    assert context_left(TokenCounts(1, 0, 1), 1, None) is None
 
 
 @settings(max_examples=40)

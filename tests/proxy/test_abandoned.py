@@ -6,6 +6,7 @@ from threading import Event
 
 import pytest
 
+from llamasup.core.context_end import ContextWindow
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.runtime.watch import traffic_of
 from tests.proxy.conftest import MakeRig
@@ -88,6 +89,26 @@ def test_all_jobs_of_an_abandoned_request_are_charged_by_time(
     client = rig.connect()
     client.send(chat(b"one"))
     over_limit(client, "key_tokens", len(body) // 3 + cost - 60 + 1 - min(10, len(body) // 3))
+
+
+@pytest.mark.check("X8", "at most the context of each of its items")
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_an_abandoned_request_costs_no_more_than_its_context(make_rig: MakeRig, prompts: int) -> None:
+    rig, clock = limited(make_rig, "tpm=60")
+    rig.call(lambda: setattr(rig.endpoint, "places", 4))
+    rig.call(lambda: setattr(rig.endpoint, "tokens_per_s", 0.001))
+    rig.call(lambda: setattr(rig.endpoint, "window", ContextWindow(500, 500)))
+    body = b'{"prompt":[%b]}' % b",".join([b'""'] * prompts)
+    child = abandons(rig, post(b"/completion", body, b"Authorization: Bearer one"))
+    assert rig.record().outcome == "client_gone"
+    charged = len(body) // 3  # for its prompts
+    rig.call(lambda: setattr(rig.endpoint, "tokens_per_s", 10.0))
+    clock.now += 100.0
+    child.close()
+    eventually(lambda: busy(rig) == (0, 0, 0))
+    client = rig.connect()
+    client.send(chat(b"one"))
+    over_limit(client, "key_tokens", 500 * prompts - charged - 60 + 1)
 
 
 def test_the_next_in_the_queue_gets_the_place_of_an_abandoned_request_when_it_is_free(
