@@ -121,7 +121,9 @@ class Quota:
         self.in_flight += jobs
 
     def refund(self, now: float) -> None:
-        """A request that entered was refused before llama-server had all of it: it costs no request."""
+        """A request that entered was refused before llama-server had all of it, or there was no server for
+        it: it costs no request.
+        """
         if self._requests is not None:
             self._requests.give_back(1, now)
 

@@ -76,7 +76,8 @@ class Keys:
             cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
             now = self.clock()
             quota.leave(cost + request.untold_tokens, now, request.counted)
-            if record.outcome == "refused":
+            never_sent = record.outcome == "unavailable" and not record.replayed
+            if never_sent or record.outcome == "refused":
                 quota.refund(now)
 
     def _renew(self) -> None:

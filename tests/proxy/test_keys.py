@@ -20,6 +20,7 @@ from llamasup.runtime.metrics import RequestRecord
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, eventually, field, get, post, status
+from tests.proxy.test_waiting import becomes, ends
 
 BODY = b'{"messages":[]}'
 
@@ -463,6 +464,41 @@ def test_an_error_of_ours_does_not_keep_a_keys_place(
     assert rig.in_flight() == 0
     rig.backend.unavailable = None
     served(rig.connect(), Child(rig), chat(b"one"))
+
+
+@pytest.mark.check("X8", "a request that gets no server does not count towards rpm")
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_request_that_gets_no_server_does_not_count(make_rig: MakeRig, *, waits: bool) -> None:
+    rig, _ = limited(make_rig, "rpm=1")
+    for _ in range(3):
+        rig.backend.unavailable = Unavailable(503, "The model is broken", may_wait=waits)
+        client = rig.connect()
+        client.send(chat(b"one"))
+        if waits:
+            eventually(lambda: rig.call(lambda: len(rig.backend.waiting)) == 1)
+            rig.backend.unavailable = Unavailable(503, "The model is broken")
+            rig.call(rig.backend.waiting.changed)
+        error_of(client, 503)
+        assert rig.record().outcome == "unavailable"
+    rig.backend.unavailable = None
+    served(rig.connect(), Child(rig), chat(b"one"))
+    client = rig.connect()
+    client.send(chat(b"one"))
+    over_limit(client, "key_requests", 60)
+
+
+def test_a_request_that_was_sent_before_a_crash_counts(make_rig: MakeRig) -> None:
+    rig, _ = limited(make_rig, "rpm=1")
+    client = rig.connect()
+    client.send(chat(b"one"))
+    rig.accept().message()
+    ends(rig)
+    becomes(rig, Unavailable(503, "The model is broken"))
+    error_of(client, 503)
+    assert rig.record().outcome == "unavailable"
+    client = rig.connect()
+    client.send(chat(b"one"))
+    over_limit(client, "key_requests", 60)
 
 
 def test_requests_per_minute(make_rig: MakeRig) -> None:
