@@ -142,7 +142,7 @@ class Door:
                 f"{head.method.decode()} {path.decode('latin-1')} is closed",
                 type="permission_error",
                 cause="closed_path",
-                remedy="open the path in llamasup's configuration if clients need it",
+                remedy="no setting opens this path; if clients need it, use llamasup wrap without --strict",
             )
         route = misspelled(path, prefix)
         if route is None:
