@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -308,6 +309,29 @@ def test_a_body_that_is_sent_on_holds_its_places_from_its_end(make_rig: MakeRig)
     child.send(answer())
     assert status(client.message()[0]) == 200
     assert busy(rig) == 0
+
+
+@pytest.mark.parametrize("complex_part", [b"[" * 600 + b"]" * 600, b"[" + b"0,[]," * 110_000 + b"0]"])
+@pytest.mark.parametrize(
+    ("route_by_model", "size", "code"), [(True, 2 << 20, 200), (False, 100, 200), (False, 2 << 20, 400)]
+)
+def test_a_complex_body_is_decoded_where_it_is_kept(
+    make_rig: MakeRig, complex_part: bytes, size: int, code: int, *, route_by_model: bool
+) -> None:
+    rig = make_rig(config("k name=app concurrent=1", route_by_model=route_by_model), places=4)
+    client = rig.connect()
+    body = b'{"x":%b,"y":"%b","prompt":"a"}' % (complex_part, b"a" * size)
+    client.send(*uploaded(body))
+    child = rig.accept()
+    if code == 400:
+        with suppress(ConnectionResetError):
+            child.rest()
+        assert error_of(client, 400)["cause"] == "too_many_jobs"
+        return
+    assert child.message()[1] == body
+    assert busy(rig) == 1
+    child.send(answer())
+    assert status(client.message()[0]) == 200
 
 
 def test_a_request_without_inference_has_no_jobs(make_rig: MakeRig) -> None:
