@@ -20,6 +20,7 @@ __all__ = [
     "NAMED_EVENTS",
     "TAIL_BYTES",
     "TokenCounts",
+    "counts_in",
     "error_event",
     "error_of",
     "read_token_counts",
@@ -84,6 +85,16 @@ def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
     found = _numbers(tail, min(usage, timings) if min(usage, timings) >= 0 else max(usage, timings))
     if opening and b"input_tokens" not in found:
         found = _numbers(opening, opening.find(_USAGE)) | found
+    counts = _counts_of(found)
+    return None if counts.prompt is None and counts.completion is None else counts
+
+
+def counts_in(counts: bytes) -> TokenCounts:
+    """The counts in one complete object ``usage`` or ``timings``."""
+    return _counts_of(_numbers(counts, 0))
+
+
+def _counts_of(found: dict[bytes, float]) -> TokenCounts:
     cached_n = _first(found, b"cache_n", b"cached_tokens", b"cache_read_input_tokens")
     prompt = _first(found, b"prompt_tokens", b"input_tokens")
     if prompt is None and (evaluated := _first(found, b"prompt_n")) is not None:
@@ -91,8 +102,6 @@ def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
     elif prompt is not None and b"cache_read_input_tokens" in found:
         prompt += cached_n or 0  # nor does Anthropic's input_tokens count what was cached
     completion = _first(found, b"predicted_n", b"completion_tokens", b"output_tokens")
-    if prompt is None and completion is None:
-        return None
     return TokenCounts(prompt, cached_n, completion, found.get(b"predicted_per_second"))
 
 

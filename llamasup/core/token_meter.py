@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from llamasup.core.sse import FRAMING, NAMED_EVENTS, TokenCounts
+from llamasup.core.sse import FRAMING, NAMED_EVENTS, TokenCounts, counts_in
 
 __all__ = ["TokenMeter"]
 
@@ -25,7 +25,6 @@ _TOLD = re.compile(
 )
 _EVENT = b"data: {"
 _EVENT_ENDS = (b"\n\n\r\n", b"\n\n")
-_NUMBER = re.compile(rb'"([a-z_]+)"\s*:\s*(\d{1,15})(?=[,}.\s])(\.\d{1,15})?')
 
 
 class _Item:
@@ -155,24 +154,14 @@ class TokenMeter:
             self._take_counts(found["usage"], found["counts"])
 
     def _take_counts(self, kind: bytes, counts: bytes) -> None:
-        numbers: dict[bytes, int] = {}
-        for name, whole, fraction in _NUMBER.findall(counts):
-            numbers[name] = int(whole)
-            if name == b"predicted_per_second":
-                self.tokens_per_s = float(whole + fraction)
+        told = counts_in(counts)
+        prompt, cached, completion = told.prompt, told.cached, told.completion
         item = self._items.setdefault(self._at, _Item())
         if kind == b"timings":
-            if not self._adds_up and b"predicted_n" in numbers and b"prompt_n" in numbers:
-                item.cached = numbers.get(b"cache_n", 0)
-                item.prompt = item.cached + numbers[b"prompt_n"]
-                item.completion = numbers[b"predicted_n"]
-            return
-        prompt = numbers.get(b"prompt_tokens", numbers.get(b"input_tokens"))
-        cached = numbers.get(b"cached_tokens", numbers.get(b"cache_read_input_tokens"))
-        completion = numbers.get(b"completion_tokens", numbers.get(b"output_tokens"))
-        if prompt is not None and b"cache_read_input_tokens" in numbers:
-            prompt += cached or 0  # Anthropic's input_tokens excludes cached tokens
-        if self._adds_up:
+            self.tokens_per_s = self.tokens_per_s if told.tokens_per_s is None else told.tokens_per_s
+            if not self._adds_up and completion is not None and prompt is not None:
+                item.prompt, item.cached, item.completion = prompt, cached or 0, completion
+        elif self._adds_up:
             item.prompt = _sum(item.prompt, prompt)
             item.cached = _sum(item.cached, cached)
             item.completion = _sum(item.completion, completion)
