@@ -39,6 +39,7 @@ def serve(params: Any) -> int:
     except (RuntimeError, ValueError, MemoryError) as error:
         if _LOGGED not in str(error):
             sys.stderr.write(f"error: {type(error).__name__}: {error}\n")
+        _flush_log(xllamacpp.xllamacpp.__file__)
         return 1
     sockets = _SocketFiles(params.hostnames)
     ready_at = time.monotonic()
@@ -47,6 +48,22 @@ def serve(params: Any) -> int:
     time.sleep(max(0.0, ready_at + _LOOP_BEGINS_S - time.monotonic()))
     del server
     return 0
+
+
+def _flush_log(library: str) -> None:
+    """Wait for the thread that writes llama.cpp's log: the process could end before the line that says why
+    (1 of 558 starts on a port in use, eight at a time; xllamacpp 2026.10). xllamacpp has no call for it.
+    """
+    import ctypes
+
+    functions = ctypes.CDLL(library)
+    try:
+        log, flush = functions._Z15common_log_mainv, functions._Z16common_log_flushP10common_log
+    except AttributeError:  # another compiler's names (Windows)
+        return
+    log.restype = ctypes.c_void_p
+    flush.argtypes, flush.restype = [ctypes.c_void_p], None
+    flush(log())
 
 
 def _wait_for_stop_signal() -> None:
