@@ -57,6 +57,8 @@ def search_models(
     missing: dict[str, LlamasupError] = {}
     closed: list[str] = []
     notes: list[str] = []
+    # Before the folders: a folder that disappears during the search is then missing, and no file of it is.
+    sources = {path: look_at(Path(path), cache_folder=cache_folder) for path in dict.fromkeys(paths)}
     inside = tuple(f"{os.path.realpath(folder).rstrip('/')}/" for folder in folders)
     for folder in dict.fromkeys(folders):
         try:
@@ -69,7 +71,6 @@ def search_models(
         closed += listed.closed
         found += (_kept_inside(each, inside) for each in _named(folder, listed.models))
     once = {each.path: each for each in found}  # one folder may lie in another
-    sources = {path: look_at(Path(path), cache_folder=cache_folder) for path in dict.fromkeys(paths)}
     looked_into = {path.rpartition("/")[0] for path in once}
     for each in _beside(sources, looked_into, cache_folder):
         sources.setdefault(each.path, _kept_inside(each, inside) if _is_inside(each, inside) else each)

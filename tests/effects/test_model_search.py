@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llamasup.core.errors import LlamasupError
+from llamasup.effects import model_search
+from llamasup.effects.model_folder import list_models
 from llamasup.effects.model_places import cache_folders
 from llamasup.effects.model_search import Search, search_models
 from llamasup.testing import models
@@ -222,3 +225,20 @@ def test_a_folder_that_is_not_there_is_told_and_the_others_are_looked_into(tmp_p
 def test_one_folder_in_another_has_each_model_once(tmp_path: Path) -> None:
     put(tmp_path / "in/x.gguf")
     assert len(search_models([tmp_path, tmp_path / "in"]).found) == 1
+
+
+def test_a_folder_that_disappears_during_a_search_takes_no_named_model_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models"
+    path = put(folder / "a.gguf")
+
+    def move_and_list(top: Path, **options: Any) -> Any:
+        if folder.exists():
+            folder.rename(tmp_path / "elsewhere")
+        return list_models(top, **options)
+
+    monkeypatch.setattr(model_search, "list_models", move_and_list)
+    search = search_models([folder], [str(path)])
+    assert set(search.missing) == {str(folder)}
+    assert not isinstance(search.sources[str(path)].outcome, LlamasupError)
