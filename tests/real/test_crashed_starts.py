@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
+from llamasup.core.diagnosis import weights_were_read
 from llamasup.effects.experience import recall
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
@@ -50,16 +52,29 @@ def flash_attn(model: Path, runtime: str) -> str | None:
     return dict(pairwise(shown["argv"])).get("--flash-attn")
 
 
-def test_crashes_while_the_file_is_read_change_no_later_plan(runtime: str, large: Path) -> None:
+def crash_while_it_reads(model: Path, runtime: str, log: Path) -> bool:
+    """One start that crashes. False: the test came too late, the server had read its file."""
+    log.unlink(missing_ok=True)
+    with llamasup(model, "--runtime", runtime, *_CONTEXT) as running:
+        kill_while_it_reads(running, model)
+        crashed = running.wait_for("exit")
+        assert crashed["signal"] == "SIGSEGV"
+        assert crashed["cause"] == "segfault"
+        running.wait_for("ready")  # with the smaller plan, at once
+        assert running.stop() == 0
+    *before, served = log.read_text().split("initializing ...")[1:]  # the first one may have logged nothing
+    assert weights_were_read(served.splitlines())
+    return not any(weights_were_read(lines.splitlines()) for lines in before)
+
+
+def test_crashes_while_the_file_is_read_change_no_later_plan(
+    runtime: str, large: Path, own_folders: Path
+) -> None:
     before = flash_attn(large, runtime)
-    for _ in range(2):
-        with llamasup(large, "--runtime", runtime, *_CONTEXT) as running:
-            kill_while_it_reads(running, large)
-            crashed = running.wait_for("exit")
-            assert crashed["signal"] == "SIGSEGV"
-            assert crashed["cause"] == "segfault"
-            running.wait_for("ready")  # with the smaller plan, at once
-            assert running.stop() == 0
+    log = own_folders / "state" / "llamasup" / "logs" / "large.log"
+    changed_s = count(1)
+    while not (crash_while_it_reads(large, runtime, log) and crash_while_it_reads(large, runtime, log)):
+        os.utime(large, (next(changed_s),) * 2)  # a file without a history
     assert recall(large).setbacks == ()
     assert flash_attn(large, runtime) == before
     with llamasup(large, "--runtime", runtime, *_CONTEXT) as running:
