@@ -25,6 +25,7 @@ __all__ = [
     "Llamasup",
     "adopted",
     "await_removed",
+    "children_of",
     "command",
     "is_alive",
     "llamasup",
@@ -69,6 +70,24 @@ def on_terminal(command: Sequence[str], columns: int, **options: Any) -> str:
         os.close(ours)
         process.wait(PATIENCE_S)
     return said.decode().replace("\r\n", "\n")
+
+
+_QUESTIONS = frozenset({"--help", "--version", "--list-devices"})
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    """The descendants that stay: not those that are asked at any time what llama-server can do."""
+    process = psutil.Process(pid)
+    own = process.cmdline()
+
+    def stays(child: psutil.Process) -> bool:
+        try:
+            words = child.cmdline()
+        except psutil.Error:  # it has ended
+            return False
+        return words != own and not _QUESTIONS & set(words[-1:])  # its own words: before exec
+
+    return [child for child in process.children(recursive=True) if stays(child)]
 
 
 class Llamasup:
@@ -123,7 +142,7 @@ class Llamasup:
         return self.events
 
     def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.pid).children(recursive=True)
+        return children_of(self.pid)
 
     def ask(self, signal_number: signal.Signals) -> None:
         self.process.send_signal(signal_number)

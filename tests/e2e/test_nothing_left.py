@@ -25,6 +25,7 @@ from tests.e2e.driver import (
     Llamasup,
     adopted,
     await_removed,
+    children_of,
     command,
     is_alive,
     llamasup,
@@ -274,7 +275,7 @@ def test_a_terminal_that_closes_is_a_stop(
         assert process.stdout is not None
         with process.stdout as events:
             next(line for line in events if '"ready"' in line and "url" in line)
-            children = psutil.Process(process.pid).children(recursive=True)
+            children = children_of(process.pid)
             assert len(children) == 1
             if what == "serve":
                 process.send_signal(signal.SIGHUP)
