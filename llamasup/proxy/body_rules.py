@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["FEW_STEPS", "judge_body", "judge_scan", "scan_for"]
 
 FEW_STEPS: Final = 25_000
-"""The steps of a scan where no limit of a key counts: 25 ms of the event loop."""
+"""The steps of a scan where no limit of a key counts: 25 ms of the event loop, besides 15 ms a MiB."""
 
 
 def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | None:
@@ -116,8 +116,7 @@ def _unclear(most_steps: int) -> HttpError:
         400,
         "The body is too complex to check it for URLs that llama-server would fetch",
         cause="body_too_complex",
-        remedy=f"send at most {most_steps:,} strings, arrays and objects, with fewer than 512 levels of"
-        " nesting",
+        remedy=f"send at most {most_steps:,} strings and brackets, with fewer than 512 levels of nesting",
     )
 
 

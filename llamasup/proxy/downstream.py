@@ -192,12 +192,7 @@ class Downstream(asyncio.Protocol):
             self._serve(request)
         elif request is not None and may_upload(request, self._door, self.proxy):
             self._upload(request)
-        elif request is not None and (refusal := self._may_not_go_on(request)) is not None:
-            request.refusal = refusal
-            request.keep_alive = False
-            request.take_body()
-            self._serve(request)
-        elif request is not None:
+        elif request is not None and self._may_go_on(request):
             self._await_body(request)
             if request.expects_continue:
                 request.expects_continue = False
@@ -214,11 +209,18 @@ class Downstream(asyncio.Protocol):
 
     # --- a body that is read
 
-    def _may_not_go_on(self, request: Request) -> HttpError | None:
-        """The refusal before more of the body is read. Checks the limits of the key once; then the request
-        counts.
+    def _may_go_on(self, request: Request) -> bool:
+        """Whether more of the body may be read; the request is refused if not. Checks the limits of the key
+        once; then the request counts.
         """
-        return self.proxy.keys.enter(request) or self.proxy.bodies.hold(request, self._reader.length)
+        refusal = self.proxy.keys.enter(request) or self.proxy.bodies.hold(request, self._reader.length)
+        if refusal is None:
+            return True
+        request.refusal = refusal
+        request.keep_alive = False
+        request.take_body()
+        self._serve(request)
+        return False
 
     def _await_body(self, request: Request) -> None:
         """Wait for the next piece, with a time-out for each piece and a minimum rate for the whole body."""
@@ -237,7 +239,8 @@ class Downstream(asyncio.Protocol):
         lease = lease_for(request, self._door, self.proxy)
         if isinstance(lease, Unavailable):
             request.whole = True
-            self._await_body(request)
+            if self._may_go_on(request):
+                self._await_body(request)
             return
         if refusal := self.proxy.keys.enter(request):
             lease.release()
@@ -338,11 +341,11 @@ class Downstream(asyncio.Protocol):
         meant = backend.meant(request.named)
         model = "" if meant is None else meant.id
         if why.may_wait and request.may_wait:
-            waiting = Waiting(self, request, backend.room(request.named), model)
+            self._exchange = waiting = Waiting(self, request, backend.room(request.named), model)
             refusal = waiting.enter()
             if refusal is None:
-                self._exchange = waiting
                 return
+            self._exchange = None
             why = refusal
         self.proxy.tell(request, record_of(request, why.status, "unavailable", model=model))
         self._answer_error(request, why.as_error())

@@ -18,7 +18,6 @@ from llamasup.cli.view import View, ViewHandler
 from llamasup.core.repeats import BURST
 from llamasup.runtime.events import Stopped
 from tests.cli.test_narrator import Heard, Terminal
-from tests.patience import PATIENCE_S
 from tests.runtime.test_metrics import DONE
 
 pytestmark = pytest.mark.anyio
@@ -135,6 +134,7 @@ def log(handler: ViewHandler, name: str, times: int) -> None:
 def test_errors_that_requests_cause_are_counted_by_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(view, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(threading.Timer, "start", lambda _: None)
     heard = Heard()
     handler = ViewHandler(cast("View", heard))
     log(handler, "llamasup.proxy", 1_000)
@@ -149,22 +149,23 @@ def test_errors_that_requests_cause_are_counted_by_their_place(monkeypatch: pyte
     assert len(heard.told) == BURST + 52
 
 
-def test_the_count_of_errors_is_said_also_if_no_error_follows() -> None:
-    said = threading.Event()
+def test_the_count_of_errors_is_said_also_if_no_error_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "time", SimpleNamespace(monotonic=lambda: 100.0))  # all within a second
+    timers: list[threading.Timer] = []
 
-    class Waiting(Heard):
-        def say(self, level: str, event: str, text: str, **fields: Any) -> None:
-            super().say(level, event, text, **fields)
-            if "like it" in text:
-                said.set()
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            timers.append(self)
 
-    heard = Waiting()
+    monkeypatch.setattr(view, "threading", SimpleNamespace(Timer=Timer))
+    heard = Heard()
     handler = ViewHandler(cast("View", heard))
-    before = threading.active_count()
     log(handler, "llamasup.proxy", BURST)
-    assert threading.active_count() == before  # no timer while nothing is left out
+    assert timers == []  # while nothing is left out
     log(handler, "llamasup.proxy", 2)
-    assert said.wait(PATIENCE_S)
+    (timer,) = timers
+    assert (timer.interval, timer.daemon) == (1.0, True)
+    timer.function(*timer.args)
     assert heard.told[BURST:] == [
         ("error", "log", "failed 0 (2 like it in the last second)", heard.told[-1][3])
     ]

@@ -146,7 +146,7 @@ def test_a_prompt_may_take_its_time(make_rig: MakeRig, begun: bytes) -> None:
     idle, _ = streaming(rig)
     assert b'"cause":"upstream_idle"' in idle.rest()  # that long it has taken now
     child.send(STREAM_HEAD[len(begun) :] + EVENT + b"0\r\n\r\n")
-    assert slow.until(b"0\r\n\r\n").endswith(EVENT + b"0\r\n\r\n")
+    assert slow.until(b"\r\n0\r\n\r\n").endswith(EVENT + b"0\r\n\r\n")
 
 
 def test_pings_are_signs_of_life(make_rig: MakeRig, clock: Clock) -> None:

@@ -49,7 +49,7 @@ def test_a_stream_that_is_still_in_its_prompt_when_the_server_dies_is_answered_b
     assert child.message()[1] == STREAM
     child.send(STREAM_HEAD, EVENT, b"0\r\n\r\n")
     assert status(client.head()) == 200
-    assert client.until(b"0\r\n\r\n") == EVENT + b"0\r\n\r\n"
+    assert client.until(b"\r\n0\r\n\r\n") == EVENT + b"0\r\n\r\n"
     (record,) = [each for each in (rig.record(), rig.record()) if each.status == 200]
     assert (record.generation, record.replayed) == (new.generation, True)
 
@@ -80,7 +80,7 @@ def test_the_first_event_may_come_in_pieces(rig: Rig, cut: int) -> None:
     assert status(client.head()) == 200
     assert client.receive(cut) == EVENT[:cut]
     child.send(EVENT[cut:] + b"0\r\n\r\n")
-    assert client.until(b"0\r\n\r\n") == EVENT[cut:] + b"0\r\n\r\n"
+    assert client.until(b"\r\n0\r\n\r\n") == EVENT[cut:] + b"0\r\n\r\n"
 
 
 def test_a_stream_without_any_event_is_whole_all_the_same(rig: Rig) -> None:

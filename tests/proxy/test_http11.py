@@ -36,7 +36,7 @@ def converse(client: Wire, rig: Rig) -> Wire:
     child.send(STREAM_HEAD + EVENT)
     client.until(EVENT)
     child.send(EVENT + b"0\r\n\r\n")
-    assert client.until(b"0\r\n\r\n") == EVENT + b"0\r\n\r\n"
+    assert client.until(b"\r\n0\r\n\r\n") == EVENT + b"0\r\n\r\n"
     client.send(get(CHAT, b"Content-Length: 2", b"Expect: 100-continue", method=b"POST"))
     assert client.head() == b"HTTP/1.1 100 Continue\r\n\r\n"
     client.send(b"{}")

@@ -164,7 +164,7 @@ def test_only_keys_with_control_see_file_paths(make_rig: MakeRig, path: bytes, h
             child.send(answer(PROPS, b"Connection: close"))
         head = client.head()
         if how == "chunked":
-            assert unchunked(client.until(b"0\r\n\r\n")) == body
+            assert unchunked(client.until(b"\r\n0\r\n\r\n")) == body
         elif how == "chunked, HTTP/1.0":
             assert client.rest() == body
         else:
@@ -306,7 +306,7 @@ def test_a_request_in_flight_ends_well_though_its_key_is_revoked(make_rig: MakeR
     put(path, "two\n")
     await_epoch(rig, 2)
     child.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-    assert client.until(b"0\r\n\r\n").endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert client.until(b"\r\n0\r\n\r\n").endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     client.send(chat(b"one"))
     error_of(client, 401)
 
@@ -441,18 +441,19 @@ def fail(*_: object, **__: object) -> None:
 
 
 @pytest.mark.check("X8", "500 or a broken connection, and the request no longer counts for its key")
-@pytest.mark.parametrize("place", ["lease", "room", "pool_of"])
+@pytest.mark.parametrize("place", ["lease", "room", "pool_of", "_when_wanted"])
 def test_an_error_of_ours_does_not_keep_a_keys_place(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
-    if place == "room":
+    if place in {"room", "_when_wanted"}:
         rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
+    owners = {"pool_of": rig.proxy, "_when_wanted": rig.backend.waiting}
     client = rig.connect()
     with monkeypatch.context() as broken:
-        broken.setattr(rig.proxy if place == "pool_of" else rig.backend, place, fail)
+        broken.setattr(owners.get(place, rig.backend), place, fail)
         client.send(chat(b"one"))
-        if place == "pool_of":  # there, an exchange has begun
+        if place in owners:  # there, an exchange has begun, or the request waits
             with pytest.raises(ConnectionResetError):
                 client.rest()
         else:
@@ -462,8 +463,21 @@ def test_an_error_of_ours_does_not_keep_a_keys_place(
         rig.record()
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [Broken]
     assert rig.in_flight() == 0
+    assert rig.call(lambda: len(rig.backend.waiting)) == 0
     rig.backend.unavailable = None
     served(rig.connect(), Child(rig), chat(b"one"))
+
+
+@pytest.mark.check("X8", "429 for a second body of a key with `concurrent=1`, also while no server is ready")
+def test_a_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_rig: MakeRig) -> None:
+    rig, _ = limited(make_rig, "concurrent=1")
+    rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
+    piece = get(CHAT, b"Content-Length: 1000000", bearer(b"one"), method=b"POST") + b"x" * 100_000
+    rig.connect().send(piece)
+    eventually(lambda: rig.call(lambda: rig.proxy.bodies.held_bytes) > 0)
+    client = rig.connect()
+    client.send(piece)
+    over_limit(client, "key_concurrent", 1)
 
 
 @pytest.mark.check("X8", "a request that gets no server does not count towards rpm")
@@ -607,7 +621,7 @@ def test_tokens_of_a_stream_count_too(make_rig: MakeRig) -> None:
         chunk(b"data: [DONE]\n\n"),
         b"0\r\n\r\n",
     )
-    client.until(b"0\r\n\r\n")
+    client.until(b"\r\n0\r\n\r\n")
     client.send(chat(b"one"))
     over_limit(client, "key_tokens", 61)
 

@@ -97,7 +97,7 @@ def test_a_stream_that_fills_the_context_was_cut(rig: Rig, completion: int, cont
     child.message()
     events = chunk(b"data: {" + TIMINGS % completion + b"}\n\n"), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"
     child.send(STREAM_HEAD, *events)
-    client.until(b"0\r\n\r\n")
+    client.until(b"\r\n0\r\n\r\n")
     record = rig.record()
     assert (record.tokens_prompt, record.tokens_completion, record.context) == (12, completion, context)
 
@@ -117,7 +117,7 @@ def test_a_message_s_stream_has_its_prompt_s_count_at_its_beginning(rig: Rig) ->
     for _ in range(50):  # more than the last bytes hold
         child.send(chunk(b'event: content_block_delta\ndata: {"delta":{"text":"%b"}}\n\n' % (b"x" * 1000)))
     child.send(chunk(b'data: {"type":"message_delta","usage":{"output_tokens":231}}\n\n'), b"0\r\n\r\n")
-    client.until(b"0\r\n\r\n")
+    client.until(b"\r\n0\r\n\r\n")
     record = rig.record()
     assert (record.tokens_prompt, record.tokens_cached, record.tokens_completion) == (25, 8, 231)
     assert record.context == "cut"

@@ -457,7 +457,7 @@ def test_a_record_says_what_a_request_was_and_cost(rig: Rig) -> None:
         chunk(b"data: " + json.dumps(last).encode() + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     )
     child.send(STREAM_HEAD + chunk(EVENTS[0]), ending[:80], ending[80:])
-    client.until(b"0\r\n\r\n")
+    client.until(b"\r\n0\r\n\r\n")
     record = rig.record()
     assert (record.request_id, record.method, record.path) == ("r-1", "POST", "/v1/chat/completions")
     assert (record.model, record.generation, record.status, record.outcome) == ("tiny", 1, 200, "ok")
