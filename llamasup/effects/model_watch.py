@@ -77,7 +77,12 @@ class ModelWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        await asyncio.shield(asyncio.to_thread(self._thread.join, _JOIN_S))
+        joining = asyncio.ensure_future(asyncio.to_thread(self._thread.join, _JOIN_S))  # noqa: TID251 - owned here
+        try:
+            await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            await joining  # no task is left behind
+            raise
 
     async def changes(self) -> AsyncIterator[Search]:
         while True:

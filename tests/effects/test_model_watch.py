@@ -396,3 +396,28 @@ def unreadable(patch: pytest.MonkeyPatch, folder: Path, error: int) -> Iterator[
         for name in ("stat", "scandir"):
             now.setattr(os, name, refusing(getattr(os, name)))
         yield
+
+
+@in_loop
+async def test_a_watch_that_is_cancelled_while_it_ends_leaves_no_task(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joins, may_join = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    watch = await ModelWatch([top], [], search_models([top]), policy=QUICK, tick_s=0.02).__aenter__()
+    join = watch._thread.join
+
+    def slow_join(timeout: float | None = None) -> None:
+        loop.call_soon_threadsafe(joins.set)
+        may_join.wait(PATIENCE_S)
+        join(timeout)
+
+    monkeypatch.setattr(watch._thread, "join", slow_join)
+    ending = asyncio.ensure_future(watch.__aexit__(None, None, None))  # noqa: TID251 (owned right here)
+    await joins.wait()
+    ending.cancel()
+    await asyncio.sleep(0)
+    may_join.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert asyncio.all_tasks() == {asyncio.current_task()}
