@@ -39,6 +39,7 @@ from scripts.pages import keep_current  # noqa: E402
 DOC = ROOT / "docs" / "residency.md"
 MARKS = "<!-- simulation: scripts/simulate_residency.py -->", "<!-- end of simulation -->"
 DEVICE = "CUDA0"
+SEEDS, REQUESTS = 5, 3000
 
 # GB of memory with 8,192 tokens of context, 4-bit weights: what is loaded on such machines
 SIZES_GB = {
@@ -147,8 +148,8 @@ def without_counts(world: World) -> tuple[Verdict, ...]:
     return decide(replace(world, tenants=tenants))
 
 
-def played(workload: Workload, calls: list[Call]) -> dict[str, tuple[float, float]]:
-    """Hit rate and load seconds of every policy."""
+def played(workload: Workload, calls: list[Call], only: str = "") -> dict[str, tuple[float, float]]:
+    """Hit rate and load seconds of every policy, or of one by its name."""
     future = Future(calls)
     models = workload.models()
     uses = dict.fromkeys(workload.sizes_gb, 0)
@@ -180,12 +181,15 @@ def played(workload: Workload, calls: list[Call]) -> dict[str, tuple[float, floa
     }
     results: dict[str, tuple[float, float]] = {}
     for name, policy in policies.items():
+        if only not in {"", name}:
+            continue
         world = ModelWorld(models, {DEVICE: round(workload.budget_gb * 1e9)}, decide=policy)
         future.simulation = Simulation(world, [calls])
         outcome = future.simulation.run()
         assert outcome.answered == len(calls)
         results[name] = outcome.hit_rate, outcome.load_s
-    results["bound: no policy does better"] = bounds(workload, calls)
+    if not only:
+        results["bound: no policy does better"] = bounds(workload, calls)
     return results
 
 
@@ -304,8 +308,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--print", action="store_true")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--requests", type=int, default=REQUESTS)
     options = parser.parse_args()
     tables = text(seeds=options.seeds, requests=options.requests)
     print(tables)

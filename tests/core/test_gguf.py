@@ -638,11 +638,11 @@ def test_a_header_is_asked_for_in_a_few_pieces_and_the_weights_are_not_read(tmp_
 
 
 @pytest.mark.slow
-def test_a_vocabulary_of_150k_tokens_is_read_at_least_ten_times_faster_than_by_the_gguf_package(
+def test_a_large_vocabulary_is_read_at_least_ten_times_faster_than_by_the_gguf_package(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """P8. The time itself depends on the machine; it is printed."""
-    count = 150_000
+    """P8. The times themselves depend on the machine; they are printed."""
+    count = 30_000
     general = {
         "tokenizer.ggml.tokens": [f"tok{index:x}" for index in range(count)],
         "tokenizer.ggml.token_type": [1] * count,
@@ -661,5 +661,5 @@ def test_a_vocabulary_of_150k_tokens_is_read_at_least_ten_times_faster_than_by_t
     assert isinstance(facts, ModelFacts)
     assert facts.vocab_size == count
     with capsys.disabled():
-        print(f"\n150k tokens and merges: {1000 * ours_s:.1f} ms, the gguf package {oracle_s:.1f} s")
+        print(f"\n{count} tokens and merges: {1000 * ours_s:.1f} ms, the gguf package {oracle_s:.1f} s")
     assert ours_s < oracle_s / 10

@@ -183,7 +183,7 @@ class Resets:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [1_000, pytest.param(30_000, marks=pytest.mark.timeout(600))])
+@pytest.mark.parametrize("number", [1_000, 10_000])
 def test_a_thousand_connects_and_resets_a_second_hold_nobody_up(make_rig: MakeRig, number: int) -> None:
     rig = make_rig()
     resets = Resets(rig, 0.001)
