@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llamasup.api import AsyncEvents, AsyncServer, Events, ModelArguments, Server, Serving, serve
     from llamasup.config import Config
-    from llamasup.core.errors import (
+    from llamasup.errors import (
         AccessDenied,
         BrokenRuntime,
         ConfigInvalid,
@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
     """Late: the command line imports this package, and what it needs itself comes in milliseconds."""
     if name not in __all__:
         raise AttributeError(f"module 'llamasup' has no attribute {name!r}")
-    return globals().setdefault(name, getattr(import_module(_HOMES.get(name, "llamasup.core.errors")), name))
+    return globals().setdefault(name, getattr(import_module(_HOMES.get(name, "llamasup.errors")), name))
 
 
 def __dir__() -> list[str]:

@@ -28,7 +28,7 @@ from typing import Any
 
 from pages import write_between
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 
 MOST_LOST_MS = 50.0
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"

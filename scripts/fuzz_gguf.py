@@ -19,14 +19,14 @@ import atheris
 import msgspec
 
 with atheris.instrument_imports(include=["llamasup"]):
-    from llamasup.core import architectures
-    from llamasup.core.demo_model import demo_keys, demo_tensors
-    from llamasup.core.errors import ModelInvalid
-    from llamasup.core.gguf import ModelFacts, facts_of, read_container, split_of
-    from llamasup.core.gguf_container import Container, NeedMore
-    from llamasup.core.gguf_writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
-    from llamasup.core.hardware import Hardware
-    from llamasup.core.inspection import fits_here, model_as_json
+    from llamasup.doctor.inspection import fits_here, model_as_json
+    from llamasup.errors import ModelInvalid
+    from llamasup.gguf import architectures
+    from llamasup.gguf.container import Container, NeedMore
+    from llamasup.gguf.demo import demo_keys, demo_tensors
+    from llamasup.gguf.header import ModelFacts, facts_of, read_container, split_of
+    from llamasup.gguf.writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
+    from llamasup.system.hardware.facts import Hardware
     from llamasup.testing import models
 
 # A file of this size has room for whatever a header of some KB states, so that facts are reached as well.

@@ -3,7 +3,7 @@
 It goes on for as long as it is told. Run it by scripts/fuzz.
 
 Paths are spelled in every way that a server could read, with a key whose limit is used up (X8). The grammars
-and the comparisons are those of tests/security/test_against_h11.py and of tests/core/test_body_scan.py. The
+and the comparisons are those of tests/security/test_against_h11.py and of tests/http/test_body_scan.py. The
 input of a finding is made as small as it gets and printed; the exit code is 1.
 """
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from llamasup.proxy import ProxyConfig
 from tests.bodies import LABELS, bodies
-from tests.core.test_body_scan import counted_as_the_oracle_counts
+from tests.http.test_body_scan import counted_as_the_oracle_counts
 from tests.security import test_against_h11 as comparisons
 from tests.security.circuit import Circuit
 from tests.security.grammar import (

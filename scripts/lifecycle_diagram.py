@@ -19,12 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.core import instance as core  # noqa: E402
-from llamasup.core.backoff import RestartPolicy  # noqa: E402
-from llamasup.core.bounds import Adjustment, Bounds  # noqa: E402
-from llamasup.core.diagnosis import Diagnosis  # noqa: E402
-from llamasup.core.instance import Event, Instance, Policy, State  # noqa: E402
-from llamasup.core.lifecycle import TABLE, advance  # noqa: E402
+from llamasup.llama_server.diagnosis import Diagnosis  # noqa: E402
+from llamasup.llama_server.plan_limits import Adjustment, Bounds  # noqa: E402
+from llamasup.supervision import states as core  # noqa: E402
+from llamasup.supervision.backoff import RestartPolicy  # noqa: E402
+from llamasup.supervision.states import Event, Instance, Policy, State  # noqa: E402
+from llamasup.supervision.table import TABLE, advance  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "design.md"

@@ -21,17 +21,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.core.residency import (  # noqa: E402
-    Evict,
-    Load,
-    Phase,
-    ResidencyPolicy,
-    Tenant,
-    Verdict,
-    World,
-    decide,
-)
-from llamasup.core.residency_use import UNUSED  # noqa: E402
+from llamasup.pool.eviction import UNUSED  # noqa: E402
+from llamasup.pool.policy import Evict, Load, Phase, ResidencyPolicy, Tenant, Verdict, World, decide  # noqa: E402
 from llamasup.testing.residency_sim import Call, Simulation, simulate  # noqa: E402
 from llamasup.testing.residency_world import Decide, Model, ModelWorld  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402

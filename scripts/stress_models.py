@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.core.demo_model import demo_model  # noqa: E402
+from llamasup.gguf.demo import demo_model  # noqa: E402
 from scripts.faults import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402

@@ -18,7 +18,7 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from tests.children import NewChildren, end_all
 from tests.patience import PATIENCE_S
 from tests.ports import free_port

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llamasup.core.address import Address, UnixAddress
-from llamasup.effects.httpx_alone import httpx
+from llamasup.http.address import Address, UnixAddress
+from llamasup.http.httpx_import import httpx
 
 __all__ = ["Access"]
 

@@ -11,11 +11,11 @@ from typing import Any, Unpack
 from llamasup.api.access import Access
 from llamasup.api.events import AsyncEvents, Feed, Reader
 from llamasup.api.given import Given, ModelArguments, entry_of, successor
-from llamasup.core.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
-from llamasup.effects.httpx_alone import httpx
-from llamasup.hosted_models import HostedModels
-from llamasup.runtime.events import Bus, Notice, Ready
-from llamasup.serving import ServeOptions, ServeService
+from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
+from llamasup.http.httpx_import import httpx
+from llamasup.service.many_models import HostedModels
+from llamasup.service.serve import ServeOptions, ServeService
+from llamasup.supervision.events import Bus, Notice, Ready
 
 __all__ = ["AsyncServer", "begin", "ended"]
 

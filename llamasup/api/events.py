@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from llamasup.api.interruptible import nap_s
-from llamasup.runtime.events import PROTOCOL, Notice, Stopped, as_json
+from llamasup.supervision.events import PROTOCOL, Notice, Stopped, as_json
 
 __all__ = ["AsyncEvents", "Events", "Feed", "Reader"]
 

@@ -17,12 +17,12 @@ from llamasup.config.given import model_entry
 from llamasup.config.mistakes import ConfigMistakes
 from llamasup.config.reading import read_text
 from llamasup.config.values import ModelEntry
-from llamasup.core.errors import UsageInvalid
-from llamasup.core.hub import is_reference
-from llamasup.core.model_names import file_id
-from llamasup.core.settings import FlashAttn, GpuLayers, Profile
-from llamasup.effects.given_paths import expanded
-from llamasup.runtime.launch import DEMO
+from llamasup.downloads.reference import is_reference
+from llamasup.errors import UsageInvalid
+from llamasup.llama_server.settings import FlashAttn, GpuLayers, Profile
+from llamasup.models.names import file_id
+from llamasup.planning.facts import DEMO
+from llamasup.system.storage.paths import expanded
 
 __all__ = ["Given", "ModelArguments", "absolute_of", "config_of", "entry_of", "name_of", "successor"]
 

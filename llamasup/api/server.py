@@ -16,9 +16,9 @@ from llamasup.api.async_server import AsyncServer, ended
 from llamasup.api.events import Events
 from llamasup.api.given import ModelArguments
 from llamasup.api.interruptible import await_event, result_of
-from llamasup.core.errors import NotRunning, UsageInvalid
-from llamasup.effects.event_loop import loop_factory
-from llamasup.effects.httpx_alone import httpx
+from llamasup.errors import NotRunning, UsageInvalid
+from llamasup.http.httpx_import import httpx
+from llamasup.system.process.platform import loop_factory
 
 __all__ = ["LoopThread", "Server"]
 

@@ -14,12 +14,12 @@ from typing import Any, Unpack
 from llamasup.api.async_server import AsyncServer, begin
 from llamasup.api.given import Given, ModelArguments, absolute_of, config_of, entry_of, name_of
 from llamasup.api.server import LoopThread, Server
+from llamasup.auth.key_source import environment_keys
 from llamasup.config import Config
-from llamasup.core.address import addresses, is_local, why_no_host
-from llamasup.core.errors import UnsafeBind, UsageInvalid
-from llamasup.effects.given_paths import refuse_no_folder
-from llamasup.effects.keys import environment_keys
-from llamasup.serving import ServeOptions, serve_options
+from llamasup.errors import UnsafeBind, UsageInvalid
+from llamasup.http.address import addresses, is_local, why_no_host
+from llamasup.service.serve import ServeOptions, serve_options
+from llamasup.system.storage.paths import refuse_no_folder
 
 __all__ = ["Serving", "serve"]
 

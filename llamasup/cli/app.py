@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from llamasup import __version__
-from llamasup.cli import options as o
-from llamasup.cli.config_commands import config
-from llamasup.cli.control_commands import add_control_commands
-from llamasup.cli.key_commands import key
-from llamasup.cli.model_options import WithExtra
-from llamasup.cli.option_groups import takes_groups
-from llamasup.cli.pull_commands import pull, rm
-from llamasup.cli.service_commands import service
+from llamasup.cli.commands.config_declared import config
+from llamasup.cli.commands.control_declared import add_control_commands
+from llamasup.cli.commands.key_declared import key
+from llamasup.cli.commands.pull_declared import pull, rm
+from llamasup.cli.commands.service_declared import service
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
+from llamasup.cli.options.model import WithExtra
 
 __all__ = ["app"]
 
@@ -67,7 +67,7 @@ def run(
     logging: o.Logging,
 ) -> None:
     """Serve one model in the foreground."""
-    from llamasup.cli.run import OutputOptions, run_command
+    from llamasup.cli.commands.run import OutputOptions, run_command
 
     if attached["sidecar"] and not o.was_given(ctx, "port"):
         listening["port"] = 0
@@ -96,8 +96,8 @@ def wrap(
 
     Its address, its keys and TLS are llama-server's own flags: --host, --api-key-file, --ssl-cert-file.
     """
-    from llamasup.cli.run import OutputOptions
-    from llamasup.cli.wrap import wrap_command
+    from llamasup.cli.commands.run import OutputOptions
+    from llamasup.cli.commands.wrap import wrap_command
 
     sys.exit(
         wrap_command(
@@ -125,8 +125,8 @@ def serve(
     logging: o.Logging,
 ) -> None:
     """Serve many models: those of a config, and those that lie in folders."""
-    from llamasup.cli.run import OutputOptions
-    from llamasup.cli.serve import serve_models
+    from llamasup.cli.commands.run import OutputOptions
+    from llamasup.cli.commands.serve import serve_models
 
     output = OutputOptions(**attached, **logging)
     if attached["sidecar"] and beside["port"] is None:
@@ -144,7 +144,7 @@ def plan(
     json: o.Json = False,
 ) -> None:
     """Show the command line that run would start, with a reason for every flag; start nothing."""
-    from llamasup.cli.plan import plan_command
+    from llamasup.cli.commands.plan import plan_command
 
     sys.exit(plan_command(model, settings, runtime=runtime, json=json))
 
@@ -152,7 +152,7 @@ def plan(
 @app.command()
 def inspect(models: o.ModelsOrFolders, json: o.Json = False) -> None:
     """Show what a model is, what it takes and whether it fits here; of a folder, every model in it."""
-    from llamasup.cli.inspect import inspect_command
+    from llamasup.cli.commands.inspect import inspect_command
 
     sys.exit(inspect_command(models, json=json))
 
@@ -160,7 +160,7 @@ def inspect(models: o.ModelsOrFolders, json: o.Json = False) -> None:
 @app.command("list")
 def list_models(folders: o.Folders = None, json: o.Json = False) -> None:
     """List the models that are here, by name; without folders, those that were downloaded."""
-    from llamasup.cli.list import list_command
+    from llamasup.cli.commands.list import list_command
 
     sys.exit(list_command(folders or [], json=json))
 
@@ -174,7 +174,7 @@ def doctor(
     json: o.Json = False,
 ) -> None:
     """Look at runtime, devices, memory, limits and folders, and say what hurts and what to do about it."""
-    from llamasup.cli.doctor import doctor_command
+    from llamasup.cli.commands.doctor import doctor_command
 
     sys.exit(doctor_command(model, runtime=runtime, port=port, json=json, tls_cert=tls_cert))
 

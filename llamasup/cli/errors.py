@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from llamasup.cli.outlet import Outlet
-from llamasup.cli.view import TextView, View
-from llamasup.core.errors import LlamasupError
+from llamasup.cli.output.view import TextView, View
+from llamasup.cli.output.writer import Outlet
+from llamasup.errors import LlamasupError
 
 __all__ = ["error_text", "guarded", "show_error"]
 

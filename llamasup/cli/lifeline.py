@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from llamasup.cli.process import STOP_SIGNALS
-from llamasup.core.errors import UsageInvalid
+from llamasup.errors import UsageInvalid
 
 __all__ = ["ENDINGS", "HURRY_S", "tie_to_parent"]
 
@@ -50,8 +50,8 @@ def tie_to_parent(*, stdin: bool, parent_pid: int | None) -> None:
 
 def _process(pid: int) -> Callable[[], None]:
     """What blocks until ``pid`` has ended."""
-    from llamasup.effects.identity import began_after
-    from llamasup.effects.process_end import end_of
+    from llamasup.system.process.exit_watch import end_of
+    from llamasup.system.process.identity import began_after
 
     if pid <= 0 or pid == os.getpid():
         raise UsageInvalid(f"--parent-pid {pid} cannot be the process that started llamasup.")

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 
 from llamasup.config.mistakes import MOST_PATTERNS, Mistake, Place, mistake_at, place_text, shown
 from llamasup.config.values import Config, ModelKeys
-from llamasup.core.address import TcpAddress, UnixAddress
-from llamasup.core.model_names import is_pattern, pattern
-from llamasup.core.model_rules import wrong_rules
+from llamasup.http.address import TcpAddress, UnixAddress
+from llamasup.models.names import is_pattern, pattern
+from llamasup.models.rules import wrong_rules
 
 __all__ = ["inconsistencies"]
 

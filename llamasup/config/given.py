@@ -16,7 +16,7 @@ from llamasup.config.kinds import Refused, Switch, Time, Whole, WholeOr
 from llamasup.config.mistakes import shown
 from llamasup.config.reading import keys_of
 from llamasup.config.values import ModelEntry
-from llamasup.core.errors import UsageInvalid
+from llamasup.errors import UsageInvalid
 
 __all__ = ["Source", "model_entry"]
 

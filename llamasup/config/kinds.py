@@ -12,10 +12,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from llamasup.config.sizes import Size, read_duration, read_size
-from llamasup.core.address import Address, TcpAddress, UnixAddress, why_no_host
-from llamasup.core.allowed import ANYWHERE, allowed_host, allowed_media_host, allowed_origin
-from llamasup.core.errors import UsageInvalid
-from llamasup.core.model_names import is_pattern, why_not_a_name
+from llamasup.errors import UsageInvalid
+from llamasup.http.address import (
+    ANYWHERE,
+    Address,
+    TcpAddress,
+    UnixAddress,
+    allowed_host,
+    allowed_media_host,
+    allowed_origin,
+    why_no_host,
+)
+from llamasup.models.names import is_pattern, why_not_a_name
 
 __all__ = [
     "NAME",

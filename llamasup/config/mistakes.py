@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llamasup.core.errors import ConfigInvalid
-from llamasup.core.printable import printable
+from llamasup.errors import ConfigInvalid
+from llamasup.system.text import printable
 
 __all__ = [
     "MOST_PATTERNS",

@@ -13,7 +13,6 @@ from typing import Any, cast, get_type_hints
 import msgspec
 
 from llamasup.config.consistency import inconsistencies
-from llamasup.config.environment import Unset, expanded
 from llamasup.config.keys import FilePath, Key, Kind, Many, Named, Section
 from llamasup.config.kinds import Name, Refused, RuntimeName, ScalarKind
 from llamasup.config.mistakes import (
@@ -27,11 +26,12 @@ from llamasup.config.mistakes import (
     shown,
 )
 from llamasup.config.nodes import MOST_BYTES, Items, Node, Scalar, Table, parse
+from llamasup.config.sources import Unset, expanded
 from llamasup.config.values import Config, ModelEntry
-from llamasup.core.address import UnixAddress
-from llamasup.core.errors import ConfigInvalid
-from llamasup.core.model_names import is_pattern
-from llamasup.effects.files import read_bounded
+from llamasup.errors import ConfigInvalid
+from llamasup.http.address import UnixAddress
+from llamasup.models.names import is_pattern
+from llamasup.system.storage.folders import read_bounded
 
 __all__ = ["Reading", "keys_of", "load", "read", "read_text"]
 

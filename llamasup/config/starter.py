@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llamasup.core.units import memory_text
+from llamasup.system.text import memory_text
 
 __all__ = ["Surroundings", "starter_text"]
 

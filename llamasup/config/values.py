@@ -33,11 +33,11 @@ from llamasup.config.kinds import (
 )
 from llamasup.config.mistakes import Place
 from llamasup.config.sizes import Size
-from llamasup.core.address import Address, TcpAddress, UnixAddress
-from llamasup.core.model_rules import ModelRule
-from llamasup.core.model_spec import ModelOptions
-from llamasup.core.settings import FlashAttn, GpuLayers, Profile
-from llamasup.core.slot_store import MOST_BYTES
+from llamasup.http.address import Address, TcpAddress, UnixAddress
+from llamasup.llama_server.settings import FlashAttn, GpuLayers, Profile
+from llamasup.llama_server.slots.policy import MOST_BYTES
+from llamasup.models.rules import ModelRule
+from llamasup.models.spec import ModelOptions
 
 __all__ = [
     "Auth",

@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamasup.core.address import UnixAddress
-from llamasup.runtime.endpoint import Endpoint
+from llamasup.http.address import UnixAddress
+from llamasup.queueing.endpoint import Endpoint
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from llamasup.control.controlled import Controlled
+    from llamasup.control.interface import Controlled
     from llamasup.control.routes import Application
-    from llamasup.runtime.metrics import Metrics
+    from llamasup.observability.metrics import Metrics
 
 __all__ = ["ControlServer"]
 

@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from llamasup.core.error_object import error_from
-from llamasup.core.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
-from llamasup.core.json_text import INVALID_JSON
-from llamasup.effects.httpx_alone import httpx
+from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
+from llamasup.http.errors import error_from
+from llamasup.http.httpx_import import httpx
+from llamasup.system.text import INVALID_JSON
 
 __all__ = ["AsyncControlClient", "ControlClient", "Place"]
 

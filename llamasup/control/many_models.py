@@ -8,22 +8,21 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from llamasup.control.controlled import shown
+from llamasup.control.interface import shown
 from llamasup.control.one_model import Owner, shut_down
-from llamasup.core.address import Address
-from llamasup.core.errors import Conflict, Stopping
-from llamasup.core.failure import failure_of
-from llamasup.core.instance import RestartAsked, State
-from llamasup.core.registry_changes import Changes
-from llamasup.core.residency import Phase
-from llamasup.runtime.catalog import Catalog
-from llamasup.runtime.departure import is_up_or_over
-from llamasup.runtime.events import Bus
-from llamasup.runtime.instance import InstanceRunner
-from llamasup.runtime.metrics import InstanceGauges
-from llamasup.runtime.model_status import model_status, state_of_tenancy, status_of
-from llamasup.runtime.scraping import gauges_of, scrape
-from llamasup.runtime.tenancy import Tenancy
+from llamasup.errors import Conflict, Stopping
+from llamasup.http.address import Address
+from llamasup.models.diff import Changes
+from llamasup.observability.metrics import InstanceGauges
+from llamasup.pool.catalog.catalog import Catalog
+from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_tenancy, status_of
+from llamasup.pool.model import Tenancy
+from llamasup.pool.policy import Phase
+from llamasup.pool.unload import is_up_or_over
+from llamasup.supervision.events import Bus
+from llamasup.supervision.failure import failure_of
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import RestartAsked, State
 
 __all__ = ["ManyModels"]
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from llamasup.control.controlled import shown
-from llamasup.core.errors import Conflict, ModelUnknown, Stopping
-from llamasup.core.failure import failure_of
-from llamasup.core.instance import RestartAsked, StartAsked, State, StopAsked
-from llamasup.core.registry_changes import Changes
-from llamasup.runtime.events import Bus
-from llamasup.runtime.instance import InstanceRunner
-from llamasup.runtime.metrics import InstanceGauges
-from llamasup.runtime.supervisor import Supervisor
+from llamasup.control.interface import shown
+from llamasup.errors import Conflict, ModelUnknown, Stopping
+from llamasup.models.diff import Changes
+from llamasup.observability.metrics import InstanceGauges
+from llamasup.pool.catalog.single import Supervisor
+from llamasup.supervision.events import Bus
+from llamasup.supervision.failure import failure_of
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import RestartAsked, StartAsked, State, StopAsked
 
 __all__ = ["OneModel", "Owner", "shut_down"]
 

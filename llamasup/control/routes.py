@@ -16,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamasup.control.controlled import Controlled
-from llamasup.control.metrics import CONTENT_TYPE, exposition
+from llamasup.control.interface import Controlled
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
-from llamasup.core.error_object import error_object, type_of
-from llamasup.core.errors import LlamasupError, UsageInvalid
-from llamasup.core.json_text import json_text
-from llamasup.effects.log_tail import MOST_LINES
-from llamasup.effects.nvml import vram_by_process
-from llamasup.runtime.metrics import Metrics
+from llamasup.errors import LlamasupError, UsageInvalid
+from llamasup.http.errors import error_object, type_of
+from llamasup.observability.metrics import Metrics
+from llamasup.observability.prometheus import CONTENT_TYPE, exposition
+from llamasup.system.hardware.nvml import vram_by_process
+from llamasup.system.process.log_tail import MOST_LINES
+from llamasup.system.text import json_text
 
 __all__ = ["Application"]
 

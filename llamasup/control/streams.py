@@ -16,11 +16,11 @@ from typing import Any
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from llamasup.control.controlled import Controlled
-from llamasup.core.errors import Conflict, LogMissing
-from llamasup.core.json_text import json_text
-from llamasup.effects.log_tail import LogTail
-from llamasup.runtime.events import PROTOCOL, Notice, Stopped, as_json
+from llamasup.control.interface import Controlled
+from llamasup.errors import Conflict, LogMissing
+from llamasup.supervision.events import PROTOCOL, Notice, Stopped, as_json
+from llamasup.system.process.log_tail import LogTail
+from llamasup.system.text import json_text
 
 __all__ = ["MOST_WAITING", "Stream", "Streams", "TooManyStreams", "event_stream", "log_stream", "open_log"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llamasup.proxy.bind import bind, bind_unix
-from llamasup.proxy.listener import Proxy
+from llamasup.proxy.proxy import Proxy
 from llamasup.proxy.settings import Limits, ProxyConfig
 
 __all__ = ["Limits", "Proxy", "ProxyConfig", "bind", "bind_unix"]

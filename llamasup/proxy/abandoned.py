@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from llamasup.core.quota import tokens_made_in
+from llamasup.auth.quota import tokens_made_in
 
 if TYPE_CHECKING:
     from llamasup.proxy.request import Request
     from llamasup.proxy.upstream import Upstream
-    from llamasup.runtime.endpoint import Lease
+    from llamasup.queueing.endpoint import Lease
 
 __all__ = ["Abandoned"]
 

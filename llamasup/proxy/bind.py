@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NoReturn
 
-from llamasup.core.errors import PortInUse, PortNotAllowed
+from llamasup.errors import PortInUse, PortNotAllowed
 
 __all__ = ["BACKLOG", "bind", "bind_unix", "lock_beside"]
 

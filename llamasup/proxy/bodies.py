@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llamasup.core.http import HttpError
+from llamasup.http.heads import HttpError
 
 if TYPE_CHECKING:
     from llamasup.proxy.request import Request

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from llamasup.core.allowed import ANYWHERE
-from llamasup.core.body_scan import MANY_JOBS, MOST_STEPS, BodyScan, may_hold_url, scanned
-from llamasup.core.http import HeadRules, HttpError
-from llamasup.core.remote_media import refused_media
-from llamasup.core.requested_model import FORMS_ONLY, BodyTooDeep, lists_of, read_body
-from llamasup.core.routes import CONTROL, Work
+from llamasup.http.address import ANYWHERE
+from llamasup.http.body_scan import MANY_JOBS, MOST_STEPS, BodyScan, may_hold_url, scanned
+from llamasup.http.heads import HeadRules, HttpError
+from llamasup.http.remote_media import refused_media
+from llamasup.http.requested_model import FORMS_ONLY, BodyTooDeep, lists_of, read_body
+from llamasup.http.routes import CONTROL, Work
 
 if TYPE_CHECKING:
-    from llamasup.proxy.listener import Proxy
+    from llamasup.proxy.proxy import Proxy
     from llamasup.proxy.request import Request
 
 __all__ = ["FEW_STEPS", "judge_body", "judge_scan", "scan_for"]

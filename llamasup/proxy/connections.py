@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
-from llamasup.core.http import HttpError
+from llamasup.http.heads import HttpError
 from llamasup.proxy.settings import Limits
 
 __all__ = ["REFUSALS", "TOO_MANY", "Connection", "Connections", "host_of", "most_connections"]

@@ -9,21 +9,21 @@ import struct
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
-from llamasup.core.http import HeadRules, HttpError, error_body, error_response
+from llamasup.http.heads import HeadRules, HttpError, error_body, error_response
 from llamasup.proxy import local
 from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
-from llamasup.proxy.door import Door
 from llamasup.proxy.exchange import Exchange
+from llamasup.proxy.gate import Door
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.routing import lease_for
 from llamasup.proxy.upload import Upload, may_upload
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
-from llamasup.runtime.endpoint import Lease, Unavailable
+from llamasup.queueing.endpoint import Lease, Unavailable
 
 if TYPE_CHECKING:
-    from llamasup.proxy.listener import Proxy
+    from llamasup.proxy.proxy import Proxy
 
 __all__ = ["Downstream"]
 

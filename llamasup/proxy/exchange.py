@@ -7,22 +7,22 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from llamasup.core.body_scan import MANY_JOBS
-from llamasup.core.context_end import context_end, context_refusal
-from llamasup.core.http import HttpError, error_body, status_line
-from llamasup.core.quota import context_left, untold_tokens
-from llamasup.core.redaction import whole_and_plain, without_folders
-from llamasup.core.requested_model import PROMPTS, lists_of
-from llamasup.core.routes import Work
-from llamasup.core.sse import TAIL_BYTES, TokenCounts, error_event, read_token_counts, tail_of
-from llamasup.core.token_meter import TokenMeter
+from llamasup.auth.quota import context_left, untold_tokens
+from llamasup.http.body_scan import MANY_JOBS
+from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
+from llamasup.http.context_end import context_end, context_refusal
+from llamasup.http.heads import HttpError, error_body, status_line
+from llamasup.http.requested_model import PROMPTS, lists_of
+from llamasup.http.routes import Work
+from llamasup.http.sse import TAIL_BYTES, TokenCounts, error_event, read_token_counts, tail_of
+from llamasup.http.token_meter import TokenMeter
+from llamasup.models.redaction import whole_and_plain, without_folders
 from llamasup.proxy.abandoned import Abandoned
-from llamasup.proxy.chunks import LAST_CHUNK, Dechunker, chunk
-from llamasup.proxy.early_stream import keep_awake
 from llamasup.proxy.request import Request, overdue, record_of
+from llamasup.proxy.sse_keepalive import keep_awake
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
-from llamasup.runtime.endpoint import Lease
+from llamasup.queueing.endpoint import Lease
 
 if TYPE_CHECKING:
     from llamasup.proxy.downstream import Downstream

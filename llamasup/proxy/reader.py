@@ -13,10 +13,10 @@ from typing import Final
 
 import httptools
 
-from llamasup.core.http import Head, HttpError, RawHeaders, read_head
-from llamasup.core.keys import ApiKey
-from llamasup.proxy.door import Door
-from llamasup.proxy.known_heads import KnownHead, learn
+from llamasup.auth.keys import ApiKey
+from llamasup.http.head_cache import KnownHead, learn
+from llamasup.http.heads import Head, HttpError, RawHeaders, read_head
+from llamasup.proxy.gate import Door
 from llamasup.proxy.local import cors_lines
 from llamasup.proxy.request import UNREAD, Request
 from llamasup.proxy.settings import Limits

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from llamasup.core.context_end import ContextEnd
-from llamasup.core.fair_queue import Priority, granted
-from llamasup.core.http import Head, HttpError
-from llamasup.core.keys import ApiKey
-from llamasup.core.quota import Quota
-from llamasup.core.routes import CONTROL, Route
-from llamasup.core.sse import TokenCounts
-from llamasup.core.tracing import trace_id_of
-from llamasup.runtime.metrics import RequestRecord
+from llamasup.auth.keys import ApiKey
+from llamasup.auth.quota import Quota
+from llamasup.http.context_end import ContextEnd
+from llamasup.http.heads import Head, HttpError, trace_id_of
+from llamasup.http.routes import CONTROL, Route
+from llamasup.http.sse import TokenCounts
+from llamasup.observability.metrics import RequestRecord
+from llamasup.queueing.fair_queue import Priority, granted
 
 if TYPE_CHECKING:
-    from llamasup.proxy.early_stream import EarlyStream
+    from llamasup.proxy.sse_keepalive import EarlyStream
     from llamasup.proxy.upload import Upload
     from llamasup.proxy.waiting import Waiting
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llamasup.core.routes import CONTROL
-from llamasup.proxy.door import Door
-from llamasup.proxy.local import CONTROL_PATHS
-from llamasup.proxy.naming import misused
-from llamasup.runtime.endpoint import Lease, Unavailable
+from llamasup.http.routes import CONTROL
+from llamasup.proxy.gate import Door
+from llamasup.proxy.local import CONTROL_PATHS, misused
+from llamasup.queueing.endpoint import Lease, Unavailable
 
 if TYPE_CHECKING:
-    from llamasup.proxy.listener import Proxy
+    from llamasup.proxy.proxy import Proxy
     from llamasup.proxy.request import Request
 
 __all__ = ["lease_for"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llamasup.core.http import OWN_RULES, HeadRules
-from llamasup.effects.keys import KeyFile
+from llamasup.auth.key_source import KeyFile
+from llamasup.http.heads import OWN_RULES, HeadRules
 
 __all__ = ["STREAM_KEEPALIVE_S", "Limits", "ProxyConfig"]
 

@@ -13,16 +13,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamasup.core.certificate import Validity, validity_of
-from llamasup.core.errors import ConfigInvalid
-from llamasup.effects.files import read_bounded
+from llamasup.errors import ConfigInvalid
+from llamasup.http.certificate import Validity, validity_of
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.connections import TOO_MANY, host_of
 from llamasup.proxy.downstream import Downstream
+from llamasup.system.storage.folders import read_bounded
 
 if TYPE_CHECKING:
-    from llamasup.proxy.door import Door
-    from llamasup.proxy.listener import Proxy
+    from llamasup.proxy.gate import Door
+    from llamasup.proxy.proxy import Proxy
 
 __all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_context"]
 

@@ -16,10 +16,10 @@ from llamasup.proxy.local import is_local
 if TYPE_CHECKING:
     from collections import deque
 
-    from llamasup.proxy.door import Door
     from llamasup.proxy.downstream import Downstream
     from llamasup.proxy.exchange import Exchange
-    from llamasup.proxy.listener import Proxy
+    from llamasup.proxy.gate import Door
+    from llamasup.proxy.proxy import Proxy
     from llamasup.proxy.request import Request
     from llamasup.proxy.upstream import Upstream
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
-from llamasup.core.http import RawHeaders, read_response_headers
-from llamasup.proxy.known_heads import learn
+from llamasup.http.head_cache import learn
+from llamasup.http.heads import RawHeaders, read_response_headers
 
 if TYPE_CHECKING:
     from llamasup.proxy.abandoned import Abandoned
     from llamasup.proxy.exchange import Exchange
-    from llamasup.proxy.pool import Pool
+    from llamasup.proxy.upstream_pool import Pool
 
 __all__ = ["COPY_BYTES", "Upstream"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from llamasup.proxy.early_stream import keep_awake
 from llamasup.proxy.request import Request, overdue, record_of
-from llamasup.runtime.waiting import Ticket, WaitingRoom
+from llamasup.proxy.sse_keepalive import keep_awake
+from llamasup.queueing.wait_queue import Ticket, WaitingRoom
 
 if TYPE_CHECKING:
-    from llamasup.core.http import HttpError
+    from llamasup.http.heads import HttpError
     from llamasup.proxy.downstream import Downstream
-    from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+    from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
 
 __all__ = ["CLIENT_GONE", "Waiting"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from llamasup.core.residency import Evict, Load, Places, ResidencyPolicy, Verdict, Yield, decide
+from llamasup.pool.policy import Evict, Load, Places, ResidencyPolicy, Verdict, Yield, decide
 from llamasup.testing.residency_world import Decide, Model, ModelWorld
 
 __all__ = ["Call", "Outcome", "Request", "Simulation", "replay", "simulate"]

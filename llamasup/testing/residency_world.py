@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from llamasup.core.residency import (
+from llamasup.pool.eviction import UNUSED, Use
+from llamasup.pool.policy import (
     Evict,
     Load,
     Phase,
@@ -27,7 +28,6 @@ from llamasup.core.residency import (
     Yield,
     decide,
 )
-from llamasup.core.residency_use import UNUSED, Use
 
 __all__ = ["Broken", "Decide", "Model", "ModelWorld"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from llamasup.api.events import MOST_WAITING, AsyncEvents, Events, Feed
-from llamasup.core.instance import State
-from llamasup.runtime.events import StateChanged, Stopped
+from llamasup.supervision.events import StateChanged, Stopped
+from llamasup.supervision.states import State
 from tests.api.in_loop import in_loop
 from tests.patience import PATIENCE_S
 

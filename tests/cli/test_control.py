@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from llamasup.cli import control
+from llamasup.cli.commands import control
 from llamasup.control.client import Place
-from llamasup.control.controlled import shown
-from llamasup.core.errors import DoesNotFit, LlamasupError
-from llamasup.core.registry_changes import Changes
+from llamasup.control.interface import shown
+from llamasup.errors import DoesNotFit, LlamasupError
+from llamasup.models.diff import Changes
 from tests.control.fake import FakeControlled, served
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from llamasup.cli.errors import show_error
-from llamasup.cli.view import Level
-from llamasup.core.errors import ModelMissing
-from llamasup.core.hardware import cgroup_files
+from llamasup.cli.output.view import Level
+from llamasup.errors import ModelMissing
+from llamasup.system.hardware.facts import cgroup_files
 
 
 class Told:
@@ -38,7 +38,7 @@ def test_a_bug_names_the_line_of_ours_that_it_came_through() -> None:
     with pytest.raises(AttributeError) as raised:
         cgroup_files(None, "")  # type: ignore[arg-type]
     assert show_error(view, raised.value) == 70
-    assert "inside llamasup (llamasup/core/hardware.py:" in view.texts["error"]
+    assert "inside llamasup (llamasup/system/hardware/facts.py:" in view.texts["error"]
     assert "This is a bug" in view.texts["error"]
     assert "Traceback" in view.texts["traceback"]
     assert show_error(view, ExceptionGroup("", [ValueError("five")])) == 70

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.cli.key import list_command, new_command, revoke_command
-from llamasup.core.key_file import read_key_lines
-from llamasup.core.keys import KeyRing
+from llamasup.auth.key_file import read_key_lines
+from llamasup.auth.keys import KeyRing
+from llamasup.cli.commands.key import list_command, new_command, revoke_command
 
 
 class Said:

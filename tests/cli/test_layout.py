@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.cli.layout import hanging, table
-from llamasup.core.printable import display_width
+from llamasup.cli.output.layout import hanging, table
+from llamasup.system.text import display_width
 
 
 def test_a_table_aligns_all_but_the_last_column() -> None:

@@ -8,14 +8,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from llamasup.cli.narrator import Narrator
-from llamasup.cli.view import View
-from llamasup.core.address import TcpAddress
-from llamasup.core.errors import ConfigInvalid, ModelInvalid
-from llamasup.core.instance import State
-from llamasup.core.model_spec import ModelSpec
-from llamasup.core.registry_changes import Changes
-from llamasup.runtime.events import (
+from llamasup.cli.output.narrator import Narrator
+from llamasup.cli.output.view import View
+from llamasup.errors import ConfigInvalid, ModelInvalid
+from llamasup.http.address import TcpAddress
+from llamasup.models.diff import Changes
+from llamasup.models.spec import ModelSpec
+from llamasup.supervision.events import (
     ConfigRefused,
     Downloading,
     LoadFailed,
@@ -24,7 +23,8 @@ from llamasup.runtime.events import (
     Ready,
     StateChanged,
 )
-from tests.runtime.test_metrics import DONE
+from llamasup.supervision.states import State
+from tests.observability.test_metrics import DONE
 
 
 class Heard:

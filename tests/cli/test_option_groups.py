@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from llamasup.cli import options as o
 from llamasup.cli.app import app
-from llamasup.cli.model_options import SETTINGS, WithExtra
-from llamasup.cli.option_groups import Option, takes_groups
-from llamasup.cli.run import OutputOptions
-from llamasup.core.settings import Settings
-from llamasup.service import RunOptions, WrapOptions
+from llamasup.cli.commands.run import OutputOptions
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import Option, takes_groups
+from llamasup.cli.options.model import SETTINGS, WithExtra
+from llamasup.llama_server.settings import Settings
+from llamasup.service.run import RunOptions, WrapOptions
 
 _text = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1).filter(
     lambda text: not text.startswith("-")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.cli.reach import reach
-from llamasup.core.errors import UsageInvalid
+from llamasup.cli.commands.target import reach
+from llamasup.errors import UsageInvalid
 
 
 @pytest.mark.check("X13", "refused, and not shown")

@@ -11,14 +11,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from llamasup.cli import refusals, view
-from llamasup.cli.narrator import Narrator
-from llamasup.cli.refusals import Refusals
-from llamasup.cli.view import View, ViewHandler
-from llamasup.core.repeats import BURST
-from llamasup.runtime.events import Stopped
+from llamasup.cli.output import refusals, view
+from llamasup.cli.output.narrator import Narrator
+from llamasup.cli.output.refusals import Refusals
+from llamasup.cli.output.repeats import BURST
+from llamasup.cli.output.view import View, ViewHandler
+from llamasup.supervision.events import Stopped
 from tests.cli.test_narrator import Heard, Terminal
-from tests.runtime.test_metrics import DONE
+from tests.observability.test_metrics import DONE
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.rm import rm_command
-from llamasup.effects.part_file import PartFile
+from llamasup.cli.commands.rm import rm_command
+from llamasup.downloads.part_file import PartFile
 from llamasup.testing import models
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.run import OutputOptions
-from llamasup.cli.serve import serve_models
-from llamasup.core.errors import ModelMissing
-from llamasup.effects.given_paths import refuse_no_folder
+from llamasup.cli.commands.run import OutputOptions
+from llamasup.cli.commands.serve import serve_models
+from llamasup.errors import ModelMissing
+from llamasup.system.storage.paths import refuse_no_folder
 
 
 def test_a_folder_on_the_command_line_that_is_not_there_was_mistyped(tmp_path: Path) -> None:

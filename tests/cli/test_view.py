@@ -9,10 +9,9 @@ from io import TextIOWrapper
 
 import pytest
 
-from llamasup.cli.outlet import MOST_BYTES, MOST_LINES, Outlet
-from llamasup.cli.view import JsonView, TextView, duration_text, while_waiting
-from llamasup.core.printable import display_width
-from llamasup.core.units import memory_text
+from llamasup.cli.output.view import JsonView, TextView, duration_text, while_waiting
+from llamasup.cli.output.writer import MOST_BYTES, MOST_LINES, Outlet
+from llamasup.system.text import display_width, memory_text
 
 
 class Pipe:

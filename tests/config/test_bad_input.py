@@ -12,7 +12,7 @@ import pytest
 from llamasup.config import load
 from llamasup.config.mistakes import ConfigMistakes
 from llamasup.config.nodes import MOST_BYTES
-from llamasup.core.errors import ConfigInvalid
+from llamasup.errors import ConfigInvalid
 from tests.config.reading import config_of, mistake_of, mistakes_of
 
 
@@ -33,7 +33,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_pipe_that_nothing_writes_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamasup.effects.files.PIPE_WAIT_S", 0.05)
+    monkeypatch.setattr("llamasup.system.storage.folders.PIPE_WAIT_S", 0.05)
     pipe = tmp_path / "c.yaml"
     os.mkfifo(pipe)
     with pytest.raises(ConfigInvalid, match=r"cannot be read: it is a pipe that was not closed") as caught:

@@ -14,21 +14,20 @@ from typing import Any
 import pytest
 import yaml
 
-from llamasup.cli.config import check_command, init_command, schema_command
-from llamasup.cli.config_check import missing_here
+from llamasup.cli.commands.config import check_command, init_command, schema_command
+from llamasup.cli.commands.config_check import missing_here
 from llamasup.config.mistakes import ConfigMistakes
 from llamasup.config.reading import Reading, load, read, read_text
 from llamasup.config.schema import json_schema
 from llamasup.config.starter import Surroundings, starter_text
-from llamasup.core.errors import RuntimeMissing
-from llamasup.effects.files import models_folder
-from llamasup.runtime.events import Bus
-from llamasup.serving import ConfigSource, ServeService, serve_options
+from llamasup.errors import RuntimeMissing
+from llamasup.service.serve import ConfigSource, ServeService, serve_options
+from llamasup.supervision.events import Bus
+from llamasup.system.storage.folders import models_folder
 from llamasup.testing.fake_server import install
 from llamasup.testing.models import tiny_decoder
 from tests.config.reading import config_of
-
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.config_check import missing_here
+from llamasup.cli.commands.config_check import missing_here
 from llamasup.config import load
 from llamasup.config.reading import read
+from tests.paths import ROOT
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 EXAMPLES = sorted(CONFIGS.glob("*.yaml"))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from llamasup.cli.config_check import missing_here
+from llamasup.cli.commands.config_check import missing_here
 from llamasup.config.reading import read
 from tests.config.reading import config_of
 from tests.config.test_schema import errors_of
+from tests.paths import ROOT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+PAGE = (ROOT / "docs" / "configuration.md").read_text()
 
 
 def test_its_example_is_a_config() -> None:

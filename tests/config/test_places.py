@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.config import config_paths
-from llamasup.config.config_paths import find_config, own_config
-from llamasup.core.errors import ConfigInvalid
+from llamasup.config import sources
+from llamasup.config.sources import find_config, own_config
+from llamasup.errors import ConfigInvalid
 
 
 @pytest.fixture(autouse=True)
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "etc" / "config.yaml"
     path.parent.mkdir()
-    monkeypatch.setattr(config_paths, "system_config", lambda: path)
+    monkeypatch.setattr(sources, "system_config", lambda: path)
     return path
 
 

@@ -17,8 +17,8 @@ from llamasup.config.reading import keys_of
 from llamasup.config.schema import json_schema, rows_of
 from llamasup.config.values import Config, ModelEntry
 from tests.config.reading import mistakes_of
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 
 

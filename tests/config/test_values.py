@@ -11,10 +11,10 @@ from msgspec import structs
 from llamasup.config import load
 from llamasup.config.sizes import Size, duration_text, read_duration, read_size
 from llamasup.config.values import Config, ModelKeys
-from llamasup.core.address import TcpAddress, UnixAddress
-from llamasup.core.errors import ConfigInvalid
-from llamasup.core.model_rules import ModelRule
-from llamasup.core.model_spec import ModelOptions
+from llamasup.errors import ConfigInvalid
+from llamasup.http.address import TcpAddress, UnixAddress
+from llamasup.models.rules import ModelRule
+from llamasup.models.spec import ModelOptions
 from tests.config.reading import config_of
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from llamasup.control.app import ControlServer
 from llamasup.control.client import AsyncControlClient, Place
-from llamasup.core.errors import LlamasupError, ModelUnknown
-from llamasup.core.instance import State
-from llamasup.runtime.events import Bus, Notice, StateChanged
-from llamasup.runtime.metrics import InstanceGauges, Metrics
+from llamasup.errors import LlamasupError, ModelUnknown
+from llamasup.observability.metrics import InstanceGauges, Metrics
+from llamasup.supervision.events import Bus, Notice, StateChanged
+from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 
 __all__ = ["PATIENCE_S", "FakeControlled", "controlled", "served"]

@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from llamasup.control.app import ControlServer
-from llamasup.core.instance import State
-from llamasup.core.settings import Settings
-from llamasup.effects import probe
-from llamasup.runtime.events import Bus, Notice, Ready, StateChanged, Stopped
-from llamasup.service import RunOptions, Service
+from llamasup.llama_server import client as probe
+from llamasup.llama_server.settings import Settings
+from llamasup.service.run import RunOptions, Service
+from llamasup.supervision.events import Bus, Notice, Ready, StateChanged, Stopped
+from llamasup.supervision.states import State
 from llamasup.testing.fake_server import install
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from llamasup.control.client import ControlClient, Place
-from llamasup.core.errors import ControlFailed, NotRunning
+from llamasup.errors import ControlFailed, NotRunning
 from tests.control.fake import PATIENCE_S
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from llamasup.control.many_models import ManyModels
-from llamasup.core.address import TcpAddress
-from llamasup.core.backoff import RestartPolicy
-from llamasup.core.instance import Policy, State
-from llamasup.core.model_spec import ModelSpec
-from llamasup.core.registry_changes import Changes
-from tests.runtime.pools import PATIENCE_S, Pooled, file_of, in_a_loop, pooled, server, spec_of
+from llamasup.http.address import TcpAddress
+from llamasup.models.diff import Changes
+from llamasup.models.spec import ModelSpec
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.states import Policy, State
+from tests.pool.pools import PATIENCE_S, Pooled, file_of, in_a_loop, pooled, server, spec_of
 
 pytestmark = pytest.mark.slow
 

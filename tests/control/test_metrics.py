@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from llamasup.control.metrics import CONTENT_TYPE, exposition
-from llamasup.core.instance import State
-from llamasup.core.routes import route_of
-from llamasup.runtime.metrics import InstanceGauges, Metrics, RequestRecord
+from llamasup.http.routes import route_of
+from llamasup.observability.metrics import InstanceGauges, Metrics, RequestRecord
+from llamasup.observability.prometheus import CONTENT_TYPE, exposition
+from llamasup.supervision.states import State
 
 LLAMA_SERVER = """\
 # HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from llamasup.control.client import AsyncControlClient, Place
-from llamasup.control.controlled import shown
-from llamasup.core.errors import Conflict, ModelUnknown, ServerFailed, Stopping
-from llamasup.core.instance import State
-from llamasup.core.registry_changes import Changes
-from llamasup.core.settings import Settings
-from llamasup.runtime.events import StateChanged
+from llamasup.control.interface import shown
+from llamasup.errors import Conflict, ModelUnknown, ServerFailed, Stopping
+from llamasup.llama_server.settings import Settings
+from llamasup.models.diff import Changes
+from llamasup.supervision.events import StateChanged
+from llamasup.supervision.states import State
 from llamasup.testing.fake_server import install
 from tests.control.fake import PATIENCE_S
 from tests.e2e.service import Serving, serving

@@ -15,7 +15,7 @@ import pytest
 
 from llamasup.control import routes
 from llamasup.control.client import AsyncControlClient, ControlClient, Place
-from llamasup.core.errors import (
+from llamasup.errors import (
     ConfigInvalid,
     Conflict,
     ControlFailed,

@@ -12,17 +12,11 @@ import pytest
 
 from llamasup.control import streams
 from llamasup.control.client import AsyncControlClient, Place
-from llamasup.control.streams import (
-    MOST_STREAMS,
-    MOST_WAITING,
-    Streams,
-    TooManyStreams,
-    event_stream,
-)
-from llamasup.core.errors import LogMissing
-from llamasup.effects.log_tail import LogTail
-from llamasup.effects.logs import RotatedFile
-from llamasup.runtime.events import ServerWarned
+from llamasup.control.streams import MOST_STREAMS, MOST_WAITING, Streams, TooManyStreams, event_stream
+from llamasup.errors import LogMissing
+from llamasup.supervision.events import ServerWarned
+from llamasup.system.process.log_tail import LogTail
+from llamasup.system.process.output_pump import RotatedFile
 from tests.control.fake import PATIENCE_S, FakeControlled, controlled, served
 
 Event = Mapping[str, Any]

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import httpx
 
-from llamasup.core.instance import State
 from llamasup.proxy.bind import bind
-from llamasup.runtime.events import Bus, Notice, ServerExited, StateChanged
-from llamasup.runtime.instance import InstanceRunner
-from llamasup.service import RunOptions, Service
+from llamasup.service.run import RunOptions, Service
+from llamasup.supervision.events import Bus, Notice, ServerExited, StateChanged
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 
 __all__ = ["PATIENCE_S", "Serving", "serving"]

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamasup.control.controlled import shown
-from llamasup.core.registry_changes import Changes
+from llamasup.control.interface import shown
+from llamasup.models.diff import Changes
 from tests.e2e.driver import (
     PATIENCE_S,
     Llamasup,

@@ -19,6 +19,7 @@ import pytest
 
 from llamasup.testing.models import big_endian_decoder
 from tests.e2e.driver import PATIENCE_S, command, llamasup, on_terminal, run_to_end
+from tests.paths import FIXTURES
 from tests.ports import free_port
 
 pytestmark = [
@@ -149,7 +150,7 @@ def test_a_broken_runtime_is_told_and_the_others_are_looked_at(tmp_path: Path) -
     assert all(check["ok"] for check in others)
 
 
-HELP = Path(__file__).parents[1] / "fixtures" / "help" / "b11434.txt"
+HELP = FIXTURES / "help" / "b11434.txt"
 
 
 def with_devices(folder: Path, *lines: str) -> str:

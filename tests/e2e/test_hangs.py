@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.backoff import RestartPolicy
-from llamasup.core.instance import State
-from llamasup.core.liveness import LivenessPolicy
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.liveness import LivenessPolicy
+from llamasup.supervision.states import State
 from tests.e2e.driver import llamasup
 from tests.e2e.service import serving
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from llamasup.core.instance import State
-from llamasup.runtime.events import Bus, Notice, Ready
-from llamasup.runtime.instance import InstanceRunner
-from llamasup.service import RunOptions, Service
+from llamasup.service.run import RunOptions, Service
+from llamasup.supervision.events import Bus, Notice, Ready
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import State
 from tests.e2e.driver import PATIENCE_S
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}

@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from llamasup.core.unit_file import MARKER
+from llamasup.service.systemd.unit_file import MARKER
 from tests.e2e.driver import run_to_end
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux")

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from tests.e2e.driver import Llamasup, adopted, command, run_to_end, wrapped
+from tests.paths import FIXTURES
 
-OLD_HELP = Path(__file__).parent.parent / "fixtures" / "help" / "0.2.90.txt"
+OLD_HELP = FIXTURES / "help" / "0.2.90.txt"
 
 
 def script(path: Path, *lines: str) -> str:

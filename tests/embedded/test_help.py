@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llamasup.core.capabilities import looks_like_llama_server, parse_help, parse_version
-from llamasup.core.devices import parse_devices
 from llamasup.embedded.option import Option
 from llamasup.embedded.table import help_text, offered
+from llamasup.llama_server.capabilities import looks_like_llama_server, parse_help, parse_version
+from llamasup.system.hardware.devices import parse_devices
 from tests.embedded.child import COMMAND
+from tests.paths import FIXTURES
 
-REAL = Path(__file__).parents[1] / "fixtures" / "help" / "b11434.txt"
+REAL = FIXTURES / "help" / "b11434.txt"
 
 # The real text lists this build's templates or is about things that the embedded runtime has not.
 OTHER_WORDS = {"--chat-template", "--chat-template-file"}

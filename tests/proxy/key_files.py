@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from llamasup.effects.keys import KeyFile
+from llamasup.auth.key_source import KeyFile
 
 __all__ = ["keys_of"]
 

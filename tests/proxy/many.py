@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from llamasup.core.address import UnixAddress
-from llamasup.core.meant_model import MeantModel, meant_by, unknown_model, unnamed_model
-from llamasup.core.model_listing import ListedModel, ModelListing
-from llamasup.core.model_names import NameIndex
-from llamasup.core.model_spec import ModelSpec
-from llamasup.core.residency import Phase
-from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
-from llamasup.runtime.waiting import WaitingRoom
+from llamasup.http.address import UnixAddress
+from llamasup.models.access import MeantModel, meant_by, unknown_model, unnamed_model
+from llamasup.models.names import NameIndex
+from llamasup.models.spec import ModelSpec
+from llamasup.pool.catalog.listing import ListedModel, ModelListing
+from llamasup.pool.policy import Phase
+from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.wait_queue import WaitingRoom
 from tests.proxy.rig import PATIENCE_S, Rig, Wire
 
 __all__ = ["ManyModels", "Model"]

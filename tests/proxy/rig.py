@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from llamasup.core.address import UnixAddress
-from llamasup.core.meant_model import MeantModel
-from llamasup.core.model_listing import ModelListing
+from llamasup.http.address import UnixAddress
+from llamasup.models.access import MeantModel
+from llamasup.observability.metrics import RequestRecord
+from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.proxy.tls import TlsContext
-from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
-from llamasup.runtime.metrics import RequestRecord
-from llamasup.runtime.waiting import MOST_WAITING, WaitingRoom
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.queueing.wait_queue import MOST_WAITING, WaitingRoom
 from tests.patience import PATIENCE_S as PATIENCE_S
 from tests.patience import eventually as eventually
 

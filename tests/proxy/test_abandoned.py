@@ -6,9 +6,9 @@ from threading import Event
 
 import pytest
 
-from llamasup.core.context_end import ContextWindow
+from llamasup.http.context_end import ContextWindow
 from llamasup.proxy import Limits, ProxyConfig
-from llamasup.runtime.watch import traffic_of
+from llamasup.supervision.watchdog import traffic_of
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, eventually, post, status

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.errors import PortInUse, PortNotAllowed
+from llamasup.errors import PortInUse, PortNotAllowed
 from llamasup.proxy import bind, bind_unix
 from llamasup.proxy.bind import lock_beside
-from llamasup.proxy.front import listen
+from llamasup.proxy.listen import listen
 
 
 def test_port_0_takes_a_free_one_and_listens() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from llamasup.core.http import HeadRules
-from llamasup.proxy import Limits, ProxyConfig, listener
+from llamasup.http.heads import HeadRules
+from llamasup.proxy import Limits, ProxyConfig, proxy
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.request import UNREAD, Request
@@ -111,7 +111,7 @@ def test_a_body_is_held_until_its_answer_begins(bounded: Rig) -> None:
 @pytest.mark.check("X8", "memory is returned while other bodies are held")
 def test_memory_is_returned_while_a_body_is_held(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[bool] = []
-    monkeypatch.setattr(listener, "give_memory_back", lambda: returned.append(True))
+    monkeypatch.setattr(proxy, "give_memory_back", lambda: returned.append(True))
     rig = make_rig(ProxyConfig(limits=replace(BOUNDS, sweep_s=0.01)))
     others = [begins(rig, 85 * KIB, source=f"127.0.0.{number}") for number in (2, 3)]
     stays = begins(rig, 30 * KIB, of=40 * KIB)

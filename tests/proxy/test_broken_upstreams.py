@@ -7,7 +7,7 @@ import json
 import openai
 import pytest
 
-from llamasup.runtime.endpoint import Unavailable
+from llamasup.queueing.endpoint import Unavailable
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
 

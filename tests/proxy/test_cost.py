@@ -20,15 +20,15 @@ from typing import Any, cast
 
 import pytest
 
-from llamasup.core.address import UnixAddress
-from llamasup.core.meant_model import MeantModel
+from llamasup.http.address import UnixAddress
+from llamasup.models.access import MeantModel
 from llamasup.proxy import Proxy, ProxyConfig, reader, upstream
-from llamasup.proxy.door import Door
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.exchange import Exchange
-from llamasup.proxy.pool import Pool
+from llamasup.proxy.gate import Door
 from llamasup.proxy.upstream import Upstream
-from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+from llamasup.proxy.upstream_pool import Pool
+from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
 from llamasup.testing.upstream import CHUNK, PLAIN_BODY, plain_response, stream_head
 from tests.proxy.conftest import MakeRig
 from tests.proxy.parsers import parser_shows

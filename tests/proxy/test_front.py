@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.address import TcpAddress, UnixAddress
-from llamasup.core.errors import ConfigInvalid, PortInUse, PortNotAllowed
-from llamasup.proxy.front import listen
+from llamasup.errors import ConfigInvalid, PortInUse, PortNotAllowed
+from llamasup.http.address import TcpAddress, UnixAddress
+from llamasup.proxy.listen import listen
 from llamasup.proxy.tls import tls_context
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import Wire, get, status

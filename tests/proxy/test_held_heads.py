@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from llamasup.runtime.endpoint import Endpoint
+from llamasup.queueing.endpoint import Endpoint
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, chunk, get, post, status
 from tests.proxy.test_waiting import EVENT, LOADING, STOPPING, becomes, ends, serves, wait_until
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from llamasup.core.http import HeadRules
+from llamasup.http.heads import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of

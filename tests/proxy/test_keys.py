@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.context_end import ContextWindow
-from llamasup.effects.keys import KeyFile
+from llamasup.auth.key_source import KeyFile
+from llamasup.http.chunks import Dechunker
+from llamasup.http.context_end import ContextWindow
+from llamasup.observability.metrics import RequestRecord
 from llamasup.proxy import Limits, ProxyConfig
-from llamasup.proxy.chunks import Dechunker
 from llamasup.proxy.request import Request
-from llamasup.runtime.endpoint import Unavailable
-from llamasup.runtime.metrics import RequestRecord
+from llamasup.queueing.endpoint import Unavailable
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, eventually, field, get, post, status

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.address import UnixAddress
+from llamasup.auth.key_limits import Keys
+from llamasup.http.address import UnixAddress
+from llamasup.http.head_cache import KnownHead, learn
 from llamasup.proxy import ProxyConfig, reader, upstream
-from llamasup.proxy.door import Door
-from llamasup.proxy.keys import Keys
-from llamasup.proxy.known_heads import KnownHead, learn
-from llamasup.proxy.pool import Pool
+from llamasup.proxy.gate import Door
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits
-from llamasup.proxy.tasks import Tasks
 from llamasup.proxy.upstream import Upstream
-from llamasup.runtime.endpoint import Endpoint
+from llamasup.proxy.upstream_pool import Pool, Tasks
+from llamasup.queueing.endpoint import Endpoint
 from tests.proxy.parsers import parser_shows
 from tests.proxy.rig import CHAT, Rig, Wire, answer, field, get, post, status
 

@@ -162,7 +162,7 @@ def test_a_drain_closes_idle_connections_and_the_others_behind_their_response(ri
 
 
 def test_an_idle_connection_to_the_child_is_left_before_the_child_leaves_it(rig: Rig) -> None:
-    from llamasup.proxy.pool import IDLE_S
+    from llamasup.proxy.upstream_pool import IDLE_S
 
     client = rig.connect()
     client.send(get())

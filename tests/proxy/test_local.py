@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.http import HeadRules
+from llamasup.http.heads import HeadRules
 from llamasup.proxy import ProxyConfig, bind, bind_unix
-from llamasup.runtime.endpoint import Unavailable
+from llamasup.queueing.endpoint import Unavailable
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import Rig, answer, field, get, status
 

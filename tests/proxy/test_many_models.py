@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.model_spec import ModelSpec
+from llamasup.models.spec import ModelSpec
 from llamasup.proxy import ProxyConfig
-from llamasup.runtime.endpoint import Unavailable
-from tests.core.planning import bert, model
-from tests.core.test_requested_model import form, part
+from llamasup.queueing.endpoint import Unavailable
+from tests.http.test_requested_model import form, part
+from tests.planning.plans import bert, model
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
 from tests.proxy.many import ManyModels

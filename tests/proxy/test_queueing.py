@@ -12,7 +12,7 @@ import pytest
 
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.downstream import Downstream
-from llamasup.runtime.endpoint import Endpoint
+from llamasup.queueing.endpoint import Endpoint
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
 from tests.proxy.test_waiting import LOADING, asked, becomes, ends, wait_until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.core.context_end import ContextWindow
+from llamasup.http.context_end import ContextWindow
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, answer, chunk, field, get, post, status
 
 TRACE = b"4bf92f3577b34da6a3ce929d0e0e4736"

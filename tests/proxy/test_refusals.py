@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from llamasup.core.http import HeadRules
+from llamasup.http.heads import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of

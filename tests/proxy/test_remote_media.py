@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from llamasup.core.http import HeadRules
+from llamasup.http.heads import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
-from tests.core.test_body_scan import FETCHED, URL, chat
+from tests.http.test_body_scan import FETCHED, URL, chat
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, Rig, Wire, answer, get, post, status
 from tests.proxy.test_jobs import error_of

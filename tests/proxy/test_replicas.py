@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.instance import Policy
-from llamasup.core.meant_model import MeantModel
-from llamasup.runtime.endpoint import Lease, Unavailable
-from llamasup.runtime.served import ServedModel
-from llamasup.runtime.waiting import WaitingRoom
+from llamasup.models.access import MeantModel
+from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.wait_queue import WaitingRoom
+from llamasup.supervision.states import Policy
+from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
+from tests.pool.replicas.test_replica_set import talk
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, post, status
-from tests.runtime.replicas import LOADING, Replica, served_model
-from tests.runtime.test_served import talk
 
 EVENT = chunk(b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n')
 

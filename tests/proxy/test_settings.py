@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
 from llamasup.proxy import Limits
+from tests.paths import ROOT
 
-_DOCS = Path(__file__).parents[2] / "docs" / "proxy.md"
+_DOCS = ROOT / "docs" / "proxy.md"
 _ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \|", re.MULTILINE)
 
 

@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 
-from llamasup.core.http import HeadRules
+from llamasup.http.heads import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, STREAM_HEAD, Clock, Rig, Wire, answer, chunk, field, get, post, status

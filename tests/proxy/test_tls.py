@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.errors import ConfigInvalid
+from llamasup.errors import ConfigInvalid
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.tls import TlsContext, tls_context
 from tests.proxy.conftest import MakeRig

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from llamasup.core.http import HeadRules
+from llamasup.http.heads import HeadRules
 from llamasup.proxy import ProxyConfig
-from llamasup.runtime.endpoint import Unavailable
+from llamasup.queueing.endpoint import Unavailable
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, Rig, answer, get, post, status
 from tests.proxy.test_waiting import serves, wait_until

@@ -9,7 +9,7 @@ import pytest
 
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.downstream import Downstream
-from llamasup.runtime.endpoint import Endpoint
+from llamasup.queueing.endpoint import Endpoint
 from tests.patience import PATIENCE_S
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of

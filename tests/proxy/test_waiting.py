@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.address import UnixAddress
-from llamasup.core.meant_model import MeantModel
+from llamasup.http.address import UnixAddress
+from llamasup.models.access import MeantModel
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.downstream import Downstream
-from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
-from llamasup.runtime.waiting import GRACE_S, WaitingRoom
+from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.wait_queue import GRACE_S, WaitingRoom
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
 

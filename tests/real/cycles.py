@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from llamasup.core.backoff import RestartPolicy
-from llamasup.core.instance import State
-from llamasup.core.settings import Settings
+from llamasup.llama_server.settings import Settings
 from llamasup.proxy.bind import bind
-from llamasup.runtime.events import Bus
-from llamasup.service import RunOptions, Service
+from llamasup.service.run import RunOptions, Service
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.events import Bus
+from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 from tests.real.remains import seconds_until_gone
 

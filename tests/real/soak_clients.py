@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamasup.core.demo_model import WORDS
+from llamasup.gguf.demo import WORDS
 from llamasup.proxy import Limits
 from tests.real.soak_wire import Answer, Outcome, Wire, judged, spoken
 

@@ -18,8 +18,8 @@ import httpx
 import llamasup
 from llamasup.config import Config
 from llamasup.config.values import ModelEntry
-from llamasup.core.demo_model import demo_keys, demo_tensors
-from llamasup.core.gguf_writer import write_gguf
+from llamasup.gguf.demo import demo_keys, demo_tensors
+from llamasup.gguf.writer import write_gguf
 
 __all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "learn", "settings_of"]
 

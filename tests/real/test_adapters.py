@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from llamasup.testing import models
 from tests.real.test_configs import serve
 

@@ -14,7 +14,7 @@ import llamasup
 from llamasup.config import Config
 from llamasup.config.sizes import Size
 from llamasup.config.values import Memory, ModelEntry
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from llamasup.testing.models import truncated_decoder
 from tests.api.in_loop import in_loop
 from tests.patience import PATIENCE_S

@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from llamasup.core.demo_model import demo_keys, demo_tensors
-from llamasup.core.gguf_writer import write_gguf
+from llamasup.gguf.demo import demo_keys, demo_tensors
+from llamasup.gguf.writer import write_gguf
 from llamasup.testing import models, speculative, vision
 from llamasup.testing.architectures import tiny_model as tiny_of
 from tests.e2e.driver import Llamasup, llamasup, run_to_end

@@ -13,10 +13,11 @@ import httpx
 import pytest
 
 from tests.e2e.driver import Llamasup, adopted, command, run_to_end
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.real
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 KEY = "a-key-of-alice"
 NEEDS_GPUS = {"two-gpus"}
 

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.context_end import ContextWindow
-from llamasup.core.instance import State
-from llamasup.core.settings import Settings
-from llamasup.runtime.endpoint import Endpoint
-from llamasup.runtime.metrics import RequestRecord
+from llamasup.http.context_end import ContextWindow
+from llamasup.llama_server.settings import Settings
+from llamasup.observability.metrics import RequestRecord
+from llamasup.queueing.endpoint import Endpoint
+from llamasup.supervision.states import State
 from tests.e2e.service import PATIENCE_S, Serving, serving
 
 pytestmark = pytest.mark.real

@@ -12,10 +12,10 @@ import httpx
 import psutil
 import pytest
 
+from llamasup.control.choose import choose
 from llamasup.control.client import ControlClient, Place
-from llamasup.core.errors import ModelUnknown
-from llamasup.core.running import choose
-from llamasup.effects.running import look
+from llamasup.control.discovery import look
+from llamasup.errors import ModelUnknown
 from tests.e2e.driver import PATIENCE_S, Llamasup, command, is_alive, llamasup, run_to_end
 
 pytestmark = pytest.mark.real

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamasup.core.diagnosis import weights_were_read
-from llamasup.effects.experience import recall
+from llamasup.llama_server.diagnosis import weights_were_read
+from llamasup.planning.experience_store import recall
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 

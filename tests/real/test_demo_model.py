@@ -13,9 +13,9 @@ import httpx
 import msgspec
 import pytest
 
-from llamasup.core.errors import ModelInvalid
-from llamasup.core.gguf import ModelClass
-from llamasup.effects.model_file import read_model
+from llamasup.errors import ModelInvalid
+from llamasup.gguf.files import read_model
+from llamasup.gguf.header import ModelClass
 from llamasup.testing import models
 
 pytestmark = pytest.mark.real

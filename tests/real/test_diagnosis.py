@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from tests.children import NewChildren
 from tests.e2e.driver import run_to_end
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from llamasup.testing import models, speculative
 from llamasup.testing.architectures import tiny_model as tiny_of
 from tests.e2e.driver import llamasup, run_to_end

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.instance import State
-from llamasup.core.liveness import LivenessPolicy
-from llamasup.core.settings import Settings
+from llamasup.llama_server.settings import Settings
+from llamasup.supervision.liveness import LivenessPolicy
+from llamasup.supervision.states import State
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.service import PATIENCE_S, Serving, serving
 

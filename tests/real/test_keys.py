@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.core.key_file import read_key_lines
-from llamasup.core.keys import KeyRing
+from llamasup.auth.key_file import read_key_lines
+from llamasup.auth.keys import KeyRing
 from llamasup.testing.models import tiny_lora
 from tests.e2e.driver import llamasup, wrapped
 from tests.proxy.rig import PATIENCE_S, Wire, status

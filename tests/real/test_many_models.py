@@ -22,8 +22,8 @@ import llamasup
 from llamasup.config import Config
 from llamasup.config.sizes import Size
 from llamasup.config.values import Memory, ModelEntry
-from llamasup.core.demo_model import demo_model
-from llamasup.core.residency import ResidencyPolicy
+from llamasup.gguf.demo import demo_model
+from llamasup.pool.policy import ResidencyPolicy
 from llamasup.testing import models
 from llamasup.testing.architectures import tiny_model as tiny_of
 from llamasup.testing.residency_sim import Request, replay

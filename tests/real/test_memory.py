@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.context_memory import ContextShape, compute_bytes, kv_bytes, mtp_kv_bytes
-from llamasup.core.model_facts import ModelClass, ModelFacts
-from llamasup.core.server_sizes import ServerSizes, read_sizes
-from llamasup.effects.model_file import read_model
+from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.gguf.files import read_model
+from llamasup.llama_server.memory_log import ServerSizes, read_sizes
+from llamasup.planning.memory.context import ContextShape, compute_bytes, kv_bytes, mtp_kv_bytes
 from llamasup.testing import models
 from llamasup.testing.architectures import ARCHITECTURES, Widths, tiny_model, write_hollow
 

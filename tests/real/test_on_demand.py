@@ -13,7 +13,7 @@ from msgspec import structs
 import llamasup
 from llamasup.config import Config
 from llamasup.config.values import Downloads, ModelEntry
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from tests.hub import Fault, Hub, running_hub
 
 pytestmark = pytest.mark.real

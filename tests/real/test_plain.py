@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from llamasup.testing.models import tiny_encoder
 from tests.e2e.driver import llamasup, run_to_end
 

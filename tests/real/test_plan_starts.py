@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.address import UnixAddress
-from llamasup.core.capabilities import Capabilities
-from llamasup.core.context_memory import ContextShape, kv_bytes
-from llamasup.core.model_facts import ModelFacts
-from llamasup.core.plan import LaunchPlan, plan
-from llamasup.core.settings import Settings
-from llamasup.effects.hardware import hardware
-from llamasup.effects.model_file import read_model
-from llamasup.effects.runtimes import find_runtime
+from llamasup.gguf.facts import ModelFacts
+from llamasup.gguf.files import read_model
+from llamasup.http.address import UnixAddress
+from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.inspect import find_runtime
+from llamasup.llama_server.settings import Settings
+from llamasup.planning.memory.context import ContextShape, kv_bytes
+from llamasup.planning.plan import LaunchPlan, plan
+from llamasup.system.hardware.probe import hardware
 
 pytestmark = [
     pytest.mark.real,

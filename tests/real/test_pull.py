@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from llamasup.testing import models, vision
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
 from tests.hub import running_hub

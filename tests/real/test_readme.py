@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.real
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+README = (ROOT / "README.md").read_text("utf-8")
 FIRST = "llamasup run demo"
 
 

@@ -20,17 +20,17 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.core.address import TcpAddress
-from llamasup.core.instance import Instance, Policy, StartAsked, State, StopAsked
-from llamasup.core.settings import Settings
+from llamasup.http.address import TcpAddress
+from llamasup.llama_server.settings import Settings
+from llamasup.observability.metrics import RequestRecord
+from llamasup.planning.facts import prepare
+from llamasup.planning.planner import Planner
+from llamasup.pool.catalog.single import Supervisor
+from llamasup.pool.replicas.replica_set import ServedModel
 from llamasup.proxy import Proxy, ProxyConfig, bind
-from llamasup.runtime.events import Bus
-from llamasup.runtime.instance import InstanceRunner
-from llamasup.runtime.launch import prepare
-from llamasup.runtime.metrics import RequestRecord
-from llamasup.runtime.planner import Planner
-from llamasup.runtime.served import ServedModel
-from llamasup.runtime.supervisor import Supervisor
+from llamasup.supervision.events import Bus
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import Instance, Policy, StartAsked, State, StopAsked
 from tests.patience import PATIENCE_S
 from tests.real.test_configs import serve
 

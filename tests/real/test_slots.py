@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.instance import KillAsked, State, StopAsked
-from llamasup.core.settings import Settings
-from llamasup.effects.slot_store import sweep_slots
-from llamasup.runtime.events import ServerExited, ServerWarned
+from llamasup.llama_server.settings import Settings
+from llamasup.llama_server.slots.store import sweep_slots
+from llamasup.supervision.events import ServerExited, ServerWarned
+from llamasup.supervision.states import KillAsked, State, StopAsked
 from llamasup.testing.architectures import tiny_model
 from tests.e2e.driver import PATIENCE_S, adopted, command
 from tests.e2e.service import Serving, serving

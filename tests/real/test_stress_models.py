@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.config import load
-from llamasup.core.errors import ConfigInvalid
+from llamasup.errors import ConfigInvalid
 from tests.real.soak_wire import Answer
 from tests.real.stress import stress
 from tests.real.stress_config import BROKEN, StressConfig, edited

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import h11
 
-from llamasup.core.address import UnixAddress
+from llamasup.http.address import UnixAddress
+from llamasup.observability.metrics import RequestRecord
 from llamasup.proxy import Proxy, ProxyConfig
-from llamasup.runtime.endpoint import Endpoint
-from llamasup.runtime.metrics import RequestRecord
+from llamasup.queueing.endpoint import Endpoint
 from tests.proxy.rig import OneModel
 
 __all__ = ["Answering", "Circuit", "Outcome", "Received"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from llamasup.core.http import OWN_RULES, HeadRules
+from llamasup.http.heads import OWN_RULES, HeadRules
 from llamasup.proxy import ProxyConfig
 from tests.security.circuit import Circuit, Outcome
 from tests.security.grammar import spelled_paths

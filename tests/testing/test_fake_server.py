@@ -15,9 +15,9 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.core.diagnosis import Exit, diagnose
-from llamasup.effects.logs import LogPump
-from llamasup.effects.process import Child, spawn
+from llamasup.llama_server.diagnosis import Exit, diagnose
+from llamasup.system.process.output_pump import LogPump
+from llamasup.system.process.spawn import Child, spawn
 from llamasup.testing.fake_server import install
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,174 @@
+"""``llamasup config …``: writes a config, checks one, and says what one may be."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from llamasup.cli.commands.config_check import missing_here, wrong_here
+from llamasup.cli.errors import guarded
+from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.view import View, plural
+from llamasup.config.mistakes import ConfigMistakes, Mistake
+from llamasup.config.reading import read
+from llamasup.config.schema import json_schema
+from llamasup.config.sources import find_config, own_config
+from llamasup.config.starter import Surroundings, starter_text
+from llamasup.config.values import Cache, Config
+from llamasup.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
+from llamasup.models.names import is_pattern
+from llamasup.system.storage.folders import atomic_write, models_folder
+from llamasup.system.text import path_text, printable
+
+__all__ = ["check_command", "init_command", "schema_command"]
+
+_STANDARD_OUTPUT = Path("-")
+# Where people keep models, LM Studio's folder among them.
+_USUAL_FOLDERS = ("~/models", "~/Models", "~/.lmstudio/models", "/srv/models", "/models")
+
+
+def check_command(file: Path | None, *, json: bool) -> int:
+    """Say everything that is wrong with a config, and with what it names. Returns 0, or 78."""
+
+    def act(view: View) -> int:
+        path = find_config(file, os.environ)
+        try:
+            reading, mistakes = read(path, os.environ)
+            untold = ""
+            if not mistakes:  # what could not be read has its default, which is not what is meant
+                mistakes = missing_here(reading, os.environ)
+                wrong, untold = wrong_here(reading, os.environ, mistakes)
+                mistakes += wrong
+            else:
+                mistakes += missing_here(reading, os.environ)
+            if mistakes:
+                raise ConfigMistakes(str(path), mistakes)
+        except ConfigInvalid as error:
+            if not json:
+                raise
+            found = error.mistakes if isinstance(error, ConfigMistakes) else (Mistake(0, "", error.message),)
+            write_json(
+                {"ok": False, "file": path_text(str(path)), "mistakes": [_as_json(each) for each in found]}
+            )
+            return error.exit_code
+        if json:
+            write_json({"ok": True, "file": path_text(str(path)), "mistakes": []})
+        else:
+            view.say("info", "config", f"{printable(str(path))} is sound: {_summary(reading.config)}.")
+            if untold:
+                view.say("info", "config", f"Its models were not tried: {untold}")
+        return 0
+
+    return guarded(act)
+
+
+def _as_json(mistake: Mistake) -> Mapping[str, object]:
+    return {"line": mistake.line or None, "key": mistake.key, "message": mistake.what}
+
+
+def _summary(config: Config) -> str:
+    named = sum(not is_pattern(name) for name in config.models)
+    parts = (
+        (named, "model"),
+        (len(config.models) - named, "rule"),
+        (len(config.models_dir), "folder"),
+        (len(config.caches), "cache"),
+    )
+    return ", ".join(plural(count, noun) for count, noun in parts if count) or "downloads on demand"
+
+
+def schema_command() -> int:
+    """Print the JSON Schema of a config."""
+
+    def act(view: View) -> None:
+        write_json(json_schema())
+
+    return guarded(act)
+
+
+def init_command(output: Path | None, *, force: bool) -> int:
+    """Write a config for this machine. Returns the exit code."""
+
+    def act(view: View) -> None:
+        text = starter_text(_surroundings(os.environ))
+        if output == _STANDARD_OUTPUT:
+            write_result(text.rstrip("\n"))
+            return
+        path = _written(output or own_config(os.environ), text, force=force)
+        view.say("info", "config", f"Wrote {printable(str(path))}")
+        view.say("info", "config", f"  → To look it over: llamasup config check {shlex.quote(str(path))}")
+
+    return guarded(act)
+
+
+def _written(path: Path, text: str, *, force: bool) -> Path:
+    try:
+        path = path.expanduser().absolute()
+        if path.is_dir():
+            raise UsageInvalid(f"{str(path)!r} is a folder.", remedy="Give the path of a file.")
+        if path.exists() and not force:
+            raise UsageInvalid(
+                f"{str(path)!r} is there already.",
+                remedy="Give another --output, or overwrite it with --force.",
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, text.encode(), mode=0o644)
+    except RuntimeError:  # ~name
+        raise UsageInvalid(f"--output {str(path)!r}: there is no such user.") from None
+    except OSError as error:
+        raise OutputFailed(
+            f"The config cannot be written to {str(path)!r}: {error.strerror or error}."
+        ) from None
+    return path
+
+
+# --- this machine ------------------------------------------------------------------------------------
+
+
+def _surroundings(environ: Mapping[str, str]) -> Surroundings:
+    from llamasup.auth.key_store import default_key_file
+    from llamasup.llama_server.inspect import find_runtime
+    from llamasup.models.search import cache_folders
+    from llamasup.system.hardware.probe import hardware
+
+    machine = hardware()
+    runtime, devices = None, []
+    try:
+        found = find_runtime(None, environ)
+    except LlamasupError:  # init is for a machine that has none yet, too
+        pass
+    else:
+        runtime = f"{found.path} ({found.version})"
+        devices = [(device.name, device.description) for device in found.capabilities.devices]
+    keys = default_key_file()
+    return Surroundings(
+        ram_bytes=machine.memory_total_bytes,
+        cores=machine.physical_cores,
+        devices=devices,
+        runtime=runtime,
+        # Ours first: that is where downloads go then, too.
+        models_dirs=_folders((*_ours(models_folder()), *_USUAL_FOLDERS)),
+        caches=tuple(name for name in get_args(Cache) if cache_folders((name,), environ)),
+        # Bytes that are no UTF-8 cannot stand in a config.
+        key_file=str(keys) if keys.is_file() and path_text(str(keys)) == str(keys) else None,
+    )
+
+
+def _ours(folder: Path) -> tuple[str, ...]:
+    """As it can stand in a config: bytes that are no UTF-8 cannot."""
+    return (str(folder),) if path_text(str(folder)) == str(folder) else ()
+
+
+def _folders(usual: Sequence[str]) -> tuple[str, ...]:
+    """As they are written; each once, where the file system takes two spellings for one."""
+    found: dict[tuple[int, int], str] = {}
+    for name in usual:
+        try:
+            status = Path(name).expanduser().stat()
+        except (OSError, RuntimeError):
+            continue
+        found.setdefault((status.st_dev, status.st_ino), name)
+    return tuple(found.values())

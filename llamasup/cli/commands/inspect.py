@@ -1,0 +1,314 @@
+"""``llamasup inspect``: what a model is, what it takes and whether it fits here. Starts and asks nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llamasup.cli.errors import guarded, show_error
+from llamasup.cli.output.layout import stdout_columns, table
+from llamasup.cli.output.results import write_result
+from llamasup.cli.output.view import View, plural
+from llamasup.doctor.inspection import (
+    PURPOSES,
+    Fit,
+    broken_as_json,
+    fits_here,
+    is_served,
+    kv_growth,
+    model_as_json,
+    projectors_of,
+)
+from llamasup.errors import LlamasupError, ModelMissing
+from llamasup.gguf.facts import ModelFacts
+from llamasup.gguf.files import read_model
+from llamasup.models.folder import ModelFolder, list_models
+from llamasup.planning.facts import find_model, projector_beside
+from llamasup.planning.projectors import Pairing
+from llamasup.system.hardware.facts import Hardware
+from llamasup.system.hardware.probe import hardware
+from llamasup.system.storage.paths import PathKind, path_kind
+from llamasup.system.text import json_text, memory_text, printable
+
+__all__ = ["inspect_command"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One MODEL: what is there, or why it cannot be told."""
+
+    path: Path
+    found: ModelFacts | ModelFolder | LlamasupError
+
+
+def inspect_command(names: Sequence[str], *, json: bool) -> int:
+    """Print what is known of each model, or of every model in a folder. Returns the exit code.
+
+    Of several, those that are sound are shown whatever the others are; the code is that of the first error.
+    """
+
+    def act(view: View) -> int:
+        machine = hardware()
+        given = [_look_at(name, empty_is_fine=json) for name in names]
+        errors = [each.found for each in given if isinstance(each.found, LlamasupError)]
+        if len(errors) < len(given) or (json and len(given) > 1):
+            write_result(_as_json(given, machine) if json else _as_text(given, machine, stdout_columns()))
+        if not json:
+            for each in given:
+                for note in each.found.notes if isinstance(each.found, ModelFolder) else ():
+                    view.say("warning", "left_out", f"llamasup: {note}")
+        codes = [show_error(view, error) for error in errors]
+        return codes[0] if codes else 0
+
+    return guarded(act)
+
+
+def _look_at(name: str, *, empty_is_fine: bool) -> _Given:
+    """A script wants an empty list of an empty folder; a person has most likely named the wrong one."""
+    path = Path(name)
+    try:
+        path = find_model(name)
+        found = list_models(path) if path_kind(path) is PathKind.FOLDER else read_model(path)
+        if isinstance(found, ModelFolder) and not found.models and not empty_is_fine:
+            raise _no_models(path, found)
+    except LlamasupError as error:
+        return _Given(path, error)
+    return _Given(path, found)
+
+
+def _no_models(path: Path, folder: ModelFolder) -> ModelMissing:
+    left_out = f" ({'; '.join(folder.notes)})" if folder.notes else ""
+    return ModelMissing(
+        f"{path}: there is no .gguf file in this folder or its subfolders{left_out}",
+        remedy="Give the path of a .gguf file, or the folder that holds your models.",
+    )
+
+
+def _as_json(given: Sequence[_Given], machine: Hardware) -> str:
+    """The object of the one file that was named, or else a list."""
+    if len(given) == 1 and isinstance(given[0].found, ModelFacts):
+        return json_text(*_objects(given[0], machine), indent=2)
+    objects = [found for each in given for found in _objects(each, machine)]
+    folders = [each.found for each in given if isinstance(each.found, ModelFolder)]
+    notes = [printable(note) for folder in folders for note in folder.notes]
+    return json_text({"models": objects, "notes": notes}, indent=2)
+
+
+def _objects(given: _Given, machine: Hardware) -> Iterator[dict[str, Any]]:
+    path, found = str(given.path), given.found
+    if isinstance(found, LlamasupError):
+        yield broken_as_json(path, found)
+    elif isinstance(found, ModelFolder):
+        yield from _folder_objects(found, machine)
+    else:
+        fit, projector = fits_here(found, machine, sys.byteorder), projector_beside(given.path, found)
+        yield model_as_json(path, found, fit, _projector_path(projector))
+
+
+def _as_text(given: Sequence[_Given], machine: Hardware, columns: int | None) -> str:
+    sections = []
+    for path, found in ((each.path, each.found) for each in given):
+        if isinstance(found, ModelFolder):
+            title = "" if len(given) == 1 else f"{printable(str(path))}\n"
+            sections.append(title + _folder_text(path, found, machine, columns))
+        elif isinstance(found, ModelFacts):
+            fit = fits_here(found, machine, sys.byteorder)
+            sections.append(_model_text(path, found, fit, projector_beside(path, found), columns))
+    return "\n\n".join(sections)
+
+
+# --- a folder ------------------------------------------------------------------------------------
+
+
+def _pairs(folder: ModelFolder) -> dict[str, str]:
+    sound = {
+        found.path: found.outcome for found in folder.models if not isinstance(found.outcome, LlamasupError)
+    }
+    return projectors_of(sound, [found.path for found in folder.models if found.path not in sound])
+
+
+def _folder_objects(folder: ModelFolder, machine: Hardware) -> Iterator[dict[str, Any]]:
+    pairs = _pairs(folder)
+    for each in folder.models:
+        if isinstance(each.outcome, LlamasupError):
+            yield broken_as_json(each.path, each.outcome)
+        else:
+            fit = fits_here(each.outcome, machine, sys.byteorder)
+            yield model_as_json(each.path, each.outcome, fit, pairs.get(each.path))
+
+
+def _folder_text(top: Path, folder: ModelFolder, machine: Hardware, columns: int | None) -> str:
+    pairs = _pairs(folder)
+    rows = [("NAME", "CLASS", "ARCHITECTURE", "SIZE", "QUANT", "CONTEXT", "FITS HERE")]
+    for found in folder.models:
+        name = printable(os.path.relpath(found.path, top))
+        if isinstance(found.outcome, LlamasupError):
+            why = found.outcome.message.removeprefix(f"{found.path}: ")
+            rows.append((name, "broken", "", "", "", "", printable(why)))
+            continue
+        fit = fits_here(found.outcome, machine, sys.byteorder)
+        projector = pairs.get(found.path)
+        last = _fit_text(found.outcome, fit) + (f", with {_file_name(projector)}" if projector else "")
+        rows.append((name, *_columns(found.outcome), last))
+    return table(rows, indent="", columns=columns)
+
+
+def _file_name(path: str) -> str:
+    return printable(Path(path).name)
+
+
+def _columns(facts: ModelFacts) -> tuple[str, str, str, str, str]:
+    files = f" in {facts.split.count} files" if facts.split.count > 1 else ""
+    return (
+        facts.model_class,
+        printable(facts.architecture),
+        memory_text(facts.file_bytes) + files,
+        facts.quantization,
+        f"{facts.context_length:,}" if facts.context_length else "",
+    )
+
+
+def _fit_text(facts: ModelFacts, fit: Fit | None) -> str:
+    if fit is None:
+        return f"({PURPOSES[facts.model_class]})"
+    if fit.foreign:
+        return _verdict(fit)
+    need, free = memory_text(fit.needed_bytes), memory_text(fit.available_bytes)
+    return f"{_verdict(fit)}: {need} of {free}"
+
+
+# --- one model -----------------------------------------------------------------------------------
+
+
+def _model_text(
+    path: Path, facts: ModelFacts, fit: Fit | None, found: Pairing | None, columns: int | None
+) -> str:
+    sections = (
+        ("Model", list(_identity(path, facts, found))),
+        ("Inside", list(_inside(facts))),
+        ("Memory", list(_memory(facts, fit))),
+    )
+    width = max(len(label) for _, rows in sections for label, _ in rows)
+    return "\n\n".join(
+        f"{title}\n{table([(label.ljust(width), text) for label, text in rows], columns=columns)}"
+        for title, rows in sections
+        if rows
+    )
+
+
+def _projector_path(found: Pairing | None) -> str | None:
+    return None if found is None or found.projector is None else found.projector.path
+
+
+def _identity(path: Path, facts: ModelFacts, found: Pairing | None) -> Iterator[tuple[str, str]]:
+    split = facts.split.count
+    yield "file", printable(str(path)) + (f" and {plural(split - 1, 'more part')}" if split > 1 else "")
+    if facts.name:
+        yield "name", printable(facts.name)
+    yield "class", f"{facts.model_class}: {PURPOSES[facts.model_class]}"
+    yield "architecture", printable(facts.architecture)
+    if facts.parameters:
+        yield "parameters", f"{_count_text(facts.parameters)}, {facts.quantization}"
+    surplus = facts.file_bytes - facts.expected_bytes
+    more = f", {memory_text(surplus)} more than its header accounts for" if surplus > 4096 else ""
+    yield "size", memory_text(facts.file_bytes) + more
+    if projector := _projector_path(found):
+        yield "projector", f"{_file_name(projector)}, beside it"
+    elif found is not None:
+        yield "projector", printable(found.reason)
+    if facts.big_endian:
+        yield "byte order", "big-endian: for big-endian machines only"
+
+
+def _inside(facts: ModelFacts) -> Iterator[tuple[str, str]]:
+    if facts.context_length:
+        yield "context", f"{facts.context_length:,} tokens"
+    if facts.layers:
+        mtp = f", {facts.mtp_layers} of them to guess ahead (MTP)" if facts.mtp_layers else ""
+        yield "layers", f"{facts.layers}, width {facts.embedding_length:,}{mtp}"
+    heads, heads_kv = max(facts.head_counts, default=0), max(facts.head_counts_kv, default=0)
+    if heads:
+        shared = f", {heads_kv} for keys and values" if heads_kv not in (0, heads) else ""
+        latent = ", latent (MLA)" if facts.mla else ""
+        yield "attention", f"{plural(heads, 'head')} of {facts.key_length}{shared}{latent}"
+    if any(facts.sliding_layers):
+        yield "window", f"{facts.sliding_window:,} tokens in {plural(sum(facts.sliding_layers), 'layer')}"
+    if any(facts.recurrent_layers):
+        yield "recurrent", f"{plural(sum(facts.recurrent_layers), 'layer')} of {facts.layers}"
+    if facts.experts.count:
+        shared = f" and {facts.experts.shared} shared" if facts.experts.shared else ""
+        yield "experts", f"{facts.experts.used} of {facts.experts.count}{shared} for each token"
+    if facts.pooling:
+        yield "pooling", facts.pooling
+    if facts.vocab_size:
+        words = ", ".join(filter(None, (facts.vocabulary.model, facts.vocabulary.pre)))
+        yield "vocabulary", f"{facts.vocab_size:,} tokens" + (f" ({printable(words)})" if words else "")
+    template = facts.chat_template
+    if template.present:
+        can = [
+            name
+            for name, able in (
+                ("system messages", template.system),
+                ("tools", template.tools),
+                ("reasoning", template.reasoning),
+            )
+            if able
+        ]
+        yield "chat template", "with " + ", ".join(can) if can else "plain"
+    if facts.fim.usable:
+        yield "infill", "fills in the middle of code (/infill)"
+
+
+def _memory(facts: ModelFacts, fit: Fit | None) -> Iterator[tuple[str, str]]:
+    if facts.weights_bytes:
+        yield "weights", _weights_text(facts)
+    if not is_served(facts):
+        return
+    types = ("f16", "q8_0") if facts.quantized_kv_fits else ("f16",)
+    growths = [(each, kv_growth(facts, each)) for each in types]
+    if any(growth.bytes_per_1000_tokens for _, growth in growths):
+        sizes = (f"{memory_text(growth.bytes_per_1000_tokens)} in {each}" for each, growth in growths)
+        yield "KV cache", "for each 1,000 tokens " + ", ".join(sizes)
+    fixed = growths[0][1].slot_bytes
+    if fixed:
+        yield "besides", f"{memory_text(fixed)} for each request, however long it is"
+    if fit is not None and fit.foreign:
+        yield "fits here", _verdict(fit)
+    elif fit is not None:
+        kept = f" with a KV cache in {fit.kv_type}" if growths[0][1].bytes_per_1000_tokens else ""
+        load = f"{plural(fit.parallel, 'request')} of {fit.ctx_size:,} tokens{kept}"
+        free = f"{memory_text(fit.available_bytes)} are free, GPUs not counted"
+        yield "fits here", f"{_verdict(fit)}: {memory_text(fit.needed_bytes)} for {load}; {free}"
+
+
+def _verdict(fit: Fit) -> str:
+    if fit.foreign:
+        return "no: its byte order is not this machine's, and llama-server does not turn it"
+    return "no" if not fit.fits else "yes, with less" if fit.reduced else "yes"
+
+
+def _weights_text(facts: ModelFacts) -> str:
+    layers = sum(facts.layer_bytes)
+    if not layers:
+        return memory_text(facts.weights_bytes)
+    experts = sum(facts.expert_bytes)
+    parts = [f"{memory_text(layers)} in layers (the largest {memory_text(max(facts.layer_bytes))})"]
+    if experts:
+        parts.append(f"of which {memory_text(experts)} experts")
+    parts += [
+        f"{memory_text(size)} {name}"
+        for name, size in (("input", facts.input_bytes), ("output", facts.output_bytes))
+        if size
+    ]
+    return f"{memory_text(facts.weights_bytes)}: {', '.join(parts)}"
+
+
+def _count_text(count: int) -> str:
+    for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count:,}"

@@ -1,0 +1,149 @@
+"""``llamasup list``: the models that are here, by the names that clients would ask for them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from llamasup.cli.errors import error_text, guarded, show_error
+from llamasup.cli.output.layout import stdout_columns, table
+from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.view import View
+from llamasup.errors import LlamasupError, ModelMissing
+from llamasup.models.companions import Companions
+from llamasup.models.registry import Problem, Registry, build
+from llamasup.models.search import Search, cache_folders, search_models
+from llamasup.models.spec import ModelSpec
+from llamasup.system.storage.folders import models_folder
+from llamasup.system.storage.paths import PathKind, expanded, path_kind
+from llamasup.system.text import memory_text, path_text, printable
+
+__all__ = ["list_command"]
+
+
+def list_command(folders: Sequence[str], *, json: bool) -> int:
+    """Print a row for each model in the folders; without any, where llamasup and others put downloads.
+
+    Returns the exit code: of several folders those that can be looked into are shown whatever the others are.
+    """
+
+    def act(view: View) -> int:
+        places = _usual_places() if not folders else tuple(map(expanded, folders))
+        errors = {place: why for place in places if (why := _is_file(place)) is not None}
+        search = search_models([place for place in places if place not in errors])
+        errors |= {Path(place): error for place, error in search.missing.items()}
+        registry = build((), search.found)
+        if json:
+            write_json(_as_json(registry, search, places))
+        else:
+            if registry.specs:
+                write_result(_as_text(registry, Companions.among(search.found)))
+            elif len(errors) < len(places) or not places:
+                shown = ", ".join(printable(str(place)) for place in places)
+                text = f"llamasup: there is no model in {shown or 'any of the usual folders'}"
+                remedy = "Name a folder: llamasup list FOLDER; or download one: llamasup pull org/repo"
+                view.say("info", "empty", error_text(text, remedy))
+            for problem in _untold(registry):
+                view.say("warning", "problem", f"llamasup: {printable(problem.message)}")
+            for note in search.notes:
+                view.say("warning", "left_out", f"llamasup: {printable(note)}")
+        codes = [show_error(view, error) for error in errors.values()]
+        return codes[0] if codes else 0
+
+    return guarded(act)
+
+
+def _usual_places() -> tuple[Path, ...]:
+    own = models_folder()
+    caches = cache_folders(("huggingface", "llama.cpp"), os.environ)
+    places = dict.fromkeys((own, *caches))
+    return tuple(place for place in places if path_kind(place) is not PathKind.NOTHING)
+
+
+def _is_file(path: Path) -> LlamasupError | None:
+    if path_kind(path) is not PathKind.FILE:
+        return None
+    use = f"llamasup inspect {shlex.quote(str(path))}"
+    return ModelMissing(f"{path}: is a file, and list looks into folders", remedy=f"Use: {use}")
+
+
+def _untold(registry: Registry) -> list[Problem]:
+    """The problems of files that have no row of their own."""
+    return [problem for problem in registry.problems if not set(problem.names) & registry.specs.keys()]
+
+
+# --- as text ---------------------------------------------------------------------------------------
+
+
+def _as_text(registry: Registry, companions: Companions) -> str:
+    rows = [("NAME", "CLASS", "SIZE", "QUANT", "CONTEXT", "WHERE")]
+    for spec in registry.specs.values():
+        facts = spec.listed
+        if facts is None:
+            why = spec.problem.removeprefix(f"{spec.source}: ")
+            rows.append((spec.id, "broken", "", "", "", printable(f"{_shown_path(spec)}: {why}")))
+            continue
+        where = _shown_path(spec)
+        if (projector := spec.projector) is not None:
+            where += f", with {PurePath(projector).name}"
+        if adapters := companions.adapters.get(spec.source):
+            where += f", adapters: {', '.join(PurePath(adapter).name for adapter in adapters)}"
+        context = f"{facts.context_length:,}" if facts.context_length else ""
+        size = memory_text(facts.file_bytes)
+        rows.append((spec.id, str(facts.model_class), size, facts.quantization, context, printable(where)))
+    return table(rows, indent="", columns=stdout_columns())
+
+
+def _shown_path(spec: ModelSpec) -> str:
+    home = os.environ.get("HOME", "").rstrip("/")
+    below = spec.source.removeprefix(f"{home}/") if home else spec.source
+    return spec.source if below == spec.source else f"~/{below}"
+
+
+# --- as JSON ---------------------------------------------------------------------------------------
+
+
+def _as_json(registry: Registry, search: Search, places: Sequence[Path]) -> Mapping[str, Any]:
+    companions = Companions.among(search.found)
+    return {
+        "models": [_model(spec, companions) for spec in registry.specs.values()],
+        "problems": [
+            {
+                "message": printable(each.message),
+                "remedy": printable(each.remedy),
+                "cause": each.cause,
+                "names": list(each.names),
+                "paths": list(map(path_text, each.paths)),
+            }
+            for each in registry.problems
+        ],
+        "notes": [printable(note) for note in search.notes],
+        "folders": [path_text(str(place)) for place in places],
+    }
+
+
+def _model(spec: ModelSpec, companions: Companions) -> Mapping[str, Any]:
+    facts, projector = spec.listed, spec.projector
+    common = {
+        "id": spec.id,
+        "aliases": list(spec.aliases),
+        "path": path_text(spec.source),
+        "problem": printable(spec.problem) or None,
+    }
+    if facts is None:
+        return {**common, "class": None}
+    return {
+        **common,
+        "class": facts.model_class.value,
+        "architecture": facts.architecture,
+        "file_bytes": facts.file_bytes,
+        "files": facts.split.count,
+        "quantization": facts.quantization,
+        "parameters": facts.parameters,
+        "context_length": facts.context_length,
+        "projector": None if projector is None else path_text(projector),
+        "adapters": [path_text(path) for path in companions.adapters.get(spec.source, ())],
+    }

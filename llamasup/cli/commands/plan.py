@@ -1,0 +1,92 @@
+"""``llamasup plan``: shows what ``run`` would start, and why. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamasup.cli.errors import guarded
+from llamasup.cli.output.layout import stdout_columns, table
+from llamasup.cli.output.results import write_result
+from llamasup.cli.output.view import View, while_waiting
+from llamasup.llama_server.settings import Settings
+from llamasup.system.text import json_text, memory_text, printable
+
+if TYPE_CHECKING:
+    from llamasup.planning.facts import Launch
+    from llamasup.planning.ladder import Admission
+    from llamasup.planning.plan import LaunchPlan
+
+__all__ = ["plan_command"]
+
+
+def plan_command(model: str, settings: Settings, *, runtime: str | None, json: bool) -> int:
+    """Print the plan. Returns the exit code."""
+    from llamasup.planning.facts import prepare
+    from llamasup.planning.planner import Planner
+
+    def act(view: View) -> None:
+        with while_waiting(view, "asking the runtime what it can do"):
+            launch = prepare(model, settings, runtime=runtime, environ=os.environ)
+        with tempfile.TemporaryDirectory(prefix="llamasup-") as folder:
+            planner = Planner(launch, Path(folder))
+            admission = planner.admission(1)
+        if json:
+            text = json_text(planner.as_json(admission), indent=2)
+        else:
+            text = _as_text(launch, admission, stdout_columns())
+            if (refused := planner.refused(admission)) is not None:
+                text += f"\n\nrun refuses it with exit code {refused.exit_code}:\n  → {refused.remedy}"
+            # A file's name must not steer the terminal.
+            text = "\n".join(map(printable, text.split("\n")))
+        write_result(text)
+
+    return guarded(act)
+
+
+def _as_text(launch: Launch, admission: Admission[LaunchPlan], columns: int | None) -> str:
+    runtime, model, made = launch.runtime, launch.model, admission.plan
+    passed = [each for each in made.reasons if each.passed]
+    left_out = [each for each in made.reasons if not each.passed]
+    environment, why = sorted(made.env_shown.items()), made.env_reasons
+    inherited = [f"  {name}={value}" for name, value in environment if name not in why]
+    ours = table(
+        [(f"{name}={value}", why[name]) for name, value in environment if name in why], columns=columns
+    )
+    sections = [
+        f"{launch.model_id}: {model.architecture} {model.model_class}, {model.quantization}",
+        f"Runtime: {runtime.path} ({runtime.kind}, {runtime.capabilities.version})",
+        "Command line:\n  " + shlex.join(made.argv),
+        "Why:\n" + table([(each.flag, each.value or "", each.reason) for each in passed], columns=columns),
+    ]
+    if left_out:
+        sections.append(
+            "Left out:\n"
+            + table(
+                [(each.flag, each.value or "", each.reason.removeprefix("left out: ")) for each in left_out],
+                columns=columns,
+            )
+        )
+    sections.append("\n".join(["Environment:", *inherited, ours]))
+    sections.append(_memory(made))
+    if len(admission.considered) > 1:
+        sections.append("Considered:\n" + table([_alternative(each) for each in admission.considered]))
+    return "\n\n".join(sections)
+
+
+def _memory(made: LaunchPlan) -> str:
+    from llamasup.planning.admission import memory_rows
+
+    memory = made.memory
+    source = "measured at an earlier load" if memory.measured else "estimated"
+    verdict = "fits" if memory.fits else "does NOT fit"
+    return f"Memory ({source}): {verdict}\n" + table(memory_rows(memory))
+
+
+def _alternative(made: LaunchPlan) -> tuple[str, str, str, str]:
+    slots = f"{made.parallel} × {made.ctx_size_of_slot} tokens"
+    verdict = "fits" if made.memory.fits else "does not fit"
+    return slots, f"KV cache {made.kv_type}", memory_text(made.memory.total_bytes), verdict

@@ -1,0 +1,85 @@
+"""``llamasup serve``: many models, as a config says or as they lie in folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamasup.cli.commands.run import OutputOptions, serve_command
+from llamasup.errors import UsageInvalid
+
+if TYPE_CHECKING:
+    from llamasup.config import Config
+    from llamasup.service.serve import ServeOptions
+
+__all__ = ["serve_models", "with_given"]
+
+
+def serve_models(
+    config_file: Path | None,
+    output: OutputOptions,
+    *,
+    began_s: float,
+    models_dir: tuple[str, ...],
+    watch: bool,
+    token_file: Path | None,
+    **options: Any,
+) -> int:
+    """Serve until stopped. ``options``: where one is given, what the config says of it does not count.
+
+    Returns the exit code (docs/design.md, Exit codes).
+    """
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+
+    def ask() -> ServeOptions:
+        from llamasup.auth.key_source import environment_keys
+        from llamasup.config import Config, load
+        from llamasup.config.sources import VARIABLE, find_config
+        from llamasup.service.serve import serve_options
+        from llamasup.service.systemd.notify import take_sockets
+        from llamasup.system.storage.paths import expanded, refuse_no_folder
+
+        folders = tuple(expanded(each, of="--models-dir") for each in models_dir)
+        refuse_no_folder(folders, of="--models-dir")
+        # Folders on the command line need no config beside them; one that is named is taken nevertheless.
+        is_named = config_file is not None or bool(os.environ.get(VARIABLE))
+        path = find_config(config_file, os.environ) if is_named or not folders else None
+
+        def read() -> Config:
+            config = Config() if path is None else load(path, os.environ, more_models=bool(folders))
+            return with_given(config, folders, watch=watch, token_file=token_file)
+
+        return serve_options(
+            read,
+            config_file=path,
+            api_keys=environment_keys(os.environ),
+            sockets=take_sockets(os.environ),
+            **given,
+        )
+
+    def make(options: Any, bus: Any) -> Any:
+        from llamasup.service.serve import ServeService
+
+        return ServeService(options, bus)
+
+    return serve_command(ask, output, began_s, "looking at the models and the machine", make=make)
+
+
+def with_given(config: Config, folders: tuple[Path, ...], *, watch: bool, token_file: Path | None) -> Config:
+    """``config`` with what the command line adds to it, each time that it is read."""
+    from msgspec import structs
+
+    from llamasup.system.storage.paths import expanded
+
+    downloads = config.downloads
+    if token_file is not None:
+        downloads = structs.replace(
+            downloads, token_file=expanded(token_file, UsageInvalid, of="--token-file")
+        )
+    return structs.replace(
+        config,
+        models_dir=(*config.models_dir, *folders),
+        watch=config.watch or watch,
+        downloads=downloads,
+    )

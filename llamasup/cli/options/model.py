@@ -1,0 +1,98 @@
+"""The options that describe one model, for every command that takes one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, get_args
+
+import typer
+from typer.core import TyperCommand
+
+from llamasup.cli.options.groups import Group, Option, number, switch, text
+from llamasup.cli.options.values import one_of
+from llamasup.llama_server.settings import FlashAttn, GpuLayers, Profile, Settings
+
+__all__ = ["SETTINGS", "WithExtra"]
+
+_DASHES = "llamasup.after_dashes"
+
+
+class WithExtra(TyperCommand):
+    """Remembers what came after ``--``, which the parser itself forgets."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_DASHES] = args[args.index("--") + 1 :] if "--" in args else []
+        return super().parse_args(ctx, args)
+
+
+def _after_dashes(ctx: typer.Context, extra: list[str] | None) -> tuple[str, ...]:
+    """llama-server's own flags. Without the dashes a second argument is a mistake, not a flag."""
+    given, after = extra or [], ctx.meta[_DASHES]
+    if len(given) > len(after):
+        raise typer.BadParameter(
+            f"unexpected argument {given[0]!r}. llama-server's own flags come after --, "
+            "and a path with spaces needs quotes."
+        )
+    return tuple(given)
+
+
+def _gpu_layers(text: str | int) -> GpuLayers:
+    match text:
+        case "auto" | "all":
+            return text
+        case int():
+            return text
+    if not text.isdecimal():
+        raise typer.BadParameter(f"it takes a number of layers, 'auto' or 'all', not {text!r}.")
+    return int(text)
+
+
+_PROFILES: Final = get_args(Profile)
+
+_EXTRA = Option(
+    "extra",
+    default=(),
+    shown=Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- LLAMA-SERVER FLAGS]",
+            help="Passed on to llama-server as they are.",
+            show_default=False,
+        ),
+    ],
+    unset=None,
+    take=_after_dashes,
+    spell=lambda words: ["--", *words],
+)
+
+SETTINGS = Group(
+    (
+        text(
+            "--profile",
+            "profile",
+            "|".join(_PROFILES),
+            "What to favour; plain passes only what is asked for.",
+            read=one_of(*_PROFILES),
+        ),
+        text("--alias", "alias", "NAME", "The model's name for clients."),
+        number("--ctx-size", "ctx_size", "TOKENS", "Context of one request."),
+        number("--parallel", "parallel", "N", "Requests served at the same time."),
+        text("--gpu-layers", "gpu_layers", "N|auto|all", "Layers to keep on the GPU.", read=_gpu_layers),
+        number("--threads", "threads", "N", "Threads that compute."),
+        text("--kv-type", "kv_type", "TYPE", "Type of the KV cache: q8_0, f16, …"),
+        text(
+            "--flash-attn", "flash_attn", "on|off|auto", "Flash attention.", read=one_of(*get_args(FlashAttn))
+        ),
+        text("--draft-model", "draft_model", "PATH", "Small model that guesses ahead."),
+        text("--mmproj", "mmproj", "PATH", "Multimodal projector."),
+        switch(
+            "--no-memory-check",
+            "check_memory",
+            "Start even if it seems not to fit in memory.",
+            off=True,
+            on=False,
+        ),
+        switch("--keep-slots", "keep_slots", "Keep conversations' caches on disk while it is unloaded."),
+        _EXTRA,  # last: what follows its dashes is no option
+    ),
+    make=Settings,
+)

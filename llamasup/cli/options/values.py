@@ -1,0 +1,58 @@
+"""Reads what is typed for an option; says what it saw, which Typer's own messages do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from llamasup.errors import UsageInvalid
+
+__all__ = ["checked", "one_of", "seconds", "seconds_or_never", "whole_number"]
+
+
+def whole_number(text: str | int, *, least: int | None = None) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number.") from None
+    if least is not None and value < least:
+        raise typer.BadParameter(f"{value} is less than {least}.")
+    return value
+
+
+def seconds(text: str | float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number of seconds.") from None
+    if not 0 <= value < float("inf"):
+        raise typer.BadParameter(f"{text!r} is not a time that can be waited.")
+    return value
+
+
+def seconds_or_never(text: str | float) -> float | None:
+    """0 is the usual word for "no limit"."""
+    return seconds(text) or None
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text in words:
+            return text
+        *others, last = words
+        raise typer.BadParameter(f"{text!r} is not {', '.join(others) + ' or ' if others else ''}{last}.")
+
+    return read
+
+
+def checked(check: Callable[[str], str]) -> Callable[[str], str]:
+    """``check`` of the core, whose refusal is one of the command line."""
+
+    def read(text: str) -> str:
+        try:
+            return check(text)
+        except UsageInvalid as error:
+            raise typer.BadParameter(" ".join(filter(None, (error.message, error.remedy)))) from None
+
+    return read

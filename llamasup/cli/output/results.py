@@ -1,0 +1,37 @@
+"""Results on standard output: in whatever encoding it has, and without a word when nobody reads on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from llamasup.errors import OutputFailed
+from llamasup.system.text import json_text
+
+__all__ = ["write_bytes", "write_json", "write_result"]
+
+
+def write_result(text: str) -> None:
+    """Write ``text`` and a newline. Raises OutputFailed, for a full disk for example."""
+    encoding = sys.stdout.encoding or "utf-8"
+    write_bytes((text + "\n").encode(encoding, "backslashreplace"))
+
+
+def write_bytes(text: bytes) -> bool:
+    """Write a piece of the result as it is; False where nobody reads it. Raises OutputFailed."""
+    try:
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - or the interpreter complains at its end
+        return False
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - what is left in its buffer fails again
+        raise OutputFailed(f"The result cannot be written: {error.strerror}.") from None
+    return True
+
+
+def write_json(value: Any) -> None:
+    """Write ``value`` as JSON to be read by people as well."""
+    write_result(json_text(value, indent=2))

@@ -1,0 +1,267 @@
+"""What a person sees on standard error: one live line while something is loading, plain lines otherwise.
+
+Results never go here; they go to standard output. Prompts and completions go nowhere (X13).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
+
+from llamasup.cli.output.layout import cut_to
+from llamasup.cli.output.repeats import Repeats, count_one, end_period
+from llamasup.cli.output.writer import Outlet
+from llamasup.system.text import json_text, printable
+
+__all__ = [
+    "JsonView",
+    "Level",
+    "TextView",
+    "View",
+    "ViewHandler",
+    "duration_text",
+    "plural",
+    "shortened",
+    "while_waiting",
+]
+
+Level = Literal["debug", "info", "warning", "error"]
+LEVELS: Mapping[Level, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+CLEAR_LINE = "\r\x1b[2K"
+_MOST_NAMED = 5  # of a thousand
+
+
+def duration_text(seconds: float) -> str:
+    """``84 ms``, ``3.2 s``, ``2 min 5 s``, ``3 h 20 min``, ``12 d 4 h``."""
+    if round(seconds * 1000) < 1000:
+        return f"{seconds * 1000:.0f} ms"
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 request``, ``2 requests``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def shortened(names: Sequence[str]) -> str:
+    """``a, b, c, d, e, and 995 more``."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join((*names[:_MOST_NAMED], f"and {more} more")) if more > 0 else ", ".join(names)
+
+
+class View(Protocol):
+    @property
+    def is_busy(self) -> bool:
+        """Whether a live line wants to be moved."""
+        ...
+
+    def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
+        """One thing that happened: ``text`` for people, ``event`` and ``fields`` for machines."""
+        ...
+
+    def loading(self, text: str | None) -> None:
+        """What is going on right now; None: nothing any more."""
+        ...
+
+    def server_said(self, lines: list[bytes]) -> None:
+        """llama-server's own log. From any thread; what nobody reads in time is left out."""
+        ...
+
+    def tick(self) -> None:
+        """Called several times a second while something is going on."""
+        ...
+
+
+@dataclass(slots=True)
+class TextView:
+    """Lines of text; on a terminal what is going on is shown in place."""
+
+    outlet: Outlet
+    level: Level = "info"
+    _going_on: str | None = None
+    _since_s: float = 0.0
+    _frame: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.outlet.is_terminal and self._going_on is not None
+
+    def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
+        if LEVELS[level] < LEVELS[self.level]:
+            return
+        # What is told may come from a file: its name must not steer the terminal.
+        lines = "".join(f"{printable(line)}\n" for line in text.splitlines())
+        self.outlet.write((CLEAR_LINE if self.is_busy else "") + lines, keep=event != "request")
+        self.tick()
+
+    def loading(self, text: str | None) -> None:
+        if text is not None and self._going_on is None:
+            self._since_s = time.monotonic()
+        if text is None and self.is_busy:
+            self.outlet.write(CLEAR_LINE)
+        self._going_on = None if text is None else printable(text)
+        self.tick()
+
+    def server_said(self, lines: list[bytes]) -> None:
+        if self.outlet.is_behind:
+            return
+        text = b"\n".join(lines).decode("utf-8", "replace")
+        if self.outlet.is_terminal:
+            text = "\n".join(map(printable, text.split("\n")))
+        self.outlet.write(f"{CLEAR_LINE if self.is_busy else ''}{text}\n")
+
+    def tick(self) -> None:
+        if not self.is_busy or LEVELS[self.level] > LEVELS["info"]:
+            return
+        self._frame = (self._frame + 1) % len(SPINNER)
+        elapsed = f" · {duration_text(time.monotonic() - self._since_s)}"
+        # A line that wraps is not cleared as a whole; and in the last column some terminals wrap already.
+        room = self.outlet.columns - 1 - len(f"{SPINNER[self._frame]} {elapsed}")
+        going_on = cut_to(room, self._going_on or "")
+        self.outlet.write(f"{CLEAR_LINE}{SPINNER[self._frame]} {going_on}{elapsed}")
+
+
+@dataclass(slots=True)
+class JsonView:
+    """One JSON object a line, for log collectors."""
+
+    outlet: Outlet
+    level: Level = "info"
+    is_busy: bool = False
+
+    def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
+        if LEVELS[level] < LEVELS[self.level]:
+            return
+        record = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "level": level,
+            "event": event,
+            "message": text,
+            **fields,
+        }
+        self.outlet.write(json_text(record) + "\n", keep=event != "request")
+
+    def server_said(self, lines: list[bytes]) -> None:
+        if self.outlet.is_behind:
+            return  # before the work on it: a flood must not take the time of those who are served
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        records = (
+            {"time": time, "event": "server_log", "message": line.decode("utf-8", "replace")}
+            for line in lines
+        )
+        self.outlet.write("".join(f"{json_text(record)}\n" for record in records))
+
+    def loading(self, text: str | None) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+
+# What answers sooner needs no line that comes and goes in a blink.
+NOTICED_S = 0.3
+TICK_S = 0.1
+
+
+@contextmanager
+def while_waiting(view: View, text: str) -> Iterator[None]:
+    """Show ``text`` as what is going on, from a thread: the block has no loop that could.
+
+    The block itself says nothing.
+    """
+    over = threading.Event()
+
+    def show() -> None:
+        if over.wait(NOTICED_S):
+            return
+        view.loading(text)
+        while not over.wait(TICK_S):
+            view.tick()
+        view.loading(None)
+
+    thread = threading.Thread(target=show, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+# Loggers whose messages requests can cause, also requests of clients without a key.
+_BOUNDED_LOGGERS = frozenset({"llamasup.proxy", "asyncio"})
+_Place = tuple[str, int]
+
+
+class ViewHandler(logging.Handler):
+    """Shows records of ``logging`` like all other lines.
+
+    Messages that requests can cause are rate limited, separately for each line of code that logs them. If
+    some were left out, a timer shows their number at the end of the period.
+    """
+
+    def __init__(self, view: View) -> None:
+        super().__init__()
+        self._view = view
+        self._repeats: dict[_Place, Repeats] = {}
+        self._left_out: dict[_Place, tuple[logging.LogRecord, threading.Timer]] = {}  # the first of each
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name in _BOUNDED_LOGGERS:
+            place = record.pathname, record.lineno
+            now_s = time.monotonic()
+            self._repeats[place], is_shown = count_one(self._repeats.get(place), now_s)
+            if not is_shown:
+                if place not in self._left_out:
+                    # Not a timer of the event loop: any thread may log.
+                    timer = threading.Timer(
+                        max(0.0, self._repeats[place].until_s - now_s), self._end_period, [place]
+                    )
+                    timer.daemon = True
+                    self._left_out[place] = record, timer
+                    timer.start()
+                return
+        self._say(record)
+
+    def close(self) -> None:
+        """Show the counts that are still pending."""
+        for place, (_, timer) in list(self._left_out.items()):
+            timer.cancel()
+            self._end_period(place)
+        super().close()
+
+    def _end_period(self, place: _Place) -> None:
+        self.acquire()
+        try:
+            if place not in self._left_out:
+                return  # close() was first
+            record, _ = self._left_out.pop(place)
+            self._repeats[place], left_out = end_period(self._repeats[place], time.monotonic())
+            self._say(record, f" ({left_out:,} like it in the last second)")
+        finally:
+            self.release()
+
+    def _say(self, record: logging.LogRecord, more: str = "") -> None:
+        level: Level = (
+            "error"
+            if record.levelno >= logging.ERROR
+            else "warning"
+            if record.levelno >= logging.WARNING
+            else "debug"
+        )
+        self._view.say(level, "log", self.format(record) + more, logger=record.name)

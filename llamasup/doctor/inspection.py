@@ -1,0 +1,288 @@
+"""What a person deciding about a model wants to know: what it is, what it takes, whether it fits here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import Any
+
+from llamasup.errors import LlamasupError
+from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.llama_server.capabilities import Capabilities, parse_help
+from llamasup.llama_server.flags import ByHand
+from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.settings import Settings
+from llamasup.planning.ladder import admit
+from llamasup.planning.memory.context import ContextShape, kv_bytes
+from llamasup.planning.projectors import Candidate, Pairing, pair_projector
+from llamasup.planning.sizes import Sizing, size_up
+from llamasup.system.hardware.facts import Hardware
+
+__all__ = [
+    "PURPOSES",
+    "Fit",
+    "KvGrowth",
+    "broken_as_json",
+    "fits_here",
+    "is_served",
+    "kv_growth",
+    "model_as_json",
+    "pairings_of",
+    "projectors_of",
+]
+
+PURPOSES: Mapping[ModelClass, str] = MappingProxyType(
+    {
+        ModelClass.DECODER: "chat and text completion",
+        ModelClass.ENCODER: "embeddings (/v1/embeddings)",
+        ModelClass.RERANKER: "sorting documents by a question (/v1/rerank)",
+        ModelClass.ENCODER_DECODER: "text to text (translation, summaries)",
+        ModelClass.PROJECTOR: "images or sound for the model it belongs to: --mmproj FILE",
+        ModelClass.LORA: "adapts the model it was trained on: -- --lora FILE",
+        ModelClass.DRAFT: "guesses ahead for the model it was made for: --draft-model FILE",
+        ModelClass.VOCAB: "a tokenizer without weights: nothing to serve",
+    }
+)
+
+_BESIDE_A_MODEL = frozenset({ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.DRAFT, ModelClass.VOCAB})
+# Beyond every sliding window: from here on the KV cache grows evenly. A multiple of llama.cpp's 256 cells.
+_LONG_CONTEXT = 1 << 20
+# The sizes of a plan depend on no more than these; no runtime is asked, and b11434 and later have them all.
+_TODAYS_BUILD = Capabilities(
+    "of today",
+    parse_help(
+        """
+-c,    --ctx-size N              (default: 0)
+-np,   --parallel N              (default: -1)
+-fa,   --flash-attn [on|off|auto]  (default: 'auto')
+-ctk,  --cache-type-k TYPE       allowed values: f16, q8_0
+-ctv,  --cache-type-v TYPE       allowed values: f16, q8_0
+--spec-type none,draft-simple,draft-mtp  (default: none)
+--swa-full                       all cells for sliding layers
+--fit [on|off]                   (default: 'on')
+--load-mode MODE                 (default: auto)
+"""
+    ),
+    devices=(),
+)
+_NOTHING_ASKED = Settings()
+_NOTHING_BY_HAND = ByHand()
+
+
+def is_served(facts: ModelFacts) -> bool:
+    """Whether the file is a model that llama-server serves by itself."""
+    return facts.model_class not in _BESIDE_A_MODEL
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KvGrowth:
+    """What one request's context takes: ``slot_bytes``, and ``bytes_per_1000_tokens`` besides."""
+
+    bytes_per_1000_tokens: int
+    slot_bytes: int  # sliding windows and recurrent states: as large for every long context
+
+
+def kv_growth(facts: ModelFacts, cache_type: str) -> KvGrowth:
+    """How the KV cache of one slot grows with the context, in f16, q8_0, …"""
+
+    def size(tokens: int) -> int:
+        return kv_bytes(
+            facts, ContextShape(tokens, parallel=1, ubatch=512, k_type=cache_type, v_type=cache_type)
+        )
+
+    once, twice = size(_LONG_CONTEXT), size(2 * _LONG_CONTEXT)
+    return KvGrowth((twice - once) * 1000 // _LONG_CONTEXT, max(0, 2 * once - twice))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether the model would run here, with which context, and what that takes."""
+
+    fits: bool
+    needed_bytes: int
+    available_bytes: int
+    ctx_size: int  # tokens per request
+    parallel: int
+    kv_type: str
+    reduced: bool  # only with less than the plan's defaults
+    foreign: bool  # the file has the other byte order, which llama-server refuses (b11434 [run])
+
+
+def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little") -> Fit | None:
+    """What ``plan`` would choose where nothing is set by hand; None for what is not served by itself.
+
+    ``byte_order`` is the machine's, as in sys.byteorder. Where even the smallest is too large, what the
+    defaults would need. No runtime is asked, so devices do not count: what does not fit may fit on a GPU.
+    """
+    if not is_served(facts):
+        return None
+
+    def candidate(bounds: Bounds) -> Sizing:
+        return size_up(
+            _TODAYS_BUILD, facts, hardware, _NOTHING_ASKED, _NOTHING_BY_HAND, kind="binary", bounds=bounds
+        )
+
+    admission = admit(candidate, Bounds())
+    sizes, foreign = admission.plan, facts.big_endian != (byte_order == "big")
+    if foreign:
+        sizes = admission.preferred  # how large it would be is all there is to say
+    return Fit(
+        fits=sizes.memory.fits and not foreign,
+        needed_bytes=sizes.memory.total_bytes,
+        available_bytes=sizes.memory.available_bytes,
+        ctx_size=sizes.ctx_size_of_slot,
+        parallel=sizes.parallel,
+        kv_type=sizes.kv_type,
+        reduced=sizes is not admission.preferred,
+        foreign=foreign,
+    )
+
+
+# --- projectors ----------------------------------------------------------------------------------
+
+
+def projectors_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, str]:
+    """Model → projector, by path: what ``pairings_of`` finds."""
+    pairs = pairings_of(models, broken)
+    return {model: pair.projector.path for model, pair in pairs.items() if pair.projector is not None}
+
+
+def pairings_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, Pairing]:
+    """Model → its projector, or why none of those beside it is, of the files of any number of folders: those
+    that ``run`` would pair.
+
+    ``broken`` are the model files that cannot be read: whose a projector is may be in doubt for them, too.
+    """
+    folders: dict[PurePath, list[str]] = defaultdict(list)
+    for path in (*models, *broken):
+        folders[PurePath(path).parent].append(path)
+    pairs = {}
+    for paths in folders.values():
+        named = [path for path in paths if "mmproj" in PurePath(path).name.lower()]
+        candidates = [
+            Candidate(path, models[path])
+            for path in named
+            if path in models and models[path].model_class is ModelClass.PROJECTOR
+        ]
+        others = [path for path in paths if path not in named]
+        if not candidates:
+            continue
+        for path in others:
+            if path not in models or models[path].model_class is not ModelClass.DECODER:
+                continue
+            neighbours = (other for other in others if other != path)
+            found = pair_projector(models[path], path, candidates, neighbours)
+            if found is not None:
+                pairs[path] = found
+    return pairs
+
+
+# --- as JSON -------------------------------------------------------------------------------------
+
+
+def model_as_json(
+    path: str, facts: ModelFacts, fit: Fit | None, projector: str | None = None
+) -> dict[str, Any]:
+    """The ``inspect`` object of the contract (docs/design.md), with more fields after it.
+
+    ``projector`` is the path of the one that would be loaded with the model.
+    """
+    template = facts.chat_template
+    return {
+        "path": path,
+        "file_bytes": facts.file_bytes,
+        "expected_bytes": facts.expected_bytes,
+        "architecture": facts.architecture,
+        "class": facts.model_class.value,
+        "name": facts.name,
+        "parameters": facts.parameters,
+        "quantization": facts.quantization,
+        "layers": facts.layers,
+        "context_length": facts.context_length,
+        "embedding_length": facts.embedding_length,
+        "head_count": max(facts.head_counts, default=0),
+        "head_count_kv": max(facts.head_counts_kv, default=0),
+        "vocab_size": facts.vocab_size,
+        "chat_template": {
+            "present": template.present,
+            "tools": template.tools,
+            "system": template.system,
+            "reasoning": template.reasoning,
+        },
+        "purpose": PURPOSES[facts.model_class],
+        "files": facts.split.count,
+        "key_length": facts.key_length,
+        "value_length": facts.value_length,
+        "feed_forward_length": max(facts.feed_forward_lengths, default=0),
+        "sliding_window": facts.sliding_window,
+        "sliding_layers": sum(facts.sliding_layers),
+        "mla": facts.mla,
+        "recurrent_layers": sum(facts.recurrent_layers),
+        "experts": {
+            "count": facts.experts.count,
+            "used": facts.experts.used,
+            "shared": facts.experts.shared,
+        }
+        if facts.experts.count
+        else None,
+        "mtp_layers": facts.mtp_layers,
+        "pooling": facts.pooling,
+        "causal": facts.causal,
+        "fill_in_middle": facts.fim.usable,
+        "tokenizer": {
+            "model": facts.vocabulary.model,
+            "pre": facts.vocabulary.pre,
+            "bos": facts.vocabulary.bos,
+            "eos": facts.vocabulary.eos,
+        },
+        "weights": {
+            "total_bytes": facts.weights_bytes,
+            "layers_bytes": sum(facts.layer_bytes),
+            "largest_layer_bytes": max(facts.layer_bytes, default=0),
+            "experts_bytes": sum(facts.expert_bytes),
+            "input_bytes": facts.input_bytes,
+            "output_bytes": facts.output_bytes,
+            "tied_output": facts.tied_output,
+        },
+        "kv_cache": _kv_as_json(facts) if is_served(facts) else None,
+        "fits_here": None
+        if fit is None
+        else {
+            "fits": fit.fits,
+            "needed_bytes": fit.needed_bytes,
+            "available_bytes": fit.available_bytes,
+            "ctx_size": fit.ctx_size,
+            "parallel": fit.parallel,
+            "kv_type": fit.kv_type,
+            "reduced": fit.reduced,
+            "foreign_byte_order": fit.foreign,
+        },
+        "projector": projector,
+        "gguf_version": facts.version,
+        "big_endian": facts.big_endian,
+    }
+
+
+def _kv_as_json(facts: ModelFacts) -> dict[str, Any]:
+    types = ("f16", "q8_0") if facts.quantized_kv_fits else ("f16",)
+    return {
+        cache_type: {
+            "bytes_per_1000_tokens": growth.bytes_per_1000_tokens,
+            "slot_bytes": growth.slot_bytes,
+        }
+        for cache_type, growth in ((each, kv_growth(facts, each)) for each in types)
+    }
+
+
+def broken_as_json(path: str, error: LlamasupError) -> dict[str, Any]:
+    """In a folder's list: a file that cannot be used, and why."""
+    return {
+        "path": path,
+        "error": {"cause": error.cause, "message": error.message, "remedy": error.remedy},
+    }

@@ -1,0 +1,179 @@
+"""Checks of what serves: the runtime, its devices, the model, and what else tells llama-server what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from llamasup.doctor.facts import Check, Facts, Problem
+from llamasup.system.hardware.devices import Device
+from llamasup.system.text import memory_text
+
+__all__ = [
+    "check_capabilities",
+    "check_config_files",
+    "check_devices",
+    "check_environment",
+    "check_model",
+    "check_nvml",
+    "check_runtimes",
+    "settings_in",
+]
+
+
+def check_runtimes(facts: Facts) -> Iterator[Check]:
+    for number, runtime in enumerate(facts.runtimes, start=1):
+        name = "runtime" if number == 1 else f"runtime {number}"
+        if isinstance(runtime.answer, Problem):
+            # One that is not used hurts nobody.
+            yield Check(name, number > 1, runtime.answer.message, runtime.answer.remedy)
+        else:
+            found = f"{runtime.answer.version}, {runtime.kind}, {runtime.origin}: {runtime.path}"
+            yield Check(name, True, found)
+
+
+_WANTED: Mapping[str, tuple[str, ...]] = {
+    "flash attention": ("--flash-attn",),
+    "quantised KV cache": ("--cache-type-k",),
+    "fitting layers to the GPU": ("--fit",),
+    "draft models": ("--model-draft", "--spec-draft-model"),
+    "locking memory": ("--load-mode", "--mlock"),
+    "metrics": ("--metrics",),
+}
+
+
+def check_capabilities(facts: Facts) -> Iterator[Check]:
+    known = facts.runtimes[0].capabilities
+    if known is None:
+        return
+    has = {what: known.knows(*flags) is not None for what, flags in _WANTED.items()}
+    has = {"Unix sockets": known.unix_sockets, **has}
+    lacking = ", ".join(what for what, is_there in has.items() if not is_there)
+    found = ", ".join(what for what, is_there in has.items() if is_there) or "none of those that help"
+    if lacking:
+        yield Check("capabilities", True, f"{found}; not {lacking}", "A newer llama-server has them all.")
+    else:
+        yield Check("capabilities", True, found)
+
+
+def check_model(facts: Facts) -> Iterator[Check]:
+    if (model := facts.model) is None:
+        return
+    if model.problem is None:
+        yield Check("model", True, f"{model.name}: {model.found}")
+    else:
+        yield Check("model", False, model.problem.message, model.problem.remedy)
+
+
+# --- devices -------------------------------------------------------------------------------------
+
+_HIDING = {"NVIDIA": ("CUDA_VISIBLE_DEVICES",), "AMD": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")}
+_BUILDS = {"NVIDIA": "CUDA or Vulkan", "AMD": "ROCm or Vulkan"}
+_DRIVER_TOOLS = {"NVIDIA": "nvidia-smi", "AMD": "rocminfo"}
+
+
+def check_devices(facts: Facts) -> Iterator[Check]:
+    known = facts.runtimes[0].capabilities
+    if known is None:
+        return
+    said = f"; the build says: {known.device_problem}" if known.device_problem else ""
+    if facts.devices:
+        yield Check("devices", True, "; ".join(map(_device, facts.devices)))
+        return
+    unused = [
+        vendor
+        for vendor in sorted(facts.gpu_drivers)
+        if not any(facts.environ.get(name) in ("", "-1") for name in _HIDING[vendor])
+    ]
+    if not unused:
+        yield Check("devices", True, f"none: the CPU computes{said}")
+    else:
+        vendor = unused[0]
+        yield Check(
+            "devices",
+            False,
+            f"none, though the driver of an {vendor} GPU is there: the CPU computes, many times slower{said}",
+            f"Give a llama-server built for {_BUILDS[vendor]} with --runtime. If this one is, the driver "
+            f"does not answer it: see what {_DRIVER_TOOLS[vendor]} says.",
+        )
+
+
+def _device(device: Device) -> str:
+    shared = ", shared with the host" if device.shares_host_memory else ""
+    sizes = f"{memory_text(device.free_bytes)} free of {memory_text(device.total_bytes)}"
+    return f"{device.name} {device.description}, {sizes}{shared}"
+
+
+# What NVML's errors mean for CUDA, which needs the same driver.
+_NVML_BROKEN = {
+    "NVMLError_LibRmVersionMismatch": "The driver was updated while the old one is loaded, and CUDA fails "
+    "too: reboot, or unload and load the nvidia modules.",
+    "NVMLError_DriverNotLoaded": "Load the driver (modprobe nvidia); after a kernel update, reboot.",
+    "NVMLError_NoPermission": "Let this user open /dev/nvidia*: group video or render, or --gpus in a "
+    "container.",
+    "NVMLError_GpuIsLost": "The GPU has fallen off its bus: reboot, and see what dmesg says of NVRM.",
+}
+
+
+def check_nvml(facts: Facts) -> Iterator[Check]:
+    if (nvml := facts.nvml) is None:
+        return
+    if not nvml.error:
+        yield Check("NVML", True, f"{nvml.gpus} GPU{'' if nvml.gpus == 1 else 's'}")
+    elif nvml.error == "not installed":
+        yield Check(
+            "NVML",
+            True,
+            "not installed: free memory is asked of the runtime, which is slower",
+            'pip install "llamasup[gpu]"',
+        )
+    elif remedy := _NVML_BROKEN.get(nvml.error):
+        yield Check("NVML", False, nvml.problem, remedy)
+    else:
+        yield Check("NVML", True, f"does not answer: {nvml.problem}", _NVML_CONTAINER)
+
+
+_NVML_CONTAINER = "In a container it needs NVIDIA_DRIVER_CAPABILITIES=compute,utility."
+
+
+# --- other places that llama-server takes options from -------------------------------------------
+
+
+def settings_in(text: str) -> tuple[str, ...]:
+    """The names that a llama.cpp config.ini sets, as long options have them."""
+    lines = (line.strip() for line in text.splitlines())
+    names = (line.partition("=")[0].strip() for line in lines if "=" in line and line[0] not in "#;[")
+    return tuple(dict.fromkeys(name.removeprefix("--") for name in names if name))
+
+
+# At the front door llamasup speaks to llama-server without them [run, b11434: with api-key in
+# /etc/llama.cpp/config.ini the warm-up is answered 401; with api-prefix the server never gets ready].
+_LOCKS_US_OUT = frozenset({"api-key", "api-key-file", "api-prefix", "ssl-key-file", "ssl-cert-file"})
+
+
+def check_config_files(facts: Facts) -> Iterator[Check]:
+    for file in facts.config_files:
+        names = ", ".join(file.settings)
+        if file.shut_out:
+            yield Check("llama.cpp config", True, f"{file.path} is not read: {names}", _SAY_IT_HERE)
+            continue
+        locks = ", ".join(name for name in file.settings if name in _LOCKS_US_OUT)
+        if locks:
+            yield Check(
+                "llama.cpp config",
+                False,
+                f"{file.path} sets {locks}: llamasup itself gets no answer then",
+                f"Take {locks} out of it; llamasup has --api-key-file for its clients.",
+            )
+        else:
+            remedy = "llama-server reads it in any case; what llamasup plans comes first."
+            yield Check("llama.cpp config", True, f"{file.path} sets {names}", remedy)
+
+
+_SAY_IT_HERE = "Give to llamasup what you want of it, as options or after --."
+_SCRUBBED = ("LLAMA_ARG_", "LLAMA_API_KEY", "LLAMA_SERVER_", "AIP_")
+
+
+def check_environment(facts: Facts) -> Iterator[Check]:
+    names = sorted(name for name in facts.environ if name.startswith(_SCRUBBED))
+    if names:
+        yield Check("environment", True, f"not passed on: {', '.join(names)}", _SAY_IT_HERE)

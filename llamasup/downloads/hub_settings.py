@@ -1,0 +1,77 @@
+"""Which model hub is asked, and with which token: where its own tools look. A token is never shown (X13)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from llamasup.downloads.reference import HUB, origin_of, shown_url
+from llamasup.errors import ConfigInvalid, UsageInvalid
+from llamasup.system.storage.folders import read_bounded
+from llamasup.system.storage.paths import expanded
+from llamasup.system.text import printable
+
+__all__ = ["hub_endpoint", "hub_token"]
+
+_MOST_BYTES = 64 * 1024
+_TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
+
+
+def hub_endpoint(environ: Mapping[str, str], given: str | None = None) -> str:
+    """The hub's base URL: as given, else of ``HF_ENDPOINT``, else the hub itself. Raises UsageInvalid."""
+    endpoint = (given or environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    try:
+        problem = "" if origin_of(endpoint)[1] else "it names no host"
+    except ValueError as error:
+        problem = str(error)
+    shown = printable(endpoint)
+    if any(mark in endpoint for mark in "@?#"):  # it would be seen in logs and by ps
+        problem, shown = "it holds more than host, port and path", shown_url(endpoint)
+    if problem:
+        raise UsageInvalid(
+            f"The endpoint {shown!r} is no URL of a model hub: {problem}.",
+            remedy="Set HF_ENDPOINT, or --endpoint, to something like https://huggingface.co.",
+        )
+    return endpoint
+
+
+def hub_token(environ: Mapping[str, str], file: Path | None = None) -> str | None:
+    """Of ``file``, else of ``HF_TOKEN``, ``HF_TOKEN_PATH``, or the file that ``hf auth login`` writes.
+
+    None where there is none. Raises ConfigInvalid for one that was named and cannot be used.
+    """
+    if file is not None:
+        return _read(expanded(file, ConfigInvalid, of="--token-file"), "--token-file")
+    if given := environ.get("HF_TOKEN", "").strip():
+        return _checked(given, "$HF_TOKEN")
+    if named := environ.get("HF_TOKEN_PATH"):
+        return _read(expanded(named, ConfigInvalid, of="$HF_TOKEN_PATH"), "$HF_TOKEN_PATH")
+    home = environ.get("HF_HOME") or os.path.join(  # noqa: PTH118 - HF_HOME is text too
+        environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
+    )
+    usual = expanded(home, ConfigInvalid, of="$HF_HOME") / "token"
+    return _read(usual, repr(str(usual))) if usual.is_file() else None
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        content, _ = read_bounded(path, _MOST_BYTES)
+        text = content.decode("ascii", "replace").strip()
+    except OSError as error:
+        raise ConfigInvalid(
+            f"The file of {what} cannot be read: {error.strerror}.",  # its path may be a token, pasted there
+            remedy="Give a file with the token of the hub and nothing else.",
+        ) from None
+    return _checked(text, what)
+
+
+def _checked(text: str, what: str) -> str:
+    # The token itself is not shown: errors end up in logs.
+    if not _TOKEN.fullmatch(text):
+        raise ConfigInvalid(
+            f"{what} holds {len(text)} characters that are no token.",
+            remedy="It has to be one word, such as hf_ and 34 letters.",
+        )
+    return text

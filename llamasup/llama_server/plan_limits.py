@@ -1,0 +1,86 @@
+"""Upper bounds on what a plan chooses by itself, and the step from one plan to a smaller one.
+
+What the user set by hand is never bounded (S5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from llamasup.llama_server.flags import ByHand
+from llamasup.llama_server.settings import Settings
+
+__all__ = ["LEAST_CTX_SIZE", "Adjustment", "Bounds", "Change", "adjustable_of"]
+
+# Below this a chat with a system prompt and tools no longer fits: never chosen, but
+# a person can ask for it.
+LEAST_CTX_SIZE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``None`` bounds nothing. ``why`` is the clause that explains whatever these bounds make smaller."""
+
+    parallel: int | None = None
+    ctx_size: int | None = None  # tokens per request
+    kv_type: str | None = None
+    flash_attn_off: bool = False
+    gpu_layers: int | None = None
+    why: str = ""
+
+    @property
+    def against_memory(self) -> Bounds:
+        """The bounds that reduce the memory of a plan."""
+        kv_type = None if self.kv_type == "f16" else self.kv_type
+        return replace(self, kv_type=kv_type, flash_attn_off=False, why="")
+
+    @property
+    def against_crashes(self) -> Bounds:
+        """The bounds that avoid the kernels of a packed KV cache and of flash attention."""
+        kv_type = self.kv_type if self.kv_type == "f16" else None
+        return Bounds(kv_type=kv_type, flash_attn_off=self.flash_attn_off)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting that differs from one plan to the next; values as a person reads them."""
+
+    setting: str  # as llamasup's own option: "--parallel"
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.setting} {self.after} instead of {self.before}"
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """A step down the ladder: what the next start will do differently."""
+
+    step: int
+    most_steps: int
+    changes: tuple[Change, ...]
+    bounds: Bounds
+
+    def __str__(self) -> str:
+        changes = ", ".join(str(change) for change in self.changes)
+        return f"{changes} (step {self.step} of {self.most_steps})"
+
+
+def adjustable_of(settings: Settings, by_hand: ByHand) -> frozenset[str]:
+    """The options that a smaller plan may change: those not set by hand, here or after ``--``."""
+    if settings.profile == "plain":
+        return frozenset()  # all of it is llama-server's to choose
+    passed: Mapping[str, tuple[object, tuple[str, ...]]] = {
+        "--parallel": (settings.parallel, ("--parallel",)),
+        "--ctx-size": (settings.ctx_size, ("--ctx-size",)),
+        "--kv-type": (settings.kv_type, ("--cache-type-k", "--cache-type-v")),
+        "--flash-attn": (settings.flash_attn, ("--flash-attn",)),
+        "--gpu-layers": (None if settings.gpu_layers == "auto" else settings.gpu_layers, ("--gpu-layers",)),
+    }
+    return frozenset(
+        option
+        for option, (setting, flags) in passed.items()
+        if setting is None and not any(by_hand.has(flag) for flag in flags)
+    )

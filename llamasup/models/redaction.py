@@ -1,0 +1,66 @@
+"""Hides folders in messages for clients: a client learns the name of a file, not its folder (pure)."""
+
+# MERGED: Removes paths of this machine from llama-server's answers, for clients without the right ``control``. ``/props`` has the path of the model in ``model_path``, ``/lora-adapters`` that of an adapter in ``path`` (b11434).
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["whole_and_plain", "without_folders", "without_places"]
+
+
+_ROOT = r"(?:~\w*|\.{1,2})?/(?![/\s])"  # the slashes of https:// and org/repo begin no path
+_BEFORE = r"(?:^|(?<=[\s('\"`\[<=:,;]))"
+_AFTER = r"(?![\w-]|\.\w|\S*/|\s[^:;,'\"`]*/)"  # `/srv/my models/x` is not in `/srv/my`
+_PLACE = re.compile(rf"(?<![\w/]){_ROOT}")
+# Other names may be those of folders.
+_FILE = r"(?:\.\w+|llama-server)"
+_QUOTED = re.compile(rf"(?<!\w)(['\"`]){_ROOT}(?:[^'\"`\n/]*/)*([^'\"`\n/]*{_FILE})\1(?!\w)")
+_BARE = re.compile(rf"{_BEFORE}{_ROOT}(?:[^\s/]+/)*(?=[^\s/]*{_FILE})")
+
+
+def without_places(text: str, paths: Iterable[str]) -> str:
+    """``text`` with the names of files in place of their absolute paths. ``paths`` are those that are known;
+    another path is replaced if it ends like a file and is in quotation marks or without a blank.
+
+    Empty if the name of a folder could be left: an unquoted path with a blank has no clear end. Assumes that
+    no folder's name begins or ends with a blank.
+    """
+    folders: dict[str, None] = {}
+    for path in sorted(set(paths), key=len, reverse=True):
+        folder, _, name = path.rpartition("/")
+        text = re.sub(rf"{_BEFORE}{re.escape(path)}{_AFTER}", _literally(name), text)
+        folders[folder] = None
+    for folder in filter(None, folders):
+        text = re.sub(rf"{_BEFORE}{re.escape(folder)}/(?!/)", "/", text)
+        text = re.sub(rf"{_BEFORE}{re.escape(folder)}{_AFTER}", "its folder", text)
+    named = _BARE.sub("", _QUOTED.sub(r"\1\2\1", text))
+    is_unclear = _PLACE.search(named) or (named != text and "/" in named)
+    return "" if is_unclear else named
+
+
+def _literally(name: str) -> str:
+    return name.replace("\\", r"\\")
+
+
+# A quote inside a string is escaped, so this matches only keys.
+_PATH = re.compile(rb'("(?:model_)?path"\s*:\s*)"((?:[^"\\]|\\.)*)"')
+
+
+def without_folders(answer: bytes) -> bytes:
+    """The JSON with file names instead of paths. Blanks keep its length the same."""
+    return _PATH.sub(_name_alone, answer)
+
+
+def _name_alone(found: re.Match[bytes]) -> bytes:
+    name = re.split(rb"/|\\\\", found[2])[-1]
+    return b'%b"%b"%b' % (found[1], name, b" " * (len(found[2]) - len(name)))
+
+
+_PARTIAL_OR_CODED = re.compile(rb"\r\n(?:range|accept-encoding):[^\r\n]*", re.IGNORECASE)
+
+
+def whole_and_plain(opening: bytes) -> bytes:
+    """The head of a request without Range and Accept-Encoding."""
+    return _PARTIAL_OR_CODED.sub(b"", opening)

@@ -1,0 +1,192 @@
+"""How many slots, how much context for each, and the batches that fill it.
+
+What the user set (``Settings``) or passes straight to llama-server (``ByHand``, which wins) stands; the rest
+starts from what the profile prefers and stays within the bounds of this machine's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llamasup.errors import UsageInvalid
+from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.flags import ByHand, CommandLine, asked_with
+from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.settings import Settings
+from llamasup.planning.memory.context import ContextShape
+from llamasup.planning.profiles import Preferences
+
+__all__ = ["Context", "decide_context", "give_context"]
+
+_AUTO = -1  # as --parallel: four slots that share the context
+_AUTO_SLOTS = 4
+_OWN_CONTEXT = 4096  # of a model that names none
+_MOST_SLOTS = 256  # LLAMA_MAX_SEQ: "n_seq_max must be <= 256" (b11434 [run])
+# A context of one token, or a batch of fewer tokens than slots, aborts in llama-server's own warm-up
+# ("get_sub_batch: failed to add token", b11434 [run]).
+_LEAST_TOKENS = 2
+_MOST_TOKENS = 2**31 - 1  # llama-server reads --ctx-size as a C int
+
+# Classes whose whole input must be in one micro-batch.
+_WHOLE_INPUT = frozenset({ModelClass.ENCODER, ModelClass.RERANKER, ModelClass.ENCODER_DECODER})
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    per_request: int  # tokens that one request may use
+    parallel: int
+    total: int  # as llama-server's --ctx-size
+    batch: int
+    ubatch: int
+    unified: bool
+    why_unified: str | None  # None where nobody has to ask for it
+    why_total: str
+    why_parallel: str
+    why_batch: str
+
+
+def decide_context(
+    capabilities: Capabilities,
+    model: ModelFacts,
+    serves: ModelClass,
+    settings: Settings,
+    by_hand: ByHand,
+    prefers: Preferences,
+    bounds: Bounds,
+) -> Context:
+    """Slots, and tokens for each. Raises UsageInvalid for numbers that cannot be meant."""
+    parallel, auto, why_parallel = _parallel(capabilities, serves, settings, by_hand, prefers, bounds)
+    why_unified = None
+    if capabilities.knows("--kv-unified") is not None and parallel > 1 and not prefers.own_choice:
+        if prefers.shared_cells and serves is ModelClass.DECODER:
+            why_unified = "slots share the context: a long request may take what others leave"
+        elif by_hand.has("--ctx-size") and settings.parallel is None and not by_hand.has("--parallel"):
+            # As llama-server itself understands -c where nobody says how many slots.
+            why_unified = "the context that was set by hand is for any one request, as well"
+    shares = why_unified is not None
+    if by_hand.has("--kv-unified"):
+        shares = by_hand.switch("--kv-unified")
+    unified = shares or auto  # "auto" shares even beside --no-kv-unified (b11434 [run])
+    total, why_total = by_hand.number("--ctx-size"), "set by hand"
+    if total is None and settings.ctx_size is None and prefers.own_choice:
+        total, why_total = capabilities.default_number("--ctx-size") or 0, "left to llama-server"
+    if total == 0:
+        # b11434 gives the model's context to every slot [run]; builds before slots were "auto" divide it.
+        each = parallel if _has_auto_slots(capabilities) and not unified else 1
+        total = (model.context_length or _OWN_CONTEXT) * each
+    if total is None:
+        each, why = _per_request(model, settings, prefers, bounds)
+        total, why_total = each * parallel, f"{each} tokens for each of {parallel} slots: {why}"
+        if unified:
+            why_total += "; a request may take what the others leave"
+    elif total < _LEAST_TOKENS * parallel:
+        least = f"{_LEAST_TOKENS * parallel} or more, since {parallel} slots share it"
+        raise _bad("--ctx-size", total, f"{least}, or 0 for the model's own")
+    if total > _MOST_TOKENS:
+        raise _bad("--ctx-size times --parallel", total, f"at most {_MOST_TOKENS}")
+    per_request = total if unified else total // parallel
+    if _has_auto_slots(capabilities) and 0 < model.context_length < per_request:
+        # "the slot context exceeds the training context of the model - capping" (b11434 [run]).
+        per_request = model.context_length
+        why_total += f"; this build gives no request more than the model's {per_request}"
+    cells = ContextShape(total, parallel, ubatch=1, unified=unified).cells_per_stream
+    batch, ubatch, why_batch = _batches(serves, cells, parallel, by_hand, prefers)
+    return Context(
+        per_request, parallel, total, batch, ubatch, unified, why_unified, why_total, why_parallel, why_batch
+    )
+
+
+def give_context(line: CommandLine, settings: Settings, context: Context) -> None:
+    """Slots, context and batches."""
+    asked = asked_with("--ctx-size", settings.ctx_size)
+    line.give("--ctx-size", context.total, context.why_total, asked=asked)
+    asked = asked_with("--parallel", settings.parallel)
+    line.give("--parallel", context.parallel, context.why_parallel, asked=asked)
+    by_itself = "this build does so by itself"
+    line.give("--cont-batching", None, "requests join and leave a running batch", otherwise=by_itself)
+    if context.why_unified is not None:
+        line.give("--kv-unified", None, context.why_unified)
+    line.give("--batch-size", context.batch, context.why_batch)
+    line.give("--ubatch-size", context.ubatch, context.why_batch)
+
+
+def _has_auto_slots(capabilities: Capabilities) -> bool:
+    return capabilities.default_number("--parallel") == _AUTO
+
+
+def _parallel(
+    capabilities: Capabilities,
+    serves: ModelClass,
+    settings: Settings,
+    by_hand: ByHand,
+    prefers: Preferences,
+    bounds: Bounds,
+) -> tuple[int, bool, str]:
+    """How many slots, whether llama-server was left to choose that, and why."""
+    passed = by_hand.number("--parallel")
+    if passed == _AUTO:
+        why = f"set by hand: as many as llama-server likes, which is {_AUTO_SLOTS} with one KV cache"
+        return _AUTO_SLOTS, True, why
+    for asked in (passed, settings.parallel):
+        if asked is not None and not 1 <= asked <= _MOST_SLOTS:
+            raise _bad("--parallel", asked, f"1 to {_MOST_SLOTS}")
+    if passed is not None:
+        return passed, False, "set by hand"
+    if settings.parallel is not None:
+        return settings.parallel, False, "asked for with --parallel"
+    if prefers.own_choice:
+        auto = _has_auto_slots(capabilities)
+        return _AUTO_SLOTS if auto else 1, auto, "left to llama-server"
+    if by_hand.has("--ctx-size") and capabilities.knows("--kv-unified") is None:
+        return 1, False, "the context that was set by hand is for one request: this build would divide it"
+    if serves is ModelClass.ENCODER_DECODER:
+        return 1, False, "llama.cpp runs an encoder-decoder for one sequence at a time"
+    if bounds.parallel is not None and bounds.parallel < prefers.parallel:
+        return bounds.parallel, False, f"instead of {prefers.parallel}: {bounds.why}"
+    if prefers.parallel == 1:
+        return 1, False, "one request at a time, with all of the machine to itself"
+    return prefers.parallel, False, f"{prefers.parallel} requests at a time, each with a slot of its own"
+
+
+def _per_request(
+    model: ModelFacts, settings: Settings, prefers: Preferences, bounds: Bounds
+) -> tuple[int, str]:
+    own = model.context_length
+    asked = settings.ctx_size
+    if asked is None:
+        preferred = min(own, prefers.ctx_size) if own else prefers.ctx_size
+        if bounds.ctx_size is not None and bounds.ctx_size < preferred:
+            return bounds.ctx_size, f"instead of {preferred}: {bounds.why}"
+        if preferred == own:
+            return own, "all that the model was trained for"
+        return preferred, f"the default; the model was trained for {own}" if own else "the default"
+    if asked < _LEAST_TOKENS:
+        least = f"{_LEAST_TOKENS} tokens or more for each request"
+        raise _bad("--ctx-size", asked, f"{least}; leave it out for the default")
+    if 0 < own < asked:
+        return asked, f"asked for with --ctx-size, beyond the {own} that the model was trained for"
+    return asked, "asked for with --ctx-size"
+
+
+def _batches(
+    serves: ModelClass, cells: int, parallel: int, by_hand: ByHand, prefers: Preferences
+) -> tuple[int, int, str]:
+    batch, ubatch = prefers.batch, prefers.ubatch
+    why = "fast prompts in a small compute buffer"
+    if serves in _WHOLE_INPUT and not prefers.own_choice:
+        # Else: "input is too large to process. increase the physical batch size".
+        # A slot has more cells than were asked for (256 at least), and an input may fill them all.
+        batch = ubatch = max(cells, parallel)
+        why = "the whole input of a request must fit in one micro-batch"
+    passed = {name: by_hand.number(name) for name in ("--batch-size", "--ubatch-size")}
+    least = {"--batch-size": max(parallel, _LEAST_TOKENS), "--ubatch-size": 1}
+    for name, value in passed.items():
+        if value is not None and value < least[name]:
+            raise _bad(name, value, f"{least[name]} or more")
+    batch = passed["--batch-size"] or batch
+    return batch, min(passed["--ubatch-size"] or ubatch, batch), why
+
+
+def _bad(flag: str, value: int, allowed: str) -> UsageInvalid:
+    return UsageInvalid(f"{flag} {value} is out of range", remedy=f"give {allowed}")

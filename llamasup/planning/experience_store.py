@@ -1,0 +1,34 @@
+"""Keeps what loads of a model taught (:mod:`llamasup.planning.experience`) in the state folder, a file each."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from llamasup.errors import FolderUnusable
+from llamasup.planning.experience import Experience, sound
+from llamasup.system.storage.fact_cache import FactCache, FileIdentity
+from llamasup.system.storage.folders import private_folder, state_folder
+
+__all__ = ["recall", "record"]
+
+# Change it when the meaning of what is kept changes.
+_REVISION = "2"
+
+
+def recall(model_path: Path) -> Experience:
+    """What is known of this very file; nothing where nothing could be read."""
+    with contextlib.suppress(OSError, FolderUnusable):
+        return sound(_store().get(FileIdentity.of(model_path)) or Experience())
+    return Experience()
+
+
+def record(model_path: Path, experience: Experience) -> None:
+    """Keep it for the next start. Without a place to keep it the model is served all the same."""
+    with contextlib.suppress(OSError, FolderUnusable):
+        _store().put(FileIdentity.of(model_path), experience)
+
+
+def _store() -> FactCache[Experience]:
+    folder = private_folder(state_folder() / "experience")
+    return FactCache("model", Experience, revision=_REVISION, folder=folder)

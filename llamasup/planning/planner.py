@@ -1,0 +1,326 @@
+"""Plans the generations of one model: as large as fits, smaller after a start that was too much (S5).
+
+Owns where on the ladder this run is, and what is kept of it for the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from llamasup.errors import BrokenRuntime, DoesNotFit
+from llamasup.http.address import Address, TcpAddress, UnixAddress
+from llamasup.llama_server.device_memory import devices_now
+from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.inspect import library_folder
+from llamasup.llama_server.memory_log import read_sizes
+from llamasup.llama_server.plan_limits import Adjustment, Bounds
+from llamasup.llama_server.settings import Settings
+from llamasup.llama_server.slots.flags import SlotHome
+from llamasup.planning.admission import refusal
+from llamasup.planning.child_address import child_address_kind, needs_key_file
+from llamasup.planning.experience import (
+    Experience,
+    Setback,
+    bounds_of,
+    forget_crashes,
+    has_served,
+    learn,
+    learn_served,
+    remember,
+    runtime_id,
+)
+from llamasup.planning.experience_store import recall, record
+from llamasup.planning.facts import Launch, named
+from llamasup.planning.ladder import Admission, admit, blames_the_cache, give_way, is_out_of_memory, step_down
+from llamasup.planning.memory.shares import Share
+from llamasup.planning.plan import LaunchPlan, plan
+from llamasup.planning.plan_json import plan_as_json
+from llamasup.system.hardware.facts import Hardware
+from llamasup.system.hardware.probe import hardware
+from llamasup.system.process.platform import free_loopback_port
+from llamasup.system.storage.folders import atomic_write
+
+__all__ = ["Planner"]
+
+_KEY_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """Where a child will listen, and its key if others could reach it there."""
+
+    address: Address
+    key: str | None = None
+    key_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A failed start, and the adjustment that is tried next."""
+
+    plan: LaunchPlan
+    diagnosis: Diagnosis
+    adjustment: Adjustment
+    available_bytes: int
+
+
+class Planner:
+    """``folder`` is where the private files of this run are; ``prefix`` begins the names of those for this
+    model. ``share``: what it may take of the machine at this moment, where others want the rest.
+    """
+
+    def __init__(
+        self, launch: Launch, folder: Path, prefix: str = "", share: Callable[[], Share] | None = None
+    ) -> None:
+        self._launch = launch
+        self._folder = folder
+        self._prefix = prefix
+        self._share = share
+        self._experience = recall(launch.model_path)
+        self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
+        self._devices = launch.runtime.capabilities.devices
+        self._asked = ""  # the key of the plan that would be made with memory enough
+        self._failures: tuple[_Failed, ...] = ()  # since the last plan that served; at most MOST_STEPS
+        self._slot_home: SlotHome | None = None
+
+    def rename(self, model: str) -> None:
+        """What is planned from now on has this name."""
+        self._launch = named(self._launch, model)
+
+    # --- before a start ---------------------------------------------------------------------------
+
+    def plan(self, generation: int) -> LaunchPlan:
+        """The plan of one generation. Blocks for a millisecond, longer where devices have to be asked.
+
+        Each generation has an address of its own, so that a child that lingers cannot be mistaken for
+        its successor. The machine is looked at anew: memory and limits change. Writes nothing, except
+        the key file of a build that takes its key in no other way.
+
+        Raises UsageInvalid, ModelInvalid, RuntimeMissing or DoesNotFit.
+        """
+        admission = self.admission(generation)
+        if (refused := self.refused(admission)) is not None:
+            raise refused
+        return admission.plan
+
+    def check(self) -> None:
+        """Plan once for the sake of the errors alone, before anything is started.
+
+        Raises what ``plan`` raises. Nothing is written and no port is asked for.
+        """
+        if (refused := self.refused(self.admission())) is not None:
+            raise refused
+
+    def admission(self, generation: int | None = None) -> Admission[LaunchPlan]:
+        """The plan and what was considered; without a generation for an address that nobody listens on."""
+        at = self._nowhere() if generation is None else self._endpoint(generation)
+        self._slot_home = self._home_of_slots(is_start=generation is not None)
+        machine = self._machine()
+        if generation is not None and generation > 1:
+            # For the first one the runtime has just been asked.
+            with contextlib.suppress(BrokenRuntime):
+                self._devices = devices_now(self._launch.runtime, self._launch.environ)
+
+        def candidate(bounds: Bounds) -> LaunchPlan:
+            return self._candidate(self._launch.settings, machine, at, bounds)
+
+        preferred = candidate(Bounds())
+        self._asked = preferred.key
+        if self._failures:
+            start = self._failures[-1].adjustment.bounds
+        else:
+            available_bytes = preferred.memory.available_bytes
+            start = bounds_of(self._experience, self._runtime, preferred.key, available_bytes, _today())
+        if not self._checks_memory:
+            made = candidate(start)
+            return Admission(made, (made,))
+        return admit(candidate, start)
+
+    def refused(self, admission: Admission[LaunchPlan]) -> DoesNotFit | None:
+        """The error with which ``plan`` refuses, and what does fit; None where it accepts."""
+        if admission.plan.memory.fits or not self._checks_memory:
+            return None
+        machine, at = self._machine(), self._nowhere()
+        fitting = give_way(
+            admission.considered[-1],
+            self._launch.settings,
+            lambda settings, bounds: self._candidate(settings, machine, at, bounds),
+        )
+        extra = self._launch.settings.extra
+        by_config = self._share is not None
+        return refusal(self._launch.model_id, admission.preferred, fitting, extra=extra, by_config=by_config)
+
+    def as_json(self, admission: Admission[LaunchPlan]) -> Mapping[str, Any]:
+        """The ``plan`` object of the contract (docs/design.md)."""
+        launch = self._launch
+        return plan_as_json(
+            admission.plan,
+            model=str(launch.model_path),
+            path=launch.runtime.path,
+            kind=launch.runtime.kind,
+            version=launch.runtime.capabilities.version,
+            profile=launch.settings.profile,
+            alternatives=admission.considered,
+            refused=self.refused(admission),
+        )
+
+    # --- after a start ----------------------------------------------------------------------------
+
+    def step_down(self, made: LaunchPlan, diagnosis: Diagnosis) -> Adjustment | None:
+        """What the next plan does differently after a start of ``made`` failed; None: nothing.
+
+        Asked again about the same start, it answers the same: a failure can show in the log and in the exit.
+        """
+        last = self._failures[-1] if self._failures else None
+        if last is not None and last.plan is made:
+            return last.adjustment
+        machine, at = self._machine(), self._nowhere()
+
+        def candidate(bounds: Bounds) -> LaunchPlan:
+            return self._candidate(self._launch.settings, machine, at, bounds)
+
+        taken = 0 if last is None else last.adjustment.step
+        adjustment = step_down(made, diagnosis, candidate, steps_taken=taken)
+        if adjustment is not None:
+            # Somebody else may have taken memory after the plan was made; then it is tried again earlier.
+            available_bytes = min(each.memory.available_bytes for each in (made, candidate(Bounds())))
+            self._failures = (*self._failures, _Failed(made, diagnosis, adjustment, available_bytes))
+        return adjustment
+
+    def served(
+        self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int | None, generated: bool
+    ) -> None:
+        """``made`` serves: record what it takes, and which plans failed before it. Blocks on the disk.
+
+        ``resident_bytes``: None if the process ended before it was measured. ``generated``: it has generated
+        a token.
+        """
+        sizes = read_sizes(log)
+        if self._launch.settings.profile == "plain":
+            return  # nothing of what was planned was passed on
+        if sizes.complete and resident_bytes is not None:
+            self._experience = learn(
+                self._experience,
+                runtime=self._runtime,
+                key=made.key,
+                estimated=made.memory,
+                used=made.correction,
+                weights_bytes=sizes.weights_bytes,
+                kv_bytes=sizes.kv_bytes,
+                compute_bytes=sizes.compute_bytes,
+                resident_bytes=resident_bytes,
+                device_bytes=sizes.device_bytes,
+            )
+        if generated:
+            self._experience = learn_served(self._experience, self._runtime, made.key, _today())
+        self._experience = forget_crashes(self._experience, self._runtime, made.key)
+        self._experience = self._with_setbacks(self._experience)
+        # They are recorded now, and expire. Later starts have their own MOST_STEPS.
+        self._failures = ()
+        record(self._launch.model_path, self._experience)
+
+    def _with_setbacks(self, experience: Experience) -> Experience:
+        """Add the failures before the serving plan: one record for memory, one for kernels."""
+        if not self._failures:
+            return experience
+        bounds = self._failures[-1].adjustment.bounds
+        for out_of_memory, avoids in ((True, bounds.against_memory), (False, bounds.against_crashes)):
+            told = [each for each in self._failures if self._is_evidence(each, out_of_memory=out_of_memory)]
+            if told and avoids != Bounds():
+                setback = Setback(
+                    self._runtime,
+                    self._asked,
+                    avoids,
+                    cause=told[-1].diagnosis.cause,
+                    out_of_memory=out_of_memory,
+                    date=_today(),
+                    available_bytes=told[-1].available_bytes,
+                    failed=told[-1].plan.key,
+                )
+                experience = remember(experience, setback)
+        return experience
+
+    def _is_evidence(self, failed: _Failed, *, out_of_memory: bool) -> bool:
+        if out_of_memory:
+            return is_out_of_memory(failed.diagnosis)
+        served = has_served(self._experience, self._runtime, failed.plan.key, _today())
+        return blames_the_cache(failed.diagnosis) and not served and not is_out_of_memory(failed.diagnosis)
+
+    # --- making one -------------------------------------------------------------------------------
+
+    @property
+    def _checks_memory(self) -> bool:
+        settings = self._launch.settings
+        return settings.check_memory and settings.profile != "plain"
+
+    def _machine(self) -> Hardware:
+        """As it is now, and as this model may use it."""
+        machine = hardware()
+        return machine if self._share is None else self._share().of_host(machine)
+
+    def _candidate(self, settings: Settings, machine: Hardware, at: _Endpoint, bounds: Bounds) -> LaunchPlan:
+        launch, runtime = self._launch, self._launch.runtime
+        devices = self._devices if self._share is None else self._share().of_devices(self._devices)
+        return plan(
+            command=runtime.command,
+            kind=runtime.kind,
+            capabilities=replace(runtime.capabilities, devices=devices),
+            model=launch.model,
+            model_path=str(launch.model_path),
+            hardware=machine,
+            settings=settings,
+            address=at.address,
+            environ=launch.environ,
+            config_home=str(self._folder),
+            library_path=library_folder(runtime.kind, runtime.path),
+            draft=launch.draft,
+            mmproj=launch.mmproj,
+            found=launch.found,
+            api_key=at.key,
+            api_key_file=at.key_file,
+            bounds=bounds,
+            experience=self._experience,
+            shared=self._share is not None,
+            slot_home=self._slot_home,
+        )
+
+    def _home_of_slots(self, *, is_start: bool) -> SlotHome | None:
+        launch, settings = self._launch, self._launch.settings
+        if not settings.keep_slots:
+            return None
+        from llamasup.llama_server.slots.store import slot_home
+
+        found = launch.found.projector if launch.found is not None else None
+        projector = settings.mmproj if found is None else found.path
+        return slot_home(launch.model_path, (projector or "", *settings.extra), make=is_start)
+
+    def _endpoint(self, generation: int) -> _Endpoint:
+        if self._on_socket:
+            return _Endpoint(UnixAddress(str(self._folder / f"{self._prefix}{generation}.sock")))
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        key_file = None
+        if needs_key_file(self._launch.runtime.capabilities):
+            path = self._folder / f"{self._prefix}{generation}.key"
+            atomic_write(path, key.encode())
+            key_file = str(path)
+        return _Endpoint(TcpAddress("127.0.0.1", free_loopback_port()), key, key_file)
+
+    def _nowhere(self) -> _Endpoint:
+        if self._on_socket:
+            return _Endpoint(UnixAddress(str(self._folder / "0.sock")))
+        return _Endpoint(TcpAddress("127.0.0.1", 0), "key", str(self._folder / "0.key"))
+
+    @property
+    def _on_socket(self) -> bool:
+        return child_address_kind(self._launch.runtime.capabilities, platform=sys.platform) == "unix"
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()

@@ -1,0 +1,165 @@
+"""The sizes of a plan, and the memory that they take: slots, context, KV cache, layers, draft, projector.
+
+Everything that decides how much memory a model takes is chosen here, in one place, so that ``plan`` and
+``inspect`` cannot say different things about the same model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.flags import ByHand
+from llamasup.llama_server.plan_limits import Bounds, adjustable_of
+from llamasup.llama_server.settings import Settings
+from llamasup.planning.context import Context, decide_context
+from llamasup.planning.drafting import (
+    Drafter,
+    decide_drafter,
+    draft_gpu_layers,
+    draft_shape,
+    shape_with_drafts,
+)
+from llamasup.planning.experience import Experience, correction_of
+from llamasup.planning.kv_cache import KvCache, decide_kv_cache
+from llamasup.planning.memory.context import ContextShape
+from llamasup.planning.memory.estimate import Correction, Load, MemoryEstimate, estimate
+from llamasup.planning.placement import RUNTIME_BYTES, decide_gpu_layers, room_for
+from llamasup.planning.profiles import preferences
+from llamasup.planning.purpose import served_as
+from llamasup.system.hardware.facts import Hardware
+from llamasup.system.process.environment import RuntimeKind
+
+__all__ = ["Sizing", "size_up"]
+
+_NO_BOUNDS = Bounds()
+# Flags given by hand that take or move memory: a load with them teaches nothing about one without.
+_MOVE_MEMORY = frozenset(
+    (
+        *("--no-repack", "-nr", "--repack", "--no-kv-offload", "-nkvo", "--override-tensor", "-ot"),
+        *("--n-cpu-moe", "-ncmoe", "--cpu-moe", "-cmoe", "--lora", "--lora-scaled", "--control-vector"),
+        *("--device", "-dev", "--no-mmproj-offload", "--load-mode", "-lm", "--no-mmap", "--mlock"),
+    )
+)
+_NO_EXPERIENCE = Experience()
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What was chosen, and what it takes. ``memory`` is without the prompt cache: that gets what is spare."""
+
+    serves: ModelClass  # --embedding after "--" makes a decoder an encoder
+    context: Context
+    kv: KvCache
+    gpu_layers: int | None  # 0: none; None: as many as the build fits to its devices
+    drafter: Drafter | None
+    shape: ContextShape
+    draft_shape: ContextShape  # as the model's own where nothing is known of the draft
+    key: str  # what decides the sizes in memory; plans with the same key take the same
+    correction: Correction
+    memory: MemoryEstimate
+    bounds: Bounds
+    adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
+
+    @property
+    def parallel(self) -> int:
+        return self.context.parallel
+
+    @property
+    def ctx_size_of_slot(self) -> int:
+        return self.shape.ctx_total // self.context.parallel
+
+    @property
+    def kv_type(self) -> str:
+        return self.kv.name
+
+    @property
+    def smaller_kv_type(self) -> str | None:
+        return self.kv.smaller
+
+
+def size_up(
+    capabilities: Capabilities,
+    model: ModelFacts,
+    hardware: Hardware,
+    settings: Settings,
+    by_hand: ByHand,
+    *,
+    kind: RuntimeKind,
+    runtime: str = "",
+    draft: ModelFacts | None = None,
+    projector: ModelFacts | None = None,
+    bounds: Bounds = _NO_BOUNDS,
+    experience: Experience = _NO_EXPERIENCE,
+) -> Sizing:
+    """Choose sizes within ``bounds`` and estimate them. ``experience`` knows the build as ``runtime``.
+
+    Raises UsageInvalid for what cannot be meant, DraftMismatch for a draft that is not this model's.
+    """
+    prefers = preferences(settings.profile)
+    if prefers.own_choice:
+        bounds = _NO_BOUNDS  # nothing is chosen that they could bound
+    serves = served_as(model, by_hand)
+    drafter = decide_drafter(capabilities, model, serves, settings, by_hand, draft)
+    context = decide_context(capabilities, model, serves, settings, by_hand, prefers, bounds)
+    layers = decide_gpu_layers(capabilities, model, settings, by_hand, bounds, drafts=drafter is not None)
+    on_device = layers != 0
+    kv = decide_kv_cache(capabilities, model, serves, settings, by_hand, prefers, bounds, on_device=on_device)
+    shape = of_draft = _shape(capabilities, by_hand, context, kv)
+    draft_load = None
+    if drafter is not None:
+        if drafter.facts is not None:
+            of_draft = draft_shape(drafter.facts, shape)
+            draft_load = Load(drafter.facts, of_draft, draft_gpu_layers(drafter.facts, by_hand, layers))
+        shape = shape_with_drafts(shape, drafter, by_hand)
+    beside = (
+        draft_load and (draft_load.model.file_bytes, draft_load.shape),
+        projector and projector.file_bytes,
+    )
+    moved = tuple(
+        (flag.option.spellings[0], *flag.values) for flag in by_hand.flags if flag.spelling in _MOVE_MEMORY
+    )
+    if settings.adapters:
+        moved += (settings.adapters,)
+    key = f"{shape} {layers} {beside} {moved} {[each.name for each in capabilities.devices]}"
+    correction = correction_of(experience, runtime, key)
+    memory = estimate(
+        Load(model, shape, layers),
+        room_for(capabilities, hardware, by_hand, on_device=on_device),
+        runtime_bytes=RUNTIME_BYTES[kind],
+        draft=draft_load,
+        projector_bytes=0 if projector is None else projector.weights_bytes,
+        projector_on_device=not by_hand.has("--no-mmproj-offload") or by_hand.switch("--mmproj-offload"),
+        correction=correction,
+    )
+    return Sizing(
+        serves,
+        context,
+        kv,
+        layers,
+        drafter,
+        shape,
+        of_draft,
+        key,
+        correction,
+        memory,
+        bounds,
+        adjustable_of(settings, by_hand),
+    )
+
+
+def _shape(capabilities: Capabilities, by_hand: ByHand, context: Context, kv: KvCache) -> ContextShape:
+    """What a build reserves is told by an option that came soon after the change, never by its number."""
+    return ContextShape(
+        ctx_total=context.total,
+        parallel=context.parallel,
+        ubatch=context.ubatch,
+        k_type=kv.k_type,
+        v_type=kv.v_type,
+        flash_attn=kv.flash in ("on", "auto"),
+        unified=context.unified,
+        swa_full=by_hand.switch("--swa-full") or not capabilities.knows("--swa-full"),
+        mla_values=not capabilities.knows("--fit"),  # December 2025
+        outputs_per_slot=1 if capabilities.knows("--load-mode") else None,  # July 2026; #23861 is of June
+    )

@@ -1,0 +1,120 @@
+"""``GET /v1/models``: every model, loaded or not, for OpenAI's clients and for llama.cpp's (pure).
+
+The names are OpenAI's (``id``, ``object``, ``created``, ``owned_by``), those of llama-server and its router
+(``aliases``, ``tags``, ``status``, ``architecture``, ``meta``; b11434), and our own below ``llamasup``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from llamasup.http.routes import Work
+from llamasup.models.access import MeantModel
+from llamasup.models.spec import ModelSpec
+from llamasup.pool.policy import Phase
+
+__all__ = ["ListedModel", "ModelListing"]
+
+# The words of llama.cpp's router. A model that is about to go is one that its client has to wait for.
+_STATUS = {
+    Phase.ABSENT: "unloaded",
+    Phase.LOADING: "loading",
+    Phase.RESIDENT: "loaded",
+    Phase.YIELDING: "loaded",
+    Phase.LEAVING: "unloaded",
+    Phase.FAILED: "unloaded",
+}
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """One model at one moment. ``meant``: that of ``spec``. ``ctx_size``: what one request may use, if it is
+    loaded; ``problem``: why it cannot be loaded; ``sees``: it takes images;
+    ``state``: the word of ``core.model_state``.
+    """
+
+    spec: ModelSpec
+    meant: MeantModel
+    phase: Phase = Phase.ABSENT
+    state: str = "stopped"
+    ctx_size: int | None = None
+    problem: str = ""
+    sees: bool = False
+
+
+class ModelListing:
+    """What there is at one moment. Costs nothing until somebody reads it; then a thousand models take 3 ms to
+    be written, and are half a megabyte.
+    """
+
+    __slots__ = ("_default", "_ids", "_look")
+
+    def __init__(
+        self, ids: Iterable[str], look: Callable[[str], ListedModel], default: str | None = None
+    ) -> None:
+        """``look`` tells of one of ``ids``. ``default``: the id of the model that a request gets which names
+        none. It comes first: llama-server's web interface, and others that let nobody choose, take the first.
+        """
+        self._ids = ids
+        self._look = look
+        self._default = default
+
+    def all(self, allowed: Callable[[MeantModel], bool] | None = None) -> bytes:
+        """The list; only of models that are ``allowed``, if that is said."""
+        ids = sorted(self._ids, key=lambda model: model != self._default)
+        listed = (each for each in map(self._look, ids) if allowed is None or allowed(each.meant))
+        return _encode({"object": "list", "data": [self._entry(each) for each in listed]})
+
+    def one(self, model: str) -> bytes:
+        """One of them, by its id."""
+        return _encode(self._entry(self._look(model)))
+
+    def _entry(self, listed: ListedModel) -> dict[str, Any]:
+        spec, facts = listed.spec, listed.spec.listed
+        problem = listed.problem or spec.problem
+        status: dict[str, Any] = {"value": _STATUS[listed.phase]}
+        if problem:
+            status["failed"] = True
+        entry: dict[str, Any] = {
+            "id": spec.id,
+            "object": "model",
+            "created": _created(spec),
+            "owned_by": "llamasup",
+            "aliases": spec.aliases,
+            "tags": (),
+            "status": status,
+            "architecture": {
+                "input_modalities": ("text", "image") if listed.sees else ("text",),
+                "output_modalities": ("text",) if Work.TEXT in listed.meant.works else ("embeddings",),
+            },
+        }
+        size_bytes = sum(size for _, size, _ in spec.identity) or (facts.file_bytes if facts else None)
+        if facts is not None:
+            entry["meta"] = {
+                **({} if listed.ctx_size is None else {"n_ctx": listed.ctx_size}),
+                "n_ctx_train": facts.context_length,
+                "n_embd": facts.embedding_length,
+                "n_params": facts.parameters,
+                "n_vocab": facts.vocab_size,
+                "size": facts.weights_bytes,
+                "ftype": facts.quantization,
+            }
+        entry["llamasup"] = {
+            "state": listed.state,
+            "class": None if facts is None else facts.model_class.value,
+            "context": listed.ctx_size or spec.settings.ctx_size,
+            "size_bytes": size_bytes,
+            "default": spec.id == self._default,
+            "problem": spec.told(problem) if problem else None,
+        }
+        return entry
+
+
+def _created(spec: ModelSpec) -> int:
+    """When its newest file was written, in seconds since 1970; 0 where there is none yet."""
+    return max((time_ns for _, _, time_ns in spec.identity), default=0) // 1_000_000_000

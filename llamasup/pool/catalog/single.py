@@ -1,0 +1,76 @@
+"""One model, and all that there is: what the proxy leases from, what status tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from llamasup.gguf.facts import ModelFacts
+from llamasup.http.address import Address
+from llamasup.models.access import MeantModel
+from llamasup.observability.metrics import InstanceGauges
+from llamasup.pool.catalog.status import gauges_of, model_status, scrape, status_of
+from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.wait_queue import WaitingRoom
+from llamasup.supervision.runner import InstanceRunner
+
+__all__ = ["Supervisor"]
+
+
+class Supervisor:
+    """``names``: its own, then aliases. ``address`` is where requests for ``served`` come in.
+
+    ``facts`` are of its file, if known.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        served: ServedModel,
+        address: Address,
+        facts: ModelFacts | None = None,
+    ) -> None:
+        self._served = served
+        self._facts = facts
+        self._meant = MeantModel(names)
+        self._address = address
+        self._started_s = monotonic()
+
+    # --- Backend: what the proxy asks -------------------------------------------------------------------
+
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        # It serves whatever name a request gives, as llama-server itself does.
+        return self._served.lease(infers=infers, body=body)
+
+    def room(self, model: str | None) -> WaitingRoom:
+        return self._served.room
+
+    def readiness(self) -> Unavailable | None:
+        state = self._served.serving()
+        return state if isinstance(state, Unavailable) else None
+
+    def meant(self, model: str | None) -> MeantModel:
+        return self._meant
+
+    def listing(self) -> None:
+        """llama-server lists the one that it has."""
+
+    # --- what control shows -----------------------------------------------------------------------------
+
+    @property
+    def runners(self) -> tuple[InstanceRunner, ...]:
+        return self._served.runners
+
+    def status(self) -> Mapping[str, Any]:
+        name, *aliases = self._meant.names
+        served = self._served
+        model = model_status(name, aliases, served.runners, queued=len(served.room), facts=self._facts)
+        return status_of(self._address, monotonic() - self._started_s, [model])
+
+    def gauges(self) -> Sequence[InstanceGauges]:
+        return gauges_of(self.runners)
+
+    async def scrape(self) -> Mapping[str, str]:
+        return await scrape(self.runners)

@@ -1,0 +1,406 @@
+"""Which models are loaded: who comes in, who goes for it, who waits (pure). The reasons are in
+docs/residency.md.
+
+Decides from what is, each time afresh: it remembers nothing, and what has been decided shows in the phases.
+So it may be asked as often as one likes, and what a verdict was for may have gone by the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import nsmallest
+from typing import Final, Literal, assert_never
+
+from llamasup.pool.eviction import (
+    COUNT,
+    UNUSED,
+    Candidate,
+    Cost,
+    Demand,
+    Resource,
+    Use,
+    add,
+    cheapest,
+    demand,
+    lacking,
+    take,
+)
+from llamasup.system.text import memory_text
+
+__all__ = [
+    "LOOK_AGAIN_S",
+    "MOST_CLAIMS",
+    "Evict",
+    "Load",
+    "Phase",
+    "Places",
+    "Reason",
+    "Refuse",
+    "ResidencyPolicy",
+    "Resume",
+    "Tenant",
+    "Verdict",
+    "WakeAt",
+    "World",
+    "Yield",
+    "decide",
+    "never_fits",
+]
+
+Places = Mapping[str, int]
+"""Bytes by place: ``ram``, and each device by llama-server's name for it (``CUDA0``)."""
+
+
+Reason = Literal["memory", "group", "count", "ttl"]
+"""Why one has to go: its memory is needed or too much, a group or ``max_loaded`` allows no more, it was
+idle for long enough."""
+
+
+class Phase(StrEnum):
+    """Where a model is. All but ABSENT and FAILED hold the memory that they need."""
+
+    ABSENT = "absent"
+    LOADING = "loading"  # or restarting after a crash
+    RESIDENT = "resident"
+    YIELDING = "yielding"  # takes no new request, so that it can go; those in flight finish
+    LEAVING = "leaving"  # told to end; its memory is not free yet
+    FAILED = "failed"  # cannot be loaded for now
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One model as the policy sees it. Times are monotonic seconds."""
+
+    id: str
+    needs: Places
+    """Estimated, then measured; empty: not known yet."""
+    phase: Phase = Phase.ABSENT
+    pinned: bool = False
+    groups: frozenset[str] = frozenset()
+    ttl_s: float = float("inf")
+    load_s: float = 1.0
+    """What loading it again would cost."""
+    in_flight: int = 0
+    waiting: int = 0
+    """Requests that wait for it to be loaded (or for a place); a load that somebody asked for counts too."""
+    waiting_since_s: float = float("inf")
+    """Since when the one that has waited longest does."""
+    used_s: float = 0.0
+    """The end of its last request, or of its load: since when it is idle, if nothing is in flight."""
+    resident_since_s: float = 0.0
+    use: Use = UNUSED
+    """How much it was used lately; what is not known of it does no harm."""
+    outgoing: Places = field(default_factory=dict[str, int])
+    """The part of ``needs`` that is free again when the replacement of the process ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyPolicy:
+    """``turn_s``: how long a request waits for a model that is shut out by busy ones before these have to
+    give way; and how long a model that has just been loaded may stay before it is made to (or as long as its
+    load took, where that is more). ``linger``: the part of its load time after its last request in which a
+    model does not count as idle, since the next one may follow at once.
+    """
+
+    turn_s: float = 5.0
+    linger: float = 0.1
+    max_loaded: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    now_s: float
+    tenants: Mapping[str, Tenant]
+    budget: Places
+    policy: ResidencyPolicy = field(default_factory=ResidencyPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """End it: nothing is in flight. ``for_id``: who waits for what it holds, if somebody does."""
+
+    id: str
+    reason: Reason
+    for_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Take no new requests for it; end it when those in flight are over."""
+
+    id: str
+    for_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """It need not yield any more."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """It can never be loaded with this budget: those who wait for it are to be told."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Decide again then, if nothing has happened before."""
+
+    at_s: float
+
+
+Verdict = Load | Evict | Yield | Resume | Refuse | WakeAt
+
+_HOLDING: Final = frozenset({Phase.LOADING, Phase.RESIDENT, Phase.YIELDING, Phase.LEAVING})
+_STAYING: Final = _HOLDING - {Phase.LEAVING}
+MOST_CLAIMS: Final = 32
+"""Models whose waiters are looked at in one decision, those first who have waited longest: it takes a few
+milliseconds at most, whatever comes. On no machine are so many loaded that the next one could be served."""
+
+LOOK_AGAIN_S: Final = 1.0
+"""While models give way, or are too much and busy: those who wait for them may leave without a word, and one
+that is idle for a moment need not tell if nobody waits."""
+
+_NEVER: Final = float("inf")
+_SESSION_S: Final = 60.0  # to have been used this long ago weighs as much as one use lately
+_LEAST_S: Final = 0.001  # of an idle time that something is divided by
+_REASONS: Final[tuple[Reason, ...]] = ("memory", "group", "count")
+# what a model costs that is ... and, with what is added to it, everything dearer
+_BUSY: Final[Cost] = (0, 1, 0.0)
+_UNDUE: Final[Cost] = (1, 0, 0.0)
+
+
+def decide(world: World) -> tuple[Verdict, ...]:
+    """What is to be done now. Nothing twice: what is under way is seen by its phase.
+
+    Tenants that are absent or failed and that nobody waits for may be left out of ``world``. One with waiters
+    whose needs are not known is passed over until they are.
+    """
+    return _Round(world).verdicts()
+
+
+def never_fits(id_: str, world: World) -> str:
+    """Why it cannot be loaded, however long one waits: with what is pinned and loaded it exceeds the budget.
+    Empty: it can."""
+    tenant = world.tenants[id_]
+    room = _capacity(world)
+    pinned = [
+        each for each in world.tenants.values() if each.pinned and each.phase in _STAYING and each.id != id_
+    ]
+    for each in pinned:
+        take(room, _lasting(each))
+    wanted = _demand(tenant)
+    return "; ".join(_shortage(key, wanted[key], world, pinned) for key in lacking(wanted, room))
+
+
+def _shortage(key: Resource, wanted: int, world: World, pinned: list[Tenant]) -> str:
+    kind, name = key
+    holders = [each for each in pinned if key in _lasting(each)]
+    beside = ", ".join(sorted(each.id for each in holders))
+    match kind:
+        case "memory":
+            held = sum(_lasting(each)[key] for each in holders)
+            pinned_text = f", of which pinned models hold {memory_text(held)} ({beside})" if holders else ""
+            budget = memory_text(world.budget.get(name, 0))
+            return f"it needs {memory_text(wanted)} of {name}, and the budget there is {budget}{pinned_text}"
+        case "count":
+            return f"max_loaded is {world.policy.max_loaded}, and so many pinned models are loaded ({beside})"
+        case "group":
+            group, _, device = name.partition("@")
+            return f"of group {group} one model at a time may be on {device}, and {beside} is pinned there"
+        case _:
+            assert_never(kind)
+
+
+def _demand(tenant: Tenant) -> dict[Resource, int]:
+    return demand(tenant.needs, tenant.groups)
+
+
+def _lasting(tenant: Tenant) -> dict[Resource, int]:
+    """The resources that it takes while it stays loaded."""
+    outgoing = tenant.outgoing
+    needs = {place: size - outgoing.get(place, 0) for place, size in tenant.needs.items()}
+    return demand(needs, tenant.groups)
+
+
+def _capacity(world: World) -> dict[Resource, int]:
+    room: dict[Resource, int] = {("memory", place): size for place, size in world.budget.items()}
+    most = world.policy.max_loaded
+    room[COUNT] = len(world.tenants) if most is None else most
+    for tenant in world.tenants.values():
+        if tenant.groups:
+            room |= {key: 1 for key in _demand(tenant) if key[0] == "group"}
+    return room
+
+
+class _Round:
+    """One decision. ``free`` is free now; ``soon`` is what will be when all have gone that go, less what
+    older claims are promised of it. A model may be started if it fits in both."""
+
+    def __init__(self, world: World) -> None:
+        self.now = world.now_s
+        self.world = world
+        self.policy = world.policy
+        self.holding = [each for each in world.tenants.values() if each.phase in _HOLDING]
+        self.free = _capacity(world)
+        self.most = dict(self.free)  # that will ever be free, as long as what is pinned stays
+        self.soon = dict(self.free)
+        self.candidates: list[Candidate] = []
+        for each in self.holding:
+            held = _demand(each)
+            take(self.free, held)
+            if each.phase is Phase.LEAVING:
+                continue
+            take(self.soon, held)
+            if each.pinned:
+                take(self.most, _lasting(each))
+            else:
+                self.candidates.append(Candidate(each.id, held, self.cost(each)))
+        self.kept: set[str] = set()  # those that an older claim will take, once it may
+        self.lacked: set[Resource] = set()  # by claims that have waited for long enough
+        self.going: dict[str, Evict | Yield] = {}
+        self.others: list[Verdict] = []
+        self.wakes: list[float] = []
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        self.expire()
+        self.come_within_bounds()
+        claims = [
+            each
+            for each in self.world.tenants.values()
+            if each.phase is Phase.ABSENT and each.waiting and each.needs
+        ]
+        for claim in nsmallest(MOST_CLAIMS, claims, key=lambda each: (each.waiting_since_s, each.id)):
+            self.serve(claim)
+        resumed = (
+            Resume(each.id)
+            for each in self.holding
+            if each.phase is Phase.YIELDING and each.id not in self.going and not self.is_still_lacked(each)
+        )
+        due = [at for at in self.wakes if self.now < at < _NEVER]
+        wake = (WakeAt(min(due)),) if due else ()
+        return (*resumed, *self.orders(), *self.others, *wake)
+
+    def is_still_lacked(self, tenant: Tenant) -> bool:
+        """Whether what it holds is of use to a claim that has waited for long enough and gets nothing that is
+        idle. Several such claims may take each other's choices away in turns: who yields goes on with it.
+        """
+        return not self.lacked.isdisjoint(_demand(tenant))
+
+    def orders(self) -> Iterator[Evict | Yield]:
+        """What is not under way already."""
+        for id_, order in self.going.items():
+            if isinstance(order, Evict) or self.world.tenants[id_].phase is Phase.RESIDENT:
+                yield order
+
+    def expire(self) -> None:
+        for each in self.holding:
+            if each.phase is not Phase.RESIDENT or each.pinned or each.in_flight or each.waiting:
+                continue
+            due = each.used_s + each.ttl_s
+            if self.now >= due:
+                self.going[each.id] = Evict(each.id, "ttl")
+                add(self.soon, _demand(each))
+            else:
+                self.wakes.append(due)
+
+    def come_within_bounds(self) -> None:
+        """The budget has become less, or a model has turned out larger: idle ones go. Busy ones are left
+        until they are idle, or until somebody waits for what they hold."""
+        over = {key: -amount for key, amount in self.soon.items() if amount < 0}
+        if not over:
+            return
+        helping = [each for each in self.movable() if any(key in each.frees for key in over)]
+        idle = [each for each in helping if each.cost < _BUSY]
+        chosen = cheapest(idle, over)
+        if chosen is None and len(idle) < len(helping):
+            self.wakes.append(self.now + LOOK_AGAIN_S)
+        self.send(idle if chosen is None else chosen, over, "")
+
+    def serve(self, claim: Tenant) -> None:
+        wanted = _demand(claim)
+        if lacking(wanted, self.most):
+            self.others.append(Refuse(claim.id, never_fits(claim.id, self.world)))
+            return
+        lack = lacking(wanted, self.soon)
+        overdue_at = claim.waiting_since_s + self.policy.turn_s
+        if lack:
+            overdue = self.now >= overdue_at
+            candidates = self.movable()
+            chosen = cheapest([each for each in candidates if overdue or each.cost < _BUSY], lack)
+            if overdue and (chosen is None or any(each.cost >= _BUSY for each in chosen)):
+                self.lacked |= lack.keys()
+            if chosen is None or any(each.cost >= _UNDUE for each in chosen):
+                self.wakes += [overdue_at, *self.changes(candidates if chosen is None else chosen)]
+            if chosen is None:
+                return
+            self.send(chosen, lack, claim.id)
+        elif not lacking(wanted, self.free):
+            self.others.append(Load(claim.id))
+            take(self.free, wanted)
+        take(self.soon, wanted)
+
+    def movable(self) -> list[Candidate]:
+        """Those that can be sent away, some day, and that no older claim gets."""
+        return [each for each in self.candidates if each.id not in self.going and each.id not in self.kept]
+
+    def cost(self, tenant: Tenant) -> Cost:
+        """Of losing it: first what may not go yet, then what is in use, then what it would take to have it
+        again."""
+        if tenant.phase is Phase.LOADING:
+            return _UNDUE  # its end is an event
+        if self.now >= self.idle_at(tenant):
+            idle_s = max(self.now - tenant.used_s, _LEAST_S)
+            return 0, 0, tenant.load_s * (tenant.use.at(self.now) + _SESSION_S / idle_s)
+        if tenant.phase is Phase.YIELDING:
+            return _BUSY  # rather than one more
+        if self.now >= self.turn_ends_at(tenant):
+            return 0, 1, tenant.load_s / max(self.now - tenant.resident_since_s, _LEAST_S)
+        return _UNDUE
+
+    def idle_at(self, tenant: Tenant) -> float:
+        if tenant.in_flight or tenant.waiting:
+            return _NEVER
+        return tenant.used_s + self.policy.linger * tenant.load_s
+
+    def turn_ends_at(self, tenant: Tenant) -> float:
+        """Half of the time at most goes into loading, however many want the same place."""
+        return tenant.resident_since_s + max(self.policy.turn_s, tenant.load_s)
+
+    def changes(self, candidates: Iterable[Candidate]) -> Iterator[float]:
+        """When one of these may go that may not now."""
+        for each in candidates:
+            tenant = self.world.tenants[each.id]
+            if tenant.phase is not Phase.LOADING:
+                yield self.idle_at(tenant)
+                yield self.turn_ends_at(tenant)
+
+    def send(self, chosen: Sequence[Candidate], lack: Demand, for_id: str) -> None:
+        """All together or, while one may not go yet, none; then younger claims cannot have them either."""
+        ripe = all(each.cost < _UNDUE for each in chosen)
+        for each in chosen:
+            add(self.soon, each.frees)
+            if not ripe:
+                self.kept.add(each.id)
+            elif self.world.tenants[each.id].in_flight:
+                self.going[each.id] = Yield(each.id, for_id)
+                self.wakes.append(self.now + LOOK_AGAIN_S)
+            else:
+                self.going[each.id] = Evict(each.id, _reason(each.frees, lack), for_id)
+
+
+def _reason(frees: Demand, lack: Demand) -> Reason:
+    helps = {kind for kind, name in lack if (kind, name) in frees}
+    return next(kind for kind in _REASONS if kind in helps)

@@ -1,0 +1,87 @@
+"""What a model of a pool takes: it is fetched if it is not here, and planned as if it were alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamasup.downloads.manager import Listener, Progress
+from llamasup.errors import LlamasupError, ModelInvalid
+from llamasup.models.spec import ModelSpec
+from llamasup.planning.facts import read_given
+from llamasup.pool.model import Sized, Tenancy, size_up
+from llamasup.supervision.events import Bus, Downloading
+
+if TYPE_CHECKING:
+    from llamasup.pool.pool import PoolOptions
+
+__all__ = ["Fetch", "Sizer"]
+
+Fetch = Callable[[str, Listener], Awaitable[Path]]
+"""A reference, and who hears how far it is → the file. Raises a LlamasupError where it cannot be had."""
+
+_log = logging.getLogger(__name__)
+
+
+class Sizer:
+    """``fetch``: None where nothing is downloaded. ``options`` are the pool's at this moment."""
+
+    def __init__(self, fetch: Fetch | None, bus: Bus, options: Callable[[], PoolOptions]) -> None:
+        self._fetch = fetch
+        self._bus = bus
+        self._options = options
+
+    async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
+        """Raises what fetching raises, and ``size_up``."""
+        try:
+            return await self._size(tenancy, spec)
+        except (LlamasupError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            # Whatever lies in a folder is read here, and fetched on a machine that may be short of anything:
+            # what nobody thought of must not end all the others.
+            _log.exception("%s cannot be read", spec.id)
+            raise LlamasupError(
+                f"{spec.id} cannot be read: {type(error).__name__}, a fault of llamasup.",
+                remedy="See its log, and report it.",
+            ) from error
+
+    async def _size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
+        if spec.problem:
+            if spec.source and not spec.is_remote:
+                await asyncio.to_thread(read_given, spec.source)  # what it raises says more
+            raise ModelInvalid(spec.problem)
+        local = spec
+        if spec.is_remote and self._fetch is not None:
+            local = replace(spec, source=str(await self._fetched(tenancy, spec, self._fetch)))
+        return replace(await self._planned(local), spec=spec)
+
+    async def _planned(self, spec: ModelSpec) -> Sized:
+        """In the memory that there is: a reload may say otherwise meanwhile."""
+        while True:
+            options = self._options()
+            try:
+                sized = await asyncio.to_thread(
+                    size_up, spec, options.budget, options.runtime, options.environ
+                )
+            except LlamasupError:
+                if options.budget == self._options().budget:
+                    raise
+            else:
+                if options.budget == self._options().budget:
+                    return sized
+
+    async def _fetched(self, tenancy: Tenancy, spec: ModelSpec, fetch: Fetch) -> Path:
+        def downloading(progress: Progress) -> None:
+            tenancy.downloading(progress)
+            done, total, speed = progress.done_bytes, progress.total_bytes, progress.bytes_per_s
+            self._bus.publish(Downloading(tenancy.spec.id, done, total, speed))
+
+        try:
+            return await fetch(spec.source, downloading)
+        finally:
+            tenancy.downloading(None)

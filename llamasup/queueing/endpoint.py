@@ -1,0 +1,343 @@
+"""One generation of a child as its users see it: where it listens and who is using it.
+
+The instance that owns the child makes an ``Endpoint`` when the child is spawned and closes it when the
+child goes. The proxy takes a ``Lease`` for each request. Neither knows more of the other than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from llamasup.http.address import Address
+from llamasup.http.heads import HttpError
+from llamasup.queueing.wait_estimate import HELD_WEIGHT, smoothed
+
+if TYPE_CHECKING:
+    from llamasup.http.context_end import ContextWindow
+    from llamasup.models.access import MeantModel
+    from llamasup.pool.catalog.listing import ModelListing
+    from llamasup.queueing.wait_queue import WaitingRoom
+
+__all__ = ["BUSY", "UNLIMITED", "Backend", "Endpoint", "Lease", "Serving", "Unavailable"]
+
+UNLIMITED: Final = 1 << 30  # places; more than there can be connections
+_USUAL_SLOTS: Final = 4  # of a server that did not report how many it has (llama-server's default)
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """Why a request cannot be served now, in the words of llama-server's error object.
+
+    ``may_wait``: a generation that serves is on its way, so that a request may wait for it.
+    """
+
+    status: int
+    message: str
+    type: str = "unavailable_error"
+    cause: str = ""
+    remedy: str = ""
+    retry_after_s: float | None = None
+    may_wait: bool = False
+
+    @classmethod
+    def because(cls, error: HttpError) -> Self:
+        """In the words of a refusal, which no wait changes."""
+        return cls(error.status, error.message, error.type, error.cause, error.remedy, error.retry_after_s)
+
+    def as_error(self) -> HttpError:
+        """As the proxy answers it."""
+        return HttpError(self.status, self.message, self.type, self.cause, self.remedy, self.retry_after_s)
+
+    def as_state(self) -> HttpError:
+        """The error without its reason, for clients without a key: a diagnosis may quote the server's log."""
+        message = self.message if self.message == "Loading model" else "The server is not ready"
+        return HttpError(self.status, message, self.type, retry_after_s=self.retry_after_s)
+
+
+BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="busy", may_wait=True)
+"""All places are taken; whoever does not wait for one is told more by the waiting room."""
+
+
+class Endpoint:
+    """Where one generation listens, and the requests that it is serving.
+
+    ``api_key`` is the child's own key (loopback children only); the client's key never reaches the child.
+    ``places``: how many jobs it works on at the same time. ``busy``: how many places are taken; a request of
+    several jobs is sent when one place is free, so ``busy`` may exceed ``places``. ``held_s``: how long
+    requests have held places lately, times the number of places (a weighted mean; None: not known).
+    ``when_free`` is called when a place becomes free while all were taken, before another request can take
+    it. ``when_vacant`` is called each time the last lease has ended without a successor; ``idle_since_s``
+    (monotonic) is that time, and is recorded only if ``when_vacant`` is set.
+    """
+
+    __slots__ = (
+        "_earned",
+        "_leases",
+        "_lingering",
+        "_on_close",
+        "_on_idle",
+        "address",
+        "answered",
+        "api_key",
+        "busy",
+        "bytes_relayed",
+        "closed",
+        "failures",
+        "generation",
+        "held_s",
+        "idle_since_s",
+        "model",
+        "places",
+        "produced",
+        "shunned_until_s",
+        "tokens_per_s",
+        "when_free",
+        "when_vacant",
+        "window",
+    )
+
+    def __init__(
+        self,
+        model: str,
+        generation: int,
+        address: Address,
+        api_key: str | None = None,
+        *,
+        places: int = UNLIMITED,
+        held_s: float | None = None,
+        when_free: Callable[[], None] | None = None,
+        when_vacant: Callable[[Endpoint], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.generation = generation
+        self.address = address
+        self.api_key = api_key
+        self.places = places
+        self.busy = 0  # places that are taken
+        self.held_s = held_s
+        self.when_free = when_free
+        self.when_vacant = when_vacant
+        self.idle_since_s = 0.0
+        self.shunned_until_s = 0.0  # it broke a request off: until then nobody who waits is sent to it
+        self.closed = False
+        # What the proxy sees of its progress; plain counters, since they are on the path of every token.
+        self.bytes_relayed = 0
+        self.answered = 0  # responses that came to their end
+        self._earned = 0  # those of them that the budget of repeats was told of
+        self.produced = 0  # those of them that hold what a model made
+        self.failures = 0  # answers of 500 and more in a row, where such were asked for
+        self.tokens_per_s: float | None = None  # measured by the last answer of some length
+        self.window: ContextWindow | None = None  # what one request may use, once the child has told it
+        self._leases: set[Lease] = set()
+        self._lingering: set[Lease] = set()
+        self._on_idle: Callable[[], None] | None = None
+        self._on_close: list[Callable[[], None]] = []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._leases)
+
+    @property
+    def slots(self) -> int:
+        """How many jobs the child works on at one time, for estimates."""
+        return self.places if self.places < UNLIMITED else _USUAL_SLOTS
+
+    @property
+    def at_work(self) -> int:
+        """How many requests the child works on: those in flight, and those without a client."""
+        return len(self._leases) + len(self._lingering)
+
+    @property
+    def served(self) -> int:
+        """How many requests hold places."""
+        return sum(lease.since_s > 0.0 for lease in (*self._leases, *self._lingering))
+
+    def lease(self, *, infers: bool = False) -> Lease:
+        """Take one request's right to use this generation. Only while it is open.
+
+        ``infers``: with one of its places, whether there is one or not.
+        """
+        if self.closed:
+            raise RuntimeError(f"lease of the closed generation {self.generation} of {self.model!r}")
+        lease = Lease(self)
+        self._leases.add(lease)
+        if infers:
+            lease.take_place()
+        return lease
+
+    def lease_if_free(self, *, infers: bool) -> Lease | Unavailable:
+        """``lease``, unless it would need a place and there is none."""
+        return BUSY if infers and self.busy >= self.places else self.lease(infers=infers)
+
+    def count_answer(self, status: int, *, infers: bool) -> None:
+        """A response came to its end. ``infers``: the request was one for the model itself.
+
+        A server whose model is stuck goes on answering /props and refusing what is no good request.
+        """
+        self.answered += 1
+        if infers and status < 400:
+            self.produced += 1
+            self.failures = 0
+        elif infers and status >= 500:
+            self.failures += 1
+
+    def begin_serving(self) -> None:
+        """What it answered while it loaded ("Loading model") says nothing of how it serves."""
+        self.answered = self._earned = self.failures = 0
+
+    def earn(self) -> int:
+        """How many responses were completed since this was asked last."""
+        earned, self._earned = self.answered - self._earned, self.answered
+        return earned
+
+    def when_idle(self, callback: Callable[[], None]) -> None:
+        """Call back once, as soon as no request is in flight (at once if none is)."""
+        if not self._leases:
+            callback()
+        else:
+            self._on_idle = callback
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Call back when the generation goes; for idle keep-alive connections to it."""
+        self._on_close.append(callback)
+
+    def close(self, reason: str) -> None:
+        """End every request in flight with ``reason`` and every idle connection."""
+        if self.closed:
+            return
+        self.closed = True
+        for lease in (*self._leases, *self._lingering):
+            lease.revoke(reason)
+        callbacks, self._on_close = self._on_close, []
+        for callback in callbacks:
+            callback()
+
+    def _places_left(self, count: int) -> None:
+        was_full = self.busy >= self.places
+        self.busy -= count
+        if was_full and self.busy < self.places and self.when_free is not None:
+            self.when_free()
+
+    def _lingers(self, lease: Lease) -> None:
+        self._lingering.add(lease)
+        self._released(lease, 0.0)
+
+    def _released(self, lease: Lease, now_s: float) -> None:
+        """``now_s``: the time, if it was read on the way here; else 0."""
+        if lease not in self._leases:
+            self._lingering.discard(lease)
+            return
+        self._leases.remove(lease)
+        if self._leases:
+            return
+        if self.when_vacant is not None:
+            self.idle_since_s = now_s or monotonic()
+            self.when_vacant(self)
+        if self._on_idle is not None:
+            callback, self._on_idle = self._on_idle, None
+            callback()
+
+
+Serving = tuple[Endpoint, ...] | Unavailable
+"""What serves one model now (one at least, nobody says that they are open still), or why nothing does."""
+
+
+class Lease:
+    """One request's right to use one generation. Released exactly once; ``release`` may be repeated.
+
+    ``since_s``: since when it holds places (monotonic); 0: it holds none. ``weight``: how many it holds.
+    """
+
+    __slots__ = ("_on_revoke", "endpoint", "since_s", "weight")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.since_s = 0.0
+        self.weight = 1
+        self._on_revoke: Callable[[str], None] | None = None
+
+    def when_revoked(self, callback: Callable[[str], None]) -> None:
+        """Called with the reason when the generation goes while the request is in flight."""
+        self._on_revoke = callback
+
+    def revoke(self, reason: str) -> None:
+        callback, self._on_revoke = self._on_revoke, None
+        if callback is not None:
+            callback(reason)
+
+    def linger(self, when_closed: Callable[[str], None]) -> None:
+        """Keep only the places, for work that the child has not ended; ``release`` returns them.
+
+        The request is not in flight any more, so no drain waits for it. ``when_closed``: as ``when_revoked``.
+        """
+        self._on_revoke = when_closed
+        self.endpoint._lingers(self)
+
+    def take_place(self) -> None:
+        """Count among those that are inferred for, whether there is room for one more or not."""
+        self.endpoint.busy += 1
+        self.weight = 1
+        self.since_s = monotonic()
+
+    def weigh(self, jobs: int) -> None:
+        """Hold a place for each job, up to all places. llama-server queues the other jobs."""
+        if self.since_s:
+            weight = min(jobs, self.endpoint.places)
+            self.endpoint.busy += weight - self.weight
+            self.weight = weight
+
+    def leave_place(self) -> None:
+        """Let the next be served although this one is not over. May be repeated."""
+        if self.since_s:
+            self._leave_place(monotonic())
+
+    def return_place(self) -> None:
+        """Leave it unused, with nothing learnt of how long one holds it."""
+        if self.since_s:
+            self.since_s = 0.0
+            self.endpoint._places_left(self.weight)
+
+    def release(self) -> None:
+        """First the place, so that whoever waits for it has a lease before this was the last one."""
+        self._on_revoke = None
+        now_s = 0.0
+        if self.since_s:
+            now_s = monotonic()
+            self._leave_place(now_s)
+        self.endpoint._released(self, now_s)
+
+    def _leave_place(self, now_s: float) -> None:
+        endpoint = self.endpoint
+        endpoint.held_s = smoothed(endpoint.held_s, (now_s - self.since_s) * self.weight, HELD_WEIGHT)
+        self.return_place()
+
+
+class Backend(Protocol):
+    """What the proxy asks of the runtime. Synchronous: it is on the path of every request."""
+
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        """A lease on a ready generation of ``model`` (None: the request named none), or why not.
+
+        ``infers``: the request is work for the model itself, of which there may be only so much at a time.
+        ``body``, as far as it is here: read only where there is a choice between several of its processes.
+        """
+        ...
+
+    def room(self, model: str | None) -> WaitingRoom:
+        """Where the requests for ``model`` wait. Only for a model that ``lease`` knows."""
+        ...
+
+    def readiness(self) -> Unavailable | None:
+        """None while requests would be served now."""
+        ...
+
+    def meant(self, model: str | None) -> MeantModel | None:
+        """The model that ``lease`` knows by this name; None: there is none."""
+        ...
+
+    def listing(self) -> ModelListing | None:
+        """What ``/v1/models`` tells; None: llama-server's own answer is passed on."""
+        ...

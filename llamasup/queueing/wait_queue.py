@@ -1,0 +1,412 @@
+"""Where requests wait: for a generation that serves (S9, S10), and for one of the places that it has.
+
+One queue for both reasons. Who is next is decided in ``core.fair_queue``; each waits for a limited time, and
+there is a limit to how many do. Whoever waits can leave at any time. Nothing here touches a connection: the
+proxy's waiters do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from time import monotonic
+from typing import Final, Protocol
+
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving, Unavailable
+from llamasup.queueing.fair_queue import FairQueue, Priority, Queued
+from llamasup.queueing.refusals import too_busy, too_long, too_many
+from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
+
+__all__ = ["GRACE_S", "MOST_BYTES", "MOST_WAITING", "Ticket", "Waiter", "WaitingRoom"]
+
+MOST_WAITING: Final = 256  # S9; each holds a connection and its body
+MOST_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
+GRACE_S: Final = 0.5
+"""For how long a generation that broke a request off gets none of those who wait. The end of a child is seen
+within 0.1 s (S1), so whatever still serves after this was not dying."""
+
+
+class Waiter(Protocol):
+    """Hears, once for each time that its ticket waits, how that came out. Never while it enters."""
+
+    @property
+    def body(self) -> bytes:
+        """Of its request; to choose a server by, where there are several."""
+        ...
+
+    def served(self, lease: Lease) -> None: ...
+
+    def refused(self, why: Unavailable) -> None: ...
+
+
+class Ticket(Queued):
+    """One request's claim, through all the times that it waits. Times are monotonic, in seconds.
+
+    ``needs_place``: it is work for the model itself. ``waited_s`` counts only the waiting for a generation;
+    ``position`` is the one that it had when it began to wait (1: the next), 0 if it never did.
+    """
+
+    __slots__ = (
+        "body_bytes",
+        "deadline_s",
+        "needs_place",
+        "position",
+        "replayed",
+        "since_s",
+        "unserved_s",
+        "waited_s",
+        "waiter",
+        "waits",
+    )
+
+    def __init__(
+        self,
+        waiter: Waiter,
+        arrived_s: float,
+        body_bytes: int,
+        *,
+        client: str = "",
+        priority: Priority = Priority.NORMAL,
+        needs_place: bool = True,
+    ) -> None:
+        super().__init__(arrived_s, client, priority)
+        self.waiter = waiter
+        self.body_bytes = body_bytes
+        self.needs_place = needs_place
+        self.waits = False
+        self.waited_s = 0.0  # in all
+        self.position = 0
+        self.replayed = False  # a generation that it had been sent to ended, and it was put back
+        self.since_s = 0.0  # when this wait began
+        self.deadline_s = 0.0
+        self.unserved_s = 0.0  # the room's reading when it entered
+
+    def begin(self, now_s: float, timeout_s: float) -> None:
+        self.since_s = now_s
+        self.deadline_s = now_s + timeout_s
+
+
+class _Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+def _call_later(delay_s: float, callback: Callable[[], None]) -> _Timer:
+    return asyncio.get_running_loop().call_later(delay_s, callback)
+
+
+def _least_busy(ticket: Ticket, endpoints: Sequence[Endpoint]) -> Endpoint:
+    return min(endpoints, key=lambda endpoint: endpoint.busy)
+
+
+class WaitingRoom:
+    """``look`` says what can be done now: the endpoints that serve (one at least), or why none does.
+
+    ``choose`` says which of several gets a request; each of them can take it. ``when_wanted`` hears of each
+    request that begins to wait while none serves, or would if it might; ``when_left`` of each that goes
+    unserved, with what it was told, if it was. ``timeout_s`` 0: nobody waits. One timer for all: the earliest
+    of what is due.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_bytes",
+        "_call_later",
+        "_choose",
+        "_clock",
+        "_entering",
+        "_heir",
+        "_look",
+        "_most",
+        "_placeless",
+        "_policy",
+        "_queue",
+        "_read_at_s",
+        "_serves",
+        "_serving",
+        "_timeout_s",
+        "_timer",
+        "_timer_at_s",
+        "_unserved_s",
+        "_when_left",
+        "_when_wanted",
+    )
+
+    def __init__(
+        self,
+        look: Callable[[], Serving],
+        *,
+        timeout_s: float,
+        most: int = MOST_WAITING,
+        choose: Callable[[Ticket, Sequence[Endpoint]], Endpoint] = _least_busy,
+        when_wanted: Callable[[], None] | None = None,
+        when_left: Callable[[Unavailable | None], None] | None = None,
+        policy: RetryPolicy | None = None,
+        clock: Callable[[], float] = monotonic,
+        call_later: Callable[[float, Callable[[], None]], _Timer] = _call_later,
+    ) -> None:
+        self._look = look
+        self._timeout_s = timeout_s
+        self._most = most
+        self._choose = choose
+        self._when_wanted = when_wanted
+        self._when_left = when_left
+        self._policy = RetryPolicy() if policy is None else policy
+        self._clock = clock
+        self._call_later = call_later
+        self._budget = RetryBudget(self._policy.floor, clock())
+        # At most ``most`` in both together.
+        self._queue: FairQueue[Ticket] = FairQueue()
+        self._placeless: list[Ticket] = []  # who need no place: all are served as soon as a generation serves
+        self._bytes = 0
+        self._serving = False  # within _serve: who is served may be gone at once, and make room for the next
+        self._heir: WaitingRoom | None = None  # where those who come here belong
+        self._entering = False  # nobody is told anything while it enters
+        self._timer: _Timer | None = None
+        self._timer_at_s = 0.0
+        # A clock that runs while no generation serves.
+        self._unserved_s = 0.0
+        self._read_at_s = clock()
+        self._serves = True
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._queue) + len(self._placeless)
+
+    @property
+    def oldest_s(self) -> float:
+        """Since when the one waits who has waited longest (monotonic); inf: nobody does."""
+        return min((ticket.since_s for ticket in self._all()), default=float("inf"))
+
+    def allow(self, *, timeout_s: float, most: int) -> None:
+        """How long and how many may wait from now on; those who do stay."""
+        self._timeout_s = timeout_s
+        self._most = most
+
+    # --- what the proxy does
+
+    def enter(self, ticket: Ticket) -> Unavailable | None:
+        """Let a request that just came wait; or the reason why it may not."""
+        if self._heir is not None:
+            return self._heir.enter(ticket)
+        state = self._look()
+        if isinstance(state, Unavailable):
+            if not state.may_wait:
+                return state
+            if not self._timeout_s or self._is_full(ticket):
+                if self._when_wanted is not None:
+                    self._when_wanted()
+                return too_many(state, len(self)) if self._timeout_s else state
+        elif not self._timeout_s or self._is_full(ticket):
+            return too_busy(state, len(self), len(self._queue))
+        now_s = self._clock()
+        ticket.begin(now_s, self._timeout_s)
+        self._admit(ticket, state, now_s)
+        return None
+
+    def put_back(self, ticket: Ticket, broken: Endpoint, *, sent: bool) -> bool:
+        """Take a request back that ``broken`` has dropped before any byte of a response.
+
+        ``sent``: that generation may have begun with it. This is allowed once for a request, and within the
+        budget (S10); one that never reached a server may come back until its time is up. A full room takes as
+        many as had a place all the same: they had their turn, and it was not their fault.
+        """
+        if self._heir is not None:
+            return self._heir.put_back(ticket, broken, sent=sent)
+        spare = broken.places if broken.places < UNLIMITED else 0
+        if self.verdict() is not None or self._is_full(ticket, spare):
+            return False
+        now_s = self._clock()
+        if not self._timeout_s and not any(each is not broken for each in _able(self._look(), now_s)):
+            return False  # nobody waits, but another server takes it at once
+        if sent:
+            if ticket.replayed or not self._may_replay(broken, now_s):
+                return False
+            ticket.replayed = True
+            ticket.begin(now_s, self._timeout_s)  # a new wait: the first may be long ago
+        elif not ticket.deadline_s:
+            ticket.begin(now_s, self._timeout_s)
+        elif ticket.deadline_s <= now_s:
+            return False
+        if ticket.turn is None:
+            ticket.turn = 0  # it was served before anybody had to wait
+        broken.shunned_until_s = now_s + GRACE_S
+        self._admit(ticket, self._look(), now_s)
+        return True
+
+    def leave(self, ticket: Ticket) -> None:
+        """Its client has gone. May be repeated."""
+        if self._heir is not None:
+            self._heir.leave(ticket)
+        elif ticket.waits:
+            self._remove(ticket)
+            self._tell_left(None)
+
+    def verdict(self) -> Unavailable | None:
+        """Why nobody may wait, where that is so: no generation will come by itself."""
+        if self._heir is not None:
+            return self._heir.verdict()
+        state = self._look()
+        return state if isinstance(state, Unavailable) and not state.may_wait else None
+
+    def hand_over(self, heir: WaitingRoom) -> None:
+        """Its model is served as another one: who waits here waits there from now on, for as long as before,
+        whether that one is full or not; and who would come back here comes back there.
+        """
+        self._heir = heir
+        for ticket in tuple(self._all()):
+            self._remove(ticket)
+            heir._admit(ticket, heir._look(), heir._clock())
+        heir.changed()
+
+    # --- what the processes of the model do
+
+    def changed(self) -> None:
+        """What serves is another: serve those who wait, refuse them, or let them wait on."""
+        if not len(self):
+            return
+        now_s = self._clock()
+        if self._entering:
+            self._wake_at(now_s, now_s)
+        else:
+            self._settle(now_s)
+
+    def place_free(self) -> None:
+        """A place is free: it belongs to the next of those who wait for one."""
+        if self._queue and not self._serving:
+            self._serve(self._clock())
+
+    # --- within
+
+    def _is_full(self, ticket: Ticket, spare: int = 0) -> bool:
+        return len(self) >= self._most + spare or self._bytes + ticket.body_bytes > MOST_BYTES
+
+    def _may_replay(self, broken: Endpoint, now_s: float) -> bool:
+        self._budget, granted = spend(self._budget, self._policy, earned=broken.earn(), now_s=now_s)
+        return granted
+
+    def _admit(self, ticket: Ticket, state: Serving, now_s: float) -> None:
+        able = _able(state, now_s)
+        self._read(now_s, serves=bool(able))
+        ticket.waits = True
+        ticket.unserved_s = self._unserved_s
+        self._bytes += ticket.body_bytes
+        if ticket.needs_place:
+            self._queue.add(ticket)
+            position = self._queue.position(ticket)
+        else:
+            insort(self._placeless, ticket, key=lambda waits: waits.arrived_s)
+            position = 1
+        ticket.position = ticket.position or position
+        at_once = _free(able) if ticket.needs_place else able
+        self._wake_at(now_s if at_once else min(ticket.deadline_s, _release_s(state, now_s)), now_s)
+        if isinstance(state, Unavailable) and self._when_wanted is not None:
+            self._entering = True
+            try:
+                self._when_wanted()
+            finally:
+                self._entering = False
+
+    def _remove(self, ticket: Ticket) -> None:
+        if ticket.needs_place:
+            self._queue.remove(ticket)
+        else:
+            self._placeless.remove(ticket)
+        self._left(ticket, self._clock())
+
+    def _left(self, ticket: Ticket, now_s: float) -> None:
+        """It is in no queue any more."""
+        self._read(now_s, serves=self._serves)
+        self._bytes -= ticket.body_bytes
+        ticket.waits = False
+        ticket.waited_s += self._unserved_s - ticket.unserved_s
+        if self._timer is not None and not len(self):
+            self._timer.cancel()
+            self._timer = None
+
+    def _read(self, now_s: float, *, serves: bool) -> None:
+        """Read the clock of waiting for a generation, and stop it or let it run from here on."""
+        if not self._serves:
+            self._unserved_s += now_s - self._read_at_s
+        self._read_at_s = now_s
+        self._serves = serves
+
+    def _settle(self, now_s: float) -> None:
+        state = self._look()
+        self._read(now_s, serves=bool(_able(state, now_s)))
+        if not isinstance(state, Unavailable):
+            self._serve(now_s)
+        elif not state.may_wait:
+            self._refuse(tuple(self._all()), state)
+        late = tuple(ticket for ticket in self._all() if ticket.deadline_s <= now_s)
+        if late:
+            reachable = bool(_able(state, now_s))
+            self._refuse(late, too_long(state, len(self._queue), self._timeout_s, reachable=reachable))
+        if len(self):
+            earliest_s = min(ticket.deadline_s for ticket in self._all())
+            self._wake_at(min(earliest_s, _release_s(state, now_s)), now_s)
+
+    def _all(self) -> Iterator[Ticket]:
+        return chain(self._placeless, self._queue)
+
+    def _serve(self, now_s: float) -> None:
+        """Give away all the places that are free. Serving one may make others leave, or come back."""
+        if self._serving:
+            return
+        self._serving = True
+        try:
+            while able := _able(self._look(), now_s):
+                if self._placeless:
+                    ticket = self._placeless.pop(0)
+                elif self._queue and (able := _free(able)):
+                    ticket = self._queue.pop(max(each.places for each in able))
+                else:
+                    return
+                self._left(ticket, now_s)
+                endpoint = self._choose(ticket, able)
+                ticket.waiter.served(endpoint.lease(infers=ticket.needs_place))
+        finally:
+            self._serving = False
+
+    def _refuse(self, tickets: tuple[Ticket, ...], why: Unavailable) -> None:
+        for ticket in tickets:
+            if ticket.waits:
+                self._remove(ticket)
+                ticket.waiter.refused(why)
+                self._tell_left(why)
+
+    def _tell_left(self, why: Unavailable | None) -> None:
+        if self._when_left is not None:
+            self._when_left(why)
+
+    # --- the timer
+
+    def _wake_at(self, at_s: float, now_s: float) -> None:
+        if self._timer is not None:
+            if self._timer_at_s <= at_s:
+                return
+            self._timer.cancel()
+        self._timer_at_s = at_s
+        self._timer = self._call_later(max(0.0, at_s - now_s), self._woke)
+
+    def _woke(self) -> None:
+        self._timer = None
+        self._settle(self._clock())
+
+
+def _able(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
+    """Those of what serves that those who wait may be sent to."""
+    if isinstance(state, Unavailable):
+        return ()
+    return tuple(each for each in state if not each.closed and each.shunned_until_s <= now_s)
+
+
+def _free(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    return tuple(each for each in endpoints if each.busy < each.places)
+
+
+def _release_s(state: Serving, now_s: float) -> float:
+    """When the first that broke something off gets requests again; inf: none did just now."""
+    endpoints = () if isinstance(state, Unavailable) else state
+    return min((e.shunned_until_s for e in endpoints if e.shunned_until_s > now_s), default=float("inf"))

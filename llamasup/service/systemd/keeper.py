@@ -1,0 +1,137 @@
+"""Keeps systemd informed of one service: what happens to it, and that its event loop still turns.
+
+The beat runs in the loop that carries the traffic and nowhere else: a thread of its own would go on saying
+WATCHDOG=1 for a loop that hangs. What is said when is decided in ``core.service_status``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from llamasup.service.systemd import status as core
+from llamasup.service.systemd.notify import Systemd
+from llamasup.service.systemd.status import Messages, ServiceStatus
+from llamasup.supervision.events import (
+    ConfigRefused,
+    ModelsChanged,
+    Notice,
+    Ready,
+    ServerExited,
+    StateChanged,
+    Stopped,
+)
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import Policy
+
+__all__ = ["ServiceManager"]
+
+
+class Served(Protocol):
+    """``runner``: of one model, once there is one; many models have neither that nor a ``launch``."""
+
+    @property
+    def launch(self) -> object | None: ...
+
+    @property
+    def runner(self) -> InstanceRunner | None: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """The longest that requests in flight may take to finish at a stop."""
+        ...
+
+
+_SLACK_S = 5.0
+"""What a stop takes beside drain and stop time-out: closing connections, removing the run folder."""
+
+
+class ServiceManager:
+    """Listens to the bus of one service. Use as a context manager in its event loop's thread."""
+
+    def __init__(self, systemd: Systemd, service: Served, policy: Policy) -> None:
+        self._notifier = systemd.notifier
+        self._watchdog_s = systemd.watchdog_s
+        self._service = service
+        self._policy = policy
+        self._status = ServiceStatus(of_many=service.launch is None)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> ServiceManager:
+        self._beat()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._notifier.close()
+
+    def notice(self, notice: Notice) -> None:
+        runner = self._service.runner
+        slots = runner.plan.parallel if runner is not None and runner.plan is not None else None
+        match notice:
+            case StateChanged(model, state, _):
+                self._tell(core.state_changed(self._status, model, state, slots=slots))
+            case Ready(address, _, models):
+                self._tell(core.serving(self._status, models, address.shown, slots=slots))
+            case ServerExited(model, _, _, diagnosis, restart_in_s):
+                self._tell(
+                    core.exited(
+                        self._status,
+                        model,
+                        diagnosis,
+                        restarts=restart_in_s is not None,
+                        crashes=len(runner.instance.crashes) if runner is not None else None,
+                        most_crashes=self._policy.restart.most_crashes,
+                    )
+                )
+            case ModelsChanged(changes, models):
+                self._tell(core.reloaded(self._status, models, gone=(*changes.removed, *changes.changed)))
+            case ConfigRefused(error):
+                # The first of what may be many mistakes; the log has them all.
+                problem = " ".join((error.message, *error.details[:1]))
+                self._tell(core.reloaded(self._status, None, problem))
+            case Stopped():
+                self.stop_asked()
+            case _:
+                pass
+
+    def stop_asked(self) -> None:
+        needs_s = self._service.drain_timeout_s + self._policy.stop_timeout_s + _SLACK_S
+        self._tell(core.stopping(self._status, in_flight=self._service.in_flight, needs_s=needs_s))
+
+    def asked(self, what: str) -> None:
+        """By the control API, which does it itself. Of many models one that begins anew is no reload: the
+        others serve.
+        """
+        if what == "stop":
+            self.stop_asked()
+        elif what == "reload" or (what == "restart" and not self._status.of_many):
+            self.reload_asked()
+
+    def reload_asked(self) -> None:
+        runner = self._service.runner
+        now_us = time.monotonic_ns() // 1000
+        self._tell(
+            core.reloading(self._status, None if runner is None else runner.model, monotonic_us=now_us)
+        )
+
+    def _tell(self, told: tuple[ServiceStatus, Messages]) -> None:
+        self._status, messages = told
+        if messages:
+            self._notifier.send(*messages)
+
+    def _beat(self) -> None:
+        self._notifier.send(*core.beat(self._status), keep=False)
+        every_s = []
+        if self._watchdog_s is not None:
+            every_s.append(self._watchdog_s / 2)
+        if self._status.is_starting:
+            every_s.append(core.EXTENSION_S / 3)
+        # Without either nobody waits for a beat, and an idle supervisor does not wake up.
+        self._timer = self._loop.call_later(min(every_s), self._beat) if every_s else None

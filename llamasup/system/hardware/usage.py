@@ -1,0 +1,85 @@
+"""How often the kernel's out-of-memory killer has struck: a SIGKILL leaves no other trace in the child."""
+
+# MERGED: What a process spends: CPU time and bytes read from disks. psutil, imported late (24 ms).
+# MERGED: How much memory a process holds and how much it has read. psutil, imported late (24 ms).
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamasup.supervision.liveness import Effort
+from llamasup.system.hardware.facts import cgroup_files
+from llamasup.system.hardware.probe import system_text
+
+__all__ = ["Vitals", "effort", "oom_kills", "vitals"]
+
+
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """A count that only grows; 0 where the system has none. ``root`` is for tests.
+
+    Of our own cgroup where it counts (v2 ``memory.events``, v1 ``memory.oom_control`` since 4.13), else of
+    the whole system (``/proc/vmstat``). A child is in its parent's group, unless somebody moved it.
+    """
+    own = root / "proc/self"
+    files = cgroup_files(system_text(own / "cgroup"), system_text(own / "mountinfo"))
+    groups = dict.fromkeys(Path(name).parent for name in files if Path(name).name.startswith("memory."))
+    for group in groups:
+        for name in ("memory.events", "memory.oom_control"):
+            if found := _COUNT.search(system_text(root / str(group).lstrip("/") / name)):
+                return int(found[1])
+    found = _COUNT.search(system_text(root / "proc/vmstat"))
+    return int(found[1]) if found else 0
+
+
+def effort(pid: int) -> Effort | None:
+    """Of the process and everything it has started: llama-server may be wrapped in a script.
+
+    Takes some milliseconds (psutil looks through all processes): only for a server that is in doubt. None
+    if it is gone or may not be looked at.
+    """
+    import psutil
+
+    try:
+        root = psutil.Process(pid)
+        stopped = root.status() == psutil.STATUS_STOPPED
+        family = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return None
+    cpu_s, read_bytes = 0.0, 0
+    for process in family:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            cpu_s += times.user + times.system
+        # Unlike read_chars, read_bytes counts the pages that a memory map brings in. Not on macOS.
+        with suppress(psutil.Error, AttributeError, NotImplementedError):
+            read_bytes += process.io_counters().read_bytes
+    return Effort(cpu_s, read_bytes, stopped)
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    rss_bytes: int
+    read_bytes: int
+    """Bytes read by system calls; pages that a memory map brings in show in ``rss_bytes`` instead."""
+
+
+def vitals(pid: int) -> Vitals | None:
+    """None if the process is gone or may not be looked at."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        rss_bytes = process.memory_info().rss
+    except psutil.Error:
+        return None
+    try:
+        read_bytes = process.io_counters().read_chars
+    except (psutil.Error, AttributeError, NotImplementedError):
+        read_bytes = 0  # not on macOS
+    return Vitals(rss_bytes, read_bytes)

@@ -1,0 +1,220 @@
+"""Reads the log file of a llama-server from its end, and on while it is written and rotated.
+
+``effects.logs.RotatedFile`` writes it: ``path`` is the newest, ``path.1`` the one before, and a file that was
+renamed gets no more. Reading never blocks on anything but the disk.
+"""
+
+# MERGED: Log files for the output of llama-server: one for each model of each running llamasup instance. Two instances of one user may serve a model of the same name. The first writes ``logs/NAME.log``, the second ``logs/2/NAME.log``, and so on. An instance that starts takes the first free file.
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from llamasup.errors import FolderUnusable
+from llamasup.system.storage.folders import Claimed, claim_file, private_folder, state_folder
+
+__all__ = ["LEFT_OUT", "MOST_LINES", "MOST_LLAMASUPS", "LogFiles", "LogTail"]
+
+
+# What somebody wants to look at; all of it is in the files.
+MOST_LINES = 10_000
+# Lines of a megabyte each are no reason to read gigabytes: what is before is left out.
+_MOST_BYTES = 8 << 20
+_BLOCK_BYTES = 64 * 1024
+_FILES = 3  # that are kept: RotatedFile, as LogPump uses it
+LEFT_OUT = b"[llamasup: lines are left out here: the log was rotated faster than it was read]\n"
+
+
+class LogTail:
+    """The last ``lines`` lines, and what is written from then on. May be closed from another thread.
+
+    Raises FileNotFoundError where there is no log yet, OSError where it cannot be read.
+    """
+
+    def __init__(self, path: Path, lines: int) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._open: list[int] = []  # descriptors, the one that is read first
+        for each in self._kept():
+            with contextlib.suppress(FileNotFoundError):
+                self._open.append(_opened(each))
+        if not self._open:
+            raise FileNotFoundError(str(path))
+        self._begin(lines)
+
+    def read(self) -> bytes:
+        """What comes next, a block at most; nothing: nothing more for now."""
+        with self._lock:
+            while self._open:
+                fd = self._open[0]
+                # Before the reading: what was renamed then gets no more.
+                is_last = len(self._open) > 1 or self._was_renamed(fd)
+                if os.fstat(fd).st_size < os.lseek(fd, 0, os.SEEK_CUR):
+                    os.lseek(fd, 0, os.SEEK_SET)  # somebody has emptied it
+                if chunk := os.read(fd, _BLOCK_BYTES):
+                    return chunk
+                if not is_last:
+                    break
+                left_out = self._go_on()
+                if left_out:
+                    return LEFT_OUT
+            return b""
+
+    def close(self) -> None:
+        """May be repeated."""
+        with self._lock:
+            while self._open:
+                os.close(self._open.pop())
+
+    # ---
+
+    def _kept(self) -> Iterator[Path]:
+        """The files that there may be, oldest first."""
+        for number in range(_FILES - 1, 0, -1):
+            yield self._path.with_name(f"{self._path.name}.{number}")
+        yield self._path
+
+    def _begin(self, lines: int) -> None:
+        """Go back from the end until so many lines lie before us; drop the files that come before that."""
+        budget, ends = _MOST_BYTES, lines
+        for index in range(len(self._open) - 1, -1, -1):
+            fd = self._open[index]
+            at = size = os.fstat(fd).st_size
+            is_newest = index == len(self._open) - 1
+            found = lines == 0
+            while at > 0 and budget > 0 and not found:
+                length = min(_BLOCK_BYTES, at)
+                block = os.pread(fd, length, at - length)
+                if is_newest and at == size and block.endswith(b"\n"):
+                    ends += 1  # that of the last line itself
+                here = block.count(b"\n")
+                at -= length
+                budget -= length
+                if found := here >= ends:
+                    at += _after(block, ends)
+                ends -= here
+            os.lseek(fd, at, os.SEEK_SET)
+            if found or budget <= 0:
+                for _ in range(index):
+                    os.close(self._open.pop(0))
+                return
+
+    def _was_renamed(self, fd: int) -> bool:
+        try:
+            return not os.path.samestat(self._path.lstat(), os.fstat(fd))
+        except FileNotFoundError:
+            return False  # in the middle of a rotation, or removed: let us see what comes
+
+    def _go_on(self) -> bool:
+        """This file is over: open what came after it. True where something in between has gone."""
+        over = self._open.pop(0)
+        try:
+            if self._open:
+                return False
+            ours = os.fstat(over)
+        finally:
+            os.close(over)
+        later: list[int] = []
+        found = False
+        for path in self._kept():
+            with contextlib.suppress(FileNotFoundError):
+                fd = _opened(path)
+                if os.path.samestat(os.fstat(fd), ours):
+                    found = True
+                    while later:
+                        os.close(later.pop())
+                    os.close(fd)
+                else:
+                    later.append(fd)
+        self._open = later
+        return not found
+
+
+def _after(block: bytes, ends: int) -> int:
+    """The place behind the ``ends``-th line feed of ``block``, counted from its end."""
+    at = len(block)
+    for _ in range(ends):
+        at = block.rindex(b"\n", 0, at)
+    return at + 1
+
+
+def _opened(path: Path) -> int:
+    flags = os.O_RDONLY
+    if sys.platform != "win32":
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO would block here
+    fd = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is not a plain file")
+    return fd
+
+
+# Of the 255 bytes that file systems take, where each is one of UTF-8's longest; a digest and numbers follow.
+_MOST_LETTERS = 48
+# Instances that serve a model of the same name at the same time; each has 30 MB of log.
+MOST_LLAMASUPS = 8
+
+_log = logging.getLogger(__name__)
+
+
+class LogFiles:
+    """The log files of one instance, which holds each from the first ``path_of`` until ``close``."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, Path | None] = {}
+        self._locks: list[int] = []
+
+    def path_of(self, model: str) -> Path | None:
+        """The log file of ``model``; None if no file can be used. The model is served in any case.
+
+        Different names have different files: ``a/b`` and ``a_b`` are two models.
+        """
+        if model not in self._paths:
+            try:
+                self._paths[model] = self._claimed(_name_of(model))
+            except FolderUnusable as error:
+                _log.warning("llama-server's output is not kept: %s", error.message)
+                self._paths[model] = None
+        return self._paths[model]
+
+    def close(self) -> None:
+        """Release the files for other instances. Call it after the last write. May be repeated."""
+        self._paths.clear()
+        while self._locks:
+            os.close(self._locks.pop())
+
+    def _claimed(self, name: str) -> Path | None:
+        folder = private_folder(state_folder() / "logs")
+        for number in range(1, MOST_LLAMASUPS + 1):
+            place = folder if number == 1 else private_folder(folder / str(number))
+            try:
+                lock = claim_file(place / f"{name}.lock")
+            except Claimed:
+                continue
+            except OSError:  # errors of the log itself are reported when it is written
+                lock = None
+            if lock is not None:
+                self._locks.append(lock)
+            return place / f"{name}.log"
+        _log.warning(
+            "llama-server's output is not kept: %d running llamasup instances already write %s.log",
+            MOST_LLAMASUPS,
+            name,
+        )
+        return None
+
+
+def _name_of(model: str) -> str:
+    name = "".join(letter if letter.isalnum() or letter in "._-~" else "_" for letter in model)
+    if name != model or len(name) > _MOST_LETTERS:
+        digest = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        name = f"{name[:_MOST_LETTERS]}-{digest}"
+    return name

@@ -1,0 +1,322 @@
+"""Drains the output of one child for as long as it lives, in a thread of its own.
+
+llama-server stalls when nobody reads its pipe (its queue of 512 entries blocks the writers, llama.cpp
+b11434), so nothing here may stop the draining: not a full disk, not a line of 10 MB, not a busy event loop.
+Kept are the last lines for the diagnosis, a bounded log file, and a count of bytes by which a start that
+gets on is told from one that hangs.
+
+The work is per chunk, not per line: a million lines of 100 bytes cost 0.15 s of one core, the file included
+(measured by tests/system/process/test_output_pump.py), which is 0.25 % of a minute and never more than 0.1 ms at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import re
+import select
+import stat
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["LogPump", "RotatedFile"]
+
+_log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 64 * 1024
+# What a diagnosis looks at (S19), and what one line may be: 200 × 4 KiB is 0.8 MB at most.
+_TAIL_LINES = 200
+_LINE_BYTES = 4 * 1024
+# What is still read when a grandchild keeps the pipe open and full after the end.
+_LAST_BYTES = 2 * 1024 * 1024
+
+
+class LogPump:
+    """Owns ``fd``, the read end of a child's output, and closes it at the end of the output.
+
+    ``path`` is the log file (None: none); it and ``files - 1`` older ones stay within ``max_bytes`` each.
+    ``passed_on`` gets the lines as they come, cut where they are long. It is called in the pump's thread, and
+    must neither wait nor raise.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        *,
+        name: str = "log",
+        path: Path | None = None,
+        max_bytes: int = 10_000_000,
+        files: int = 3,
+        passed_on: Callable[[list[bytes]], None] | None = None,
+    ) -> None:
+        self.bytes_seen = 0
+        self._fd = fd
+        self._file = None if path is None else RotatedFile(path, max_bytes=max_bytes, files=files)
+        self._lock = threading.Lock()  # tail, partial line and watch: the thread writes, others read
+        self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self._partial = b""
+        self._watch: _Watch | None = None
+        self._passed_on = passed_on
+        self._finished: list[Callable[[], None]] = []
+        self._ended = False
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def tail(self) -> tuple[str, ...]:
+        """The last lines (at most 200), oldest first; what is no UTF-8 is replaced, what is long is cut."""
+        with self._lock:
+            lines = [*self._tail, self._partial] if self._partial else list(self._tail)
+        return tuple(line.rstrip(b"\r").decode("utf-8", "replace") for line in lines[-_TAIL_LINES:])
+
+    @property
+    def file_error(self) -> str | None:
+        """Why nothing is written to the log file any more; None while all is well."""
+        return None if self._file is None else self._file.error
+
+    def watch(self, pattern: re.Pattern[bytes], callback: Callable[[str], None]) -> None:
+        """Call back in the running event loop for each line that matches, those of the tail included.
+
+        Start it right after the spawn: a flood pushes earlier lines out of the tail. One watch at a time; of
+        many matches in one chunk the last 200 are delivered.
+        """
+        watch = _Watch(pattern, callback, asyncio.get_running_loop())
+        with self._lock:
+            self._watch = watch
+            watch.look([*self._tail, self._partial])
+
+    def unwatch(self) -> None:
+        """End the watch. What is on its way to the loop may still arrive."""
+        with self._lock:
+            self._watch = None
+
+    def close(self, timeout_s: float) -> None:
+        """Wait ``timeout_s`` at most for the end of the output, then stop reading. Blocks; see ``aclose``."""
+        self._thread.join(timeout_s)
+        self._stop()
+
+    async def aclose(self, timeout_s: float) -> None:
+        """The same without blocking the event loop."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def finished() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+                loop.call_soon_threadsafe(ended.set)
+
+        with self._lock:
+            if self._ended:
+                ended.set()
+            else:
+                self._finished.append(finished)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await ended.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        with self._lock:
+            if not self._ended:
+                os.write(self._wake_write, b"x")
+        # A disk that hangs may hold the thread; it is a daemon and is left behind then.
+        self._thread.join(1.0)
+
+    # --- in the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._readable():
+                chunk = os.read(self._fd, _CHUNK_BYTES)
+                if not chunk:
+                    return
+                self._take(chunk)
+            self._take_the_rest()
+        finally:
+            self._end()
+
+    def _readable(self) -> bool:
+        """Wait for output (True) or for ``_stop`` (False)."""
+        if sys.platform == "win32":
+            return True  # pipes cannot be polled there: the thread ends with the last writer
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        return all(fd != self._wake_read for fd, _ in poll.poll())
+
+    def _take_the_rest(self) -> None:
+        """What the pipe holds at the end, without waiting for more."""
+        os.set_blocking(self._fd, False)
+        last = self.bytes_seen + _LAST_BYTES
+        with contextlib.suppress(BlockingIOError):
+            while self.bytes_seen < last and (chunk := os.read(self._fd, _CHUNK_BYTES)):
+                self._take(chunk)
+
+    def _take(self, chunk: bytes) -> None:
+        if self._file is not None:
+            self._file.write(chunk)
+        lines = chunk.split(b"\n")
+        with self._lock:
+            self.bytes_seen += len(chunk)
+            lines[0] = self._partial + lines[0][:_LINE_BYTES]
+            self._partial = lines.pop()[:_LINE_BYTES]
+            if self._watch is not None:
+                self._watch.look(lines)
+            self._tail.extend(line[:_LINE_BYTES] for line in lines[-_TAIL_LINES:])
+        if self._passed_on is not None and lines:
+            self._passed_on([line[:_LINE_BYTES] for line in lines])
+
+    def _end(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._passed_on is not None and self._partial:
+            self._passed_on([self._partial])  # last words without a line feed
+        with self._lock:
+            self._ended = True
+            for fd in (self._fd, self._wake_read, self._wake_write):
+                os.close(fd)
+            finished, self._finished = self._finished, []
+        for callback in finished:
+            callback()
+
+
+class _Watch:
+    """Finds lines in the thread and hands them over to the event loop."""
+
+    def __init__(
+        self, pattern: re.Pattern[bytes], callback: Callable[[str], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._pattern = pattern
+        self._callback = callback
+        self._loop = loop
+
+    def look(self, lines: list[bytes]) -> None:
+        found = [line[:_LINE_BYTES] for line in lines if self._pattern.search(line, 0, _LINE_BYTES)]
+        if found:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                self._loop.call_soon_threadsafe(self._deliver, found[-_TAIL_LINES:])
+
+    def _deliver(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self._callback(line.rstrip(b"\r").decode("utf-8", "replace"))
+
+
+# What the system says of these is true and helps nobody.
+_NO_FILES = {errno.ELOOP: "it is a symlink", errno.ENXIO: "it is a pipe or a socket"}
+
+
+class RotatedFile:
+    """A log file with a bound: ``path``, ``path.1`` … ``path.(files - 1)``, each of ``max_bytes`` at most.
+
+    Never raises. At the first failure (full disk, folder not writable, a symlink in its place) it says so
+    once, in the log and in ``error``, and drops everything from then on, unless it is told to ``reopen``.
+    What is written is in the file whole or not at all. ``holds``: what a person is told is missing
+    then; None: nobody is told.
+    """
+
+    def __init__(
+        self, path: Path, *, max_bytes: int, files: int, holds: str | None = "log of llama-server"
+    ) -> None:
+        self.error: str | None = None
+        self._holds = holds
+        self._warned = False
+        self._path = path
+        self._max_bytes = max_bytes
+        self._files = files
+        self._size = 0
+        self._fd: int | None = None
+        self._attempt(self._open)
+
+    def write(self, chunk: bytes) -> None:
+        if self._fd is not None:
+            self._attempt(lambda: self._write(chunk))
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def reopen(self) -> None:
+        """Go on with whatever is at ``path`` now, after a failure or because it was moved away."""
+        self.close()
+        self.error = None
+        self._attempt(self._open)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether what is written goes where ``path`` leads: logrotate may have moved it away."""
+        if self._fd is None:
+            return False
+        try:
+            there, ours = os.lstat(self._path), os.fstat(self._fd)
+        except OSError:
+            return False
+        return os.path.samestat(there, ours)
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OSError as error:
+            self.error = f"{self._path}: {error.strerror or error}"
+            self.close()
+            if self._holds is not None and not self._warned:
+                self._warned = True
+                _log.warning("no more %s is written: %s", self._holds, self.error)
+
+    def _write(self, chunk: bytes) -> None:
+        if self._size and self._size + len(chunk) > self._max_bytes:
+            self._rotate()
+        left = memoryview(chunk)
+        try:
+            while left and self._fd is not None:
+                written = os.write(self._fd, left)
+                self._size += written
+                left = left[written:]
+        except OSError:
+            self._take_back(len(chunk) - len(left))
+            raise
+
+    def _take_back(self, written: int) -> None:
+        """Half a line would spoil the next one too. Not if somebody else writes here as well."""
+        if self._fd is not None and written and os.fstat(self._fd).st_size == self._size:
+            os.ftruncate(self._fd, self._size - written)
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self._files - 1, 0, -1):
+            newer = self._path if number == 1 else self._numbered(number - 1)
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(self._numbered(number))
+        if self._files == 1:
+            self._path.unlink(missing_ok=True)
+        self._open()
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+    def _open(self) -> None:
+        """Open for appending; never through a symlink, never something that is not a plain file of ours."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        if sys.platform != "win32":
+            flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO would block here
+        try:
+            fd = os.open(self._path, flags, 0o600)
+        except OSError as error:
+            if (what := _NO_FILES.get(error.errno or 0)) is None:
+                raise
+            raise OSError(what) from error
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or (sys.platform != "win32" and status.st_uid != os.geteuid()):
+            os.close(fd)
+            raise OSError(f"not a plain file of this user (mode {status.st_mode:o}, owner {status.st_uid})")
+        self._fd, self._size = fd, status.st_size
+        if sys.platform != "win32" and stat.S_IMODE(status.st_mode) != 0o600:
+            os.fchmod(fd, 0o600)

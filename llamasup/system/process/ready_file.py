@@ -1,0 +1,128 @@
+"""The file that says where we listen, for as long as we do (``--ready-file``)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llamasup.errors import FolderUnusable, UsageInvalid
+from llamasup.system.process.identity import start_of
+from llamasup.system.storage.folders import atomic_write
+from llamasup.system.text import INVALID_JSON, json_text
+
+__all__ = ["ReadyFile", "clear_place", "remove_of"]
+
+_CONNECT_S = 0.5
+_MOST_BYTES = 65_536
+
+
+class ReadyFile:
+    """One run's ready file: written when requests are served, removed at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._written: tuple[int, int] | None = None
+
+    def write(self, ready: Mapping[str, object]) -> None:
+        """Write one JSON object and a line feed, atomically. Raises FolderUnusable."""
+        try:
+            atomic_write(self.path, json_text(ready).encode() + b"\n")
+            status = self.path.lstat()
+        except OSError as error:
+            raise FolderUnusable(
+                f"The folder {str(self.path.parent)!r} cannot be used: {error.strerror or error}.",
+                remedy="Make it a folder that you may write to, or name another file.",
+            ) from error
+        self._written = status.st_dev, status.st_ino
+
+    def remove(self) -> None:
+        """Remove it if it is still the one written here: another run may have taken the place."""
+        written, self._written = self._written, None
+        if written is None:
+            return
+        with contextlib.suppress(OSError):
+            status = self.path.lstat()
+            if (status.st_dev, status.st_ino) == written:
+                self.path.unlink()
+
+
+def clear_place(path: Path) -> None:
+    """Before the start: remove the ready file of a run that is over, lest somebody believes it.
+
+    Raises UsageInvalid when it cannot be ours: its run goes on, it is something else than a ready file, or
+    its folder is missing.
+    """
+    if not path.absolute().parent.is_dir():
+        raise UsageInvalid(
+            f"The folder of --ready-file {str(path)!r} does not exist.",
+            remedy="Make the folder, or name another file.",
+        )
+    try:
+        status = path.lstat()
+        content = _content(path, status.st_mode)
+        old = json.loads(content) if content else None
+    except FileNotFoundError:
+        return
+    except (OSError, *INVALID_JSON):
+        raise _foreign(path) from None
+    if old is not None and not _is_ready(old):
+        raise _foreign(path)
+    if old is not None and _serves(old):
+        raise UsageInvalid(
+            f"--ready-file {str(path)!r} belongs to a llamasup that is running: "
+            f"process {old['pid']} at {old['url']}.",
+            remedy="Stop that one, or name another file.",
+        )
+    with contextlib.suppress(OSError):  # then writing it says what is wrong
+        path.unlink()
+
+
+def remove_of(pid: int, path: Path) -> bool:
+    """Remove the ready file that process ``pid``, now dead, has left at ``path``."""
+    with contextlib.suppress(OSError, *INVALID_JSON):
+        old = json.loads(_content(path, path.lstat().st_mode))
+        if _is_ready(old) and old["pid"] == pid:
+            path.unlink()
+            return True
+    return False
+
+
+def _content(path: Path, mode: int) -> bytes:
+    if not stat.S_ISREG(mode):
+        raise ValueError("no plain file")
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES)
+
+
+def _is_ready(content: Any) -> bool:
+    return (
+        isinstance(content, dict)
+        and content.get("event") == "ready"
+        and isinstance(content.get("pid"), int)
+        and isinstance(content.get("host"), str)
+        and isinstance(content.get("port"), int)
+        and isinstance(content.get("url"), str)
+    )
+
+
+def _foreign(path: Path) -> UsageInvalid:
+    return UsageInvalid(
+        f"--ready-file {str(path)!r} is there already and is no ready file of llamasup.",
+        remedy="Name another file: this one would be overwritten.",
+    )
+
+
+def _serves(old: Mapping[str, Any]) -> bool:
+    """Whether its process is there and its port is taken: the number alone may be somebody else's by now."""
+    if start_of(old["pid"]) is None:
+        return False
+    try:
+        socket.create_connection((old["host"], old["port"]), _CONNECT_S).close()
+    except (OSError, OverflowError):
+        return False
+    return True

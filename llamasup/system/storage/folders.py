@@ -1,0 +1,335 @@
+"""Folders and files of our own: private, whole or absent, and gone at the end of the run.
+
+Folders are 0700 and belong to this user, files are 0600 and appear under their name only when complete; no
+symlink is followed (X13).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import re
+import secrets
+import select
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+from llamasup.errors import FolderUnusable
+from llamasup.system.process.identity import start_of
+
+__all__ = [
+    "LONGEST_SOCKET_NAME",
+    "OWNER",
+    "Claimed",
+    "RunFolder",
+    "atomic_write",
+    "cache_folder",
+    "claim",
+    "claim_file",
+    "models_folder",
+    "private_folder",
+    "read_bounded",
+    "run_folder",
+    "run_folders",
+    "state_folder",
+]
+
+# sockaddr_un: 108 bytes on Linux, 104 on macOS and the BSDs, the terminating NUL included.
+_SOCKET_PATH_BYTES = (108 if sys.platform == "linux" else 104) - 1
+# The name of a socket in the run folder may be this long, e.g. `child-3-12.sock`.
+LONGEST_SOCKET_NAME = 24
+# The command that writes to the pipe may first ask the user for a password.
+PIPE_WAIT_S = 60.0
+# In the run folder: when the process began that made it.
+OWNER = "owner"
+
+
+def private_folder(path: Path) -> Path:
+    """Make ``path`` a folder that only this user can enter, with the parents it needs.
+
+    Raises FolderUnusable where that cannot be had: a file or a symlink in its place, another owner, no right.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise _unusable(path, "it is a symlink" if stat.S_ISLNK(status.st_mode) else "it is no folder")
+        if sys.platform != "win32":
+            if status.st_uid != os.geteuid():
+                raise _unusable(path, f"it belongs to user {status.st_uid}")
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                path.chmod(0o700)
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from error
+    return path
+
+
+def _unusable(path: Path, reason: str) -> FolderUnusable:
+    return FolderUnusable(
+        f"The folder {str(path)!r} cannot be used: {reason}.",
+        remedy="Make it a folder that belongs to you alone, or remove what is in its place.",
+    )
+
+
+def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
+    """Give ``path`` this content at once: a reader sees the old file or the new one.
+
+    ``durable`` also survives a power cut (fsync of the file and its folder). Raises OSError.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            if mode != 0o600:
+                os.fchmod(file.fileno(), mode)  # whatever the umask says
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if durable and sys.platform != "win32":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_bounded(path: Path, most_bytes: int, *, flags: int = 0) -> tuple[bytes, os.stat_result]:
+    """At most ``most_bytes`` of a file that the user names, and its status.
+
+    A pipe (``<(command)``) is read to its end, and must be closed within ``PIPE_WAIT_S``; otherwise a named
+    pipe without a writer would block the start for ever. ``flags``: further ones for os.open(). Raises
+    OSError.
+    """
+    for name in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"):
+        flags |= getattr(os, name, 0)
+    with os.fdopen(os.open(path, os.O_RDONLY | flags), "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        wait = _pipe_wait(file.fileno()) if not stat.S_ISREG(status.st_mode) else None
+        content = b""
+        while len(content) < most_bytes:
+            if wait is not None:
+                wait()
+            piece = file.read(most_bytes - len(content))
+            if not piece:
+                break
+            content += piece
+    return content, status
+
+
+def _pipe_wait(fd: int) -> Callable[[], None] | None:
+    if sys.platform == "win32":
+        return None
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    until = monotonic() + PIPE_WAIT_S
+
+    def wait() -> None:
+        if not poll.poll(max(0.0, until - monotonic()) * 1000.0):
+            raise TimeoutError(errno.ETIMEDOUT, f"it is a pipe that was not closed within {PIPE_WAIT_S:g} s")
+
+    return wait
+
+
+# --- where things live ---------------------------------------------------------------------------
+
+
+def state_folder() -> Path:
+    """Logs and what a later run wants to know (``~/.local/state/llamasup``; systemd's StateDirectory=)."""
+    return _folder("STATE_DIRECTORY", "user_state_path")
+
+
+def cache_folder() -> Path:
+    """What can be made again (``~/.cache/llamasup``; systemd's CacheDirectory=)."""
+    return _folder("CACHE_DIRECTORY", "user_cache_path")
+
+
+def models_folder() -> Path:
+    """Where models go that are downloaded (``~/.local/share/llamasup/models``; with systemd a folder in
+    StateDirectory=). It is not made here.
+    """
+    if given := _systemd_folder("STATE_DIRECTORY"):
+        return given / "models"
+    import platformdirs
+
+    return platformdirs.user_data_path("llamasup", appauthor=False) / "models"
+
+
+def _folder(systemd_variable: str, kind: str) -> Path:
+    if given := _systemd_folder(systemd_variable):
+        return private_folder(given)
+    import platformdirs
+
+    path: Path = getattr(platformdirs, kind)("llamasup", appauthor=False)
+    return private_folder(path)
+
+
+def _systemd_folder(variable: str) -> Path | None:
+    # systemd.exec(5): set by RuntimeDirectory= and its kin; several are separated by colons.
+    first = os.environ.get(variable, "").partition(":")[0]
+    # With DynamicUser= it is a symlink of systemd's own: /var/lib/x -> private/x.
+    return Path(first).resolve() if first else None
+
+
+class RunFolder:
+    """A fresh private folder for this run, removed with all it holds. Its path is short, for sockets.
+
+    ``lock`` is the descriptor that says that the run goes on (``claim``); None where folders know no locks.
+    """
+
+    def __init__(self, path: Path, lock: int | None = None) -> None:
+        self.path = path
+        self._lock = lock
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Remove the folder. May be repeated."""
+        atexit.unregister(self.close)
+        if os.getpid() == self._pid:  # a forked copy of this process ends without taking it along
+            shutil.rmtree(self.path, ignore_errors=True)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Claimed(Exception):
+    """Another running process holds this folder or file."""
+
+
+def claim(folder: Path) -> int | None:
+    """Take ``folder`` for as long as the descriptor is open; a process that dies lets go by itself.
+
+    A lock, and not a process's number and start: it is exact whatever the clock does, in other containers
+    too, and of two that find a folder left behind one gets it. None where folders cannot be locked (Windows,
+    NFS). Raises Claimed where somebody has it, OSError where it is no folder.
+    """
+    if sys.platform == "win32":
+        return None
+    return _locked(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), folder)
+
+
+def claim_file(path: Path) -> int | None:
+    """The same for a lock file, which is not removed. Raises OSError if it cannot be created."""
+    if sys.platform == "win32":
+        return None
+    return _locked(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600), path)
+
+
+def _locked(fd: int, path: Path) -> int | None:
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise Claimed(str(path)) from None
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def run_folder() -> RunFolder:
+    """Make the folder of this run, in the first place that is ours and short enough for a socket's path.
+
+    ``$RUNTIME_DIRECTORY`` (systemd), ``$XDG_RUNTIME_DIR/llamasup``, the platform's own, ``/tmp/llamasup-UID``
+    and at last an unguessable folder of its own in ``/tmp``. Raises FolderUnusable when even that fails.
+    """
+    prefix = f"{os.getpid()}-"
+    for base in _run_bases():
+        if len(os.fsencode(base)) + len(f"/{prefix}12345678/") + LONGEST_SOCKET_NAME > _SOCKET_PATH_BYTES:
+            continue
+        with contextlib.suppress(FolderUnusable, OSError):
+            return _made(prefix, private_folder(base))
+    try:
+        return _made(f"llamasup-{prefix}", _short_temporary_folder())
+    except OSError as error:
+        raise _unusable(_short_temporary_folder(), error.strerror or str(error)) from error
+
+
+def _made(prefix: str, base: Path) -> RunFolder:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        # Until it is claimed it looks as if it had been left behind: somebody who sweeps may have it.
+        with contextlib.suppress(Claimed, FileNotFoundError):
+            lock = claim(path)
+            if path.exists():
+                with contextlib.suppress(OSError):  # a full disk: the lock says enough
+                    (path / OWNER).write_text(start_of(os.getpid()) or "")
+                return RunFolder(path, lock)
+            if lock is not None:
+                os.close(lock)
+
+
+def run_folders() -> Iterator[tuple[Path, int]]:
+    """Every run folder of this user that is there, our own or another's, with the process that made it."""
+    temporary = _short_temporary_folder()
+    bases = dict.fromkeys((*_run_bases(), *_login_bases()))
+    for base, pattern in (*((base, r"(\d+)-.+") for base in bases), (temporary, r"llamasup-(\d+)-.+")):
+        try:
+            entries = sorted(base.iterdir())
+        except OSError:  # not there, or not ours to look into
+            continue
+        for entry in entries:
+            named = re.fullmatch(pattern, entry.name)
+            if named and _is_own_folder(entry):
+                yield entry, int(named[1])
+
+
+def _is_own_folder(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:  # gone meanwhile
+        return False
+    return stat.S_ISDIR(status.st_mode) and (sys.platform == "win32" or status.st_uid == os.geteuid())
+
+
+def _run_bases() -> Iterator[Path]:
+    if given := _systemd_folder("RUNTIME_DIRECTORY"):
+        yield given
+    if given_by_login := os.environ.get("XDG_RUNTIME_DIR"):
+        yield Path(given_by_login) / "llamasup"
+    if sys.platform != "linux":
+        import platformdirs
+
+        yield platformdirs.user_runtime_path("llamasup", appauthor=False)
+    if sys.platform != "win32":
+        yield _short_temporary_folder() / f"llamasup-{os.geteuid()}"
+
+
+def _login_bases() -> Iterator[Path]:
+    """Where those that began in a login run, for commands that have none (cron, su, docker exec)."""
+    if sys.platform == "linux" and "XDG_RUNTIME_DIR" not in os.environ:
+        yield Path(f"/run/user/{os.geteuid()}/llamasup")
+
+
+def _short_temporary_folder() -> Path:
+    """``$TMPDIR``, or /tmp where that is too long for the paths of sockets (on macOS it has 50 bytes)."""
+    if sys.platform == "win32":
+        return Path(tempfile.gettempdir())
+    given = os.environ.get("TMPDIR", "")
+    folder = f"{given}/llamasup-{os.geteuid()}/{os.getpid()}-12345678/"
+    fits = len(os.fsencode(folder)) + LONGEST_SOCKET_NAME <= _SOCKET_PATH_BYTES
+    return Path(given if given.startswith("/") and fits else "/tmp")  # noqa: S108 - 0700 below it

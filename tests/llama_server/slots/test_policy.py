@@ -1,0 +1,144 @@
+"""What a saved slot is good for, which go first, and what llama-server's answers about them mean."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamasup.llama_server.flags import Reason
+from llamasup.llama_server.slots.policy import (
+    SavedSet,
+    SavedSlot,
+    SlotAnswer,
+    file_name,
+    is_current,
+    is_ours,
+    list_name,
+    read_answer,
+    slot_key,
+    to_drop,
+)
+
+FILE = ("/models/tiny.gguf", 1000, 7)
+KEY, TOKEN = "0" * 32, "f" * 16
+
+
+def saved(number: int, size_bytes: int) -> SavedSet:
+    slot = SavedSlot(0, file_name(KEY, f"{number:016x}", 0), 100, size_bytes, 1)
+    return SavedSet(KEY, f"{number:016x}", number, (FILE,), (slot,))
+
+
+def key(*flags: tuple[str, str | None], runtime: str = "build 1", file: tuple[str, int, int] = FILE) -> str:
+    return slot_key(runtime, [file], [Reason(flag, value, "") for flag, value in flags])
+
+
+# --- what fits --------------------------------------------------------------------------------------
+
+
+def test_the_same_plan_has_the_same_key_whatever_its_order_address_and_threads() -> None:
+    base = key(("--ctx-size", "4096"), ("--flash-attn", "on"))
+    assert base == key(("--flash-attn", "on"), ("--ctx-size", "4096"))
+    assert base == key(
+        ("--ctx-size", "4096"),
+        ("--flash-attn", "on"),
+        *((flag, "1") for flag in ("--host", "--port", "--threads", "--cache-ram", "--verbosity")),
+        ("--slot-save-path", "/elsewhere"),
+    )
+    left_out = Reason("--mlock", None, "left out", passed=False)
+    flags = [Reason("--ctx-size", "4096", ""), Reason("--flash-attn", "on", ""), left_out]
+    assert base == slot_key("build 1", [FILE], flags)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        key(("--ctx-size", "8192")),
+        key(("--ctx-size", "4096"), ("--cache-type-k", "q8_0")),
+        key(("--ctx-size", "4096"), ("--kv-unified", None)),
+        key(("--ctx-size", "4096"), ("--lora", "/a.gguf")),
+        key(("--ctx-size", "4096"), runtime="build 2"),
+        key(("--ctx-size", "4096"), file=("/models/tiny.gguf", 1000, 8)),
+        key(("--ctx-size", "4096"), file=("/models/other.gguf", 1000, 7)),
+        key(),
+    ],
+)
+def test_another_context_cache_build_or_file_has_another_key(other: str) -> None:
+    assert key(("--ctx-size", "4096")) != other
+
+
+def test_a_set_is_good_while_each_file_of_its_model_is_as_it_was() -> None:
+    two = replace(saved(1, 10), files=(FILE, ("/models/mmproj.gguf", 5, 5)))
+    there = {path: (path, size, mtime) for path, size, mtime in two.files}
+    assert is_current(two, there.get)
+    assert not is_current(two, (there | {"/models/mmproj.gguf": ("/models/mmproj.gguf", 5, 6)}).get)
+    assert not is_current(two, {"/models/tiny.gguf": FILE}.get)
+
+
+# --- names ------------------------------------------------------------------------------------------
+
+
+def test_only_files_with_our_names_are_ours() -> None:
+    assert is_ours(file_name(KEY, TOKEN, 0))
+    assert is_ours(list_name(KEY, TOKEN))
+    for name in (
+        "",
+        "slot.kv",
+        f"../{list_name(KEY, TOKEN)}",
+        f"{list_name(KEY, TOKEN)}\n",
+        f"{KEY}-{TOKEN}.kv",
+    ):
+        assert not is_ours(name)
+
+
+# --- what goes --------------------------------------------------------------------------------------
+
+
+def test_the_longest_unused_goes_first_and_no_more_than_has_to() -> None:
+    sets = [saved(3, 30), saved(1, 10), saved(2, 20)]
+    assert to_drop(sets, 60) == ()
+    assert to_drop(sets, 59) == (saved(1, 10),)
+    assert to_drop(sets, 49) == (saved(2, 20), saved(1, 10))
+    assert to_drop(sets, 0) == (saved(3, 30), saved(2, 20), saved(1, 10))
+
+
+def test_many_small_ones_are_bounded_by_their_number() -> None:
+    assert to_drop([saved(number, 1) for number in range(300)], 1000) == tuple(
+        saved(number, 1) for number in reversed(range(44))
+    )
+
+
+@given(st.lists(st.integers(0, 100), max_size=20), st.integers(-10, 500))
+def test_what_stays_fits_and_is_the_newest(sizes: list[int], most_bytes: int) -> None:
+    sets = [saved(number, size) for number, size in enumerate(sizes)]
+    gone = to_drop(sets, most_bytes)
+    stays = [each for each in sets if each not in gone]
+    assert sum(each.size_bytes for each in stays) <= max(0, most_bytes)
+    assert not stays or not gone or min(each.saved_ns for each in stays) > max(each.saved_ns for each in gone)
+
+
+def test_a_set_knows_what_it_holds() -> None:
+    slots = (*saved(1, 10).slots, *saved(2, 20).slots)
+    both = replace(saved(1, 10), slots=slots)
+    assert (both.size_bytes, both.tokens) == (30, 200)
+
+
+# --- answers ----------------------------------------------------------------------------------------
+
+
+def test_an_answer_tells_the_tokens_or_what_was_in_the_way() -> None:
+    done = {"id_slot": 0, "filename": "a", "n_saved": 458, "n_written": 241928}
+    assert read_answer(200, json.dumps(done).encode(), "n_saved") == SlotAnswer(458)
+    refused = {"error": {"code": 400, "message": "Unable to restore slot", "type": "invalid_request_error"}}
+    assert read_answer(400, json.dumps(refused).encode(), "n_restored").problem == "Unable to restore slot"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b'{"error":"no"}', b'{"n_saved":"many"}', b"[" * 9999]
+)
+def test_an_answer_that_is_none_is_a_problem(body: bytes) -> None:
+    for status in (200, 500):
+        assert read_answer(status, body, "n_saved").problem.startswith(f"it answered {status}: ")

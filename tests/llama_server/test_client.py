@@ -1,0 +1,205 @@
+"""The prober against a mocked transport: what it hears, and when it looks again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import httpx
+import pytest
+import respx
+
+from llamasup.gguf.header import ModelClass
+from llamasup.http.address import TcpAddress
+from llamasup.llama_server import client
+from llamasup.llama_server.client import Health, Prober
+from llamasup.llama_server.progress import ServerWork
+from llamasup.llama_server.warmup import warm_up_request
+from llamasup.supervision.liveness import Proof
+
+ADDRESS = TcpAddress("127.0.0.1", 8080)
+
+
+def health_of(*answers: httpx.Response | Exception) -> list[Health]:
+    async def ask() -> list[Health]:
+        async with Prober(ADDRESS) as prober:
+            return [await prober.health() for _ in answers]
+
+    with respx.mock(base_url=ADDRESS.url) as server:
+        server.get("/health").mock(side_effect=list(answers))
+        return asyncio.run(ask())
+
+
+def test_health_is_what_the_server_answers() -> None:
+    assert health_of(
+        httpx.ConnectError("nobody listens yet"),
+        httpx.Response(503, json={"error": {"message": "Loading model"}}),
+        httpx.Response(200, json={"status": "ok"}),
+    ) == [Health.SILENT, Health.LOADING, Health.OK]
+
+
+def test_garbage_and_silence_are_no_health() -> None:
+    assert (
+        health_of(httpx.Response(404), httpx.RemoteProtocolError("garbage"), httpx.ReadTimeout("nothing"))
+        == [Health.SILENT] * 3
+    )
+
+
+def test_probing_goes_on_until_the_server_is_healthy_and_tells_of_the_loading() -> None:
+    told = []
+
+    async def wait() -> None:
+        async with Prober(ADDRESS) as prober:
+            await prober.until_healthy(asyncio.Event(), lambda: told.append("loading"))
+
+    with respx.mock(base_url=ADDRESS.url) as server:
+        route = server.get("/health").mock(
+            side_effect=[httpx.ConnectError("no"), httpx.Response(503), httpx.Response(200)]
+        )
+        asyncio.run(wait())
+        assert route.call_count == 3
+    assert told == ["loading"]
+
+
+def test_the_ready_line_ends_a_sleep_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an hour between probes only the ready line can bring the next one about."""
+    monkeypatch.setattr(client, "FIRST_PROBE_DELAY_S", 3600.0)
+    monkeypatch.setattr(client, "LONGEST_PROBE_DELAY_S", 3600.0)
+
+    async def wait() -> None:
+        heard = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        async with Prober(ADDRESS) as prober:
+
+            def on_loading() -> None:
+                loop.call_soon(heard.set)
+
+            await prober.until_healthy(heard, on_loading)
+
+    with respx.mock(base_url=ADDRESS.url) as server:
+        route = server.get("/health").mock(side_effect=[httpx.Response(503), httpx.Response(200)])
+        asyncio.run(wait())
+        assert route.call_count == 2
+
+
+def test_a_ready_line_that_comes_a_moment_too_early_starts_the_backoff_afresh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """503, (ready line), 503, 200: the third look comes after the shortest delay, not the next longer."""
+    slept: list[float] = []
+    monkeypatch.setattr(client, "FIRST_PROBE_DELAY_S", 0.001)
+    real_timeout = asyncio.timeout
+
+    def noted(seconds: float) -> asyncio.Timeout:
+        slept.append(seconds)
+        return real_timeout(seconds)
+
+    monkeypatch.setattr(asyncio, "timeout", noted)
+    looks = 0
+
+    async def wait() -> None:
+        heard = asyncio.Event()
+
+        def on_loading() -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 5:
+                heard.set()
+
+        async with Prober(ADDRESS) as prober:
+            await prober.until_healthy(heard, on_loading)
+
+    with respx.mock(base_url=ADDRESS.url) as server:
+        server.get("/health").mock(side_effect=[httpx.Response(503)] * 7 + [httpx.Response(200)])
+        asyncio.run(wait())
+    ours = [seconds for seconds in slept if seconds < 1]
+    assert ours == pytest.approx([0.001, 0.002, 0.004, 0.008, 0.001, 0.002])
+
+
+def test_the_childs_own_key_goes_with_every_probe() -> None:
+    async def ask() -> None:
+        async with Prober(ADDRESS, "child-key") as prober:
+            await prober.health()
+            await prober.ask(warm_up_request(ModelClass.DECODER))
+
+    with respx.mock(base_url=ADDRESS.url) as server:
+        server.get("/health").respond(200)
+        server.post("/completion").respond(200, json={"tokens_predicted": 1})
+        asyncio.run(ask())
+        assert {call.request.headers["authorization"] for call in server.calls} == {"Bearer child-key"}
+
+
+def test_metrics_are_none_when_the_server_has_none_to_give() -> None:
+    async def ask() -> list[str | None]:
+        async with Prober(ADDRESS) as prober:
+            return [await prober.metrics() for _ in range(3)]
+
+    with respx.mock(base_url=ADDRESS.url) as server:
+        server.get("/metrics").mock(
+            side_effect=[httpx.Response(501), httpx.ReadTimeout("slow"), httpx.Response(200, text="a 1\n")]
+        )
+        assert asyncio.run(ask()) == [None, None, "a 1\n"]
+
+
+def test_work_is_read_from_slots_and_metrics_as_far_as_there_are_any() -> None:
+    async def ask() -> list[ServerWork]:
+        async with Prober(ADDRESS) as prober:
+            return [await prober.work(1.0) for _ in range(2)]
+
+    busy = [{"id": 0, "id_task": 1, "is_processing": True, "next_token": [{"n_decoded": 3}]}]
+    with respx.mock(base_url=ADDRESS.url) as server:
+        server.get("/slots").mock(side_effect=[httpx.Response(200, json=busy), httpx.Response(501)])
+        server.get("/metrics").mock(
+            side_effect=[httpx.ReadTimeout("slow"), httpx.Response(200, text="llamacpp:n_decode_total 7\n")]
+        )
+        assert asyncio.run(ask()) == [ServerWork({"0/1": 3}, prefilling=False), ServerWork(total=7.0)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "missing"),
+    [
+        (httpx.Response(200, json={"tokens_predicted": 1}), None),
+        (httpx.Response(400, json={"error": {"message": "no such thing"}}), None),  # it works, and says no
+        (httpx.Response(200, json={"tokens_predicted": 0}), "answered 200 without one token"),
+        (httpx.Response(500, json={"error": {"message": "decode failed"}}), "answered 500: decode failed"),
+        (httpx.ReadError("reset"), "was not answered: reset"),
+    ],
+)
+def test_a_proof_is_a_token_or_a_refusal(answer: httpx.Response | Exception, missing: str | None) -> None:
+    async def ask() -> Proof:
+        async with Prober(ADDRESS) as prober:
+            return await prober.prove(warm_up_request(ModelClass.DECODER))
+
+    with respx.mock(base_url=ADDRESS.url) as server:
+        server.post("/completion").mock(side_effect=[answer])
+        proof = asyncio.run(ask())
+    assert (proof.missing is None) == (missing is None)
+    assert missing is None or missing in str(proof.missing)
+
+
+def test_health_that_drips_is_silence() -> None:
+    """httpx alone would wait for as long as a byte comes now and then."""
+
+    over = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b".")
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.01):
+                        await reader.read(1000)
+        writer.close()
+        over.set()
+
+    async def ask() -> Health:
+        async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with Prober(TcpAddress("127.0.0.1", port)) as prober:
+                health = await prober.health(0.1)
+            await over.wait()
+            return health
+
+    assert asyncio.run(ask()) is Health.SILENT

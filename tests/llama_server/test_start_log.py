@@ -1,0 +1,73 @@
+"""The lines of a start that matter at once; wordings as llama-server b11434 writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from llamasup.llama_server.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0.00.017.356 I srv  llama_server: model loaded",
+        "0.00.017.376 I srv  llama_server: listening on http://127.0.0.1:18231",
+        "main: server is listening on http://127.0.0.1:8080 - starting the main loop",
+    ],
+)
+def test_a_server_that_says_it_listens_is_worth_a_look(line: str) -> None:
+    assert read_line(line) == Ready()
+
+
+def test_a_failed_fit_is_the_end_of_the_start() -> None:
+    line = (
+        "W cmn  common_fit_params: failed to fit params to free device memory: n_ctx_min is too large, abort"
+    )
+    heard = read_line(line)
+    assert isinstance(heard, Doom)
+    assert heard.diagnosis.cause == "fit_failed"
+    assert "n_ctx_min is too large" in heard.diagnosis.message
+    assert (heard.diagnosis.deterministic, heard.diagnosis.exit_code) == (True, 71)
+
+
+def test_a_fit_that_was_given_up_because_a_person_set_layers_is_none() -> None:
+    line = "failed to fit params to free device memory: n_gpu_layers already set by user to 10, abort"
+    assert read_line(line) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "W srv  load_model: the target and draft vocabs are not compatible",
+        "E srv  load_model: failed to initialize speculative decoding context: draft vocab",
+    ],
+)
+def test_a_draft_that_is_loaded_and_not_used_is_a_warning(line: str) -> None:
+    heard = read_line(line)
+    assert isinstance(heard, Warned)
+    assert "does not use the draft model" in heard.message
+    assert heard.remedy
+
+
+def test_sizes_are_kept_for_later_and_the_rest_is_nothing() -> None:
+    assert read_line("llama_kv_cache:        CPU KV buffer size =     1.00 MiB") == SizeTold()
+    assert read_line("0.00.008.857 I llama_model_loader: - kv  13: llama.vocab_size u32 = 554") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model loaded",
+        "failed to fit params to free device memory: x",
+        "the target and draft vocabs are not compatible",
+        "failed to initialize speculative decoding context: x",
+        "CPU compute buffer size = 3.58 MiB",
+        "clip_model_loader: model size:         0.05 MiB",
+        "llama_context: n_ctx         = 2048",
+        "CLIP using CPU backend",
+        "fitting params to device memory ...",
+    ],
+)
+def test_the_filter_lets_through_all_that_is_understood(line: str) -> None:
+    assert read_line(line) is not None
+    assert TELLING.search(line.encode())

@@ -1,0 +1,289 @@
+"""A pool of models over real children of the fake server, and clients that take leases of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from llamasup.llama_server.settings import Settings
+from llamasup.models.names import NameIndex
+from llamasup.models.registry import Registry
+from llamasup.models.spec import ModelOptions, ModelSpec, Stay
+from llamasup.pool import sizing
+from llamasup.pool.catalog.catalog import Catalog
+from llamasup.pool.model import Sized, Tenancy, size_up
+from llamasup.pool.policy import Phase, ResidencyPolicy
+from llamasup.pool.pool import Pool, PoolOptions
+from llamasup.pool.processes import Runners
+from llamasup.pool.sizing import Fetch
+from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.wait_queue import Ticket
+from llamasup.supervision.events import Bus, ModelLeaves, Notice, StateChanged
+from llamasup.supervision.states import Policy, State
+from llamasup.testing.fake_server import install
+from tests.patience import PATIENCE_S
+
+__all__ = [
+    "PATIENCE_S",
+    "Asking",
+    "HeldSizing",
+    "Pooled",
+    "file_of",
+    "in_a_loop",
+    "pooled",
+    "registry_of",
+    "server",
+    "spec_of",
+]
+
+N = TypeVar("N")
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, for pytest. It keeps its fixtures."""
+
+    @wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*arguments, **fixtures))
+
+    return run
+
+
+class HeldSizing:
+    """Sizes as ever, but not before it is told to. ``begun`` waits for somebody who wants a size."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._really = sizing.__dict__["size_up"]
+        self._begun, self._go_on = threading.Event(), threading.Event()
+        monkeypatch.setattr(sizing, "size_up", self._size_up)
+
+    def _size_up(self, *arguments: Any) -> Sized:
+        self._begun.set()
+        self._go_on.wait(PATIENCE_S)
+        found = self._really(*arguments)
+        assert isinstance(found, Sized)
+        return found
+
+    async def begun(self) -> None:
+        await asyncio.to_thread(self._begun.wait, PATIENCE_S)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+def server(folder: Path, faults: Mapping[str, Iterable[str]] | None = None) -> Path:
+    """A llama-server that misbehaves for the models whose command lines hold a part that ``faults`` names."""
+    usual = install(folder / "usual-server")
+    cases = [
+        f'*{shlex.quote(part)}*) exec {shlex.quote(str(install(folder / f"server-{number}", *said)))} "$@" ;;'
+        for number, (part, said) in enumerate((faults or {}).items())
+    ]
+    path = folder / "llama-server"
+    path.write_text("\n".join(["#!/bin/sh", 'case "$*" in', *cases, "esac", f'exec "{usual}" "$@"', ""]))
+    path.chmod(0o755)
+    return path
+
+
+def file_of(folder: Path, name: str, model: Path) -> Path:
+    path = folder / f"{name}.gguf"
+    shutil.copy(model, path)
+    return path
+
+
+def spec_of(path: Path, *, stay: Stay | None = None, ctx_size: int = 512, **options: object) -> ModelSpec:
+    """As the registry makes one of this file."""
+    status = path.stat()
+    name = path.stem
+    return ModelSpec(
+        name,
+        str(path),
+        settings=Settings(alias=name, ctx_size=ctx_size, parallel=1),
+        options=ModelOptions(**options),  # type: ignore[arg-type]
+        stay=Stay() if stay is None else stay,
+        replicas=int(options.get("replicas") or 1),  # type: ignore[call-overload]
+        identity=((str(path), status.st_size, status.st_mtime_ns),),
+    )
+
+
+def registry_of(*specs: ModelSpec) -> Registry:
+    names = {name: each.id for each in specs for name in each.names}
+    return Registry({each.id: each for each in specs}, names, None, _index=NameIndex(names))
+
+
+class Asking:
+    """One request: it comes, waits if it has to, and keeps what it was told."""
+
+    def __init__(self, catalog: Catalog, model: str) -> None:
+        self.body = b""
+        self.lease: Lease | None = None
+        self.why: Unavailable | None = None
+        self._over = asyncio.Event()
+        self.ticket = Ticket(self, asyncio.get_running_loop().time(), 0)
+        found = catalog.lease(model, infers=True)
+        if isinstance(found, Unavailable) and found.may_wait:
+            found = catalog.room(model).enter(self.ticket) or found
+        if isinstance(found, Lease):
+            self.served(found)
+        elif not self.ticket.waits:
+            self.refused(found)
+
+    def served(self, lease: Lease) -> None:
+        self.lease = lease
+        self._over.set()
+
+    def refused(self, why: Unavailable) -> None:
+        self.why = why
+        self._over.set()
+
+    @property
+    def waits(self) -> bool:
+        return not self._over.is_set()
+
+    async def answer(self) -> Lease | Unavailable:
+        async with asyncio.timeout(PATIENCE_S):
+            await self._over.wait()
+        found = self.lease or self.why
+        assert found is not None
+        return found
+
+    async def served_by(self) -> int:
+        """The generation that took it."""
+        found = await self.answer()
+        assert isinstance(found, Lease), found
+        return found.endpoint.generation
+
+    async def refusal(self) -> Unavailable:
+        found = await self.answer()
+        assert isinstance(found, Unavailable), found
+        return found
+
+    def goes(self) -> None:
+        assert self.lease is not None
+        self.lease.release()
+
+
+class Pooled:
+    """A pool that runs, its models by their names, and what it has told."""
+
+    def __init__(self, pool: Pool, catalog: Catalog, needs_bytes: int) -> None:
+        self.pool = pool
+        self.catalog = catalog
+        self.needs_bytes = needs_bytes
+        self.notices: list[Notice] = []
+        self._news = asyncio.Event()
+        pool.bus.listen(self._hear)
+
+    def _hear(self, notice: Notice) -> None:
+        self.notices.append(notice)
+        self._news.set()
+
+    def __getitem__(self, name: str) -> Tenancy:
+        tenancy = self.catalog.find(name)
+        assert tenancy is not None
+        return tenancy
+
+    def ask(self, model: str) -> Asking:
+        return Asking(self.catalog, model)
+
+    async def load(self, model: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.pool.load(self[model])
+
+    async def unload(self, model: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.pool.unload(self[model])
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Asked again whenever something was told, and in between: not all that changes is told."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                self._news.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.02):
+                        await self._news.wait()
+
+    async def decided(self) -> None:
+        """Once more, and what was decided is under way."""
+        self.pool.decide_soon()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def until_phase(self, model: str, phase: Phase) -> None:
+        tenancy = self[model]
+        await self.until(lambda: tenancy.phase is phase)
+
+    def pids(self, *models: str) -> dict[str, int | None]:
+        return {name: self[name].runners[0].pid for name in models}
+
+    def loads(self, model: str) -> int:
+        """How often it became ready."""
+        return sum(
+            isinstance(each, StateChanged) and each.model == model and each.state is State.READY
+            for each in self.notices
+        )
+
+    def left(self) -> list[tuple[str, str, str]]:
+        """Who was unloaded, why, and for whom."""
+        found = [each for each in self.notices if isinstance(each, ModelLeaves)]
+        return [(each.model, each.reason, each.for_model) for each in found]
+
+    def apply(self, *specs: ModelSpec) -> None:
+        self.catalog.apply(registry_of(*specs))
+
+
+@asynccontextmanager
+async def pooled(
+    folder: Path,
+    *specs: ModelSpec,
+    runtime: Path | None = None,
+    room_for: float = 100,
+    policy: Policy | None = None,
+    residency: ResidencyPolicy | None = None,
+    fetch: Fetch | None = None,
+    budget: Mapping[str, int] | None = None,
+) -> AsyncIterator[Pooled]:
+    """``room_for``: of how many models of the first one's size there is memory."""
+    path = server(folder) if runtime is None else runtime
+    environ = dict(os.environ)
+    here = next((each for each in specs if not each.is_remote), None)
+    needs = 1 << 30 if here is None else size_up(here, {"ram": 1 << 50}, str(path), environ).needs["ram"]
+    bus = Bus()
+    run_folder = folder / "run"
+    run_folder.mkdir(mode=0o700, exist_ok=True)
+    options = PoolOptions(
+        budget=budget or {"ram": int(needs * room_for)},
+        policy=policy or Policy(drain_timeout_s=5.0),
+        residency=residency or ResidencyPolicy(turn_s=0.2),
+        runtime=str(path),
+        environ=environ,
+    )
+    pool = Pool(options, Runners(bus, run_folder, log_path=lambda model: None), bus, fetch)
+    it = Pooled(pool, Catalog(registry_of(*specs), pool), needs)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(pool.run(), name="pool")
+        await pool.running.wait()
+        try:
+            yield it
+        finally:
+            pool.ask_stop(now=True)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await pool.ended()
+            finally:
+                running.cancel()
+
+
+def with_context(spec: ModelSpec, ctx_size: int) -> ModelSpec:
+    """The same with other settings: another process is needed."""
+    return replace(spec, settings=replace(spec.settings, ctx_size=ctx_size))

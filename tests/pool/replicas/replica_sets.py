@@ -1,0 +1,76 @@
+"""Processes of one model that serve, load and fail when a test says so."""
+
+from __future__ import annotations
+
+from llamasup.http.address import UnixAddress
+from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import Policy
+
+LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=2.0, may_wait=True)
+
+__all__ = ["LOADING", "Replica", "served_model"]
+
+
+class Replica(InstanceRunner):
+    """A runner without a child: what it would say of one is set from outside."""
+
+    def __init__(self, served: ServedModel, path: str = "/run/1.sock", *, places: int = UNLIMITED) -> None:
+        # Nothing of a real runner's: no child, no events.
+        self.model = "tiny"
+        self.room = served.room
+        self.when_vacant = None
+        self._generation = None
+        self.why: Unavailable = LOADING
+        self.is_leaving = False
+        self.serves: Endpoint | None = None
+        self._path = path
+        self._places = places
+        self._number = 0
+        served.add(self)
+
+    def becomes_ready(self) -> Endpoint:
+        self._number += 1
+        self.serves = Endpoint(
+            self.model,
+            self._number,
+            UnixAddress(self._path),
+            places=self._places,
+            when_free=self.room.place_free,
+            when_vacant=self.when_vacant,
+        )
+        self.room.changed()
+        return self.serves
+
+    def becomes(self, why: Unavailable, *, leaving: bool = False) -> None:
+        """As a runner does it: those who wait hear first, then what is in flight is broken off."""
+        old, self.serves = self.serves, None
+        self.why, self.is_leaving = why, leaving
+        self.room.changed()
+        if old is not None:
+            old.close("llama-server was killed")
+
+    # --- what a runner says
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        return self.serves
+
+    @property
+    def leaves(self) -> bool:
+        return self.is_leaving
+
+    def unavailable(self) -> Unavailable:
+        return self.why
+
+    def lease(self, *, infers: bool = False) -> Lease | Unavailable:
+        return self.why if self.serves is None else self.serves.lease_if_free(infers=infers)
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self.serves is None else self.serves.in_flight
+
+
+def served_model(policy: Policy | None = None) -> ServedModel:
+    return ServedModel(policy=policy or Policy())

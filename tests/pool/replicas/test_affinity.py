@@ -1,0 +1,76 @@
+"""Who gets a request of several: the longest match, unless it is much busier."""
+
+from __future__ import annotations
+
+import pytest
+
+from llamasup.pool.replicas.affinity import LEAST_FIT, MOST_BUSIER, MOST_MARKS, AskedBefore, Candidate, choose
+from llamasup.pool.replicas.conversation import Conversation
+
+
+def conversation(*marks: int, size: int = 0) -> Conversation:
+    """Each of its messages has ten letters."""
+    sizes = tuple(10 * (number + 1) for number in range(len(marks)))
+    return Conversation(marks, sizes, size or sizes[-1])
+
+
+@pytest.mark.parametrize(
+    ("candidates", "chosen"),
+    [
+        # nothing is known: the least busy; of equal ones the one that was given nothing for longest
+        ([Candidate(0.5), Candidate(0.25), Candidate(0.75)], 1),
+        ([Candidate(0.0, turn=7), Candidate(0.0, turn=3), Candidate(0.0, turn=5)], 1),
+        ([Candidate(0.0, turn=7), Candidate(0.25, turn=3)], 0),
+        # a match is worth a queue of half the places
+        ([Candidate(0.0), Candidate(MOST_BUSIER, 0.9)], 1),
+        ([Candidate(0.0), Candidate(MOST_BUSIER + 0.25, 0.9)], 0),
+        ([Candidate(0.25), Candidate(MOST_BUSIER + 0.25, 0.9)], 1),
+        # the longer one wins, the less busy one of equals; who is too busy leaves it to the next
+        ([Candidate(0.0, 0.3), Candidate(0.25, 0.9)], 1),
+        ([Candidate(0.25, 0.9), Candidate(0.0, 0.9)], 1),
+        ([Candidate(0.0, 0.9, turn=2), Candidate(0.0, 0.9, turn=1)], 1),
+        ([Candidate(0.25, 0.3), Candidate(0.75, 0.9), Candidate(0.0)], 0),
+        # a few words in common are none
+        ([Candidate(0.25, LEAST_FIT / 2), Candidate(0.0)], 1),
+        ([Candidate(0.25, LEAST_FIT), Candidate(0.0)], 0),
+        ([Candidate(1.0)], 0),
+    ],
+)
+def test_the_choice(candidates: list[Candidate], chosen: int) -> None:
+    assert choose(candidates) == chosen
+
+
+def test_the_fit_is_the_share_of_the_request_that_was_asked_before() -> None:
+    before = AskedBefore()
+    assert before.fit(conversation(1, 2)) == 0.0
+    before.add(conversation(1, 2), turn=1)
+    assert before.fit(conversation(1, 2)) == 1.0
+    assert before.fit(conversation(1, 2, 3, 4)) == 0.5
+    assert before.fit(conversation(1, 9, 8, 7, size=100)) == 0.1
+    assert before.fit(conversation(9, 8)) == 0.0
+
+
+def test_what_has_no_conversation_fits_nobody_and_is_not_remembered() -> None:
+    before = AskedBefore()
+    before.add(None, turn=4)
+    assert (len(before), before.turn) == (0, 4)
+    before.add(conversation(1), turn=5)
+    assert (before.fit(None), before.turn) == (0.0, 5)
+
+
+def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
+    before = AskedBefore()
+    before.add(conversation(1), turn=1)
+    before.add(conversation(2), turn=2)
+    before.add(conversation(1), turn=3)
+    before.add(conversation(*range(100, 100 + MOST_MARKS - 1)), turn=4)
+    assert len(before) == MOST_MARKS
+    assert (before.fit(conversation(1)), before.fit(conversation(2))) == (1.0, 0.0)
+
+
+def test_a_request_of_more_than_can_be_remembered_keeps_its_end() -> None:
+    before = AskedBefore()
+    marks = tuple(range(MOST_MARKS + 10))
+    before.add(conversation(*marks), turn=1)
+    assert len(before) == MOST_MARKS
+    assert before.fit(conversation(*marks)) == 1.0

@@ -1,0 +1,531 @@
+"""One model and its processes: who gets a request, who waits, and what is told while none serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llamasup.http.address import UnixAddress
+from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Unavailable
+from llamasup.queueing.wait_queue import Ticket
+from llamasup.supervision.events import Bus
+from llamasup.supervision.plan_protocol import AnyPlanMaker
+from llamasup.supervision.runner import NOT_RUNNING, STOPPING, InstanceRunner
+from llamasup.supervision.states import Policy, State
+from tests.pool.pools import in_a_loop
+from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
+from tests.proxy.test_cost import REPEATS, Calls
+
+SWAPPING = Unavailable(503, "Another model has its memory", cause="making_room", may_wait=True)
+TO_BE_LOADED = Unavailable(503, "Not loaded", cause="not_loaded", may_wait=True)
+STOPPED = Unavailable(503, "The model is not running", cause="stopped")
+FAILED = Unavailable(503, "It crashed too often", cause="killed", remedy="see the log", retry_after_s=300.0)
+
+
+def idle_runner(served: ServedModel, folder: Path = Path("/nowhere")) -> InstanceRunner:
+    """A real one, of which nothing was asked yet."""
+    planner: AnyPlanMaker = object()  # type: ignore[assignment]
+    runner = InstanceRunner(
+        "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=folder, log_path=None
+    )
+    served.add(runner)
+    return runner
+
+
+class Client:
+    """Comes, waits if it has to, and keeps what it was told."""
+
+    def __init__(self, served: ServedModel, body: bytes = b"", *, infers: bool = True) -> None:
+        self.served_model = served
+        self.body = body
+        self.lease: Lease | None = None
+        self.why: Unavailable | None = None
+        self.ticket = Ticket(self, 0.0, len(body), needs_place=infers)
+        found = served.lease(infers=infers, body=body)
+        if isinstance(found, Lease):
+            self.lease = found
+        elif found.may_wait:
+            self.why = served.room.enter(self.ticket)
+        else:
+            self.why = found
+
+    def served(self, lease: Lease) -> None:
+        self.lease = lease
+
+    def refused(self, why: Unavailable) -> None:
+        self.why = why
+
+    @property
+    def waits(self) -> bool:
+        return self.ticket.waits
+
+    @property
+    def at(self) -> Endpoint:
+        assert self.lease is not None
+        return self.lease.endpoint
+
+    def goes(self) -> None:
+        assert self.lease is not None
+        self.lease.release()
+
+    def is_broken_off(self) -> bool:
+        """Its server went before it answered; whether it may wait again. As an exchange does it."""
+        lease, self.lease = self.lease, None
+        assert lease is not None
+        taken = self.served_model.room.put_back(self.ticket, lease.endpoint, sent=True)
+        lease.release()
+        return taken
+
+
+def two(places: int = 2, policy: Policy | None = None) -> tuple[ServedModel, Endpoint, Endpoint]:
+    served = served_model(policy)
+    first, second = (Replica(served, f"/run/{n}.sock", places=places) for n in (1, 2))
+    return served, first.becomes_ready(), second.becomes_ready()
+
+
+def talk(*turns: str) -> bytes:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(turns)]
+    return json.dumps({"model": "tiny", "messages": messages}).encode()
+
+
+# --- one process
+
+
+@in_a_loop
+async def test_requests_wait_through_one_process_and_into_the_next() -> None:
+    served = served_model()
+    old = Replica(served)
+    client = Client(served)
+    assert client.waits
+    old.becomes(STOPPED, leaving=True)
+    assert client.why == STOPPED  # nothing was said of another that will come
+    served.absent = TO_BE_LOADED
+    client = Client(served)
+    served.remove(old)
+    served.remove(old)
+    assert client.waits
+    new = Replica(served)
+    assert client.waits
+    assert client.lease is None
+    endpoint = new.becomes_ready()
+    assert client.at is endpoint
+
+
+@in_a_loop
+async def test_without_any_process_it_is_said_that_there_is_none_or_what_the_owner_says() -> None:
+    served = served_model()
+    assert served.lease() is NOT_RUNNING
+    served.absent = TO_BE_LOADED
+    assert served.lease() is TO_BE_LOADED
+    client = Client(served)
+    assert client.waits
+    served.absent = FAILED
+    assert (client.why, served.serving()) == (FAILED, FAILED)
+
+
+@in_a_loop
+async def test_one_that_leaves_says_nothing_where_another_is_to_come_and_one_that_failed_says_why() -> None:
+    served = served_model()
+    served.absent = TO_BE_LOADED
+    runner = Replica(served)
+    runner.becomes(STOPPED, leaving=True)
+    assert served.lease() is TO_BE_LOADED
+    runner.becomes(FAILED)
+    assert served.lease() is FAILED
+
+
+def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
+    async def test() -> None:
+        served = served_model()
+        runner = idle_runner(served, tmp_path)
+        assert served.lease() is NOT_RUNNING
+        runner.instance = replace(runner.instance, state=State.READY, wanted=True)  # and nothing was spawned
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(runner.run())
+            client = Client(served)
+            await asyncio.sleep(0)
+            assert client.waits
+            running.cancel()
+        assert client.why is STOPPING
+        served.absent = TO_BE_LOADED
+        assert served.lease() is TO_BE_LOADED
+
+    asyncio.run(test())
+
+
+@in_a_loop
+async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() -> None:
+    served = served_model()
+    runner = idle_runner(served)
+    failed = replace(runner.instance, state=State.FAILED)
+    runner.instance = failed
+    why = served.lease()
+    assert isinstance(why, Unavailable)
+    assert (why.message, why.may_wait) == ("llama-server ended", False)  # nobody else has a word
+    served.absent = STOPPED
+    assert served.lease() is STOPPED
+    diagnosis = Diagnosis(
+        "model_missing", "The file '/secret place/m.gguf' cannot be opened.", "", (), True, 66
+    )
+    runner.instance = replace(failed, last=diagnosis)
+    served.absent = None
+    why = served.lease()
+    assert isinstance(why, Unavailable)
+    assert why.message == "The file 'm.gguf' cannot be opened."
+    runner.instance = replace(failed, next_start_s=asyncio.get_running_loop().time() + 300.0)
+    why = served.lease()
+    assert isinstance(why, Unavailable)
+    assert why.retry_after_s == pytest.approx(300.0, abs=1.0)
+
+
+@in_a_loop
+async def test_when_one_that_cannot_be_loaded_is_tried_again_comes_nearer() -> None:
+    now_s = 100.0
+    served = ServedModel(policy=Policy(), clock=lambda: now_s)
+    served.fail(FAILED, 400.0)
+    assert served.lease() == replace(FAILED, retry_after_s=300.0)
+    now_s = 390.0
+    assert served.lease() == replace(FAILED, retry_after_s=10.0)
+    served.absent = TO_BE_LOADED
+    assert served.lease() is TO_BE_LOADED
+
+
+@in_a_loop
+async def test_who_may_wait_can_be_changed_while_others_do() -> None:
+    served = served_model()
+    runner = Replica(served)
+    waits = Client(served)
+    impatient = Policy(wait_timeout_s=0.0, drain_timeout_s=1.0)
+    served.allow(impatient)
+    assert waits.waits
+    assert Client(served).why is LOADING
+    assert runner.policy is impatient
+
+
+@in_a_loop
+async def test_more_may_be_served_at_once_by_the_process_that_is_there() -> None:
+    served = served_model()
+    runner = idle_runner(served)
+    runner.instance = replace(runner.instance, state=State.READY)
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), places=1, when_free=served.room.place_free)
+    plan = SimpleNamespace(parallel=1)
+    runner._generation = SimpleNamespace(endpoint=endpoint, exit=None, plan=plan)  # type: ignore[assignment]
+    assert Client(served).lease is not None
+    waits, waits_on = Client(served), Client(served)
+    served.allow(Policy(max_concurrent=2))
+    assert waits.lease is not None
+    assert waits_on.waits
+    served.allow(Policy(max_concurrent=1))
+    waits.lease.release()
+    assert waits_on.waits
+
+
+def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
+    """Each request takes one: what several processes need must not be in its way."""
+    served = served_model()
+    runner = idle_runner(served, tmp_path)
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"))
+    runner.instance = replace(runner.instance, state=State.READY)
+    runner._generation = SimpleNamespace(endpoint=endpoint, exit=None)  # type: ignore[assignment]
+    calls, body = Calls(), talk("a" * 50)
+
+    def lease() -> None:
+        for _ in range(REPEATS):
+            served.lease(infers=True, body=body)
+
+    calls.count(lease)
+    assert endpoint.in_flight == REPEATS
+    # Of the model, the runner (two), the endpoint (two) and the lease (two); set.add, monotonic, isinstance.
+    assert calls.each() <= (7, 3), calls
+
+
+# --- the gate
+
+
+@in_a_loop
+async def test_while_the_gate_is_shut_nothing_is_leased_and_what_waits_is_served_when_it_opens() -> None:
+    served = served_model()
+    endpoint = Replica(served, places=1).becomes_ready()
+    early = Client(served)
+    served.shut(SWAPPING)
+    assert served.is_shut
+    late = Client(served)
+    early.goes()
+    assert (late.waits, endpoint.in_flight, served.lease()) == (True, 0, SWAPPING)
+    served.open()
+    assert late.at is endpoint
+    assert not served.is_shut
+
+
+@in_a_loop
+async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothing_back() -> None:
+    served = served_model()
+    Replica(served, places=1).becomes_ready()
+    early, waits = Client(served), Client(served)
+    served.shut(FAILED)
+    assert (waits.why, Client(served).why) == (FAILED, FAILED)
+    assert not early.is_broken_off()
+
+
+# --- what its owner hears
+
+
+@in_a_loop
+async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves() -> None:
+    wanted: list[int] = []
+    served = ServedModel(policy=Policy(), when_wanted=lambda: wanted.append(len(served.room)))
+    served.absent = TO_BE_LOADED
+    assert served.room.oldest_s == float("inf")
+    began_s = asyncio.get_running_loop().time()
+    Client(served)
+    oldest_s = served.room.oldest_s
+    Client(served)
+    assert wanted == [1, 2]
+    assert began_s <= served.room.oldest_s == oldest_s <= asyncio.get_running_loop().time()
+    runner = Replica(served, places=1)
+    runner.becomes_ready()
+    runner.becomes(LOADING)
+    wanted.clear()
+    runner.becomes_ready()
+    Client(served)
+    Client(served)
+    assert wanted == []  # for a place: something serves
+
+
+@in_a_loop
+async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() -> None:
+    told: list[tuple[int, str]] = []
+    served = ServedModel(
+        policy=Policy(),
+        when_left=lambda why: told.append((len(served.room), "" if why is None else why.cause)),
+    )
+    served.absent = TO_BE_LOADED
+    first, second, third = Client(served), Client(served), Client(served)
+    served.room.leave(second.ticket)
+    served.room.leave(second.ticket)
+    assert told == [(2, "")]
+    runner = Replica(served, places=1)
+    runner.becomes_ready()
+    assert first.lease is not None
+    assert told == [(2, "")]  # who is served goes too, and that is no news
+    served.shut(STOPPING)
+    assert (third.why, told) == (STOPPING, [(2, ""), (0, "stopping")])
+
+
+@in_a_loop
+async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered() -> None:
+    """It finds that the model can never be loaded, or has a process ready: nobody is told while it enters."""
+    served = ServedModel(policy=Policy(), when_wanted=lambda: serves())
+    served.absent = TO_BE_LOADED
+
+    def serves() -> None:
+        Replica(served).becomes_ready()
+
+    client = Client(served)
+    assert (client.waits, client.lease) == (True, None)
+    await asyncio.sleep(0.001)
+    assert client.lease is not None
+
+
+@in_a_loop
+async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -> None:
+    idle: list[float] = []
+    served = ServedModel(policy=Policy(), when_idle=lambda: idle.append(served.idle_since_s))
+    for n in (1, 2):
+        Replica(served, f"/run/{n}.sock", places=1).becomes_ready()
+    clients = [Client(served), Client(served)]
+    waits = Client(served)
+    assert (served.in_flight, served.idle_since_s) == (2, 0.0)
+    clients[0].goes()
+    assert (waits.lease is not None, idle) == (True, [])  # its place was taken before it was idle
+    clients[1].goes()
+    assert idle == []
+    waits.goes()
+    assert idle == [served.idle_since_s]
+    assert served.idle_since_s > 0.0
+    waits.goes()
+    assert len(idle) == 1
+
+
+# --- several processes: who gets it
+
+
+@in_a_loop
+async def test_new_requests_go_to_the_least_busy_in_relation_to_its_places() -> None:
+    served = served_model()
+    small = Replica(served, "/run/1.sock", places=1).becomes_ready()
+    large = Replica(served, "/run/2.sock", places=4).becomes_ready()
+    for _ in range(5):
+        Client(served)
+    assert (small.busy, large.busy) == (1, 4)
+    assert served.lease(infers=True) is BUSY
+    assert isinstance(served.lease(infers=False), Lease)
+
+
+@in_a_loop
+async def test_of_idle_ones_new_conversations_go_to_each_in_turn() -> None:
+    served, first, second = two()
+    visited = []
+    for n in range(4):
+        client = Client(served, talk(f"question {n}"))
+        visited.append(client.at)
+        client.goes()
+    assert visited == [first, second, first, second]
+
+
+@in_a_loop
+async def test_a_conversation_goes_on_where_it_was_and_others_take_what_is_free() -> None:
+    served, first, second = two(places=2)
+    one = Client(served, talk("a" * 50))
+    other = Client(served, talk("b" * 50))
+    assert (one.at, other.at) == (first, second)
+    one.goes()
+    other.goes()
+    for _ in range(3):  # whatever was used last
+        client = Client(served, talk("b" * 50, "yes", "and?"))
+        assert client.at is second
+        client.goes()
+    client = Client(served, talk("a" * 50, "no", "but?"))
+    assert client.at is first
+
+
+@in_a_loop
+async def test_a_conversation_whose_process_is_much_busier_goes_to_another_and_is_at_home_there_then() -> (
+    None
+):
+    served, first, second = two(places=4)
+    Client(served, talk("a" * 50)).goes()
+    for _ in range(3):  # the same again: three at a time are no more than half the places too many
+        assert Client(served, talk("a" * 50, "yes", "and?")).at is first
+    client = Client(served, talk("a" * 50, "yes", "and?"))
+    assert client.at is second
+    client.goes()
+    assert Client(served, talk("a" * 50, "yes", "and?", "so", "on")).at is second
+
+
+@in_a_loop
+async def test_who_waits_gets_the_place_that_is_free_first_and_its_own_where_there_is_a_choice() -> None:
+    served, first, second = two(places=1)
+    Client(served, talk("a" * 50)).goes()
+    one, other = Client(served), Client(served)
+    assert {one.at, other.at} == {first, second}
+    waits = Client(served, talk("a" * 50, "yes", "and?"))
+    served.shut(SWAPPING)
+    one.goes()
+    other.goes()
+    served.open()
+    assert waits.at is first
+
+
+@in_a_loop
+async def test_a_place_that_comes_free_anywhere_serves_the_next() -> None:
+    served, first, second = two(places=1)
+    clients = {client.at: client for client in (Client(served), Client(served))}
+    waits = [Client(served) for _ in range(2)]
+    clients[second].goes()
+    assert (waits[0].at, waits[1].waits) == (second, True)
+    clients[first].goes()
+    assert waits[1].at is first
+
+
+# --- several processes: one is gone
+
+
+@in_a_loop
+async def test_what_a_crash_broke_off_is_at_another_process_at_once() -> None:
+    served, first, second = two(places=2)
+    client = Client(served)
+    assert client.at is first
+    assert client.is_broken_off()
+    assert client.waits
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert client.at is second
+    # What comes new keeps away from the broken one as well: its end is seen a moment later.
+    assert Client(served).at is second
+    assert Client(served).waits
+    assert first.busy == 0
+
+
+@in_a_loop
+async def test_a_request_is_broken_off_and_sent_again_once_whoever_broke_it_off() -> None:
+    served, _, _ = two(places=2)
+    client = Client(served)
+    assert client.is_broken_off()
+    await asyncio.sleep(0.001)
+    assert not client.is_broken_off()
+
+
+@in_a_loop
+async def test_where_nobody_waits_another_process_takes_it_all_the_same() -> None:
+    served, first, second = two(places=2, policy=Policy(wait_timeout_s=0.0))
+    client = Client(served)
+    assert client.is_broken_off()
+    await asyncio.sleep(0.001)
+    assert client.at is second
+    alone = served_model(Policy(wait_timeout_s=0.0))
+    Replica(alone).becomes_ready()
+    assert not Client(alone).is_broken_off()
+    assert first.busy == 0
+
+
+@in_a_loop
+async def test_where_all_broke_something_off_what_is_new_is_sent_all_the_same_and_what_waits_is_not() -> None:
+    served, first, second = two(places=2)
+    clients = [Client(served), Client(served)]
+    assert all(client.is_broken_off() for client in clients)
+    await asyncio.sleep(0.001)
+    assert all(client.waits for client in clients)
+    assert Client(served).at in {first, second}
+
+
+@in_a_loop
+async def test_while_one_of_two_loads_the_other_serves_and_remembers_for_later() -> None:
+    served = served_model()
+    one, other = (Replica(served, f"/run/{n}.sock", places=4) for n in (1, 2))
+    first = one.becomes_ready()
+    Client(served, talk("a" * 50)).goes()
+    other.becomes_ready()
+    assert Client(served, talk("a" * 50, "yes", "and?")).at is first
+    one.becomes(LOADING)
+    again = one.becomes_ready()
+    assert again is not first
+    assert Client(served, talk("a" * 50, "yes", "and?")).at is not first  # its caches went with it
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ((FAILED, LOADING), LOADING),
+        ((LOADING, Unavailable(503, "soon", retry_after_s=1.0, may_wait=True)), "soon"),
+        ((STOPPED, FAILED), FAILED),
+    ],
+)
+def test_of_several_that_do_not_serve_the_most_hopeful_speaks_then_the_one_that_tells_most(
+    says: tuple[Unavailable, Unavailable], told: Unavailable | str
+) -> None:
+    served = served_model()
+    for n, why in enumerate(says):
+        Replica(served, f"/run/{n}.sock").becomes(why)
+    heard = served.serving()
+    assert isinstance(heard, Unavailable)
+    assert heard is told or heard.message == told
+
+
+@in_a_loop
+async def test_a_full_model_counts_the_requests_of_all_its_processes() -> None:
+    served, first, second = two(places=1, policy=Policy(max_queued=1))
+    first.held_s, second.held_s = 10.0, 30.0
+    clients = [Client(served) for _ in range(4)]
+    why = clients[3].why
+    assert why is not None
+    assert why.message == "The model is busy with 2 requests, and 1 more wait"
+    assert why.retry_after_s == 20.0  # the second in the queue, of two every 20 s

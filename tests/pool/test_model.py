@@ -1,0 +1,92 @@
+"""What a model takes before it was ever started, replica by replica."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from llamasup.errors import ModelMissing
+from llamasup.llama_server.settings import Settings
+from llamasup.models.spec import ModelOptions, ModelSpec
+from llamasup.planning.memory.shares import RAM
+from llamasup.pool.model import as_unavailable, size_up
+from llamasup.queueing.endpoint import Unavailable
+from tests.paths import FIXTURES
+from tests.planning.plans import GIB
+
+HELP = FIXTURES / "help" / "b11434.txt"
+MOST_OF_THE_LARGER = 4 << 20  # tokens, of which the tiny model keeps 5 GiB
+BUDGET = {RAM: 64 * GIB, "CUDA0": 8 * GIB, "CUDA1": 4 * GIB}
+
+
+@pytest.fixture
+def two_cards(tmp_path: Path) -> str:
+    """A llama-server that only answers questions."""
+    program = tmp_path / "llama-server"
+    program.write_text(
+        f"#!/bin/sh\ncase $1 in --help) /bin/cat '{HELP}' ;;\n--version) echo 'version: 1 (a)' >&2 ;;\n"
+        "--list-devices) echo 'Available devices:'\necho '  CUDA0: A card (8192 MiB, 8192 MiB free)'\n"
+        "echo '  CUDA1: A card (4096 MiB, 4096 MiB free)' ;; esac\n"
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+def needs_of(
+    model: Path, runtime: str, devices: tuple[str, ...], ctx_size: int, *extra: str
+) -> Mapping[str, int]:
+    """Of as many replicas as there are ``devices``."""
+    spec = ModelSpec(
+        "tiny",
+        str(model),
+        settings=Settings(parallel=1, ctx_size=ctx_size, extra=extra),
+        options=ModelOptions(devices=devices),
+        replicas=len(devices),
+    )
+    return size_up(spec, BUDGET, runtime, {}).needs
+
+
+def test_each_replica_is_planned_for_the_device_that_it_gets(two_cards: str, tiny_model: Path) -> None:
+    """What fits on the first card does not on the second, and on both together it would."""
+    both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA1"), MOST_OF_THE_LARGER)
+    first, second = (
+        needs_of(tiny_model, two_cards, (card,), MOST_OF_THE_LARGER, "--device", card)
+        for card in ("CUDA0", "CUDA1")
+    )
+    assert set(first) == {RAM, "CUDA0"}
+    assert second[RAM] > first["CUDA0"]
+    assert both == {**first, RAM: first[RAM] + second[RAM]}
+
+
+def test_two_on_one_device_take_twice_as_much_of_it(two_cards: str, tiny_model: Path) -> None:
+    one = needs_of(tiny_model, two_cards, ("CUDA0",), MOST_OF_THE_LARGER // 4, "--device", "CUDA0")
+    both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA0"), MOST_OF_THE_LARGER // 4)
+    assert both == {place: 2 * size_bytes for place, size_bytes in one.items()}
+
+
+def test_a_device_that_was_chosen_by_hand_is_the_only_one_that_is_taken_of(
+    two_cards: str, tiny_model: Path
+) -> None:
+    settings = Settings(parallel=1, ctx_size=MOST_OF_THE_LARGER // 4, extra=("--device", "CUDA1"))
+    spec = ModelSpec("tiny", str(tiny_model), settings=settings)
+    assert set(size_up(spec, BUDGET, two_cards, {}).needs) == {RAM, "CUDA1"}
+
+
+def test_requests_hear_why_it_cannot_be_loaded_and_nothing_of_where_files_lie() -> None:
+    spec = ModelSpec("tiny", "/srv/tiny.gguf")
+    error = ModelMissing("/srv/tiny.gguf: there is no such file", remedy="Did you mean /srv/tyni.gguf?")
+    told = as_unavailable(error, spec)
+    assert (told.status, told.cause) == (503, "model_missing")
+    assert (told.message, told.remedy) == ("tiny.gguf: there is no such file", "Did you mean tyni.gguf?")
+
+    server = Unavailable(
+        503, "The file '/secret/p.gguf' cannot be opened.", "server_error", "x", "See /secret."
+    )
+    told = as_unavailable(error, spec, server)
+    assert (told.status, told.type, told.cause, told.remedy) == (503, "server_error", "x", "")
+    assert told.message == "The file 'p.gguf' cannot be opened."
+
+    told = as_unavailable(error, spec, Unavailable(503, "The folder '/secret' cannot be read."))
+    assert told.message == "The model 'tiny' cannot be loaded: llamasup's log says why"

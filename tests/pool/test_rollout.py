@@ -1,0 +1,606 @@
+"""A model whose file or settings change, and one that is served no more: what clients see of it (S16)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llamasup.errors import DoesNotFit, LlamasupError
+from llamasup.models.spec import ModelOptions, ModelSpec, Stay
+from llamasup.pool.model import policy_for
+from llamasup.pool.policy import Phase
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.events import StateChanged
+from llamasup.supervision.states import Policy, State
+from llamasup.testing.fake_server import install
+from tests.pool.pools import (
+    PATIENCE_S,
+    HeldSizing,
+    Pooled,
+    file_of,
+    in_a_loop,
+    pooled,
+    server,
+    spec_of,
+    with_context,
+)
+
+pytestmark = pytest.mark.slow
+
+SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)
+
+
+@pytest.fixture
+def specs(tmp_path: Path, tiny_model: Path) -> dict[str, ModelSpec]:
+    return {name: spec_of(file_of(tmp_path, name, tiny_model)) for name in "abc"}
+
+
+async def settled(it: Pooled, name: str) -> LlamasupError | None:
+    """Why its last change came to nothing."""
+    renewal = it[name].renewal
+    assert renewal is not None
+    async with asyncio.timeout(PATIENCE_S):
+        return await asyncio.shield(renewal)
+
+
+def bigger(spec: ModelSpec) -> ModelSpec:
+    return with_context(spec, 600)
+
+
+# --- what is not touched
+
+
+@in_a_loop
+async def test_what_is_said_of_a_model_changes_without_its_process(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        await it.load("b")
+        before = it.pids("a", "b")
+        patient = replace(specs["a"].options, wait_timeout_s=7.0)
+        it.apply(replace(specs["a"], stay=Stay(pin=True), aliases=("gpt",), options=patient), specs["b"])
+
+        assert await it.ask("gpt").served_by() == 1
+        assert it.pids("a", "b") == before
+        assert it["a"].tenant().pinned
+        assert it["a"].runners[0].policy.wait_timeout_s == 7.0
+
+
+# --- one change after the other
+
+
+@in_a_loop
+async def test_what_cannot_be_is_forgotten_for_what_came_after_it(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, specs["a"]) as it:
+        await it.load("a")
+        old = it.pids("a")
+        it.apply(replace(specs["a"], source=str(tmp_path / "gone.gguf")))
+        await asyncio.sleep(0)  # it is looked at
+        it.apply(bigger(specs["a"]))
+        assert await settled(it, "a") is None
+
+        assert it.pids("a") != old
+        assert await it.ask("a").served_by() == 1
+
+
+# --- beside the old one
+
+
+@in_a_loop
+async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """No request waits for it, none fails; what is in flight is finished by the old one."""
+    specs["a"] = replace(specs["a"], options=ModelOptions(max_concurrent=4))
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("b")
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        old, other = it.pids("a"), it.pids("b")
+        it.apply(bigger(specs["a"]), specs["b"])
+        asked = 0
+        while it["a"].outgoing == [] or it["a"].runners[0].instance.state is not State.READY:
+            asking = it.ask("a")
+            assert not asking.waits
+            assert asking.why is None
+            asking.goes()
+            asked += 1
+            await asyncio.sleep(0.005)
+        new = it.ask("a")
+
+        assert await new.served_by() == 1
+        assert it.pids("a") != old
+        assert psutil.pid_exists(old["a"] or 0)
+        assert in_flight.lease is not None
+        assert not in_flight.lease.endpoint.closed
+        in_flight.goes()
+        await settled(it, "a")
+        assert it.pids("b") == other
+        assert not psutil.pid_exists(old["a"] or 0)
+        assert asked
+        assert it["a"].sized is not None
+        assert it["a"].sized.spec.settings.ctx_size == 600
+
+
+@in_a_loop
+async def test_both_generations_are_counted_while_both_are_there(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """The third model has to wait for the memory of the old one, and is then loaded in it."""
+    async with pooled(tmp_path, *specs.values(), room_for=2.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        it.apply(bigger(specs["a"]), specs["b"], specs["c"])
+        await it.until(lambda: it["a"].outgoing != [])
+        new = it["a"].needs["ram"] - it["a"].outgoing_needs["ram"]
+        assert it.pool.left_for(it["a"]) == {
+            "ram": it.pool.options.budget["ram"] - it["a"].outgoing_needs["ram"]
+        }
+        other = it.ask("b")
+        await it.until(lambda: it["a"].runners[0].instance.state is State.READY)
+        assert other.waits
+
+        in_flight.goes()
+        await other.served_by()
+        assert it["a"].needs["ram"] == new
+        assert it.left() == []
+
+
+@in_a_loop
+async def test_a_request_waits_for_the_memory_of_the_process_that_a_pinned_model_replaces(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """While both of its processes run there is no memory for another model, but there will be."""
+    a, b = replace(specs["a"], stay=Stay(pin=True)), specs["b"]
+    async with pooled(tmp_path, a, b, room_for=2.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        it.apply(bigger(a), b)
+        await it.until(lambda: it["a"].outgoing != [])
+        other = it.ask("b")
+        await it.until(lambda: it["b"].sized is not None)
+        await it.decided()
+        assert other.waits, other.why
+
+        in_flight.goes()
+        await other.served_by()
+
+
+@in_a_loop
+async def test_a_change_that_does_not_start_leaves_the_old_one_as_it_was(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
+    policy = Policy(restart=replace(SOON, half_open_s=1000.0))
+    async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=policy) as it:
+        await it.load("a")
+        before = it.pids("a")
+        it.apply(bigger(specs["a"]), specs["b"])
+        await it.until(lambda: it["a"].changing)
+        asked = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
+        assert await settled(it, "a") is not None
+
+        await asyncio.wait_for(asked, PATIENCE_S)
+        assert it.pids("a") == before
+        asking = it.ask("a")
+        assert await asking.served_by() == 1
+        asking.goes()
+        assert it["a"].phase is Phase.RESIDENT
+        # And is another one from its next load on.
+        it.apply(with_context(specs["a"], 700), specs["b"])
+        assert await settled(it, "a") is None
+        assert it.pids("a") != before
+
+
+@in_a_loop
+async def test_a_change_that_cannot_fit_leaves_the_old_one_as_it_was(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        await it.load("a")
+        before = it.pids("a")
+        huge = replace(specs["a"], settings=replace(specs["a"].settings, ctx_size=1 << 22))
+        it.apply(huge, specs["b"])
+        assert isinstance(await settled(it, "a"), DoesNotFit)
+
+        assert it.pids("a") == before
+        assert await it.ask("a").served_by() == 1
+
+
+# --- after the old one
+
+
+@in_a_loop
+async def test_where_only_one_fits_the_queue_outlives_the_swap(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        old = it.pids("a")
+        it.apply(bigger(specs["a"]), specs["b"])
+        await it.until(lambda: it["a"].served.is_shut)
+        queued = [it.ask("a") for _ in range(5)]
+        await asyncio.sleep(0)
+        assert all(each.waits for each in queued)
+        in_flight.goes()
+
+        for each in queued:
+            assert await each.served_by() == 1
+            each.goes()
+        await settled(it, "a")
+        assert it.pids("a") != old
+        assert it.left() == [("a", "changed", "")]
+
+
+@in_a_loop
+async def test_a_model_that_was_loaded_is_so_again_after_its_change(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        await it.load("a")
+        it.apply(bigger(specs["a"]), specs["b"])
+        await settled(it, "a")
+
+        assert it["a"].phase is Phase.RESIDENT
+        assert it["a"].sized is not None
+        assert not it["a"].is_outdated
+        assert it.loads("a") == 2
+
+
+@in_a_loop
+async def test_where_the_new_one_does_not_start_the_old_one_comes_back_for_the_queue(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
+    async with pooled(
+        tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON), room_for=1.5
+    ) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        it.apply(bigger(specs["a"]), specs["b"])
+        await it.until(lambda: it["a"].served.is_shut)
+        queued = [it.ask("a") for _ in range(5)]
+        other = it.ask("b")  # which may not have the memory in between
+        in_flight.goes()
+
+        for each in queued:
+            assert await each.served_by() == 1
+            each.goes()
+        assert await settled(it, "a") is not None
+        assert it["a"].sized is not None
+        assert it["a"].sized.spec is specs["a"]
+        await other.served_by()
+        assert it.left() == [("a", "changed", ""), ("a", "memory", "b")]
+
+
+@in_a_loop
+async def test_where_neither_starts_the_queue_is_told_why(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """The old one's server is gone, too, by the time that it is wanted again."""
+    runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
+    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=Policy(restart=SOON), room_for=1.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        it.apply(bigger(specs["a"]))
+        await it.until(lambda: it["a"].served.is_shut)
+        queued = it.ask("a")
+        install(tmp_path / "usual-server", "exit=load:1")
+        in_flight.goes()
+
+        refused = await queued.refusal()
+        assert refused.status == 503
+        await settled(it, "a")
+        assert it["a"].phase is Phase.FAILED
+
+
+@in_a_loop
+async def test_one_that_has_grown_waits_until_another_has_made_room(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=2.0) as it:
+        await it.load("a")
+        await it.load("b")
+        it.apply(bigger(specs["a"]), specs["b"])
+        await settled(it, "a")
+
+        assert it["a"].phase is Phase.RESIDENT
+        assert not it["a"].is_outdated
+        assert it.left() == [("a", "changed", ""), ("b", "memory", "a")]
+
+
+@in_a_loop
+async def test_an_unload_while_the_new_one_starts_in_the_place_of_the_old_one_is_the_last_word(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["load_s=60"]})
+    async with pooled(tmp_path, *specs.values(), runtime=runtime, room_for=1.5) as it:
+        await it.load("a")
+        old = it.pids("a")["a"]
+        it.apply(bigger(specs["a"]))
+        await it.until(lambda: bool(it["a"].runners) and it.pids("a")["a"] not in {None, old})
+        await it.unload("a")
+        assert await settled(it, "a") is None
+
+        await it.until_phase("a", Phase.ABSENT)
+        assert not it["a"].served.is_shut
+        assert it.pool.left_for(it["a"]) == it.pool.options.budget
+        assert it.loads("a") == 1
+
+
+@in_a_loop
+async def test_what_changes_twice_ends_as_the_second_says(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        it.apply(bigger(specs["a"]))
+        await it.until(lambda: it["a"].outgoing != [])
+        it.apply(with_context(specs["a"], 700))
+        await settled(it, "a")
+
+        plan = it["a"].runners[0].plan
+        assert plan is not None
+        assert "700" in plan.argv
+        assert it["a"].phase is Phase.RESIDENT
+
+
+@in_a_loop
+async def test_what_is_not_loaded_is_another_one_when_it_is(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        await it.unload("a")
+        it.apply(bigger(specs["a"]))
+        assert it["a"].phase is Phase.ABSENT
+        await it.load("a")
+
+        plan = it["a"].runners[0].plan
+        assert plan is not None
+        assert "600" in plan.argv
+
+
+@in_a_loop
+async def test_what_a_load_teaches_is_not_taken_for_the_settings_to_come(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """The change failed, and the old process crashes and comes back: it is still the old one."""
+    runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
+    async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON)) as it:
+        await it.load("a")
+        it.apply(bigger(specs["a"]))
+        await settled(it, "a")
+        os.kill(it.pids("a")["a"] or 0, 9)
+        await it.until(lambda: it["a"].runners[0].instance.generation == 2 and it["a"].serves)
+        await it.until(lambda: not it["a"].sizing)
+        await asyncio.sleep(0.1)  # what is learnt of it is handed on by a thread
+
+        assert it["a"].is_outdated
+
+
+# --- a change meets something else
+
+
+@in_a_loop
+async def test_an_unload_in_the_middle_of_a_change_unloads_both(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["load_s=60"]})
+    async with pooled(tmp_path, *specs.values(), runtime=runtime) as it:
+        await it.load("a")
+        it.apply(bigger(specs["a"]))
+        await it.until(lambda: it["a"].outgoing != [] and it.pids("a")["a"] is not None)
+        pids = [runner.pid for runner in it["a"].all_runners]
+        await it.unload("a")
+        assert await settled(it, "a") is None
+
+        assert not any(psutil.pid_exists(pid or 0) for pid in pids)
+        await it.until_phase("a", Phase.ABSENT)
+        assert it.pool.left_for(it["a"]) == it.pool.options.budget
+
+
+@in_a_loop
+async def test_an_unload_while_one_makes_way_for_its_successor_is_the_last_word(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        it.apply(bigger(specs["a"]))
+        await it.until(lambda: it["a"].served.is_shut)
+        unloading = asyncio.ensure_future(it.unload("a"))  # noqa: TID251 (owned right here)
+        await asyncio.sleep(0)
+        in_flight.goes()
+        await unloading
+        await settled(it, "a")
+
+        await it.until_phase("a", Phase.ABSENT)
+        assert it.loads("a") == 1
+
+
+@in_a_loop
+async def test_a_model_may_be_removed_in_the_middle_of_its_change(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["load_s=60"]})
+    async with pooled(tmp_path, *specs.values(), runtime=runtime) as it:
+        await it.load("a")
+        gone = it["a"]
+        it.apply(bigger(specs["a"]), specs["b"])
+        await it.until(lambda: gone.outgoing != [] and gone.runners[0].pid is not None)
+        pids = [runner.pid for runner in gone.all_runners]
+        it.apply(specs["b"])
+        await it.until(lambda: gone.all_runners == ())
+
+        assert not any(psutil.pid_exists(pid or 0) for pid in pids)
+        await it.load("b")  # the pool lives
+
+
+@in_a_loop
+async def test_a_model_may_be_removed_while_its_change_is_weighed(
+    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        gone = it["a"]
+        await it.until(lambda: not gone.sizing)
+        held = HeldSizing(monkeypatch)
+        it.apply(bigger(specs["a"]), specs["b"])
+        await held.begun()
+        it.apply(specs["b"])
+        await it.until(lambda: gone.runners == [])
+        held.go_on()
+        await it.until(lambda: not gone.renewing)
+
+        assert gone.all_runners == ()
+        await it.load("b")
+
+
+@in_a_loop
+async def test_a_stop_while_a_change_is_weighed_starts_nothing(
+    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        await it.until(lambda: not it["a"].sizing)
+        held = HeldSizing(monkeypatch)
+        it.apply(bigger(specs["a"]), specs["b"])
+        await held.begun()
+        it.pool.ask_stop()
+        await it.pool.ended()
+        held.go_on()
+        await it.until(lambda: not it["a"].renewing)
+
+        starts = [
+            each for each in it.notices if isinstance(each, StateChanged) and each.state is State.STARTING
+        ]
+        assert len(starts) == 1
+
+
+# --- models that go
+
+
+@in_a_loop
+async def test_who_waits_for_a_model_that_goes_is_told_and_who_is_served_is_served(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        gone = it["a"]
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        waiting = it.ask("b")
+        loading = asyncio.ensure_future(it.load("b"))  # noqa: TID251 (owned right here)
+        await asyncio.sleep(0)
+        it.apply(specs["c"])
+
+        refused = await waiting.refusal()
+        assert (refused.status, refused.cause) == (404, "model_not_found")
+        with pytest.raises(LlamasupError, match="b"):
+            await loading
+        assert in_flight.lease is not None
+        assert not in_flight.lease.endpoint.closed
+        in_flight.goes()
+        await it.until(lambda: gone.all_runners == ())
+        assert (await it.ask("a").refusal()).status == 404
+
+
+@in_a_loop
+async def test_a_model_that_comes_back_waits_for_the_memory_of_the_one_it_was(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """Two processes of one name, and room for one: what the first holds is held until it has ended."""
+    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+        in_flight = it.ask("a")
+        await in_flight.served_by()
+        old = it.pids("a")["a"]
+        it.apply(specs["b"])
+        it.apply(specs["a"], specs["b"])
+        asking = it.ask("a")
+        other = it.ask("b")
+        await it.until(lambda: it["a"].sized is not None and it["b"].sized is not None)
+        await it.decided()
+
+        assert asking.waits
+        assert other.waits
+        assert it["a"].runners == []
+        in_flight.goes()
+        assert await asking.served_by() == 1
+        assert not psutil.pid_exists(old or 0)
+        asking.goes()
+        await other.served_by()
+
+
+@in_a_loop
+async def test_memory_that_becomes_less_is_given_back_by_what_is_idle(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values(), room_for=2.5) as it:
+        busy = it.ask("a")
+        await busy.served_by()
+        await it.load("b")
+        it.pool.use(replace(it.pool.options, budget={"ram": int(it.needs_bytes * 1.5)}))
+
+        await it.until_phase("b", Phase.ABSENT)
+        assert it.left() == [("b", "memory", "")]
+        assert busy.lease is not None
+        assert not busy.lease.endpoint.closed
+
+
+# --- limits
+
+
+@in_a_loop
+async def test_limits_that_come_after_a_failure_hold_for_the_process_that_comes_then(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"a.gguf": ["exit=load:1"]})
+    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=Policy(restart=SOON)) as it:
+        with pytest.raises(LlamasupError):
+            await it.load("a")
+        limits = replace(specs["a"].options, max_concurrent=7, drain_timeout_s=77.0, wait_timeout_s=7.0)
+        it.apply(replace(specs["a"], options=limits))
+        server(tmp_path)
+        await it.load("a")
+
+        (runner,) = it["a"].runners
+        assert runner.policy == policy_for(it["a"].spec, it.pool.options.policy)
+        assert runner.endpoint is not None
+        assert runner.endpoint.places == 7
+
+
+@in_a_loop
+async def test_limits_of_all_models_hold_for_the_processes_that_run(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    async with pooled(tmp_path, *specs.values()) as it:
+        await it.load("a")
+        less = replace(it.pool.options.policy, slots_disk_bytes=1 << 20)
+        it.pool.use(replace(it.pool.options, policy=less))
+
+        assert it["a"].runners[0].policy.slots_disk_bytes == 1 << 20
+
+
+@in_a_loop
+async def test_what_comes_back_after_a_change_that_failed_is_as_many_processes_as_it_was(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
+    policy = Policy(restart=SOON)
+    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=policy, room_for=2.5) as it:
+        await it.load("a")
+        it.apply(replace(bigger(specs["a"]), replicas=2, options=ModelOptions(replicas=2)))
+        assert await settled(it, "a") is not None
+
+        (runner,) = it["a"].runners
+        assert runner.policy.restart.half_open_s is None
+        assert await it.ask("a").served_by() == 1

@@ -1,0 +1,299 @@
+"""How many a generation infers for at a time: who waits for a place, who gets it, what the others hear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from llamasup.http.address import UnixAddress
+from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Unavailable
+from llamasup.queueing.fair_queue import Priority
+from llamasup.queueing.wait_queue import GRACE_S, Ticket, WaitingRoom
+from tests.queueing.test_wait_queue import LOADING, TIMEOUT_S, Clock, serving
+
+
+class Model:
+    """An instance that serves with some places, its waiting room, and clients who come, hold and go."""
+
+    def __init__(self, places: int = 1, *, timeout_s: float = TIMEOUT_S, most: int = 256) -> None:
+        self.clock = Clock()
+        self.places = places
+        self.state: Endpoint | Unavailable = LOADING
+        self.room = WaitingRoom(
+            lambda: serving(self.state),
+            timeout_s=timeout_s,
+            most=most,
+            clock=self.clock.read,
+            call_later=self.clock.call_later,
+        )
+        self.held: dict[str, Lease] = {}
+        self.order: list[str] = []
+        self.refused: dict[str, Unavailable] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self.generation(1)
+
+    def generation(self, number: int) -> Endpoint:
+        address = UnixAddress(f"/run/{number}.sock")
+        endpoint = Endpoint("tiny", number, address, places=self.places, when_free=self.room.place_free)
+        self.becomes(endpoint)
+        return endpoint
+
+    def becomes(self, state: Endpoint | Unavailable) -> None:
+        self.state = state
+        self.room.changed()
+
+    def comes(self, name: str, *, infers: bool = True, priority: Priority = Priority.NORMAL) -> str:
+        """As the proxy does it: served, queued, or refused. ``a1`` is of client ``a``."""
+        self.clock.now_s += 0.001
+        lease = self.state if isinstance(self.state, Unavailable) else self.state.lease_if_free(infers=infers)
+        if isinstance(lease, Lease):
+            self.served(name, lease)
+            return "served"
+        assert lease.may_wait
+        waiter = Waiter(self, name)
+        ticket = Ticket(waiter, self.clock.now_s, 0, client=name[0], priority=priority, needs_place=infers)
+        refusal = self.room.enter(ticket)
+        if refusal is not None:
+            self.refused[name] = refusal
+            return "refused"
+        self.tickets[name] = ticket
+        return "queued"
+
+    def served(self, name: str, lease: Lease) -> None:
+        self.order.append(name)
+        self.held[name] = lease
+
+    def done(self, name: str) -> None:
+        self.held.pop(name).release()
+
+
+class Waiter:
+    body = b""
+
+    def __init__(self, model: Model, name: str) -> None:
+        self.model, self.name = model, name
+        self.then: Callable[[Lease], None] | None = None
+
+    def served(self, lease: Lease) -> None:
+        self.model.served(self.name, lease)
+        if self.then is not None:
+            self.then(lease)
+
+    def refused(self, why: Unavailable) -> None:
+        self.model.refused[self.name] = why
+
+
+def test_no_more_are_served_at_a_time_than_there_are_places() -> None:
+    model = Model(places=2)
+    assert [model.comes(name) for name in ("a1", "a2", "a3", "a4")] == [
+        "served",
+        "served",
+        "queued",
+        "queued",
+    ]
+    model.done("a2")
+    assert model.order == ["a1", "a2", "a3"]
+    model.done("a1")
+    model.done("a3")
+    assert (model.order[3:], len(model.room), model.clock.timers) == (["a4"], 0, [])
+
+
+def test_a_place_that_comes_free_is_taken_before_anybody_new_can_have_it() -> None:
+    model = Model()
+    model.comes("a1")
+    model.comes("b1")
+    model.done("a1")
+    assert model.comes("c1") == "queued"
+    assert model.order == ["a1", "b1"]
+
+
+def test_places_go_round_the_clients_and_by_priority() -> None:
+    model = Model()
+    model.comes("a1")
+    for name in ("a2", "a3", "b1", "c1"):
+        model.comes(name)
+    model.comes("d1", priority=Priority.HIGH)
+    model.comes("a4", priority=Priority.LOW)
+    for _ in range(7):
+        model.done(model.order[-1])
+    assert model.order == ["a1", "d1", "a2", "b1", "c1", "a3", "a4"]
+
+
+def test_what_does_not_infer_needs_no_place() -> None:
+    model = Model()
+    model.comes("a1")
+    model.comes("a2")
+    assert model.comes("b1", infers=False) == "served"
+    model.becomes(LOADING)
+    assert model.comes("b2", infers=False) == "queued"
+    model.generation(2)
+    assert model.order == ["a1", "b1", "b2", "a2"]
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
+    model = Model(places=2, most=3)
+    endpoint = model.state
+    assert isinstance(endpoint, Endpoint)
+    for number in range(5):
+        model.comes(f"a{number}")
+    endpoint.held_s = 30.0
+    assert model.comes("b1") == "refused"
+    why = model.refused["b1"]
+    assert (why.status, why.cause, why.type, why.may_wait) == (429, "queue_full", "rate_limit_error", False)
+    assert why.message == "The model is busy with 2 requests, and 3 more wait"
+    assert why.retry_after_s == 60.0  # the fourth in the queue, of which two are served every 30 s
+
+
+def test_where_nothing_was_measured_yet_the_hint_is_a_second() -> None:
+    model = Model(most=0)
+    model.comes("a1")
+    assert model.comes("a2") == "refused"
+    why = model.refused["a2"]
+    assert (why.message, why.retry_after_s) == ("The model is busy with 1 request", 1.0)
+
+
+def test_how_long_places_are_held_is_learnt_from_those_who_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", lambda: now_s)
+    model = Model(most=0)
+    endpoint = model.state
+    assert isinstance(endpoint, Endpoint)
+    model.comes("a1")
+    now_s += 20.0
+    model.done("a1")
+    assert endpoint.held_s == 20.0
+    model.comes("a2")
+    model.held["a2"].return_place()  # it never was inferred for
+    assert (endpoint.busy, endpoint.held_s) == (0, 20.0)
+    model.held["a2"].take_place()
+    model.comes("a3")
+    assert model.refused["a3"].retry_after_s == 20.0
+
+
+def test_while_a_model_loads_a_full_queue_is_a_503() -> None:
+    model = Model(most=1)
+    model.becomes(LOADING)
+    model.comes("a1")
+    assert model.comes("a2") == "refused"
+    assert (model.refused["a2"].status, model.refused["a2"].cause) == (503, "waiting_room_full")
+
+
+def test_who_waits_too_long_for_a_place_is_a_503() -> None:
+    model = Model(places=3)
+    endpoint = model.state
+    assert isinstance(endpoint, Endpoint)
+    endpoint.held_s = 600.0
+    for number in range(4):
+        model.comes(f"a{number}")
+    model.clock.pass_time(TIMEOUT_S)
+    why = model.refused["a3"]
+    assert (why.status, why.cause, why.type) == (503, "busy", "unavailable_error")
+    assert why.message == "The model is busy with 3 requests; this request has waited for 120 s"
+    assert why.retry_after_s == 400.0  # it is in the queue itself, and a new one would be the second
+    assert "--wait-timeout" in why.remedy
+
+
+def test_with_no_time_to_wait_a_busy_model_is_a_429_at_once() -> None:
+    model = Model(timeout_s=0.0)
+    model.comes("a1")
+    assert model.comes("a2") == "refused"
+    assert model.refused["a2"].status == 429
+
+
+def test_who_waited_for_the_load_waits_on_for_a_place_and_each_wait_is_counted_for_itself() -> None:
+    model = Model()
+    model.becomes(LOADING)
+    model.comes("a1")
+    model.comes("a2")
+    model.clock.pass_time(10.0)
+    model.generation(2)
+    model.clock.pass_time(30.0)
+    model.done("a1")
+    waited = model.tickets["a2"]
+    assert model.order == ["a1", "a2"]
+    assert waited.waited_s == pytest.approx(10.0, abs=0.01)  # the 30 s in between were waiting for a place
+    assert (model.tickets["a1"].position, waited.position) == (1, 2)
+
+
+def test_a_crash_loses_nobody_who_waited_and_who_was_broken_off_goes_first() -> None:
+    model = Model(places=2, most=2)
+    for name in ("a1", "b1", "c1", "a2"):
+        model.comes(name)
+    dead = model.state
+    assert isinstance(dead, Endpoint)
+    model.becomes(LOADING)
+    for name, arrived_s in (("b1", 0.2), ("a1", 0.1)):  # the room is full, and takes them back all the same
+        assert model.room.put_back(Ticket(Waiter(model, name), arrived_s, 0, client=name[0]), dead, sent=True)
+        model.done(name)
+    assert (len(model.room), model.comes("d1")) == (4, "refused")
+    model.order.clear()
+    model.generation(2)
+    for number in range(4):
+        model.done(model.order[number])
+    assert model.order == ["a1", "b1", "c1", "a2"]
+
+
+def test_nobody_who_waits_is_sent_to_a_generation_that_just_broke_something_off() -> None:
+    """Its end is most likely a moment away; each of them would be sent there, and lose its one replay."""
+    model = Model()
+    model.comes("a1")
+    model.comes("b1")
+    dying = model.state
+    assert isinstance(dying, Endpoint)
+    ticket = Ticket(Waiter(model, "a1"), 0.0, 0, client="a")
+    assert model.room.put_back(ticket, dying, sent=True)
+    model.done("a1")
+    assert model.order == ["a1"]
+    model.clock.pass_time(GRACE_S)
+    assert model.order == ["a1", "a1"]
+    model.done("a1")
+    assert model.order == ["a1", "a1", "b1"]
+
+
+def test_those_who_are_gone_as_soon_as_they_are_served_make_room_without_end() -> None:
+    """A client that left in the same moment: its place is free while it is being served."""
+    model = Model()
+    model.comes("a0")
+    for number in range(250):
+        name = f"b{number}"
+        model.comes(name)
+        waiter = model.tickets[name].waiter
+        assert isinstance(waiter, Waiter)
+        waiter.then = Lease.release
+    model.done("a0")
+    assert (len(model.room), len(model.order), model.order[-1]) == (0, 251, "b249")
+
+
+def test_a_place_may_be_left_before_the_answer_is_over() -> None:
+    model = Model()
+    model.comes("a1")
+    model.comes("b1")
+    model.held["a1"].leave_place()
+    assert model.order == ["a1", "b1"]
+    endpoint = model.state
+    assert isinstance(endpoint, Endpoint)
+    assert (endpoint.busy, endpoint.in_flight) == (1, 2)
+    model.done("a1")
+    assert (endpoint.busy, endpoint.in_flight) == (1, 1)
+
+
+def test_one_too_many_takes_no_place_from_those_who_wait() -> None:
+    """An upload that was begun without a place takes one when it is whole, whether there is one or not."""
+    model = Model()
+    model.comes("a1")
+    model.held["a1"].return_place()
+    model.comes("b1")
+    model.held["a1"].take_place()
+    model.comes("c1")
+    model.done("b1")
+    assert model.order == ["a1", "b1"]
+    model.done("a1")
+    assert model.order == ["a1", "b1", "c1"]
+
+
+def test_busy_is_what_one_hears_who_does_not_wait() -> None:
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), places=1)
+    assert isinstance(endpoint.lease_if_free(infers=True), Lease)
+    assert endpoint.lease_if_free(infers=True) is BUSY
+    assert isinstance(endpoint.lease_if_free(infers=False), Lease)

@@ -1,0 +1,488 @@
+"""The waiting room on a clock of the test's own: who is served, in which order, and who is told what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from llamasup.http.address import UnixAddress
+from llamasup.queueing.endpoint import Endpoint, Lease, Serving, Unavailable
+from llamasup.queueing.retry_budget import RetryPolicy
+from llamasup.queueing.wait_queue import GRACE_S, MOST_BYTES, Ticket, WaitingRoom
+
+LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, may_wait=True)
+FAILED = Unavailable(503, "it crashed too often", cause="killed", remedy="see the log", retry_after_s=30.0)
+TIMEOUT_S = 120.0
+
+
+class Clock:
+    """Time that moves when the test says so, and the calls that are due by then."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.timers: list[Timer] = []
+
+    def read(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        timer = Timer(self, self.now_s + delay_s, callback)
+        self.timers.append(timer)
+        return timer
+
+    def pass_time(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while due := [timer for timer in self.timers if timer.at_s <= end_s]:
+            first = min(due, key=lambda timer: timer.at_s)
+            self.timers.remove(first)
+            self.now_s = max(self.now_s, first.at_s)
+            first.callback()
+        self.now_s = end_s
+
+
+class Timer:
+    def __init__(self, clock: Clock, at_s: float, callback: Callable[[], None]) -> None:
+        self.clock, self.at_s, self.callback = clock, at_s, callback
+
+    def cancel(self) -> None:
+        if self in self.clock.timers:
+            self.clock.timers.remove(self)
+
+
+class Place:
+    """A room, the instance behind it, and what those who wait were told."""
+
+    def __init__(self, *, timeout_s: float = TIMEOUT_S, most: int = 256, floor: float = 64.0) -> None:
+        self.clock = Clock()
+        self.state: Endpoint | Unavailable = LOADING
+        self.room = WaitingRoom(
+            lambda: serving(self.state),
+            timeout_s=timeout_s,
+            most=most,
+            policy=RetryPolicy(floor=floor),
+            clock=self.clock.read,
+            call_later=self.clock.call_later,
+        )
+        self.served: list[str] = []
+        self.refused: list[tuple[str, Unavailable]] = []
+
+    def request(self, name: str, *, body_bytes: int = 0) -> Ticket:
+        self.clock.now_s += 0.001  # no two arrive at the same time
+        return Ticket(Client(self, name), self.clock.now_s, body_bytes)
+
+    def enter(self, name: str, **options: int) -> Ticket:
+        ticket = self.request(name, **options)
+        assert self.room.enter(ticket) is None
+        return ticket
+
+    def becomes(self, state: Endpoint | Unavailable) -> None:
+        self.state = state
+        self.room.changed()
+
+
+def serving(state: Endpoint | Unavailable) -> Serving:
+    return state if isinstance(state, Unavailable) else (state,)
+
+
+class Client:
+    body = b""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.place, self.name = place, name
+
+    def served(self, lease: Lease) -> None:
+        self.place.served.append(f"{self.name} by {lease.endpoint.generation}")
+
+    def refused(self, why: Unavailable) -> None:
+        self.place.refused.append((self.name, why))
+
+
+def generation(number: int) -> Endpoint:
+    return Endpoint("tiny", number, UnixAddress(f"/run/{number}.sock"))
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def test_those_who_wait_are_served_in_the_order_in_which_they_came(place: Place) -> None:
+    for name in "abc":
+        place.enter(name)
+    place.becomes(LOADING)
+    assert (len(place.room), place.served) == (3, [])
+    ready = generation(1)
+    place.becomes(ready)
+    assert place.served == ["a by 1", "b by 1", "c by 1"]
+    assert (len(place.room), ready.in_flight, place.clock.timers) == (0, 3, [])
+
+
+def test_nobody_is_served_by_a_generation_that_went_meanwhile(place: Place) -> None:
+    place.enter("a")
+    gone = generation(1)
+    gone.close("it died")
+    place.becomes(gone)
+    assert (len(place.room), place.served) == (1, [])
+
+
+def test_when_the_instance_gives_up_all_are_told_why(place: Place) -> None:
+    place.enter("a")
+    place.enter("b")
+    place.becomes(FAILED)
+    assert place.refused == [("a", FAILED), ("b", FAILED)]
+    assert (len(place.room), place.clock.timers) == (0, [])
+
+
+def test_there_is_nothing_to_wait_for_where_the_instance_gave_up(place: Place) -> None:
+    place.state = FAILED
+    assert place.room.enter(place.request("a")) is FAILED
+
+
+def test_each_waits_for_its_own_time_and_is_then_told_how_long_it_was(place: Place) -> None:
+    place.enter("a")
+    place.clock.pass_time(50)
+    place.enter("b")
+    place.clock.pass_time(TIMEOUT_S - 50)
+    ((name, why),) = place.refused
+    assert name == "a"
+    assert why.message == "Loading model; this request has waited for 120 s"
+    assert (why.status, why.cause, why.retry_after_s) == (503, "loading", 1.0)
+    assert "--wait-timeout" in why.remedy
+    place.clock.pass_time(50)
+    assert [name for name, _ in place.refused] == ["a", "b"]
+
+
+def test_one_timer_serves_the_whole_room(place: Place) -> None:
+    for n in range(100):
+        place.enter(str(n))
+    assert len(place.clock.timers) == 1
+
+
+def test_the_room_holds_no_more_than_it_may(place: Place) -> None:
+    place = Place(most=2)
+    place.enter("a")
+    first_leaves = place.enter("b")
+    why = place.room.enter(place.request("c"))
+    assert why is not None
+    assert (why.status, why.cause, why.retry_after_s) == (503, "waiting_room_full", 1.0)
+    assert "2 requests wait for it already" in why.message
+    assert not place.room.put_back(place.request("d"), generation(1), sent=False)
+    place.room.leave(first_leaves)
+    place.enter("e")
+
+
+def test_the_room_holds_no_more_bytes_than_it_may(place: Place) -> None:
+    place.enter("a", body_bytes=MOST_BYTES - 1)
+    place.enter("b", body_bytes=1)
+    why = place.room.enter(place.request("c", body_bytes=1))
+    assert why is not None
+    assert why.cause == "waiting_room_full"
+    place.becomes(generation(1))
+    place.state = LOADING
+    place.enter("d", body_bytes=MOST_BYTES)
+
+
+def test_with_no_time_to_wait_nobody_waits() -> None:
+    place = Place(timeout_s=0.0)
+    assert place.room.enter(place.request("a")) is LOADING
+    assert not place.room.put_back(place.request("b"), generation(1), sent=True)
+
+
+def test_who_leaves_is_neither_served_nor_told(place: Place) -> None:
+    place.enter("a")
+    ticket = place.enter("b")
+    place.room.leave(ticket)
+    place.room.leave(ticket)
+    assert len(place.room) == 1
+    place.becomes(generation(1))
+    assert place.served == ["a by 1"]
+
+
+def test_the_last_to_leave_leaves_no_timer(place: Place) -> None:
+    place.room.leave(place.enter("a"))
+    assert place.clock.timers == []
+
+
+def test_one_who_leaves_while_others_are_told_is_not_told(place: Place) -> None:
+    """A client's pipelined requests, say: refusing one ends the connection, and with it the other."""
+    tickets = [place.enter("a"), place.enter("b")]
+
+    class Leaver(Client):
+        def refused(self, why: Unavailable) -> None:
+            place.room.leave(tickets[1])
+
+        def served(self, lease: Lease) -> None:
+            place.room.leave(tickets[1])
+
+    tickets[0].waiter = Leaver(place, "a")
+    place.becomes(FAILED)
+    assert (place.refused, len(place.room)) == ([], 0)
+    for ticket in tickets:
+        place.state = LOADING
+        assert place.room.enter(ticket) is None
+    place.becomes(generation(1))
+    assert (place.served, len(place.room)) == ([], 0)
+
+
+def test_whoever_is_served_may_change_what_serves(place: Place) -> None:
+    """The first of them is the one that a model was waiting for to be changed, say."""
+    tickets = [place.enter("a"), place.enter("b")]
+
+    class Changer(Client):
+        def served(self, lease: Lease) -> None:
+            super().served(lease)
+            place.becomes(LOADING)
+
+    tickets[0].waiter = Changer(place, "a")
+    place.becomes(generation(1))
+    assert (place.served, len(place.room)) == (["a by 1"], 1)
+    place.becomes(generation(2))
+    assert place.served == ["a by 1", "b by 2"]
+
+
+# --- put back
+
+
+def test_what_a_generation_broke_off_comes_before_what_came_later(place: Place) -> None:
+    first, second = place.request("first"), place.request("second")
+    place.enter("late")
+    assert place.room.put_back(second, generation(1), sent=True)
+    assert place.room.put_back(first, generation(1), sent=True)
+    place.becomes(generation(2))
+    assert place.served == ["first by 2", "second by 2", "late by 2"]
+    assert (first.replayed, second.replayed) == (True, True)
+
+
+def test_it_keeps_away_from_the_generation_that_broke_it_off(place: Place) -> None:
+    """The end of the child may be seen a moment later than the end of its connections."""
+    place.state = dying = generation(1)
+    assert place.room.put_back(place.request("a"), dying, sent=True)
+    place.room.changed()
+    assert place.served == []
+    place.becomes(LOADING)
+    place.clock.pass_time(GRACE_S * 2)
+    assert place.served == []
+    place.becomes(generation(2))
+    assert place.served == ["a by 2"]
+
+
+def test_a_generation_that_goes_on_gets_it_again_after_a_moment(place: Place) -> None:
+    place.state = alive = generation(1)
+    assert place.room.put_back(place.request("a"), alive, sent=True)
+    place.clock.pass_time(GRACE_S * 0.9)
+    assert place.served == []
+    place.clock.pass_time(GRACE_S * 0.2)
+    assert place.served == ["a by 1"]
+
+
+def test_a_later_generation_that_serves_already_gets_it_at_once_but_not_before_it_waits(place: Place) -> None:
+    place.state = generation(2)
+    assert place.room.put_back(place.request("a"), generation(1), sent=True)
+    assert place.served == []
+    place.clock.pass_time(0.0)
+    assert place.served == ["a by 2"]
+
+
+def test_a_request_is_sent_again_once(place: Place) -> None:
+    ticket = place.request("poison")
+    assert place.room.put_back(ticket, generation(1), sent=True)
+    place.becomes(generation(2))
+    place.state = LOADING
+    assert not place.room.put_back(ticket, generation(2), sent=True)
+
+
+def test_what_never_reached_a_server_may_come_back_until_its_time_is_up(place: Place) -> None:
+    ticket = place.request("a")
+    place.state = unreachable = generation(1)
+    began_s = place.clock.now_s
+    returns = 0
+    while place.room.put_back(ticket, unreachable, sent=False):
+        returns += 1
+        place.clock.pass_time(GRACE_S)
+        assert len(place.served) == returns
+    assert place.clock.now_s - began_s == pytest.approx(TIMEOUT_S, abs=GRACE_S)
+    assert not ticket.replayed
+
+
+def test_what_waits_for_a_server_that_cannot_be_reached_is_told_so(place: Place) -> None:
+    place.state = unreachable = generation(1)
+    ticket = place.request("a")
+    ticket.deadline_s = place.clock.now_s + GRACE_S / 2
+    assert place.room.put_back(ticket, unreachable, sent=False)
+    place.clock.pass_time(GRACE_S)
+    ((_, why),) = place.refused
+    assert (why.cause, why.retry_after_s) == ("upstream_unreachable", 1.0)
+
+
+def test_a_replay_has_the_whole_time_to_wait(place: Place) -> None:
+    ticket = place.enter("a")
+    place.clock.pass_time(TIMEOUT_S * 0.9)
+    place.becomes(generation(1))
+    place.state = LOADING
+    assert place.room.put_back(ticket, generation(1), sent=True)
+    place.clock.pass_time(TIMEOUT_S * 0.9)
+    assert place.refused == []
+    place.becomes(generation(2))
+    assert ticket.waited_s == pytest.approx(TIMEOUT_S * 1.8)
+
+
+def test_nothing_is_put_back_where_no_next_generation_comes(place: Place) -> None:
+    place.state = FAILED
+    assert not place.room.put_back(place.request("a"), generation(1), sent=True)
+
+
+def test_no_more_are_put_back_than_the_budget_allows() -> None:
+    place = Place(floor=2.0)
+    tickets = [place.request(name) for name in "abc"]
+    dead = generation(1)
+    assert [place.room.put_back(ticket, dead, sent=True) for ticket in tickets] == [True, True, False]
+    assert not tickets[2].replayed
+    assert place.room.put_back(tickets[2], dead, sent=False)  # this costs none
+    dead.answered = 5
+    assert place.room.put_back(place.request("d"), dead, sent=True)
+    assert not place.room.put_back(place.request("e"), dead, sent=True)
+
+
+# --- several generations that serve
+
+
+def several(*endpoints: Endpoint, floor: float = 64.0) -> Place:
+    place = Place(floor=floor)
+    place.room = WaitingRoom(
+        lambda: endpoints,
+        timeout_s=TIMEOUT_S,
+        policy=RetryPolicy(floor=floor),
+        clock=place.clock.read,
+        call_later=place.clock.call_later,
+    )
+    for endpoint in endpoints:
+        endpoint.when_free = place.room.place_free
+    return place
+
+
+def with_places(number: int, places: int) -> Endpoint:
+    return Endpoint("tiny", number, UnixAddress(f"/run/{number}.sock"), places=places)
+
+
+def test_of_several_only_the_one_that_broke_something_off_gets_nothing_for_a_moment() -> None:
+    dying, alive = with_places(1, places=2), with_places(2, places=1)
+    place = several(dying, alive)
+    assert place.room.put_back(place.request("a"), dying, sent=True)
+    assert place.room.put_back(place.request("b"), dying, sent=True)
+    place.clock.pass_time(0.0)
+    assert place.served == ["a by 2"]  # the other one, at once, and then it is full
+    place.clock.pass_time(GRACE_S * 0.9)
+    assert place.served == ["a by 2"]
+    place.clock.pass_time(GRACE_S * 0.2)
+    assert place.served == ["a by 2", "b by 1"]
+
+
+def test_two_that_have_the_same_number_are_told_apart() -> None:
+    dying, alive = with_places(1, places=1), with_places(1, places=1)
+    place = several(dying, alive, floor=1.0)
+    dying.answered = alive.answered = 10
+    for name, broken, taken in (
+        ("a", dying, True),
+        ("b", dying, True),
+        ("c", dying, True),
+        ("d", alive, True),
+    ):
+        assert place.room.put_back(place.request(name), broken, sent=True) is taken
+    # One at the floor, two fifths of ten answers of each; what one answered is not counted twice.
+    assert place.room.put_back(place.request("e"), alive, sent=True)
+    assert not place.room.put_back(place.request("f"), alive, sent=True)
+
+
+def test_who_waits_too_long_hears_of_the_busy_one_and_not_of_the_one_that_broke_something_off() -> None:
+    dying, busy = with_places(1, places=1), with_places(2, places=1)
+    busy.lease(infers=True)
+    place = several(dying, busy)
+    ticket = place.request("a")
+    ticket.deadline_s = place.clock.now_s + GRACE_S / 2
+    assert place.room.put_back(ticket, dying, sent=False)
+    place.clock.pass_time(GRACE_S / 2)
+    ((_, why),) = place.refused
+    assert (why.cause, why.message.partition(";")[0]) == ("busy", "The model is busy with 1 request")
+
+
+def test_the_oldest_is_the_one_who_has_waited_longest_and_a_wait_that_is_new_counts_from_its_beginning(
+    place: Place,
+) -> None:
+    assert place.room.oldest_s == float("inf")
+    old = place.request("old")
+    place.clock.pass_time(50.0)
+    young = place.enter("young")
+    began_s = place.clock.now_s
+    place.clock.pass_time(1.0)
+    assert place.room.put_back(old, generation(1), sent=True)
+    assert place.room.oldest_s == began_s
+    place.room.allow(timeout_s=1.0, most=1)  # those who wait stay, and for as long as they could
+    place.clock.pass_time(10.0)
+    assert (place.refused, place.room.oldest_s) == ([], began_s)
+    place.room.leave(young)
+    assert place.room.oldest_s == began_s + 1.0
+
+
+def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
+    async def run() -> None:
+        told = asyncio.Event()
+
+        class Told(Client):
+            def served(self, lease: Lease) -> None:
+                super().served(lease)
+                told.set()
+
+        place.state = generation(1)
+        room = WaitingRoom(lambda: serving(place.state), timeout_s=1.0)
+        assert room.put_back(Ticket(Told(place, "a"), 0.0, 0), generation(1), sent=True)
+        await told.wait()
+
+    asyncio.run(run())
+    assert place.served == ["a by 1"]
+
+
+# --- its model becomes another one
+
+
+def test_who_waits_is_handed_over_with_the_time_that_is_left(place: Place) -> None:
+    heir = Place(most=1)
+    heir.clock = place.clock
+    heir.room = WaitingRoom(
+        lambda: serving(heir.state),
+        timeout_s=1.0,
+        most=1,
+        clock=place.clock.read,
+        call_later=place.clock.call_later,
+    )
+    heir.enter("there")
+    first, second = place.enter("a"), place.enter("b")
+    place.room.hand_over(heir.room)
+    assert (len(place.room), len(heir.room)) == (0, 3)
+    place.clock.pass_time(2.0)
+    assert [name for name, _ in heir.refused] == ["there"]
+    place.room.leave(second)
+    assert len(heir.room) == 1
+    heir.becomes(generation(1))
+    assert place.served == ["a by 1"]
+    assert first.waited_s == pytest.approx(2.0, abs=0.01)
+
+
+def test_who_would_come_back_comes_back_to_the_heir(place: Place) -> None:
+    heir = Place()
+    broken = generation(1)
+    place.becomes(broken)
+    ticket = place.enter("a")
+    place.clock.pass_time(0.0)
+    assert place.served == ["a by 1"]
+    place.state = FAILED
+    place.room.hand_over(heir.room)
+    assert place.room.verdict() is None
+    assert place.room.put_back(ticket, broken, sent=True)
+    assert len(heir.room) == 1
+    late = place.request("b")
+    assert place.room.enter(late) is None
+    heir.state = FAILED
+    heir.room.changed()
+    assert [name for name, _ in place.refused] == ["a", "b"]

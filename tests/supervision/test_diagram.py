@@ -1,0 +1,41 @@
+"""The diagram in docs/design.md is drawn from the table, and is the table's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+DOC = ROOT / "docs" / "design.md"
+
+
+def draw(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "lifecycle_diagram.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_diagram_in_the_docs_is_what_the_table_says() -> None:
+    done = draw("--check")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_stale_diagram_is_found_and_drawn_anew(tmp_path: Path) -> None:
+    stale = tmp_path / "design.md"
+    stale.write_text(DOC.read_text("utf-8").replace("ready --> stopping: Hung", "ready --> stopping: Hum"))
+    done = draw("--check", "--doc", str(stale))
+    assert (done.returncode, "is stale" in done.stderr) == (1, True)
+    assert draw("--doc", str(stale)).returncode == 0
+    assert stale.read_text("utf-8") == DOC.read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_document_without_a_place_for_it_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "other.md"
+    other.write_text("# Something else\n")
+    assert draw("--doc", str(other)).returncode == 2
+    assert other.read_text() == "# Something else\n"

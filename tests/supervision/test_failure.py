@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from llamasup.errors import DoesNotFit, GaveUp, LlamasupError, ServerFailed
+from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.supervision.failure import failure_of, lacks_memory
+from llamasup.supervision.states import Instance, State
+
+
+def failed(*, deterministic: bool) -> Instance:
+    diagnosis = Diagnosis(
+        "flag_unknown", "It does not know --x.", "Leave it out.", ("E x",), deterministic, 2
+    )
+    return Instance(state=State.FAILED, last=diagnosis, crashes=(1.0, 2.0, 3.0))
+
+
+def test_what_would_fail_again_is_told_with_its_own_exit_code_or_the_childs() -> None:
+    error = failure_of(failed(deterministic=True))
+    assert isinstance(error, ServerFailed)
+    assert (error.cause, error.exit_code, error.message) == ("flag_unknown", 2, "It does not know --x.")
+    assert (error.remedy, error.lines) == ("Leave it out.", ("E x",))
+    assert failure_of(failed(deterministic=True), 139).exit_code == 139
+
+
+def test_a_crash_loop_is_given_up_with_the_last_crash() -> None:
+    error = failure_of(failed(deterministic=False))
+    assert isinstance(error, GaveUp)
+    assert error.message == "Gave up after 3 crashes. The last one: It does not know --x."
+
+
+def test_a_failure_without_a_diagnosis_is_told_all_the_same() -> None:
+    assert failure_of(Instance(state=State.FAILED)).message == "llama-server failed."
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (DoesNotFit("It does not fit."), True),
+        (ServerFailed("It does not fit.", cause="does_not_fit", exit_code=71), True),
+        (ServerFailed("No memory.", cause="out_of_memory_device", exit_code=71), True),
+        (ServerFailed("No such flag.", cause="flag_unknown", exit_code=2), False),
+        (GaveUp("It crashed too often."), False),
+    ],
+)
+def test_what_lacks_memory_may_soon_be_tried_again(error: LlamasupError, *, lacks: bool) -> None:
+    assert lacks_memory(error) is lacks

@@ -1,0 +1,70 @@
+"""What those are told who come while a model loads: what its last loads took, less what has passed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.queueing.wait_estimate import LONGEST_S
+from llamasup.supervision.events import Bus
+from llamasup.supervision.plan_protocol import AnyPlanMaker
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import Policy, State
+
+
+class Nothing:
+    """No plan is made here."""
+
+
+Ask = Callable[..., float]
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Ask:
+    """The hint that a request gets in a state, ``began_s`` seconds into the start or before the next."""
+
+    def ask(state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0) -> float:
+        async def asked() -> float:
+            planner: AnyPlanMaker = Nothing()  # type: ignore[assignment]
+            room = ServedModel(policy=Policy()).room
+            runner = InstanceRunner(
+                "tiny", planner, policy=Policy(), bus=Bus(), room=room, work_folder=tmp_path, log_path=None
+            )
+            now_s = asyncio.get_running_loop().time()
+            runner._load_s = load_s
+            runner._load_began_s = now_s - elapsed_s
+            runner.instance = replace(
+                runner.instance, state=state, wanted=True, next_start_s=now_s + start_in_s
+            )
+            retry_after_s = runner.unavailable().retry_after_s
+            assert retry_after_s is not None
+            return retry_after_s
+
+        return asyncio.run(asked())
+
+    return ask
+
+
+def test_a_load_that_has_begun_takes_what_is_left_of_the_last_ones(told: Ask) -> None:
+    assert told(State.LOADING, load_s=30.0, elapsed_s=10.0) == pytest.approx(20.0, abs=0.5)
+    assert told(State.WARMING, load_s=30.0, elapsed_s=29.9) == 1.0
+    assert told(State.STARTING, load_s=30.0, elapsed_s=90.0) == 1.0
+
+
+def test_the_first_load_of_all_is_worth_asking_again_every_second(told: Ask) -> None:
+    assert told(State.LOADING, load_s=None, elapsed_s=10.0) == 1.0
+
+
+def test_a_load_that_is_still_to_come_takes_all_of_it(told: Ask) -> None:
+    assert told(State.DRAINING, load_s=30.0) == 30.0
+    assert told(State.BACKOFF, load_s=30.0, start_in_s=8.0) == pytest.approx(38.0, abs=0.5)
+    assert told(State.FAILED, load_s=None, start_in_s=300.0) == pytest.approx(300.0, abs=0.5)
+
+
+def test_no_hint_is_longer_than_ten_minutes(told: Ask) -> None:
+    assert told(State.LOADING, load_s=3600.0) == LONGEST_S

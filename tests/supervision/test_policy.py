@@ -1,0 +1,26 @@
+"""How many requests a plan infers for at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from llamasup.supervision.states import Policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "slots", "places"),
+    [
+        (Policy(), 4, 4),
+        (Policy(), None, None),
+        (Policy(max_concurrent=2), 4, 2),
+        (Policy(max_concurrent=2), None, 2),
+        (Policy(limits_to_slots=False), 4, None),
+        (Policy(limits_to_slots=False, max_concurrent=3), 4, 3),
+        (Policy(wait_timeout_s=0.0), 4, None),  # llama-server queues, as it did before
+        (Policy(wait_timeout_s=0.0, max_concurrent=4), 4, 4),
+    ],
+)
+def test_the_places_are_the_slots_unless_something_else_was_asked_for(
+    policy: Policy, slots: int | None, places: int | None
+) -> None:
+    assert policy.places(slots) == places

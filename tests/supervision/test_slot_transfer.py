@@ -1,0 +1,156 @@
+"""Slots that are saved and restored by a server that is slow at it, refuses it or dies of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamasup.llama_server.settings import Settings
+from llamasup.llama_server.slots.policy import SavedSet
+from llamasup.llama_server.slots.store import SlotStore
+from llamasup.supervision.events import ServerExited, ServerWarned
+from llamasup.supervision.states import State, StopAsked
+from llamasup.testing.fake_server import install
+from tests.e2e.service import Serving, serving
+
+pytestmark = pytest.mark.slow
+
+KEEP = Settings(keep_slots=True, parallel=2, ctx_size=1024)
+SLOW = ("slots_s=600",)
+# The end is no kill: a server that is still asked for something would wait for whoever asks.
+SHORT: dict[str, Any] = {"slots_timeout_s": 0.2, "stop_timeout_s": 1000.0}
+WORDS = "What is said here has more than thirty-two characters, which are tokens to the fake."
+
+
+@pytest.fixture
+def slots(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this test alone."""
+    cache = own_folders / "cache"
+    cache.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return cache / "llamasup" / "slots"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def sets(folder: Path) -> list[SavedSet]:
+    return list(SlotStore(folder)._sets())
+
+
+def told(it: Serving) -> list[str]:
+    return [notice.message for notice in it.notices if isinstance(notice, ServerWarned)]
+
+
+class Stage:
+    """One model that is served again and again, by servers with the faults of the moment."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self._model = model
+        self._program = folder / "llama-server"
+
+    @asynccontextmanager
+    async def served(self, *faults: str, generation: int = 1, **options: Any) -> AsyncIterator[Serving]:
+        # The same path, and a version that names its commit: the slots stay usable, whatever the fault.
+        install(self._program, *faults)
+        async with serving(self._model, runtime=str(self._program), settings=KEEP, **options) as it:
+            await it.reaches(State.READY, generation)
+            yield it
+
+    async def talk(self, slots: Path) -> None:
+        async with self.served() as it:
+            assert (await it.complete(prompt=WORDS)).status_code == 200
+        assert len(sets(slots)) == 1
+
+
+@pytest.fixture
+def stage(tiny_model: Path, tmp_path: Path) -> Stage:
+    return Stage(tiny_model, tmp_path)
+
+
+def test_only_slots_that_hold_something_are_kept(stage: Stage, slots: Path) -> None:
+    async def test() -> None:
+        await stage.talk(slots)
+        (saved,) = sets(slots)
+        assert [slot.tokens for slot in saved.slots] == [len(WORDS)]  # the warm-up's is none
+        async with stage.served() as it:
+            assert names(slots) == []
+            assert told(it) == []
+        assert [slot.tokens for slot in sets(slots)[0].slots] == [len(WORDS)]  # unused, and kept again
+
+    asyncio.run(test())
+
+
+def test_a_disk_that_is_full_is_no_error_of_the_stop(stage: Stage, slots: Path) -> None:
+    async def test() -> None:
+        async with stage.served("slots_fail=save") as it:
+            await it.complete(prompt=WORDS)
+            it.runner.post(StopAsked())
+            await it.reaches(State.STOPPED, 1)
+            assert told(it) == ["Not all slots could be saved: Unable to save slot."]
+        assert names(slots) == []  # not even the part
+
+    asyncio.run(test())
+
+
+def test_a_slot_that_is_refused_is_told_and_a_fresh_server_serves(stage: Stage, slots: Path) -> None:
+    async def test() -> None:
+        await stage.talk(slots)
+        async with stage.served("slots_fail=restore", generation=2) as it:
+            assert (await it.complete(prompt=WORDS)).status_code == 200
+            assert it.runner.instance.generation == 2
+            assert it.runner.instance.crashes == ()
+            (message,) = told(it)
+            assert message.startswith("Saved slots could not be restored: Unable to restore slot")
+            assert message.endswith("It is started again without them.")
+            assert names(slots) == []
+
+    asyncio.run(test())
+
+
+def test_a_server_that_dies_of_a_slot_is_no_crash(stage: Stage, slots: Path) -> None:
+    async def test() -> None:
+        await stage.talk(slots)
+        async with stage.served("slots_fail=die", generation=2) as it:
+            assert (await it.complete(prompt=WORDS)).status_code == 200
+            assert it.runner.instance.crashes == ()
+            assert told(it)[0].endswith("It is started again without them.")
+
+    asyncio.run(test())
+
+
+def test_a_restore_that_takes_too_long_is_not_waited_for(stage: Stage, slots: Path) -> None:
+    async def test() -> None:
+        await stage.talk(slots)
+        async with stage.served(*SLOW, **SHORT) as it:
+            assert (await it.complete(prompt=WORDS)).status_code == 200
+            assert it.runner.instance.generation == 1
+
+    asyncio.run(test())
+
+
+def test_a_save_that_takes_too_long_is_broken_off_and_leaves_nothing(stage: Stage, slots: Path) -> None:
+    async def test() -> None:
+        async with stage.served(*SLOW, **SHORT) as it:
+            await it.complete(prompt=WORDS)
+            it.runner.post(StopAsked())
+            await it.reaches(State.STOPPED, 1)
+            assert not any(isinstance(notice, ServerExited) for notice in it.notices)
+        assert names(slots) == []
+
+    asyncio.run(test())
+
+
+def test_the_list_says_what_is_kept_and_nothing_of_what_was_said(stage: Stage, slots: Path) -> None:
+    asyncio.run(stage.talk(slots))
+    (listed,) = slots.glob("*.json")
+    said = json.loads(listed.read_text())
+    assert set(said) == {"key", "token", "saved_ns", "files", "slots"}
+    assert "more than thirty-two" not in listed.read_text()

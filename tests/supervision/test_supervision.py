@@ -1,0 +1,221 @@
+"""How soon an end is seen, and when the next start comes: real children, no measured milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import uvloop
+
+from llamasup.queueing.endpoint import Endpoint
+from llamasup.service.run import Service, WrapOptions
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.events import Bus, ServerExited, StateChanged
+from llamasup.supervision.generation import Generation
+from llamasup.supervision.states import State, Warmed
+from llamasup.supervision.wrap.planner import understand
+from llamasup.system.process.spawn import spawn
+from llamasup.testing.fake_server import install
+from tests.e2e.service import serving
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_death_is_seen_in_the_next_turns_of_the_loop(run: Callable[..., None]) -> None:
+    """S1. The kernel is asked directly when it is dead; from then on only turns are counted: whoever polls
+    with a timer does not come round in five turns that do nothing."""
+
+    async def test() -> None:
+        child = spawn(("/bin/sleep", "1000"), env={"PATH": os.defpath}, cwd=Path("/"))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                waiting = tasks.create_task(child.wait())
+                await asyncio.sleep(0)
+                os.kill(child.pid, signal.SIGKILL)
+                os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - on purpose
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                seen = waiting.done()
+            assert seen
+            with pytest.raises(ChildProcessError):  # and it is reaped
+                os.waitpid(child.pid, os.WNOHANG)  # noqa: ASYNC222 - does not wait
+        finally:
+            os.close(child.output_fd)
+
+    run(test())
+
+
+def test_restarts_wait_as_long_as_they_say_and_longer_each_time(tiny_model: Path, tmp_path: Path) -> None:
+    """S2: no start before its time; what is said is the delay of the policy within its jitter.
+
+    The delay counts from when the end was seen, which is before it is told.
+    """
+    runtime = install(tmp_path / "llama-server", "exit=load:1")
+    policy = RestartPolicy(first_delay_s=0.1, longest_delay_s=0.4, most_crashes=5, half_open_s=1000.0)
+    at_s: dict[tuple[str, int], float] = {}
+    due_s: dict[int, float] = {}
+
+    async def test() -> list[ServerExited]:
+        loop = asyncio.get_running_loop()
+        async with serving(tiny_model, runtime=str(runtime), restart=policy) as it:
+
+            def note(notice: object) -> None:
+                match notice:
+                    case ServerExited(generation=generation):
+                        at_s["exit", generation] = loop.time()
+                        due_s[generation] = it.runner.instance.next_start_s or 0.0
+                    case StateChanged(state=State.STARTING, generation=generation):
+                        at_s["start", generation] = loop.time()
+
+            it.bus.listen(note)
+            await it.reaches(State.FAILED, 6)
+            return [notice for notice in it.notices if isinstance(notice, ServerExited)]
+
+    exits = asyncio.run(test())
+    said = [exited.restart_in_s or 0.0 for exited in exits]
+    assert said == pytest.approx([0.1, 0.2, 0.4, 0.4, 0.4, 1000.0], rel=0.2 + 1e-9)
+    for number in range(1, 6):
+        assert at_s.get(("start", number), 0.0) <= due_s[number] - said[number - 1] <= at_s["exit", number]
+        # The loop's clock may run a millisecond ahead of its timers.
+        assert at_s["start", number + 1] >= due_s[number] - 0.002
+
+
+def test_the_first_crash_of_a_server_that_served_is_answered_at_once(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    runtime = install(tmp_path / "llama-server")
+
+    async def test() -> None:
+        async with serving(tiny_model, runtime=str(runtime)) as it:
+            await it.reaches(State.READY, 1)
+            os.kill(it.pid, signal.SIGKILL)
+            exited = await it.exit_of(1)
+            assert (exited.restart_in_s, exited.diagnosis.cause) == (0.0, "killed")
+            await it.reaches(State.READY, 2)
+
+    asyncio.run(test())
+
+
+@pytest.mark.slow
+def test_a_start_without_progress_is_hung_and_one_with_progress_is_not(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """S6. Both load for twice as long as a start may stand still; one logs all the while."""
+    load = ("load_s=8", "quiet", f"once={tmp_path / 'hung'}")
+    hung = install(tmp_path / "hung-server", *load)
+    slow = install(tmp_path / "slow-server", *load[:1])
+
+    async def test() -> None:
+        async with serving(tiny_model, runtime=str(hung), stall_timeout_s=4.0) as it:
+            exited = await it.exit_of(1)
+            assert exited.diagnosis.cause == "hung_start"
+            assert exited.exit is None
+        async with serving(tiny_model, runtime=str(slow), stall_timeout_s=4.0) as it:
+            await it.reaches(State.READY, 1)
+
+    asyncio.run(test())
+
+
+def test_what_it_answers_while_it_loads_is_no_sign_that_it_hangs(
+    tiny_model: Path, tmp_path: Path, free_tcp_port: int
+) -> None:
+    """``wrap`` lets llama-server say "Loading model" itself; a client that polls makes many such 503."""
+    go = tmp_path / "go"
+    words = [str(install(tmp_path / "llama-server", "load_s=600", f"until={go}")), "-m", str(tiny_model)]
+
+    async def test() -> None:
+        bus = Bus()
+        wrapping = understand([*words, "--port", str(free_tcp_port)], os.environ)
+        service = Service(WrapOptions(wrapping), bus)
+        loading, ready = asyncio.Event(), asyncio.Event()
+        bus.listen(lambda told: loading.set() if getattr(told, "state", None) is State.LOADING else None)
+        bus.listen(lambda told: ready.set() if getattr(told, "state", None) is State.READY else None)
+        url = f"http://127.0.0.1:{free_tcp_port}/completion"
+        async with asyncio.TaskGroup() as tasks, httpx.AsyncClient() as client:
+            running = tasks.create_task(service.run())
+            await loading.wait()
+            for _ in range(4):
+                assert (await client.post(url, json={"prompt": "x"})).status_code == 503
+            go.touch()
+            await ready.wait()
+            assert service.runner is not None
+            endpoint = service.runner.endpoint
+            assert isinstance(endpoint, Endpoint)
+            assert (endpoint.failures, endpoint.answered) == (0, 0)
+            service.ask_stop()
+            await running
+
+    asyncio.run(test())
+
+
+def test_between_a_death_and_its_clearing_away_requests_wait_and_nobody_is_told_that_it_is_ready(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What outlives a server may take seconds to end; the server itself is dead all the while."""
+    runtime = install(tmp_path / "llama-server")
+    clear_away = Generation.clear_away
+
+    async def test() -> None:
+        dead, go_on = asyncio.Event(), asyncio.Event()
+
+        async def late(generation: Generation) -> None:
+            dead.set()
+            await go_on.wait()
+            await clear_away(generation)
+
+        monkeypatch.setattr(Generation, "clear_away", late)
+        async with serving(tiny_model, runtime=str(runtime)) as it, asyncio.TaskGroup() as tasks:
+            await it.reaches(State.READY, 1)
+            os.kill(it.pid, signal.SIGKILL)
+            await dead.wait()
+            assert (await it.client.get("/readyz")).status_code == 503
+            asked = tasks.create_task(it.complete())
+            while not len(it.runner.room):  # noqa: ASYNC110 - the room tells nobody
+                await asyncio.sleep(0)
+            assert it.runner.in_flight == 0
+            go_on.set()
+            assert (await asked).status_code == 200
+
+    asyncio.run(test())
+
+
+def test_a_proof_that_is_read_after_the_death_announces_nothing(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token came, then the end; the runner hears of the end first, while the rest is cleared away."""
+    runtime = install(tmp_path / "llama-server")
+    clear_away = Generation.clear_away
+    ready: list[int] = []
+
+    async def test() -> None:
+        dead, go_on = asyncio.Event(), asyncio.Event()
+
+        async def late(generation: Generation) -> None:
+            dead.set()
+            await go_on.wait()
+            await clear_away(generation)
+
+        async with serving(tiny_model, runtime=str(runtime)) as it:
+            await it.reaches(State.READY, 1)
+            monkeypatch.setattr(Generation, "clear_away", late)
+            os.kill(it.pid, signal.SIGKILL)
+            await dead.wait()
+            runner = it.runner
+            runner.instance = replace(runner.instance, state=State.WARMING)
+            runner.post(Warmed(1))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            ready.append(runner.instance.state is State.READY)
+            runner.instance = replace(runner.instance, state=State.READY)
+            go_on.set()
+            await it.reaches(State.READY, 2)
+
+    asyncio.run(test())
+    assert ready == [False]

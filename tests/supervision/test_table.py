@@ -1,0 +1,693 @@
+"""The table of ``core.lifecycle``: transcripts of events and the effects that they call for."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.plan_limits import Adjustment, Bounds, Change
+from llamasup.supervision import states as lc
+from llamasup.supervision import table
+from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
+from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
+from llamasup.supervision.table import TABLE, ImpossibleEvent, advance
+
+POLICY = Policy()
+CRASH = Diagnosis("killed", "killed from outside", "", (), False, 75)
+BAD_FLAG = Diagnosis("bad_flag", "unknown flag", "", (), True, 2)
+SMALLER = Adjustment(1, 3, (Change("--parallel", "4", "2"),), Bounds(parallel=2))
+TOO_MUCH = Diagnosis("out_of_memory_host", "out of memory", "", (), True, 71, adjustment=SMALLER)
+WEDGED = Diagnosis("wedged", "nothing moves", "", (), False, 75)
+KEEP_TRYING = Policy(restart=RestartPolicy(half_open_s=HALF_OPEN_S))
+
+
+class Life:
+    """One instance and a clock that the test moves."""
+
+    def __init__(self, policy: Policy = POLICY) -> None:
+        self.policy = policy
+        self.instance = Instance()
+        self.now_s = 1000.0
+        self.effects: tuple[Effect, ...] = ()
+
+    def __call__(self, *events: Event, at_s: float | None = None) -> tuple[Effect, ...]:
+        """Feed events; the effects of the last one."""
+        if at_s is not None:
+            self.now_s = at_s
+        for event in events:
+            self.instance, self.effects = advance(
+                self.instance, event, self.policy, now_s=self.now_s, roll=0.5
+            )
+        return self.effects
+
+    def state(self) -> State:
+        return self.instance.state
+
+    def next_start_s(self) -> float | None:
+        return self.instance.next_start_s
+
+    def wake(self) -> tuple[Effect, ...]:
+        return self(lc.Woke(self.instance.ticket))
+
+
+def ready(policy: Policy = POLICY) -> Life:
+    life = Life(policy)
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1), lc.Healthy(1))
+    if policy.warm_up:
+        life(lc.Warmed(1))
+    assert life.state() is State.READY
+    return life
+
+
+def keeping(*events: Event, policy: Policy = POLICY) -> Life:
+    """A server whose slots are kept."""
+    life = Life(policy)
+    life(lc.StartAsked(), lc.Spawned(1, 42, keeps_slots=True), lc.Loading(1), lc.Healthy(1), *events)
+    return life
+
+
+# --- transcripts ----------------------------------------------------------------------------------------
+
+
+def test_a_start_goes_through_loading_and_warming_to_ready() -> None:
+    life = Life()
+    assert life(lc.StartAsked()) == (lc.Spawn(1), lc.WakeAt(1, 1120.0))
+    assert life(lc.Spawned(1, 42)) == (lc.Probe(1),)
+    assert life(lc.Loading(1)) == (lc.WakeAt(2, 1120.0),)
+    assert life.state() is State.LOADING
+    assert life(lc.Healthy(1)) == (lc.WarmUp(1), lc.WakeAt(3, 1120.0))
+    assert life.state() is State.WARMING
+    assert life(lc.Warmed(1)) == (lc.Watch(1),)
+    assert life.state() is State.READY
+
+
+def test_without_warm_up_a_healthy_server_is_ready() -> None:
+    life = Life(Policy(warm_up=False))
+    assert life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1)) == (lc.Watch(1),)
+    assert life.state() is State.READY
+
+
+def test_a_start_may_take_as_long_as_it_likes_while_it_progresses() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42))
+    for minute in range(1, 30):
+        assert life(lc.Progressed(1), at_s=1000.0 + 60 * minute)[0] == lc.WakeAt(
+            minute + 1, 1120.0 + 60 * minute
+        )
+    assert life.state() is State.STARTING
+
+
+def test_a_start_without_progress_is_killed_and_counts_as_a_crash() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1))
+    life.now_s = 1120.0
+    assert lc.Kill(1) in life.wake()
+    assert life.state() is State.STOPPING
+    report = life(lc.Exited(1, CRASH))[0]
+    assert isinstance(report, lc.Report)
+    assert report.diagnosis.cause == "hung_start"
+    assert life.state() is State.BACKOFF
+
+
+def test_the_start_deadline_does_not_strike_a_server_that_serves() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1))
+    old_ticket = life.instance.ticket
+    life(lc.Warmed(1))
+    assert life(lc.Woke(old_ticket)) == ()
+    assert life.state() is State.READY
+
+
+def test_a_stop_drains_then_terminates() -> None:
+    life = ready()
+    assert life(lc.StopAsked())[0] == lc.AwaitIdle(1)
+    assert life.state() is State.DRAINING
+    close, terminate, _wake = life(lc.Idle(1))
+    assert isinstance(close, lc.CloseEndpoint)
+    assert terminate == lc.Terminate(1)
+    assert life(lc.Exited(1, CRASH)) == ()
+    assert life.state() is State.STOPPED
+
+
+def test_a_drain_that_takes_too_long_ends_in_a_terminate() -> None:
+    life = ready()
+    life(lc.StopAsked())
+    assert lc.Terminate(1) in life.wake()
+
+
+def test_a_child_that_ignores_the_terminate_is_killed_and_killed_again() -> None:
+    life = ready()
+    life(lc.StopAsked())
+    assert life(lc.Idle(1))[-1] == lc.WakeAt(life.instance.ticket, 1010.0)
+    assert lc.Kill(1) in life.wake()
+    assert lc.Kill(1) in life.wake()
+    life(lc.Exited(1, CRASH))
+    assert life.state() is State.STOPPED
+
+
+def test_a_child_that_is_just_becoming_ready_is_told_twice() -> None:
+    """b11434 loses a SIGTERM that comes right at its ready line."""
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1))
+    assert life(lc.StopAsked())[-1] == lc.WakeAt(life.instance.ticket, 1000.5)
+    life.now_s = 1000.5
+    assert life.wake() == (lc.Terminate(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert lc.Kill(1) in life.wake()
+
+
+@pytest.mark.parametrize("before", [(), (lc.StopAsked(),), (lc.StopAsked(), lc.Idle(1))])
+def test_a_second_ctrl_c_kills_wherever_the_stop_is(before: tuple[Event, ...]) -> None:
+    life = ready()
+    life(*before)
+    assert lc.Kill(1) in life(lc.KillAsked())
+    life(lc.Exited(1, CRASH))
+    assert life.state() is State.STOPPED
+
+
+def test_a_stop_while_loading_does_not_wait_for_the_load() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1))
+    assert lc.Terminate(1) in life(lc.StopAsked())
+    life(lc.Exited(1, CRASH))
+    assert life.state() is State.STOPPED
+
+
+def test_a_crash_of_a_ready_server_restarts_it_at_once() -> None:
+    life = ready()
+    close, report, spawn, _wake = life(lc.Exited(1, CRASH))
+    assert isinstance(close, lc.CloseEndpoint)
+    assert report == lc.Report(1, CRASH, 0.0)
+    assert spawn == lc.Spawn(2)
+    assert life.instance.restarts == 1
+
+
+def test_the_next_crashes_wait_longer_and_the_sixth_is_one_too_many() -> None:
+    life = ready()
+    life(lc.Exited(1, CRASH))
+    waits = []
+    for generation in itertools.count(2):
+        report = life(lc.Exited(generation, CRASH))[1]
+        assert isinstance(report, lc.Report)
+        if report.restart_in_s is None:
+            break
+        waits.append(report.restart_in_s)
+        assert life.state() is State.BACKOFF
+        assert lc.Spawn(generation + 1) in life.wake()
+    assert waits == [1, 2, 4, 8]
+    assert len(life.instance.crashes) == 6
+    assert life.state() is State.FAILED
+
+
+def test_crashes_far_apart_are_never_a_crash_loop() -> None:
+    life = ready()
+    for generation in range(1, 20):
+        life(lc.Exited(generation, CRASH), at_s=life.now_s + 601)
+        assert life.instance.generation == generation + 1
+        life(lc.Spawned(generation + 1, 42), lc.Healthy(generation + 1), lc.Warmed(generation + 1))
+    assert life.state() is State.READY
+
+
+def test_a_deterministic_failure_is_never_tried_again() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42))
+    assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
+    assert life.state() is State.FAILED
+    assert life.instance.last == BAD_FLAG
+
+
+def test_a_spawn_that_fails_is_a_failure_like_any_other() -> None:
+    life = Life()
+    life(lc.StartAsked())
+    assert life(lc.SpawnFailed(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
+    assert life.state() is State.FAILED
+
+
+def test_a_server_without_a_token_is_killed_and_reported_as_that() -> None:
+    no_token = replace(CRASH, cause="warm_up_failed")
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1))
+    assert lc.Kill(1) in life(lc.WarmupFailed(1, no_token))
+    assert life(lc.Exited(1, CRASH))[0] == lc.Report(1, no_token, 0.5, by_us=True)
+
+
+def test_a_restart_drains_the_old_child_before_the_new_one_starts() -> None:
+    life = ready()
+    life(lc.RestartAsked())
+    assert life.state() is State.DRAINING
+    life(lc.Idle(1))
+    assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
+
+
+def test_a_stop_takes_back_a_restart() -> None:
+    life = ready()
+    life(lc.RestartAsked(), lc.StopAsked(), lc.Idle(1), lc.Exited(1, CRASH))
+    assert life.state() is State.STOPPED
+
+
+def test_a_child_that_dies_while_draining_is_not_a_crash() -> None:
+    life = ready()
+    life(lc.StopAsked())
+    (close,) = life(lc.Exited(1, CRASH))
+    assert isinstance(close, lc.CloseEndpoint)
+    assert (life.state(), life.instance.crashes) == (State.STOPPED, ())
+
+
+def test_a_start_during_backoff_does_not_wait() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Exited(1, CRASH))
+    assert life.state() is State.BACKOFF
+    assert lc.Spawn(2) in life(lc.StartAsked())
+
+
+def test_a_start_by_hand_forgets_the_crashes() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Exited(1, BAD_FLAG))
+    assert lc.Spawn(2) in life(lc.StartAsked())
+    assert life.instance.crashes == ()
+
+
+def test_news_of_an_earlier_generation_is_dropped() -> None:
+    life = ready()
+    life(lc.Exited(1, CRASH))
+    before = life.instance
+    for stale in (lc.Healthy(1), lc.Warmed(1), lc.Exited(1, CRASH), lc.Idle(1)):
+        assert life(stale) == ()
+    assert life.instance == before
+
+
+def test_news_of_a_reaped_child_is_dropped() -> None:
+    life = ready()
+    life(lc.KillAsked(), lc.Exited(1, CRASH))
+    assert life(lc.Healthy(1)) == ()
+    assert life.state() is State.STOPPED
+
+
+def test_an_event_without_a_row_is_a_bug_and_says_so() -> None:
+    life = ready()
+    with pytest.raises(ImpossibleEvent, match=r"Warmed in state ready"):
+        life(lc.Warmed(1))
+
+
+# --- hangs ----------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_hangs_is_killed_at_once_and_started_again() -> None:
+    life = ready()
+    effects = life(lc.Hung(1, WEDGED))
+    assert lc.Kill(1) in effects
+    assert not any(isinstance(effect, lc.Terminate) for effect in effects)  # it would not hear it
+    report, spawn, _wake = life(lc.Exited(1, CRASH))
+    assert report == lc.Report(1, WEDGED, 0.0, by_us=True)
+    assert spawn == lc.Spawn(2)
+    assert len(life.instance.crashes) == 1
+
+
+def test_a_server_that_hangs_again_and_again_is_a_crash_loop() -> None:
+    life = ready()
+    for generation in itertools.count(1):
+        life(lc.Hung(generation, WEDGED), lc.Exited(generation, CRASH))
+        if life.state() is State.FAILED:
+            break
+        if life.state() is State.BACKOFF:
+            life.wake()
+        life(lc.Spawned(generation + 1, 42), lc.Healthy(generation + 1), lc.Warmed(generation + 1))
+    assert (life.instance.generation, life.instance.last) == (6, WEDGED)
+
+
+def test_a_stop_while_a_server_that_hangs_is_killed_stops() -> None:
+    life = ready()
+    life(lc.Hung(1, WEDGED), lc.StopAsked())
+    assert life(lc.Exited(1, CRASH)) == ()
+    assert life.state() is State.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("asked", "after"), [(lc.StopAsked(), State.STOPPED), (lc.RestartAsked(), State.STARTING)]
+)
+def test_a_hang_ends_the_drain_and_not_what_it_was_for(asked: Event, after: State) -> None:
+    life = ready()
+    life(asked)
+    assert lc.Kill(1) in life(lc.Hung(1, WEDGED))
+    life(lc.Exited(1, CRASH))
+    assert (life.state(), life.instance.crashes) == (after, ())
+
+
+def test_news_of_a_hang_that_comes_while_it_ends_is_no_news() -> None:
+    life = ready()
+    life(lc.StopAsked(), lc.Idle(1))
+    assert life(lc.Hung(1, WEDGED)) == ()
+
+
+# --- half-open ------------------------------------------------------------------------------------------
+
+
+def crash_loop(policy: Policy) -> Life:
+    """An instance that has just failed in its sixth crash, at 1000 s."""
+    life = ready(policy)
+    for generation in itertools.count(1):
+        effects = life(lc.Exited(generation, CRASH))
+        if life.state() is State.FAILED:
+            assert effects[1] == lc.Report(generation, CRASH, policy.restart.half_open_s)
+            return life
+        if life.state() is State.BACKOFF:
+            life.wake()
+    raise AssertionError("counted to infinity")
+
+
+def test_without_half_open_a_crash_loop_is_the_end() -> None:
+    life = crash_loop(POLICY)
+    assert not any(isinstance(effect, lc.WakeAt) for effect in life.effects)
+    assert life.instance.at_rest
+
+
+def test_half_open_tries_once_and_a_failure_leads_back() -> None:
+    life = crash_loop(KEEP_TRYING)
+    for trial in range(1, 5):  # much longer than the window in which crashes count
+        assert life.next_start_s() == 1000.0 + 300 * trial
+        assert not life.instance.at_rest
+        life.now_s = 1000.0 + 300 * trial
+        assert lc.Spawn(6 + trial) in life.wake()
+        assert life.next_start_s() is None
+        life(lc.Spawned(6 + trial, 42), lc.Healthy(6 + trial), lc.Warmed(6 + trial))
+        report = life(lc.Exited(6 + trial, CRASH))[1]
+        assert report == lc.Report(6 + trial, CRASH, 300.0)
+        assert life.state() is State.FAILED
+
+
+def test_half_open_leaves_failed_when_the_try_lives() -> None:
+    life = crash_loop(KEEP_TRYING)
+    life.now_s = 1300.0
+    life.wake()
+    life(lc.Spawned(7, 42), lc.Healthy(7), lc.Warmed(7))
+    assert life.state() is State.READY
+    effects = life(lc.Exited(7, CRASH), at_s=1900.0)  # ten minutes later: an ordinary crash
+    assert lc.Spawn(8) in effects
+    assert life.instance.trial_s is None
+
+
+def test_half_open_is_never_for_what_would_fail_again() -> None:
+    life = Life(KEEP_TRYING)
+    life(lc.StartAsked(), lc.Spawned(1, 42))
+    assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
+    assert life.instance.at_rest
+
+
+def test_a_half_open_try_that_fails_for_good_ends_the_trying() -> None:
+    life = crash_loop(KEEP_TRYING)
+    life.now_s = 1300.0
+    life.wake()
+    life(lc.Spawned(7, 42), lc.Exited(7, BAD_FLAG))
+    assert life.instance.at_rest
+
+
+@pytest.mark.parametrize("asked", [lc.StopAsked(), lc.KillAsked()])
+def test_a_stop_ends_the_trying(asked: Event) -> None:
+    life = crash_loop(KEEP_TRYING)
+    ticket = life.instance.ticket
+    life(asked)
+    assert life(lc.Woke(ticket)) == ()
+    assert (life.state(), life.instance.at_rest) == (State.STOPPED, True)
+
+
+def test_a_start_by_hand_does_not_wait_for_the_try_and_is_none() -> None:
+    life = crash_loop(KEEP_TRYING)
+    assert lc.Spawn(7) in life(lc.StartAsked())
+    life(lc.Spawned(7, 42), lc.Exited(7, CRASH))
+    assert life.state() is State.BACKOFF
+
+
+# --- slots that outlive their server ------------------------------------------------------------------
+
+
+def test_slots_are_restored_after_the_proof_and_before_the_first_request() -> None:
+    life = keeping()
+    assert life.state() is State.WARMING
+    assert life(lc.Warmed(1)) == (lc.RestoreSlots(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert life.state() is State.WARMING
+    assert life(lc.SlotsRestored(1)) == (lc.Watch(1),)
+    assert life.state() is State.READY
+
+
+def test_without_a_proof_slots_are_restored_all_the_same() -> None:
+    life = keeping(policy=Policy(warm_up=False))
+    assert life.effects[0] == lc.RestoreSlots(1)
+    life(lc.SlotsRestored(1))
+    assert life.state() is State.READY
+
+
+def test_a_restore_that_takes_too_long_is_not_waited_for_and_progress_does_not_prolong_it() -> None:
+    life = keeping(lc.Warmed(1))
+    assert life(lc.Progressed(1), at_s=1009.0) == ()
+    assert life.wake() == (lc.Watch(1),)
+    assert life.state() is State.READY
+    assert life(lc.SlotsRestored(1)) == ()
+
+
+def test_a_server_with_a_part_of_a_slot_is_replaced_and_that_is_no_crash() -> None:
+    life = keeping(lc.Warmed(1))
+    assert lc.Kill(1) in life(lc.SlotsSpoilt(1))
+    assert life(lc.Exited(1, CRASH))[0] == lc.Spawn(2)
+    assert life.instance.crashes == ()
+
+
+def test_one_that_already_serves_when_that_shows_is_drained_and_its_slots_are_not_saved() -> None:
+    life = keeping(lc.Warmed(1))
+    life.wake()
+    assert life(lc.SlotsSpoilt(1))[0] == lc.AwaitIdle(1)
+    assert lc.Terminate(1) in life(lc.Idle(1))
+    assert life(lc.Exited(1, CRASH))[0] == lc.Spawn(2)
+
+
+def test_one_that_is_drained_already_when_that_shows_is_not_saved_either() -> None:
+    life = keeping(lc.Warmed(1))
+    life.wake()
+    life(lc.StopAsked())
+    assert life(lc.SlotsSpoilt(1)) == ()
+    assert lc.Terminate(1) in life(lc.Idle(1))
+    assert life(lc.Exited(1, CRASH)) != (lc.Spawn(2),)
+    assert life.state() is State.STOPPED
+
+
+def test_what_is_being_saved_when_that_shows_is_not_kept() -> None:
+    life = keeping(lc.Warmed(1))
+    life.wake()
+    life(lc.StopAsked())
+    assert lc.SaveSlots(1) in life(lc.Idle(1))
+    effects = life(lc.SlotsSpoilt(1))  # on its way when the last request ended
+    assert effects[:2] == (lc.CloseEndpoint(1, "the server is stopping"), lc.Terminate(1))
+    assert life.state() is State.STOPPING
+
+
+def test_an_idle_server_saves_its_slots_before_it_is_told_to_end() -> None:
+    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked())
+    assert life(lc.Idle(1)) == (lc.SaveSlots(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert life.state() is State.DRAINING
+    assert lc.Terminate(1) in life(lc.SlotsSaved(1))
+    assert life.state() is State.STOPPING
+
+
+def test_a_save_that_takes_too_long_is_not_waited_for() -> None:
+    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked(), lc.Idle(1))
+    assert lc.Terminate(1) in life.wake()
+    assert life(lc.SlotsSaved(1)) == ()
+
+
+def test_a_second_stop_skips_the_saving() -> None:
+    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked(), lc.Idle(1))
+    assert lc.Kill(1) in life(lc.KillAsked())
+
+
+def test_a_drain_that_ends_with_requests_in_flight_saves_nothing() -> None:
+    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked())
+    assert lc.Terminate(1) in life.wake()
+
+
+def test_a_server_that_dies_while_its_slots_are_saved_has_ended_as_it_was_asked_to() -> None:
+    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked(), lc.Idle(1))
+    assert life(lc.Exited(1, CRASH)) == (lc.CloseEndpoint(1, "llama-server ended"),)
+    assert life.state() is State.STOPPED
+
+
+def test_one_that_dies_while_its_slots_are_restored_has_crashed() -> None:
+    life = keeping(lc.Warmed(1))
+    life(lc.Exited(1, CRASH))
+    assert life.state() is State.BACKOFF
+    assert len(life.instance.crashes) == 1
+
+
+# --- sweeps ---------------------------------------------------------------------------------------------
+
+
+def test_every_state_has_a_row_and_every_row_answers_what_people_ask() -> None:
+    assert set(TABLE) == set(State)
+    asked = {lc.StartAsked, lc.StopAsked, lc.KillAsked, lc.RestartAsked}
+    for state, row in TABLE.items():
+        assert asked <= set(row), state
+        assert set(row) <= set(get_args(Event)), state
+
+
+def test_every_live_state_has_a_row_for_the_exit() -> None:
+    assert all(lc.Exited in TABLE[state] for state in LIVE)
+
+
+def _events_of(generation: int, ticket: int) -> st.SearchStrategy[Event]:
+    of_slots = (lc.SlotsRestored, lc.SlotsSpoilt, lc.SlotsSaved)
+    child = (lc.Loading, lc.Progressed, lc.Healthy, lc.Warmed, lc.Idle, *of_slots)
+    by_verdict = (lc.Exited, lc.SpawnFailed, lc.WarmupFailed, lc.Doomed, lc.Hung)
+    return st.one_of(
+        st.sampled_from([lc.StartAsked(), lc.StopAsked(), lc.KillAsked(), lc.RestartAsked()]),
+        st.sampled_from(child).map(lambda kind: kind(generation)),
+        st.booleans().map(lambda keeps: lc.Spawned(generation, 42, keeps_slots=keeps)),
+        st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]).flatmap(
+            lambda verdict: st.sampled_from(by_verdict).map(lambda kind: kind(generation, verdict))
+        ),
+        st.just(lc.Woke(ticket)),
+    )
+
+
+class AnyLife(RuleBasedStateMachine):
+    """Whatever happens in whatever order: never two children, every spawn reaped, always a way out."""
+
+    policy = POLICY
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.instance = Instance()
+        self.now_s = 0.0
+        self.spawned: list[int] = []
+        self.reaped: list[int] = []
+        self.timers: dict[int, float] = {}
+        self.orders: set[tuple[type, int]] = set()
+
+    def feed(self, event: Event) -> None:
+        stale = table._is_stale(self.instance, event)
+        if not stale and type(event) not in TABLE[self.instance.state]:
+            return  # the runner cannot produce it: e.g. Warmed before WarmUp was ordered
+        self.instance, effects = advance(self.instance, event, self.policy, now_s=self.now_s, roll=0.5)
+        if not stale and isinstance(event, lc.Exited | lc.SpawnFailed):
+            self.reaped.append(event.generation)
+        for effect in effects:
+            match effect:
+                case lc.Spawn(generation):
+                    assert generation == self.instance.generation
+                    self.spawned.append(generation)
+                case lc.WakeAt(ticket, at_s):
+                    self.timers[ticket] = at_s
+                case lc.Report():
+                    pass
+                case _:
+                    self.orders.add((type(effect), effect.generation))
+
+    @rule(choice=st.data(), seconds=st.floats(0, 700))
+    def anything_happens(self, choice: st.DataObject, seconds: float) -> None:
+        self.now_s += seconds
+        generation = choice.draw(
+            st.sampled_from([self.instance.generation, max(self.instance.generation - 1, 0)])
+        )
+        ticket = choice.draw(st.sampled_from([self.instance.ticket, self.instance.ticket - 1]))
+        self.feed(choice.draw(_events_of(generation, ticket)))
+
+    @rule(bad_end=st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]))
+    def a_stop_leads_to_rest(self, bad_end: Diagnosis) -> None:
+        """However the child takes it: the timers alone lead to a kill, and a kill to its exit."""
+        self.feed(lc.StopAsked())
+        for _ in range(4):
+            if (lc.Kill, self.instance.generation) in self.orders or not self.instance.alive:
+                break
+            self.now_s = max(self.now_s, self.timers[self.instance.ticket])
+            self.feed(lc.Woke(self.instance.ticket))
+        if self.instance.alive:
+            assert (lc.Kill, self.instance.generation) in self.orders
+            self.feed(lc.Exited(self.instance.generation, bad_end))
+        self.rests()
+
+    @rule()
+    def a_kill_leads_to_rest(self) -> None:
+        self.feed(lc.KillAsked())
+        if self.instance.alive:
+            assert (lc.Kill, self.instance.generation) in self.orders
+            self.feed(lc.Exited(self.instance.generation, CRASH))
+        self.rests()
+
+    def rests(self) -> None:
+        assert self.instance.state is State.STOPPED
+        assert self.instance.at_rest
+        assert self.reaped == self.spawned
+
+    @invariant()
+    def never_two_children_and_every_one_is_reaped(self) -> None:
+        alive = [self.instance.generation] if self.instance.alive else []
+        assert self.reaped + alive == self.spawned
+        assert self.instance.alive == (self.instance.state in LIVE)
+
+    @invariant()
+    def a_state_in_which_nothing_more_happens_is_one_of_rest(self) -> None:
+        """A child's own end, or a timer, leads out of every other one."""
+        timed = self.instance.ticket in self.timers
+        assert self.instance.at_rest or self.instance.alive or timed
+        assert (self.instance.next_start_s is not None) == (timed and not self.instance.alive)
+
+
+class AnyLifeThatIsTriedAgain(AnyLife):
+    policy = KEEP_TRYING
+
+
+for machine in (AnyLife, AnyLifeThatIsTriedAgain):
+    machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
+TestAnyLife = AnyLife.TestCase
+TestAnyLifeThatIsTriedAgain = AnyLifeThatIsTriedAgain.TestCase
+
+
+# --- the ladder -----------------------------------------------------------------------------------------
+
+
+def test_a_start_that_was_too_much_is_followed_at_once_by_a_smaller_one() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1))
+    effects = life(lc.Exited(1, TOO_MUCH))
+    assert lc.Report(1, TOO_MUCH, 0.0) in effects
+    assert lc.Spawn(2) in effects
+    assert life.state() is State.STARTING
+    assert life.instance.last == TOO_MUCH
+
+
+def test_smaller_starts_are_no_crash_loop_and_the_last_one_fails_for_good() -> None:
+    life = Life()
+    life(lc.StartAsked())
+    for generation in range(1, 9):  # more than a crash loop would be given
+        life(lc.Spawned(generation, 42), lc.Exited(generation, TOO_MUCH))
+    assert life.instance.crashes == ()
+    life(lc.Spawned(9, 42), lc.Exited(9, replace(TOO_MUCH, adjustment=None)))
+    assert life.state() is State.FAILED
+
+
+@pytest.mark.parametrize("loading", [True, False])
+def test_a_child_that_says_itself_that_it_does_not_fit_is_ended_before_it_runs_out_of_memory(
+    loading: bool,
+) -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), *([lc.Loading(1)] if loading else []))
+    assert lc.Kill(1) in life(lc.Doomed(1, TOO_MUCH))
+    effects = life(lc.Exited(1, CRASH))
+    assert lc.Report(1, TOO_MUCH, 0.0, by_us=True) in effects
+    assert lc.Spawn(2) in effects
+
+
+def test_a_warning_that_comes_late_ends_nothing() -> None:
+    life = ready()
+    assert life(lc.Doomed(1, TOO_MUCH)) == ()
+    assert life.state() is State.READY
+
+
+def test_a_stop_while_a_smaller_start_is_due_stops() -> None:
+    life = Life()
+    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1), lc.Doomed(1, TOO_MUCH), lc.StopAsked())
+    assert life(lc.Exited(1, CRASH)) == ()
+    assert life.state() is State.STOPPED

@@ -1,0 +1,277 @@
+"""What a command line means, and what becomes of it. Builds of 2024, 2025 and 2026 by their real help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamasup.errors import UsageInvalid
+from llamasup.gguf.facts import ModelClass
+from llamasup.http.address import TcpAddress, UnixAddress
+from llamasup.llama_server.capabilities import Capabilities, parse_help
+from llamasup.supervision.wrap.command_line import (
+    Tls,
+    WrappedLine,
+    child_argv,
+    child_environ,
+    program_of,
+    question_environ,
+    read_key_file,
+    read_line,
+    shown_program,
+)
+from tests.paths import FIXTURES
+
+HELP = FIXTURES / "help"
+BUILDS = {path.stem: Capabilities(path.stem, parse_help(path.read_text()), ()) for path in HELP.glob("*.txt")}
+NOW = BUILDS["b11434"]
+SOCKET = UnixAddress("/run/x/1.sock")
+
+
+def read(
+    *words: str, environ: Mapping[str, str] | None = None, config: Sequence[tuple[str, str]] = (), **more: Any
+) -> WrappedLine:
+    build = more.get("build", NOW)
+    return read_line(("llama-server", *words), ("llama-server",), build, environ or {}, config)
+
+
+# --- the program -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("llama-server -m x", "llama-server"),
+        ("/opt/llama.cpp/bin/llama-server -m x", "/opt/llama.cpp/bin/llama-server"),
+        ("./llama-server-cuda", "./llama-server-cuda"),
+        (r"C:\llama\llama-server.exe -m x", r"C:\llama\llama-server.exe"),
+        ("env X=1 llama-server -m x", "env X=1 llama-server"),
+        ("taskset -c 0-3 numactl -N 0 -- llama-server -m x", "taskset -c 0-3 numactl -N 0 -- llama-server"),
+        ("python -m llamasup.embedded -m x", "python -m llamasup.embedded"),
+        ("./serve.sh -m x", "./serve.sh"),
+        ("./serve.sh --alias llamasup.embedded", "./serve.sh"),
+    ],
+)
+def test_where_the_program_ends(command: str, program: str) -> None:
+    assert program_of(command.split()) == tuple(program.split())
+
+
+# --- the address -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_without_a_word_about_it_the_address_is_the_builds_own_default(build: str) -> None:
+    line = read("-m", "m.gguf", build=BUILDS[build])
+    assert (line.hosts, line.port, line.tls, line.reuse_port) == (("127.0.0.1",), 8080, None, False)
+
+
+def test_a_build_with_another_default_port_is_believed() -> None:
+    text = (HELP / "b11434.txt").read_text().replace("(default: 8080)", "(default: 9931)")
+    assert read(build=Capabilities("later", parse_help(text), ())).port == 9931
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "config", "hosts", "port"),
+    [
+        (["--port", "1", "--host", "::1", "--port", "2"], {}, [], ("::1",), 2),
+        (["--host", "127.0.0.1, ::1,/run/a.sock,::1"], {}, [], ("127.0.0.1", "::1", "/run/a.sock"), 8080),
+        ([], {"LLAMA_ARG_HOST": "0.0.0.0", "LLAMA_ARG_PORT": "3"}, [], ("0.0.0.0",), 3),
+        (["--port", "4"], {"LLAMA_ARG_PORT": "3"}, [("port", "2")], ("127.0.0.1",), 4),
+        ([], {}, [("port", "2"), ("host", "::1")], ("::1",), 2),
+        ([], {"LLAMA_ARG_PORT": "3"}, [("port", "2")], ("127.0.0.1",), 3),
+        (["--port", "0"], {}, [], ("127.0.0.1",), 0),
+        # Options that name a model bring a port of their own, and what comes later counts.
+        (["--fim-qwen-7b-default"], {"LLAMA_ARG_PORT": "3"}, [], ("127.0.0.1",), 8012),
+        (["--port", "5", "--embd-gemma-default"], {}, [], ("127.0.0.1",), 8011),
+        (["--gpt-oss-20b-default", "--port", "5"], {}, [], ("127.0.0.1",), 5),
+    ],
+)
+def test_the_address_is_the_last_word_on_it(
+    words: list[str],
+    environ: dict[str, str],
+    config: list[tuple[str, str]],
+    hosts: tuple[str, ...],
+    port: int,
+) -> None:
+    line = read(*words, environ=environ, config=config)
+    assert (line.hosts, line.port) == (hosts, port)
+
+
+@pytest.mark.parametrize(
+    "words", [("--port", "http"), ("--port", "65536"), ("--port", "-1"), ("--host", ""), ("--host", " ,")]
+)
+def test_an_address_that_cannot_be_meant_is_the_users_mistake(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageInvalid, match=words[0]):
+        read(*words)
+
+
+def test_tls_takes_a_key_and_a_certificate_from_wherever_they_are() -> None:
+    line = read("--ssl-key-file", "k", environ={"LLAMA_ARG_SSL_CERT_FILE": "c"})
+    assert (line.tls, line.tls_elsewhere) == (Tls("k", "c"), False)
+    assert read("--ssl-key-file", "k").tls is None
+    line = read(config=[("ssl-key-file", "k"), ("ssl-cert-file", "c")])
+    assert (line.tls, line.tls_elsewhere) == (Tls("k", "c"), True)
+    assert child_argv(line, SOCKET)[-4:] == ("--ssl-key-file", "", "--ssl-cert-file", "")
+
+
+def test_words_before_the_program_set_variables_too_and_win_over_the_environment() -> None:
+    program = (
+        "env",
+        "-i",
+        "LLAMA_ARG_PORT=3",
+        "LLAMA_API_KEY=s3cret",
+        "LLAMA_ARG_SSL_KEY_FILE=k",
+        "LLAMA_ARG_SSL_CERT_FILE=c",
+        "llama-server",
+    )
+    line = read_line((*program, "-m", "m.gguf"), program, NOW, {"LLAMA_ARG_PORT": "2"})
+    assert (line.port, line.api_keys, line.tls) == (3, ("s3cret",), Tls("k", "c"))
+    assert child_argv(line, SOCKET)[-6:-2] == ("--ssl-key-file", "", "--ssl-cert-file", "")
+    assert shown_program(program).startswith("env -i 'LLAMA_ARG_PORT=***' 'LLAMA_API_KEY=***' ")
+    assert "s3cret" not in shown_program(program)
+    # A file's name is no assignment.
+    assert read_line(("./a=b", "--port", "4"), ("./a=b",), NOW, {}).port == 4
+
+
+# --- what is only understood -----------------------------------------------------------------------
+
+
+def test_keys_add_up_and_the_last_one_is_of_the_command_line() -> None:
+    line = read(
+        "--api-key", "a,b", "--api-key", "c,", environ={"LLAMA_API_KEY": "e"}, config=[("api-key", "f")]
+    )
+    assert line.api_keys == ("f", "e", "a", "b", "c")
+    line = read("--api-key-file", "/k", environ={"LLAMA_ARG_API_KEY_FILE": "/e"})
+    assert line.api_key_files == ("/e", "/k")
+    assert read_key_file("#c\nk1\n\n k2 \nk3\r\n") == ("k1", " k2 ", "k3\r")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "plain"),
+    [("", True), ("/x", True), ("/llm/v2~a-b_c", True), ("/a.b", False), ("/(a|b)", False), ("/a+", False),
+     ("a", False), ("/a/", False), ("/", False), ("/a\n", False), ("/\u00e4", False)],
+)  # fmt: skip
+def test_a_plain_prefix_matches_only_itself(prefix: str, *, plain: bool) -> None:
+    assert read("--api-prefix", prefix).has_plain_prefix is plain
+
+
+def test_prefix_and_time_out_are_understood() -> None:
+    line = read("--api-prefix", "/x", "-to", "7")
+    assert (line.api_prefix, line.timeout_s) == ("/x", 7.0)
+    assert (read().api_prefix, read().timeout_s) == ("", None)
+    assert read("--timeout", "soon").timeout_s is None  # the child will say so
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "name"),
+    [
+        (("-m", "/models/a-00001-of-00003.gguf"), "/models/a-00001-of-00003.gguf", "a"),
+        (("-m", "a.gguf", "--alias", " x , y"), "a.gguf", "x"),
+        (("-hf", "org/repo:Q4_K_M"), None, "repo"),
+        (("-m", "a.gguf", "-hf", "org/repo"), None, "repo"),
+        (("--gpt-oss-20b-default", "-m", "a.gguf"), None, "llama-server"),
+        (("--models-dir", "x"), None, "llama-server"),
+        (("--alias", ","), None, "llama-server"),
+    ],
+)
+def test_which_model_it_is_and_what_it_is_called(
+    words: tuple[str, ...], model: str | None, name: str
+) -> None:
+    line = read(*words)
+    assert (line.model, line.name) == (model, name)
+
+
+@pytest.mark.parametrize(
+    ("words", "serves"),
+    [
+        ((), None),
+        (("--embedding",), ModelClass.ENCODER),
+        (("--embeddings", "--pooling", "rank"), ModelClass.RERANKER),
+        (("--reranking",), ModelClass.RERANKER),
+    ],
+)
+def test_what_it_serves_where_the_line_says_so(words: tuple[str, ...], serves: ModelClass | None) -> None:
+    assert read(*words).serves is serves
+
+
+@pytest.mark.parametrize("word", ["-h", "--help", "--usage", "--version", "--list-devices", "-cl"])
+def test_questions_are_for_llama_server_to_answer(word: str) -> None:
+    assert read("-m", "m.gguf", word).asks
+    assert not read("--alias", word).asks
+
+
+# --- the child -------------------------------------------------------------------------------------
+
+
+def test_the_private_address_stands_where_the_public_one_was() -> None:
+    line = read("-m", "m.gguf", "--host", "::", "-c", "512", "--port", "1", "--nonsense", "--host")
+    assert child_argv(line, SOCKET) == (
+        *("llama-server", "-m", "m.gguf", "--host", SOCKET.path, "-c", "512", "--nonsense", "--host"),
+    )
+
+
+def test_without_an_address_it_stands_right_behind_the_program() -> None:
+    """A value that is missing at the end must stay missing."""
+    argv = child_argv(read("-c", "512", "-m"), TcpAddress("127.0.0.1", 9), api_key_file="/k")
+    own = ("--host", "127.0.0.1", "--port", "9", "--api-key-file", "/k")
+    assert argv == ("llama-server", *own, "-c", "512", "-m")
+
+
+_OTHERS = [
+    ["-m", "m.gguf"],
+    ["--ctx-size", "4096"],
+    ["-fa", "on"],
+    ["--api-key", "k"],
+    ["--api-prefix", "/x"],
+    ["-to", "5"],
+    ["--no-webui"],
+    ["--slot-save-path", "s/"],
+    ["--alias", "--host"],
+    ["--nonsense"],
+]
+_TAKEN = [
+    ["--host", "::1"],
+    ["--port", "1"],
+    ["--reuse-port"],
+    ["--ssl-key-file", "k"],
+    ["--ssl_cert_file", "c"],
+]
+
+
+@given(st.lists(st.sampled_from([*_OTHERS, *_TAKEN]), max_size=12))
+def test_nothing_but_the_address_changes_and_nothing_changes_its_place(options: list[list[str]]) -> None:
+    line = read(*(word for option in options for word in option))
+    others = [word for option in options if option in _OTHERS for word in option]
+    argv = list(child_argv(line, SOCKET))
+    place = argv.index(SOCKET.path)
+    assert argv[:1] + argv[1 : place - 1] + argv[place + 1 :] == ["llama-server", *others]
+    before = next((n for n, option in enumerate(options) if option in _TAKEN), 0)
+    assert argv[1 : place - 1] == [word for option in options[:before] for word in option]
+
+
+def test_the_environment_goes_on_less_what_was_taken_over_and_what_is_ours() -> None:
+    environ = {
+        "PATH": "/bin",
+        "HF_TOKEN": "t",
+        "LLAMA_ARG_HOST": "::",
+        "LLAMA_ARG_PORT": "1",
+        "LLAMA_ARG_SSL_KEY_FILE": "k",
+        "LLAMA_ARG_CTX_SIZE": "512",
+        "LLAMA_API_KEY": "k",
+        "NOTIFY_SOCKET": "/run/notify",
+        "GGML_NO_BACKTRACE": "0",
+    }
+    line = read(environ=environ)
+    kept = {name: environ[name] for name in ("PATH", "HF_TOKEN", "LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY")}
+    assert child_environ(line, environ) == {**kept, "GGML_NO_BACKTRACE": "0"}
+    assert child_environ(line, {}, api_key="own") == {"GGML_NO_BACKTRACE": "1", "LLAMA_API_KEY": "own"}
+
+
+def test_a_question_is_not_asked_with_what_could_be_fatal_to_it() -> None:
+    environ = {"LLAMA_ARG_DRAFT_MAX": "8", "PATH": "/bin"}
+    assert question_environ(environ) == {"PATH": "/bin"}
+    assert question_environ(environ, config_home="/e") == {"PATH": "/bin", "XDG_CONFIG_HOME": "/e"}

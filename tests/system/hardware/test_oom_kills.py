@@ -1,0 +1,86 @@
+"""The kernel's count of processes that its out-of-memory killer has killed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from llamasup.system.hardware.usage import oom_kills
+
+EVENTS = "low 0\nhigh 0\nmax 12\noom 4\noom_kill {}\noom_group_kill 0\n"
+V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+VMSTAT = "nr_free_pages 1\noom_kill 7\nswap_ra 0\n"
+V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+V1_MOUNT = "31 23 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_of_version_2_our_own_group_counts(tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/user.slice/app.service\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            "sys/fs/cgroup/user.slice/app.service/memory.events": EVENTS.format(3),
+            "sys/fs/cgroup/user.slice/memory.events": EVENTS.format(99),
+            "proc/vmstat": VMSTAT,
+        },
+    )
+    assert oom_kills(root) == 3
+
+
+def test_a_group_without_the_memory_controller_is_counted_with_its_parent(tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/user.slice/app.service\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            "sys/fs/cgroup/user.slice/memory.events": EVENTS.format(5),
+        },
+    )
+    assert oom_kills(root) == 5
+
+
+def test_of_version_1_the_memory_controllers_group_counts(tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:memory:/docker/1\n1:name=systemd:/docker/1\n",
+            "proc/self/mountinfo": V1_MOUNT,
+            "sys/fs/cgroup/memory/docker/1/memory.oom_control": V1_CONTROL.format(2),
+        },
+    )
+    assert oom_kills(root) == 2
+
+
+@pytest.mark.parametrize("control", ["oom_kill_disable 0\nunder_oom 0\n", ""])  # before Linux 4.13
+def test_where_no_group_counts_the_whole_systems_count_is_taken(control: str, tmp_path: Path) -> None:
+    root = system(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:memory:/a\n",
+            "proc/self/mountinfo": V1_MOUNT,
+            "sys/fs/cgroup/memory/a/memory.oom_control": control,
+            "proc/vmstat": VMSTAT,
+        },
+    )
+    assert oom_kills(root) == 7
+
+
+def test_a_system_that_counts_nothing_has_counted_nothing(tmp_path: Path) -> None:
+    assert oom_kills(tmp_path) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_on_this_system_it_only_grows() -> None:
+    first = oom_kills()
+    assert 0 <= first <= oom_kills()

@@ -1,0 +1,88 @@
+"""The guardian: there while its supervisor is, and after it only if there is something to clean up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llamasup.system.process.guardian import Guardian, guarded_run_folder
+from tests.e2e.driver import await_removed, seconds_until_gone
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a job object does it on Windows")
+
+
+def guardians_of(folder: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(folder) in (process.info["cmdline"] or []) and process.info["cmdline"][1:3] == ["-I", "-S"]
+    ]
+
+
+def test_it_goes_with_a_run_that_ends_by_itself() -> None:
+    with guarded_run_folder() as (folder, started):
+        started.established()
+        (guardian,) = guardians_of(folder)
+        assert psutil.Process().children() == []  # nobody who ends our descendants ends it
+        assert os.getsid(guardian.pid) != os.getsid(0)
+    assert not folder.exists()
+    seconds_until_gone([guardian])
+
+
+def test_one_that_is_let_go_at_once_leaves_neither_process_nor_descriptor() -> None:
+    before = psutil.Process().num_fds()
+    for _ in range(5):
+        with guarded_run_folder() as (folder, _):
+            pass
+        while guardians_of(folder):
+            pass
+    assert psutil.Process().num_fds() == before
+    assert psutil.Process().children() == []
+
+
+def test_it_removes_the_folder_of_a_run_that_was_killed() -> None:
+    run = (
+        "import sys\nfrom llamasup.system.process.guardian import guarded_run_folder\n"
+        "with guarded_run_folder() as (folder, guardian):\n    guardian.established()\n"
+        "    print(folder, flush=True)\n    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        (guardian,) = guardians_of(folder)
+        process.kill()
+        await_removed(folder)
+        seconds_until_gone([guardian])
+
+
+def test_without_a_process_to_be_had_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*arguments: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "run", none_left)
+    before = psutil.Process().num_fds()
+    Guardian(tmp_path).close()
+    assert psutil.Process().num_fds() == before
+
+
+@pytest.mark.parametrize("where", ["a frozen application", "process 1"])
+def test_where_it_cannot_help_there_is_none(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = psutil.Process()
+    if where == "process 1":
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+    else:
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+    before = me.num_fds()
+    guardian = Guardian(tmp_path)
+    assert me.num_fds() == before
+    guardian.close()

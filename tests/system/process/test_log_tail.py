@@ -1,0 +1,135 @@
+"""The end of a log, and what comes after it, while ``RotatedFile`` writes and rotates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from llamasup.system.process.log_tail import LEFT_OUT, LogTail
+from llamasup.system.process.output_pump import RotatedFile
+
+
+@contextmanager
+def tail(path: Path, lines: int) -> Iterator[LogTail]:
+    log = LogTail(path, lines)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def rest(log: LogTail) -> bytes:
+    """All that there is for now."""
+    return b"".join(iter(log.read, b""))
+
+
+def numbered(*numbers: int) -> bytes:
+    return b"".join(b"line %d\n" % number for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "seen"),
+    [
+        (numbered(*range(5)), 2, numbered(3, 4)),
+        (numbered(*range(5)), 5, numbered(*range(5))),
+        (numbered(*range(5)), 99, numbered(*range(5))),
+        (numbered(*range(5)), 0, b""),
+        (numbered(*range(5)) + b"half", 1, b"half"),
+        (numbered(*range(5)) + b"half", 2, numbered(4) + b"half"),
+        (numbered(*range(50_000)), 3, numbered(49_997, 49_998, 49_999)),
+        (numbered(*range(50_000)), 20_000, numbered(*range(30_000, 50_000))),
+        (b"\n\n\n", 2, b"\n\n"),
+        (b"no end", 1, b"no end"),
+        (b"", 5, b""),
+    ],
+)
+def test_the_last_lines_are_read(tmp_path: Path, content: bytes, lines: int, seen: bytes) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(content)
+    with tail(path, lines) as log:
+        assert rest(log) == seen
+
+
+def test_lines_are_taken_from_the_files_before_where_the_newest_has_too_few(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(numbered(4, 5))
+    path.with_name("a.log.1").write_bytes(numbered(2, 3))
+    path.with_name("a.log.2").write_bytes(numbered(0, 1))
+    for count in range(8):
+        with tail(path, count) as log:
+            assert rest(log) == numbered(*range(max(0, 6 - count), 6)), count
+
+
+def test_what_is_written_later_follows_through_every_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    written = RotatedFile(path, max_bytes=40, files=3)  # five lines a file
+    written.write(numbered(0))
+    with tail(path, 10) as log:
+        assert rest(log) == numbered(0)
+        assert log.read() == b""
+        seen = []
+        for number in range(1, 100):
+            written.write(numbered(number))
+            if number % 3 == 0:
+                seen.append(rest(log))
+        assert b"".join(seen) == numbered(*range(1, 100))
+    written.close()
+
+
+def test_a_reader_two_rotations_behind_misses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    written = RotatedFile(path, max_bytes=40, files=3)
+    written.write(numbered(0))
+    with tail(path, 10) as log:
+        for number in range(1, 12):
+            written.write(numbered(number))
+        assert rest(log) == numbered(*range(12))
+    written.close()
+
+
+def test_what_was_rotated_away_before_it_was_read_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    written = RotatedFile(path, max_bytes=40, files=3)
+    written.write(numbered(0))
+    with tail(path, 10) as log:
+        assert rest(log) == numbered(0)
+        for number in range(1, 50):
+            written.write(numbered(number))
+        before, told, after = rest(log).partition(LEFT_OUT)
+        assert told
+        assert before == numbered(1, 2, 3, 4)  # of the file that was open
+        assert after.endswith(numbered(48, 49))
+        assert b"line 4\n" not in after
+    written.close()
+
+
+def test_a_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(numbered(1, 2, 3))
+    with tail(path, 10) as log:
+        assert rest(log) == numbered(1, 2, 3)
+        path.write_bytes(numbered(4))
+        assert rest(log) == numbered(4)
+
+
+def test_no_log_a_symlink_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        LogTail(tmp_path / "a.log", 5)
+    (tmp_path / "b.log").symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match=r"symbolic|symlink"):
+        LogTail(tmp_path / "b.log", 5)
+    (tmp_path / "c.log").mkdir()
+    with pytest.raises(OSError, match="not a plain file"):
+        LogTail(tmp_path / "c.log", 5)
+
+
+def test_a_closed_one_reads_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(numbered(1))
+    log = LogTail(path, 10)
+    log.close()
+    log.close()
+    assert log.read() == b""

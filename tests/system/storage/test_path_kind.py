@@ -1,0 +1,47 @@
+"""What is at a path, where asking Path itself would raise."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from llamasup.system.storage.paths import PathKind, path_kind
+
+
+def test_what_can_be_told_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    told = {
+        name: path_kind(tmp_path / name) for name in ("", "file", "pipe", "link", "dangling", "file/x", "\0")
+    }
+    assert told == {
+        "": PathKind.FOLDER,
+        "file": PathKind.FILE,
+        "pipe": PathKind.FILE,
+        "link": PathKind.FOLDER,
+        "dangling": PathKind.NOTHING,
+        "file/x": PathKind.NOTHING,
+        "\0": PathKind.NOTHING,
+    }
+
+
+def test_a_name_that_is_too_long_and_links_in_a_circle_say_nothing(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    assert path_kind(tmp_path / ("n" * 300)) is PathKind.UNKNOWN
+    assert path_kind(tmp_path / "circle") is PathKind.UNKNOWN
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.EIO])
+def test_a_dead_share_or_a_closed_folder_says_nothing(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, **_: object) -> os.stat_result:
+        raise OSError(error, os.strerror(error), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        kind = path_kind(Path("/mnt/share"))
+    assert kind is PathKind.UNKNOWN
