@@ -7,7 +7,7 @@ from typing import Literal
 
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, Stopping, UsageInvalid
 
-__all__ = ["Found", "Running", "Silent", "choose"]
+__all__ = ["Found", "Running", "RunningFact", "Silent", "choose"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +100,12 @@ def _why_silent(silent: Silent) -> LlamasupError:
                 f"{what} does not answer.",
                 remedy=f"Is it stopped (fg, kill -CONT {silent.pid}), or the machine overloaded?",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningFact:
+    """A llamasup of this user that has the port."""
+
+    pid: int
+    url: str
+    models: tuple[str, ...]  # with their states, for people

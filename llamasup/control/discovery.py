@@ -12,12 +12,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from llamasup.control.choose import Found, Running, Silent
-from llamasup.doctor.facts import RunningFact
+from llamasup.control.choose import Found, Running, RunningFact, Silent
 from llamasup.http.httpx_import import httpx
 from llamasup.pool.state import AWAY
 from llamasup.system.process.identity import start_of
-from llamasup.system.storage.folders import OWNER, run_folders
+from llamasup.system.process.run_folder import OWNER, run_folders
 from llamasup.system.text import INVALID_JSON
 
 __all__ = ["SOCKET_NAME", "look", "running_at"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from llamasup.control.choose import RunningFact
 from llamasup.doctor.facts import (
     CertificateFact,
     ConfigFile,
@@ -17,7 +18,6 @@ from llamasup.doctor.facts import (
     ModelFact,
     NvmlFact,
     Problem,
-    RunningFact,
     RuntimeFact,
 )
 from llamasup.doctor.server import settings_in
@@ -29,8 +29,9 @@ from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.system.hardware.devices import Device, is_amd_card
 from llamasup.system.hardware.nvml import ask_nvml
 from llamasup.system.hardware.probe import hardware, system_text
+from llamasup.system.process.run_folder import run_folder
 from llamasup.system.process.sweep import leftovers
-from llamasup.system.storage.folders import cache_folder, read_bounded, run_folder, state_folder
+from llamasup.system.storage.folders import cache_folder, read_bounded, state_folder
 from llamasup.system.text import memory_text
 
 __all__ = ["gather"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llamasup.control.choose import RunningFact
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind
+from llamasup.system.process.exit import LeftFolder
 
 __all__ = [
     "CertificateFact",
@@ -16,11 +18,9 @@ __all__ = [
     "ConfigFile",
     "Facts",
     "FolderFact",
-    "LeftFolder",
     "ModelFact",
     "NvmlFact",
     "Problem",
-    "RunningFact",
     "RuntimeFact",
 ]
 
@@ -75,24 +75,6 @@ class FolderFact:
     path: str = ""
     problem: Problem | None = None
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LeftFolder:
-    """The run folder of a process that has ended."""
-
-    path: str
-    pid: int
-    answering: tuple[str, ...] = ()  # sockets in it that something still listens on
-
-
-@dataclass(frozen=True, slots=True)
-class RunningFact:
-    """A llamasup of this user that has the port."""
-
-    pid: int
-    url: str
-    models: tuple[str, ...]  # with their states, for people
 
 
 @dataclass(frozen=True, slots=True)

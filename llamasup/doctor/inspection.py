@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
-from types import MappingProxyType
 from typing import Any
 
 from llamasup.errors import LlamasupError
-from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.gguf.facts import PURPOSES, ModelFacts, is_served
 from llamasup.llama_server.capabilities import Capabilities, parse_help
 from llamasup.llama_server.flags import ByHand
 from llamasup.llama_server.plan_limits import Bounds
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.ladder import admit
 from llamasup.planning.memory.context import ContextShape, kv_bytes
-from llamasup.planning.projectors import Candidate, Pairing, pair_projector
+from llamasup.planning.projectors import pairings_of
 from llamasup.planning.sizes import Sizing, size_up
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = [
-    "PURPOSES",
-    "Fit",
-    "KvGrowth",
-    "broken_as_json",
-    "fits_here",
-    "is_served",
-    "kv_growth",
-    "model_as_json",
-    "pairings_of",
-    "projectors_of",
-]
+__all__ = ["Fit", "KvGrowth", "broken_as_json", "fits_here", "kv_growth", "model_as_json", "projectors_of"]
 
-PURPOSES: Mapping[ModelClass, str] = MappingProxyType(
-    {
-        ModelClass.DECODER: "chat and text completion",
-        ModelClass.ENCODER: "embeddings (/v1/embeddings)",
-        ModelClass.RERANKER: "sorting documents by a question (/v1/rerank)",
-        ModelClass.ENCODER_DECODER: "text to text (translation, summaries)",
-        ModelClass.PROJECTOR: "images or sound for the model it belongs to: --mmproj FILE",
-        ModelClass.LORA: "adapts the model it was trained on: -- --lora FILE",
-        ModelClass.DRAFT: "guesses ahead for the model it was made for: --draft-model FILE",
-        ModelClass.VOCAB: "a tokenizer without weights: nothing to serve",
-    }
-)
 
-_BESIDE_A_MODEL = frozenset({ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.DRAFT, ModelClass.VOCAB})
 # Beyond every sliding window: from here on the KV cache grows evenly. A multiple of llama.cpp's 256 cells.
 _LONG_CONTEXT = 1 << 20
 # The sizes of a plan depend on no more than these; no runtime is asked, and b11434 and later have them all.
@@ -70,11 +43,6 @@ _TODAYS_BUILD = Capabilities(
 )
 _NOTHING_ASKED = Settings()
 _NOTHING_BY_HAND = ByHand()
-
-
-def is_served(facts: ModelFacts) -> bool:
-    """Whether the file is a model that llama-server serves by itself."""
-    return facts.model_class not in _BESIDE_A_MODEL
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -151,36 +119,6 @@ def projectors_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) 
     """Model → projector, by path: what ``pairings_of`` finds."""
     pairs = pairings_of(models, broken)
     return {model: pair.projector.path for model, pair in pairs.items() if pair.projector is not None}
-
-
-def pairings_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, Pairing]:
-    """Model → its projector, or why none of those beside it is, of the files of any number of folders: those
-    that ``run`` would pair.
-
-    ``broken`` are the model files that cannot be read: whose a projector is may be in doubt for them, too.
-    """
-    folders: dict[PurePath, list[str]] = defaultdict(list)
-    for path in (*models, *broken):
-        folders[PurePath(path).parent].append(path)
-    pairs = {}
-    for paths in folders.values():
-        named = [path for path in paths if "mmproj" in PurePath(path).name.lower()]
-        candidates = [
-            Candidate(path, models[path])
-            for path in named
-            if path in models and models[path].model_class is ModelClass.PROJECTOR
-        ]
-        others = [path for path in paths if path not in named]
-        if not candidates:
-            continue
-        for path in others:
-            if path not in models or models[path].model_class is not ModelClass.DECODER:
-                continue
-            neighbours = (other for other in others if other != path)
-            found = pair_projector(models[path], path, candidates, neighbours)
-            if found is not None:
-                pairs[path] = found
-    return pairs
 
 
 # --- as JSON -------------------------------------------------------------------------------------

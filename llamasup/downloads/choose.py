@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from llamasup.downloads.reference import RepoRef, is_safe_path
 from llamasup.errors import ModelInvalid, ModelMissing, UsageInvalid
-from llamasup.planning.projectors import PREFERRED_TYPES, name_words
+from llamasup.gguf.types import PREFERRED_TYPES, name_words
 from llamasup.system.text import memory_text
 
 __all__ = ["Choice", "RepoFile", "choose", "quant_tag"]

@@ -9,10 +9,13 @@ Key names in the comments are those of the GGUF header; ``{a}`` stands for the a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 __all__ = [
+    "PURPOSES",
     "ChatTemplate",
     "Experts",
     "FimTokens",
@@ -22,6 +25,7 @@ __all__ = [
     "RecurrentState",
     "Split",
     "Vocabulary",
+    "is_served",
     "read_chat_template",
 ]
 
@@ -199,3 +203,25 @@ def read_chat_template(text: str, *, tool_template: bool = False) -> ChatTemplat
         system=_NO_SYSTEM.search(text) is None and ("system" in text or _ANY_ROLE.search(text) is not None),
         reasoning=_REASONING.search(text) is not None,
     )
+
+
+PURPOSES: Mapping[ModelClass, str] = MappingProxyType(
+    {
+        ModelClass.DECODER: "chat and text completion",
+        ModelClass.ENCODER: "embeddings (/v1/embeddings)",
+        ModelClass.RERANKER: "sorting documents by a question (/v1/rerank)",
+        ModelClass.ENCODER_DECODER: "text to text (translation, summaries)",
+        ModelClass.PROJECTOR: "images or sound for the model it belongs to: --mmproj FILE",
+        ModelClass.LORA: "adapts the model it was trained on: -- --lora FILE",
+        ModelClass.DRAFT: "guesses ahead for the model it was made for: --draft-model FILE",
+        ModelClass.VOCAB: "a tokenizer without weights: nothing to serve",
+    }
+)
+
+
+_BESIDE_A_MODEL = frozenset({ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.DRAFT, ModelClass.VOCAB})
+
+
+def is_served(facts: ModelFacts) -> bool:
+    """Whether the file is a model that llama-server serves by itself."""
+    return facts.model_class not in _BESIDE_A_MODEL

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePath
 
-__all__ = ["FILE_TYPES", "REMOVED_TENSOR_TYPES", "TENSOR_TYPES", "TensorType"]
+__all__ = [
+    "FILE_TYPES",
+    "PREFERRED_TYPES",
+    "REMOVED_TENSOR_TYPES",
+    "TENSOR_TYPES",
+    "TensorType",
+    "name_words",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +114,31 @@ FILE_TYPES: dict[int, str] = {
     39: "NVFP4",
     40: "Q1_0",
 }
+
+
+# Of one projector in several types. F16 is exact enough, and fast everywhere; BF16 is slow on older devices.
+PREFERRED_TYPES = ("F16", "BF16", "Q8_0", "F32")
+
+
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+_QUANTIZATION = re.compile(
+    r"(?<![a-z0-9])(?:ud[-_.])?"
+    r"(?:i?q\d(?:[-_](?:[0-9ksml]|k[sml]|x?xs|xl|nl))*|tq\d_\d|mxfp4(?:[-_]moe)?|bf16|fp?16|fp?32)(?![a-z0-9])"
+)
+
+
+# Words that say what kind of file it is, not which model's.
+_NOT_NAMES = frozenset(
+    {"mmproj", "projector", "clip", "model", "ggml", "gguf", "i1", "imat", "imatrix"}
+    | {"mtp", "draft", "eagle3", "dflash", "assistant"}
+)
+
+
+@lru_cache(maxsize=4096)  # a listed folder asks for each name once for each of its models
+def name_words(path: str) -> frozenset[str]:
+    """What a file's name says about which model it is."""
+    stem = _PART.sub("", PurePath(path).name.lower().removesuffix(".gguf"))
+    words = re.findall(r"[a-z0-9]+", _QUANTIZATION.sub(" ", stem))
+    return frozenset(words) - _NOT_NAMES

@@ -10,12 +10,12 @@ lines, bad chunk sizes. This module decides on what llhttp lets through.
 from __future__ import annotations
 
 import re
+from enum import IntEnum
 from http import HTTPStatus
 
 import msgspec
 
 from llamasup.http.routes import Route, route_of
-from llamasup.queueing.fair_queue import Priority
 from llamasup.system.text import path_text
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Head",
     "HeadRules",
     "HttpError",
+    "Priority",
     "RawHeaders",
     "error_body",
     "error_response",
@@ -360,3 +361,11 @@ def trace_id_of(traceparent: bytes) -> str:
     if found is None or (traceparent.startswith(b"00") and len(traceparent) != _LENGTH_00):
         return ""
     return found[1].decode("ascii")
+
+
+class Priority(IntEnum):
+    """The classes, in the order in which they are served."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2

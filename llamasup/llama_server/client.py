@@ -13,10 +13,9 @@ from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_expone
 from llamasup.http.address import Address, UnixAddress
 from llamasup.http.context_end import ContextWindow, read_window
 from llamasup.http.httpx_import import httpx
+from llamasup.llama_server.health import Health, Proof, SlotAnswer, read_answer
 from llamasup.llama_server.progress import ServerWork, read_server_work
-from llamasup.llama_server.slots.policy import SlotAnswer, read_answer
 from llamasup.llama_server.warmup import WarmUpRequest, not_answered, what_is_missing
-from llamasup.supervision.liveness import Health, Proof
 
 __all__ = ["Health", "Prober"]
 

@@ -19,25 +19,15 @@ from typing import Literal
 
 from llamasup.llama_server.last_words import STAMP, last_words, own_lines
 from llamasup.llama_server.plan_limits import Adjustment
+from llamasup.system.process.exit import Exit
 
-__all__ = ["Diagnosis", "Exit", "Phase", "diagnose", "weights_were_read"]
+__all__ = ["Diagnosis", "Phase", "diagnose", "weights_were_read"]
 
 Phase = Literal["starting", "ready", "stopping"]
 
 _MAX_LINES = 8
 # Exit codes of docs/design.md §3.
 _USAGE, _MODEL_BAD, _MODEL_MISSING, _NO_RUNTIME, _MACHINE, _GAVE_UP = 2, 65, 66, 69, 71, 75
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a process ended. Exactly one is set: its exit code, or the signal's name (``"SIGKILL"``)."""
-
-    code: int | None
-    signal: str | None
-
-    def __str__(self) -> str:
-        return f"exit code {self.code}" if self.signal is None else self.signal
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 
-from llamasup.doctor.inspection import PURPOSES, is_served
 from llamasup.errors import LlamasupError
+from llamasup.gguf.facts import PURPOSES, is_served
 from llamasup.models.found import FoundModel
 from llamasup.models.names import NameIndex, pattern
 from llamasup.models.rules import ModelRule, Problem

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
 
-from llamasup.doctor.inspection import pairings_of
 from llamasup.errors import LlamasupError
 from llamasup.models.found import FileState, FoundModel
 from llamasup.planning.adapters import adapters_of
-from llamasup.planning.projectors import Pairing
+from llamasup.planning.projectors import Pairing, pairings_of
 
 __all__ = ["Companions", "projector_going_with"]
 

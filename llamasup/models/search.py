@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from llamasup.doctor.inspection import is_served
 from llamasup.errors import ConfigInvalid, LlamasupError, ModelInvalid, ModelMissing
+from llamasup.gguf.facts import is_served
 from llamasup.models.folder import list_models, look_at
 from llamasup.models.found import FoundModel, current_files, hub_place, ids_of, manifest_repo
 from llamasup.system.storage.paths import PathKind, expanded, path_kind

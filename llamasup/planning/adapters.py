@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.gguf.types import name_words
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import ByHand, CommandLine
 from llamasup.llama_server.settings import Settings
-from llamasup.planning.projectors import name_words
 
 __all__ = ["adapters_of", "give_adapters"]
 

@@ -21,7 +21,6 @@ from llamasup.gguf.header import ModelClass, ModelFacts
 from llamasup.llama_server.flags import read_extra, with_absolute_paths
 from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.llama_server.settings import Settings, names_of
-from llamasup.models.spec import ModelSpec
 from llamasup.planning.drafting import draft_path_by_hand
 from llamasup.planning.projectors import Candidate, Pairing, pair_projector, unwanted
 from llamasup.system.storage.folders import atomic_write, cache_folder, models_folder
@@ -34,7 +33,6 @@ __all__ = [
     "find_model",
     "named",
     "prepare",
-    "prepare_listed",
     "projector_beside",
     "projectors_beside",
     "read_given",
@@ -100,14 +98,6 @@ class Launch:
 def named(launch: Launch, model: str) -> Launch:
     """The same under another name."""
     return replace(launch, model_id=model, settings=replace(launch.settings, alias=model))
-
-
-def prepare_listed(spec: ModelSpec, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
-    """As ``prepare``, for a model of a registry: with the projector that is its own among those found, which
-    lie where files may lie (X10). What was only just downloaded is in no registry yet.
-    """
-    pair = projector_beside if spec.listed is None else lambda *_: spec.pairing
-    return prepare(spec.source, spec.settings, runtime=runtime, environ=environ, pair=pair)
 
 
 def prepare(

@@ -8,26 +8,25 @@ A wrong projector of the right width would be loaded and see nonsense, so in dou
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import PurePath
 
 from llamasup.errors import ProjectorMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.gguf.types import PREFERRED_TYPES, name_words
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import ByHand, CommandLine
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.purpose import served_as
 
 __all__ = [
-    "PREFERRED_TYPES",
     "Candidate",
     "Pairing",
     "give_projector",
-    "name_words",
     "pair_projector",
+    "pairings_of",
     "projector_loaded",
     "refuse_wrong_projector",
     "unwanted",
@@ -35,20 +34,6 @@ __all__ = [
 
 _FLAG = "--mmproj"
 _BY_HAND = "give it with --mmproj, or --mmproj none"
-
-# Of one projector in several types. F16 is exact enough, and fast everywhere; BF16 is slow on older devices.
-PREFERRED_TYPES = ("F16", "BF16", "Q8_0", "F32")
-
-_PART = re.compile(r"-\d{5}-of-\d{5}$")
-_QUANTIZATION = re.compile(
-    r"(?<![a-z0-9])(?:ud[-_.])?"
-    r"(?:i?q\d(?:[-_](?:[0-9ksml]|k[sml]|x?xs|xl|nl))*|tq\d_\d|mxfp4(?:[-_]moe)?|bf16|fp?16|fp?32)(?![a-z0-9])"
-)
-# Words that say what kind of file it is, not which model's.
-_NOT_NAMES = frozenset(
-    {"mmproj", "projector", "clip", "model", "ggml", "gguf", "i1", "imat", "imatrix"}
-    | {"mtp", "draft", "eagle3", "dflash", "assistant"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +172,6 @@ def _named_alike(model_path: str, candidates: Sequence[Candidate]) -> list[Candi
     return [each for each in candidates if most and said.get(each.path) == most]
 
 
-@lru_cache(maxsize=4096)  # a listed folder asks for each name once for each of its models
-def name_words(path: str) -> frozenset[str]:
-    """What a file's name says about which model it is."""
-    stem = _PART.sub("", PurePath(path).name.lower().removesuffix(".gguf"))
-    words = re.findall(r"[a-z0-9]+", _QUANTIZATION.sub(" ", stem))
-    return frozenset(words) - _NOT_NAMES
-
-
 def _preference(candidate: Candidate) -> tuple[int, str]:
     kind = candidate.facts.quantization
     return (PREFERRED_TYPES.index(kind) if kind in PREFERRED_TYPES else len(PREFERRED_TYPES), candidate.path)
@@ -207,3 +184,33 @@ def _paths(candidates: Sequence[Candidate]) -> tuple[str, ...]:
 def _listed(candidates: Sequence[Candidate]) -> str:
     names = [PurePath(each.path).name for each in candidates]
     return " and ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def pairings_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, Pairing]:
+    """Model → its projector, or why none of those beside it is, of the files of any number of folders: those
+    that ``run`` would pair.
+
+    ``broken`` are the model files that cannot be read: whose a projector is may be in doubt for them, too.
+    """
+    folders: dict[PurePath, list[str]] = defaultdict(list)
+    for path in (*models, *broken):
+        folders[PurePath(path).parent].append(path)
+    pairs = {}
+    for paths in folders.values():
+        named = [path for path in paths if "mmproj" in PurePath(path).name.lower()]
+        candidates = [
+            Candidate(path, models[path])
+            for path in named
+            if path in models and models[path].model_class is ModelClass.PROJECTOR
+        ]
+        others = [path for path in paths if path not in named]
+        if not candidates:
+            continue
+        for path in others:
+            if path not in models or models[path].model_class is not ModelClass.DECODER:
+                continue
+            neighbours = (other for other in others if other != path)
+            found = pair_projector(models[path], path, candidates, neighbours)
+            if found is not None:
+                pairs[path] = found
+    return pairs

@@ -14,7 +14,7 @@ from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import ModelFacts
 from llamasup.models.folder import look_at
 from llamasup.models.spec import ModelSpec
-from llamasup.planning.facts import Launch, prepare_listed
+from llamasup.planning.facts import Launch, prepare, projector_beside
 from llamasup.planning.memory.shares import Share, needs_of
 from llamasup.planning.planner import Planner
 from llamasup.pool.eviction import UNUSED
@@ -35,6 +35,7 @@ __all__ = [
     "as_unavailable",
     "making_room",
     "policy_for",
+    "prepare_listed",
     "share_of",
     "size_up",
     "with_devices",
@@ -377,3 +378,11 @@ def making_room(spec: ModelSpec, for_id: str) -> Unavailable:
         retry_after_s=1.0,
         may_wait=True,
     )
+
+
+def prepare_listed(spec: ModelSpec, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
+    """As ``prepare``, for a model of a registry: with the projector that is its own among those found, which
+    lie where files may lie (X10). What was only just downloaded is in no registry yet.
+    """
+    pair = projector_beside if spec.listed is None else lambda *_: spec.pairing
+    return prepare(spec.source, spec.settings, runtime=runtime, environ=environ, pair=pair)

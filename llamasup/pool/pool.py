@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar, assert_never
 
@@ -27,12 +27,12 @@ from llamasup.pool.model import (
     policy_for,
     share_of,
 )
+from llamasup.pool.options import PoolOptions
 from llamasup.pool.policy import (
     Evict,
     Load,
     Phase,
     Refuse,
-    ResidencyPolicy,
     Resume,
     Verdict,
     WakeAt,
@@ -51,7 +51,7 @@ from llamasup.supervision.runner import STOPPING, InstanceRunner
 from llamasup.supervision.states import KillAsked, Policy, StartAsked, State, StopAsked
 from llamasup.system.timers import Alarm
 
-__all__ = ["WISH_S", "Pool", "PoolOptions", "decide_now"]
+__all__ = ["WISH_S", "Pool", "decide_now"]
 
 
 T = TypeVar("T")
@@ -63,17 +63,6 @@ RETRY_AFTER_FAILURE_S = 300.0
 WISH_S = 60.0
 """How long a model is wanted for a request that was told to come again, from when it should: who does not,
 does not want it any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """``budget``: bytes by place, for all models together. ``policy``: of a model without one of its own."""
-
-    budget: Mapping[str, int]
-    policy: Policy = field(default_factory=Policy)
-    residency: ResidencyPolicy = field(default_factory=ResidencyPolicy)
-    runtime: str | None = None
-    environ: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Pool:

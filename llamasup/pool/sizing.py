@@ -17,7 +17,7 @@ from llamasup.pool.model import Sized, Tenancy, size_up
 from llamasup.supervision.events import Bus, Downloading
 
 if TYPE_CHECKING:
-    from llamasup.pool.pool import PoolOptions
+    from llamasup.pool.options import PoolOptions
 
 __all__ = ["Fetch", "Sizer"]
 

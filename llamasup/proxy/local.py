@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from llamasup.http.heads import Head, HttpError, error_response, response
 from llamasup.http.requested_model import named_in_path
 from llamasup.models.access import MeantModel, forbidden_model, may_use, unfit_model, unnamed_model
-from llamasup.queueing.endpoint import Backend, Unavailable
+from llamasup.proxy.backend import Backend
+from llamasup.queueing.endpoint import Unavailable
 
 if TYPE_CHECKING:
     from llamasup.pool.catalog.listing import ModelListing
+    from llamasup.proxy.backend import Backend
     from llamasup.proxy.gate import Door
     from llamasup.proxy.request import Request
-    from llamasup.queueing.endpoint import Backend
 
 
 __all__ = [

@@ -15,6 +15,7 @@ from typing import Any
 from llamasup.auth.key_limits import Keys
 from llamasup.http.heads import HttpError
 from llamasup.observability.metrics import Metrics, RequestRecord
+from llamasup.proxy.backend import Backend
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
@@ -24,7 +25,7 @@ from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.proxy.tls import SecureListener, TlsContext
 from llamasup.proxy.upstream_pool import Pool, Tasks
-from llamasup.queueing.endpoint import Backend, Endpoint
+from llamasup.queueing.endpoint import Endpoint
 from llamasup.system.process.platform import give_memory_back
 
 __all__ = ["Proxy"]

@@ -10,11 +10,11 @@ import msgspec
 from llamasup.auth.keys import ApiKey
 from llamasup.auth.quota import Quota
 from llamasup.http.context_end import ContextEnd
-from llamasup.http.heads import Head, HttpError, trace_id_of
+from llamasup.http.heads import Head, HttpError, Priority, trace_id_of
 from llamasup.http.routes import CONTROL, Route
 from llamasup.http.sse import TokenCounts
 from llamasup.observability.metrics import RequestRecord
-from llamasup.queueing.fair_queue import Priority, granted
+from llamasup.queueing.fair_queue import granted
 
 if TYPE_CHECKING:
     from llamasup.proxy.sse_keepalive import EarlyStream

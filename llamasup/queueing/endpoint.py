@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from llamasup.http.address import Address
 from llamasup.http.heads import HttpError
@@ -17,11 +17,8 @@ from llamasup.queueing.wait_estimate import HELD_WEIGHT, smoothed
 
 if TYPE_CHECKING:
     from llamasup.http.context_end import ContextWindow
-    from llamasup.models.access import MeantModel
-    from llamasup.pool.catalog.listing import ModelListing
-    from llamasup.queueing.wait_queue import WaitingRoom
 
-__all__ = ["BUSY", "UNLIMITED", "Backend", "Endpoint", "Lease", "Serving", "Unavailable"]
+__all__ = ["BUSY", "UNLIMITED", "Endpoint", "Lease", "Serving", "Unavailable"]
 
 UNLIMITED: Final = 1 << 30  # places; more than there can be connections
 _USUAL_SLOTS: Final = 4  # of a server that did not report how many it has (llama-server's default)
@@ -313,31 +310,3 @@ class Lease:
         endpoint = self.endpoint
         endpoint.held_s = smoothed(endpoint.held_s, (now_s - self.since_s) * self.weight, HELD_WEIGHT)
         self.return_place()
-
-
-class Backend(Protocol):
-    """What the proxy asks of the runtime. Synchronous: it is on the path of every request."""
-
-    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        """A lease on a ready generation of ``model`` (None: the request named none), or why not.
-
-        ``infers``: the request is work for the model itself, of which there may be only so much at a time.
-        ``body``, as far as it is here: read only where there is a choice between several of its processes.
-        """
-        ...
-
-    def room(self, model: str | None) -> WaitingRoom:
-        """Where the requests for ``model`` wait. Only for a model that ``lease`` knows."""
-        ...
-
-    def readiness(self) -> Unavailable | None:
-        """None while requests would be served now."""
-        ...
-
-    def meant(self, model: str | None) -> MeantModel | None:
-        """The model that ``lease`` knows by this name; None: there is none."""
-        ...
-
-    def listing(self) -> ModelListing | None:
-        """What ``/v1/models`` tells; None: llama-server's own answer is passed on."""
-        ...

@@ -9,22 +9,15 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import Final, Generic, TypeVar
 
-__all__ = ["PASSES", "FairQueue", "Priority", "Queued", "granted"]
+from llamasup.http.heads import Priority
+
+__all__ = ["PASSES", "FairQueue", "Queued", "granted"]
 
 PASSES: Final = 8
 """How often in a row those who wait in a class may see a higher one go first. At least one service in
 eleven is theirs then (with all three waiting): a batch job goes on, slowly, beside people who never pause."""
-
-
-class Priority(IntEnum):
-    """The classes, in the order in which they are served."""
-
-    HIGH = 0
-    NORMAL = 1
-    LOW = 2
 
 
 def granted(asked: Priority | None, best: Priority) -> Priority:

@@ -14,8 +14,9 @@ from itertools import chain
 from time import monotonic
 from typing import Final, Protocol
 
+from llamasup.http.heads import Priority
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving, Unavailable
-from llamasup.queueing.fair_queue import FairQueue, Priority, Queued
+from llamasup.queueing.fair_queue import FairQueue, Queued
 from llamasup.queueing.refusals import too_busy, too_long, too_many
 from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
 

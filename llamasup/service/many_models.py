@@ -25,7 +25,8 @@ from llamasup.models.spec import ModelSpec
 from llamasup.models.watch import ModelWatch
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.model import Tenancy
-from llamasup.pool.pool import Pool, PoolOptions
+from llamasup.pool.options import PoolOptions
+from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
 from llamasup.pool.rollout import renew
 from llamasup.service.library import Library, Shelves, library_of, read_library, shelves_of

@@ -17,7 +17,7 @@ from llamasup.llama_server.flags import read_extra
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.eviction import devices
 from llamasup.pool.model import Sized, size_up
-from llamasup.pool.pool import PoolOptions
+from llamasup.pool.options import PoolOptions
 
 __all__ = ["WrongModel", "refusal", "wrong_flags", "wrong_models"]
 

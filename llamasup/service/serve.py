@@ -18,8 +18,8 @@ from llamasup.models.search import Search
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import budget_of
 from llamasup.pool.model import policy_for
+from llamasup.pool.options import PoolOptions
 from llamasup.pool.policy import ResidencyPolicy
-from llamasup.pool.pool import PoolOptions
 from llamasup.service.hosting import Hosting, prepare_place
 from llamasup.service.library import read_library
 from llamasup.service.many_models import Configured, HostedModels

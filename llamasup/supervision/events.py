@@ -11,10 +11,11 @@ from typing import Any
 
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address, TcpAddress
-from llamasup.llama_server.diagnosis import Diagnosis, Exit
+from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import Adjustment
 from llamasup.models.diff import Changes
 from llamasup.supervision.states import State
+from llamasup.system.process.exit import Exit
 
 __all__ = [
     "Bus",

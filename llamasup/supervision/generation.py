@@ -16,7 +16,7 @@ from typing import Final
 from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.client import Prober
-from llamasup.llama_server.diagnosis import Diagnosis, Exit, Phase, diagnose
+from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
 from llamasup.llama_server.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.supervision import states as core
@@ -24,6 +24,7 @@ from llamasup.supervision.events import Bus, ServerWarned
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
 from llamasup.supervision.states import Event, Policy
 from llamasup.system.hardware.usage import oom_kills
+from llamasup.system.process.exit import Exit
 from llamasup.system.process.output_pump import LogPump
 from llamasup.system.process.spawn import Child, spawn
 

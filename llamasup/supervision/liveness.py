@@ -18,29 +18,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.health import Health, Proof
 from llamasup.llama_server.progress import ServerWork
+from llamasup.system.hardware.facts import Effort
 
-__all__ = [
-    "Effort",
-    "Health",
-    "LivenessPolicy",
-    "Look",
-    "Need",
-    "Order",
-    "Proof",
-    "Traffic",
-    "Vigil",
-    "judge",
-    "needs",
-]
-
-
-class Health(Enum):
-    """What ``/health`` came to."""
-
-    OK = "ok"
-    LOADING = "loading"
-    SILENT = "silent"  # nothing listens, or nothing sensible answers in time
+__all__ = ["LivenessPolicy", "Look", "Need", "Order", "Traffic", "Vigil", "judge", "needs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +66,6 @@ class Traffic:
     bytes_relayed: int = 0
     answered: int = 0
     failures: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """What the process has spent. ``stopped``: by a signal (SIGSTOP), it cannot do anything."""
-
-    cpu_s: float
-    read_bytes: int
-    stopped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The end of a request for one token: ``missing`` says what was wrong with it, None if nothing was."""
-
-    missing: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import assert_never
 
 from llamasup.llama_server.client import Prober
-from llamasup.llama_server.diagnosis import Diagnosis, Exit, Phase
+from llamasup.llama_server.diagnosis import Diagnosis, Phase
 from llamasup.models.redaction import without_places
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.queueing.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
@@ -27,6 +27,7 @@ from llamasup.supervision.generation import Generation, Surroundings, begin
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
 from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.supervision.table import advance
+from llamasup.system.process.exit import Exit
 
 __all__ = ["NOT_RUNNING", "STOPPING", "InstanceRunner", "prober_of"]
 

@@ -14,7 +14,8 @@ from time import monotonic
 from llamasup.errors import FolderUnusable
 from llamasup.http.httpx_import import httpx
 from llamasup.llama_server.client import Prober
-from llamasup.llama_server.slots.policy import LEAST_TOKENS, KeptSlots, SavedSet, SlotAnswer, file_name
+from llamasup.llama_server.health import SlotAnswer
+from llamasup.llama_server.slots.policy import LEAST_TOKENS, KeptSlots, SavedSet, file_name
 from llamasup.llama_server.slots.store import SlotStore
 from llamasup.llama_server.warmup import use_of_slot
 

@@ -6,20 +6,10 @@ import asyncio
 
 from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.health import Health, Proof
 from llamasup.llama_server.warmup import WarmUpRequest
 from llamasup.queueing.endpoint import Endpoint
-from llamasup.supervision.liveness import (
-    Health,
-    LivenessPolicy,
-    Look,
-    Need,
-    Order,
-    Proof,
-    Traffic,
-    Vigil,
-    judge,
-    needs,
-)
+from llamasup.supervision.liveness import LivenessPolicy, Look, Need, Order, Traffic, Vigil, judge, needs
 from llamasup.system.hardware.usage import effort
 
 __all__ = ["watch"]

@@ -20,7 +20,7 @@ from llamasup.control.choose import Silent
 from llamasup.control.discovery import SOCKET_NAME, look, running_at
 from llamasup.errors import ConfigInvalid
 from llamasup.system.process.identity import start_of
-from llamasup.system.storage.folders import OWNER
+from llamasup.system.process.run_folder import OWNER
 
 # httpcore (1.0) leaves a Unix socket that could not be connected for the collector to close.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

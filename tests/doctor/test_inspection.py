@@ -8,21 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from llamasup.doctor.inspection import (
-    PURPOSES,
-    broken_as_json,
-    fits_here,
-    is_served,
-    kv_growth,
-    model_as_json,
-    pairings_of,
-    projectors_of,
-)
+from llamasup.doctor.inspection import broken_as_json, fits_here, kv_growth, model_as_json, projectors_of
 from llamasup.errors import ModelInvalid
-from llamasup.gguf.facts import Experts, ModelClass, ModelFacts, RecurrentState
+from llamasup.gguf.facts import PURPOSES, Experts, ModelClass, ModelFacts, RecurrentState, is_served
 from llamasup.gguf.header import read_header
 from llamasup.llama_server.plan_limits import Bounds
 from llamasup.planning.ladder import admit
+from llamasup.planning.projectors import pairings_of
 from llamasup.system.hardware.facts import Hardware
 from llamasup.testing import models
 from tests.core import planning

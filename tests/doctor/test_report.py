@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
+from llamasup.control.choose import RunningFact
 from llamasup.doctor.facts import (
     CertificateFact,
     Check,
     ConfigFile,
     Facts,
     FolderFact,
-    LeftFolder,
     ModelFact,
     NvmlFact,
     Problem,
-    RunningFact,
     RuntimeFact,
 )
 from llamasup.doctor.report import as_json, examine
 from llamasup.doctor.server import settings_in
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.system.hardware.devices import Device
+from llamasup.system.process.exit import LeftFolder
 from tests.planning.plans import NEW, OLD, capabilities, machine
 
 GIB = 1 << 30

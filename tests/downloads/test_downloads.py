@@ -16,7 +16,7 @@ from llamasup.downloads import manager as module
 from llamasup.downloads.manager import Downloads, DownloadSettings, Progress
 from llamasup.downloads.store import FetchedModel
 from llamasup.errors import AccessDenied, DownloadFailed, ModelMissing, Stopping
-from llamasup.system.storage.folders import run_folder
+from llamasup.system.process.run_folder import run_folder
 from llamasup.testing import models
 from tests.children import NewChildren
 from tests.hub import Fault, Hub, running_hub

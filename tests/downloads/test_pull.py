@@ -27,7 +27,7 @@ from llamasup.downloads.hub_settings import hub_endpoint, hub_token
 from llamasup.downloads.part_file import Busy, Origin, PartFile
 from llamasup.downloads.pull import Choosing, DownloadOptions, pull
 from llamasup.downloads.reference import parse_ref
-from llamasup.downloads.store import FetchedModel, downloaded, remove, to_remove
+from llamasup.downloads.store import FetchedModel, downloaded
 from llamasup.errors import (
     AccessDenied,
     ConfigInvalid,
@@ -40,6 +40,7 @@ from llamasup.errors import (
     UsageInvalid,
 )
 from llamasup.gguf.files import read_model
+from llamasup.models.removal import remove, to_remove
 from llamasup.testing import models
 from tests.hub import Fault, Hub, running_hub
 from tests.patience import PATIENCE_S

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamasup.downloads.part_file import PartFile
-from llamasup.downloads.store import Removal, remove, to_remove
 from llamasup.errors import LlamasupError
 from llamasup.gguf.files import read_model, split_name
+from llamasup.models.removal import Removal, remove, to_remove
 from llamasup.planning.facts import projector_beside
 from llamasup.testing import models, vision
 

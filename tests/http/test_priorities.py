@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.http.heads import Head, HeadRules, HttpError, read_head
-from llamasup.queueing.fair_queue import Priority
+from llamasup.http.heads import Head, HeadRules, HttpError, Priority, read_head
 
 HOST = (b"host", b"localhost")
 

@@ -13,9 +13,9 @@ from llamasup.gguf.header import ModelClass
 from llamasup.http.address import TcpAddress
 from llamasup.llama_server import client
 from llamasup.llama_server.client import Health, Prober
+from llamasup.llama_server.health import Proof
 from llamasup.llama_server.progress import ServerWork
 from llamasup.llama_server.warmup import warm_up_request
-from llamasup.supervision.liveness import Proof
 
 ADDRESS = TcpAddress("127.0.0.1", 8080)
 

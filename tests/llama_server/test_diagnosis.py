@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.llama_server.diagnosis import Diagnosis, Exit, Phase, diagnose
+from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
+from llamasup.system.process.exit import Exit
 from tests.paths import FIXTURES
 
 CRASHES = FIXTURES / "crashes"

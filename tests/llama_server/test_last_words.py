@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.llama_server.diagnosis import Exit, diagnose
+from llamasup.llama_server.diagnosis import diagnose
 from llamasup.llama_server.last_words import last_words, own_lines
 from llamasup.llama_server.start_log import read_line
+from llamasup.system.process.exit import Exit
 
 ABORT = Exit(None, "SIGABRT")
 SERVING = "0.10.000.100 I srv  llama_server: listening on http://127.0.0.1:8080"

@@ -14,8 +14,9 @@ from llamasup.gguf.demo import demo_model
 from llamasup.llama_server.settings import Settings
 from llamasup.models.registry import build
 from llamasup.models.search import search_models
-from llamasup.planning.facts import Launch, prepare, prepare_listed
+from llamasup.planning.facts import Launch, prepare
 from llamasup.planning.planner import Planner
+from llamasup.pool.model import prepare_listed
 from llamasup.testing.models import big_endian_decoder, tiny_encoder
 from llamasup.testing.vision import vision_projector
 from tests.paths import FIXTURES

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamasup.llama_server.diagnosis import Diagnosis, Exit, diagnose
+from llamasup.llama_server.diagnosis import Diagnosis, diagnose
 from llamasup.llama_server.plan_limits import Bounds, Change
 from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.start_log import Doom, read_line
@@ -25,6 +25,7 @@ from llamasup.planning.ladder import (
 )
 from llamasup.planning.memory.context import has_kv_cache
 from llamasup.planning.plan import LaunchPlan
+from llamasup.system.process.exit import Exit
 from tests.planning.plans import (
     GIB,
     GPU,

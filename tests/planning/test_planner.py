@@ -10,7 +10,7 @@ import pytest
 
 from llamasup.errors import DoesNotFit
 from llamasup.http.address import UnixAddress
-from llamasup.llama_server.diagnosis import Diagnosis, Exit, diagnose
+from llamasup.llama_server.diagnosis import Diagnosis, diagnose
 from llamasup.llama_server.settings import Settings
 from llamasup.planning import planner as module
 from llamasup.planning.experience_store import recall
@@ -18,6 +18,7 @@ from llamasup.planning.facts import prepare
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.planner import Planner
 from llamasup.system.hardware.facts import Hardware
+from llamasup.system.process.exit import Exit
 from tests.paths import FIXTURES
 from tests.planning.plans import GIB, machine, reason, value
 

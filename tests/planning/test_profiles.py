@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
-from llamasup.llama_server.diagnosis import Exit, diagnose
+from llamasup.llama_server.diagnosis import diagnose
 from llamasup.llama_server.plan_limits import Bounds
 from llamasup.llama_server.settings import Profile
 from llamasup.planning.ladder import admit, step_down
 from llamasup.planning.projectors import Candidate, Pairing
+from llamasup.system.process.exit import Exit
 from tests.planning.plans import (
     BUILDS,
     GIB,

@@ -23,8 +23,9 @@ from llamasup.models.spec import ModelOptions, ModelSpec, Stay
 from llamasup.pool import sizing
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.model import Sized, Tenancy, size_up
+from llamasup.pool.options import PoolOptions
 from llamasup.pool.policy import Phase, ResidencyPolicy
-from llamasup.pool.pool import Pool, PoolOptions
+from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
 from llamasup.pool.sizing import Fetch
 from llamasup.queueing.endpoint import Lease, Unavailable

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamasup.queueing.fair_queue import PASSES, FairQueue, Priority, Queued, granted
+from llamasup.http.heads import Priority
+from llamasup.queueing.fair_queue import PASSES, FairQueue, Queued, granted
 
 HIGH, NORMAL, LOW = Priority
 

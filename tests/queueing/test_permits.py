@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from llamasup.http.address import UnixAddress
+from llamasup.http.heads import Priority
 from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Unavailable
-from llamasup.queueing.fair_queue import Priority
 from llamasup.queueing.wait_queue import GRACE_S, Ticket, WaitingRoom
 from tests.queueing.test_wait_queue import LOADING, TIMEOUT_S, Clock, serving
 

@@ -8,20 +8,10 @@ from dataclasses import replace
 import pytest
 
 from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.health import Health, Proof
 from llamasup.llama_server.progress import ServerWork
-from llamasup.supervision.liveness import (
-    Effort,
-    Health,
-    LivenessPolicy,
-    Look,
-    Need,
-    Order,
-    Proof,
-    Traffic,
-    Vigil,
-    judge,
-    needs,
-)
+from llamasup.supervision.liveness import LivenessPolicy, Look, Need, Order, Traffic, Vigil, judge, needs
+from llamasup.system.hardware.facts import Effort
 
 POLICY = LivenessPolicy()
 DECODING = ServerWork({"0/7": 100}, prefilling=False)

@@ -15,7 +15,8 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.llama_server.diagnosis import Exit, diagnose
+from llamasup.llama_server.diagnosis import diagnose
+from llamasup.system.process.exit import Exit
 from llamasup.system.process.output_pump import LogPump
 from llamasup.system.process.spawn import Child, spawn
 from llamasup.testing.fake_server import install

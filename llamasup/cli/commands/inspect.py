@@ -13,18 +13,9 @@ from llamasup.cli.errors import guarded, show_error
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, plural
-from llamasup.doctor.inspection import (
-    PURPOSES,
-    Fit,
-    broken_as_json,
-    fits_here,
-    is_served,
-    kv_growth,
-    model_as_json,
-    projectors_of,
-)
+from llamasup.doctor.inspection import Fit, broken_as_json, fits_here, kv_growth, model_as_json, projectors_of
 from llamasup.errors import LlamasupError, ModelMissing
-from llamasup.gguf.facts import ModelFacts
+from llamasup.gguf.facts import PURPOSES, ModelFacts, is_served
 from llamasup.gguf.files import read_model
 from llamasup.models.folder import ModelFolder, list_models
 from llamasup.planning.facts import find_model, projector_beside

@@ -14,9 +14,9 @@ from llamasup.cli.errors import guarded
 from llamasup.cli.output.results import write_json
 from llamasup.cli.output.view import View
 from llamasup.downloads.hub_settings import hub_endpoint
-from llamasup.downloads.store import Removal, remove, to_remove
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.slots.store import sweep_slots
+from llamasup.models.removal import Removal, remove, to_remove
 from llamasup.system.storage.folders import models_folder
 from llamasup.system.storage.paths import expanded
 from llamasup.system.text import memory_text, printable

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from llamasup.system.text import INVALID_JSON
-
 if TYPE_CHECKING:
     from llamasup.llama_server.flags import Reason
 
@@ -29,12 +27,10 @@ __all__ = [
     "KeptSlots",
     "SavedSet",
     "SavedSlot",
-    "SlotAnswer",
     "file_name",
     "is_current",
     "is_ours",
     "list_name",
-    "read_answer",
     "slot_key",
     "to_drop",
 ]
@@ -101,14 +97,6 @@ class SavedSet:
         return sum(slot.tokens for slot in self.slots)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotAnswer:
-    """What llama-server says to ``/slots/N?action=…``. ``problem``: why it was not done; empty: it was."""
-
-    tokens: int = 0
-    problem: str = ""
-
-
 def slot_key(runtime: str, files: Iterable[FileState], reasons: Iterable[Reason]) -> str:
     """What has to be the same for a saved slot to mean the same: build, files, and the flags that count.
 
@@ -153,14 +141,3 @@ def to_drop(sets: Sequence[SavedSet], most_bytes: int) -> tuple[SavedSet, ...]:
             break
         kept += 1
     return tuple(newest_first[kept:])
-
-
-def read_answer(status: int, body: bytes, counted: str) -> SlotAnswer:
-    """``counted``: ``n_saved`` or ``n_restored``, the number of tokens in it."""
-    try:
-        answer = json.loads(body)
-        if status == 200:
-            return SlotAnswer(tokens=int(answer[counted]))
-        return SlotAnswer(problem=str(answer["error"]["message"]))
-    except (KeyError, TypeError, *INVALID_JSON):
-        return SlotAnswer(problem=f"it answered {status}: {body[:200].decode(errors='replace')}")

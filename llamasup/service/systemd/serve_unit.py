@@ -15,7 +15,8 @@ from llamasup.config import Config
 from llamasup.errors import ConfigInvalid, ModelMissing
 from llamasup.http.address import addresses
 from llamasup.llama_server.inspect import find_runtime
-from llamasup.planning.facts import DEMO, find_model, prepare_listed
+from llamasup.planning.facts import DEMO, find_model
+from llamasup.pool.model import prepare_listed
 from llamasup.service.library import read_library
 from llamasup.service.systemd.installation import (
     CREDENTIALS,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-__all__ = ["Hardware", "HardwareText", "cgroup_files", "read_hardware"]
+__all__ = ["Effort", "Hardware", "HardwareText", "cgroup_files", "read_hardware"]
 
 _CAP_IPC_LOCK = 14
 _CAP_SYS_NICE = 23
@@ -299,3 +299,12 @@ def _soft_limit(limits: str, name: str) -> int | None:
             word = line.removeprefix(name).strip().partition(" ")[0]
             return int(word) if _is_number(word) else None
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What the process has spent. ``stopped``: by a signal (SIGSTOP), it cannot do anything."""
+
+    cpu_s: float
+    read_bytes: int
+    stopped: bool = False

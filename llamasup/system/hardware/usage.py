@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamasup.supervision.liveness import Effort
-from llamasup.system.hardware.facts import cgroup_files
+from llamasup.system.hardware.facts import Effort, cgroup_files
 from llamasup.system.hardware.probe import system_text
 
 __all__ = ["Vitals", "effort", "oom_kills", "vitals"]

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llamasup.system.process.platform import own_python
-from llamasup.system.storage.folders import run_folder
+from llamasup.system.process.run_folder import run_folder
 
 __all__ = ["Guardian", "guarded_run_folder"]
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamasup.errors import BrokenRuntime
-from llamasup.llama_server.diagnosis import Exit
+from llamasup.system.process.exit import Exit
 from llamasup.system.process.exit_watch import end_of
 from llamasup.system.process.limits import give_back_limit
 from llamasup.system.process.ownership import end_descendants, forget_child, marked, record_child

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llamasup.doctor.facts import LeftFolder
 from llamasup.errors import FolderUnusable
 from llamasup.system.process import ready_file
+from llamasup.system.process.exit import LeftFolder
 from llamasup.system.process.identity import start_of
 from llamasup.system.process.ownership import Belonging, end_all_of
-from llamasup.system.storage.folders import OWNER, Claimed, cache_folder, claim, run_folders, state_folder
+from llamasup.system.process.run_folder import OWNER, run_folders
+from llamasup.system.storage.folders import Claimed, cache_folder, claim, state_folder
 
 __all__ = ["Swept", "leftovers", "remember_ready_file", "sweep"]
 

@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamasup.llama_server.flags import Reason
+from llamasup.llama_server.health import SlotAnswer, read_answer
 from llamasup.llama_server.slots.policy import (
     SavedSet,
     SavedSlot,
-    SlotAnswer,
     file_name,
     is_current,
     is_ours,
     list_name,
-    read_answer,
     slot_key,
     to_drop,
 )

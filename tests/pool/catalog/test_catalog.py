@@ -12,7 +12,8 @@ from llamasup.models.registry import Registry, build
 from llamasup.models.rules import ModelRule
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.catalog import Catalog
-from llamasup.pool.pool import Pool, PoolOptions
+from llamasup.pool.options import PoolOptions
+from llamasup.pool.pool import Pool
 from llamasup.queueing.endpoint import Unavailable
 from llamasup.supervision.events import Bus
 from tests.models.test_registry import found

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llamasup.supervision.liveness import Effort
+from llamasup.system.hardware.facts import Effort
 from llamasup.system.hardware.usage import effort
 from tests.patience import PATIENCE_S
 

@@ -19,8 +19,9 @@ import pytest
 import uvloop
 
 from llamasup.errors import BrokenRuntime
-from llamasup.llama_server.diagnosis import Exit, diagnose
+from llamasup.llama_server.diagnosis import diagnose
 from llamasup.system.process import spawn as process
+from llamasup.system.process.exit import Exit
 from llamasup.system.process.spawn import Child, spawn
 from tests.paths import ROOT
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.doctor.facts import LeftFolder
+from llamasup.system.process.exit import LeftFolder
+from llamasup.system.process.run_folder import run_folder, run_folders
 from llamasup.system.process.sweep import leftovers, remember_ready_file, sweep
 from llamasup.system.storage import folders
-from llamasup.system.storage.folders import cache_folder, claim, run_folder, run_folders, state_folder
+from llamasup.system.storage.folders import cache_folder, claim, state_folder
 
 
 @pytest.fixture

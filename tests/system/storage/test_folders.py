@@ -14,15 +14,9 @@ from pathlib import Path
 import pytest
 
 from llamasup.errors import FolderUnusable
+from llamasup.system.process.run_folder import LONGEST_SOCKET_NAME, run_folder
 from llamasup.system.storage import folders
-from llamasup.system.storage.folders import (
-    LONGEST_SOCKET_NAME,
-    atomic_write,
-    cache_folder,
-    private_folder,
-    run_folder,
-    state_folder,
-)
+from llamasup.system.storage.folders import atomic_write, cache_folder, private_folder, state_folder
 from tests.paths import ROOT
 
 

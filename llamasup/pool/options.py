@@ -1,0 +1,22 @@
+"""TODO"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llamasup.pool.policy import ResidencyPolicy
+from llamasup.supervision.states import Policy
+
+__all__ = ["PoolOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """``budget``: bytes by place, for all models together. ``policy``: of a model without one of its own."""
+
+    budget: Mapping[str, int]
+    policy: Policy = field(default_factory=Policy)
+    residency: ResidencyPolicy = field(default_factory=ResidencyPolicy)
+    runtime: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])

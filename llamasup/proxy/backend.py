@@ -1,0 +1,40 @@
+"""TODO"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from llamasup.models.access import MeantModel
+from llamasup.pool.catalog.listing import ModelListing
+from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.wait_queue import WaitingRoom
+
+__all__ = ["Backend"]
+
+
+class Backend(Protocol):
+    """What the proxy asks of the runtime. Synchronous: it is on the path of every request."""
+
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        """A lease on a ready generation of ``model`` (None: the request named none), or why not.
+
+        ``infers``: the request is work for the model itself, of which there may be only so much at a time.
+        ``body``, as far as it is here: read only where there is a choice between several of its processes.
+        """
+        ...
+
+    def room(self, model: str | None) -> WaitingRoom:
+        """Where the requests for ``model`` wait. Only for a model that ``lease`` knows."""
+        ...
+
+    def readiness(self) -> Unavailable | None:
+        """None while requests would be served now."""
+        ...
+
+    def meant(self, model: str | None) -> MeantModel | None:
+        """The model that ``lease`` knows by this name; None: there is none."""
+        ...
+
+    def listing(self) -> ModelListing | None:
+        """What ``/v1/models`` tells; None: llama-server's own answer is passed on."""
+        ...
