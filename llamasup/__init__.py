@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from llamasup._version import __version__
+
 if TYPE_CHECKING:
     from llamasup.api import AsyncEvents, AsyncServer, Events, ModelArguments, Server, Serving, serve
     from llamasup.config import Config
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
         UsageInvalid,
     )
 
-__version__ = "0.1.0"
 
 __all__ = [
     "AccessDenied",

@@ -1,6 +1,8 @@
-"""Reads API keys: from a file with one key a line, again whenever it changes, and from the environment."""
+"""Reads API keys: from a file with one key a line, again whenever the file changes, and from the environment.
 
-# MERGED: The key that a command shows to a llamasup elsewhere: of a server's file of keys, or of the environment.
+Also finds the key that a command shows to a running llamasup: in the server's own key file, or in the
+environment.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llamasup import __version__
+from llamasup._version import __version__
 from llamasup.cli.commands.config_declared import config
 from llamasup.cli.commands.control_declared import add_control_commands
 from llamasup.cli.commands.key_declared import key

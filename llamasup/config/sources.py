@@ -1,6 +1,7 @@
-"""Where a config is looked for."""
+"""Where a config file is searched for, and how ``${NAME}`` in it is replaced by environment variables.
 
-# MERGED: ``${NAME}`` in what is written: the environment's value, ``${NAME:-text}`` where it may have none.
+``${NAME:-text}`` gives the text for a variable that is not set.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
-from llamasup import __version__
+from llamasup._version import __version__
 from llamasup.downloads.hub_api import is_transient, refusal
 from llamasup.downloads.reference import Ref, shown_url
 from llamasup.downloads.remote_file import retry_after_s

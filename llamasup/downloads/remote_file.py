@@ -1,6 +1,7 @@
-"""A file on a server: what is known of it, whether it is still the same, and what answers about it mean."""
+"""A file on a server: what is known of it, whether it is unchanged, and which of its bytes are on the disk.
 
-# MERGED: Which bytes of a file are here: half-open ranges ``(start, end)``, in order, none touching the next.
+Ranges of bytes are half-open, ``(start, end)``, in order, and none touches the next.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The models folder as downloads fill it: finds a model by its reference, and removes one with all its files.
-
-Only what is there is looked at; nobody is asked. Nothing outside the folder is ever touched (X10).
-"""
+"""Finds a downloaded model in the models folder by its reference. Reads the folder only; asks no server."""
 
 from __future__ import annotations
 

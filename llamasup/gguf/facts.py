@@ -1,10 +1,9 @@
 """What a model file says about itself: the values that planning, memory and admission decide on.
 
-Values only. How they are read from a GGUF header is :mod:`llamasup.gguf.header`.
-Key names in the comments are those of the GGUF header; ``{a}`` stands for the architecture's own prefix.
+Values only: :mod:`llamasup.gguf.header` reads them from the GGUF header. Key names in the comments are
+those of the GGUF header; ``{a}`` stands for the architecture's own prefix. What a chat template can render
+is read from its text; the template is never run.
 """
-
-# MERGED: Reads from a chat template's text what it can render. The template is never run.
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from llamasup import __version__
+from llamasup._version import __version__
 from llamasup.errors import ModelInvalid, ModelMissing
 from llamasup.gguf.header import Container, ModelFacts, NeedMore, facts_of, read_container, split_of
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity, default_cache_folder

@@ -1,6 +1,4 @@
-"""Allowlist entries for Host (X2), Origin (X3) and hosts of media URLs (X7), in the spelling of clients."""
-
-# MERGED: Where a server listens.
+"""Addresses to listen on, and allowlist entries for Host (X2), Origin (X3) and hosts of media URLs (X7)."""
 
 from __future__ import annotations
 

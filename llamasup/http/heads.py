@@ -1,11 +1,10 @@
-"""HTTP heads: what may be forwarded, what is refused, how errors and responses are written.
+"""HTTP heads: which headers are forwarded, which are refused, and how errors and responses are written.
 
-Values in, values out: nothing here reads a socket. The C parser (llhttp, through httptools) has already
-refused what breaks framing: two Content-Lengths, Content-Length beside Transfer-Encoding, bare LF, folded
-lines, bad chunk sizes. This module decides on what llhttp lets through.
+Pure: nothing here reads a socket. The C parser (llhttp, through httptools) has already refused what breaks
+framing: two Content-Lengths, Content-Length with Transfer-Encoding, bare LF, folded lines, bad chunk sizes.
+This module decides on what llhttp accepts. ``traceparent`` (W3C Trace Context, level 1) and ``tracestate``
+are forwarded unchanged and are never made up.
 """
-
-# MERGED: The trace that a request belongs to, as its ``traceparent`` header says (W3C Trace Context, level 1). The header itself goes on to llama-server as it came, with ``tracestate``; nothing is made up where it is absent.
 
 from __future__ import annotations
 
@@ -37,6 +36,14 @@ __all__ = [
     "status_line",
     "trace_id_of",
 ]
+
+
+class Priority(IntEnum):
+    """The classes, in the order in which they are served."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
 
 
 RawHeaders = list[tuple[bytes, bytes]]  # in order of arrival; a request's names in lower case
@@ -361,11 +368,3 @@ def trace_id_of(traceparent: bytes) -> str:
     if found is None or (traceparent.startswith(b"00") and len(traceparent) != _LENGTH_00):
         return ""
     return found[1].decode("ascii")
-
-
-class Priority(IntEnum):
-    """The classes, in the order in which they are served."""
-
-    HIGH = 0
-    NORMAL = 1
-    LOW = 2

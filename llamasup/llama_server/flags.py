@@ -1,10 +1,10 @@
-"""llama-server's command line in one build's own spelling: what we pass, what the user passes, and why.
+"""llama-server's command line in one build's spelling: the flags of the plan and those of the user, with
+reasons.
 
-A flag that the build does not know is left out with a reason, or refused if it was asked for by hand; it is
-never passed on hope, since one unknown flag ends llama-server at once (b11434: ``error: invalid argument``).
+A flag that the build does not know is left out with a reason, or refused if the user gave it. It is never
+passed: one unknown flag ends llama-server at once (b11434: ``error: invalid argument``). Paths after ``--``
+are made absolute, because the child runs in another folder.
 """
-
-# MERGED: Which words after ``--`` are paths, so that they mean the same in a child that runs in another folder.
 
 from __future__ import annotations
 

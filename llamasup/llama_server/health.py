@@ -1,4 +1,4 @@
-"""TODO"""
+"""The answers of a llama-server about itself: its health, the proof of one token, and saved slots."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llamasup import __version__
+from llamasup._version import __version__
 from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing
 from llamasup.llama_server import broken as broken_runtimes
 from llamasup.llama_server.capabilities import (

@@ -1,6 +1,7 @@
-"""What the user asked for. ``None`` means "not set by hand": then the plan decides."""
+"""The settings of one model. ``None`` means "not set by the user": then the plan decides.
 
-# MERGED: The names that a model is asked for by: decided here once, for llamasup and for llama-server.
+Also the names that requests use for a model, decided here once for llamasup and for llama-server.
+"""
 
 from __future__ import annotations
 

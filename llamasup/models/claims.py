@@ -1,6 +1,7 @@
-"""Which file each name means: the config's models first, then what is found and no rule speaks of (pure)."""
+"""Which file each name refers to: models of the config first, then found files that no rule covers (pure).
 
-# MERGED: Several names of one weight file: when one process can serve them, and what then holds for it (pure).
+Also decides when several names of one weight file can share a process.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Lists the models of a folder and its subfolders, quickly: one entry of the cache holds a whole list.
+"""Lists the models of a folder and its subfolders quickly: one entry of the cache holds a whole list.
 
-Bounded in depth, in what is looked at and in what is listed; no folder is entered twice, so that links that
-lead in a circle end. A file that is broken is listed with what is wrong with it.
+The depth, the number of entries read and the number of models are bounded. No folder is entered twice, so
+that circular links end, and no file system that holds kernel state instead of files is entered. A broken
+file is listed with its error.
 """
-
-# MERGED: Which file systems hold no files of anybody's: what the kernel shows of itself as files.
 
 from __future__ import annotations
 

@@ -9,8 +9,6 @@ Two files of a repository with one quantization, or none in the name, are told a
 ``ORG/REPO:NAME.gguf``, as for downloads (core.hub).
 """
 
-# MERGED: A model file that was found: where, what it is or what is wrong with it, and which files it is made of.
-
 from __future__ import annotations
 
 import re

@@ -1,6 +1,8 @@
-"""Hides folders in messages for clients: a client learns the name of a file, not its folder (pure)."""
+"""Hides folders in messages and in llama-server's answers from clients (pure).
 
-# MERGED: Removes paths of this machine from llama-server's answers, for clients without the right ``control``. ``/props`` has the path of the model in ``model_path``, ``/lora-adapters`` that of an adapter in ``path`` (b11434).
+A client without the right ``control`` learns the name of a file, not its folder. ``/props`` has the path of
+the model in ``model_path``, ``/lora-adapters`` that of an adapter in ``path`` (b11434).
+"""
 
 from __future__ import annotations
 

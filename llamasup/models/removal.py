@@ -1,4 +1,7 @@
-"""TODO"""
+"""Removes a model of the models folder: its files, its projector, and what its downloads left unfinished.
+
+Nothing outside the folder is ever touched (X10).
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""Finds what can be served: in folders of models, in the caches of other programs, at paths of a config.
+"""Finds models in folders, in the caches of other programs, and at paths of a config.
 
-What is found lies in those folders, by its real path too (X10): a link that leads out of all of them is not
-followed, wherever it comes from. The hub's own cache is made of links, from snapshots to blobs of the same
-folder.
+A found file lies in one of those folders by its real path, too (X10): a link that leads out of all of them is
+not followed. The hub's own cache is made of links, from snapshots to blobs of the same folder.
 """
-
-# MERGED: Where other programs keep the models that they have downloaded.
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A finished request as one line of JSON. Never holds a prompt, a completion, a key or a query (X13)."""
+"""A finished request as one line of JSON, and which requests are slow enough to be logged.
 
-# MERGED: Which requests are slow, and how many of them are told: a slow day must not become a flood of lines.
+A line never holds a prompt, a completion, a key or a query (X13). The number of slow requests in the log is
+limited: a slow day must not become a flood of lines.
+"""
 
 from __future__ import annotations
 

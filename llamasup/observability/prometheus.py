@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from llamasup import __version__
+from llamasup._version import __version__
 from llamasup.observability.metrics import Histogram, InstanceGauges, Metrics, ModelMetrics
 from llamasup.supervision.states import State
 

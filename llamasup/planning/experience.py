@@ -5,7 +5,8 @@ free. A crash is weaker evidence: it counts against the KV cache and flash atten
 they were in use, happened twice in a row, and the same plan has not served within ``MOST_DAYS``. All these
 records expire after ``MOST_DAYS``, and when the build of llama-server changes.
 
-Kept per model file in the state folder (:mod:`llamasup.planning.experience_store`); read and extended here, pure.
+Kept per model file in the state folder (:mod:`llamasup.planning.experience_store`); read and extended here,
+pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps what loads of a model taught (:mod:`llamasup.planning.experience`) in the state folder, a file each."""
+"""Reads and writes what loads of a model have measured, in the cache."""
 
 from __future__ import annotations
 

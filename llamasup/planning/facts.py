@@ -1,6 +1,8 @@
-"""Gathers the facts that a plan is made from: runtime, model, machine. Starts nothing."""
+"""Gathers the facts for a plan: runtime, model, machine, and the files next to the model. Starts nothing.
 
-# MERGED: Looks beside a model file that stands for itself for what may belong to it. Which of it does is decided in core.projectors; models of folders are paired with what was found there (core.companions).
+Which files belong to the model is decided in :mod:`llamasup.planning.projectors`; models of folders are
+paired with the found files of the folder (:mod:`llamasup.models.companions`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,6 @@ from pathlib import Path
 
 from llamasup.downloads.reference import is_reference, parse_ref
 from llamasup.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
-from llamasup.gguf.facts import ModelClass
 from llamasup.gguf.files import read_model
 from llamasup.gguf.header import ModelClass, ModelFacts
 from llamasup.llama_server.flags import read_extra, with_absolute_paths

@@ -1,11 +1,10 @@
-"""Who has to go so that there is room: the cheapest set that is enough (pure).
+"""Which models to evict for enough room: the cheapest set that frees it (pure).
 
-Knows nothing of models: what each would free, and what it would cost to lose it. A small covering problem
-(several resources at once), searched exactly while that is quick.
+A small covering problem over several resources at once: memory, the number of loaded models, and the
+group's place on a device, all counted alike. Searched exactly while that is quick. The cost of a model
+grows with its use: a request counts half after an hour (scripts/simulate_residency.py; results in
+docs/residency.md).
 """
-
-# MERGED: What a model takes up: memory, a place in the count, its group's place on a device (pure). All three are counted alike, so that one question, does it fit, answers for budgets, ``max_loaded`` and groups, and for several of them at once.
-# MERGED: How much a model has been in use lately (pure): requests count, and count half after an hour. Why not only the last one: scripts/simulate_residency.py, whose results are in docs/residency.md.
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ The pool owns every model, all their processes and the only timer. It decides no
 everything that happens the policy is shown the world, and its verdicts are carried out (``deciding``).
 """
 
-# MERGED: Between a pool and its policy: what follows for each model from how it is, then the verdicts on all.
-
 from __future__ import annotations
 
 import asyncio

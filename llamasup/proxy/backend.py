@@ -1,4 +1,4 @@
-"""TODO"""
+"""What the proxy needs of the models behind it."""
 
 from __future__ import annotations
 

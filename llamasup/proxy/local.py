@@ -1,6 +1,4 @@
-"""The routes that llamasup answers itself: they work while no model does."""
-
-# MERGED: Whether a request may have the model that it means, and the list of those that there are.
+"""The routes that llamasup answers itself, without a model, and which models a client may use and list."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The idle connections to one endpoint, last in first out, and the making of new ones."""
+"""The idle connections to one endpoint, last in first out, and new ones.
 
-# MERGED: The owner of the proxy's few tasks: connecting is the only thing that cannot be done in a callback.
+Owns the proxy's few tasks: connecting is the only thing that cannot be done in a callback.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What there is to serve: a model that llamasup plans for, or a llama-server command line as it is."""
+"""What to serve and where to listen: the checked options of ``run``, ``wrap`` and ``serve``.
 
-# MERGED: Where clients come in: what can be said of it, and what of that is refused.
+A service is a model that llamasup plans for, or a llama-server command line that it runs unchanged.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""JSON as strict parsers take it, whatever the paths in it are made of.
+"""Text for terminals and JSON: sizes, names and paths that cannot break either.
 
-A path with bytes outside UTF-8 has half surrogate pairs in Python (PEP 383), and ``json`` writes them as
-``\udcff``. What a reader makes of that is unpredictable (RFC 8259, section 8.2): many refuse it.
+A path with bytes outside UTF-8 has lone surrogates in Python (PEP 383), which ``json`` writes as
+``\\udcff``; many readers refuse that (RFC 8259, section 8.2). A control character in a model's name must
+not move the cursor.
 """
-
-# MERGED: Text from files and paths as a terminal may have it: a model's name must not move the cursor.
-# MERGED: Sizes as people read them.
 
 from __future__ import annotations
 

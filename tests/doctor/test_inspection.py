@@ -17,7 +17,7 @@ from llamasup.planning.ladder import admit
 from llamasup.planning.projectors import pairings_of
 from llamasup.system.hardware.facts import Hardware
 from llamasup.testing import models
-from tests.core import planning
+from tests.planning import plans
 
 GIB = 1 << 30
 # docs/design.md: these may not be renamed.
@@ -131,29 +131,29 @@ def test_less_memory_leaves_fewer_slots_then_a_packed_cache_then_a_shorter_conte
 @pytest.mark.parametrize(
     "facts",
     [
-        planning.model(),
-        planning.model(context_length=3000),
-        planning.model(key_length=80, value_length=80),
-        planning.model(mtp_layers=1),
-        planning.model(sliding_window=1024, sliding_layers=(True, False) * 16),
-        planning.model(head_counts_kv=(1,) * 32, key_length=576, value_length=512, mla=True),
-        planning.bert(),
-        planning.bert(ModelClass.RERANKER, context_length=8192),
-        planning.model(architecture="t5", model_class=ModelClass.ENCODER_DECODER),
+        plans.model(),
+        plans.model(context_length=3000),
+        plans.model(key_length=80, value_length=80),
+        plans.model(mtp_layers=1),
+        plans.model(sliding_window=1024, sliding_layers=(True, False) * 16),
+        plans.model(head_counts_kv=(1,) * 32, key_length=576, value_length=512, mla=True),
+        plans.bert(),
+        plans.bert(ModelClass.RERANKER, context_length=8192),
+        plans.model(architecture="t5", model_class=ModelClass.ENCODER_DECODER),
     ],
 )
 def test_inspect_says_what_a_plan_of_the_newest_build_would_do(facts: ModelFacts) -> None:
     for free_mib in range(1000, 20_000, 500):
-        here = planning.machine(memory_available_bytes=free_mib << 20)
+        here = plans.machine(memory_available_bytes=free_mib << 20)
         fit = fits_here(facts, here)
-        made = admit(planning.ladder(planning.NEW, facts, here), Bounds()).plan
+        made = admit(plans.ladder(plans.NEW, facts, here), Bounds()).plan
         assert fit is not None
         assert (fit.parallel, fit.ctx_size, fit.kv_type) == (
             made.parallel,
             made.ctx_size_of_slot,
             made.kv_type,
         )
-        assert (fit.needed_bytes, fit.fits) == (planning.needed_bytes(made), made.memory.fits)
+        assert (fit.needed_bytes, fit.fits) == (plans.needed_bytes(made), made.memory.fits)
 
 
 def test_what_does_not_fit_says_what_the_defaults_would_need() -> None:

@@ -1,4 +1,4 @@
-"""``llamasup config …``: the commands and their options. What they do is in ``llamasup.cli.commands.config``."""
+"""``llamasup config …``: the commands and their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``llamasup service …``: the commands and their options. What they do is in ``llamasup.cli.commands.service``."""
+"""``llamasup service …``: the commands and their options. What they do is in
+``llamasup.cli.commands.service``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The ``status`` object (docs/design.md), and one model of it, whether it is loaded or not."""
-
-# MERGED: What is told of servers to Prometheus: how they are, and what they say themselves when somebody asks.
+"""The ``status`` object of a model (docs/design.md), loaded or not, and what the metrics read from its
+server.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llamasup import __version__
+from llamasup._version import __version__
 from llamasup.gguf.facts import ModelFacts
 from llamasup.http.address import Address
 from llamasup.llama_server.client import Prober

@@ -188,14 +188,12 @@ def runtime_word(runtime: Runtime) -> str:
 
 def program_paths(runtime: Runtime) -> list[Path]:
     """Python, llamasup and the runtime."""
-    import llamasup
-
     python = Path(sys.executable)
     paths = [
         Path(sys.prefix),
         Path(sys.base_prefix),
         python.resolve().parent.parent,
-        Path(llamasup.__path__[0]).parent,
+        Path(__file__).parents[3],
     ]
     return [*paths, plain_path(runtime.path).parent] if runtime.kind == "binary" else paths
 

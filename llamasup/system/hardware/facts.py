@@ -1,7 +1,8 @@
 """What the machine allows this process: CPUs, memory, locked memory, priority, open files.
 
-Pure reading of text that :mod:`llamasup.system.hardware.probe` collects from /proc and /sys/fs/cgroup. Of several
-limits on one thing (affinity and quota, host and cgroup, a cgroup and its parents) the tightest one counts.
+Pure reading of text that :mod:`llamasup.system.hardware.probe` collects from /proc and /sys/fs/cgroup. Of
+several limits on one thing (affinity and quota, host and cgroup, a cgroup and its parents) the tightest one
+counts.
 """
 
 from __future__ import annotations

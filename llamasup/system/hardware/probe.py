@@ -1,6 +1,7 @@
-"""Collects what :mod:`llamasup.system.hardware.facts` reads: files of /proc and /sys on Linux, psutil elsewhere."""
+"""Reads :mod:`llamasup.system.hardware.facts`: files of /proc and /sys on Linux, psutil elsewhere.
 
-# MERGED: Reads the kernel's text files, /proc and /sys, of which any may be absent or closed to us.
+Any file of the kernel may be absent or unreadable.
+"""
 
 from __future__ import annotations
 

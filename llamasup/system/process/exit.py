@@ -1,4 +1,4 @@
-"""TODO"""
+"""How a process ended, and the folder that it left behind."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Reads the log file of a llama-server from its end, and on while it is written and rotated.
+"""The log files of llama-server's output: their names, and how they are read from the end and followed.
 
-``effects.logs.RotatedFile`` writes it: ``path`` is the newest, ``path.1`` the one before, and a file that was
-renamed gets no more. Reading never blocks on anything but the disk.
+Each model of each running llamasup has a file of its own. Two instances of one user may serve a model of
+the same name: the first writes ``logs/NAME.log``, the second ``logs/2/NAME.log``. An instance that starts
+takes the first free file. ``path`` is the newest file, ``path.1`` the one before
+(:mod:`llamasup.system.process.output_pump`), and a file that was renamed gets no more lines. Reading blocks
+only on the disk.
 """
-
-# MERGED: Log files for the output of llama-server: one for each model of each running llamasup instance. Two instances of one user may serve a model of the same name. The first writes ``logs/NAME.log``, the second ``logs/2/NAME.log``, and so on. An instance that starts takes the first free file.
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ Kept are the last lines for the diagnosis, a bounded log file, and a count of by
 gets on is told from one that hangs.
 
 The work is per chunk, not per line: a million lines of 100 bytes cost 0.15 s of one core, the file included
-(measured by tests/system/process/test_output_pump.py), which is 0.25 % of a minute and never more than 0.1 ms at a time.
+(measured by tests/system/process/test_output_pump.py), which is 0.25 % of a minute and never more than 0.1
+ms at a time.
 """
 
 from __future__ import annotations

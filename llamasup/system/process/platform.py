@@ -1,9 +1,4 @@
-"""What can be executed, and what to say about what cannot."""
-
-# MERGED: Returns freed memory of this process to the system.
-# MERGED: The Python that runs us, where another process can be made of it. In a frozen application (PyInstaller) ``sys.executable`` is the application: to run a module with it would be to start that a second time. An interpreter inside another program may have none at all.
-# MERGED: A loopback port for a child whose build has no Unix sockets.
-# MERGED: The event loop that a process or a thread of ours runs on.
+"""What this platform offers to processes: executables, our own Python, free ports, an event loop, memory."""
 
 from __future__ import annotations
 

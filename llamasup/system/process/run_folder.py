@@ -1,4 +1,4 @@
-"""TODO"""
+"""The run folder of one llamasup process: its sockets and the records of its children."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Self
 
 from llamasup.errors import FolderUnusable
 from llamasup.system.process.identity import start_of
-from llamasup.system.storage.folders import Claimed, _systemd_folder, _unusable, claim, private_folder
+from llamasup.system.storage.folders import Claimed, claim, private_folder, systemd_folder, unusable
 
 __all__ = ["LONGEST_SOCKET_NAME", "OWNER", "RunFolder", "run_folder", "run_folders"]
 
@@ -79,7 +79,7 @@ def run_folder() -> RunFolder:
     try:
         return _made(f"llamasup-{prefix}", _short_temporary_folder())
     except OSError as error:
-        raise _unusable(_short_temporary_folder(), error.strerror or str(error)) from error
+        raise unusable(_short_temporary_folder(), error.strerror or str(error)) from error
 
 
 def _made(prefix: str, base: Path) -> RunFolder:
@@ -120,7 +120,7 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _run_bases() -> Iterator[Path]:
-    if given := _systemd_folder("RUNTIME_DIRECTORY"):
+    if given := systemd_folder("RUNTIME_DIRECTORY"):
         yield given
     if given_by_login := os.environ.get("XDG_RUNTIME_DIR"):
         yield Path(given_by_login) / "llamasup"

@@ -4,7 +4,8 @@
 file, half-written files. Only what belongs to this user and to a run that is certainly over: see ``claim`` in
 files.py for the run, ``belongings.py`` for its processes.
 
-``python -m llamasup.system.process.sweep FOLDER`` sweeps one folder: what the guardian does (``guardian.py``).
+``python -m llamasup.system.process.sweep FOLDER`` sweeps one folder: what the guardian does
+(``guardian.py``).
 """
 
 from __future__ import annotations

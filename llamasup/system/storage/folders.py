@@ -43,18 +43,18 @@ def private_folder(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode):
-            raise _unusable(path, "it is a symlink" if stat.S_ISLNK(status.st_mode) else "it is no folder")
+            raise unusable(path, "it is a symlink" if stat.S_ISLNK(status.st_mode) else "it is no folder")
         if sys.platform != "win32":
             if status.st_uid != os.geteuid():
-                raise _unusable(path, f"it belongs to user {status.st_uid}")
+                raise unusable(path, f"it belongs to user {status.st_uid}")
             if stat.S_IMODE(status.st_mode) & 0o077:
                 path.chmod(0o700)
     except OSError as error:
-        raise _unusable(path, error.strerror or str(error)) from error
+        raise unusable(path, error.strerror or str(error)) from error
     return path
 
 
-def _unusable(path: Path, reason: str) -> FolderUnusable:
+def unusable(path: Path, reason: str) -> FolderUnusable:
     return FolderUnusable(
         f"The folder {str(path)!r} cannot be used: {reason}.",
         remedy="Make it a folder that belongs to you alone, or remove what is in its place.",
@@ -142,7 +142,7 @@ def models_folder() -> Path:
     """Where models go that are downloaded (``~/.local/share/llamasup/models``; with systemd a folder in
     StateDirectory=). It is not made here.
     """
-    if given := _systemd_folder("STATE_DIRECTORY"):
+    if given := systemd_folder("STATE_DIRECTORY"):
         return given / "models"
     import platformdirs
 
@@ -150,7 +150,7 @@ def models_folder() -> Path:
 
 
 def _folder(systemd_variable: str, kind: str) -> Path:
-    if given := _systemd_folder(systemd_variable):
+    if given := systemd_folder(systemd_variable):
         return private_folder(given)
     import platformdirs
 
@@ -158,7 +158,7 @@ def _folder(systemd_variable: str, kind: str) -> Path:
     return private_folder(path)
 
 
-def _systemd_folder(variable: str) -> Path | None:
+def systemd_folder(variable: str) -> Path | None:
     # systemd.exec(5): set by RuntimeDirectory= and its kin; several are separated by colons.
     first = os.environ.get(variable, "").partition(":")[0]
     # With DynamicUser= it is a symlink of systemd's own: /var/lib/x -> private/x.

@@ -1,6 +1,8 @@
-"""Paths as people write them: ``~`` is somebody's home, and what is relative begins where they are."""
+"""Paths of users and what is at them: ``~`` and relative paths are resolved; looking never raises.
 
-# MERGED: What is at a path, as far as that can be told; never raises. Path.exists() and its kin do (Python 3.11): of a network share that is dead, of a folder that may not be entered, of a name that is too long. None of these says that nothing is there.
+Path.exists() and others raise (Python 3.11) for a dead network share, a folder without permission or a name
+that is too long; none of these means that nothing is there.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.system.process import run_folder as module
 from llamasup.system.process.exit import LeftFolder
 from llamasup.system.process.run_folder import run_folder, run_folders
 from llamasup.system.process.sweep import leftovers, remember_ready_file, sweep
@@ -28,7 +29,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The only place where run folders are, short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        monkeypatch.setattr(folders, "_short_temporary_folder", lambda: Path(folder))
+        monkeypatch.setattr(module, "_short_temporary_folder", lambda: Path(folder))
         (Path(folder) / "llamasup").mkdir()
         yield Path(folder)
 

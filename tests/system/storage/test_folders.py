@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from llamasup.errors import FolderUnusable
+from llamasup.system.process import run_folder as module
 from llamasup.system.process.run_folder import LONGEST_SOCKET_NAME, run_folder
-from llamasup.system.storage import folders
 from llamasup.system.storage.folders import atomic_write, cache_folder, private_folder, state_folder
 from tests.paths import ROOT
 
@@ -156,7 +156,7 @@ def test_a_place_that_somebody_else_has_taken_is_passed_over(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     (short / "llamasup").symlink_to("/etc")
-    monkeypatch.setattr(folders, "_short_temporary_folder", lambda: short)
+    monkeypatch.setattr(module, "_short_temporary_folder", lambda: short)
     (short / f"llamasup-{os.geteuid()}").write_text("taken as well")
     with run_folder() as run:
         assert run.path.parent == short
@@ -165,14 +165,14 @@ def test_a_place_that_somebody_else_has_taken_is_passed_over(
 
 def test_no_place_at_all_is_an_error_that_names_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(folders, "_short_temporary_folder", lambda: Path("/proc/self/fd"))
+    monkeypatch.setattr(module, "_short_temporary_folder", lambda: Path("/proc/self/fd"))
     with pytest.raises(FolderUnusable, match="/proc/self/fd"):
         run_folder()
 
 
 def test_the_folder_goes_when_the_interpreter_ends_and_not_when_a_forked_copy_does(short: Path) -> None:
     script = (
-        "import os,sys\nfrom llamasup.system.storage.folders import run_folder\n"
+        "import os,sys\nfrom llamasup.system.process.run_folder import run_folder\n"
         "run = run_folder()\n"
         "pid = os.fork()\n"
         "if pid == 0: sys.exit()\n"
