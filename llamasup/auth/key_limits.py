@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import monotonic
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from llamasup.auth.key_source import PROCESS_SALT
-from llamasup.auth.keys import KeyLimits, KeyRing, plain_keys
-from llamasup.auth.quota import Quota, cost_of
+from llamasup.auth.key_source import PROCESS_SALT, KeyFile
+from llamasup.auth.keys import ApiKey, KeyLimits, KeyRing, plain_keys
+from llamasup.auth.quota import Quota
 from llamasup.http.heads import HttpError
-from llamasup.observability.metrics import RequestRecord
-from llamasup.proxy.request import Request
-from llamasup.proxy.settings import ProxyConfig
 
-__all__ = ["Keys"]
+__all__ = ["CountedRequest", "Keys"]
+
+
+class CountedRequest(Protocol):
+    """The parts of a request that the limits of a key count. ``Keys`` sets ``quota`` and ``counted``."""
+
+    quota: Quota | None
+    """The quota of its key, which the request has entered and must leave."""
+    counted: int
+    """How many of its jobs the quota counts."""
+
+    @property
+    def key(self) -> ApiKey | None: ...
+    @property
+    def needs_place(self) -> bool: ...
+    @property
+    def jobs(self) -> int: ...
 
 
 class Keys:
@@ -24,10 +37,11 @@ class Keys:
 
     __slots__ = ("_file", "_given", "_limits", "_quotas", "clock", "epoch", "needed", "ring")
 
-    def __init__(self, config: ProxyConfig, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, file: KeyFile | None, given: Iterable[str], clock: Callable[[], float]) -> None:
+        """``file`` says what its keys may; those that are ``given`` may infer."""
         self.clock = clock
-        self._file = config.key_file
-        self._given = plain_keys(config.api_keys, PROCESS_SALT)
+        self._file = file
+        self._given = plain_keys(given, PROCESS_SALT)
         self.needed = self._file is not None or bool(self._given)
         self._limits: dict[str, KeyLimits] = {}  # by name, of keys that have any
         self._quotas: dict[str, Quota] = {}  # of those, the ones that have been used
@@ -40,7 +54,7 @@ class Keys:
         if self._file is not None and self._file.changed():
             self._renew()
 
-    def enter(self, request: Request) -> HttpError | None:
+    def enter(self, request: CountedRequest) -> HttpError | None:
         """Count a request in, or say that its key has had too many. Only inference is limited.
 
         Once: one whose generation ended in the middle of its body comes again when that is whole.
@@ -60,7 +74,7 @@ class Keys:
             request.quota = quota
         return refusal
 
-    def weigh(self, request: Request) -> HttpError | None:
+    def weigh(self, request: CountedRequest) -> HttpError | None:
         """Count all jobs of a request that entered as one job, or return the refusal."""
         if request.quota is None:
             return None
@@ -69,15 +83,13 @@ class Keys:
             request.counted = request.jobs
         return refusal
 
-    def leave(self, request: Request, record: RequestRecord) -> None:
-        """The request is over, and ``record`` says what it cost."""
+    def leave(self, request: CountedRequest, tokens: int, *, refund: bool) -> None:
+        """The request is over, and cost ``tokens``. ``refund``: do not count it as a request of its key."""
         quota, request.quota = request.quota, None
         if quota is not None:
-            cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
             now = self.clock()
-            quota.leave(cost + request.untold_tokens, now, request.counted)
-            never_sent = record.outcome == "unavailable" and not record.replayed
-            if never_sent or record.outcome == "refused":
+            quota.leave(tokens, now, request.counted)
+            if refund:
                 quota.refund(now)
 
     def _renew(self) -> None:

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from llamasup.auth.key_limits import Keys
+from llamasup.auth.quota import cost_of
 from llamasup.http.heads import HttpError
 from llamasup.observability.metrics import Metrics, RequestRecord
 from llamasup.proxy.backend import Backend
@@ -52,7 +53,7 @@ class Proxy:
         self.backend = backend
         self.config = config
         self.limits = config.limits
-        self.keys = Keys(config)
+        self.keys = Keys(config.key_file, config.api_keys, monotonic)
         self.bodies = Bodies(config.limits)
         self.control = control
         self.metrics = metrics if metrics is not None else Metrics()
@@ -169,7 +170,10 @@ class Proxy:
     def tell(self, request: Request, record: RequestRecord) -> None:
         """A request is over, and this is what became of it. Called once for each."""
         if request.quota is not None:
-            self.keys.leave(request, record)
+            cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
+            never_sent = record.outcome == "unavailable" and not record.replayed
+            refund = never_sent or record.outcome == "refused"
+            self.keys.leave(request, cost + request.untold_tokens, refund=refund)
         if request.held_bytes:
             self.bodies.drop(request)
         self.metrics.count_request(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from itertools import count
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ class Reading:
 
     def __init__(self, *, remembers: bool) -> None:
         config = ProxyConfig(api_keys=("sesame",), origins=("https://page.example",))
-        self.keys = Keys(config)
+        self.keys = Keys(config.key_file, config.api_keys, monotonic)
         limits = Limits(body_bytes=4096, head_bytes=8192)
         ids = count()
         self._remembers = remembers
