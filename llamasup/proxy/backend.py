@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from llamasup.models.access import MeantModel
-from llamasup.pool.catalog.listing import ModelListing
 from llamasup.queueing.endpoint import Lease, Unavailable
 from llamasup.queueing.wait_queue import WaitingRoom
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "ModelList"]
+
+
+class ModelList(Protocol):
+    """The answers to ``/v1/models``, as JSON."""
+
+    def all(self, allowed: Callable[[MeantModel], bool] | None = None) -> bytes:
+        """Every model, or only those that are ``allowed``."""
+        ...
+
+    def one(self, model: str) -> bytes:
+        """The model with this id."""
+        ...
 
 
 class Backend(Protocol):
@@ -35,6 +47,6 @@ class Backend(Protocol):
         """The model that ``lease`` knows by this name; None: there is none."""
         ...
 
-    def listing(self) -> ModelListing | None:
+    def listing(self) -> ModelList | None:
         """What ``/v1/models`` tells; None: llama-server's own answer is passed on."""
         ...

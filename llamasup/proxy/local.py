@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from llamasup.http.heads import Head, HttpError, error_response, response
 from llamasup.http.requested_model import named_in_path
 from llamasup.models.access import MeantModel, forbidden_model, may_use, unfit_model, unnamed_model
-from llamasup.proxy.backend import Backend
+from llamasup.proxy.backend import Backend, ModelList
+from llamasup.proxy.gate import Door
+from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Unavailable
-
-if TYPE_CHECKING:
-    from llamasup.pool.catalog.listing import ModelListing
-    from llamasup.proxy.backend import Backend
-    from llamasup.proxy.gate import Door
-    from llamasup.proxy.request import Request
-
 
 __all__ = [
     "CONTROL_PATHS",
@@ -47,7 +41,7 @@ def misused(request: Request, meant: MeantModel | None) -> HttpError | None:
 
 
 def answer_listing(
-    request: Request, listing: ModelListing, backend: Backend, *, close: bool
+    request: Request, listing: ModelList, backend: Backend, *, close: bool
 ) -> tuple[int, bytes]:
     """Status and whole response for ``/v1/models`` and ``/v1/models/{id}``."""
     head, lines, key = request.head, request.response_lines, request.key
