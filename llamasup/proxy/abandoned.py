@@ -9,14 +9,12 @@ until its end, which is the end of the work. Until then the request keeps its pl
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from llamasup.auth.quota import tokens_made_in
-
-if TYPE_CHECKING:
-    from llamasup.proxy.request import Request
-    from llamasup.proxy.upstream import Upstream
-    from llamasup.queueing.endpoint import Lease
+from llamasup.proxy.request import Request
+from llamasup.proxy.upstream import Upstream
+from llamasup.queueing.endpoint import Lease
 
 __all__ = ["Abandoned"]
 

@@ -12,19 +12,14 @@ import select
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, Protocol, cast
 
 import httptools
 
-from llamasup.http.head_cache import learn
-from llamasup.http.heads import RawHeaders, read_response_headers
+from llamasup.http.head_cache import KnownHead, learn
+from llamasup.http.heads import HeadRules, RawHeaders, read_response_headers
 
-if TYPE_CHECKING:
-    from llamasup.proxy.abandoned import Abandoned
-    from llamasup.proxy.exchange import Exchange
-    from llamasup.proxy.upstream_pool import Pool
-
-__all__ = ["COPY_BYTES", "Upstream"]
+__all__ = ["COPY_BYTES", "ConnectionPool", "ResponseReceiver", "Upstream"]
 
 REQUESTS_PER_CONNECTION: Final = 100
 COPY_BYTES: Final = 64 * 1024  # below it, copying a body behind its head is cheaper than a second system call
@@ -37,6 +32,83 @@ WITHOUT_BODY: Final = (b"204", b"304")  # whatever their Content-Length or Trans
 # the request, and then nothing for the whole of the prompt (b11434: 7.6 s of 8 in a measured one). It tells
 # the client nothing, and kept back it leaves the request one that can still be sent again (S10).
 _HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _HELD = range(5)
+
+
+class ResponseReceiver(Protocol):
+    """Receives the response to the request that an upstream connection carries."""
+
+    answered: bool
+    """Whether a byte of the response has come; set by the connection."""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the request is a HEAD request, so that its response has no body."""
+        ...
+
+    @property
+    def may_come_back(self) -> bool:
+        """Whether the request can be sent again as long as the client has received nothing."""
+        ...
+
+    def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
+        """The head is complete; ``body`` came with it. ``framing``: the header that says where the body ends;
+        None: it ends where the connection ends.
+        """
+        ...
+
+    def relay(self, data: bytes) -> None:
+        """More bytes of the body."""
+        ...
+
+    def last_bytes(self) -> bytes:
+        """The end of the received body, for a response whose last bytes came in pieces."""
+        ...
+
+    def finished(self) -> None:
+        """The response is complete."""
+        ...
+
+    def upstream_broke(self, what: str, *, closed: bool = False) -> None:
+        """The response cannot be completed; ``closed``: because the connection ended."""
+        ...
+
+    def upload_pauses(self) -> None:
+        """The child does not read the request's body as fast as it comes."""
+        ...
+
+    def upload_resumes(self) -> None:
+        """The child reads again."""
+        ...
+
+
+class ConnectionPool(Protocol):
+    """Keeps idle upstream connections, and what is known of the responses of their server."""
+
+    rules: HeadRules
+    known_head: KnownHead | None
+    known_headers: RawHeaders
+    known_lines: bytes
+    known_streams_events: bool
+
+    def opened(self, upstream: Upstream) -> None:
+        """The connection is made."""
+        ...
+
+    def gone(self, upstream: Upstream) -> None:
+        """The connection is closed."""
+        ...
+
+    def waits(self, upstream: Upstream) -> None:
+        """A new connection has sent its first request."""
+        ...
+
+    def waits_no_more(self, upstream: Upstream) -> None:
+        """The first response has begun, or the connection ends without it."""
+        ...
+
+    def give(self, upstream: Upstream) -> bool:
+        """Keep an idle connection for the next request; False if it should be closed instead."""
+        ...
 
 
 class Upstream(asyncio.Protocol):
@@ -75,9 +147,9 @@ class Upstream(asyncio.Protocol):
     has_unread: Callable[[int], object]
     """Whether the kernel holds bytes or an end of file that the loop has not read. The argument is 0."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self.pool = pool
-        self.exchange: Exchange | Abandoned | None = None
+        self.exchange: ResponseReceiver | None = None
         self.idle_since = 0.0
         self.status = 0
         self.lines = b""
@@ -111,7 +183,7 @@ class Upstream(asyncio.Protocol):
         """Whether it has carried no request before this one."""
         return self._served <= 1
 
-    def send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
+    def send(self, exchange: ResponseReceiver, head: bytes, body: bytes) -> None:
         """Write a request and relay the answer to its exchange."""
         self.exchange = exchange
         self._served += 1
@@ -149,7 +221,7 @@ class Upstream(asyncio.Protocol):
         """Whether the request was sent to its last byte, so that the child may work on it."""
         return not (self.transport.is_closing() or self.transport.get_write_buffer_size())
 
-    def abandon(self, abandoned: Abandoned) -> None:
+    def abandon(self, abandoned: ResponseReceiver) -> None:
         """Half-close the connection: the child sees a disconnect, and its close shows that the slot is free.
 
         No other request uses the connection after this.
@@ -265,7 +337,7 @@ class Upstream(asyncio.Protocol):
 
     # --- the head
 
-    def _head_received(self, exchange: Exchange | Abandoned, data: bytes) -> None:
+    def _head_received(self, exchange: ResponseReceiver, data: bytes) -> None:
         exchange.answered = True
         if self._partial_head:
             data, self._partial_head = self._partial_head + data, b""
@@ -298,7 +370,7 @@ class Upstream(asyncio.Protocol):
         self._read_headers(data)
         self._begin(exchange, data[end + 4 :])
 
-    def _known_received(self, exchange: Exchange | Abandoned, digits: bytes, body: bytes) -> None:
+    def _known_received(self, exchange: ResponseReceiver, digits: bytes, body: bytes) -> None:
         """A head that is known needs no parser, which is not shown the body either."""
         pool = self.pool
         if self._served == 1:
@@ -320,7 +392,7 @@ class Upstream(asyncio.Protocol):
         self.lines = pool.known_lines
         self.streams_events = pool.known_streams_events
 
-    def _begin(self, exchange: Exchange | Abandoned, body: bytes) -> None:
+    def _begin(self, exchange: ResponseReceiver, body: bytes) -> None:
         """Choose the framing, hand the head on, and with it the first bytes of the body."""
         length = self._content_length
         if not self._headers_complete or self._untrusted or self.status < 200:
@@ -355,7 +427,7 @@ class Upstream(asyncio.Protocol):
             and self._transfer_coding is None
         )
 
-    def _begin_with_length(self, exchange: Exchange | Abandoned, length: bytes, body: bytes) -> None:
+    def _begin_with_length(self, exchange: ResponseReceiver, length: bytes, body: bytes) -> None:
         self._remaining = remaining = int(length) - len(body)
         if remaining < 0:
             self._broken(exchange, "sent more than its Content-Length")
@@ -365,7 +437,7 @@ class Upstream(asyncio.Protocol):
         if not remaining:
             self._finish(exchange)
 
-    def _held_no_more(self, exchange: Exchange | Abandoned, body: bytes) -> None:
+    def _held_no_more(self, exchange: ResponseReceiver, body: bytes) -> None:
         try:
             self._feed(body)
         except httptools.HttpParserError:
@@ -373,7 +445,7 @@ class Upstream(asyncio.Protocol):
         else:
             self._begin_chunked(exchange, body)
 
-    def _begin_chunked(self, exchange: Exchange | Abandoned, body: bytes) -> None:
+    def _begin_chunked(self, exchange: ResponseReceiver, body: bytes) -> None:
         if self._complete and not self._ends_cleanly(exchange, body):
             self._broken(exchange, "sent more than its response")
             return
@@ -382,7 +454,7 @@ class Upstream(asyncio.Protocol):
         if self._complete:
             self._finish(exchange)
 
-    def _begin_without_body(self, exchange: Exchange | Abandoned, body: bytes) -> None:
+    def _begin_without_body(self, exchange: ResponseReceiver, body: bytes) -> None:
         """The response ends with its head. If the head announces a body, close the connection.
 
         Some servers send such a body: ``/cors-proxy`` of b11434 sends a last chunk after a 204. On a reused
@@ -415,7 +487,7 @@ class Upstream(asyncio.Protocol):
                     return
                 self.data_received(rest)
 
-    def _ends_cleanly(self, exchange: Exchange | Abandoned, data: bytes) -> bool:
+    def _ends_cleanly(self, exchange: ResponseReceiver, data: bytes) -> bool:
         """Whether a chunked body that the parser found complete ends where ``data`` ends.
 
         A last chunk or trailer ends in one empty line; behind it the parser would skip stray line ends, and
@@ -424,7 +496,7 @@ class Upstream(asyncio.Protocol):
         end = data if len(data) >= 5 else exchange.last_bytes() + data
         return not self._untrusted and end.endswith(b"\r\n\r\n") and end[-5:-4] not in (b"\r", b"\n")
 
-    def _finish(self, exchange: Exchange | Abandoned) -> None:
+    def _finish(self, exchange: ResponseReceiver) -> None:
         """The response is whole: give the connection back, then let the exchange go on."""
         self.exchange = None
         if self._paused:
@@ -443,11 +515,11 @@ class Upstream(asyncio.Protocol):
         self._reset()
         exchange.finished()
 
-    def _lost(self, exchange: Exchange | Abandoned, what: str) -> None:
+    def _lost(self, exchange: ResponseReceiver, what: str) -> None:
         self.abort()
         exchange.upstream_broke(what, closed=True)
 
-    def _broken(self, exchange: Exchange | Abandoned, what: str) -> None:
+    def _broken(self, exchange: ResponseReceiver, what: str) -> None:
         self.abort()
         exchange.upstream_broke(what)
 

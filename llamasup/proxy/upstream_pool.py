@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from llamasup.http.address import UnixAddress
 from llamasup.http.head_cache import KnownHead
@@ -17,11 +17,7 @@ from llamasup.http.heads import OWN_RULES, HeadRules, RawHeaders
 from llamasup.proxy.upstream import Upstream
 from llamasup.queueing.endpoint import Endpoint
 
-if TYPE_CHECKING:
-    from llamasup.proxy.exchange import Exchange
-
-
-__all__ = ["IDLE_S", "MAX_IDLE", "Pool", "Tasks"]
+__all__ = ["IDLE_S", "MAX_IDLE", "ConnectionUser", "Pool", "Tasks"]
 
 
 _log = logging.getLogger("llamasup.proxy")
@@ -53,6 +49,23 @@ class Tasks:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed", task.get_name(), exc_info=error)
+
+
+class ConnectionUser(Protocol):
+    """Asks for a new upstream connection."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it does not need the connection any more."""
+        ...
+
+    def connected(self, upstream: Upstream) -> None:
+        """The connection is made."""
+        ...
+
+    def connect_failed(self, error: OSError | TimeoutError) -> None:
+        """No connection could be made."""
+        ...
 
 
 IDLE_S: Final = 4.0  # llama-server closes at 5 s: leave first, so that no request meets a closing door
@@ -158,11 +171,11 @@ class Pool:
     def waits_no_more(self, upstream: Upstream) -> None:
         self._waiting.pop(upstream, None)
 
-    def connect(self, exchange: Exchange) -> None:
-        """Make a connection for ``exchange``, which hears ``connected`` or ``connect_failed``."""
-        self._tasks.start(self._connect(exchange), f"connect to {self._endpoint.address.url}")
+    def connect(self, user: ConnectionUser) -> None:
+        """Make a connection for ``user``; calls its ``connected`` or ``connect_failed``."""
+        self._tasks.start(self._connect(user), f"connect to {self._endpoint.address.url}")
 
-    async def _connect(self, exchange: Exchange) -> None:
+    async def _connect(self, user: ConnectionUser) -> None:
         address = self._endpoint.address
         try:
             async with asyncio.timeout(self._connect_s):
@@ -175,15 +188,15 @@ class Pool:
                         lambda: Upstream(self), address.host, address.port
                     )
         except (OSError, TimeoutError) as error:
-            exchange.connect_failed(error)
+            user.connect_failed(error)
             return
-        if exchange.over:  # its client left, or the generation went
+        if user.over:  # its client left, or the generation went
             upstream.abort()
         elif (why := _useless(upstream.transport)) is not None:
             upstream.abort()
-            exchange.connect_failed(why)
+            user.connect_failed(why)
         else:
-            exchange.connected(upstream)
+            user.connected(upstream)
 
     def sweep(self, now: float) -> None:
         """Close what has been idle for too long."""
