@@ -8,13 +8,9 @@ before it is complete (``Limits.replay_bytes`` and one read, for each of ``Limit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from llamasup.http.heads import HttpError
-
-if TYPE_CHECKING:
-    from llamasup.proxy.request import Request
-    from llamasup.proxy.settings import Limits
+from llamasup.proxy.request import Request
+from llamasup.proxy.settings import Limits
 
 __all__ = ["Bodies"]
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
+from llamasup.auth.key_limits import Keys
 from llamasup.http.address import ANYWHERE
 from llamasup.http.body_scan import MANY_JOBS, MOST_STEPS, BodyScan, may_hold_url, scanned
 from llamasup.http.heads import HeadRules, HttpError
 from llamasup.http.remote_media import refused_media
 from llamasup.http.requested_model import FORMS_ONLY, BodyTooDeep, lists_of, read_body
 from llamasup.http.routes import CONTROL, Work
-
-if TYPE_CHECKING:
-    from llamasup.proxy.proxy import Proxy
-    from llamasup.proxy.request import Request
+from llamasup.proxy.request import Request
+from llamasup.proxy.settings import ProxyConfig
 
 __all__ = ["FEW_STEPS", "judge_body", "judge_scan", "scan_for"]
 
@@ -29,10 +28,10 @@ FEW_STEPS: Final = 25_000
 """The steps of a scan where no limit of a key counts: 25 ms of the event loop, besides 15 ms a MiB."""
 
 
-def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | None:
+def judge_body(request: Request, config: ProxyConfig, keys: Keys) -> HttpError | None:
     """Decode a buffered body, set ``Request.named`` and ``Request.jobs``, and return the refusal, if any."""
-    head, body, config = request.head, request.body, proxy.config
-    if rules.transparent or head.route is CONTROL:
+    head, body = request.head, request.body
+    if config.rules.transparent or head.route is CONTROL:
         return None
     if config.route_by_model or (body and head.route.infers):
         try:
@@ -56,7 +55,7 @@ def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | 
         scan = scanned(body, urls=True, most_steps=_most_steps(request))
         if (refusal := _judge_media(request, scan, config.remote_media)) is not None:
             return refusal
-    return proxy.keys.weigh(request) if request.jobs > 1 else None
+    return keys.weigh(request) if request.jobs > 1 else None
 
 
 def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
@@ -70,16 +69,16 @@ def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
 
 
 def judge_scan(
-    request: Request, scan: BodyScan, proxy: Proxy, whole: Callable[[], bytes | None]
+    request: Request, scan: BodyScan, config: ProxyConfig, keys: Keys, whole: Callable[[], bytes | None]
 ) -> HttpError | None:
     """Check a completely scanned body; returns the refusal, if any. ``whole``: the body, if it is kept."""
     if _is_compressed(request.head.opening):
         return _COMPRESSED
-    if (refusal := _judge_media(request, scan, proxy.config.remote_media)) is not None:
+    if (refusal := _judge_media(request, scan, config.remote_media)) is not None:
         return refusal
     if request.needs_place and request.head.route.label not in FORMS_ONLY:
         request.jobs = _jobs_of(request, whole()) if scan.unclear else scan.jobs
-    return proxy.keys.weigh(request) if request.jobs > 1 else None
+    return keys.weigh(request) if request.jobs > 1 else None
 
 
 def _jobs_of(request: Request, body: bytes | None) -> int:

@@ -7,12 +7,13 @@ import logging
 import socket
 import struct
 from time import monotonic
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
-from llamasup.http.heads import HeadRules, HttpError, error_body, error_response
+from llamasup.http.heads import HttpError, error_body, error_response
 from llamasup.proxy import local
 from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
+from llamasup.proxy.context import ProxyContext
 from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.gate import Door
 from llamasup.proxy.reader import RequestReader
@@ -21,9 +22,6 @@ from llamasup.proxy.routing import lease_for
 from llamasup.proxy.upload import Upload, may_upload
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.queueing.endpoint import Lease, Unavailable
-
-if TYPE_CHECKING:
-    from llamasup.proxy.proxy import Proxy
 
 __all__ = ["Downstream"]
 
@@ -57,6 +55,7 @@ class Downstream(asyncio.Protocol):
         "_reading",
         "_unsent",
         "_unsent_since",
+        "_upload",
         "paused",
         "proxy",
         "transport",
@@ -65,11 +64,12 @@ class Downstream(asyncio.Protocol):
     transport: asyncio.Transport
     _reader: RequestReader
 
-    def __init__(self, proxy: Proxy, door: Door) -> None:
+    def __init__(self, proxy: ProxyContext, door: Door) -> None:
         self.proxy = proxy
         self.paused = False  # the client takes no more for now
         self._door = door
         self._exchange: Exchange | Waiting | None = None  # what runs: it has a generation, or waits for one
+        self._upload: Upload | None = None  # of the exchange's request
         self._held = bytearray()  # read while an exchange runs, not parsed yet
         self._idle = self._idle_of_client = proxy.clients.idle
         self._is_stranger = door.needs_key  # until it sends a valid key
@@ -106,10 +106,10 @@ class Downstream(asyncio.Protocol):
         if self._closing:
             return
         if self._exchange is not None or self._held or self._reader.ready:
-            partial = self._reader.partial
-            if partial is not None and partial.upload is not None:
+            upload = self._upload
+            if upload is not None:
                 self._reader.feed(data)
-                partial.upload.received(self._reader.ready)
+                upload.received(self._reader.ready)
             else:
                 self._hold(data)
         else:
@@ -139,10 +139,6 @@ class Downstream(asyncio.Protocol):
             self._serve_ready()
 
     # --- reading
-
-    @property
-    def rules(self) -> HeadRules:
-        return self._door.rules
 
     def _hold(self, data: bytes) -> None:
         """Keep what came early; too much of it, and the client has to wait."""
@@ -191,7 +187,7 @@ class Downstream(asyncio.Protocol):
             request.keep_alive = False
             self._serve(request)
         elif request is not None and may_upload(request, self._door, self.proxy):
-            self._upload(request)
+            self._begin_upload(request)
         elif request is not None and self._may_go_on(request):
             self._await_body(request)
             if request.expects_continue:
@@ -234,7 +230,7 @@ class Downstream(asyncio.Protocol):
 
     # --- a body that is sent on as it comes
 
-    def _upload(self, request: Request) -> None:
+    def _begin_upload(self, request: Request) -> None:
         """Send on what is here of it if a generation serves; else it is read whole, and waits then."""
         lease = lease_for(request, self._door, self.proxy)
         if isinstance(lease, Unavailable):
@@ -252,8 +248,8 @@ class Downstream(asyncio.Protocol):
         request.received_at = monotonic()
         self.proxy.bodies.drop(request)
         self._exchange = exchange = Exchange(self, request, lease)
-        request.upload = Upload(self, exchange, request, self._reader.length)
-        request.upload.pause()  # until there is a connection
+        self._upload = exchange.upload = upload = Upload(self, exchange, request, self._reader.length)
+        upload.pause()  # until there is a connection
         exchange.start()
 
     def hold_upload(self) -> None:
@@ -264,6 +260,7 @@ class Downstream(asyncio.Protocol):
 
     def upload_over(self) -> None:
         """Whether it is whole or not: from here on a client that leaves is to be noticed."""
+        self._upload = None
         self._phase = _BUSY
         self._deadline = NEVER
         self._body_since = 0.0
@@ -306,7 +303,7 @@ class Downstream(asyncio.Protocol):
                     and not request.held_bytes  # it came with one read
                     and (refusal := proxy.bodies.hold(request, None))
                 )
-                or (refusal := judge_body(request, self._door.rules, proxy))
+                or (refusal := judge_body(request, proxy.config, proxy.keys))
             ):
                 self._refused(request, refusal)
                 return
@@ -461,12 +458,11 @@ class Downstream(asyncio.Protocol):
             self.close()
         else:
             what = "head" if self._phase == _HEAD else "body"
-            request = self._reader.partial
             self._reader.refuse(
                 HttpError(408, f"the request's {what} took too long", cause="slow_request", close=True)
             )
-            if request is not None and request.upload is not None:
-                request.upload.received(self._reader.ready)
+            if self._upload is not None:
+                self._upload.received(self._reader.ready)
             else:
                 self._serve_ready()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from llamasup.auth.quota import context_left, untold_tokens
 from llamasup.http.body_scan import MANY_JOBS
@@ -20,12 +20,10 @@ from llamasup.models.redaction import whole_and_plain, without_folders
 from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import keep_awake
+from llamasup.proxy.upload import Upload
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
-from llamasup.proxy.waiting import CLIENT_GONE, Waiting
+from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
 from llamasup.queueing.endpoint import Lease
-
-if TYPE_CHECKING:
-    from llamasup.proxy.downstream import Downstream
 
 __all__ = ["Exchange"]
 
@@ -107,10 +105,11 @@ class Exchange:
         "over",
         "sent_at",
         "status",
+        "upload",
     )
 
     def __init__(
-        self, downstream: Downstream, request: Request, lease: Lease, waiting: Waiting | None = None
+        self, downstream: WaitingConnection, request: Request, lease: Lease, waiting: Waiting | None = None
     ) -> None:
         """``waiting``: where it waited before, if it had to."""
         self._downstream = downstream
@@ -129,6 +128,7 @@ class Exchange:
         self._abandoned: Abandoned | None = None
         self._cut_short = False  # the request body is incomplete
         self._settings: _Settings | None = None
+        self.upload: Upload | None = None  # while the request's body is sent on as it comes
         self.is_head = request.head.method == b"HEAD"
         self.over = False
         self.answered = False  # a byte of the response has been seen
@@ -160,9 +160,9 @@ class Exchange:
             head = whole_and_plain(head)
         if api_key is not None:
             head += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
-        if request.upload is not None:
-            upstream.send(self, head + request.upload.framing, b"")
-            request.upload.connect(upstream)
+        if self.upload is not None:
+            upstream.send(self, head + self.upload.framing, b"")
+            self.upload.connect(upstream)
             return
         if request.body or request.head.method not in _BODILESS:
             head += b"Content-Length: %d\r\n\r\n" % len(request.body)
@@ -188,8 +188,8 @@ class Exchange:
         request.body = b""  # from here on it cannot be sent again, and a stream may last for minutes
         if request.held_bytes:
             downstream.proxy.bodies.drop(request)
-        if request.upload is not None:  # answered before it was whole: neither connection can be used again
-            request.upload.forget()
+        if self.upload is not None:  # answered before it was whole: neither connection can be used again
+            self.upload.forget()
             request.keep_alive = False
             upstream.keep_no_longer()
         if request.early is not None:
@@ -253,8 +253,8 @@ class Exchange:
 
     def upload_pauses(self) -> None:
         """The child does not take the request's body as fast as it comes."""
-        if self._request.upload is not None:
-            self._request.upload.pause()
+        if self.upload is not None:
+            self.upload.pause()
 
     def upload_ended(self) -> None:
         """Its body is whole: now llama-server begins with it (b11434), and not before."""
@@ -264,8 +264,8 @@ class Exchange:
             self._lease.weigh(self._request.jobs)
 
     def upload_resumes(self) -> None:
-        if self._request.upload is not None:
-            self._request.upload.resume()
+        if self.upload is not None:
+            self.upload.resume()
 
     def relay(self, data: bytes) -> None:
         """Pass on bytes of the body as they are. On the path of every streamed token."""
@@ -315,8 +315,8 @@ class Exchange:
             # It sat idle, and the child closed it while the request was on its way: nothing was begun.
             self._retried = True
             self._upstream = None
-            if self._request.upload is not None:
-                self._request.upload.disconnect()
+            if self.upload is not None:
+                self.upload.disconnect()
             self._downstream.proxy.pool_of(endpoint).connect(self)
             return
         if closed and self._put_back():
@@ -386,9 +386,9 @@ class Exchange:
         downstream = self._downstream
         if downstream.proxy.backend.meant(endpoint.model) is None:
             return False  # it was taken out of the configuration while it had this request
-        if request.upload is not None and downstream.proxy.backend.room(endpoint.model).verdict() is None:
+        if self.upload is not None and downstream.proxy.backend.room(endpoint.model).verdict() is None:
             # No server begins before it has a whole body: this was no try. It is read whole, and sent then.
-            request.upload.give_back()
+            self.upload.give_back()
             self._let_go(abort=True)
             downstream.exchange_reads_on(request)
             return True
@@ -407,9 +407,9 @@ class Exchange:
     def _let_go(self, *, abort: bool = False) -> None:
         self.over = True
         request, lease = self._request, self._lease
-        if request.upload is not None:
+        if self.upload is not None:
             self._cut_short = True
-            request.upload.close()
+            self.upload.close()
         upstream, self._upstream = self._upstream, None
         if abort and upstream is not None:
             # The child starts when the request is complete. From then on its slot is busy until it closes the
@@ -504,7 +504,7 @@ class Exchange:
         return None if window is None else window.n_ctx
 
     def _tell(self, outcome: str, status: int = 0) -> None:
-        request, endpoint = self._request, self._lease.endpoint
+        request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
         counts = context = None
         if self._request.needs_place:
             if self.status == 200:
@@ -533,7 +533,8 @@ class Exchange:
                 first_byte_s=self.first_byte_at - request.received_at if self.first_byte_at else None,
                 bytes_out=self.bytes_out,
                 counts=counts,
-                waiting=self._waiting,
+                waited_s=0.0 if waiting is None else waiting.waited_s,
+                replayed=waiting is not None and waiting.replayed,
                 context=context,
             ),
         )

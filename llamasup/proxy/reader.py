@@ -289,7 +289,7 @@ class RequestReader:
         self.begun = False
         self._progress = True
         if request is not None:
-            if request.upload is None:
+            if request.body_sink is None:
                 request.received_at = monotonic()
             request.complete()
             self.ready.append(request)

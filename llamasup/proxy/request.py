@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -16,12 +17,7 @@ from llamasup.http.sse import TokenCounts
 from llamasup.observability.metrics import RequestRecord
 from llamasup.queueing.fair_queue import granted
 
-if TYPE_CHECKING:
-    from llamasup.proxy.sse_keepalive import EarlyStream
-    from llamasup.proxy.upload import Upload
-    from llamasup.proxy.waiting import Waiting
-
-__all__ = ["UNREAD", "Request", "overdue", "record_of"]
+__all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]
 
 UNREAD = Head(b"", b"", b"", Route("unread"))  # stands for a head that could not be read
 
@@ -33,6 +29,31 @@ class _Streamed(msgspec.Struct):
 _read_streamed = msgspec.json.Decoder(_Streamed).decode
 
 
+class BegunStream(Protocol):
+    """A stream of events that llamasup has begun before llama-server has answered (``EarlyStream``)."""
+
+    def comment(self) -> None:
+        """Send an SSE comment."""
+        ...
+
+    def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
+        """Go on with llama-server's answer; returns what takes its body."""
+        ...
+
+    @property
+    def is_passed_on(self) -> bool:
+        """Whether that answer is a stream, too, so that the client gets it as it is."""
+        ...
+
+    def finish(self, status: int) -> bytes | None:
+        """The answer is complete. The error body to ``fail`` with if it was no stream, else None."""
+        ...
+
+    def fail(self, error: bytes) -> None:
+        """End with the event of this error body."""
+        ...
+
+
 class Request:
     """Filled by the parser's callbacks; ``refusal`` is set as soon as it is known that it is not served."""
 
@@ -40,6 +61,7 @@ class Request:
         "_received",
         "body",
         "body_bytes",
+        "body_sink",
         "comment_at",
         "counted",
         "early",
@@ -60,7 +82,6 @@ class Request:
         "response_lines",
         "spent",
         "untold_tokens",
-        "upload",
         "whole",
     )
 
@@ -91,12 +112,12 @@ class Request:
         self.expects_continue = head.expects_continue
         self.refusal: HttpError | None = None
         self.response_lines = b"X-Request-Id: " + request_id + b"\r\n"
-        self.early: EarlyStream | None = None  # the head of a stream of ours has been sent
+        self.early: BegunStream | None = None  # once the head of a stream of ours has been sent
         self.comment_at = 0.0  # when the next SSE comment is due; 0: none was yet
         self.received_at = 0.0  # monotonic time of its last byte, or of being sent on before; 0 until then
         self.whole = False  # its body is read whole, whatever its size
         self.spent = False  # a part of its body was sent on and is not here any more
-        self.upload: Upload | None = None  # while its body is sent on as it comes
+        self.body_sink: Callable[[bytes], None] | None = None  # takes its body while that is sent on
         self.body = b""
         self.body_bytes = 0
         self.held_bytes = 0  # bytes of the body that ``Bodies`` counts
@@ -114,8 +135,8 @@ class Request:
         self.body_bytes += len(piece)
         if self.refusal is not None:
             self._received = None
-        elif self.upload is not None:
-            self.upload.add(piece)
+        elif self.body_sink is not None:
+            self.body_sink(piece)
         elif self._received is not None:
             self._received += piece
         elif not self.body:
@@ -194,10 +215,11 @@ def record_of(
     first_byte_s: float | None = None,
     bytes_out: int = 0,
     counts: TokenCounts | None = None,
-    waiting: Waiting | None = None,
+    waited_s: float = 0.0,
+    replayed: bool = False,
     context: ContextEnd | None = None,
 ) -> RequestRecord:
-    """The record of a request that is over now. ``waiting``: it had to wait for a generation."""
+    """The record of a request that is over now."""
     head = request.head
     if request.early is not None:
         status = 200  # this is what its client has seen; ``outcome`` says what came of it
@@ -218,8 +240,8 @@ def record_of(
         monotonic() - request.received_at if request.received_at else 0.0,
         bytes_out,
         outcome,
-        0.0 if waiting is None else waiting.waited_s,
-        False if waiting is None else waiting.replayed,
+        waited_s,
+        replayed,
         request.client,
         trace_id_of(head.traceparent) if head.traceparent else "",
         request.body_bytes,

@@ -10,15 +10,13 @@ event of the API, and then the connection is closed without a last chunk: no str
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.http.heads import status_line
 from llamasup.http.sse import error_event, error_of
-
-if TYPE_CHECKING:
-    from llamasup.proxy.downstream import Downstream
-    from llamasup.proxy.request import Request
+from llamasup.proxy.context import ClientConnection
+from llamasup.proxy.request import Request
 
 __all__ = ["EarlyStream", "keep_awake"]
 
@@ -28,10 +26,10 @@ _COMMENT = b": waiting\n\n"
 _HEAD = status_line(200) + b"Content-Type: text/event-stream\r\nX-Accel-Buffering: no\r\n"
 
 
-def keep_awake(downstream: Downstream, request: Request, now: float) -> None:
+def keep_awake(downstream: ClientConnection, request: Request, now: float) -> None:
     """Called every ``Limits.sweep_s`` for a request without a byte of a response: comment, if that is due."""
     interval_s = downstream.proxy.config.stream_keepalive_s
-    if interval_s is None or request.upload is not None or downstream.paused:
+    if interval_s is None or request.body_sink is not None or downstream.paused:
         return
     if now < (request.comment_at or request.received_at + interval_s):
         return
@@ -51,7 +49,7 @@ class EarlyStream:
 
     __slots__ = ("_body", "_body_bytes", "_downstream", "_rechunks", "_request")
 
-    def __init__(self, downstream: Downstream, request: Request) -> None:
+    def __init__(self, downstream: ClientConnection, request: Request) -> None:
         self._downstream = downstream
         self._request = request
         self._body: list[bytes] | None = None  # of an answer that is no stream

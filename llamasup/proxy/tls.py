@@ -11,18 +11,15 @@ import stat
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llamasup.errors import ConfigInvalid
 from llamasup.http.certificate import Validity, validity_of
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.connections import TOO_MANY, host_of
+from llamasup.proxy.context import ProxyContext
 from llamasup.proxy.downstream import Downstream
+from llamasup.proxy.gate import Door
 from llamasup.system.storage.folders import read_bounded
-
-if TYPE_CHECKING:
-    from llamasup.proxy.gate import Door
-    from llamasup.proxy.proxy import Proxy
 
 __all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_context"]
 
@@ -164,7 +161,9 @@ class SecureListener:
     awaited: it is once for a connection, and takes a millisecond of computing anyhow.
     """
 
-    def __init__(self, proxy: Proxy, door: Door, listening: socket.socket, context: TlsContext) -> None:
+    def __init__(
+        self, proxy: ProxyContext, door: Door, listening: socket.socket, context: TlsContext
+    ) -> None:
         self._proxy = proxy
         self._door = door
         self._listening = listening
@@ -203,7 +202,7 @@ class SecureListener:
 class Handshake:
     """A connection until its handshake is done."""
 
-    def __init__(self, proxy: Proxy, door: Door, accepted: socket.socket, client: str) -> None:
+    def __init__(self, proxy: ProxyContext, door: Door, accepted: socket.socket, client: str) -> None:
         self.proxy = proxy
         self.door = door
         self._accepted = accepted

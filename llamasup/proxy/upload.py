@@ -7,26 +7,22 @@ with that byte is held back until the whole body is checked.
 
 from __future__ import annotations
 
+from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from llamasup.http.heads import HttpError
 from llamasup.proxy.body_rules import judge_scan, scan_for
+from llamasup.proxy.context import ClientConnection, ProxyContext
+from llamasup.proxy.gate import Door
 from llamasup.proxy.local import is_local
+from llamasup.proxy.request import Request
+from llamasup.proxy.upstream import Upstream
 
-if TYPE_CHECKING:
-    from collections import deque
-
-    from llamasup.proxy.downstream import Downstream
-    from llamasup.proxy.exchange import Exchange
-    from llamasup.proxy.gate import Door
-    from llamasup.proxy.proxy import Proxy
-    from llamasup.proxy.request import Request
-    from llamasup.proxy.upstream import Upstream
-
-__all__ = ["Upload", "may_upload"]
+__all__ = ["Upload", "UploadExchange", "may_upload"]
 
 
-def may_upload(request: Request, door: Door, proxy: Proxy) -> bool:
+def may_upload(request: Request, door: Door, proxy: ProxyContext) -> bool:
     """Whether its body is large, and nobody here has to read it."""
     return (
         request.body_bytes > proxy.limits.stream_above_bytes
@@ -34,6 +30,21 @@ def may_upload(request: Request, door: Door, proxy: Proxy) -> bool:
         and proxy.uploads < proxy.limits.uploads
         and not is_local(request, door, proxy.backend)
     )
+
+
+class UploadExchange(Protocol):
+    """The exchange whose request has an upload."""
+
+    upload: Upload | None
+    """None once the upload has ended."""
+
+    def upload_ended(self) -> None:
+        """The body is complete, and sent."""
+        ...
+
+    def refused(self, error: HttpError) -> None:
+        """The rest of the body is invalid, too large, or does not come."""
+        ...
 
 
 class Upload:
@@ -56,7 +67,7 @@ class Upload:
     )
 
     def __init__(
-        self, downstream: Downstream, exchange: Exchange, request: Request, length: int | None
+        self, downstream: ClientConnection, exchange: UploadExchange, request: Request, length: int | None
     ) -> None:
         """``length``: the client's Content-Length; None: its body is chunked, and is sent on so."""
         self._downstream = downstream
@@ -64,13 +75,14 @@ class Upload:
         self._request = request
         self._length = length
         self._fresh = request.take_body()  # not sent yet
-        self._scan = scan_for(request, downstream.rules)
+        self._scan = scan_for(request, downstream.proxy.config.rules)
         if self._scan is not None:
             self._scan.feed(bytes(self._fresh))
         self._kept: bytearray | None = bytearray()  # sent; None: it was too much to be kept
         self._upstream: Upstream | None = None
         self._flows = False  # the client is read
         self._paused_at = monotonic()  # when the client was last stopped
+        request.body_sink = self.add
         downstream.proxy.uploads += 1
 
     # --- from the client
@@ -91,7 +103,8 @@ class Upload:
         if whole:
             ready.popleft()
             if request.refusal is None and self._scan is not None:
-                request.refusal = judge_scan(request, self._scan, self._downstream.proxy, self._whole)
+                proxy = self._downstream.proxy
+                request.refusal = judge_scan(request, self._scan, proxy.config, proxy.keys, self._whole)
         if request.refusal is not None:
             request.keep_alive = False
             self._exchange.refused(request.refusal)
@@ -143,7 +156,8 @@ class Upload:
 
     def close(self) -> None:
         """This is over, whatever becomes of the request."""
-        self._request.upload = None
+        self._request.body_sink = None
+        self._exchange.upload = None
         self._downstream.proxy.uploads -= 1
         self._downstream.upload_over()
 

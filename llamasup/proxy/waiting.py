@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from llamasup.http.heads import HttpError
+from llamasup.proxy.context import ClientConnection
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import keep_awake
+from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
 from llamasup.queueing.wait_queue import Ticket, WaitingRoom
 
-if TYPE_CHECKING:
-    from llamasup.http.heads import HttpError
-    from llamasup.proxy.downstream import Downstream
-    from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
-
-__all__ = ["CLIENT_GONE", "Waiting"]
+__all__ = ["CLIENT_GONE", "Waiting", "WaitingConnection"]
 
 CLIENT_GONE: Final = 499  # nginx's number for it; only ever logged and counted
+
+
+class WaitingConnection(ClientConnection, Protocol):
+    """The connection of a client whose request can wait."""
+
+    def exchange_waits(self, waiting: Waiting) -> None:
+        """The exchange has ended without a byte of a response, and its request waits for another."""
+        ...
+
+    def wait_over(self, waiting: Waiting, request: Request, lease: Lease) -> None:
+        """The wait has ended: ``lease`` is for a generation that serves ``request``."""
+        ...
 
 
 class Waiting:
@@ -27,7 +37,9 @@ class Waiting:
 
     __slots__ = ("_downstream", "_generation", "_model", "_request", "_room", "_ticket")
 
-    def __init__(self, downstream: Downstream, request: Request, room: WaitingRoom, model: str) -> None:
+    def __init__(
+        self, downstream: WaitingConnection, request: Request, room: WaitingRoom, model: str
+    ) -> None:
         """``model``: the id of the one that it waits for."""
         self._downstream = downstream
         self._request = request
@@ -125,6 +137,7 @@ class Waiting:
                 model=self._model,
                 generation=self._generation,
                 queue_s=monotonic() - request.received_at,
-                waiting=self,
+                waited_s=self.waited_s,
+                replayed=self.replayed,
             ),
         )

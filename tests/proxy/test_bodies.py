@@ -187,7 +187,7 @@ def memory_of(rig: Rig) -> int:
         assert isinstance(connection, Downstream)
         request = connection._reader.partial
         parts: list[object] = [connection._held]
-        for holder in (request, request and request.upload):
+        for holder in (request, connection._upload):
             if isinstance(holder, Request | Upload):
                 parts += [getattr(holder, name, None) for name in holder.__slots__]
         return sum(size_of(part) for part in parts if isinstance(part, bytes | bytearray | list))

@@ -494,8 +494,8 @@ def test_no_more_of_it_is_held_than_that(run: Rig) -> None:
     assert isinstance(connection, Downstream)
     request = run.call(lambda: connection._reader.partial)
     assert request is not None
-    assert request.upload is not None
-    assert run.call(request.upload._received) == b""
+    assert connection._upload is not None
+    assert run.call(connection._upload._received) == b""
     assert (request.body, request._received) == (b"", None)
     client.send(PART)
     child.receive(len(PART))

@@ -1,0 +1,123 @@
+"""What the parts of the proxy need of the proxy as a whole, and of the client connection that they work for.
+
+``Proxy`` and ``Downstream`` implement these protocols. The parts import this module in place of those two
+classes, which import the parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from llamasup.auth.key_limits import Keys
+from llamasup.http.heads import HttpError
+from llamasup.observability.metrics import Metrics, RequestRecord
+from llamasup.proxy.backend import Backend
+from llamasup.proxy.bodies import Bodies
+from llamasup.proxy.connections import Connection, Connections
+from llamasup.proxy.request import Request
+from llamasup.proxy.settings import Limits, ProxyConfig
+from llamasup.proxy.upstream_pool import Pool
+from llamasup.queueing.endpoint import Endpoint
+
+__all__ = ["ClientConnection", "ProxyContext"]
+
+
+class ProxyContext(Protocol):
+    """The proxy, as its connections and exchanges use it."""
+
+    backend: Backend
+    config: ProxyConfig
+    limits: Limits
+    """Those of ``config``."""
+    keys: Keys
+    bodies: Bodies
+    clients: Connections
+    control: Endpoint | None
+    """Where /metrics and /llamasup/* are answered."""
+    metrics: Metrics
+    draining: bool
+    """Whether each connection closes after its next response."""
+    uploads: int
+    """How many requests have an ``Upload``."""
+
+    def joined(self, connection: Connection, client: str, *, stranger: bool) -> HttpError | None:
+        """Count a new connection; returns its refusal, if any. ``stranger`` as in ``Connections.enter``.
+
+        Raises ConnectionAbortedError if the connection can only be aborted.
+        """
+        ...
+
+    def left(self, connection: Connection) -> None:
+        """A connection has closed."""
+        ...
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop's next round."""
+        ...
+
+    def start_soon(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run ``work`` in a task that ends with the proxy."""
+        ...
+
+    def pool_of(self, endpoint: Endpoint) -> Pool:
+        """The connections to ``endpoint``."""
+        ...
+
+    def next_id(self) -> bytes:
+        """An id for a request without an ``X-Request-Id``."""
+        ...
+
+    def tell(self, request: Request, record: RequestRecord) -> None:
+        """A request is over: release what it holds, and record it. Called once for each."""
+        ...
+
+
+class ClientConnection(Protocol):
+    """The connection of a client, as the parts that serve its current request use it."""
+
+    proxy: ProxyContext
+    transport: asyncio.Transport
+    paused: bool
+    """Whether the client does not read as fast as its response comes."""
+
+    def keeps_alive(self, request: Request) -> bool:
+        """Whether the connection stays open after the response to ``request``."""
+        ...
+
+    # --- the end of an exchange
+
+    def exchange_over(self, request: Request) -> None:
+        """The exchange has ended, and its response is complete."""
+        ...
+
+    def exchange_failed(self, request: Request, error: HttpError) -> None:
+        """The exchange has ended before any byte of a response: answer with ``error``."""
+        ...
+
+    def exchange_reads_on(self, request: Request) -> None:
+        """The exchange has ended before the body of ``request`` was complete: read and serve it whole."""
+        ...
+
+    def close(self, *, linger: bool = False) -> None:
+        """Send what is written, and close. ``linger``: let a client that still sends read it first."""
+        ...
+
+    def abort(self) -> None:
+        """Reset the connection, because its response cannot be completed."""
+        ...
+
+    # --- an upload
+
+    def hold_upload(self) -> None:
+        """Stop reading the body: the child takes no more of it for now, or is not connected yet."""
+        ...
+
+    def read_on(self, request: Request, paused_s: float = 0.0) -> None:
+        """Go on with the body of ``request``, which was not read for ``paused_s``."""
+        ...
+
+    def upload_over(self) -> None:
+        """The upload has ended, with or without the whole body."""
+        ...
