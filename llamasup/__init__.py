@@ -11,9 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from llamasup._version import __version__
-
 if TYPE_CHECKING:
+    from llamasup._version import __version__
     from llamasup.api import AsyncEvents, AsyncServer, Events, ModelArguments, Server, Serving, serve
     from llamasup.config import Config
     from llamasup.errors import (
@@ -77,7 +76,10 @@ __all__ = [
 ]
 
 _API = ("AsyncEvents", "AsyncServer", "Events", "ModelArguments", "Server", "Serving", "serve")
-_HOMES = dict.fromkeys(_API, "llamasup.api") | {"Config": "llamasup.config"}
+_HOMES = dict.fromkeys(_API, "llamasup.api") | {
+    "Config": "llamasup.config",
+    "__version__": "llamasup._version",
+}
 
 
 def __getattr__(name: str) -> Any:

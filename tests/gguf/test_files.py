@@ -341,8 +341,8 @@ def test_a_file_that_grows_while_it_is_read(
 _MEASURED_CHILD = """
 import sys
 from pathlib import Path
-from llamasup.core.errors import ModelInvalid
-from llamasup.effects.model_file import read_model
+from llamasup.errors import ModelInvalid
+from llamasup.gguf.files import read_model
 
 def kilobytes(name):
     lines = Path("/proc/self/status").read_text().splitlines()

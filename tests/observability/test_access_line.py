@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from llamasup.observability.access_record import access_line
+from llamasup.observability.access_record import access_line, shortened
 from tests.observability.test_metrics import DONE
 
 ENDED = datetime(2026, 11, 21, 3, 2, 1, 999_400, UTC)
@@ -50,3 +50,10 @@ def test_what_is_not_known_is_null() -> None:
 )
 def test_a_path_is_bounded_and_steers_no_terminal(path: str, shown: str) -> None:
     assert fields(path=path)["path"] == shown
+
+
+def test_a_waiting_record_holds_no_more_of_a_path_than_its_line_shows() -> None:
+    long = msgspec.structs.replace(DONE, path="/" + "x" * 100_000)
+    assert len(shortened(long).path) < 1000
+    assert access_line(shortened(long), ENDED) == access_line(long, ENDED)
+    assert shortened(DONE) is DONE

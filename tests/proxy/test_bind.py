@@ -99,7 +99,7 @@ def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
 RACER = """
 import sys
 from time import monotonic
-from llamasup.core.errors import PortInUse
+from llamasup.errors import PortInUse
 from llamasup.proxy.bind import bind_unix
 print("here", flush=True)
 for line in sys.stdin:

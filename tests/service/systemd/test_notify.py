@@ -108,8 +108,8 @@ def test_the_watchdog_is_ours_only_where_it_says_so(interval: str, pid: str, sec
 
 _TAKE = """
 import os, sys
-from llamasup.core.errors import LlamasupError
-from llamasup.effects.systemd import take_sockets
+from llamasup.errors import LlamasupError
+from llamasup.service.systemd.notify import take_sockets
 os.environ["LISTEN_PID"] = os.environ.get("LISTEN_PID") or str(os.getpid())
 try:
     taken = take_sockets(os.environ)
