@@ -174,7 +174,7 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
             return _object("config", ok=False, message=error.message, remedy=error.remedy, details=details)
         case Ready(address, pid, models):
             return _object("ready", url=address.url, **_place(address), pid=pid, models=list(models))
-        case Stopped():
+        case Stopped():  # pragma: no branch - the last kind
             return _object("stopped")
 
 

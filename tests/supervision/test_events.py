@@ -46,9 +46,8 @@ STEP_JSON = {
     "most_steps": 3,
     "changes": [{"setting": "--parallel", "before": "4", "after": "2"}],
 }
-NO_CHANGES = dict.fromkeys(
-    ("added", "removed", "changed", "retouched", "unchanged", "settings", "next_start", "renamed"), []
-)
+CHANGES = ("added", "removed", "changed", "retouched", "unchanged", "settings", "next_start", "renamed")
+NO_CHANGES: dict[str, list[str]] = {name: [] for name in CHANGES}
 EVENTS: tuple[tuple[Notice, dict[str, Any]], ...] = (
     (
         StateChanged("a", State.READY, 2),
