@@ -3,7 +3,8 @@
     python scripts/terminal_picture.py
 
 While the model serves, the script makes llama-server crash (SIGSEGV), so that the picture shows the diagnosis
-and the restart. Then it presses Ctrl-C. All of it is real output, except for the line with the prompt.
+and the restart. Then it presses Ctrl-C. All of it is real output, except for the line with the prompt. The
+paths are those of this machine: PATH chooses the llama-server, and HOME the folder of the cache.
 """
 
 from __future__ import annotations
