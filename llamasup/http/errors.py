@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from llamasup import errors
+import llamasup.errors as errors
 from llamasup.errors import ControlFailed, LlamasupError, NotAllowed, ServerFailed
 
 __all__ = ["error_from", "error_object", "type_of"]

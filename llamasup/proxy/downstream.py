@@ -10,12 +10,12 @@ from time import monotonic
 from typing import Final, cast
 
 from llamasup.http.heads import HttpError, error_body, error_response
-from llamasup.proxy import local
 from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
 from llamasup.proxy.context import ProxyContext
 from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.gate import Door
+from llamasup.proxy.local import answer_to
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.routing import lease_for
@@ -291,7 +291,7 @@ class Downstream(asyncio.Protocol):
             self._refused(request, request.refusal)
             return
         proxy = self.proxy
-        answered = local.answer_to(request, self._door, proxy.backend, draining=proxy.draining)
+        answered = answer_to(request, self._door, proxy.backend, draining=proxy.draining)
         if answered is not None:
             self._answer_locally(request, *answered)
             return
