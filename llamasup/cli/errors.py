@@ -1,4 +1,4 @@
-"""How an error looks to a person."""
+"""Shows errors on standard error, and returns their exit codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["error_text", "guarded", "show_error"]
 def error_text(
     message: str, remedy: str = "", lines: tuple[str, ...] = (), details: tuple[str, ...] = ()
 ) -> str:
-    """What happened, what llama-server said, what to do."""
+    """What happened, the lines of llama-server's log about it, and what to do."""
     parts = [message, *(f"    {line}" for line in details)]
     if lines:
         parts += ["  llama-server said:", *(f"    | {line}" for line in lines)]
@@ -27,14 +27,14 @@ def error_text(
 
 
 def show_error(view: View, error: Exception) -> int:
-    """Say what went wrong; returns the exit code. What is not an error of ours on purpose is our bug."""
+    """Show ``error``; returns the exit code. Any error other than LlamasupError is a bug of llamasup."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if not isinstance(error, LlamasupError):
         view.say("debug", "traceback", "".join(traceback.format_exception(error)))
         error = LlamasupError(
-            f"Something went wrong inside llamasup{_where(error)}: {type(error).__name__}: {error}",
-            remedy="This is a bug. Please report this line; run says more with --log-level debug.",
+            f"Internal error in llamasup{_where(error)}: {type(error).__name__}: {error}",
+            remedy="This is a bug. Please report this line; `llamasup run --log-level debug` shows more.",
         )
     view.say(
         "error",
@@ -50,7 +50,7 @@ def show_error(view: View, error: Exception) -> int:
 
 
 def guarded(act: Callable[[View], int | None]) -> int:
-    """Let ``act`` speak on standard error; what it raises is shown. Returns the exit code (None of it: 0)."""
+    """Call ``act`` with a view on standard error; show its error. Returns the exit code (None means 0)."""
     stderr = Outlet(sys.stderr)
     view = TextView(stderr)
     try:
@@ -62,7 +62,7 @@ def guarded(act: Callable[[View], int | None]) -> int:
 
 
 def _where(error: Exception) -> str:
-    """The innermost line of our own that it came through: most commands have no log that would tell."""
+    """The innermost line of llamasup in the traceback, which most commands do not show."""
     package = Path(__file__).parents[1]
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]

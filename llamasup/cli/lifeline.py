@@ -1,9 +1,8 @@
-"""Ties llamasup to the program that started it: when that ends, however it ends, llamasup stops.
+"""Stops llamasup when the program that started it ends, however it ends.
 
-Two ways, each enough: standard input comes to its end (``--sidecar``), which the parent can also bring about
-on purpose by closing it; or a process ends (``--parent-pid``). Each is waited for by a thread, from before
-the model is looked at until the very end: the parent may die at any moment, and the event loop has no way to
-wait for standard input that works on Windows too.
+Either standard input closes (``--sidecar``), which the parent can also do on purpose, or a process exits
+(``--parent-pid``). A thread waits for each from the start to the very end: the parent may die at any moment,
+and an event loop cannot wait for standard input on Windows.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ __all__ = ["ENDINGS", "HURRY_S", "tie_to_parent"]
 PARENT_ENDED = "The parent ended"
 STDIN_ENDED = "Standard input ended"
 ENDINGS = frozenset({PARENT_ENDED, STDIN_ENDED})
-"""As the reason for a stop."""
+"""Reasons for a stop."""
 HURRY_S = 1.0
-"""How long requests in flight may still take: who asked is probably gone, and in 2 s we must be too (S14)."""
+"""Time for requests in flight: their client has probably gone, and llamasup must exit within 2 s (S14)."""
 
 
 def tie_to_parent(*, stdin: bool, parent_pid: int | None) -> None:
-    """From now on stop when standard input or that process ends.
+    """Stop from now on when standard input closes or that process exits.
 
-    Raises UsageInvalid where that has happened already or can never happen.
+    Raises UsageInvalid if that has already happened or can never happen.
     """
     if parent_pid is not None:
         wait = _process(parent_pid)
@@ -42,61 +41,63 @@ def tie_to_parent(*, stdin: bool, parent_pid: int | None) -> None:
             _watch("stdin", _read_to_the_end, STDIN_ENDED)
         elif parent_pid is None:
             raise UsageInvalid(
-                f"--sidecar stops when standard input ends, and that is {nobody}.",
+                f"--sidecar needs a pipe as standard input, to stop when it closes; this is {nobody}.",
                 remedy="Start llamasup with a pipe as its standard input and keep it open "
-                "(Node: stdio: ['pipe', 'pipe', 'pipe']), or add --parent-pid with your process's number.",
+                "(Node: stdio: ['pipe', 'pipe', 'pipe']), or give your process ID with --parent-pid.",
             )
 
 
 def _process(pid: int) -> Callable[[], None]:
-    """What blocks until ``pid`` has ended."""
+    """A function that blocks until ``pid`` has exited."""
     from llamasup.system.process.exit_watch import end_of
     from llamasup.system.process.identity import began_after
 
     if pid <= 0 or pid == os.getpid():
-        raise UsageInvalid(f"--parent-pid {pid} cannot be the process that started llamasup.")
+        raise UsageInvalid(f"Invalid --parent-pid {pid}: it cannot be the process that started llamasup.")
     try:
         end = end_of(pid)
     except (OSError, OverflowError):
-        raise _no_parent(pid, "there is no such process") from None
+        raise _no_parent(pid, "no such process") from None
     if began_after(pid, os.getpid()):
-        raise _no_parent(pid, "that process began after this one: it has got the number of one that ended")
+        raise _no_parent(
+            pid, "that process is younger than this one: it reuses the ID of a process that has exited"
+        )
     return end.wait
 
 
 def _no_parent(pid: int, why: str) -> UsageInvalid:
     return UsageInvalid(
         f"--parent-pid {pid}: {why}.",
-        remedy="If your program still runs, give its own process number (os.getpid(), process.pid, $$); "
-        "inside a container numbers are others than outside.",
+        remedy="If your program still runs, give its own process ID (os.getpid(), process.pid, $$). "
+        "A container has its own process IDs.",
     )
 
 
 def _nobody_at_stdin() -> str:
-    """What is at standard input where no other program can be, and why that will not do; else empty."""
+    """What standard input is, if no other program can hold it open; otherwise empty."""
     mode = os.fstat(0).st_mode
     if stat.S_ISREG(mode):
-        return "a file: it has ended already"
+        return "a file"
     if stat.S_ISCHR(mode) and not os.isatty(0):
-        return f"{os.devnull}: it has ended already"
+        return os.devnull
     if stat.S_ISCHR(mode) and _is_background_job():
-        # The first read would stop us, and with us whoever waits for the ready line (SIGTTIN).
-        return "a terminal that a background job may not read"
+        # The first read would suspend llamasup (SIGTTIN), and a program that waits for its ready line.
+        return "a terminal, which a background job cannot read"
     return ""
 
 
 def _is_background_job() -> bool:
-    """Of the terminal at standard input: a shell's ``&``."""
+    """Whether a shell started it with ``&`` on the terminal at standard input."""
     if sys.platform == "win32":
         return False
     try:
         return os.tcgetpgrp(0) != os.getpgrp()
-    except OSError:  # a terminal, but not ours: nothing keeps us from reading it
+    except OSError:  # not our controlling terminal: reading is allowed
         return False
 
 
 def _read_to_the_end() -> None:
-    """What the parent writes means nothing, yet must be taken from it lest it wait for ever."""
+    """Discards what the parent writes, so that it never blocks."""
     with suppress(OSError):  # EIO: the terminal is gone
         while os.read(0, 65536):
             pass

@@ -1,6 +1,6 @@
-"""What the operating system gives a process and takes for granted: three open streams, and signals.
+"""The standard streams of the process, and its signals.
 
-Imported before everything else: a signal may come while the rest is still being imported.
+Imported first: a signal may come while the other modules are being imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_stream
 
 
 class Interrupted(BaseException):
-    """A signal to stop came before there was anything to stop. Not an error: nobody may swallow it."""
+    """A signal to stop came before there was anything to stop. No Exception: no handler swallows it."""
 
     def __init__(self, signal_number: int, why: str = "") -> None:
         super().__init__(signal_number)
@@ -25,9 +25,9 @@ class Interrupted(BaseException):
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP, from the first moment to the last.
+    """SIGINT, SIGTERM and SIGHUP, from the start of the process to its end.
 
-    Plain handlers, not the event loop's: those are in force only while the loop runs, and Windows has none.
+    Plain handlers: those of an event loop work only while it runs, and not on Windows.
     """
 
     def __init__(self) -> None:
@@ -38,27 +38,27 @@ class StopSignals:
     def install(self) -> None:
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
-            # Ignored by our parent (nohup): it stays ignored.
+            # A signal that the parent ignores (nohup) stays ignored.
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
 
     def deliver_to(self, listener: Callable[[str], None]) -> None:
-        """From now on ``listener`` hears the signal's name. It is called between any two instructions."""
+        """Pass the name of each signal to ``listener``, which is called between any two instructions."""
         self._deliver = listener
-        if self._why:  # the signal that said so is ignored, or its exception was swallowed
+        if self._why:  # its signal is ignored, or its exception was swallowed
             listener(self._why)
 
     def raise_again(self) -> None:
-        """Nobody listens any more: a signal raises Interrupted, as it did before."""
+        """Remove the listener: a signal raises Interrupted again."""
         self._deliver = None
 
     def stop(self, why: str) -> None:
-        """Stop for another reason than a signal. From any thread but the main one, at any time."""
+        """Stop for a reason other than a signal. Callable from any thread but the main one, at any time."""
         if self._deliver is not None:
             if not self._over:
                 self._deliver(why)
             return
-        # Nothing runs yet that could be told. A signal also ends what the main thread is waiting for.
+        # There is no listener yet. A signal also interrupts what the main thread waits for.
         self._why = why
         if sys.platform == "win32":
             _thread.interrupt_main(signal.SIGTERM)  # there os.kill would end the process
@@ -66,7 +66,7 @@ class StopSignals:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def end(self) -> None:
-        """Everything is stopped: a signal can change nothing any more."""
+        """Everything is stopped: ignore further signals."""
         self._over = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -75,18 +75,18 @@ class StopSignals:
         why, self._why = self._why, ""
         name = why or signal.Signals(number).name
         if self._deliver is None:
-            # Kept too: what is being imported may swallow the exception, as C modules do.
+            # Kept too: a module that is being imported may swallow the exception, as C modules do.
             self._why = name
             raise Interrupted(number, why)
         self._deliver(name)
 
 
 STOP_SIGNALS = StopSignals()
-"""Of this process: there is one, as of the signals themselves."""
+"""The one instance of this process."""
 
 
 def ensure_standard_streams() -> None:
-    """Open what the parent has closed (``2>&-``): the next file opened would get its number."""
+    """Open the streams that the parent has closed (``2>&-``): another file would get their numbers."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)

@@ -38,11 +38,11 @@ def test_a_bug_names_the_line_of_ours_that_it_came_through() -> None:
     with pytest.raises(AttributeError) as raised:
         cgroup_files(None, "")  # type: ignore[arg-type]
     assert show_error(view, raised.value) == 70
-    assert "inside llamasup (llamasup/system/hardware/facts.py:" in view.texts["error"]
+    assert "error in llamasup (llamasup/system/hardware/facts.py:" in view.texts["error"]
     assert "This is a bug" in view.texts["error"]
     assert "Traceback" in view.texts["traceback"]
     assert show_error(view, ExceptionGroup("", [ValueError("five")])) == 70
-    assert "inside llamasup: ValueError: five" in view.texts["error"]
+    assert "error in llamasup: ValueError: five" in view.texts["error"]
 
 
 def test_an_error_of_ours_is_its_message_and_remedy() -> None:

@@ -73,10 +73,10 @@ def test_of_many_models_it_says_which() -> None:
         ({"status": 400, "context": "exceeded"}, "(context exceeded)"),
         (
             {"context": "cut", "n_prompt_tokens": 12, "n_ctx": 4096},
-            "(cut by the context's end at 4,096 tokens)",
+            "(stopped at the end of the context, 4,096 tokens)",
         ),
-        ({"context": "cut"}, "(cut by the context's end)"),
-        ({"context": "shifted"}, "(context shifted: its beginning was forgotten)"),
+        ({"context": "cut"}, "(stopped at the end of the context)"),
+        ({"context": "shifted"}, "(context shifted: the oldest tokens were dropped)"),
         ({"outcome": "client_gone", "status": 499}, "(client gone)"),
         ({"replayed": True}, "(sent again)"),
     ],
@@ -105,7 +105,7 @@ def test_a_slow_request_says_where_its_time_went() -> None:
     assert (level, event) == ("warning", "slow_request")
     assert text == (
         "slow: POST /completion: 12.3 s to the first byte, 4.0 s in the queue (3.9 s waiting for the model) "
-        "and 8.3 s in llama-server, 45.2 s in all, 10+5 tokens [r]"
+        "and 8.3 s in llama-server, 45.2 s in total, 10+5 tokens [r]"
     )
     assert fields["first_byte_s"] == 12.3
 
@@ -116,7 +116,7 @@ def test_a_slow_request_without_an_answer_says_so_and_how_many_were_left_out() -
     )
     assert text == (
         "slow: POST /completion: no answer in 30.0 s, 30.0 s in the queue [r] "
-        "(7 more since the last one told)"
+        "(7 more since the last such line)"
     )
     assert fields["left_out"] == 7
 
@@ -161,8 +161,8 @@ def test_a_broken_model_is_not_among_those_that_are_served() -> None:
     assert said[0].startswith("llamasup is ready at http://127.0.0.1:8080 after ")
     assert said[1:] == [
         "  models  1: a",
-        "  loaded  none yet: each is when a request names it",
-        "  broken  b (llamasup status --all says why)",
+        "  loaded  none yet: a request loads the model that it names",
+        "  broken  b (llamasup status --all shows why)",
         "  memory  1.0 GiB of RAM",
     ]
 
@@ -191,7 +191,7 @@ def test_of_two_that_load_the_other_is_still_shown_when_one_serves() -> None:
     narrator.notice(StateChanged("a", State.READY, 1))
     assert terminal.going_on() is None
     told = [text for level, _, text, _ in terminal.told if level == "info"]
-    assert told == ["b serves", "a serves (loaded in 1.5 s)"]
+    assert told == ["b is ready", "a is ready (loaded in 1.5 s)"]
 
 
 def test_a_download_moves_and_is_told_once_where_nothing_moves() -> None:
@@ -226,15 +226,18 @@ def test_mistakes_of_a_config_are_not_llama_servers_words() -> None:
     narrator.notice(
         ConfigRefused(ConfigInvalid("c.yaml has one mistake.", details=("c.yaml:4: max_loaded",)))
     )
-    assert terminal.told[0][2] == "c.yaml has one mistake. All goes on as before.\n    c.yaml:4: max_loaded"
+    assert (
+        terminal.told[0][2]
+        == "c.yaml has one mistake. The previous configuration stays in use.\n    c.yaml:4: max_loaded"
+    )
 
 
 @pytest.mark.parametrize(
     ("reason", "for_model", "why"),
     [
         ("memory", "b", "b needs its memory"),
-        ("memory", "", "less is allowed than before"),
-        ("ttl", "", "nobody asked for it any more"),
+        ("memory", "", "a limit was lowered"),
+        ("ttl", "", "its TTL has expired"),
     ],
 )
 def test_a_model_that_leaves_says_why_and_for_whom(reason: str, for_model: str, why: str) -> None:
@@ -250,6 +253,6 @@ def test_a_setting_that_counts_from_now_on_is_told_and_models_only_where_they_ch
     narrator.notice(ModelsChanged(Changes(unchanged=("a",), settings=("memory", "max_loaded")), ("a",)))
     narrator.notice(ModelsChanged(Changes(unchanged=("a",)), ("a",)))
     assert [text for _, _, text, _ in heard.told] == [
-        "In the config memory, max_loaded changed, and counts from now on.",
-        "Models: nothing has changed.",
+        "Config reloaded: memory, max_loaded changed.",
+        "Models: no changes.",
     ]

@@ -28,8 +28,8 @@ def test_out_of_memory_at_load_is_answered_by_a_smaller_plan_step_by_step(
             (2, [{"setting": "--ctx-size", "before": "8192", "after": "2048"}]),
         ]
         assert running.stop() == 0
-    assert "Starting again with --parallel 1 instead of 4 (step 1 of 3)" in running.said
-    assert "Starting again with --ctx-size 2048 instead of 8192 (step 2 of 3)" in running.said
+    assert "Restarting with --parallel 1 instead of 4 (step 1 of 3)" in running.said
+    assert "Restarting with --ctx-size 2048 instead of 8192 (step 2 of 3)" in running.said
 
 
 def test_what_carried_is_remembered_and_explained_at_the_next_start(

@@ -113,7 +113,7 @@ def test_a_stdin_where_nobody_can_be_is_refused_with_the_way_out(
     with Path(os.devnull if what == "/dev/null" else tiny_model).open("rb") as stdin:
         done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--sidecar", stdin=stdin)
     assert done.returncode == 2
-    assert f"that is {what}" in done.stderr
+    assert f"this is {what}" in done.stderr
     assert "--parent-pid" in done.stderr
     assert "pipe" in done.stderr
     assert done.stdout == ""
@@ -136,7 +136,7 @@ def test_a_background_job_of_a_terminal_is_refused_instead_of_stopped(
         "print('stopped' if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))\n"
     )
     shown = on_terminal([sys.executable, "-c", shell, *words], 200, start_new_session=True)
-    assert "that is a terminal that a background job may not read" in shown
+    assert "this is a terminal, which a background job cannot read" in shown
     assert shown.endswith("\n2\n")
 
 
@@ -195,7 +195,7 @@ def test_a_number_that_another_process_has_got_since_is_refused(
             sleeper = int(number.read_text())
             os.kill(sleeper, signal.SIGKILL)
     assert process.returncode == 2
-    assert f"--parent-pid {sleeper}: that process began after this one" in said
+    assert f"--parent-pid {sleeper}: that process is younger than this one" in said
 
 
 def test_a_parent_that_closes_stdout_and_stderr_stops_nothing(

@@ -140,7 +140,7 @@ def test_a_server_that_is_killed_is_served_again_by_the_next_generation(
         assert httpx.post(f"{url}/completion", json={"prompt": "x"}).status_code == 200
         assert 'llamasup_restarts_total{cause="killed",model="tiny"} 1.0' in httpx.get(f"{url}/metrics").text
         assert running.stop() == 0
-        assert "serves again" in running.said
+        assert "is ready again" in running.said
 
 
 def test_a_stream_that_dies_with_its_server_never_looks_complete(

@@ -1,4 +1,4 @@
-"""What is seen of a download: a bar on a terminal, a line now and then elsewhere, events for programs."""
+"""Shows a download: a bar on a terminal, occasional lines elsewhere, events for programs."""
 
 from __future__ import annotations
 

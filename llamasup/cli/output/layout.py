@@ -1,6 +1,6 @@
-"""Text in columns, and within the width of a terminal: broken between words, never inside one.
+"""Text in columns and within the width of a terminal, broken between words.
 
-In a pipe or a file lines are as long as they are: there they are searched, not looked at.
+In a pipe or a file lines are not broken, so that they can be searched.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from llamasup.system.text import display_width
 
 __all__ = ["cut_to", "hanging", "stdout_columns", "table"]
 
-# A column narrower than this is no pleasure to read: its text begins on the next line instead.
+# The text of a narrower column begins on the next line instead.
 _LEAST_COLUMNS = 24
 _STEP_IN = 4
 
 
 def stdout_columns() -> int | None:
-    """The width of the terminal that results go to; None where they go elsewhere."""
+    """The width of the terminal on standard output; None without one."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
     except (OSError, ValueError):
@@ -27,7 +27,7 @@ def stdout_columns() -> int | None:
 
 
 def cut_to(columns: int, text: str) -> str:
-    """``text`` in so many columns: what is too much is left out in the middle, and ``…`` is there instead."""
+    """``text`` in at most ``columns`` columns: ``…`` replaces the middle of a longer one."""
     if display_width(text) <= columns:
         return text
     room = max(0, columns - 1)
@@ -35,7 +35,7 @@ def cut_to(columns: int, text: str) -> str:
 
 
 def _head(text: str, columns: int) -> str:
-    """As many of its first letters as there are columns for."""
+    """The first letters of ``text`` that fit into ``columns``."""
     end = 0
     while end < len(text) and (columns := columns - display_width(text[end])) >= 0:
         end += 1

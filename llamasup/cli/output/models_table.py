@@ -46,7 +46,7 @@ def _width(text: str) -> int:
 
 
 def summary(status: Mapping[str, Any], shown: Sequence[Model], columns: int | None = None) -> str:
-    """What runs where and since when, ``shown`` of its models, and what is wrong with them."""
+    """Version, address and uptime, the table of the ``shown`` models, and their problems."""
     lines = [
         f"llamasup {printable(str(status.get('version', '')))} (process {status.get('pid')}) "
         f"at {printable(str(status.get('url')))}, up {duration_text(float(status.get('uptime_s') or 0))}"
@@ -82,7 +82,7 @@ def _count(number: int | None) -> str:
 
 
 def _slots(model: Model) -> str:
-    """Those that are busy of all; and who waits for one."""
+    """Busy and all slots, and the number of queued requests."""
     slots = model.get("slots")
     busy = model.get("slots_busy", model.get("in_flight"))
     waiting = f" +{model['queued']}" if model.get("queued") else ""

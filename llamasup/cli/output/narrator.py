@@ -1,4 +1,4 @@
-"""Tells a person what the service is doing: every happening as one line, in their words."""
+"""Reports what the service does on standard error: one line per event."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ _ASKED = {"load": "loading", "unload": "unloading", "restart": "restarting", "re
 
 _MAKES_ROOM = {
     "memory": "{other} needs its memory",
-    "group": "{other} is of the same group",
-    "count": "{other} takes its place",
+    "group": "{other} is in the same group",
+    "count": "{other} is loaded instead",
 }
 _WHY_IT_LEAVES = {
-    "ttl": "nobody asked for it any more",
-    "asked": "as asked",
-    "changed": "it has changed",
-    "removed": "it is served no more",
+    "ttl": "its TTL has expired",
+    "asked": "on request",
+    "changed": "its file or settings have changed",
+    "removed": "it is no longer configured",
 }
 
 
@@ -77,11 +77,11 @@ class Narrator:
         self._refusals = Refusals(view)
 
     def stop_asked(self, why: str, *, hurry_s: float | None = None) -> None:
-        """``why``: a signal, or what has ended; ``hurry_s``: what is in flight has no longer than this."""
+        """``why``: a signal, or what has ended; ``hurry_s``: the time limit of the requests in flight."""
         self._stops_asked += 1
         if self._stops_asked == 1:
             in_flight = self._service.in_flight
-            limit = "; again to stop now" if hurry_s is None else f" within {duration_text(hurry_s)}"
+            limit = "; repeat to stop now" if hurry_s is None else f" within {duration_text(hurry_s)}"
             waiting = f" {plural(in_flight, 'request')} in flight may finish{limit}." if in_flight else ""
             self._view.say("info", "stop", f"{why}: stopping.{waiting}", in_flight=in_flight)
         else:
@@ -92,7 +92,7 @@ class Narrator:
         self._view.say("info", "restart", f"{signal_name}: {what}.")
 
     def asked(self, what: str, model: str) -> None:
-        """By the control API: what it says is told by what happens then."""
+        """A request of the control API. Its effects have their own lines."""
         is_config = what == "reload" and self._has_many
         doing = "reading the config again" if is_config else f"{_ASKED[what]} {model}"
         self._view.say("info", what, f"llamasup {what}: {doing}.")
@@ -121,7 +121,10 @@ class Narrator:
                 self._models_changed(changes)
             case ConfigRefused(error):
                 text = error_text(
-                    f"{error.message} All goes on as before.", error.remedy, error.lines, error.details
+                    f"{error.message} The previous configuration stays in use.",
+                    error.remedy,
+                    error.lines,
+                    error.details,
                 )
                 self._view.say("error", "config", text, cause=error.cause)
             case Ready():
@@ -158,13 +161,13 @@ class Narrator:
         self._view.say(level, "request", text, **{**msgspec.structs.asdict(record), "path": path})
 
     def slow_request(self, record: RequestRecord, left_out: int) -> None:
-        """``left_out``: how many since the last one are not told of."""
+        """``left_out``: the number of slow requests without a line since the last one."""
         path = shown_path(record.path)
         text = f"slow: {record.method} {path}: {_where_the_time_went(record)} [{record.request_id}]"
         self._view.say(
             "warning",
             "slow_request",
-            text + (f" ({left_out} more since the last one told)" if left_out else ""),
+            text + (f" ({left_out} more since the last such line)" if left_out else ""),
             left_out=left_out,
             **{**msgspec.structs.asdict(record), "path": path},
         )
@@ -176,7 +179,7 @@ class Narrator:
         text = f"{model} is {state}"
         if state is State.READY and (generation > 1 or self._has_many):
             level = "info"
-            text = f"{model} serves again" if generation > 1 else f"{model} serves"
+            text = f"{model} is ready again" if generation > 1 else f"{model} is ready"
             text += self._how_it_serves(model)
         self._view.say(level, "state", text, model=model, state=state, generation=generation)
 
@@ -223,10 +226,10 @@ class Narrator:
                 text = error_text(f"{whose}{diagnosis.message}", diagnosis.remedy, diagnosis.lines)
                 self._view.say("warning", "exit", text, model=exited.model, cause=diagnosis.cause)
             return  # else the error that ends the service says it all
-        again = "at once" if exited.restart_in_s == 0 else f"in {duration_text(exited.restart_in_s)}"
+        again = "now" if exited.restart_in_s == 0 else f"in {duration_text(exited.restart_in_s)}"
         next_start, remedy = f"Restarting {again}.", diagnosis.remedy
         if diagnosis.adjustment is not None:  # which does what the remedy says
-            next_start, remedy = f"Starting again with {diagnosis.adjustment}.", ""
+            next_start, remedy = f"Restarting with {diagnosis.adjustment}.", ""
         self._view.say(
             "warning",
             "exit",
@@ -270,16 +273,16 @@ class Narrator:
             f"{len(ids)} {word}: {shortened(ids)}"
             for word, ids in (
                 ("new", changes.new),
-                ("gone", changes.gone),
-                ("under another name", [f"{old} as {new}" for old, new in changes.renamed]),
+                ("removed", changes.gone),
+                ("renamed", [f"{old} to {new}" for old, new in changes.renamed]),
                 ("changed", (*changes.changed, *changes.retouched)),
             )
             if ids
         ]
         if parts or not changes.settings:
-            self._view.say("info", "models", f"Models: {'; '.join(parts) or 'nothing has changed'}.")
+            self._view.say("info", "models", f"Models: {'; '.join(parts) or 'no changes'}.")
         if changes.settings:
-            text = f"In the config {', '.join(changes.settings)} changed, and counts from now on."
+            text = f"Config reloaded: {', '.join(changes.settings)} changed."
             self._view.say("info", "config", text)
 
     def _facts_of_many(self) -> list[tuple[str, str]]:
@@ -295,13 +298,13 @@ class Narrator:
             if any(each.instance.state is State.READY for each in hosted.runners_of(id_))
         ]
         models = (
-            f"{len(served)}: {shortened(served)}" if served else "none yet: put .gguf files in the folder"
+            f"{len(served)}: {shortened(served)}" if served else "none yet: put .gguf files into the folder"
         )
         facts = [("models", models)]
         if served:
-            facts.append(("loaded", shortened(loaded) or "none yet: each is when a request names it"))
+            facts.append(("loaded", shortened(loaded) or "none yet: a request loads the model that it names"))
         if broken:
-            facts.append(("broken", f"{shortened(broken)} (llamasup status --all says why)"))
+            facts.append(("broken", f"{shortened(broken)} (llamasup status --all shows why)"))
         if hosted.registry.default is not None:
             facts.append(("default", f"{hosted.registry.default}, for requests that name no model"))
         places = hosted.budget.items()
@@ -316,7 +319,7 @@ class Narrator:
         if launch is None:
             return []
         if isinstance(launch, Wrapping):
-            # Not the words behind it: there may be a key among them (X13).
+            # Without its arguments, which may contain a key (X13).
             facts = [("server", f"{shown_program(launch.line.program)} ({launch.capabilities.version})")]
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
@@ -332,8 +335,7 @@ class Narrator:
 def _why_it_leaves(reason: str, for_model: str) -> str:
     if reason in _WHY_IT_LEAVES:
         return _WHY_IT_LEAVES[reason]
-    # For nobody: a reload has made it so.
-    return _MAKES_ROOM[reason].format(other=for_model) if for_model else "less is allowed than before"
+    return _MAKES_ROOM[reason].format(other=for_model) if for_model else "a limit was lowered"
 
 
 def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:
@@ -361,13 +363,15 @@ def _context(record: RequestRecord) -> str:
         case "exceeded":
             return "context exceeded"
         case "cut":
-            return "cut by the context's end" + (f" at {record.n_ctx:,} tokens" if record.n_ctx else "")
+            return "stopped at the end of the context" + (
+                f", {record.n_ctx:,} tokens" if record.n_ctx else ""
+            )
         case _:
-            return "context shifted: its beginning was forgotten"
+            return "context shifted: the oldest tokens were dropped"
 
 
 def _where_the_time_went(record: RequestRecord) -> str:
-    """Queue, model, server, and the rest: what somebody who looks for the cause wants to know first."""
+    """The time in the queue, for the model and in llama-server, and the total."""
     queue = f"{duration_text(record.queue_s)} in the queue"
     if record.waited_s:
         queue += f" ({duration_text(record.waited_s)} waiting for the model)"
@@ -377,7 +381,7 @@ def _where_the_time_went(record: RequestRecord) -> str:
     parts = [
         f"{duration_text(record.first_byte_s)} to the first byte",
         f"{queue} and {duration_text(served_s)} in llama-server",
-        f"{duration_text(record.duration_s)} in all",
+        f"{duration_text(record.duration_s)} in total",
         _tokens(record),
     ]
     return ", ".join(part for part in parts if part)

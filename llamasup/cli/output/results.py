@@ -1,4 +1,4 @@
-"""Results on standard output: in whatever encoding it has, and without a word when nobody reads on."""
+"""Writes results to standard output in its encoding. A closed pipe is not an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write_result(text: str) -> None:
 
 
 def write_bytes(text: bytes) -> bool:
-    """Write a piece of the result as it is; False where nobody reads it. Raises OutputFailed."""
+    """Write a piece of the result unchanged; False if the pipe is closed. Raises OutputFailed."""
     try:
         sys.stdout.buffer.write(text)
         sys.stdout.flush()
@@ -28,7 +28,7 @@ def write_bytes(text: bytes) -> bool:
         return False
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - what is left in its buffer fails again
-        raise OutputFailed(f"The result cannot be written: {error.strerror}.") from None
+        raise OutputFailed(f"Cannot write the result to standard output: {error.strerror}.") from None
     return True
 
 

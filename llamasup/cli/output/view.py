@@ -1,6 +1,6 @@
-"""What a person sees on standard error: one live line while something is loading, plain lines otherwise.
+"""The lines on standard error: one live line while something is loading, plain lines otherwise.
 
-Results never go here; they go to standard output. Prompts and completions go nowhere (X13).
+Results go to standard output. Prompts and completions are never written (X13).
 """
 
 from __future__ import annotations
@@ -67,29 +67,29 @@ def shortened(names: Sequence[str]) -> str:
 class View(Protocol):
     @property
     def is_busy(self) -> bool:
-        """Whether a live line wants to be moved."""
+        """Whether there is a live line to move."""
         ...
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
-        """One thing that happened: ``text`` for people, ``event`` and ``fields`` for machines."""
+        """Report an event: ``text`` for people, ``event`` and ``fields`` for programs."""
         ...
 
     def loading(self, text: str | None) -> None:
-        """What is going on right now; None: nothing any more."""
+        """Set the live line; None removes it."""
         ...
 
     def server_said(self, lines: list[bytes]) -> None:
-        """llama-server's own log. From any thread; what nobody reads in time is left out."""
+        """Lines of llama-server's log, from any thread. Dropped if the reader lags."""
         ...
 
     def tick(self) -> None:
-        """Called several times a second while something is going on."""
+        """Called several times a second while there is a live line."""
         ...
 
 
 @dataclass(slots=True)
 class TextView:
-    """Lines of text; on a terminal what is going on is shown in place."""
+    """Lines of text, and on a terminal the live line."""
 
     outlet: Outlet
     level: Level = "info"
@@ -104,7 +104,7 @@ class TextView:
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         if LEVELS[level] < LEVELS[self.level]:
             return
-        # What is told may come from a file: its name must not steer the terminal.
+        # The text may contain a file name, whose control characters must not reach the terminal.
         lines = "".join(f"{printable(line)}\n" for line in text.splitlines())
         self.outlet.write((CLEAR_LINE if self.is_busy else "") + lines, keep=event != "request")
         self.tick()
@@ -158,7 +158,7 @@ class JsonView:
 
     def server_said(self, lines: list[bytes]) -> None:
         if self.outlet.is_behind:
-            return  # before the work on it: a flood must not take the time of those who are served
+            return  # before any work on the lines: a flood must not slow down requests
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         records = (
             {"time": time, "event": "server_log", "message": line.decode("utf-8", "replace")}
@@ -180,7 +180,7 @@ TICK_S = 0.1
 
 @contextmanager
 def while_waiting(view: View, text: str) -> Iterator[None]:
-    """Show ``text`` as what is going on, from a thread: the block has no loop that could.
+    """Show ``text`` on the live line, moved by a thread: the block runs no event loop.
 
     The block itself says nothing.
     """

@@ -1,7 +1,7 @@
-"""Writes to a stream that somebody else reads, or does not.
+"""Writes to a stream whose reader may be slow or stuck.
 
-A pipe that nobody drains blocks the writer. The event loop must not be that writer: a parent program that
-forgot our standard error would stop every request. So a thread writes, and what does not fit is left out.
+A full pipe blocks the writer. If the event loop were the writer, a parent program that does not read standard
+error would stop every request. So a thread writes, and text that does not fit is dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Outlet:
 
     @property
     def columns(self) -> int:
-        """How wide the terminal is; 80 where nobody can say."""
+        """The width of the terminal; 80 if it is unknown."""
         try:
             return os.get_terminal_size(self._fd).columns or _COLUMNS
         except OSError:
@@ -49,11 +49,11 @@ class Outlet:
 
     @property
     def is_behind(self) -> bool:
-        """Whether what need not be kept would be left out."""
+        """Whether text without ``keep`` would be dropped."""
         return self.held > MOST_BYTES or len(self._texts) >= MOST_LINES
 
     def write(self, text: str, *, keep: bool = False) -> None:
-        """Write soon. When the reader lags, text that need not be kept is left out and counted."""
+        """Write soon. If the reader lags, text without ``keep`` is dropped and counted."""
         with self._condition:
             if len(self._texts) >= MOST_KEPT or (self.is_behind and not keep):
                 self.left_out += 1
@@ -66,7 +66,7 @@ class Outlet:
             self._condition.notify()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Write what is left, if somebody reads it."""
+        """Write the rest, if the stream is read."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -90,7 +90,7 @@ class Outlet:
         while content:
             try:
                 written = os.write(self._fd, content)
-            except BlockingIOError:  # a descriptor that somebody made non-blocking: shared with our parent
+            except BlockingIOError:  # the parent made the shared descriptor non-blocking
                 select.select([], [self._fd], [])
                 continue
             except OSError:

@@ -141,7 +141,7 @@ def test_one_of_many_that_begins_anew_is_no_reload_of_the_service(machine: Machi
     assert service.answer(model="a") == 8
     pid = service.show("MainPID")
     restarted = machine.llamasup("restart", "a", "--pid", pid)
-    assert "a serves again" in restarted.stderr
+    assert "a is ready again" in restarted.stderr
     assert (service.show("ActiveState"), service.show("MainPID")) == ("active", pid)
     service.until(StatusText="~serving a at ")
     service.remove()

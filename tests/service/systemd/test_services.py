@@ -128,7 +128,7 @@ def test_reload_lets_a_stream_finish_and_the_model_serves_again_in_the_same_supe
         assert service.show("StatusText").startswith("serving")
     service.until(ActiveState="active")
     assert service.show("MainPID") == main
-    assert "serves again" in machine.logs()
+    assert "is ready again" in machine.logs()
     service.remove()
 
 
