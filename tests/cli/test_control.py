@@ -17,6 +17,8 @@ from llamasup.errors import DoesNotFit, LlamasupError
 from llamasup.models.diff import Changes
 from tests.control.fake import FakeControlled, served
 
+ANY_LLAMASUP: Mapping[str, Any] = {"pid": None, "url": None, "api_key_file": None, "no_wait": False}
+
 
 class OneTooLarge(FakeControlled):
     """The first of its models cannot be started."""
@@ -33,8 +35,8 @@ def test_of_several_that_are_restarted_one_that_fails_keeps_none_from_it(
     async def main() -> tuple[FakeControlled, int]:
         fake = OneTooLarge()
         async with served(fake, tmp_path) as (_, path):
-            monkeypatch.setattr(control, "reach", lambda: Place(socket=path))
-            code = await asyncio.to_thread(control.restart_command, {}, None, wait=True, json=True)
+            monkeypatch.setattr(control, "reach", lambda **_: Place(socket=path))
+            code = await asyncio.to_thread(control.restart, None, **ANY_LLAMASUP, json=True)
         return fake, code
 
     fake, code = asyncio.run(main())
@@ -59,10 +61,10 @@ def test_a_reload_tells_what_has_another_name_as_what_it_is(
 ) -> None:
     async def main() -> None:
         async with served(Reloaded(), tmp_path) as (_, path):
-            monkeypatch.setattr(control, "reach", lambda: Place(socket=path))
-            assert await asyncio.to_thread(control.reload_command, {}, wait=True, json=False) == 0
+            monkeypatch.setattr(control, "reach", lambda **_: Place(socket=path))
+            assert await asyncio.to_thread(control.reload, None, **ANY_LLAMASUP, json=False) == 0
 
     asyncio.run(main())
 
-    said = "added: new; removed: old; under another name: tiny as chat; config: memory"
+    said = "added: new; removed: old; renamed: tiny to chat; config: memory"
     assert said in capfd.readouterr().err

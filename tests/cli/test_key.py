@@ -8,7 +8,7 @@ import pytest
 
 from llamasup.auth.key_file import read_key_lines
 from llamasup.auth.keys import KeyRing
-from llamasup.cli.commands.key import list_command, new_command, revoke_command
+from llamasup.cli.commands.key import list_, new, revoke
 
 
 class Said:
@@ -30,23 +30,13 @@ class Commands:
         self.path = path
 
     def new(self, name: str, **options: Any) -> Said:
-        given = {
-            "rights": "inference",
-            "rpm": None,
-            "concurrent": None,
-            "tpm": None,
-            "priority": "normal",
-            "models": None,
-            "hashed": False,
-            "json": False,
-        } | options
-        return self._said(new_command(name, self.path, **given))
+        return self._said(new(name, file=self.path, **options))
 
     def list(self, *, json: bool = False) -> Said:
-        return self._said(list_command(self.path, json=json))
+        return self._said(list_(self.path, json=json))
 
     def revoke(self, name: str, *, json: bool = False) -> Said:
-        return self._said(revoke_command(name, self.path, json=json))
+        return self._said(revoke(name, self.path, json=json))
 
     def opens(self, key: str) -> str | None:
         lines = read_key_lines(self.path.read_text(), "", salt=b"s")
@@ -68,7 +58,7 @@ def test_a_new_key_is_printed_alone_and_opens(key: Commands) -> None:
     (made,) = said.out.splitlines()
     assert made.startswith("llamasup-")
     assert len(made) == len("llamasup-") + 43  # 256 bits
-    serve = f"  → To ask for it: llamasup run MODEL --api-key-file {key.path}\n"
+    serve = f"  → To require it: llamasup run MODEL --api-key-file {key.path}\n"
     assert said.err == f"Added the key 'alice' to {key.path}\n{serve}"
     assert key.opens(made) == "alice"
     assert key.new("bob").out.strip() != made
@@ -76,7 +66,7 @@ def test_a_new_key_is_printed_alone_and_opens(key: Commands) -> None:
 
 def test_a_hashed_key_is_not_in_the_file_and_opens(key: Commands) -> None:
     first, second = key.new("alice", hashed=True), key.new("bob", hashed=True)
-    assert "Keep it now" in first.err
+    assert "Save it now" in first.err
     assert first.out.strip() not in key.path.read_text()
     assert key.opens(first.out.strip()) == "alice"
     assert key.opens(second.out.strip()) == "bob"
@@ -97,7 +87,7 @@ def test_everything_that_is_said_of_a_key_is_in_the_file_and_in_the_list(key: Co
 def test_models_are_for_a_key_that_may_infer_and_have_names_as_models_have(key: Commands) -> None:
     said = key.new("ops", rights="control", models="tiny")
     assert said.code == 2
-    assert "uses no model" in said.err
+    assert "only a key for inference uses models" in said.err
     assert key.new("alice", models="a b").code == 2
     assert not key.path.exists()
 
@@ -124,9 +114,9 @@ def test_a_list_shows_names_and_never_a_key(key: Commands) -> None:
 def test_without_a_file_the_list_is_empty(key: Commands) -> None:
     assert key.list(json=True).json == {"file": str(key.path), "keys": []}
     said = key.list()
-    assert (said.code, said.out, said.err) == (0, "", f"There is no {key.path}.\n")
+    assert (said.code, said.out, said.err) == (0, "", f"{key.path} does not exist.\n")
     key.path.write_text("# nothing yet\n")
-    assert key.list().err == f"{key.path} holds no key.\n"
+    assert key.list().err == f"{key.path} contains no keys.\n"
     assert key.new("alice").code == 0
     assert key.path.read_text().startswith("# nothing yet\n")
 
@@ -151,12 +141,12 @@ def test_a_line_without_an_end_gets_one(key: Commands) -> None:
 @pytest.mark.parametrize(
     ("act", "code", "says"),
     [
-        (lambda key: key.new("a"), 2, "has a key 'a' already"),
+        (lambda key: key.new("a"), 2, "already has a key 'a'"),
         (lambda key: key.new("b b"), 2, "'b b' is no name of a key"),
         (lambda key: key.new("key-1"), 2, "without a name is called"),
-        (lambda key: key.new("b", rights="control", rpm=1), 2, "limits are for requests to the model"),
-        (lambda key: key.revoke("aa"), 2, "The nearest is 'a'"),
-        (lambda key: key.revoke("zzzzzz"), 2, "llamasup key list shows"),
+        (lambda key: key.new("b", rights="control", rpm=1), 2, "limits apply to requests to models"),
+        (lambda key: key.revoke("aa"), 2, "Did you mean 'a'?"),
+        (lambda key: key.revoke("zzzzzz"), 2, "`llamasup key list`"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_changes_nothing(
@@ -176,17 +166,17 @@ def test_the_last_key_goes_too_and_what_follows_is_said(key: Commands) -> None:
     assert said.code == 0
     assert said.err.splitlines() == [
         f"Removed the key 'a' from {key.path}",
-        "  → It was the last: a service with this file lets nobody in by it, and none starts.",
+        "  → This was the last key: with this file no client gets access, and no service starts.",
     ]
     assert key.path.read_text() == "# team\n"
-    assert key.list().err == f"{key.path} holds no key.\n"
+    assert key.list().err == f"{key.path} contains no keys.\n"
     assert key.new("b").code == 0
 
 
 def test_from_no_file_nothing_is_revoked(key: Commands) -> None:
     said = key.revoke("a")
     assert said.code == 2
-    assert "no key at all" in said.err
+    assert "contains no keys" in said.err
     assert not key.path.exists()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from llamasup.cli.app import app
-from llamasup.cli.commands.run import OutputOptions
+from llamasup.cli.foreground import OutputOptions
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Option, takes_groups
 from llamasup.cli.options.model import SETTINGS, WithExtra
@@ -164,8 +164,8 @@ def _another(option: Option) -> Any:
         (["--allow-host", "*"], "DNS rebinding"),
         (["--max-concurrent", "0"], "0 is less than 1"),
         (["--flash-attn", "maybe"], "'maybe' is not on, off or auto"),
-        (["--gpu-layers", "most"], "not 'most'"),
-        (["--request-timeout", "nan"], "'nan' is not a time"),
+        (["--gpu-layers", "most"], "'most' is not a number of layers, auto or all"),
+        (["--request-timeout", "nan"], "'nan' is not a valid number of seconds"),
         (["--log-level", "loud"], "'loud' is not debug, info, warning or error"),
         (["--events", "xml"], "'xml' is not jsonl"),
     ],

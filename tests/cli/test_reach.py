@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.cli.commands.target import reach
+from llamasup.cli.commands.control import reach
 from llamasup.errors import UsageInvalid
 
 

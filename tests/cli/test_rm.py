@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.commands.rm import rm_command
+from llamasup.cli.commands.rm import rm
 from llamasup.downloads.part_file import PartFile
 from llamasup.testing import models
 
@@ -31,11 +31,11 @@ def test_a_model_is_not_removed_while_a_process_has_it(
     server = [sys.executable, "-c", "input()", "-m", given.format(folder=folder)]
 
     with subprocess.Popen(server, cwd=folder, stdin=subprocess.PIPE) as process:
-        assert rm_command(["m.gguf"], folder=folder, yes=True, json=False) == 2
+        assert rm(["m.gguf"], folder=folder, yes=True, json=False) == 2
         assert f"is loaded by process {process.pid}" in capfd.readouterr().err
         process.communicate(b"\n")
     assert model.exists()
-    assert rm_command(["m.gguf"], folder=folder, yes=True, json=False) == 0
+    assert rm(["m.gguf"], folder=folder, yes=True, json=False) == 0
     assert not model.exists()
 
 
@@ -56,11 +56,11 @@ def test_every_file_is_named_before_and_after(
     part.write(0, b"some")
     part.keep()
 
-    assert rm_command(["o/r"], folder=tmp_path / "models", yes=True, json=True) == 0
+    assert rm(["o/r"], folder=tmp_path / "models", yes=True, json=True) == 0
     said = capfd.readouterr()
     before, after, _ = said.err.splitlines()
     names = ", ".join(str(path.relative_to(tmp_path / "models")) for path in paths)
     assert f"o/r: {names} (" in before
-    assert f"Removed {names}." in after
+    assert f"Deleted {names}." in after
     assert json.loads(said.out)["removed"] == [str(path) for path in paths]
     assert list((tmp_path / "models").iterdir()) == []

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.commands.run import OutputOptions
 from llamasup.cli.commands.serve import serve_models
+from llamasup.cli.foreground import OutputOptions
 from llamasup.errors import ModelMissing
 from llamasup.system.storage.paths import refuse_no_folder
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from llamasup.cli.commands.config import check_command, init_command, schema_command
+from llamasup.cli.commands.config import check, init, schema
 from llamasup.cli.commands.config_check import missing_here
 from llamasup.config.mistakes import ConfigMistakes
 from llamasup.config.reading import Reading, load, read, read_text
@@ -61,19 +61,19 @@ def test_a_sound_config_is_said_to_be_sound(home: Path, capfd: pytest.CaptureFix
     (home / "m").mkdir()
     path = written(home, "models_dir: m\nmodels: {a: {path: demo}, 'b*': {ttl: 1m}}\n")
 
-    assert check_command(path, json=False) == 0
+    assert check(path, json=False) == 0
 
     said = capfd.readouterr()
     assert said.out == ""
     sound, untold = said.err.splitlines()
-    assert sound == f"{path} is sound: 1 model, 1 rule, 1 folder."
-    assert untold.startswith("Its models were not tried: ")  # there is nothing that could start them
+    assert sound == f"{path} is valid: 1 model, 1 rule, 1 folder."
+    assert untold.startswith("The models were not checked: ")  # there is nothing that could start them
 
 
 def test_everything_that_is_wrong_is_said_at_once(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = written(home, "max_loaded: no\nmodels:\n  a: {path: a.gguf}\n")
 
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     assert capfd.readouterr().err.splitlines() == [
         f"llamasup: {path} has 2 mistakes.",
@@ -85,19 +85,19 @@ def test_everything_that_is_wrong_is_said_at_once(home: Path, capfd: pytest.Capt
 def test_a_program_gets_the_same_as_json(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = written(home, "max_loaded: no\nmodels: {a: {path: demo}}\n")
 
-    assert check_command(path, json=True) == 78
+    assert check(path, json=True) == 78
     assert json.loads(capfd.readouterr().out) == {
         "ok": False,
         "file": str(path),
         "mistakes": [{"line": 1, "key": "max_loaded", "message": "'no'; it takes a whole number, 1 or more"}],
     }
 
-    assert check_command(home / "none.yaml", json=True) == 78
+    assert check(home / "none.yaml", json=True) == 78
     found = json.loads(capfd.readouterr().out)
     assert (found["ok"], found["mistakes"][0]["line"]) == (False, None)
 
     path.write_text("models: {a: {path: demo}}")
-    assert check_command(path, json=True) == 0
+    assert check(path, json=True) == 0
     assert json.loads(capfd.readouterr().out) == {"ok": True, "file": str(path), "mistakes": []}
 
 
@@ -106,7 +106,7 @@ def test_the_config_that_serve_would_take_is_checked(home: Path, capfd: pytest.C
     own.parent.mkdir(parents=True)
     own.write_text("models: {a: {path: demo}}")
 
-    assert check_command(None, json=False) == 0
+    assert check(None, json=False) == 0
     assert str(own) in capfd.readouterr().err
 
 
@@ -171,7 +171,7 @@ def test_what_serve_would_refuse_is_told_by_check_and_by_serve_alike(
             extra: [--nonsense]
         """,
     )
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     said = capfd.readouterr().err
     assert f"{path} has 3 mistakes." in said
@@ -211,7 +211,7 @@ def test_flags_that_every_start_refuses_are_mistakes_wherever_they_are(
             extra: [--metrics]
         """,
     )
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     said = capfd.readouterr().err
     assert f"{path} has 3 mistakes." in said
@@ -240,7 +240,7 @@ def test_a_broken_model_that_the_environment_names_is_told_by_the_variable(
     (models / "not-to-be-seen.gguf").write_bytes(tiny_decoder()[:2000])
     monkeypatch.setenv("S", "not-to-be-seen")
     path = written(models, "models: {a: {path: '${S}.gguf'}}\n")
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     said = capfd.readouterr().err
     assert "not-to-be-seen" not in said
@@ -265,7 +265,7 @@ def test_names_that_no_model_has_are_told(models: Path, capfd: pytest.CaptureFix
         groups: {g: [zz, x, "q*"]}
         """,
     )
-    assert check_command(path, json=True) == 78
+    assert check(path, json=True) == 78
 
     found = [(each["line"], each["key"]) for each in json.loads(capfd.readouterr().out)["mistakes"]]
     assert found == [(2, "default_model"), (3, "models.xx"), (4, "groups.g[0]"), (4, "groups.g[2]")]
@@ -284,11 +284,11 @@ def test_of_two_that_are_pinned_one_group_has_room_for_one(
           y: {pin: true}
         """,
     )
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
     assert f"{path}:5: models.y: it is pinned, and so is 'x' of the group 'g'" in capfd.readouterr().err
 
     path.write_text(path.read_text().replace("y: {pin: true}", "y: {pin: false}"))
-    assert check_command(path, json=False) == 0
+    assert check(path, json=False) == 0
 
 
 def test_words_that_are_no_files_are_not_looked_for(tmp_path: Path) -> None:
@@ -309,12 +309,12 @@ def test_a_key_pasted_where_its_file_belongs_is_not_shown(
         downloads: {token_file: hf_SECRET}
         """,
     )
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     said = capfd.readouterr().err
     assert "SECRET" not in said
     assert f"{path}:2: auth.api_key_file: The API key file of auth.api_key_file cannot be read: " in said
-    assert f"{path}:3: downloads.token_file: what is there (not shown: it may be a secret): no file" in said
+    assert f"{path}:3: downloads.token_file: what is there (not shown: it may be a secret): not a " in said
 
 
 def test_what_comes_from_the_environment_is_not_shown(
@@ -331,14 +331,14 @@ def test_what_comes_from_the_environment_is_not_shown(
         http: {access_log: "${S}/log"}
         """,
     )
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     said = capfd.readouterr().err
     assert "not-to-be-seen" not in said
     assert f"{path}:1: models_dir: '${{S}}/m': No such file or directory" in said
     assert f"{path}:2: models.a.path: '${{S}}.gguf': No such file or directory" in said
     assert f"{path}:3: listen: '/${{S}}/x.sock/..': No such file or directory" in said
-    assert f"{path}:4: runtime: './${{S}}-server' is no program" in said
+    assert f"{path}:4: runtime: './${{S}}-server' is not an executable" in said
 
 
 def test_a_pipe_in_the_place_of_a_model_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
     path = written(tmp_path, "models: {a: {path: demo}}\nlisten: 0.0.0.0:80\n")
     assert missing(path) == [
         "c.yaml:2: listen: '0.0.0.0' can be reached from other machines, and no API key is set; "
-        "give auth.api_key_file, or let anybody in with auth.insecure_no_auth"
+        "set auth.api_key_file, or auth.insecure_no_auth to allow access without a key"
     ]
     assert missing(path, LLAMASUP_API_KEY="k") == []
 
@@ -390,7 +390,7 @@ def test_a_runtime_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, "models: {a: {path: demo}}\nruntime: ./none\n")
 
     assert missing(path) == [
-        f"c.yaml:2: runtime: '{tmp_path}/none' is no program that can be started; give another, or auto"
+        f"c.yaml:2: runtime: '{tmp_path}/none' is not an executable program; give another one, or auto"
     ]
 
 
@@ -405,9 +405,9 @@ def test_devices_are_compared_with_those_of_the_runtime() -> None:
 
     assert missing_here(reading, {}, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
     found = [each.what for each in missing_here(reading, {}, devices_of=lambda *_: ["CUDA0"])]
-    assert found == ["'CUDA1' is not there; the runtime has CUDA0"] * 2
+    assert found == ["'CUDA1' does not exist; the runtime has CUDA0"] * 2
     found = [each.what for each in missing_here(reading, {}, devices_of=lambda *_: [])]
-    assert found[0] == "'CUDA0' is not there; the runtime has no device"
+    assert found[0] == "'CUDA0' does not exist; the runtime has no devices"
 
 
 def test_a_runtime_without_an_answer_is_told_once() -> None:
@@ -417,7 +417,7 @@ def test_a_runtime_without_an_answer_is_told_once() -> None:
     reading = _reading((ROOT / "configs" / "two-gpus.yaml").read_text())
 
     assert [each.what for each in missing_here(reading, {}, devices_of=none)] == [
-        "its devices are not known: No llama-server was found."
+        "cannot list the devices: No llama-server was found."
     ]
 
 
@@ -434,12 +434,12 @@ def test_nobody_is_asked_for_devices_that_no_model_names() -> None:
 
 
 def test_init_writes_a_config_that_check_accepts(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert init_command(None, force=False) == 0
+    assert init(None, force=False) == 0
     path = home / ".config/llamasup/config.yaml"
     assert f"Wrote {path}" in capfd.readouterr().err
 
-    assert check_command(None, json=False) == 0
-    assert capfd.readouterr().err.startswith(f"{path} is sound: 1 model.\n")
+    assert check(None, json=False) == 0
+    assert capfd.readouterr().err.startswith(f"{path} is valid: 1 model.\n")
 
 
 def test_init_finds_what_there_is(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -450,7 +450,7 @@ def test_init_finds_what_there_is(home: Path, capfd: pytest.CaptureFixture[str])
     keys.write_text("k\n")
     keys.chmod(0o600)
 
-    assert init_command(Path("-"), force=False) == 0
+    assert init(Path("-"), force=False) == 0
 
     text = capfd.readouterr().out
     config = config_of(text, HOME=str(home))
@@ -464,27 +464,27 @@ def test_init_names_the_folder_that_pull_fills_once_it_is_there(
 ) -> None:
     models_folder().mkdir(parents=True)
     (home / "models").mkdir(exist_ok=True)
-    assert init_command(Path("-"), force=False) == 0
+    assert init(Path("-"), force=False) == 0
     folders = config_of(capfd.readouterr().out, HOME=str(home)).models_dir
     assert list(folders[:2]) == [models_folder(), home / "models"]
 
 
 def test_init_overwrites_only_when_it_is_told_to(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = home / "x" / "c.yaml"
-    assert init_command(path, force=False) == 0
+    assert init(path, force=False) == 0
     path.write_text("mine")
 
-    assert init_command(path, force=False) == 2
+    assert init(path, force=False) == 2
     assert path.read_text() == "mine"
     assert "--force" in capfd.readouterr().err
 
-    assert init_command(path, force=True) == 0
-    assert check_command(path, json=False) == 0
+    assert init(path, force=True) == 0
+    assert check(path, json=False) == 0
 
 
 @pytest.mark.parametrize("output", ["/proc/none/c.yaml", "/", "~nobody-at-all/c.yaml"])
 def test_init_says_where_it_cannot_write(home: Path, output: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert init_command(Path(output), force=False) in (2, 71)
+    assert init(Path(output), force=False) in (2, 71)
 
     assert "Traceback" not in (said := capfd.readouterr().err)
     assert output.rstrip("/") in said
@@ -529,7 +529,7 @@ def test_what_the_starter_leaves_out_can_be_put_in() -> None:
 
 
 def test_schema_prints_the_schema(capfd: pytest.CaptureFixture[str]) -> None:
-    assert schema_command() == 0
+    assert schema() == 0
     assert json.loads(capfd.readouterr().out) == json_schema()
 
 

@@ -117,10 +117,10 @@ def test_a_model_is_unloaded_loaded_restarted_and_reloaded(running: Llamasup) ->
     assert json.loads(run_to_end("ps", "--json").stdout)["models"][0]["state"] == "stopped"
 
     loaded = run_to_end("load", "--json")
-    assert said(loaded) == "tiny serves\n"
+    assert said(loaded) == "tiny is ready\n"
     assert (json.loads(loaded.stdout)["state"], json.loads(loaded.stdout)["generation"]) == ("ready", 2)
 
-    assert said(run_to_end("restart")) == "tiny serves again\n"
+    assert said(run_to_end("restart")) == "tiny is ready again\n"
     reloaded = run_to_end("reload", "--json")
     assert json.loads(reloaded.stdout) == shown(Changes(changed=("tiny",)))
     running.wait_for("state", state="ready", generation=4)
@@ -147,7 +147,7 @@ def test_a_stop_is_told_and_waited_for(running: Llamasup) -> None:
     done = run_to_end("stop", "--wait", "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout) == {"pid": running.pid, "in_flight": 0, "ended": True}
-    assert said(done) == f"llamasup (process {running.pid}) is stopping\nIt has ended\n"
+    assert said(done) == f"llamasup (process {running.pid}) is stopping\nllamasup has exited\n"
     assert not is_alive(psutil.Process(running.pid)) if psutil.pid_exists(running.pid) else True
     assert running.end() == 0
     assert not [each for each in children if is_alive(each)]
@@ -230,8 +230,8 @@ def test_one_that_is_stopped_by_a_signal_does_not_hold_the_command_for_ever(runn
         (("logs", "-n", "-1"), 2, "-1 is less than 0"),
         (("logs", "-n", "10001"), 2, "10001 is more than 10000"),
         (("ps", "--pid", "x"), 2, "'x' is not a whole number"),
-        (("ps", "--pid", "1", "--url", "http://localhost"), 2, "name two different ones"),
-        (("ps", "--api-key-file", "/dev/null"), 2, "--api-key-file without --url"),
+        (("ps", "--pid", "1", "--url", "http://localhost"), 2, "exclude each other"),
+        (("ps", "--api-key-file", "/dev/null"), 2, "--api-key-file needs --url"),
         (("ps", "--url", "ftp://x"), 2, "is no address of a llamasup"),
         (("ps", "--url", "http://"), 2, "is no address of a llamasup"),
         (("ps", "--url", "127.0.0.1:1"), 69, "No llamasup answers at http://127.0.0.1:1"),
@@ -262,7 +262,7 @@ def test_over_tcp_a_key_with_the_right_is_needed(
         assert "the key 'a' may infer, not control" in said(inference)
         assert run_to_end("restart", "--api-key-file", str(keys), env=environ).returncode == 0
         stopped = run_to_end("stop", "--wait", env={**environ, "LLAMASUP_API_KEY": "for-ops"})
-        assert (stopped.returncode, said(stopped).splitlines()[-1]) == (0, "It has ended")
+        assert (stopped.returncode, said(stopped).splitlines()[-1]) == (0, "llamasup has exited")
         assert running.end() == 0
         assert "for-ops" not in running.said + stopped.stdout + stopped.stderr
 

@@ -240,7 +240,7 @@ def test_who_waits_at_a_terminal_is_told_what_for(tmp_path: Path) -> None:
     os.close(theirs)
     seen = b""
     try:
-        while b"asking the runtimes and their devices" not in seen:
+        while b"checking the runtimes and their devices" not in seen:
             seen += os.read(ours, 4096)
         go_on.touch()
         out, _ = child.communicate(timeout=PATIENCE_S)

@@ -104,8 +104,8 @@ def test_a_person_reads_what_it_is_what_it_takes_and_whether_it_fits() -> None:
         ("gpt-oss", ["window 64 tokens in 2 layers", "experts 2 of 4 for each token"]),
         ("falcon-h1", ["recurrent 2 layers of 2", "attention 2 heads of 32, 1 for keys and values"]),
         ("deepseek2", ["experts 2 of 4 and 1 shared for each token", "for keys and values, latent (MLA)"]),
-        ("glm4moe", ["layers 3, width 64, 1 of them to guess ahead (MTP)", "192 KiB experts"]),
-        ("rwkv7", ["besides 17 KiB for each request, however long it is"]),
+        ("glm4moe", ["layers 3, width 64, 1 of them for speculative decoding (MTP)", "192 KiB experts"]),
+        ("rwkv7", ["state 17 KiB for each request, whatever its length"]),
     ],
 )
 def test_a_person_reads_what_is_special_about_it(name: str, lines: list[str], tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_an_error_does_not_bring_escapes_to_the_terminal_either(tmp_path: Path) 
         (os.mkfifo, 65, "is a named pipe"),
         (lambda path: path.symlink_to("/dev/zero"), 65, "is a character device"),
         (lambda path: path.symlink_to(path), 66, "lead in a circle"),
-        (lambda path: path.mkdir(), 66, "there is no .gguf file in this folder"),
+        (lambda path: path.mkdir(), 66, "no .gguf file in this folder"),
     ],
     ids=["missing", "empty", "truncated", "fifo", "zero", "loop", "folder"],
 )
@@ -229,7 +229,7 @@ def test_a_projector_beside_a_model_is_shown_with_it(tmp_path: Path) -> None:
     shown = {each["path"]: each["projector"] for each in as_json(tmp_path)["models"]}
     assert shown == {str(model): str(projector), str(projector): None}
     assert ", with mmproj-F16.gguf" in inspected(tmp_path).stdout
-    assert "mmproj-F16.gguf, beside it" in inspected(model).stdout
+    assert "mmproj-F16.gguf, in the same folder" in inspected(model).stdout
     put(tmp_path / "cut.gguf", b"GGUF")
     assert ", with mmproj-F16.gguf" not in inspected(tmp_path).stdout
     assert "may belong to this model or to cut.gguf: give it with --mmproj" in inspected(model).stdout
@@ -250,7 +250,7 @@ def test_a_model_of_the_other_byte_order_does_not_fit(tmp_path: Path) -> None:
     path = put(tmp_path / "m.gguf", models.big_endian_decoder())
     assert as_json(path)["fits_here"]["foreign_byte_order"] is True
     for text in (inspected(path).stdout, inspected(tmp_path).stdout):
-        assert "no: its byte order is not this machine's" in text
+        assert "no: its byte order differs from the machine's" in text
 
 
 def test_a_folder_of_nothing_but_broken_files_is_listed(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_folder_of_nothing_but_broken_files_is_listed(tmp_path: Path) -> None:
 
 def test_a_folder_without_models(tmp_path: Path) -> None:
     put(tmp_path / "readme.md", b"")
-    assert "there is no .gguf file in this folder" in inspected(tmp_path, code=66).stderr
+    assert "no .gguf file in this folder" in inspected(tmp_path, code=66).stderr
     assert as_json(tmp_path) == {"models": [], "notes": []}
 
 
@@ -348,7 +348,7 @@ def test_a_disk_without_room_is_an_error() -> None:
             check=False,
         )
     assert done.returncode == 71
-    assert "cannot be written: No space left on device" in done.stderr
+    assert "Cannot write the result to standard output: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -109,7 +109,7 @@ def test_without_folders_the_caches_and_llamasups_own_folder_are_looked_into(tmp
 def test_an_empty_folder_is_an_empty_list_and_said_to_a_person(tmp_path: Path) -> None:
     done = listed(tmp_path)
     assert done.stdout == ""
-    assert f"there is no model in {tmp_path}" in done.stderr
+    assert f"no models in {tmp_path}" in done.stderr
     assert as_json(tmp_path)["models"] == []
 
 

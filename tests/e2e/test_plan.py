@@ -73,7 +73,9 @@ def test_what_run_refuses_is_said_with_what_does_fit(
     shown = run_to_end("plan", *asked)
     assert shown.returncode == 0, shown.stderr
     verdict = shown.stdout.split("\n\n")[-1]
-    assert re.match(r"run refuses it with exit code 71:\n  → Fits: --parallel 1 --ctx-size \d+", verdict)
+    assert re.match(
+        r"run refuses this plan with exit code 71:\n  → Fits: --parallel 1 --ctx-size \d+", verdict
+    )
     assert json.loads(run_to_end("plan", *asked, "--json").stdout)["remedy"].startswith("Fits: --parallel 1")
     refused = run_to_end("run", *asked, "--port", "0")
     assert refused.returncode == 71

@@ -148,7 +148,7 @@ def test_of_several_those_that_can_be_had_come_and_the_code_is_that_of_the_first
     done = pulled("org/tiny-GGUF:Q2_K", "org/tiny-GGUF", "./path", code=66)
     assert "has no Q2_K" in done.stderr
     assert "Q8_0" in done.stderr  # what there is
-    assert "nothing that can be downloaded" in done.stderr
+    assert "is not a model reference" in done.stderr
     assert done.stdout == f"{folder / 'org/tiny-GGUF' / NAME}\n"
     events = run_to_end("pull", "--json", "org/none").stdout.splitlines()
     error = json.loads(events[-1])
@@ -201,7 +201,7 @@ def test_ctrl_c_keeps_what_has_come_and_the_same_command_goes_on(hub: Hub, folde
     running.process.send_signal(signal.SIGINT)
     code, _ = running.end()
     assert code == 130
-    assert re.search(r"Stopped: .* are kept; the same command goes on", running.said)
+    assert re.search(r"Stopped; .* are kept. Run the same command to continue", running.said)
     assert "Traceback" not in running.said
     left = sorted(each.name for each in (folder / "org/tiny-GGUF").iterdir())
     assert left == [f"{NAME}.part", f"{NAME}.part.json"]
@@ -309,7 +309,7 @@ def test_a_model_is_removed_only_when_somebody_agrees(model: Path, folder: Path)
     for answer, code in (("n\n", 1), ("y\n", 0)):
         assert model.exists()
         running = OnTerminal("rm", "org/m-GGUF")
-        running.wait_for(r"Remove\? \[y/N\]")
+        running.wait_for(r"Delete\? \[y/N\]")
         running.type(answer)
         assert running.end()[0] == code
     assert list(folder.iterdir()) == []

@@ -223,7 +223,7 @@ def test_a_path_is_made_absolute_and_keeps_its_odd_letters(
 def test_what_names_nothing_is_no_service(desk: Desk, name: str) -> None:
     for command in ("status", "uninstall"):
         done = desk.service(command, name, "--user")
-        assert (done.returncode, "names no service" in done.stderr) == (2, True)
+        assert (done.returncode, "is not the name of a service" in done.stderr) == (2, True)
     assert desk.asked == []
 
 

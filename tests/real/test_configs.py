@@ -101,7 +101,7 @@ def test_devices_that_are_not_there_are_named(environ: dict[str, str]) -> None:
     checked = run_to_end("config", "check", str(CONFIGS / "two-gpus.yaml"), env=environ)
 
     assert checked.returncode == 78
-    assert "models.chat.devices: 'CUDA0' is not there; the runtime has" in checked.stderr
+    assert "models.chat.devices: 'CUDA0' does not exist; the runtime has" in checked.stderr
     assert "Traceback" not in checked.stderr
 
 
@@ -110,7 +110,7 @@ def test_check_finds_nothing_wrong_with_what_is_served(name: str, environ: dict[
     checked = run_to_end("config", "check", str(CONFIGS / f"{name}.yaml"), env=environ)
 
     assert (checked.returncode, checked.stdout) == (0, "")
-    assert "is sound" in checked.stderr
+    assert "is valid" in checked.stderr
 
 
 def test_what_init_writes_is_served(environ: dict[str, str], tmp_path: Path) -> None:

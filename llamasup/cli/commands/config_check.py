@@ -1,4 +1,4 @@
-"""What a config names, looked for on this machine: files, folders, keys, certificates, runtime, devices."""
+"""Checks what a config names on this machine: files, folders, keys, certificates, runtime, devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DevicesOf = Callable[[str | None, Mapping[str, str]], Sequence[str]]
 def missing_here(
     reading: Reading, environ: Mapping[str, str], *, devices_of: DevicesOf | None = None
 ) -> tuple[Mistake, ...]:
-    """``devices_of``: the devices that the runtime of a config has; asked only where a model names some."""
+    """``devices_of`` lists the devices of a runtime; called only if a model names devices."""
     found = (
         *_auth(reading, environ),
         *_tls(reading),
@@ -44,11 +44,11 @@ def missing_here(
 def wrong_here(
     reading: Reading, environ: Mapping[str, str], told: Sequence[Mistake] = ()
 ) -> tuple[tuple[Mistake, ...], str]:
-    """The models that ``serve`` would refuse, and the names that none has; and why the models could not be
-    tried, where there is nothing to start them with.
+    """The models that ``serve`` would refuse, the names that no model has, and why the models could not be
+    checked if there is no runtime.
 
-    ``told``: what is known to be wrong. More is not said of such a model, and of a folder that is not there
-    nobody knows which names are in it.
+    ``told``: the mistakes found so far. A model with one gets no second; if a folder is missing, names are
+    not checked, since they may be in it.
     """
     from llamasup.service.library import read_library
     from llamasup.service.serve import ConfigSource, serve_options
@@ -101,7 +101,7 @@ def _mistake(reading: Reading, place: Place, what: str) -> Mistake:
     return mistake_at(place, reading.as_written(what), reading.config.lines)
 
 
-# --- who gets in -------------------------------------------------------------------------------------
+# --- access ----------------------------------------------------------------------------------------
 
 
 def _auth(reading: Reading, environ: Mapping[str, str]) -> _Found:
@@ -122,7 +122,7 @@ def _auth(reading: Reading, environ: Mapping[str, str]) -> _Found:
         yield (
             ("listen",),
             f"{shown(outside[0])} can be reached from other machines, and no API key is set; "
-            "give auth.api_key_file, or let anybody in with auth.insecure_no_auth",
+            "set auth.api_key_file, or auth.insecure_no_auth to allow access without a key",
         )
 
 
@@ -149,13 +149,13 @@ def _places(reading: Reading) -> _Found:
     downloads = config.downloads
     token: Place = ("downloads", "token_file")
     if downloads.token_file is not None and (problem := _no_file(downloads.token_file)):
-        yield token, f"{NOT_SHOWN}: no file that can be read" if token in reading.hidden else problem
+        yield token, f"{NOT_SHOWN}: not a readable file" if token in reading.hidden else problem
     if (
         downloads.folder is not None
         and path_kind(downloads.folder) is not PathKind.NOTHING
         and (problem := _no_folder(downloads.folder))
     ):
-        yield ("downloads", "folder"), problem  # it is made where there is none
+        yield ("downloads", "folder"), problem  # a missing folder is created
     log = config.http.access_log
     if log is not None and log != Path("-") and (problem := _no_folder(log.parent)):
         yield ("http", "access_log"), problem
@@ -185,7 +185,7 @@ def _model_files(reading: Reading) -> _Found:
 
 def _no_file(path: Path) -> str:
     try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would make it wait
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a pipe must not block
         try:
             os.read(fd, 1)
         finally:
@@ -207,15 +207,15 @@ def _reason(path: Path, error: OSError) -> str:
     return f"'{printable(str(path))}': {error.strerror or error}"
 
 
-# --- what serves -------------------------------------------------------------------------------------
+# --- runtime ---------------------------------------------------------------------------------------
 
 
 def _runtime(reading: Reading) -> _Found:
     wanted = reading.config.runtime
     if wanted is None or wanted == "embedded":
-        return  # whether they are there is what llamasup doctor says
+        return  # llamasup doctor checks these
     if shutil.which(wanted) is None:
-        yield ("runtime",), f"'{printable(wanted)}' is no program that can be started; give another, or auto"
+        yield ("runtime",), f"'{printable(wanted)}' is not an executable program; give another one, or auto"
 
 
 def _devices(reading: Reading, environ: Mapping[str, str], devices_of: DevicesOf) -> _Found:
@@ -233,11 +233,11 @@ def _devices(reading: Reading, environ: Mapping[str, str], devices_of: DevicesOf
     try:
         there = devices_of(config.runtime, environ)
     except LlamasupError as error:
-        yield wanted[0][0], f"its devices are not known: {error.message}"
+        yield wanted[0][0], f"cannot list the devices: {error.message}"
         return
     for place, device in wanted:
         if device not in there:
-            yield place, f"{shown(device)} is not there; the runtime has {', '.join(there) or 'no device'}"
+            yield place, f"{shown(device)} does not exist; the runtime has {', '.join(there) or 'no devices'}"
 
 
 def _devices_of(configured: str | None, environ: Mapping[str, str]) -> Sequence[str]:

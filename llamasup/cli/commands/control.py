@@ -1,43 +1,99 @@
-"""The commands that talk to a running llamasup: ``ps``, ``status``, ``load`` … ``logs``."""
+"""The commands for a running llamasup: ``status``, ``ps``, ``load``, ``unload``, ``restart``, ``reload``,
+``stop`` and ``logs``.
+"""
 
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from llamasup.cli.commands.target import reach
+import typer
+
+from llamasup.cli.command_group import command_set
 from llamasup.cli.errors import guarded, show_error
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import Group, number, path, takes_groups, text
+from llamasup.cli.options.values import whole_number
 from llamasup.cli.output.layout import stdout_columns
 from llamasup.cli.output.models_table import models_table, summary
 from llamasup.cli.output.results import write_bytes, write_json, write_result
 from llamasup.cli.output.view import View, plural, shortened, while_waiting
-from llamasup.control.client import ControlClient
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.pool.state import AWAY
 from llamasup.system.text import printable
 
-__all__ = [
-    "load_command",
-    "logs_command",
-    "ps_command",
-    "reload_command",
-    "restart_command",
-    "status_command",
-    "stop_command",
-    "unload_command",
-]
+if TYPE_CHECKING:
+    from llamasup.control.client import ControlClient, Place
 
-Where = Mapping[str, Any]
-"""The arguments of ``reach``."""
+__all__ = ["commands", "load", "logs", "ps", "reach", "reload", "restart", "status", "stop", "unload"]
 
+commands = command_set()
+
+URL_VARIABLE = "LLAMASUP_URL"
 _NOT_WELL = frozenset({"failed", "backoff"})
 
+# The arguments of ``reach``.
+_WHERE = Group(
+    (
+        number("--pid", "pid", "PID", "Process ID of the llamasup to use, if several run."),
+        text(
+            "--url",
+            "url",
+            "URL",
+            "URL of the llamasup, if it runs on another machine. Needs a key with control rights. "
+            "Env: $LLAMASUP_URL.",
+        ),
+        path("--api-key-file", "api_key_file", "File with the key for --url. Env: $LLAMASUP_API_KEY."),
+    )
+)
+_MOST_LINES = 10_000
 
-def ps_command(where: Where, *, all_: bool, json: bool) -> int:
-    """List the models. Returns the exit code, as all of these do."""
+
+def _lines(text: str | int) -> int:
+    count = whole_number(text, least=0)
+    if count > _MOST_LINES:
+        raise typer.BadParameter(f"{count} is more than {_MOST_LINES}.")
+    return count
+
+
+WhereOptions = Annotated[o.Given, _WHERE]
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="Name of the model. Default: the only one.", show_default=False),
+]
+ModelToRestart = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="Name of the model. Default: all loaded ones.", show_default=False),
+]
+AllModels = Annotated[bool, typer.Option("--all", "-a", help="Also show models that are not loaded.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return immediately.")]
+Now = Annotated[bool, typer.Option("--now", help="Abort the requests in flight.")]
+WaitForEnd = Annotated[bool, typer.Option("--wait", help="Wait until llamasup has exited.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")]
+Lines = Annotated[
+    int,
+    typer.Option(
+        "--lines",
+        "-n",
+        metavar="N",
+        parser=_lines,
+        help=f"Number of lines, at most {_MOST_LINES}.",
+    ),
+]
+
+
+@commands.command()
+@takes_groups
+def ps(ctx: typer.Context, *, where: WhereOptions, all_: AllModels = False, json: o.Json = False) -> int:
+    """List the models of a running llamasup.
+
+    Shows state, size, device, slots and restarts.
+    """
 
     def act(view: View, client: ControlClient) -> None:
         status = client.status()
@@ -48,14 +104,19 @@ def ps_command(where: Where, *, all_: bool, json: bool) -> int:
         if shown:
             write_result(models_table(shown, stdout_columns()))
         elif not left_out:
-            _say(view, "There is no model here yet")
+            _say(view, "There are no models yet")
         _tell_left_out(view, left_out, any_shown=bool(shown))
 
     return _talk(where, act)
 
 
-def status_command(where: Where, *, all_: bool, json: bool) -> int:
-    """Show what runs, and its models. 1 where one has failed, or waits to be started again."""
+@commands.command()
+@takes_groups
+def status(ctx: typer.Context, *, where: WhereOptions, all_: AllModels = False, json: o.Json = False) -> int:
+    """Show the state of a running llamasup and its models.
+
+    Exit code 1 if a model has failed or waits for a restart.
+    """
 
     def act(view: View, client: ControlClient) -> int:
         status = client.status()
@@ -70,36 +131,69 @@ def status_command(where: Where, *, all_: bool, json: bool) -> int:
     return _talk(where, act)
 
 
-def load_command(where: Where, model: str | None, *, wait: bool, json: bool) -> int:
-    """Have a model loaded, and wait until it serves."""
+@commands.command()
+@takes_groups
+def load(
+    ctx: typer.Context,
+    model: Model = None,
+    *,
+    where: WhereOptions,
+    no_wait: NoWait = False,
+    json: o.Json = False,
+) -> int:
+    """Load a model, and wait until it is ready."""
 
     def act(view: View, client: ControlClient) -> None:
         name = _named(client, model)
         with while_waiting(view, f"loading {name}"):
-            loaded = client.load(name, wait=wait)
-        _say(view, f"{name} {'serves' if loaded.get('state') == 'ready' else 'is being loaded'}")
+            loaded = client.load(name, wait=not no_wait)
+        _say(view, f"{name} {'is ready' if loaded.get('state') == 'ready' else 'is being loaded'}")
         if json:
             write_json(loaded)
 
     return _talk(where, act)
 
 
-def unload_command(where: Where, model: str | None, *, wait: bool, json: bool) -> int:
-    """Have a model unloaded, and wait until its memory is free."""
+@commands.command()
+@takes_groups
+def unload(
+    ctx: typer.Context,
+    model: Model = None,
+    *,
+    where: WhereOptions,
+    no_wait: NoWait = False,
+    json: o.Json = False,
+) -> int:
+    """Unload a model, and wait until its memory is free.
+
+    Requests in flight may finish.
+    """
 
     def act(view: View, client: ControlClient) -> None:
         name = _named(client, model)
         with while_waiting(view, f"unloading {name}"):
-            unloaded = client.unload(name, wait=wait)
-        _say(view, f"{name} {'is unloaded' if wait else 'is being unloaded'}")
+            unloaded = client.unload(name, wait=not no_wait)
+        _say(view, f"{name} {'is being unloaded' if no_wait else 'is unloaded'}")
         if json:
             write_json(unloaded)
 
     return _talk(where, act)
 
 
-def restart_command(where: Where, model: str | None, *, wait: bool, json: bool) -> int:
-    """Have a model started anew, or all that are loaded, one after the other."""
+@commands.command()
+@takes_groups
+def restart(
+    ctx: typer.Context,
+    model: ModelToRestart = None,
+    *,
+    where: WhereOptions,
+    no_wait: NoWait = False,
+    json: o.Json = False,
+) -> int:
+    """Restart one model, or all loaded models one by one.
+
+    Requests wait until the model is ready again.
+    """
 
     def act(view: View, client: ControlClient) -> int:
         if model is not None:
@@ -107,16 +201,16 @@ def restart_command(where: Where, model: str | None, *, wait: bool, json: bool) 
         else:
             names = [each["id"] for each in client.status()["models"] if each["state"] not in AWAY]
             if not names:
-                raise UsageInvalid("No model is loaded.", remedy="Load one: llamasup load MODEL")
+                raise UsageInvalid("No model is loaded.", remedy="Load one with `llamasup load MODEL`.")
         restarted, codes = [], []
         for name in names:
             try:
                 with while_waiting(view, f"restarting {name}"):
-                    restarted.append(client.restart(name, wait=wait))
-            except LlamasupError as error:  # of several the others begin anew all the same
+                    restarted.append(client.restart(name, wait=not no_wait))
+            except LlamasupError as error:  # the other models are restarted nevertheless
                 codes.append(show_error(view, error))
                 continue
-            _say(view, f"{name} {'serves again' if wait else 'is being restarted'}")
+            _say(view, f"{name} {'is being restarted' if no_wait else 'is ready again'}")
         if json and (restarted or model is None):
             write_json(restarted[0] if model is not None else {"models": restarted})
         return codes[0] if codes else 0
@@ -124,36 +218,41 @@ def restart_command(where: Where, model: str | None, *, wait: bool, json: bool) 
     return _talk(where, act)
 
 
-def reload_command(where: Where, *, wait: bool, json: bool) -> int:
-    """Have the configuration read again."""
+@commands.command()
+@takes_groups
+def reload(ctx: typer.Context, *, where: WhereOptions, no_wait: NoWait = False, json: o.Json = False) -> int:
+    """Read the configuration again.
+
+    For run and wrap: restart the model.
+    """
 
     def act(view: View, client: ControlClient) -> None:
         with while_waiting(view, "reloading"):
-            changes = client.reload(wait=wait)
+            changes = client.reload(wait=not no_wait)
         if json:
             write_json(changes)
-        said = _changed(changes) or "Nothing has changed"
-        _say(view, said if wait else "The configuration is being read again")
+        said = _changed(changes) or "No changes"
+        _say(view, "The configuration is being read again" if no_wait else said)
         if later := changes.get("next_start"):
-            view.say("warning", "control", f"{', '.join(later)}: changed, and counts from the next start on")
+            view.say("warning", "control", f"{', '.join(later)}: changed; the next start uses the new values")
 
     return _talk(where, act)
 
 
-def _changed(changes: Mapping[str, Any]) -> str:
-    renamed = dict(changes.get("renamed", ()))
-    found = {
-        "added": [id_ for id_ in changes.get("added", ()) if id_ not in renamed.values()],
-        "changed": [*changes.get("changed", ()), *changes.get("retouched", ())],
-        "removed": [id_ for id_ in changes.get("removed", ()) if id_ not in renamed],
-        "under another name": [f"{old} as {new}" for old, new in renamed.items()],
-        "config": changes.get("settings", ()),
-    }
-    return "; ".join(f"{what}: {shortened(each)}" for what, each in found.items() if each)
+@commands.command()
+@takes_groups
+def stop(
+    ctx: typer.Context,
+    *,
+    where: WhereOptions,
+    now: Now = False,
+    wait: WaitForEnd = False,
+    json: o.Json = False,
+) -> int:
+    """Stop a running llamasup.
 
-
-def stop_command(where: Where, *, now: bool, wait: bool, json: bool) -> int:
-    """Stop llamasup; with ``wait`` return when it has ended."""
+    Requests in flight may finish, unless --now is given.
+    """
 
     def act(view: View, client: ControlClient) -> None:
         ended = _end(client) if wait else None
@@ -164,30 +263,86 @@ def stop_command(where: Where, *, now: bool, wait: bool, json: bool) -> int:
         if ended is not None:
             with while_waiting(view, "stopping"):
                 ended()
-            _say(view, "It has ended")
+            _say(view, "llamasup has exited")
         if json:
             write_json({**answer, "ended": ended is not None})
 
     return _talk(where, act)
 
 
-def logs_command(where: Where, model: str | None, *, lines: int, follow: bool) -> int:
-    """Print the end of llama-server's log; with ``follow`` go on until somebody stops it."""
+@commands.command()
+@takes_groups
+def logs(
+    ctx: typer.Context,
+    model: Model = None,
+    *,
+    where: WhereOptions,
+    follow: Follow = False,
+    lines: Lines = 200,
+) -> int:
+    """Show the llama-server log of a model."""
 
     def act(view: View, client: ControlClient) -> None:
         shown = _for_terminal if sys.stdout.isatty() else _as_it_is
         for piece in map(shown(), client.log(_named(client, model), lines=lines, follow=follow)):
             if not write_bytes(piece):
-                return  # nobody reads on
+                return  # the reader has closed the pipe
 
     return _talk(where, act)
 
 
-# ---
+# ---------------------------------------------------------------------------------------------------
+
+Where = Mapping[str, Any]
+"""The arguments of ``reach``."""
+
+
+def _changed(changes: Mapping[str, Any]) -> str:
+    renamed = dict(changes.get("renamed", ()))
+    found = {
+        "added": [id_ for id_ in changes.get("added", ()) if id_ not in renamed.values()],
+        "changed": [*changes.get("changed", ()), *changes.get("retouched", ())],
+        "removed": [id_ for id_ in changes.get("removed", ()) if id_ not in renamed],
+        "renamed": [f"{old} to {new}" for old, new in renamed.items()],
+        "config": changes.get("settings", ()),
+    }
+    return "; ".join(f"{what}: {shortened(each)}" for what, each in found.items() if each)
+
+
+def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Place:
+    """The address of the llamasup that a command talks to.
+
+    Raises NotRunning, UsageInvalid (several run, or the options exclude each other), ConfigInvalid.
+    """
+    from llamasup.auth.key_source import client_key
+    from llamasup.control.choose import choose
+    from llamasup.control.client import Place
+    from llamasup.control.discovery import look
+
+    if pid is not None and url is not None:
+        raise UsageInvalid("--pid and --url exclude each other.", remedy="Leave one of them out.")
+    if pid is None and url is None:
+        url = os.environ.get(URL_VARIABLE) or None
+    if url is None:
+        if api_key_file is not None:
+            raise UsageInvalid(
+                "--api-key-file needs --url: on this machine no key is required.",
+                remedy=f"Leave --api-key-file out, or give --url or ${URL_VARIABLE}.",
+            )
+        return Place(socket=choose(look(), pid).socket)
+    full = url if "://" in url else f"http://{url}"
+    if "@" in full.split("/")[2]:  # errors and ps would show it
+        raise UsageInvalid(
+            "The URL contains a user name or a password.",
+            remedy="Leave them out, and pass a key with --api-key-file or $LLAMASUP_API_KEY.",
+        )
+    return Place(url=full, api_key=client_key(api_key_file, os.environ))
 
 
 def _talk(where: Where, act: Callable[[View, ControlClient], int | None]) -> int:
     def talk(view: View) -> int | None:
+        from llamasup.control.client import ControlClient
+
         with ControlClient(reach(**where)) as client:
             return act(view, client)
 
@@ -195,19 +350,19 @@ def _talk(where: Where, act: Callable[[View, ControlClient], int | None]) -> int
 
 
 def _named(client: ControlClient, model: str | None) -> str:
-    """The model that is meant where none is named: there is only one."""
+    """``model``, or the only model."""
     if model is not None:
         return model
     names = [str(each["id"]) for each in client.status()["models"]]
     if len(names) == 1:
         return names[0]
     raise UsageInvalid(
-        f"{len(names)} models are served: say which one.", remedy="llamasup ps --all lists them."
+        f"{len(names)} models are served; MODEL is required.", remedy="List them with `llamasup ps --all`."
     )
 
 
 def _shown(status: Mapping[str, Any], *, all_: bool) -> tuple[Sequence[Mapping[str, Any]], int]:
-    """The models that are loaded or about to be, or have failed; and how many others there are."""
+    """The models that are loaded, loading or failed, and the number of the others."""
     models = status["models"]
     if all_ or len(models) == 1:
         return models, 0
@@ -226,11 +381,11 @@ def _tell_left_out(view: View, count: int, *, any_shown: bool) -> None:
 
 
 def _end(client: ControlClient) -> Callable[[], None]:
-    """What waits for the end. Begun before it is asked for, lest the process's number pass on."""
+    """A function that waits for the exit. Made before the stop: later another process may have the ID."""
     from llamasup.system.process.exit_watch import end_of
 
     if client.place.socket is not None:
-        with suppress(ProcessLookupError):  # of another container, where numbers are others
+        with suppress(ProcessLookupError):  # it runs in another container, with other process IDs
             return end_of(client.status()["pid"]).wait
 
     def until_silent() -> None:
@@ -246,7 +401,7 @@ def _as_it_is() -> Callable[[bytes], bytes]:
 
 
 def _for_terminal() -> Callable[[bytes], bytes]:
-    """What a log holds must not steer the terminal."""
+    """Escapes control characters of the log, which could change the terminal."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     encoding = sys.stdout.encoding or "utf-8"
 

@@ -1,14 +1,20 @@
-"""``llamasup doctor``: looks at what can go wrong on this machine, and says what to do.
+"""``llamasup doctor``: checks this machine for problems, and shows a remedy for each.
 
-Starts no server. Makes llamasup's own folders where there are none, to see whether they can be had.
+Starts no server. Creates llamasup's own folders if they are missing, to see whether that is possible.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from llamasup.cli.command_group import command_set
 from llamasup.cli.errors import guarded
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.values import whole_number
 from llamasup.cli.output.layout import hanging, stdout_columns
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, while_waiting
@@ -17,18 +23,40 @@ from llamasup.doctor.report import as_json, examine
 from llamasup.errors import LlamasupError, UsageInvalid
 from llamasup.system.text import json_text, printable
 
-__all__ = ["doctor_command"]
+__all__ = ["commands"]
+
+commands = command_set()
+
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="Also check whether this model can be served.", show_default=False),
+]
+Port = Annotated[
+    int, typer.Option("--port", parser=whole_number, metavar="N", help="Check whether this port is free.")
+]
+Certificate = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", metavar="PATH", help="Also check the dates of this PEM certificate."),
+]
 
 
-def doctor_command(
-    model: str | None, *, runtime: str | None, port: int, json: bool, tls_cert: Path | None = None
+@commands.command()
+def doctor(
+    model: Model = None,
+    runtime: o.RuntimeOption = None,
+    port: Port = 8080,
+    tls_cert: Certificate = None,
+    json: o.Json = False,
 ) -> int:
-    """Print every check. Returns 0 if all is well, 1 if something is not."""
+    """Check this machine for problems, and show a remedy for each.
+
+    Looks at runtimes, devices, memory, limits, folders and the port. Exit code 1 if a check fails.
+    """
     from llamasup.doctor.collect import gather
 
     def act(view: View) -> int:
         problem = _port_problem(port)
-        with while_waiting(view, "asking the runtimes and their devices"):  # a driver may take 20 s
+        with while_waiting(view, "checking the runtimes and their devices"):  # a driver may take 20 s
             facts = gather(
                 model,
                 runtime=runtime,
@@ -45,11 +73,11 @@ def doctor_command(
 
 
 def _port_problem(port: int) -> LlamasupError | None:
-    """Why ``run`` could not listen there, as it would say itself."""
+    """The error with which ``run`` could not listen there."""
     from llamasup.proxy.bind import bind
 
     if not 0 <= port <= 65535:
-        raise UsageInvalid(f"--port {port} is no port.", remedy="Give 1 to 65535, or 0 for any free one.")
+        raise UsageInvalid(f"Invalid --port {port}.", remedy="Give 1 to 65535, or 0 for any free port.")
     try:
         for sock in bind("127.0.0.1", port):
             sock.close()
@@ -67,5 +95,5 @@ def _as_text(checks: tuple[Check, ...], columns: int | None) -> str:
         if check.remedy:
             lines.append(hanging(f"    {'':<{width}}  → ", printable(check.remedy), columns=columns))
     bad = sum(not check.ok for check in checks)
-    lines.append("All is well." if not bad else f"{bad} of {len(checks)} checks found what will hurt.")
+    lines.append("No problems found." if not bad else f"{bad} of {len(checks)} checks found a problem.")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``llamasup inspect``: what a model is, what it takes and whether it fits here. Starts and asks nothing."""
+"""``llamasup inspect``: facts about a model, its memory, and whether it fits here. Starts no program."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from llamasup.cli.command_group import command_set
 from llamasup.cli.errors import guarded, show_error
+from llamasup.cli.options import shared as o
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, plural
@@ -18,33 +22,45 @@ from llamasup.errors import LlamasupError, ModelMissing
 from llamasup.gguf.facts import PURPOSES, ModelFacts, is_served
 from llamasup.gguf.files import read_model
 from llamasup.models.folder import ModelFolder, list_models
-from llamasup.planning.facts import find_model, projector_beside
-from llamasup.planning.projectors import Pairing
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.storage.paths import PathKind, path_kind
 from llamasup.system.text import json_text, memory_text, printable
 
-__all__ = ["inspect_command"]
+if TYPE_CHECKING:
+    from llamasup.planning.projectors import Pairing
+
+__all__ = ["commands"]
+
+commands = command_set()
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL|FOLDER...", help="GGUF files, folders with GGUF files, or 'demo'.", show_default=False
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """One MODEL: what is there, or why it cannot be told."""
+    """One MODEL: its facts, the models of the folder, or the error."""
 
     path: Path
     found: ModelFacts | ModelFolder | LlamasupError
 
 
-def inspect_command(names: Sequence[str], *, json: bool) -> int:
-    """Print what is known of each model, or of every model in a folder. Returns the exit code.
+@commands.command()
+def inspect(models: Models, json: o.Json = False) -> int:
+    """Show facts about a model, and whether it fits in memory.
 
-    Of several, those that are sound are shown whatever the others are; the code is that of the first error.
+    Of a folder, show every model in it. If a model is broken, the others are still shown; the exit code is
+    that of the first error.
     """
 
     def act(view: View) -> int:
         machine = hardware()
-        given = [_look_at(name, empty_is_fine=json) for name in names]
+        given = [_look_at(name, empty_is_fine=json) for name in models]
         errors = [each.found for each in given if isinstance(each.found, LlamasupError)]
         if len(errors) < len(given) or (json and len(given) > 1):
             write_result(_as_json(given, machine) if json else _as_text(given, machine, stdout_columns()))
@@ -59,7 +75,9 @@ def inspect_command(names: Sequence[str], *, json: bool) -> int:
 
 
 def _look_at(name: str, *, empty_is_fine: bool) -> _Given:
-    """A script wants an empty list of an empty folder; a person has most likely named the wrong one."""
+    """A script wants an empty list for an empty folder; a person has most likely named the wrong folder."""
+    from llamasup.planning.facts import find_model
+
     path = Path(name)
     try:
         path = find_model(name)
@@ -74,13 +92,13 @@ def _look_at(name: str, *, empty_is_fine: bool) -> _Given:
 def _no_models(path: Path, folder: ModelFolder) -> ModelMissing:
     left_out = f" ({'; '.join(folder.notes)})" if folder.notes else ""
     return ModelMissing(
-        f"{path}: there is no .gguf file in this folder or its subfolders{left_out}",
+        f"{path}: no .gguf file in this folder or its subfolders{left_out}",
         remedy="Give the path of a .gguf file, or the folder that holds your models.",
     )
 
 
 def _as_json(given: Sequence[_Given], machine: Hardware) -> str:
-    """The object of the one file that was named, or else a list."""
+    """An object for one named file, otherwise a list."""
     if len(given) == 1 and isinstance(given[0].found, ModelFacts):
         return json_text(*_objects(given[0], machine), indent=2)
     objects = [found for each in given for found in _objects(each, machine)]
@@ -90,6 +108,8 @@ def _as_json(given: Sequence[_Given], machine: Hardware) -> str:
 
 
 def _objects(given: _Given, machine: Hardware) -> Iterator[dict[str, Any]]:
+    from llamasup.planning.facts import projector_beside
+
     path, found = str(given.path), given.found
     if isinstance(found, LlamasupError):
         yield broken_as_json(path, found)
@@ -101,6 +121,8 @@ def _objects(given: _Given, machine: Hardware) -> Iterator[dict[str, Any]]:
 
 
 def _as_text(given: Sequence[_Given], machine: Hardware, columns: int | None) -> str:
+    from llamasup.planning.facts import projector_beside
+
     sections = []
     for path, found in ((each.path, each.found) for each in given):
         if isinstance(found, ModelFolder):
@@ -205,10 +227,10 @@ def _identity(path: Path, facts: ModelFacts, found: Pairing | None) -> Iterator[
     if facts.parameters:
         yield "parameters", f"{_count_text(facts.parameters)}, {facts.quantization}"
     surplus = facts.file_bytes - facts.expected_bytes
-    more = f", {memory_text(surplus)} more than its header accounts for" if surplus > 4096 else ""
+    more = f", {memory_text(surplus)} more than its header describes" if surplus > 4096 else ""
     yield "size", memory_text(facts.file_bytes) + more
     if projector := _projector_path(found):
-        yield "projector", f"{_file_name(projector)}, beside it"
+        yield "projector", f"{_file_name(projector)}, in the same folder"
     elif found is not None:
         yield "projector", printable(found.reason)
     if facts.big_endian:
@@ -219,7 +241,7 @@ def _inside(facts: ModelFacts) -> Iterator[tuple[str, str]]:
     if facts.context_length:
         yield "context", f"{facts.context_length:,} tokens"
     if facts.layers:
-        mtp = f", {facts.mtp_layers} of them to guess ahead (MTP)" if facts.mtp_layers else ""
+        mtp = f", {facts.mtp_layers} of them for speculative decoding (MTP)" if facts.mtp_layers else ""
         yield "layers", f"{facts.layers}, width {facts.embedding_length:,}{mtp}"
     heads, heads_kv = max(facts.head_counts, default=0), max(facts.head_counts_kv, default=0)
     if heads:
@@ -266,19 +288,19 @@ def _memory(facts: ModelFacts, fit: Fit | None) -> Iterator[tuple[str, str]]:
         yield "KV cache", "for each 1,000 tokens " + ", ".join(sizes)
     fixed = growths[0][1].slot_bytes
     if fixed:
-        yield "besides", f"{memory_text(fixed)} for each request, however long it is"
+        yield "state", f"{memory_text(fixed)} for each request, whatever its length"
     if fit is not None and fit.foreign:
         yield "fits here", _verdict(fit)
     elif fit is not None:
         kept = f" with a KV cache in {fit.kv_type}" if growths[0][1].bytes_per_1000_tokens else ""
         load = f"{plural(fit.parallel, 'request')} of {fit.ctx_size:,} tokens{kept}"
-        free = f"{memory_text(fit.available_bytes)} are free, GPUs not counted"
+        free = f"{memory_text(fit.available_bytes)} are free, without GPU memory"
         yield "fits here", f"{_verdict(fit)}: {memory_text(fit.needed_bytes)} for {load}; {free}"
 
 
 def _verdict(fit: Fit) -> str:
     if fit.foreign:
-        return "no: its byte order is not this machine's, and llama-server does not turn it"
+        return "no: its byte order differs from the machine's, and llama-server does not convert it"
     return "no" if not fit.fits else "yes, with less" if fit.reduced else "yes"
 
 

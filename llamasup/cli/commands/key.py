@@ -1,4 +1,4 @@
-"""``llamasup key …``: makes, lists and revokes the API keys of a file."""
+"""``llamasup key …``: creates, lists and revokes the API keys of a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+import typer
 
 from llamasup.auth.key_file import (
     KeyLine,
@@ -21,35 +23,99 @@ from llamasup.auth.key_file import (
 from llamasup.auth.key_source import PROCESS_SALT
 from llamasup.auth.key_store import change_key_file, default_key_file, key_file_text
 from llamasup.auth.keys import ApiKey, KeyLimits, Priority
+from llamasup.cli.command_group import command_set
 from llamasup.cli.errors import guarded
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.values import one_of, whole_number
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
 from llamasup.errors import UsageInvalid
 
-__all__ = ["list_command", "new_command", "revoke_command"]
+__all__ = ["commands", "list_", "new", "revoke"]
 
-# With it, a key that was published by mistake is found by what looks for such things.
+commands = command_set(
+    "key", "Create, list and revoke API keys.\n\nA running llamasup notices a change within a second."
+)
+
+# Secret scanners find a published key by it.
 _PREFIX = "llamasup-"
-_KEY_BYTES = 32  # more than anybody can try, so that a fast hash of it is a safe one
+_KEY_BYTES = 32  # too many keys to try, so a fast hash is safe
 _SALT_BYTES = 16
-_HEADER = "# API keys of llamasup, one a line: docs/api-keys.md says what may stand behind a key.\n"
+_HEADER = "# API keys of llamasup, one per line. docs/api-keys.md describes the fields after a key.\n"
 
 
-def new_command(
-    name: str,
-    file: Path | None,
-    *,
-    rights: str,
-    rpm: int | None,
-    concurrent: int | None,
-    tpm: int | None,
-    priority: str,
-    models: str | None,
-    hashed: bool,
-    json: bool,
+def _at_least_one(text: str | int) -> int:
+    return whole_number(text, least=1)
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key.", show_default=False)]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="PATH", help="The key file. Default: ~/.config/llamasup/keys."),
+]
+Rights = Annotated[
+    str,
+    typer.Option(
+        "--rights",
+        parser=one_of("inference", "control", "inference,control", "control,inference"),
+        metavar="inference|control|inference,control",
+        help="Use of the models, of the control API, or of both.",
+    ),
+]
+RequestsPerMinute = Annotated[
+    int | None,
+    typer.Option("--rpm", parser=_at_least_one, metavar="N", help="Limit of requests per minute."),
+]
+Concurrent = Annotated[
+    int | None,
+    typer.Option("--concurrent", parser=_at_least_one, metavar="N", help="Limit of concurrent requests."),
+]
+TokensPerMinute = Annotated[
+    int | None,
+    typer.Option(
+        "--tpm",
+        parser=_at_least_one,
+        metavar="N",
+        help="Limit of tokens per minute, not counting cached ones.",
+    ),
+]
+PriorityOption = Annotated[
+    str,
+    typer.Option(
+        "--priority",
+        parser=one_of("normal", "high"),
+        metavar="normal|high",
+        help="The highest priority that its requests may have.",
+    ),
+]
+ModelNames = Annotated[
+    str | None,
+    typer.Option(
+        "--models",
+        metavar="NAME,…",
+        help="The only models that the key may use. Names may contain the wildcards * and ?.",
+    ),
+]
+Hashed = Annotated[
+    bool, typer.Option("--hashed", help="Store only a hash of the key, which is then shown only once.")
+]
+
+
+@commands.command()
+def new(
+    name: Name,
+    rights: Rights = "inference",
+    rpm: RequestsPerMinute = None,
+    concurrent: Concurrent = None,
+    tpm: TokensPerMinute = None,
+    priority: PriorityOption = "normal",
+    models: ModelNames = None,
+    hashed: Hashed = False,
+    file: File = None,
+    json: o.Json = False,
 ) -> int:
-    """Make a key and print it. Returns the exit code, as all of these do."""
+    """Create a key, add it to the file, and print it."""
 
     def act(view: View) -> None:
         path = _path(file)
@@ -65,12 +131,12 @@ def new_command(
         )
         if said.models and not said.infers:
             raise UsageInvalid(
-                f"--rights {rights} and --models: a key that may not infer uses no model.",
+                f"--rights {rights} and --models exclude each other: only a key for inference uses models.",
                 remedy="Leave --models out, or add inference to --rights.",
             )
         if said.limits and not said.infers:
             raise UsageInvalid(
-                f"--rights {rights} and a limit: limits are for requests to the model.",
+                f"--rights {rights} and a limit exclude each other: limits apply to requests to models.",
                 remedy="Leave the limit out, or add inference to --rights.",
             )
         key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
@@ -79,8 +145,8 @@ def new_command(
             lines = _lines(text, path)
             if name in (line.key.name for line in lines):
                 raise UsageInvalid(
-                    f"{str(path)!r} has a key {name!r} already.",
-                    remedy=f"Choose another name, or revoke that one: llamasup key revoke {name}",
+                    f"{str(path)!r} already has a key {name!r}.",
+                    remedy=f"Choose another name, or revoke that key: llamasup key revoke {name}",
                 )
             before = _HEADER if text is None else text if text.endswith("\n") or not text else text + "\n"
             return f"{before}{key_line(stored_form(key, _salt(lines) if hashed else None), said)}\n"
@@ -89,9 +155,9 @@ def new_command(
         change_key_file(path, add)
         _say(view, f"Added the key {name!r} to {path}")
         if is_new:
-            _say(view, f"  → To ask for it: llamasup run MODEL --api-key-file {shlex.quote(str(path))}")
+            _say(view, f"  → To require it: llamasup run MODEL --api-key-file {shlex.quote(str(path))}")
         if hashed:
-            _say(view, "  → Keep it now: the file has only its hash.")
+            _say(view, "  → Save it now: the file contains only its hash.")
         if json:
             write_json({"key": key, "file": str(path), **_facts(said, hashed)})
         else:
@@ -100,8 +166,9 @@ def new_command(
     return guarded(act)
 
 
-def list_command(file: Path | None, *, json: bool) -> int:
-    """Show names, rights and limits; never a key."""
+@commands.command("list")
+def list_(file: File = None, json: o.Json = False) -> int:
+    """List the keys of the file, with rights and limits; never the key itself."""
 
     def act(view: View) -> None:
         path = _path(file)
@@ -113,15 +180,19 @@ def list_command(file: Path | None, *, json: bool) -> int:
         elif lines:
             write_result(table([_HEADINGS, *map(_row, lines)], indent=""))
         if text is None:
-            _say(view, f"There is no {path}.")
+            _say(view, f"{path} does not exist.")
         elif not lines:
-            _say(view, f"{path} holds no key.")
+            _say(view, f"{path} contains no keys.")
 
     return guarded(act)
 
 
-def revoke_command(name: str, file: Path | None, *, json: bool) -> int:
-    """Remove a key; all other lines stay as they are."""
+@commands.command()
+def revoke(name: Name, file: File = None, json: o.Json = False) -> int:
+    """Remove a key from the file.
+
+    A running llamasup refuses it within a second.
+    """
 
     def act(view: View) -> None:
         path = _path(file)
@@ -141,7 +212,7 @@ def revoke_command(name: str, file: Path | None, *, json: bool) -> int:
         if was_last:
             _say(
                 view,
-                "  → It was the last: a service with this file lets nobody in by it, and none starts.",
+                "  → This was the last key: with this file no client gets access, and no service starts.",
             )
         if json:
             write_json({"name": name, "file": str(path), "revoked": True})
@@ -182,7 +253,7 @@ def _lines(text: str | None, path: Path) -> tuple[KeyLine, ...]:
 
 
 def _salt(lines: Sequence[KeyLine]) -> str:
-    """That of the file, if it has one: each further salt costs every request a hash."""
+    """The salt of the file's hashed keys, if any: each further salt costs every request a hash."""
     salts = [line.key.salt.decode() for line in lines if line.hashed]
     return salts[0] if salts else secrets.token_hex(_SALT_BYTES)
 
@@ -190,11 +261,11 @@ def _salt(lines: Sequence[KeyLine]) -> str:
 def _unknown(name: str, known: Sequence[str], path: Path) -> UsageInvalid:
     near = difflib.get_close_matches(name, known, n=1)
     if near:
-        remedy = f"The nearest is {near[0]!r}."
+        remedy = f"Did you mean {near[0]!r}?"
     elif known:
-        remedy = "llamasup key list shows what there is."
+        remedy = "List the keys with `llamasup key list`."
     else:
-        remedy = "It holds no key at all."
+        remedy = "The file contains no keys."
     return UsageInvalid(f"{str(path)!r} has no key {name[:64]!r}.", remedy=remedy)
 
 
@@ -204,7 +275,7 @@ def _path(file: Path | None) -> Path:
     try:
         return file.expanduser().absolute()
     except RuntimeError as error:  # ~name
-        raise UsageInvalid(f"--file {str(file)!r}: there is no such user.") from error
+        raise UsageInvalid(f"--file {str(file)!r}: no such user.") from error
 
 
 def _say(view: View, text: str) -> None:

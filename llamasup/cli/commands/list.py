@@ -1,4 +1,4 @@
-"""``llamasup list``: the models that are here, by the names that clients would ask for them."""
+"""``llamasup list``: the models on this machine, by the names that clients use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from llamasup.cli.command_group import command_set
 from llamasup.cli.errors import error_text, guarded, show_error
+from llamasup.cli.options import shared as o
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
@@ -21,13 +25,25 @@ from llamasup.system.storage.folders import models_folder
 from llamasup.system.storage.paths import PathKind, expanded, path_kind
 from llamasup.system.text import memory_text, path_text, printable
 
-__all__ = ["list_command"]
+__all__ = ["commands"]
+
+commands = command_set()
+
+Folders = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="FOLDER...",
+        help="Folders with models. Default: llamasup's own and the caches of Hugging Face and llama.cpp.",
+        show_default=False,
+    ),
+]
 
 
-def list_command(folders: Sequence[str], *, json: bool) -> int:
-    """Print a row for each model in the folders; without any, where llamasup and others put downloads.
+@commands.command("list")
+def list_models(folders: Folders = None, json: o.Json = False) -> int:
+    """List the models on this machine by name.
 
-    Returns the exit code: of several folders those that can be looked into are shown whatever the others are.
+    If a folder cannot be read, the models of the others are still listed.
     """
 
     def act(view: View) -> int:
@@ -43,8 +59,8 @@ def list_command(folders: Sequence[str], *, json: bool) -> int:
                 write_result(_as_text(registry, Companions.among(search.found)))
             elif len(errors) < len(places) or not places:
                 shown = ", ".join(printable(str(place)) for place in places)
-                text = f"llamasup: there is no model in {shown or 'any of the usual folders'}"
-                remedy = "Name a folder: llamasup list FOLDER; or download one: llamasup pull org/repo"
+                text = f"llamasup: no models in {shown or 'any of the usual folders'}"
+                remedy = "Give a folder: llamasup list FOLDER; or download a model: llamasup pull org/repo"
                 view.say("info", "empty", error_text(text, remedy))
             for problem in _untold(registry):
                 view.say("warning", "problem", f"llamasup: {printable(problem.message)}")
@@ -67,11 +83,11 @@ def _is_file(path: Path) -> LlamasupError | None:
     if path_kind(path) is not PathKind.FILE:
         return None
     use = f"llamasup inspect {shlex.quote(str(path))}"
-    return ModelMissing(f"{path}: is a file, and list looks into folders", remedy=f"Use: {use}")
+    return ModelMissing(f"{path} is a file; list takes folders.", remedy=f"Run: {use}")
 
 
 def _untold(registry: Registry) -> list[Problem]:
-    """The problems of files that have no row of their own."""
+    """The problems of files without a row in the table."""
     return [problem for problem in registry.problems if not set(problem.names) & registry.specs.keys()]
 
 

@@ -1,4 +1,4 @@
-"""``llamasup plan``: shows what ``run`` would start, and why. Starts nothing."""
+"""``llamasup plan``: shows the command line that ``run`` would start, and why. Starts nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
+from llamasup.cli.command_group import command_set
 from llamasup.cli.errors import guarded
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
+from llamasup.cli.options.model import WithExtra
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, while_waiting
-from llamasup.llama_server.settings import Settings
 from llamasup.system.text import json_text, memory_text, printable
 
 if TYPE_CHECKING:
@@ -20,16 +25,30 @@ if TYPE_CHECKING:
     from llamasup.planning.ladder import Admission
     from llamasup.planning.plan import LaunchPlan
 
-__all__ = ["plan_command"]
+__all__ = ["commands"]
 
 
-def plan_command(model: str, settings: Settings, *, runtime: str | None, json: bool) -> int:
-    """Print the plan. Returns the exit code."""
+commands = command_set()
+
+
+@commands.command(cls=WithExtra)
+@takes_groups
+def plan(
+    ctx: typer.Context,
+    model: o.Model,
+    settings: o.ModelSettings,
+    runtime: o.RuntimeOption = None,
+    json: o.Json = False,
+) -> int:
+    """Show the llama-server command line for a model, with reasons.
+
+    The command starts nothing.
+    """
     from llamasup.planning.facts import prepare
     from llamasup.planning.planner import Planner
 
     def act(view: View) -> None:
-        with while_waiting(view, "asking the runtime what it can do"):
+        with while_waiting(view, "reading the options of the runtime"):
             launch = prepare(model, settings, runtime=runtime, environ=os.environ)
         with tempfile.TemporaryDirectory(prefix="llamasup-") as folder:
             planner = Planner(launch, Path(folder))
@@ -39,7 +58,7 @@ def plan_command(model: str, settings: Settings, *, runtime: str | None, json: b
         else:
             text = _as_text(launch, admission, stdout_columns())
             if (refused := planner.refused(admission)) is not None:
-                text += f"\n\nrun refuses it with exit code {refused.exit_code}:\n  → {refused.remedy}"
+                text += f"\n\nrun refuses this plan with exit code {refused.exit_code}:\n  → {refused.remedy}"
             # A file's name must not steer the terminal.
             text = "\n".join(map(printable, text.split("\n")))
         write_result(text)

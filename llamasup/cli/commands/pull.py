@@ -1,42 +1,129 @@
-"""``llamasup pull`` and ``llamasup rm``: models come into the models folder, and go from it."""
+"""``llamasup pull``: downloads models into the models folder."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import typer
+
+from llamasup.cli.command_group import command_set
 from llamasup.cli.errors import guarded, show_error
-from llamasup.cli.output.download_view import Bar, DownloadView, Events, Lines
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.values import whole_number
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
 from llamasup.cli.process import STOP_SIGNALS, Interrupted
 from llamasup.downloads.hub_settings import hub_endpoint, hub_token
-from llamasup.downloads.pull import DownloadOptions, pull
 from llamasup.downloads.reference import Ref, RepoRef, parse_ref
-from llamasup.downloads.store import FetchedModel, downloaded
 from llamasup.errors import LlamasupError, UsageInvalid
 from llamasup.system.storage.folders import models_folder
 from llamasup.system.storage.paths import expanded
 from llamasup.system.text import memory_text, printable
 
-__all__ = ["PullOptions", "have_model", "pull_command"]
+if TYPE_CHECKING:
+    from llamasup.cli.output.download_view import DownloadView
+    from llamasup.downloads.pull import DownloadOptions
+    from llamasup.downloads.store import FetchedModel
+
+__all__ = ["PullOptions", "commands", "have_model"]
+
+commands = command_set()
 
 REF_VARIABLE = "LLAMASUP_REF"
+
+_MOST_PARALLEL = 16  # more connections from one address are too many for a hub's servers
 
 T = TypeVar("T")
 
 
+def _parallel(text: str | int) -> int:
+    value = whole_number(text, least=1)
+    if value > _MOST_PARALLEL:
+        raise typer.BadParameter(f"{value} is more than {_MOST_PARALLEL}.")
+    return value
+
+
+Refs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="REF...",
+        help="org/repo, org/repo:QUANT, org/repo:FILE.gguf, or the https URL of a .gguf file.",
+        show_default=False,
+    ),
+]
+Quant = Annotated[
+    str | None,
+    typer.Option(
+        "--quant", metavar="QUANT", help="The quantization, as in org/repo:QUANT. Default: Q4_K_M or nearest."
+    ),
+]
+Endpoint = Annotated[
+    str | None, typer.Option("--endpoint", metavar="URL", help="Another hub or a mirror. Env: $HF_ENDPOINT.")
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="PATH", help="File with the hub's token. Env: $HF_TOKEN."),
+]
+AllowPrivate = Annotated[
+    bool, typer.Option("--allow-private", help="Also download from private network addresses.")
+]
+AllowHttp = Annotated[
+    bool, typer.Option("--allow-http", help="Also download over plain http, which others can tamper with.")
+]
+Parallel = Annotated[
+    int, typer.Option("--parallel", parser=_parallel, metavar="N", help="Parallel requests for one file.")
+]
+
+
+@commands.command()
+def pull(
+    refs: Refs,
+    *,
+    folder: o.ModelsFolder = None,
+    quant: Quant = None,
+    endpoint: Endpoint = None,
+    token_file: TokenFile = None,
+    allow_private: AllowPrivate = False,
+    allow_http: AllowHttp = False,
+    parallel: Parallel = 4,
+    json: o.Json = False,
+) -> int:
+    """Download models from Hugging Face or from an https URL.
+
+    An interrupted download continues where it stopped. Complete files are not downloaded again.
+    """
+    options = PullOptions(
+        folder=folder,
+        quant=quant,
+        endpoint=endpoint,
+        token_file=token_file,
+        allow_private=allow_private,
+        allow_http=allow_http,
+        parallel=parallel,
+        json=json,
+    )
+
+    def act(view: View) -> int:
+        settings = options.for_downloads()
+        # A service passes a reference in the environment: ps shows arguments, and a URL may hold a secret.
+        names = (os.environ.get(REF_VARIABLE, "") if ref == "-" else ref for ref in refs)
+        codes = [_pull_one(name, options, settings, view) for name in names]
+        return next(filter(None, codes), 0)
+
+    return guarded(act)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOptions:
-    """What ``llamasup pull`` can be told."""
+    """The options of ``llamasup pull``."""
 
     folder: Path | None = None
     quant: str | None = None
@@ -48,7 +135,9 @@ class PullOptions:
     json: bool = False
 
     def for_downloads(self) -> DownloadOptions:
-        """Raises UsageInvalid for an endpoint that is none, and what ``hub_token`` raises."""
+        """Raises UsageInvalid for an invalid endpoint, and what ``hub_token`` raises."""
+        from llamasup.downloads.pull import DownloadOptions
+
         return DownloadOptions(
             folder=expanded(self.folder or models_folder(), UsageInvalid, of="--folder"),
             endpoint=hub_endpoint(os.environ, self.endpoint),
@@ -59,20 +148,9 @@ class PullOptions:
         )
 
 
-def pull_command(names: Sequence[str], options: PullOptions) -> int:
-    """Download each; what is there already is not fetched again. Returns the exit code of the first error."""
-
-    def act(view: View) -> int:
-        settings = options.for_downloads()
-        # A service hands over what it wants like this: a URL may hold a signature, and ps shows arguments.
-        given = (os.environ.get(REF_VARIABLE, "") if name == "-" else name for name in names)
-        codes = [_pull_one(name, options, settings, view) for name in given]
-        return next(filter(None, codes), 0)
-
-    return guarded(act)
-
-
 def _pull_one(name: str, options: PullOptions, settings: DownloadOptions, view: View) -> int:
+    from llamasup.cli.output.download_view import Bar, Events, Lines
+
     events = Events(name) if options.json else None
     began_s = time.monotonic()
     try:
@@ -109,30 +187,35 @@ def _ref(name: str, quant: str | None, endpoint: str) -> Ref:
     ref = parse_ref(name, endpoint)
     if ref is None:
         raise UsageInvalid(
-            f"{printable(name)!r} is nothing that can be downloaded.",
+            f"{printable(name)!r} is not a model reference.",
             remedy="Give org/repo, org/repo:QUANT, org/repo:FILE.gguf, or the https URL of a .gguf file.",
         )
     if quant is None:
         return ref
     if not isinstance(ref, RepoRef) or ref.quant or ref.file:
         raise UsageInvalid(
-            f"--quant {printable(quant)} and {ref} say both what is meant.", remedy="Leave one out."
+            f"--quant {printable(quant)} and {ref}: the quantization or file is given twice.",
+            remedy="Leave out --quant, or give only org/repo.",
         )
     return replace(ref, quant=quant)
 
 
 def _downloaded(ref: Ref, settings: DownloadOptions, shown: DownloadView, view: View) -> FetchedModel:
-    """As ``pull``, ended by a signal. Raises Interrupted then, having said what is kept."""
+    """As ``downloads.pull``. A signal ends it: raises Interrupted after a line about what is kept."""
+    from llamasup.downloads.pull import pull as download
+
     try:
-        return _interruptible(pull(ref, settings, shown))
+        return _interruptible(download(ref, settings, shown))
     except Interrupted:
-        kept = f": {memory_text(shown.done_bytes)} are kept" if shown.done_bytes else ""
-        shown.say(f"Stopped{kept}; the same command goes on from there.")
+        kept = f"; {memory_text(shown.done_bytes)} are kept" if shown.done_bytes else ""
+        shown.say(f"Stopped{kept}. Run the same command to continue.")
         raise
 
 
 def _interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work``; a signal cancels it, and raises Interrupted when it has cleaned up."""
+    import asyncio
+
     heard: list[str] = []
 
     async def act() -> T:
@@ -160,12 +243,12 @@ def _interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _summary(ref: Ref, model: FetchedModel, shown: DownloadView, seconds: float) -> str:
-    name = str(ref)  # of a URL without its query: it is found by that, and that may be seen
+    name = str(ref)  # without the query of a URL: it may hold a secret
     size = sum(each.stat().st_size for each in model.parts)
     parts = f" in {len(model.parts)} parts" if len(model.parts) > 1 else ""
     mmproj = f", and {model.mmproj.name}" if model.mmproj else ""
     return (
-        f"{printable(name)}: {model.path.name}, {memory_text(size)}{parts}{mmproj}, checked; "
+        f"{printable(name)}: {model.path.name}, {memory_text(size)}{parts}{mmproj}, verified, "
         f"{duration_text(seconds)}\n  → llamasup run {shlex.quote(name)}"
     )
 
@@ -175,10 +258,13 @@ def _say(view: View, text: str) -> None:
 
 
 def have_model(name: str, view: View) -> None:
-    """Before a model is served that is named by a reference: have it in the models folder.
+    """Download the model that ``name`` refers to, unless it is in the models folder.
 
-    What is there is used as it is, without asking anybody. Raises what ``pull`` raises.
+    A downloaded model is used without a request to the hub. Raises what ``pull`` raises.
     """
+    from llamasup.cli.output.download_view import Lines
+    from llamasup.downloads.store import downloaded
+
     if not name.startswith(("http://", "https://")) and Path(name).expanduser().exists():
         return
     endpoint = hub_endpoint(os.environ)

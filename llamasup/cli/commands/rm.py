@@ -1,4 +1,4 @@
-"""``llamasup rm``: removes models from the models folder, with all that came with them."""
+"""``llamasup rm``: deletes models from the models folder, with every file that belongs to them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import psutil
+import typer
 
+from llamasup.cli.command_group import command_set
 from llamasup.cli.errors import guarded
+from llamasup.cli.options import shared as o
 from llamasup.cli.output.results import write_json
-from llamasup.cli.output.view import View
+from llamasup.cli.output.view import View, plural
 from llamasup.downloads.hub_settings import hub_endpoint
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.slots.store import sweep_slots
@@ -21,27 +24,47 @@ from llamasup.system.storage.folders import models_folder
 from llamasup.system.storage.paths import expanded
 from llamasup.system.text import memory_text, printable
 
-__all__ = ["rm_command"]
+if TYPE_CHECKING:
+    import psutil
+
+__all__ = ["commands", "rm"]
+
+commands = command_set()
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL...",
+        help="org/repo[:QUANT], a URL, or a file in the models folder.",
+        show_default=False,
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")]
 
 
-def rm_command(names: Sequence[str], *, folder: Path | None, yes: bool, json: bool) -> int:
-    """Remove each, once a person has agreed. Nothing is removed unless all of them can be."""
+@commands.command()
+def rm(models: Models, *, folder: o.ModelsFolder = None, yes: Yes = False, json: o.Json = False) -> int:
+    """Delete models from the models folder.
+
+    Deletes every part of a model, its projector, and the files of unfinished downloads. If one model cannot
+    be deleted, none is.
+    """
 
     def act(view: View) -> int:
         top = expanded(folder or models_folder(), UsageInvalid, of="--folder")
-        removals = to_remove(names, top, hub_endpoint(os.environ))
+        removals = to_remove(models, top, hub_endpoint(os.environ))
         for removal in removals:
             _refuse_loaded(removal)
         for removal in removals:
             size = memory_text(removal.size_bytes)
             view.say("info", "rm", f"{removal.name}: {_names(removal, top)} ({size})")
         if not yes and not _agreed(removals, view):
-            view.say("info", "rm", "Nothing is removed.")
+            view.say("info", "rm", "Nothing was deleted.")
             return 1
         freed = sum(removal.size_bytes for removal in removals)
         for removal in removals:
             remove(removal, top)
-            view.say("info", "rm", f"Removed {_names(removal, top)}.")
+            view.say("info", "rm", f"Deleted {_names(removal, top)}.")
         sweep_slots()  # deletes the kept conversations of these models
         if json:
             paths = [str(path) for removal in removals for path in (*removal.files, *removal.downloads)]
@@ -65,26 +88,28 @@ def _name(path: Path, folder: Path) -> str:
 def _agreed(removals: Sequence[Removal], view: View) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageInvalid(
-            f"Nobody is there to agree to the removal of {len(removals)} model{'s' * (len(removals) > 1)}.",
-            remedy="Add --yes.",
+            f"Deleting {plural(len(removals), 'model')} needs confirmation, but there is no terminal.",
+            remedy="Add --yes to delete without asking.",
         )
-    view.say("info", "rm", "Remove? [y/N]")
+    view.say("info", "rm", "Delete? [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _refuse_loaded(removal: Removal) -> None:
-    """Raises UsageInvalid where a process of this user was started with one of the files."""
+    """Raises UsageInvalid if a process of this user was started with one of the files."""
+    import psutil
+
     files = {str(each.resolve()) for each in removal.files}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or ()
-        # llama-server has the path behind a flag; whoever looks at the file has it as an argument too.
+        # llama-server has the path after a flag; a program that only reads the file has it as an argument.
         named = [word for flag, word in pairwise(words) if flag.startswith("-")]
         paths = (path for word in named for path in (word, *_adapters(word)))
         models = [path for path in paths if path.lower().endswith(".gguf")]
         if models and not files.isdisjoint(_real_paths(models, process)):
             raise UsageInvalid(
                 f"{printable(removal.name)} is loaded by process {process.pid}.",
-                remedy="Unload it first (llamasup unload), or stop what serves it.",
+                remedy="Unload it first (llamasup unload MODEL), or stop that process.",
             )
 
 
@@ -94,7 +119,9 @@ def _adapters(word: str) -> list[str]:
 
 
 def _real_paths(paths: Sequence[str], process: psutil.Process) -> Iterator[str]:
-    """Of what ``process`` was given, wherever it was started."""
+    """The paths as ``process`` sees them from its own folder."""
+    import psutil
+
     try:
         folder = process.cwd()
     except psutil.Error:  # another user's, or it has ended

@@ -1,62 +1,45 @@
-"""``llamasup run``: turns options into a service, signals into stops, and what happens into lines."""
+"""``llamasup run``: serves one model in the foreground."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-import sys
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llamasup.cli.errors import show_error
-from llamasup.cli.lifeline import ENDINGS, HURRY_S, tie_to_parent
-from llamasup.cli.output.narrator import Narrator
-from llamasup.cli.output.view import JsonView, Level, TextView, View, ViewHandler
-from llamasup.cli.output.writer import Outlet
-from llamasup.cli.process import STOP_SIGNALS, Interrupted
-from llamasup.downloads.reference import is_reference
-from llamasup.llama_server.settings import Settings
-from llamasup.system.process.platform import loop_factory
-from llamasup.system.text import json_text
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
+from llamasup.cli.options.model import WithExtra
 
 if TYPE_CHECKING:
-    from llamasup.service.run import RunOptions, Service, WrapOptions
-    from llamasup.service.serve import ServeService
-    from llamasup.service.systemd.keeper import ServiceManager
-    from llamasup.service.systemd.notify import Systemd
-    from llamasup.supervision.events import Bus
+    from llamasup.cli.output.view import View
+    from llamasup.service.run import RunOptions
 
-    AnyService = Service | ServeService
+__all__ = ["commands"]
 
-__all__ = ["OutputOptions", "run_command", "serve_command"]
-
-TICK_S = 0.1
+commands = command_set()
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """What is told where, and who is there to listen."""
-
-    events: str | None
-    log_level: Level
-    log_format: str
-    sidecar: bool = False
-    parent_pid: int | None = None
-    server_log: str = "file"
-
-
-def run_command(
-    model: str,
-    settings: Settings,
-    output: OutputOptions,
+@commands.command(cls=WithExtra)
+@takes_groups
+def run(
+    ctx: typer.Context,
+    model: o.Model,
     *,
-    began_s: float,
-    **options: Any,
+    listening: o.Listening,
+    runtime: o.RuntimeOption = None,
+    settings: o.ModelSettings,
+    serving: o.Serving,
+    foreground: o.Foreground,
+    attached: o.Attached,
+    logging: o.Logging,
 ) -> int:
-    """Serve a model until stopped. Returns the exit code (docs/design.md, Exit codes)."""
+    """Serve one model in the foreground."""
+    from llamasup.cli.foreground import OutputOptions, serve_until_stopped
+
+    if attached["sidecar"] and not o.was_given(ctx, "port"):
+        listening["port"] = 0
 
     def ask() -> RunOptions:
         from llamasup.auth.key_source import environment_keys
@@ -68,165 +51,21 @@ def run_command(
             settings=settings,
             api_keys=environment_keys(os.environ),
             sockets=take_sockets(os.environ),
-            **options,
+            runtime=runtime,
+            **listening,
+            **serving,
+            **foreground,
         )
 
-    def ahead(view: View) -> None:
+    def download(view: View) -> None:
+        from llamasup.downloads.reference import is_reference
+
         if is_reference(model):
             from llamasup.cli.commands.pull import have_model
 
             have_model(model, view)
 
-    return serve_command(ask, output, began_s, "looking at the model and the machine", ahead=ahead)
-
-
-def _one_model(options: RunOptions | WrapOptions, bus: Bus) -> Service:
-    from llamasup.service.run import Service
-
-    return Service(options, bus)
-
-
-def serve_command(
-    ask: Callable[[], Any],
-    output: OutputOptions,
-    began_s: float,
-    going_on: str | None = None,
-    *,
-    make: Callable[[Any, Bus], AnyService] = _one_model,
-    ahead: Callable[[View], None] | None = None,
-) -> int:
-    """Serve what ``make`` makes of the options that ``ask`` gives, until stopped; what they raise is shown.
-
-    ``going_on``: what takes the time; ``ahead``: what has to be done before, and shows itself.
-    """
-    stderr, stdout = Outlet(sys.stderr), Outlet(sys.stdout)
-    view: View = TextView(stderr)
-    handler: ViewHandler | None = None
-    try:
-        view = _view(output, stderr)
-        handler = ViewHandler(view)
-        logging.basicConfig(handlers=[handler], format="%(message)s", level=logging.WARNING)
-        tie_to_parent(stdin=output.sidecar, parent_pid=output.parent_pid)
-        if ahead is not None:
-            ahead(view)
-        view.loading(going_on)
-        return _serve(ask, make, output, view, stdout, began_s)
-    except Interrupted as interrupted:
-        if interrupted.why:
-            view.say("info", "stop", f"{interrupted.why}: stopping.")
-        raise
-    except Exception as error:
-        view.loading(None)
-        return show_error(view, error)
-    finally:
-        view.loading(None)
-        if handler is not None:
-            handler.close()
-        stderr.close()
-        stdout.close()
-
-
-def _view(output: OutputOptions, stderr: Outlet) -> View:
-    style = JsonView if output.log_format == "json" else TextView
-    return style(stderr, level=output.log_level)
-
-
-def _serve(
-    ask: Callable[[], Any],
-    make: Callable[[Any, Bus], AnyService],
-    output: OutputOptions,
-    view: View,
-    stdout: Outlet,
-    began_s: float,
-) -> int:
-    from llamasup.service.systemd.notify import take_systemd
-    from llamasup.supervision.events import Bus, as_json
-
-    bus = Bus()
-    if output.events is not None or output.sidecar:
-        bus.listen(lambda notice: stdout.write(json_text(as_json(notice)) + "\n", keep=True))
-    systemd = take_systemd(os.environ)
-    service = make(ask(), bus)
-    narrator = Narrator(view, service, began_s)
-    bus.listen(narrator.notice)
-    service.on_request = narrator.request
-    service.on_slow_request = narrator.slow_request
-    if output.server_log == "stderr":
-        service.on_log = view.server_said
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_supervise(service, bus, view, narrator, systemd))
-    return 0
-
-
-async def _supervise(
-    service: AnyService, bus: Bus, view: View, narrator: Narrator, systemd: Systemd | None
-) -> None:
-    loop = asyncio.get_running_loop()
-    with ExitStack() as opened:
-        manager: ServiceManager | None = None
-        if systemd is not None:
-            from llamasup.service.systemd.keeper import ServiceManager
-
-            manager = opened.enter_context(ServiceManager(systemd, service, service.options.policy))
-            bus.listen(manager.notice)
-
-        had_terminal = os.isatty(0)
-
-        def signalled(name: str) -> None:
-            is_closed = had_terminal and not os.isatty(0)  # a terminal that hung up is none any more
-            begins_anew = service.launch is None or (manager is not None and not had_terminal)
-            if name == "SIGHUP" and begins_anew and not is_closed:
-                narrator.reload_asked(name)
-                if manager is not None:
-                    manager.reload_asked()
-                service.ask_reload()
-                return
-            if name in ENDINGS:
-                loop.call_later(HURRY_S, service.ask_stop)
-                if service.stops_asked:
-                    return
-            narrator.stop_asked(name, hurry_s=HURRY_S if name in ENDINGS else None)
-            service.ask_stop()  # first of all: nothing that is only told may keep it from ending
-            if manager is not None:
-                manager.stop_asked()
-
-        def asked(what: str, model: str) -> None:
-            """By the control API, which does it itself."""
-            if what == "stop":
-                narrator.stop_asked("llamasup stop")
-            else:
-                narrator.asked(what, model)
-            if manager is not None:
-                manager.asked(what)
-
-        service.on_asked = asked
-
-        def deliver(name: str) -> None:
-            loop.call_soon_threadsafe(signalled, name)
-
-        STOP_SIGNALS.deliver_to(deliver)
-        ticker = _Ticker(loop, view)
-        bus.listen(lambda _notice: ticker.wake())
-        try:
-            await service.run()
-        finally:
-            STOP_SIGNALS.end()
-
-
-class _Ticker:
-    """Moves the live line, and only while there is one: an idle supervisor does not wake up."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, view: View) -> None:
-        self._loop = loop
-        self._view = view
-        self._scheduled = False
-
-    def wake(self) -> None:
-        if self._view.is_busy and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_later(TICK_S, self._tick)
-
-    def _tick(self) -> None:
-        self._scheduled = False
-        self._view.tick()
-        self.wake()
+    output = OutputOptions(**attached, **logging)
+    return serve_until_stopped(
+        ask, output, ctx.obj, "checking the model and the machine", before_serving=download
+    )

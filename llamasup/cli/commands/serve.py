@@ -1,4 +1,4 @@
-"""``llamasup serve``: many models, as a config says or as they lie in folders."""
+"""``llamasup serve``: serves many models, from a config or from folders."""
 
 from __future__ import annotations
 
@@ -6,14 +6,42 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamasup.cli.commands.run import OutputOptions, serve_command
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
 from llamasup.errors import UsageInvalid
 
 if TYPE_CHECKING:
+    from llamasup.cli.foreground import OutputOptions
     from llamasup.config import Config
     from llamasup.service.serve import ServeOptions
 
-__all__ = ["serve_models", "with_given"]
+__all__ = ["commands", "serve_models", "with_given"]
+
+commands = command_set()
+
+
+@commands.command()
+@takes_groups
+def serve(
+    ctx: typer.Context,
+    *,
+    config: o.ConfigFile = None,
+    watch: o.Watch = False,
+    beside: o.BesideConfig,
+    runtime: o.RuntimeOption = None,
+    attached: o.Attached,
+    logging: o.Logging,
+) -> int:
+    """Serve many models, from a config or from folders."""
+    from llamasup.cli.foreground import OutputOptions
+
+    output = OutputOptions(**attached, **logging)
+    if attached["sidecar"] and beside["port"] is None:
+        beside["port"] = 0
+    return serve_models(config, output, began_s=ctx.obj, watch=watch, runtime=runtime, **beside)
 
 
 def serve_models(
@@ -26,10 +54,12 @@ def serve_models(
     token_file: Path | None,
     **options: Any,
 ) -> int:
-    """Serve until stopped. ``options``: where one is given, what the config says of it does not count.
+    """Serve until stopped. A value in ``options`` replaces the config's.
 
     Returns the exit code (docs/design.md, Exit codes).
     """
+    from llamasup.cli.foreground import serve_until_stopped
+
     given = {name: value for name, value in options.items() if value is not None and value is not False}
 
     def ask() -> ServeOptions:
@@ -42,7 +72,7 @@ def serve_models(
 
         folders = tuple(expanded(each, of="--models-dir") for each in models_dir)
         refuse_no_folder(folders, of="--models-dir")
-        # Folders on the command line need no config beside them; one that is named is taken nevertheless.
+        # With folders on the command line a config is optional: only a named one is read.
         is_named = config_file is not None or bool(os.environ.get(VARIABLE))
         path = find_config(config_file, os.environ) if is_named or not folders else None
 
@@ -63,11 +93,11 @@ def serve_models(
 
         return ServeService(options, bus)
 
-    return serve_command(ask, output, began_s, "looking at the models and the machine", make=make)
+    return serve_until_stopped(ask, output, began_s, "checking the models and the machine", make=make)
 
 
 def with_given(config: Config, folders: tuple[Path, ...], *, watch: bool, token_file: Path | None) -> Config:
-    """``config`` with what the command line adds to it, each time that it is read."""
+    """``config`` with what the command line adds to it. Called each time that the config is read."""
     from msgspec import structs
 
     from llamasup.system.storage.paths import expanded

@@ -4,18 +4,66 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-from llamasup.cli.commands.run import OutputOptions, serve_command
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
+from llamasup.cli.options.values import one_of
 
 if TYPE_CHECKING:
-    from llamasup.service.run import WrapOptions
+    from llamasup.service.options import WrapOptions
 
-__all__ = ["wrap_command"]
+__all__ = ["commands"]
+
+commands = command_set()
+
+Command = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="COMMAND", help="After --: llama-server and its flags, unchanged.", show_default=False
+    ),
+]
+ServerLog = Annotated[
+    str,
+    typer.Option(
+        "--server-log",
+        metavar="stderr|file",
+        parser=one_of("stderr", "file"),
+        help="Where llama-server's log goes: to standard error and its file, or only to the file.",
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Refuse what llama-server allows: foreign Host and Origin headers, tools, changes of /props "
+        "and slots, and an address that other machines can reach without a key.",
+    ),
+]
 
 
-def wrap_command(command: Sequence[str], output: OutputOptions, *, began_s: float, **options: Any) -> int:
-    """Serve until stopped. Returns the exit code: llama-server's own where it failed for good."""
+@commands.command(context_settings={"allow_interspersed_args": False})
+@takes_groups
+def wrap(
+    ctx: typer.Context,
+    command: Command,
+    *,
+    strict: Strict = False,
+    serving: o.Serving,
+    foreground: o.Foreground,
+    attached: o.Attached,
+    logging: o.Logging,
+    server_log: ServerLog = "stderr",
+) -> int:
+    """Supervise an existing llama-server command line, unchanged.
+
+    Set the address, the API keys and TLS with llama-server's own flags: --host, --api-key-file,
+    --ssl-cert-file.
+    """
+    from llamasup.cli.foreground import OutputOptions, serve_until_stopped
 
     def ask() -> WrapOptions:
         from llamasup.service.options import WrapOptions
@@ -25,11 +73,19 @@ def wrap_command(command: Sequence[str], output: OutputOptions, *, began_s: floa
         wrapping = understand(command, os.environ)
         if wrapping.line.asks:
             _become(command)
-        return WrapOptions(wrapping, sockets=take_sockets(os.environ), **options)
+        return WrapOptions(
+            wrapping,
+            sockets=take_sockets(os.environ),
+            strict=strict,
+            waits_for_first_load=o.was_given(ctx, "wait_timeout_s"),
+            **serving,
+            **foreground,
+        )
 
-    return serve_command(ask, output, began_s)
+    output = OutputOptions(**attached, **logging, server_log=server_log)
+    return serve_until_stopped(ask, output, ctx.obj)
 
 
 def _become(command: Sequence[str]) -> None:
-    """There is nothing to supervise in a question (``--version``): let llama-server answer it."""
+    """A command line that only asks (``--version``) has nothing to supervise: llama-server answers it."""
     os.execvp(command[0], list(command))  # noqa: S606 - what the user typed, no shell

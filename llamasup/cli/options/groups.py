@@ -1,4 +1,4 @@
-"""Options in groups: each declared once, taken by several commands, and written back as words.
+"""Groups of options: each option is declared once, used by several commands, and can be written back.
 
 A command names a parameter whose annotation carries a ``Group``. ``takes_groups`` puts the group's options in
 its place, so that Typer sees each of them and the command gets one value.
@@ -37,10 +37,10 @@ Take = Callable[[typer.Context, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``field`` is what its value is called by whoever gets it.
+    """One option. ``field`` is the name of its value in the group.
 
-    ``shown`` is the parameter as Typer sees it, ``unset`` its default there. ``default`` is the value that
-    this means, ``take`` makes the value, and ``spell`` writes it back.
+    ``shown`` is the parameter as Typer sees it, and ``unset`` its default there, which stands for the value
+    ``default``. ``take`` makes the value, and ``spell`` writes it back.
     """
 
     field: str
@@ -53,14 +53,14 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Options that belong together. ``make`` is given their values by field, and returns the group's."""
+    """Options that belong together. ``make`` makes the value of the group from theirs, given by field."""
 
     options: tuple[Option, ...]
     make: Callable[..., Any] = dict
 
 
-def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """``command(ctx, …)`` as Typer shall see it."""
+def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``command(ctx, …)`` as Typer sees it."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Group] = {}
     parameters: list[inspect.Parameter] = []
@@ -78,12 +78,12 @@ def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
             ]
 
     @functools.wraps(command)
-    def grouped(ctx: typer.Context, **given: Any) -> None:
+    def grouped(ctx: typer.Context, **given: Any) -> Any:
         values = {
             name: group.make(**{each.field: each.take(ctx, given.pop(each.field)) for each in group.options})
             for name, group in groups.items()
         }
-        command(ctx=ctx, **given, **values)
+        return command(ctx=ctx, **given, **values)
 
     grouped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     grouped.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -93,7 +93,7 @@ def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
 def written_back(
     options: Iterable[Option], values: Mapping[str, Any], always: Iterable[str] = ()
 ) -> list[str]:
-    """The words that mean ``values`` again: of those that differ from their default, and of ``always``."""
+    """The arguments for ``values``: those that differ from their default, and those in ``always``."""
     words: list[str] = []
     for option in options:
         value = values[option.field]
@@ -114,7 +114,7 @@ def text(
     *,
     read: Callable[[str], Any] | None = None,
 ) -> Option:
-    """``read`` makes the value of the text, and leaves one that it has made as it is."""
+    """``read`` converts the text, and returns a converted value unchanged."""
     return _option(flag, field, metavar, help, default, str, read=read)
 
 
@@ -125,7 +125,7 @@ def number(flag: str, field: str, metavar: str, help: str, default: int | None =
 def count(
     flag: str, field: str, metavar: str, help: str, default: int | None = None, *, least: int = 0
 ) -> Option:
-    """A number that is not below ``least``."""
+    """A number of at least ``least``."""
     read = functools.partial(whole_number, least=least)
     return _option(flag, field, metavar, help, default, int, read=read)
 
@@ -135,7 +135,7 @@ def duration(flag: str, field: str, help: str, default: float) -> Option:
 
 
 def time_limit(flag: str, field: str, help: str) -> Option:
-    """Seconds; without it, and with 0, there is no limit: None."""
+    """Seconds; None, which means no limit, without the option and for 0."""
     return _option(flag, field, "SECONDS", help, None, float, read=seconds_or_never)
 
 
@@ -144,7 +144,7 @@ def path(flag: str, field: str, help: str) -> Option:
 
 
 def switch(flag: str, field: str, help: str, *, off: Any = False, on: Any = True) -> Option:
-    """``off`` and ``on`` are the values that its absence and its presence mean."""
+    """``off`` is its value if absent, ``on`` if present."""
     return Option(
         field,
         default=off,
@@ -156,7 +156,7 @@ def switch(flag: str, field: str, help: str, *, off: Any = False, on: Any = True
 
 
 def many(flag: str, field: str, metavar: str, help: str, *, read: Callable[[str], str]) -> Option:
-    """May be given several times; its value is a tuple."""
+    """An option that can be repeated; its value is a tuple."""
     how = typer.Option(flag, metavar=metavar, help=f"{help} Repeatable.", parser=read)
     return Option(
         field,

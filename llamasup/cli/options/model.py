@@ -17,7 +17,7 @@ _DASHES = "llamasup.after_dashes"
 
 
 class WithExtra(TyperCommand):
-    """Remembers what came after ``--``, which the parser itself forgets."""
+    """Remembers the arguments after ``--``, which the parser does not tell apart."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_DASHES] = args[args.index("--") + 1 :] if "--" in args else []
@@ -25,12 +25,11 @@ class WithExtra(TyperCommand):
 
 
 def _after_dashes(ctx: typer.Context, extra: list[str] | None) -> tuple[str, ...]:
-    """llama-server's own flags. Without the dashes a second argument is a mistake, not a flag."""
+    """llama-server's own flags. A second argument without the dashes is a mistake."""
     given, after = extra or [], ctx.meta[_DASHES]
     if len(given) > len(after):
         raise typer.BadParameter(
-            f"unexpected argument {given[0]!r}. llama-server's own flags come after --, "
-            "and a path with spaces needs quotes."
+            f"unexpected argument {given[0]!r}: put llama-server's flags after --, and quote spaces."
         )
     return tuple(given)
 
@@ -42,7 +41,7 @@ def _gpu_layers(text: str | int) -> GpuLayers:
         case int():
             return text
     if not text.isdecimal():
-        raise typer.BadParameter(f"it takes a number of layers, 'auto' or 'all', not {text!r}.")
+        raise typer.BadParameter(f"{text!r} is not a number of layers, auto or all.")
     return int(text)
 
 
@@ -55,7 +54,7 @@ _EXTRA = Option(
         list[str] | None,
         typer.Argument(
             metavar="[-- LLAMA-SERVER FLAGS]",
-            help="Passed on to llama-server as they are.",
+            help="Passed on to llama-server unchanged.",
             show_default=False,
         ),
     ],
@@ -70,28 +69,32 @@ SETTINGS = Group(
             "--profile",
             "profile",
             "|".join(_PROFILES),
-            "What to favour; plain passes only what is asked for.",
+            "What to optimize for; plain passes only the flags that you set.",
             read=one_of(*_PROFILES),
         ),
         text("--alias", "alias", "NAME", "The model's name for clients."),
-        number("--ctx-size", "ctx_size", "TOKENS", "Context of one request."),
-        number("--parallel", "parallel", "N", "Requests served at the same time."),
-        text("--gpu-layers", "gpu_layers", "N|auto|all", "Layers to keep on the GPU.", read=_gpu_layers),
-        number("--threads", "threads", "N", "Threads that compute."),
-        text("--kv-type", "kv_type", "TYPE", "Type of the KV cache: q8_0, f16, …"),
+        number("--ctx-size", "ctx_size", "TOKENS", "Context size of one request."),
+        number("--parallel", "parallel", "N", "Number of slots: requests that run at the same time."),
+        text("--gpu-layers", "gpu_layers", "N|auto|all", "Number of layers on the GPU.", read=_gpu_layers),
+        number("--threads", "threads", "N", "Number of CPU threads."),
+        text("--kv-type", "kv_type", "TYPE", "Type of the KV cache, such as q8_0 or f16."),
         text(
-            "--flash-attn", "flash_attn", "on|off|auto", "Flash attention.", read=one_of(*get_args(FlashAttn))
+            "--flash-attn",
+            "flash_attn",
+            "on|off|auto",
+            "Use flash attention.",
+            read=one_of(*get_args(FlashAttn)),
         ),
-        text("--draft-model", "draft_model", "PATH", "Small model that guesses ahead."),
-        text("--mmproj", "mmproj", "PATH", "Multimodal projector."),
+        text("--draft-model", "draft_model", "PATH", "Small model for speculative decoding."),
+        text("--mmproj", "mmproj", "PATH", "Projector for images or sound."),
         switch(
             "--no-memory-check",
             "check_memory",
-            "Start even if it seems not to fit in memory.",
+            "Start even if the model seems too large for the memory.",
             off=True,
             on=False,
         ),
-        switch("--keep-slots", "keep_slots", "Keep conversations' caches on disk while it is unloaded."),
+        switch("--keep-slots", "keep_slots", "Keep the slots' caches on disk while the model is unloaded."),
         _EXTRA,  # last: what follows its dashes is no option
     ),
     make=Settings,

@@ -1,4 +1,4 @@
-"""The options that commands share, each declared once: arguments, single options, and groups of them."""
+"""Options that several commands have, each declared once: arguments, single options, and groups."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from llamasup.cli.options.groups import (
     written_back,
 )
 from llamasup.cli.options.model import SETTINGS
-from llamasup.cli.options.values import checked, one_of, whole_number
+from llamasup.cli.options.values import checked, one_of
 from llamasup.http.address import allowed_host, allowed_media_host, allowed_origin
 from llamasup.llama_server.settings import Settings
 from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
 
 __all__ = [
     "ATTACHED",
+    "BESIDE_CONFIG",
     "FOREGROUND",
     "LISTENING",
     "LOGGING",
     "SERVING",
     "Attached",
-    "Command",
-    "Folders",
+    "BesideConfig",
+    "ConfigFile",
     "Foreground",
     "Given",
     "Json",
@@ -42,13 +43,10 @@ __all__ = [
     "Logging",
     "Model",
     "ModelSettings",
-    "ModelToCheck",
-    "ModelsOrFolders",
-    "Port",
+    "ModelsFolder",
     "RuntimeOption",
-    "ServerLog",
     "Serving",
-    "Strict",
+    "Watch",
     "run_arguments",
     "serve_arguments",
     "was_given",
@@ -65,60 +63,16 @@ Model = Annotated[
         metavar="MODEL", help="A GGUF file, org/repo[:quant], an https URL, or 'demo'.", show_default=False
     ),
 ]
-ModelsOrFolders = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL|FOLDER...",
-        help="GGUF files, folders of them, or 'demo'.",
-        show_default=False,
-    ),
-]
-Folders = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="FOLDER...",
-        help="Folders of models; by default llamasup's own and the caches of Hugging Face and llama.cpp.",
-        show_default=False,
-    ),
-]
-ModelToCheck = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", help="Also look whether this one can be served.", show_default=False),
-]
-CertificateToCheck = Annotated[
+ModelsFolder = Annotated[
     Path | None,
-    typer.Option("--tls-cert", metavar="PATH", help="Also check the dates of this PEM certificate."),
-]
-Command = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="COMMAND", help="After --: llama-server and its flags, as they are.", show_default=False
+    typer.Option(
+        "--folder", metavar="DIR", help="The models folder. Default: ~/.local/share/llamasup/models."
     ),
-]
-Port = Annotated[
-    int, typer.Option("--port", parser=whole_number, metavar="N", help="Port that is to be served on.")
 ]
 RuntimeOption = Annotated[
     str | None,
     typer.Option(
-        "--runtime", metavar="PATH|NAME|embedded", help="The llama-server to use; or set $LLAMASUP_RUNTIME."
-    ),
-]
-ServerLog = Annotated[
-    str,
-    typer.Option(
-        "--server-log",
-        metavar="stderr|file",
-        parser=one_of("stderr", "file"),
-        help="Where llama-server's own log goes: to standard error as it does alone, or to its file only.",
-    ),
-]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="Refuse what llama-server lets pass: foreign Host and Origin headers, tools, changes of "
-        "/props and slots, an address that others can reach without a key.",
+        "--runtime", metavar="PATH|NAME|embedded", help="The llama-server to use. Env: $LLAMASUP_RUNTIME."
     ),
 ]
 ConfigFile = Annotated[
@@ -126,11 +80,12 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="Default: $LLAMASUP_CONFIG, ~/.config/llamasup/config.yaml or /etc/llamasup/config.yaml.",
+        help="Config file. Default: $LLAMASUP_CONFIG, "
+        "~/.config/llamasup/config.yaml or /etc/llamasup/config.yaml.",
     ),
 ]
 Watch = Annotated[
-    bool, typer.Option("--watch", help="Take changes of the config over as they are made, as `watch: true`.")
+    bool, typer.Option("--watch", help="Reload the config when it changes, as with `watch: true`.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -143,13 +98,13 @@ LISTENING = Group(
             "--host",
             "host",
             "ADDRESS|PATH,...",
-            "Where to listen: addresses, and Unix sockets (*.sock).",
+            "Addresses and Unix sockets (*.sock) to listen on.",
             "127.0.0.1",
         ),
-        number("--port", "port", "N", "Port to listen on; 0 takes any free one.", 8080),
-        path("--tls-cert", "tls_cert", "PEM certificate and its chain: serve https."),
-        path("--tls-key", "tls_key", "Its PEM key."),
-        path("--api-key-file", "api_key_file", "File with one key a line; or set $LLAMASUP_API_KEY."),
+        number("--port", "port", "N", "Port to listen on; 0 for any free port.", 8080),
+        path("--tls-cert", "tls_cert", "PEM certificate with its chain, for https."),
+        path("--tls-key", "tls_key", "PEM key of the certificate."),
+        path("--api-key-file", "api_key_file", "File with one API key per line. Env: $LLAMASUP_API_KEY."),
     )
 )
 
@@ -159,124 +114,129 @@ SERVING = Group(
         switch(
             "--insecure-no-auth",
             "insecure_no_auth",
-            "Allow another address than loopback without a key.",
+            "Accept requests from other machines without an API key.",
         ),
         many(
             "--allow-host",
             "hosts",
             "NAME",
-            "Accept this name in Host, besides localhost and the address.",
+            "Accept this name in the Host header, in addition to localhost and the address.",
             read=checked(allowed_host),
         ),
         many(
             "--allow-origin",
             "origins",
             "ORIGIN",
-            "Let web pages from here call, such as http://localhost:3000.",
+            "Allow requests from web pages of this origin, such as http://localhost:3000.",
             read=checked(allowed_origin),
         ),
         many(
             "--remote-media",
             "remote_media",
             "HOST",
-            "Let llama-server fetch media URLs of requests from this host; any: from every host.",
+            "Let llama-server fetch media URLs in requests from this host, or from `any` host.",
             read=checked(allowed_media_host),
         ),
         count(
             "--max-concurrent",
             "max_concurrent",
             "N",
-            "Requests that run at once; default: the slots.",
+            "Limit of concurrent requests. Default: the number of slots.",
             least=1,
         ),
-        count("--max-queued", "max_queued", "N", "Requests that may wait; more are refused.", 256),
+        count("--max-queued", "max_queued", "N", "Limit of queued requests; further ones are refused.", 256),
         duration(
             "--wait-timeout",
             "wait_timeout_s",
-            "How long a request may wait for a model that loads, restarts or is busy; 0: not at all.",
+            "How long a request may wait for a busy or loading model; 0: not at all.",
             120.0,
         ),
         time_limit("--request-timeout", "request_timeout_s", "How long a request may take; 0: no limit."),
         switch(
             "--stream-keepalive",
             "stream_keepalive",
-            "Send comments to a stream that waits, so that nothing on the way gives it up.",
+            "Send comments on streams that wait, so that no proxy closes the connection.",
         ),
-        switch("--no-warmup", "warm_up", "Serve without the proof of a real token.", off=True, on=False),
+        switch("--no-warmup", "warm_up", "Do not generate a test token after a start.", off=True, on=False),
         duration(
-            "--drain-timeout", "drain_timeout_s", "How long requests in flight may finish at a stop.", 30.0
+            "--drain-timeout", "drain_timeout_s", "Time for requests in flight to finish at a stop.", 30.0
         ),
         duration(
             "--stop-timeout",
             "stop_timeout_s",
-            "How long llama-server may take to end before it is killed.",
+            "Time for llama-server to exit before it is killed.",
             10.0,
         ),
-        path("--access-log", "access_log", "One JSON object a request; -: to standard error."),
-        time_limit("--slow-request", "slow_request_s", "Log requests that take longer; 0: none."),
+        path("--access-log", "access_log", "File for one JSON object per request; - for standard error."),
+        time_limit("--slow-request", "slow_request_s", "Log requests that take longer. Default: none."),
     )
 )
 
-# What only a service without a service manager needs: fields of ServiceOptions.
+# Only for a service without a service manager: fields of ServiceOptions.
 FOREGROUND = Group(
     (
         switch(
             "--keep-trying",
             "restart",
-            "After too many crashes try again every 5 minutes, and do not end.",
+            "After too many crashes, retry every 5 minutes instead of exiting.",
             off=RestartPolicy(),
             on=RestartPolicy(half_open_s=HALF_OPEN_S),
         ),
         path(
             "--ready-file",
             "ready_file",
-            "Written with the address once requests are served; removed at the stop.",
+            "File to write the address to once llamasup is ready; removed at a stop.",
         ),
     )
 )
 
-# What serve can be told beside its config: of its fields those that are given.
+# What serve takes in addition to its config: the fields that are given.
 BESIDE_CONFIG = Group(
     (
         many(
             "--models-dir",
             "models_dir",
             "FOLDER",
-            "Serve the models of this folder; without --config there need be no config.",
+            "Serve the models in this folder. With it a config is optional.",
             read=str,
         ),
-        text("--host", "host", "ADDRESS|PATH,...", "Where to listen, instead of the config's `listen`."),
-        number("--port", "port", "N", "Port to listen on, instead of the config's; 0 takes any free one."),
+        text(
+            "--host",
+            "host",
+            "ADDRESS|PATH,...",
+            "Addresses and Unix sockets to listen on; replaces the config's `listen`.",
+        ),
+        number("--port", "port", "N", "Port to listen on; 0 for any free port. Replaces the config's."),
         switch(
             "--insecure-no-auth",
             "insecure_no_auth",
-            "Allow another address than loopback without a key.",
+            "Accept requests from other machines without an API key.",
         ),
-        path("--api-key-file", "api_key_file", "File of keys, instead of the config's."),
-        path("--tls-cert", "tls_cert", "PEM certificate and its chain, instead of the config's."),
-        path("--tls-key", "tls_key", "Its PEM key."),
-        path("--token-file", "token_file", "File with the hub's token, instead of the config's."),
-        path("--ready-file", "ready_file", "Written with the address once requests are served."),
+        path("--api-key-file", "api_key_file", "File with one API key per line; replaces the config's."),
+        path("--tls-cert", "tls_cert", "PEM certificate with its chain; replaces the config's."),
+        path("--tls-key", "tls_key", "PEM key of the certificate."),
+        path("--token-file", "token_file", "File with the hub's token; replaces the config's."),
+        path("--ready-file", "ready_file", "File to write the address to once llamasup is ready."),
     )
 )
 
-# For the program that started it: fields of OutputOptions.
+# For a program that starts llamasup: fields of OutputOptions.
 ATTACHED = Group(
     (
         text(
             "--events",
             "events",
             "jsonl",
-            "Events on standard output, one object a line.",
+            "Write events to standard output, one JSON object per line.",
             read=one_of("jsonl"),
         ),
         switch(
             "--sidecar",
             "sidecar",
-            "For the program that starts it: any free port, events on standard output, "
-            "stop when standard input ends.",
+            "Run as a part of another program: any free port, events on standard output, "
+            "stop when standard input closes.",
         ),
-        number("--parent-pid", "parent_pid", "PID", "Stop when this process ends."),
+        number("--parent-pid", "parent_pid", "PID", "Stop when this process exits."),
     )
 )
 
@@ -284,8 +244,22 @@ ATTACHED = Group(
 _LEVELS = ("debug", "info", "warning", "error")
 LOGGING = Group(
     (
-        text("--log-level", "log_level", "|".join(_LEVELS), None, "info", read=one_of(*_LEVELS)),
-        text("--log-format", "log_format", "text|json", None, "text", read=one_of("text", "json")),
+        text(
+            "--log-level",
+            "log_level",
+            "|".join(_LEVELS),
+            "Least severe messages to log.",
+            "info",
+            read=one_of(*_LEVELS),
+        ),
+        text(
+            "--log-format",
+            "log_format",
+            "text|json",
+            "Format of the log.",
+            "text",
+            read=one_of("text", "json"),
+        ),
     )
 )
 
@@ -297,15 +271,15 @@ BesideConfig = Annotated[Given, BESIDE_CONFIG]
 Attached = Annotated[Given, ATTACHED]
 Logging = Annotated[Given, LOGGING]
 
-# --- back again --------------------------------------------------------------------------------------
+# --- written back -----------------------------------------------------------------------------------
 
 _OF_SERVICES = (*LISTENING.options, *SERVING.options, *LOGGING.options)
-# What the unit of a service says too is in its command line whatever the defaults of a later version.
+# A unit file repeats these, so its command line has them whatever the defaults of a later version.
 _ALWAYS = ("host", "port", "drain_timeout_s", "stop_timeout_s")
 
 
 def run_arguments(model: str, settings: Settings, given: Mapping[str, Any], runtime: str) -> list[str]:
-    """The command line of ``llamasup run`` that means this: what differs from the defaults is written.
+    """The command line of ``llamasup run`` with these values; values that are the default are left out.
 
     ``given`` are the values of ``Listening``, ``Serving`` and ``Logging``.
     """
@@ -323,7 +297,7 @@ def run_arguments(model: str, settings: Settings, given: Mapping[str, Any], runt
 
 
 def serve_arguments(config: Path | None, given: Mapping[str, Any], runtime: str) -> list[str]:
-    """The command line of ``llamasup serve`` that means this.
+    """The command line of ``llamasup serve`` with these values.
 
     ``given`` are the values of ``BesideConfig`` and ``Logging``, and ``watch``.
     """
@@ -338,6 +312,6 @@ def serve_arguments(config: Path | None, given: Mapping[str, Any], runtime: str)
 
 
 def was_given(ctx: typer.Context, field: str) -> bool:
-    """Whether somebody chose the option of ``field``, rather than leaving it at its default."""
+    """Whether the option of ``field`` is on the command line or in the environment."""
     source = ctx.get_parameter_source(field)
     return source is not None and source.name != "DEFAULT"

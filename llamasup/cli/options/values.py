@@ -1,4 +1,4 @@
-"""Reads what is typed for an option; says what it saw, which Typer's own messages do not."""
+"""Reads the values of options. The messages name the value, which Typer's own do not."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def seconds(text: str | float) -> float:
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a number of seconds.") from None
     if not 0 <= value < float("inf"):
-        raise typer.BadParameter(f"{text!r} is not a time that can be waited.")
+        raise typer.BadParameter(f"{text!r} is not a valid number of seconds.")
     return value
 
 
 def seconds_or_never(text: str | float) -> float | None:
-    """0 is the usual word for "no limit"."""
+    """0 means no limit."""
     return seconds(text) or None
 
 
@@ -47,7 +47,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def checked(check: Callable[[str], str]) -> Callable[[str], str]:
-    """``check`` of the core, whose refusal is one of the command line."""
+    """``check`` as a reader of an option: its UsageInvalid becomes an error of the command line."""
 
     def read(text: str) -> str:
         try:
