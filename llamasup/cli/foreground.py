@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llamasup.cli.errors import show_error
 from llamasup.cli.lifeline import ENDINGS, HURRY_S, tie_to_parent
+from llamasup.cli.output.error_report import show_error
 from llamasup.cli.output.narrator import Narrator
 from llamasup.cli.output.view import JsonView, Level, TextView, View, ViewHandler
 from llamasup.cli.output.writer import Outlet

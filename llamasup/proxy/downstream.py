@@ -12,9 +12,9 @@ from typing import Final, cast
 from llamasup.http.heads import HttpError, error_body, error_response
 from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
-from llamasup.proxy.context import ProxyContext
 from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.gate import Door
+from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.local import answer_to
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of

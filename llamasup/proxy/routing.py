@@ -6,8 +6,8 @@ What a model's processes do, whether a request may wait for them, and how it is 
 from __future__ import annotations
 
 from llamasup.http.routes import CONTROL
-from llamasup.proxy.context import ProxyContext
 from llamasup.proxy.gate import Door
+from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.local import CONTROL_PATHS, misused
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease, Unavailable

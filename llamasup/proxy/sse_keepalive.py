@@ -15,7 +15,7 @@ from typing import Final
 from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.http.heads import status_line
 from llamasup.http.sse import error_event, error_of
-from llamasup.proxy.context import ClientConnection
+from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request
 
 __all__ = ["EarlyStream", "keep_awake"]

@@ -16,9 +16,9 @@ from llamasup.errors import ConfigInvalid
 from llamasup.http.certificate import Validity, validity_of
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.connections import TOO_MANY, host_of
-from llamasup.proxy.context import ProxyContext
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.gate import Door
+from llamasup.proxy.interfaces import ProxyContext
 from llamasup.system.storage.folders import read_bounded
 
 __all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_context"]

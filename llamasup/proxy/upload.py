@@ -13,8 +13,8 @@ from typing import Protocol
 
 from llamasup.http.heads import HttpError
 from llamasup.proxy.body_rules import judge_scan, scan_for
-from llamasup.proxy.context import ClientConnection, ProxyContext
 from llamasup.proxy.gate import Door
+from llamasup.proxy.interfaces import ClientConnection, ProxyContext
 from llamasup.proxy.local import is_local
 from llamasup.proxy.request import Request
 from llamasup.proxy.upstream import Upstream

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Final, Protocol
 
 from llamasup.http.heads import HttpError
-from llamasup.proxy.context import ClientConnection
+from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import keep_awake
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.cli.errors import show_error
+from llamasup.cli.output.error_report import show_error
 from llamasup.cli.output.view import Level
 from llamasup.errors import ModelMissing
 from llamasup.system.hardware.facts import cgroup_files

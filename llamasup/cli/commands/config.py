@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.errors import guarded
 from llamasup.cli.options import shared as o
+from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View, plural
 from llamasup.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.errors import guarded, show_error
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Group, number, path, takes_groups, text
 from llamasup.cli.options.values import whole_number
+from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.layout import stdout_columns
 from llamasup.cli.output.models_table import models_table, summary
 from llamasup.cli.output.results import write_bytes, write_json, write_result

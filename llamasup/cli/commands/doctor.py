@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.errors import guarded
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.values import whole_number
+from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import hanging, stdout_columns
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, while_waiting

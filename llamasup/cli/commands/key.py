@@ -24,9 +24,9 @@ from llamasup.auth.key_source import PROCESS_SALT
 from llamasup.auth.key_store import change_key_file, default_key_file, key_file_text
 from llamasup.auth.keys import ApiKey, KeyLimits, Priority
 from llamasup.cli.command_group import command_set
-from llamasup.cli.errors import guarded
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.values import one_of, whole_number
+from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.errors import error_text, guarded, show_error
 from llamasup.cli.options import shared as o
+from llamasup.cli.output.error_report import error_text, guarded, show_error
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View

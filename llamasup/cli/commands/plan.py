@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.errors import guarded
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.model import WithExtra
+from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, while_waiting

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.errors import guarded, show_error
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.values import whole_number
+from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
 from llamasup.cli.process import STOP_SIGNALS, Interrupted

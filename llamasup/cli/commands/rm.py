@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.errors import guarded
 from llamasup.cli.options import shared as o
+from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.results import write_json
 from llamasup.cli.output.view import View, plural
 from llamasup.downloads.hub_settings import hub_endpoint

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamasup.cli.command_group import command_set
-from llamasup.cli.errors import guarded
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Group, switch, takes_groups, text
 from llamasup.cli.options.model import WithExtra
+from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from llamasup.cli.errors import error_text
+from llamasup.cli.output.error_report import error_text
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.refusals import Refusals
 from llamasup.cli.output.view import Level, View, duration_text, plural, shortened
