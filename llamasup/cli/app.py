@@ -26,18 +26,18 @@ def _control(name: str, summary: str) -> LazyCommand:
 
 
 COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
-    "Serve models": (
+    "Commands to serve models": (
         _command("run", "Serve one model in the foreground."),
         _command("serve", "Serve many models, from a config or from folders."),
         _command("wrap", "Supervise an existing llama-server command line, unchanged."),
     ),
-    "Manage models": (
+    "Commands to manage models": (
         _command("pull", "Download models from Hugging Face or from an https URL."),
         _command("rm", "Delete models from the models folder."),
         _command("list", "List the models on this machine by name."),
         _command("inspect", "Show facts about a model, and whether it fits in memory."),
     ),
-    "Control a running llamasup": (
+    "Commands for a running llamasup": (
         _control("status", "Show the state of a running llamasup and its models."),
         _control("ps", "List the models of a running llamasup."),
         _control("load", "Load a model, and wait until it is ready."),
@@ -47,11 +47,11 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _control("stop", "Stop a running llamasup."),
         _control("logs", "Show the llama-server log of a model."),
     ),
-    "Explain and diagnose": (
+    "Commands to explain and diagnose": (
         _command("plan", "Show the llama-server command line for a model, with reasons."),
         _command("doctor", "Check this machine for problems, and show a remedy for each."),
     ),
-    "Services, keys and configuration": (
+    "Commands for services, keys and configuration": (
         _command("service", "Run llamasup as a systemd service."),
         _command("key", "Create, list and revoke API keys."),
         _command("config", "Write and check the configuration file of serve."),
