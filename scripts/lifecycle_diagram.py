@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from llamasup.llama_server.diagnosis import Diagnosis  # noqa: E402
-from llamasup.llama_server.plan_limits import Adjustment, Bounds  # noqa: E402
+from llamasup.llama_server.plan_limits import Adjustment, PlanLimits  # noqa: E402
 from llamasup.supervision import states as core  # noqa: E402
 from llamasup.supervision.backoff import RestartPolicy  # noqa: E402
 from llamasup.supervision.states import Event, Instance, Policy, State  # noqa: E402
@@ -34,23 +34,29 @@ CRASH = Diagnosis("killed", "", "", (), deterministic=False, exit_code=75)
 VERDICTS = (
     CRASH,
     replace(CRASH, deterministic=True),
-    replace(CRASH, adjustment=Adjustment(1, 3, (), Bounds())),
+    replace(CRASH, adjustment=Adjustment(1, 3, (), PlanLimits())),
 )
 POLICIES = tuple(
     Policy(warm_up=warm_up, restart=RestartPolicy(half_open_s=half_open_s))
     for warm_up in (True, False)
     for half_open_s in (None, 300.0)
 )
-ASKED = (core.StartAsked, core.StopAsked, core.KillAsked, core.RestartAsked)
-WITH_VERDICT = (core.SpawnFailed, core.WarmupFailed, core.Doomed, core.Hung, core.Exited)
+ASKED = (core.StartRequested, core.StopRequested, core.KillRequested, core.RestartRequested)
+WITH_VERDICT = (
+    core.SpawnFailed,
+    core.WarmupFailed,
+    core.StartupFailureLogged,
+    core.LivenessFailed,
+    core.Exited,
+)
 
 
 def events_at(instance: Instance) -> Iterator[Event]:
     for kind in TABLE[instance.state]:
         if kind in ASKED:
             yield kind()
-        elif kind is core.Woke:
-            yield core.Woke(instance.ticket)
+        elif kind is core.TimerFired:
+            yield core.TimerFired(instance.ticket)
         elif kind is core.Spawned:
             yield from (core.Spawned(instance.generation, 1, keeps_slots=keeps) for keeps in (False, True))
         elif kind in WITH_VERDICT:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from llamasup.pool.eviction import UNUSED  # noqa: E402
-from llamasup.pool.policy import Evict, Load, Phase, ResidencyPolicy, Tenant, Verdict, World, decide  # noqa: E402
+from llamasup.pool.policy import Action, Evict, Load, ModelSnapshot, Phase, ResidencyPolicy, Snapshot, decide  # noqa: E402
 from llamasup.testing.residency_sim import Call, Simulation, simulate  # noqa: E402
 from llamasup.testing.residency_world import Decide, Model, ModelWorld  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
@@ -105,16 +105,16 @@ class Future:
         return later[nth] - now if nth < len(later) else float("inf")
 
 
-def one_by_one(first: Callable[[Tenant], tuple[float, ...]]) -> Decide:
+def one_by_one(first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Decide:
     """The usual cache: until it fits, the idle one goes that is first in this order."""
 
-    def decided(world: World) -> tuple[Verdict, ...]:
+    def decided(world: Snapshot) -> tuple[Action, ...]:
         return tuple(_one_by_one(world, first))
 
     return decided
 
 
-def _one_by_one(world: World, first: Callable[[Tenant], tuple[float, ...]]) -> Iterator[Verdict]:
+def _one_by_one(world: Snapshot, first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Iterator[Action]:
     tenants = world.tenants.values()
     claims = [each for each in tenants if each.phase is Phase.ABSENT and each.waiting]
     if not claims:
@@ -134,7 +134,7 @@ def _one_by_one(world: World, first: Callable[[Tenant], tuple[float, ...]]) -> I
         lack -= victim.needs[DEVICE]
 
 
-def without_counts(world: World) -> tuple[Verdict, ...]:
+def without_counts(world: Snapshot) -> tuple[Action, ...]:
     tenants = {id_: replace(each, use=UNUSED) for id_, each in world.tenants.items()}
     return decide(replace(world, tenants=tenants))
 
@@ -146,7 +146,7 @@ def played(workload: Workload, calls: list[Call], only: str = "") -> dict[str, t
     uses = dict.fromkeys(workload.sizes_gb, 0)
     asked = -1
 
-    def least_often(tenant: Tenant) -> tuple[float, ...]:
+    def least_often(tenant: ModelSnapshot) -> tuple[float, ...]:
         nonlocal asked
         assert future.simulation is not None
         for call in calls[asked + 1 : future.simulation.issued]:
@@ -154,7 +154,7 @@ def played(workload: Workload, calls: list[Call], only: str = "") -> dict[str, t
         asked = future.simulation.issued - 1
         return uses[tenant.id], tenant.used_s
 
-    def knowing(world: World) -> tuple[Verdict, ...]:
+    def knowing(world: Snapshot) -> tuple[Action, ...]:
         """The policy itself, told the time to the next use for the time since the last one."""
         tenants = {
             id_: replace(each, use=UNUSED, used_s=world.now_s - min(future.until_next(id_) + 1, 1e9))
@@ -266,8 +266,8 @@ def turns_table(*, seeds: int, requests: int) -> str:
         "no lingering (`linger` 0)": (ResidencyPolicy(linger=0.0), decide),
         "**llamasup** (`turn_s` 5, `linger` 0.1)": (ResidencyPolicy(), decide),
         "`linger` 0.3": (ResidencyPolicy(linger=0.3), decide),
-        "`turn_s` 1": (ResidencyPolicy(turn_s=1.0), decide),
-        "`turn_s` 20": (ResidencyPolicy(turn_s=20.0), decide),
+        "`turn_s` 1": (ResidencyPolicy(time_slice_s=1.0), decide),
+        "`turn_s` 20": (ResidencyPolicy(time_slice_s=20.0), decide),
     }
     rows = []
     for clients in (4, 8):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llamasup.config.keys import FilePath, Key, Many
-from llamasup.config.kinds import Refused, Switch, Time, Whole, WholeOr
+from llamasup.config.kinds import Integer, IntegerOr, Refused, Switch, Time
 from llamasup.config.mistakes import shown
 from llamasup.config.reading import keys_of
 from llamasup.config.values import ModelEntry
@@ -79,9 +79,9 @@ def _taken(value: Any, kind: Any) -> Any:
             if not isinstance(value, bool):
                 raise Refused
             return value
-        case Whole():
+        case Integer():
             return kind.parse(_whole(value))
-        case WholeOr():
+        case IntegerOr():
             return kind.parse(value if isinstance(value, str) else _whole(value))
         case _:
             if not isinstance(value, str):

@@ -29,6 +29,8 @@ __all__ = [
     "NAME",
     "Endpoint",
     "HostName",
+    "Integer",
+    "IntegerOr",
     "Listen",
     "MediaHost",
     "Name",
@@ -43,8 +45,6 @@ __all__ = [
     "Text",
     "Time",
     "Url",
-    "Whole",
-    "WholeOr",
 ]
 
 NAME = r"[A-Za-z0-9._/:@+-]+"
@@ -128,7 +128,7 @@ class Switch(_Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(_Kind):
+class Integer(_Kind):
     least: int = 0
     most: int = 1 << 31  # llama-server's own numbers are 32 bits
 
@@ -178,19 +178,19 @@ class OneOf(_Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class WholeOr(_Kind):
+class IntegerOr(_Kind):
     least: int
     words: tuple[str, ...]
 
     @property
     def allowed(self) -> str:
-        return f"{Whole(self.least).allowed}, or {' or '.join(self.words)}"
+        return f"{Integer(self.least).allowed}, or {' or '.join(self.words)}"
 
     def parse(self, text: str) -> int | str:
-        return text if text in self.words else Whole(self.least).parse(text)
+        return text if text in self.words else Integer(self.least).parse(text)
 
     def schema(self) -> Mapping[str, Any]:
-        return {"anyOf": [Whole(self.least).schema(), {"enum": list(self.words)}]}
+        return {"anyOf": [Integer(self.least).schema(), {"enum": list(self.words)}]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from llamasup.system.text import memory_text
 
-__all__ = ["Surroundings", "starter_text"]
+__all__ = ["GenerationContext", "starter_text"]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class GenerationContext:
     """What was found. ``models_dirs`` and ``key_file`` are paths as they are to be written; ``devices`` the
     names and descriptions of the runtime's.
     """
@@ -26,7 +26,7 @@ class Surroundings:
     key_file: str | None = None
 
 
-def starter_text(found: Surroundings) -> str:
+def starter_text(found: GenerationContext) -> str:
     """A config that ``check`` accepts as it is."""
     return "\n".join(
         (
@@ -41,7 +41,7 @@ def starter_text(found: Surroundings) -> str:
     )
 
 
-def _listening(found: Surroundings) -> tuple[str, ...]:
+def _listening(found: GenerationContext) -> tuple[str, ...]:
     key_file = found.key_file or "~/.config/llamasup/keys"
     used = "" if found.key_file else "#"
     make = "" if found.key_file else "  # make it first: llamasup key new NAME"
@@ -58,7 +58,7 @@ def _listening(found: Surroundings) -> tuple[str, ...]:
     )
 
 
-def _models(found: Surroundings) -> tuple[str, ...]:
+def _models(found: GenerationContext) -> tuple[str, ...]:
     lines = ["", "# Every model below these folders is served, under the name of its file."]
     if found.models_dirs:
         lines += ["models_dir:", *(f"  - {_text(folder)}" for folder in found.models_dirs)]
@@ -83,7 +83,7 @@ def _models(found: Surroundings) -> tuple[str, ...]:
     )
 
 
-def _memory(found: Surroundings) -> tuple[str, ...]:
+def _memory(found: GenerationContext) -> tuple[str, ...]:
     devices = ", ".join(f"{name} ({description})" for name, description in found.devices)
     return (
         "",
@@ -93,7 +93,7 @@ def _memory(found: Surroundings) -> tuple[str, ...]:
     )
 
 
-def _defaults(found: Surroundings) -> tuple[str, ...]:
+def _defaults(found: GenerationContext) -> tuple[str, ...]:
     return (
         "",
         f"# What is said of no model in particular. Threads and all else are planned ({found.cores} cores).",

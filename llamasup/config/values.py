@@ -16,6 +16,8 @@ from llamasup.config.keys import FilePath, Key, Many, Named, Section
 from llamasup.config.kinds import (
     Endpoint,
     HostName,
+    Integer,
+    IntegerOr,
     Listen,
     MediaHost,
     Name,
@@ -28,8 +30,6 @@ from llamasup.config.kinds import (
     Text,
     Time,
     Url,
-    Whole,
-    WholeOr,
 )
 from llamasup.config.mistakes import Place
 from llamasup.config.sizes import Size
@@ -81,15 +81,16 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
     """What can be said of a model: under its own name, under a rule, and for all under ``defaults``."""
 
     ctx_size: Annotated[
-        int | None, Key(Whole(1), "Context of one request, in tokens.", "what the model and the memory allow")
+        int | None,
+        Key(Integer(1), "Context of one request, in tokens.", "what the model and the memory allow"),
     ] = None
     parallel: Annotated[
-        int | None, Key(Whole(1, 1024), "Requests that are computed at the same time.", "planned")
+        int | None, Key(Integer(1, 1024), "Requests that are computed at the same time.", "planned")
     ] = None
     gpu_layers: Annotated[
-        GpuLayers | None, Key(WholeOr(0, ("auto", "all")), "Layers that are kept on the GPU.", "auto")
+        GpuLayers | None, Key(IntegerOr(0, ("auto", "all")), "Layers that are kept on the GPU.", "auto")
     ] = None
-    threads: Annotated[int | None, Key(Whole(1, 4096), "Threads that compute.", "planned")] = None
+    threads: Annotated[int | None, Key(Integer(1, 4096), "Threads that compute.", "planned")] = None
     kv_type: Annotated[
         str | None,
         Key(
@@ -148,7 +149,7 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
     pin: Annotated[bool | None, Key(Switch(), "Never unload it for another model.", "false")] = None
     preload: Annotated[bool | None, Key(Switch(), "Load it at the start.", "false")] = None
     replicas: Annotated[
-        int | None, Key(Whole(1, 64), "Processes that serve it behind its one name.", "1")
+        int | None, Key(Integer(1, 64), "Processes that serve it behind its one name.", "1")
     ] = None
     keep_slots: Annotated[
         bool | None,
@@ -156,9 +157,9 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
     ] = None
 
     max_concurrent: Annotated[
-        int | None, Key(Whole(1), "Requests that run at once.", "as many as it has slots")
+        int | None, Key(Integer(1), "Requests that run at once.", "as many as it has slots")
     ] = None
-    max_queued: Annotated[int | None, Key(Whole(0), "Requests that may wait; more are refused.", "256")] = (
+    max_queued: Annotated[int | None, Key(Integer(0), "Requests that may wait; more are refused.", "256")] = (
         None
     )
     wait_timeout_s: Annotated[
@@ -275,7 +276,7 @@ class Downloads(_Keys, frozen=True, kw_only=True):
     private_addresses: Annotated[
         bool, Key(Switch(), "Download from addresses of this network too, and over http.")
     ] = False
-    parallel: Annotated[int, Key(Whole(1, 16), "Connections for one file.")] = 4
+    parallel: Annotated[int, Key(Integer(1, 16), "Connections for one file.")] = 4
 
 
 class Slots(_Keys, frozen=True, kw_only=True):
@@ -312,7 +313,7 @@ class Config(_Keys, frozen=True, kw_only=True):
         Memory()
     )
     max_loaded: Annotated[
-        int | None, Key(Whole(1), "Models that are loaded at the same time at most.", "as many as fit")
+        int | None, Key(Integer(1), "Models that are loaded at the same time at most.", "as many as fit")
     ] = None
     default_model: Annotated[
         str | None, Key(Name(), "The model for requests that name none.", "the only one, where there is one")

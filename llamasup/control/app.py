@@ -20,7 +20,7 @@ from llamasup.queueing.endpoint import Endpoint
 if TYPE_CHECKING:
     import uvicorn
 
-    from llamasup.control.interface import Controlled
+    from llamasup.control.interface import ControlTarget
     from llamasup.control.routes import Application
     from llamasup.observability.metrics import Metrics
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class ControlServer:
     """Listens at once, loads the application when somebody comes."""
 
-    def __init__(self, socket_path: Path, controlled: Controlled, metrics: Metrics) -> None:
+    def __init__(self, socket_path: Path, controlled: ControlTarget, metrics: Metrics) -> None:
         self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
         self._controlled = controlled
         self._metrics = metrics

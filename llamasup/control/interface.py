@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llamasup.observability.metrics import InstanceGauges
     from llamasup.supervision.events import Bus
 
-__all__ = ["Controlled", "shown"]
+__all__ = ["ControlTarget", "shown"]
 
 
 def shown(changes: Changes) -> Mapping[str, Any]:
@@ -21,7 +21,7 @@ def shown(changes: Changes) -> Mapping[str, Any]:
     return {name: list(ids) for name, ids in asdict(changes).items()}
 
 
-class Controlled(Protocol):
+class ControlTarget(Protocol):
     """All methods are for the event loop's thread. ``model`` may be any name of it; an unknown one raises
     ModelUnknown, with near names in its remedy.
     """

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamasup.control.interface import Controlled
+from llamasup.control.interface import ControlTarget
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
 from llamasup.errors import LlamasupError, UsageInvalid
 from llamasup.http.errors import error_object, type_of
@@ -39,7 +39,7 @@ _Work = Callable[[], Coroutine[Any, Any, Any]]
 class Application:
     """``tasks`` owns what goes on when nobody waits for it."""
 
-    def __init__(self, controlled: Controlled, metrics: Metrics, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, controlled: ControlTarget, metrics: Metrics, tasks: asyncio.TaskGroup) -> None:
         self._controlled = controlled
         self._metrics = metrics
         self._tasks = tasks

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from llamasup.control.interface import Controlled
+from llamasup.control.interface import ControlTarget
 from llamasup.errors import Conflict, LogMissing
 from llamasup.supervision.events import PROTOCOL, Notice, Stopped, as_json
 from llamasup.system.process.log_tail import LogTail
@@ -116,7 +116,7 @@ class Stream(StreamingResponse):
 
 
 async def event_stream(
-    controlled: Controlled, streams: Streams, *, keepalive_s: float = KEEPALIVE_S
+    controlled: ControlTarget, streams: Streams, *, keepalive_s: float = KEEPALIVE_S
 ) -> AsyncGenerator[bytes]:
     """Server-sent events: the state of each model, then every notice of the bus as its contract object."""
     waiting: deque[Notice] = deque()

@@ -9,8 +9,8 @@ from typing import Any
 from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import PURPOSES, ModelFacts, is_served
 from llamasup.llama_server.capabilities import Capabilities, parse_help
-from llamasup.llama_server.flags import ByHand
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.flags import ExtraArgs
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.ladder import admit
 from llamasup.planning.memory.context import ContextShape, kv_bytes
@@ -42,7 +42,7 @@ _TODAYS_BUILD = Capabilities(
     devices=(),
 )
 _NOTHING_ASKED = Settings()
-_NOTHING_BY_HAND = ByHand()
+_NOTHING_BY_HAND = ExtraArgs()
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -91,12 +91,12 @@ def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little")
     if not is_served(facts):
         return None
 
-    def candidate(bounds: Bounds) -> Sizing:
+    def candidate(bounds: PlanLimits) -> Sizing:
         return size_up(
             _TODAYS_BUILD, facts, hardware, _NOTHING_ASKED, _NOTHING_BY_HAND, kind="binary", bounds=bounds
         )
 
-    admission = admit(candidate, Bounds())
+    admission = admit(candidate, PlanLimits())
     sizes, foreign = admission.plan, facts.big_endian != (byte_order == "big")
     if foreign:
         sizes = admission.preferred  # how large it would be is all there is to say

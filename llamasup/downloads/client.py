@@ -20,13 +20,13 @@ from llamasup._version import __version__
 from llamasup.downloads.hub_api import is_transient, refusal
 from llamasup.downloads.reference import Ref, shown_url
 from llamasup.downloads.remote_file import retry_after_s
-from llamasup.downloads.transport import CheckedHosts
-from llamasup.downloads.url_policy import Reach
+from llamasup.downloads.transport import PinnedTransport
+from llamasup.downloads.url_policy import UrlPolicy
 from llamasup.errors import DownloadFailed
 from llamasup.http.httpx_import import httpx
 from llamasup.system.text import printable
 
-__all__ = ["Answer", "DownloadClient", "Interruption", "Patience"]
+__all__ = ["Answer", "DownloadClient", "Patience", "TransientError"]
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Answer:
         return self.response.headers
 
 
-class Interruption(Exception):
+class TransientError(Exception):
     """It may work a little later. ``wait_s``: what the server asked for."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
@@ -73,14 +73,14 @@ class DownloadClient:
     """One download's connections. An asynchronous context manager."""
 
     def __init__(
-        self, ref: Ref, reach: Reach, token: str | None, *, parallel: int, patience: Patience
+        self, ref: Ref, reach: UrlPolicy, token: str | None, *, parallel: int, patience: Patience
     ) -> None:
         self.ref = ref
         self.patience = patience
         self._reach = reach
         self._token = token
         self._client = httpx.AsyncClient(
-            transport=CheckedHosts(reach, connections=parallel),
+            transport=PinnedTransport(reach, connections=parallel),
             timeout=httpx.Timeout(patience.stall_s, connect=patience.connect_s),
             trust_env=False,  # proxies are the transport's; no .netrc: the token is all that is sent
             follow_redirects=False,
@@ -96,7 +96,8 @@ class DownloadClient:
     async def ask(self, url: str, *, bytes_from: tuple[int, int] | None = None) -> AsyncIterator[Answer]:
         """GET ``url``, or of it the bytes from first to before second. The answer's body is not read yet.
 
-        Raises Interruption for what may pass; AccessDenied, ModelMissing, DownloadFailed or DownloadRefused.
+        Raises TransientError if a retry may help; else AccessDenied, ModelMissing, DownloadFailed or
+        DownloadRefused.
         """
         headers = {"User-Agent": f"llamasup/{__version__}", "Accept-Encoding": "identity"}
         if bytes_from is not None:
@@ -139,7 +140,7 @@ class DownloadClient:
             return bytes(body), answer.headers.get("link")
 
     async def chunks(self, answer: Answer) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises Interruption where it breaks off or stands still."""
+        """The body as it comes. Raises TransientError where it breaks off or stands still."""
         with _our_words(answer.url):
             async for chunk in answer.response.aiter_raw():
                 yield chunk
@@ -156,19 +157,19 @@ class DownloadClient:
         async def counted() -> T:
             try:
                 return await act()
-            except Interruption:
+            except TransientError:
                 tries.failed()
                 raise
 
         try:
             return await AsyncRetrying(
-                retry=retry_if_exception_type(Interruption),
+                retry=retry_if_exception_type(TransientError),
                 stop=tries.stop,
                 wait=tries.wait,
                 before_sleep=tries.before_sleep,
                 reraise=True,
             )(counted)
-        except Interruption as error:
+        except TransientError as error:
             where = "" if str(error).startswith(str(self.ref)) else f"{self.ref}: "  # the same, of a URL
             raise DownloadFailed(
                 f"{where}{error}, {tries.without_progress} times in a row."
@@ -196,7 +197,7 @@ class DownloadClient:
                     f"{shown_url(url)} answered {status}, and asks to come back in {wait_s:.0f} s.",
                     remedy="Try again then; what has come is kept.",
                 )
-            raise Interruption(f"{shown_url(url)} answered {status}", wait_s)
+            raise TransientError(f"{shown_url(url)} answered {status}", wait_s)
         raise refusal(
             self.ref, url, status, response.headers, endpoint=self._reach.endpoint, with_token=with_token
         )
@@ -222,7 +223,7 @@ class _Tries:
 
     def wait(self, state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, Interruption) and error.wait_s is not None:
+        if isinstance(error, TransientError) and error.wait_s is not None:
             return error.wait_s
         longest_s = self._patience.first_wait_s * float(1 << (self.without_progress - 1))
         return min(longest_s, self._patience.most_wait_s) * random.uniform(0.8, 1.2)  # noqa: S311
@@ -251,19 +252,19 @@ async def _read_small(response: httpx.Response) -> None:
 
 @contextmanager
 def _our_words(url: str) -> Iterator[None]:
-    """What httpx raises becomes an Interruption, or what no waiting helps against."""
+    """What httpx raises becomes an TransientError, or what no waiting helps against."""
     where = shown_url(url)
     try:
         yield
     except httpx.TimeoutException as error:
-        raise Interruption(f"{where} does not answer or stands still") from error
+        raise TransientError(f"{where} does not answer or stands still") from error
     except httpx.TransportError as error:
         if _is_untrusted(error):
             raise DownloadFailed(
                 f"{where}: its certificate is not trusted here ({_plain(error)}).",
                 remedy="Where a company's proxy reads along, set SSL_CERT_FILE to its certificates.",
             ) from error
-        raise Interruption(f"{where}: {_plain(error)}") from error
+        raise TransientError(f"{where}: {_plain(error)}") from error
     except (httpx.InvalidURL, ValueError) as error:
         raise DownloadFailed(
             f"{where} is no URL: {printable(str(error))}.", remedy="Check its host and its port."

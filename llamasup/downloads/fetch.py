@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from llamasup.downloads.client import Answer, DownloadClient, Interruption
+from llamasup.downloads.client import Answer, DownloadClient, TransientError
 from llamasup.downloads.part_file import Busy, PartFile, disk_errors, origin_of_file
 from llamasup.downloads.reference import shown_url
 from llamasup.downloads.remote_file import (
@@ -31,7 +31,7 @@ from llamasup.downloads.remote_file import (
 from llamasup.errors import DiskFull, DownloadFailed, LlamasupError, ModelInvalid
 from llamasup.system.text import memory_text
 
-__all__ = ["FileDownload", "Heard", "Outdated", "Wanted", "check_space", "is_in_place", "look"]
+__all__ = ["FileDownload", "Heard", "ListingChanged", "Wanted", "check_space", "is_in_place", "look"]
 
 # One write of this size takes the disk cache about 0.2 ms: less of them would be all calls, more would wait.
 _WRITE_BYTES = 1 << 20
@@ -61,7 +61,7 @@ class Wanted:
     remote: RemoteFile = field(default_factory=RemoteFile)
 
 
-class Outdated(Exception):
+class ListingChanged(Exception):
     """The file is no longer the one that was announced: what was announced has to be read again."""
 
 
@@ -182,16 +182,16 @@ class FileDownload:
             self._check_piece(answer, part, piece, size)
             await self._read(answer, part, piece)
         if piece.at < end:
-            raise Interruption(f"{shown_url(self._wanted.url)} was cut off at {piece.at} bytes")
+            raise TransientError(f"{shown_url(self._wanted.url)} was cut off at {piece.at} bytes")
 
     def _check_piece(self, answer: Answer, part: PartFile, piece: _Piece, size: int) -> None:
         found = content_range(answer.headers.get("content-range"))
         if answer.response.status_code != 206 or found is None:
-            raise Interruption(f"{shown_url(answer.url)} sends no part of the file any more")
+            raise TransientError(f"{shown_url(answer.url)} sends no part of the file any more")
         if found.size not in (None, size):
             raise _Changed(f"the file has {found.size} bytes now, and had {size}")
         if found.start != piece.at:
-            raise Interruption(f"{shown_url(answer.url)} sends other bytes than those asked for")
+            raise TransientError(f"{shown_url(answer.url)} sends other bytes than those asked for")
         # With a checksum it is that which decides: the hosts of a CDN need not agree on their tags.
         etag = strong_etag(answer.headers.get("etag"))
         if part.remote.sha256 is None and etag != part.remote.etag:
@@ -211,7 +211,7 @@ class FileDownload:
         if size is None:
             part.remote = replace(part.remote, size=piece.at)
         elif piece.at < size:
-            raise Interruption(f"{shown_url(self._wanted.url)} was cut off at {piece.at} of {size} bytes")
+            raise TransientError(f"{shown_url(self._wanted.url)} was cut off at {piece.at} of {size} bytes")
 
     async def _read(self, answer: Answer, part: PartFile, piece: _Piece) -> None:
         """Write what comes, up to the piece's end."""
@@ -292,7 +292,7 @@ def _length(answer: Answer) -> int | None:
 async def look(client: DownloadClient, wanted: Wanted) -> tuple[RemoteFile, bool]:
     """What the server says of a file, and whether it can send a part of it.
 
-    Raises what ``DownloadClient.ask`` raises, and Outdated.
+    Raises what ``DownloadClient.ask`` raises, and ListingChanged.
     """
     async with client.ask(wanted.url, bytes_from=(0, 1)) as answer:
         found = content_range(answer.headers.get("content-range"))
@@ -305,9 +305,9 @@ async def look(client: DownloadClient, wanted: Wanted) -> tuple[RemoteFile, bool
             etag=strong_etag(answer.headers.get("etag")),
         )
     if known.size is not None and remote.size != known.size:
-        raise Outdated(f"has {remote.size} bytes, and {known.size} were announced")
+        raise ListingChanged(f"has {remote.size} bytes, and {known.size} were announced")
     if linked is not None and known.sha256 is not None and linked != known.sha256:
-        raise Outdated("has another checksum than was announced")
+        raise ListingChanged("has another checksum than was announced")
     return remote, found is not None
 
 

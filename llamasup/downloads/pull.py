@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from llamasup.downloads.choose import Choice, RepoFile, choose
 from llamasup.downloads.client import DownloadClient, Patience
-from llamasup.downloads.fetch import FileDownload, Outdated, Wanted, check_space, is_in_place, look
+from llamasup.downloads.fetch import FileDownload, ListingChanged, Wanted, check_space, is_in_place, look
 from llamasup.downloads.hub_api import next_page, read_page
 from llamasup.downloads.part_file import Origin, PartFile, disk_errors, origin_of_file, remember_origin
 from llamasup.downloads.reference import (
@@ -34,7 +34,7 @@ from llamasup.downloads.reference import (
 )
 from llamasup.downloads.remote_file import RemoteFile, why_not_resumed
 from llamasup.downloads.store import FetchedModel, know_as
-from llamasup.downloads.url_policy import Reach
+from llamasup.downloads.url_policy import UrlPolicy
 from llamasup.errors import DownloadFailed, FolderUnusable, ModelInvalid, UsageInvalid
 from llamasup.gguf.files import read_parts
 from llamasup.system.text import printable
@@ -59,8 +59,8 @@ class DownloadOptions:
     patience: Patience = field(default_factory=Patience)
 
     @property
-    def reach(self) -> Reach:
-        return Reach(self.endpoint, private=self.private_addresses, http=self.allow_http)
+    def reach(self) -> UrlPolicy:
+        return UrlPolicy(self.endpoint, private=self.private_addresses, http=self.allow_http)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ async def pull(ref: Ref, options: DownloadOptions, follower: Follower) -> Fetche
         for last in (False, True):
             try:
                 return await _Pull(ref, options, follower, client).run()
-            except Outdated as outdated:
+            except ListingChanged as outdated:
                 if last:
                     raise DownloadFailed(
                         f"{ref}: {outdated}.", remedy="Try again later: it is just being changed on the hub."

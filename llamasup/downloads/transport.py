@@ -15,23 +15,23 @@ import urllib.request
 from types import TracebackType
 
 from llamasup.downloads.reference import origin_of
-from llamasup.downloads.url_policy import Reach, is_loopback_host
+from llamasup.downloads.url_policy import UrlPolicy, is_loopback_host
 from llamasup.errors import DownloadFailed
 from llamasup.http.httpx_import import httpx
 
-__all__ = ["CheckedHosts"]
+__all__ = ["PinnedTransport"]
 
 # Of one host; those behind it are hardly ever reached before somebody loses patience.
 _MOST_ADDRESSES = 4
 _LOOK_UP_S = 15.0
 
 
-class CheckedHosts(httpx.AsyncBaseTransport):
+class PinnedTransport(httpx.AsyncBaseTransport):
     """``reach`` says which addresses may be connected to. Raises its DownloadRefused for the others, and
     DownloadFailed for a proxy of the environment that cannot be used.
     """
 
-    def __init__(self, reach: Reach, *, connections: int) -> None:
+    def __init__(self, reach: UrlPolicy, *, connections: int) -> None:
         self._reach = reach
         self._limits = httpx.Limits(max_connections=connections + 2, max_keepalive_connections=connections)
         self._pools: dict[tuple[str, str, int], httpx.AsyncHTTPTransport] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llamasup.downloads.reference import origin_of, shown_url
 from llamasup.errors import DownloadRefused
 
-__all__ = ["Reach", "is_loopback_host", "is_public"]
+__all__ = ["UrlPolicy", "is_loopback_host", "is_public"]
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -22,7 +22,7 @@ _HANDED_OUT = ipaddress.IPv6Network("2000::/3")
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class UrlPolicy:
     """``endpoint`` is the hub's base URL. ``private``: other addresses than public ones are allowed
     everywhere; ``http``: so is plain HTTP.
     """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.capabilities import Capabilities, Option
 
-__all__ = ["ByHand", "CommandLine", "Reason", "asked_with", "read_extra", "with_absolute_paths"]
+__all__ = ["CommandLine", "ExtraArgs", "Reason", "asked_with", "read_extra", "with_absolute_paths"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class HandFlag:
+class ExtraFlag:
     """One flag that the user gave after ``--``."""
 
     spelling: str
@@ -38,10 +38,10 @@ class HandFlag:
 
 
 @dataclass(frozen=True, slots=True)
-class ByHand:
+class ExtraArgs:
     """The llama-server arguments that the user gave, read as that build will read them."""
 
-    flags: tuple[HandFlag, ...] = ()
+    flags: tuple[ExtraFlag, ...] = ()
 
     def has(self, spelling: str) -> bool:
         return self._last(spelling) is not None
@@ -68,7 +68,7 @@ class ByHand:
                 f"{spelling} needs a whole number, not {value!r}", remedy="correct the arguments after --"
             ) from None
 
-    def _last(self, spelling: str) -> HandFlag | None:
+    def _last(self, spelling: str) -> ExtraFlag | None:
         if not self.flags:  # as in most plans, and twenty times in each
             return None
         return next((flag for flag in reversed(self.flags) if spelling in flag.option.spellings), None)
@@ -78,13 +78,18 @@ class CommandLine:
     """Collects the flags of one plan, each with its reason. Owned by one call of ``plan``."""
 
     def __init__(
-        self, command: Iterable[str], capabilities: Capabilities, by_hand: ByHand, *, only_asked: bool = False
+        self,
+        command: Iterable[str],
+        capabilities: Capabilities,
+        extra_args: ExtraArgs,
+        *,
+        only_asked: bool = False,
     ) -> None:
         """``only_asked``: pass nothing but what is essential and what was asked for (profile plain)."""
         self._argv = list(command)
         self._reasons: list[Reason] = []
         self._capabilities = capabilities
-        self._by_hand = by_hand
+        self._by_hand = extra_args
         self._only_asked = only_asked
 
     @property
@@ -194,9 +199,9 @@ _OWNED: tuple[tuple[frozenset[str], str], ...] = (
 )
 
 
-def read_extra(capabilities: Capabilities, extra: tuple[str, ...]) -> ByHand:
+def read_extra(capabilities: Capabilities, extra: tuple[str, ...]) -> ExtraArgs:
     """The user's llama-server arguments, option by option. Raises UsageInvalid for what cannot work."""
-    flags: list[HandFlag] = []
+    flags: list[ExtraFlag] = []
     words = list(extra)
     while words:
         spelling = words.pop(0)
@@ -219,8 +224,8 @@ def read_extra(capabilities: Capabilities, extra: tuple[str, ...]) -> ByHand:
             raise UsageInvalid(
                 f"{spelling} needs a value ({option.argument})", remedy="add it after the flag"
             )
-        flags.append(HandFlag(spelling, option, values))
-    return ByHand(tuple(flags))
+        flags.append(ExtraFlag(spelling, option, values))
+    return ExtraArgs(tuple(flags))
 
 
 def _refuse_owned(name: str, option: Option | None) -> None:

@@ -13,7 +13,7 @@ from llamasup.llama_server.capabilities import Capabilities, Option
 
 __all__ = [
     "Given",
-    "GivenOptions",
+    "ParsedOptions",
     "config_files_in",
     "given_in_config",
     "given_in_environ",
@@ -38,7 +38,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenOptions:
+class ParsedOptions:
     """All that was given, what counts least first."""
 
     capabilities: Capabilities

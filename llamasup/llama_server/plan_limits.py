@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from llamasup.llama_server.flags import ByHand
+from llamasup.llama_server.flags import ExtraArgs
 from llamasup.llama_server.settings import Settings
 
-__all__ = ["LEAST_CTX_SIZE", "Adjustment", "Bounds", "Change", "adjustable_of"]
+__all__ = ["LEAST_CTX_SIZE", "Adjustment", "Change", "PlanLimits", "adjustable_of"]
 
 # Below this a chat with a system prompt and tools no longer fits: never chosen, but
 # a person can ask for it.
@@ -19,7 +19,7 @@ LEAST_CTX_SIZE = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class PlanLimits:
     """``None`` bounds nothing. ``why`` is the clause that explains whatever these bounds make smaller."""
 
     parallel: int | None = None
@@ -30,16 +30,16 @@ class Bounds:
     why: str = ""
 
     @property
-    def against_memory(self) -> Bounds:
+    def against_memory(self) -> PlanLimits:
         """The bounds that reduce the memory of a plan."""
         kv_type = None if self.kv_type == "f16" else self.kv_type
         return replace(self, kv_type=kv_type, flash_attn_off=False, why="")
 
     @property
-    def against_crashes(self) -> Bounds:
+    def against_crashes(self) -> PlanLimits:
         """The bounds that avoid the kernels of a packed KV cache and of flash attention."""
         kv_type = self.kv_type if self.kv_type == "f16" else None
-        return Bounds(kv_type=kv_type, flash_attn_off=self.flash_attn_off)
+        return PlanLimits(kv_type=kv_type, flash_attn_off=self.flash_attn_off)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class Adjustment:
     step: int
     most_steps: int
     changes: tuple[Change, ...]
-    bounds: Bounds
+    bounds: PlanLimits
 
     def __str__(self) -> str:
         changes = ", ".join(str(change) for change in self.changes)
         return f"{changes} (step {self.step} of {self.most_steps})"
 
 
-def adjustable_of(settings: Settings, by_hand: ByHand) -> frozenset[str]:
+def adjustable_of(settings: Settings, extra_args: ExtraArgs) -> frozenset[str]:
     """The options that a smaller plan may change: those not set by hand, here or after ``--``."""
     if settings.profile == "plain":
         return frozenset()  # all of it is llama-server's to choose
@@ -82,5 +82,5 @@ def adjustable_of(settings: Settings, by_hand: ByHand) -> frozenset[str]:
     return frozenset(
         option
         for option, (setting, flags) in passed.items()
-        if setting is None and not any(by_hand.has(flag) for flag in flags)
+        if setting is None and not any(extra_args.has(flag) for flag in flags)
     )

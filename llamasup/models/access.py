@@ -14,11 +14,11 @@ from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.context import has_kv_cache
 
 __all__ = [
-    "MeantModel",
+    "ResolvedModel",
     "ambiguous_model",
     "forbidden_model",
     "may_use",
-    "meant_by",
+    "resolved",
     "unfit_model",
     "unknown_model",
     "unnamed_model",
@@ -33,7 +33,7 @@ _GIVES_PURPOSE = ("--embedding", "--rerank", "--pooling")
 
 
 @dataclass(frozen=True, slots=True)
-class MeantModel:
+class ResolvedModel:
     """``names``: its id, then its aliases. ``works``: what it may be asked for (no set: in each request the
     hash of an enumeration's member would be taken in Python).
     """
@@ -46,8 +46,8 @@ class MeantModel:
         return self.names[0]
 
 
-def meant_by(spec: ModelSpec) -> MeantModel:
-    return MeantModel(spec.names, _works_of(spec.listed, spec.settings.extra))
+def resolved(spec: ModelSpec) -> ResolvedModel:
+    return ResolvedModel(spec.names, _works_of(spec.listed, spec.settings.extra))
 
 
 def _works_of(facts: ModelFacts | None, extra: Sequence[str]) -> tuple[Work, ...]:
@@ -62,7 +62,7 @@ def _works_of(facts: ModelFacts | None, extra: Sequence[str]) -> tuple[Work, ...
     return tuple(work for work, is_so in does.items() if is_so) or _ALL
 
 
-def may_use(key: ApiKey | None, meant: MeantModel) -> bool:
+def may_use(key: ApiKey | None, meant: ResolvedModel) -> bool:
     """Whether this key may use this model: by any of its names."""
     if key is None or not key.models:
         return True
@@ -113,7 +113,7 @@ _WORDS = {
 }
 
 
-def unfit_model(meant: MeantModel, work: Work) -> HttpError:
+def unfit_model(meant: ResolvedModel, work: Work) -> HttpError:
     """400: this model never does that. llama-server would answer 500 or 501, once it was loaded for it."""
     does = _listed([each.value for each in meant.works], "and")
     return HttpError(

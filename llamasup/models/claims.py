@@ -17,11 +17,11 @@ from llamasup.models.names import NameIndex, pattern
 from llamasup.models.rules import ModelRule, Problem
 from llamasup.models.spec import ModelOptions
 
-__all__ = ["Claim", "Claims", "Known", "can_share", "shared_options"]
+__all__ = ["Claims", "FoundIndex", "NameBinding", "can_share", "shared_options"]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class NameBinding:
     """One model by its names. ``key`` is the same for the same weights; ``options`` are without the defaults.
 
     ``found`` is None for what has to be downloaded, and where ``problem`` says why nothing is there.
@@ -35,7 +35,7 @@ class Claim:
     problem: str = ""
 
 
-class Known:
+class FoundIndex:
     """What was found, by its ids, and what sources of rules lead to. ``problems``: of what is not served."""
 
     def __init__(self, found: Sequence[FoundModel], sources: Mapping[str, FoundModel]) -> None:
@@ -116,8 +116,8 @@ class Known:
 class Claims:
     """Collects what each name means. Owned by one call of ``registry.build``."""
 
-    known: Known
-    made: list[Claim] = field(default_factory=list[Claim])
+    known: FoundIndex
+    made: list[NameBinding] = field(default_factory=list[NameBinding])
     problems: list[Problem] = field(default_factory=list[Problem])
     _names: set[str] = field(default_factory=set[str])
 
@@ -139,7 +139,7 @@ class Claims:
             model = self.known.ids[ids[0]]
             if free := self.own_ids_of(key):
                 options = _of_patterns(free, patterns)
-                self.made.append(Claim(free, model.path, key, model, options, _wrong_with(model)))
+                self.made.append(NameBinding(free, model.path, key, model, options, _wrong_with(model)))
             else:
                 self.problems.append(_name_taken(ids[0], model.path))
 
@@ -151,11 +151,11 @@ class Claims:
         """Of a file by its rule, and where that says nothing by patterns of its names and the file's own."""
         return rule.options.over(_of_patterns((*rule.names, *self.own_ids_of(key)), patterns))
 
-    def _about_found(self, rule: ModelRule, patterns: Sequence[ModelRule]) -> Claim:
+    def _about_found(self, rule: ModelRule, patterns: Sequence[ModelRule]) -> NameBinding:
         model = self.known.find(rule.name)
         if model is not None:
             options = self._said(rule, key_of(model), patterns)
-            return Claim(rule.names, model.path, key_of(model), model, options, _wrong_with(model))
+            return NameBinding(rule.names, model.path, key_of(model), model, options, _wrong_with(model))
         refused = self.known.refused.get(rule.name)
         near = self.known.near(rule.name)
         problem = refused or Problem(
@@ -167,9 +167,9 @@ class Claims:
         )
         if refused is None:
             self.problems.append(problem)
-        return Claim(rule.names, "", ("missing", rule.name), None, rule.options, problem.message)
+        return NameBinding(rule.names, "", ("missing", rule.name), None, rule.options, problem.message)
 
-    def _of_source(self, rule: ModelRule, source: str, patterns: Sequence[ModelRule]) -> Claim:
+    def _of_source(self, rule: ModelRule, source: str, patterns: Sequence[ModelRule]) -> NameBinding:
         is_repo = not source.startswith("/") and "://" not in source
         model = self.known.sources.get(source)
         if model is None and is_repo:
@@ -178,7 +178,7 @@ class Claims:
             # Of its names once it is here, the one that is known: what is said of it must not change then.
             names = (*rule.names, source) if is_repo else rule.names
             options = rule.options.over(_of_patterns(names, patterns))
-            return Claim(rule.names, source, ("remote", source), None, options)
+            return NameBinding(rule.names, source, ("remote", source), None, options)
         options = self._said(rule, key_of(model), patterns)
         wrong = _wrong_with(model)
         if wrong and key_of(model) not in self.known.broken:  # else it is told of the file
@@ -193,7 +193,7 @@ class Claims:
                     where=rule.where,
                 )
             )
-        return Claim(rule.names, model.path, key_of(model), model, options, wrong)
+        return NameBinding(rule.names, model.path, key_of(model), model, options, wrong)
 
 
 def key_of(model: FoundModel) -> object:

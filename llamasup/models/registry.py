@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from llamasup.errors import LlamasupError
 from llamasup.llama_server.settings import Settings
-from llamasup.models.claims import Claim, Claims, Known, can_share, shared_options
+from llamasup.models.claims import Claims, FoundIndex, NameBinding, can_share, shared_options
 from llamasup.models.companions import Companions
 from llamasup.models.found import FoundModel
 from llamasup.models.names import NameIndex, is_pattern, pattern
@@ -96,7 +96,7 @@ def build(
     """
     check_rules(rules)
     patterns = [rule for rule in rules if rule.is_pattern]
-    claims = Claims(Known(found, sources))
+    claims = Claims(FoundIndex(found, sources))
     claims.by_rules([rule for rule in rules if not rule.is_pattern], patterns)
     claims.by_files(patterns)
     companions = Companions.among(found, sources)
@@ -128,7 +128,7 @@ def _specs(
     defaults: ModelOptions,
     groups: Mapping[str, _Members],
 ) -> Iterator[ModelSpec]:
-    by_key: dict[object, list[list[Claim]]] = defaultdict(list)
+    by_key: dict[object, list[list[NameBinding]]] = defaultdict(list)
     for claim in claims.made:
         sharing = by_key[claim.key]
         for others in sharing:
@@ -147,7 +147,7 @@ def _specs(
 
 def _spec(
     names: tuple[str, ...],
-    shared: Sequence[Claim],
+    shared: Sequence[NameBinding],
     companions: Companions,
     defaults: ModelOptions,
     groups: Mapping[str, _Members],

@@ -21,7 +21,7 @@ from pathlib import PurePath
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.gguf.types import name_words
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.flags import ByHand, CommandLine
+from llamasup.llama_server.flags import CommandLine, ExtraArgs
 from llamasup.llama_server.settings import Settings
 
 __all__ = ["adapters_of", "give_adapters"]
@@ -89,12 +89,14 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def give_adapters(line: CommandLine, capabilities: Capabilities, settings: Settings, by_hand: ByHand) -> bool:
+def give_adapters(
+    line: CommandLine, capabilities: Capabilities, settings: Settings, extra_args: ExtraArgs
+) -> bool:
     """Load the adapters that are there for requests, at a scale of 0. Whether any are loaded so."""
     if not settings.adapters:
         return False
     option = capabilities.find(_FLAG)
-    if by_hand.has("--lora") or by_hand.has(_FLAG):
+    if extra_args.has("--lora") or extra_args.has(_FLAG):
         line.leave_out(_FLAG, "adapters are given by hand")
         return False
     if option is None or option.arity != 1 or not capabilities.knows(_KEEP_NOTHING):

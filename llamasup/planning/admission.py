@@ -82,9 +82,9 @@ def _remedy(preferred: LaunchPlan, fitting: LaunchPlan, extra: Sequence[str], wo
         most_mib = memory.without_prompt_cache.spare_host_bytes >> 20
         return f"Fits: --cache-ram {most_mib} or less {words.extra}. {otherwise}"
     needs = f"Not even {_sizes(fitting)}, would fit: that needs {_short_of(memory)}"
-    by_hand = f"make smaller what is passed {words.extra}, " if extra else ""
+    extra_args = f"make smaller what is passed {words.extra}, " if extra else ""
     more_memory = words.more_memory[0].upper() + words.more_memory[1:]
-    return f"{needs}. {more_memory}, {by_hand}or use a smaller quantization or model. {words.unchecked}"
+    return f"{needs}. {more_memory}, {extra_args}or use a smaller quantization or model. {words.unchecked}"
 
 
 def _sizes(made: LaunchPlan) -> str:

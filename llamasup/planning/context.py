@@ -1,7 +1,7 @@
 """How many slots, how much context for each, and the batches that fill it.
 
-What the user set (``Settings``) or passes straight to llama-server (``ByHand``, which wins) stands; the rest
-starts from what the profile prefers and stays within the bounds of this machine's memory.
+The user's settings stand (``Settings``, and ``ExtraArgs`` for llama-server, which win). The rest starts from
+what the profile prefers and stays within this machine's memory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.flags import ByHand, CommandLine, asked_with
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.flags import CommandLine, ExtraArgs, asked_with
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.context import ContextShape
 from llamasup.planning.profiles import Preferences
@@ -51,24 +51,24 @@ def decide_context(
     model: ModelFacts,
     serves: ModelClass,
     settings: Settings,
-    by_hand: ByHand,
+    extra_args: ExtraArgs,
     prefers: Preferences,
-    bounds: Bounds,
+    bounds: PlanLimits,
 ) -> Context:
     """Slots, and tokens for each. Raises UsageInvalid for numbers that cannot be meant."""
-    parallel, auto, why_parallel = _parallel(capabilities, serves, settings, by_hand, prefers, bounds)
+    parallel, auto, why_parallel = _parallel(capabilities, serves, settings, extra_args, prefers, bounds)
     why_unified = None
     if capabilities.knows("--kv-unified") is not None and parallel > 1 and not prefers.own_choice:
         if prefers.shared_cells and serves is ModelClass.DECODER:
             why_unified = "slots share the context: a long request may take what others leave"
-        elif by_hand.has("--ctx-size") and settings.parallel is None and not by_hand.has("--parallel"):
+        elif extra_args.has("--ctx-size") and settings.parallel is None and not extra_args.has("--parallel"):
             # As llama-server itself understands -c where nobody says how many slots.
             why_unified = "the context that was set by hand is for any one request, as well"
     shares = why_unified is not None
-    if by_hand.has("--kv-unified"):
-        shares = by_hand.switch("--kv-unified")
+    if extra_args.has("--kv-unified"):
+        shares = extra_args.switch("--kv-unified")
     unified = shares or auto  # "auto" shares even beside --no-kv-unified (b11434 [run])
-    total, why_total = by_hand.number("--ctx-size"), "set by hand"
+    total, why_total = extra_args.number("--ctx-size"), "set by hand"
     if total is None and settings.ctx_size is None and prefers.own_choice:
         total, why_total = capabilities.default_number("--ctx-size") or 0, "left to llama-server"
     if total == 0:
@@ -91,7 +91,7 @@ def decide_context(
         per_request = model.context_length
         why_total += f"; this build gives no request more than the model's {per_request}"
     cells = ContextShape(total, parallel, ubatch=1, unified=unified).cells_per_stream
-    batch, ubatch, why_batch = _batches(serves, cells, parallel, by_hand, prefers)
+    batch, ubatch, why_batch = _batches(serves, cells, parallel, extra_args, prefers)
     return Context(
         per_request, parallel, total, batch, ubatch, unified, why_unified, why_total, why_parallel, why_batch
     )
@@ -119,12 +119,12 @@ def _parallel(
     capabilities: Capabilities,
     serves: ModelClass,
     settings: Settings,
-    by_hand: ByHand,
+    extra_args: ExtraArgs,
     prefers: Preferences,
-    bounds: Bounds,
+    bounds: PlanLimits,
 ) -> tuple[int, bool, str]:
     """How many slots, whether llama-server was left to choose that, and why."""
-    passed = by_hand.number("--parallel")
+    passed = extra_args.number("--parallel")
     if passed == _AUTO:
         why = f"set by hand: as many as llama-server likes, which is {_AUTO_SLOTS} with one KV cache"
         return _AUTO_SLOTS, True, why
@@ -138,7 +138,7 @@ def _parallel(
     if prefers.own_choice:
         auto = _has_auto_slots(capabilities)
         return _AUTO_SLOTS if auto else 1, auto, "left to llama-server"
-    if by_hand.has("--ctx-size") and capabilities.knows("--kv-unified") is None:
+    if extra_args.has("--ctx-size") and capabilities.knows("--kv-unified") is None:
         return 1, False, "the context that was set by hand is for one request: this build would divide it"
     if serves is ModelClass.ENCODER_DECODER:
         return 1, False, "llama.cpp runs an encoder-decoder for one sequence at a time"
@@ -150,7 +150,7 @@ def _parallel(
 
 
 def _per_request(
-    model: ModelFacts, settings: Settings, prefers: Preferences, bounds: Bounds
+    model: ModelFacts, settings: Settings, prefers: Preferences, bounds: PlanLimits
 ) -> tuple[int, str]:
     own = model.context_length
     asked = settings.ctx_size
@@ -170,7 +170,7 @@ def _per_request(
 
 
 def _batches(
-    serves: ModelClass, cells: int, parallel: int, by_hand: ByHand, prefers: Preferences
+    serves: ModelClass, cells: int, parallel: int, extra_args: ExtraArgs, prefers: Preferences
 ) -> tuple[int, int, str]:
     batch, ubatch = prefers.batch, prefers.ubatch
     why = "fast prompts in a small compute buffer"
@@ -179,7 +179,7 @@ def _batches(
         # A slot has more cells than were asked for (256 at least), and an input may fill them all.
         batch = ubatch = max(cells, parallel)
         why = "the whole input of a request must fit in one micro-batch"
-    passed = {name: by_hand.number(name) for name in ("--batch-size", "--ubatch-size")}
+    passed = {name: extra_args.number(name) for name in ("--batch-size", "--ubatch-size")}
     least = {"--batch-size": max(parallel, _LEAST_TOKENS), "--ubatch-size": 1}
     for name, value in passed.items():
         if value is not None and value < least[name]:

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from llamasup.errors import DraftMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.flags import ByHand, CommandLine
+from llamasup.llama_server.flags import CommandLine, ExtraArgs
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.context import CACHE_TYPES, ContextShape
 
@@ -63,13 +63,13 @@ class Drafter:
     path: str | None
     facts: ModelFacts | None
     spec_type: str | None
-    by_hand: bool = False
+    extra_args: bool = False
     note: str = ""
 
 
-def draft_path_by_hand(by_hand: ByHand) -> str | None:
+def draft_path_by_hand(extra_args: ExtraArgs) -> str | None:
     """The draft model that the user gave after ``--``."""
-    return by_hand.value("--model-draft")
+    return extra_args.value("--model-draft")
 
 
 def decide_drafter(
@@ -77,21 +77,21 @@ def decide_drafter(
     model: ModelFacts,
     serves: ModelClass,
     settings: Settings,
-    by_hand: ByHand,
+    extra_args: ExtraArgs,
     draft: ModelFacts | None,
 ) -> Drafter | None:
     """Who drafts, if anybody. ``draft`` are the facts of the file asked for, by setting or by hand.
 
     Raises UsageInvalid for what cannot draft at all and DraftMismatch for what cannot draft for this model.
     """
-    passed = draft_path_by_hand(by_hand)
+    passed = draft_path_by_hand(extra_args)
     path = settings.draft_model if passed is None else passed
     if path is None:
         if draft is not None:
             raise ValueError("draft holds the facts of settings.draft_model, which is not set")
-        return None if settings.profile == "plain" else _own_layers(capabilities, model, serves, by_hand)
+        return None if settings.profile == "plain" else _own_layers(capabilities, model, serves, extra_args)
     if draft is None:
-        return Drafter(path, None, _available(capabilities, "draft-simple"), by_hand=passed is not None)
+        return Drafter(path, None, _available(capabilities, "draft-simple"), extra_args=passed is not None)
     if draft.model_class not in (ModelClass.DECODER, ModelClass.DRAFT):
         raise UsageInvalid(
             f"{PurePath(path).name} is of class {draft.model_class}, and a draft model has to be a decoder",
@@ -99,15 +99,15 @@ def decide_drafter(
         )
     if draft.model_class is ModelClass.DRAFT:
         _refuse_layers_of_another(model, draft, path)
-        return Drafter(path, draft, _type_of_head(capabilities, draft, path), by_hand=passed is not None)
-    chosen = by_hand.value("--spec-type")
+        return Drafter(path, draft, _type_of_head(capabilities, draft, path), extra_args=passed is not None)
+    chosen = extra_args.value("--spec-type")
     if chosen is None or "draft-simple" in chosen.split(","):
         _refuse_mismatch(model.vocabulary, draft.vocabulary, path)
     return Drafter(
         path,
         draft,
         _available(capabilities, "draft-simple"),
-        by_hand=passed is not None,
+        extra_args=passed is not None,
         note=_about_sizes(model.vocabulary.size, draft.vocabulary.size),
     )
 
@@ -121,13 +121,13 @@ def draft_shape(draft: ModelFacts, shape: ContextShape) -> ContextShape:
     )
 
 
-def shape_with_drafts(shape: ContextShape, drafter: Drafter, by_hand: ByHand) -> ContextShape:
+def shape_with_drafts(shape: ContextShape, drafter: Drafter, extra_args: ExtraArgs) -> ContextShape:
     """The model's own context, which has to check the drafts and to go back behind those that it refuses.
 
     Recurrent states cannot be cut back as a KV cache can: with draft-mtp there is a snapshot for each drafted
     token (``rs_seq`` in b11434's log); other kinds of drafts copy them to the host where needed.
     """
-    ahead = by_hand.number("--spec-draft-n-max")
+    ahead = extra_args.number("--spec-draft-n-max")
     if ahead is None:
         ahead = _AHEAD.get(drafter.spec_type or "", (_AHEAD_BY_DEFAULT, ""))[0]
     outputs = shape.outputs_per_slot
@@ -138,12 +138,12 @@ def shape_with_drafts(shape: ContextShape, drafter: Drafter, by_hand: ByHand) ->
     )
 
 
-def draft_gpu_layers(draft: ModelFacts, by_hand: ByHand, model_layers: int | None) -> int | None:
+def draft_gpu_layers(draft: ModelFacts, extra_args: ExtraArgs, model_layers: int | None) -> int | None:
     """Layers of the draft on devices, where the model has ``model_layers`` there (None: as many as fit).
 
     Told nothing, llama-server puts all of a draft model where it puts any of the model.
     """
-    asked = by_hand.value("--gpu-layers-draft")
+    asked = extra_args.value("--gpu-layers-draft")
     if model_layers == 0 or asked is None or not asked.isdecimal():
         return model_layers and draft.layers + 1
     return int(asked)
@@ -180,9 +180,9 @@ def give_drafter(
 
 
 def _own_layers(
-    capabilities: Capabilities, model: ModelFacts, serves: ModelClass, by_hand: ByHand
+    capabilities: Capabilities, model: ModelFacts, serves: ModelClass, extra_args: ExtraArgs
 ) -> Drafter | None:
-    chosen = by_hand.value("--spec-type")
+    chosen = extra_args.value("--spec-type")
     if not model.mtp_layers or serves is not ModelClass.DECODER:
         return None
     if _available(capabilities, "draft-mtp") is None:
@@ -320,7 +320,7 @@ def _give_path(line: CommandLine, capabilities: Capabilities, drafter: Drafter) 
             f"{_ASKED} cannot be honoured: this llama-server ({capabilities.version}) does not draft",
             remedy="use a build that has --spec-type or --draft-max with --runtime",
         )
-    if not drafter.by_hand:
+    if not drafter.extra_args:
         if drafter.path is not None and not PurePath(drafter.path).is_absolute():
             raise ValueError(f"the path of draft_model must be absolute here: {drafter.path!r}")
         line.give(_MODEL, drafter.path, f"asked for with {_ASKED}{drafter.note}", asked=_ASKED)

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.plan_limits import LEAST_CTX_SIZE, Bounds
+from llamasup.llama_server.plan_limits import LEAST_CTX_SIZE, PlanLimits
 from llamasup.planning.memory.estimate import ESTIMATED, Correction, MemoryEstimate
 
 __all__ = [
     "MOST_DAYS",
     "Experience",
-    "Lesson",
+    "FailedPlan",
+    "Measurement",
     "Served",
-    "Setback",
     "bounds_of",
     "correction_of",
     "forget_crashes",
@@ -49,7 +49,7 @@ _CRASHES_BELIEVED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Measurement:
     """One measured load. ``kv`` and ``compute`` are measured over estimated, before any correction."""
 
     runtime: str
@@ -62,7 +62,7 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True)
-class Setback:
+class FailedPlan:
     """A plan that failed on this machine, and the bounds of the one that served.
 
     ``seen``: how many times in a row. ``failed``: the key of the plan that failed. An entry without these two
@@ -71,7 +71,7 @@ class Setback:
 
     runtime: str
     asked: str  # the key of the plan without bounds: another wish says nothing about this one
-    bounds: Bounds
+    bounds: PlanLimits
     cause: str
     out_of_memory: bool
     date: str  # ISO date of the last occurrence
@@ -97,8 +97,8 @@ class Served:
 class Experience:
     """Of one model file; the newest is the last."""
 
-    lessons: tuple[Lesson, ...] = ()
-    setbacks: tuple[Setback, ...] = ()
+    lessons: tuple[Measurement, ...] = ()
+    setbacks: tuple[FailedPlan, ...] = ()
     served: tuple[Served, ...] = ()
 
 
@@ -111,13 +111,13 @@ def sound(experience: Experience) -> Experience:
     )
 
 
-def _is_possible(lesson: Lesson) -> bool:
+def _is_possible(lesson: Measurement) -> bool:
     factors = all(0 <= factor <= _MOST_FACTOR for factor in (lesson.kv, lesson.compute))
     # A process takes no more by itself than all that was seen of it.
     return factors and 0 <= lesson.runtime_bytes <= lesson.resident_bytes + lesson.device_bytes
 
 
-def _can_be_planned(bounds: Bounds) -> bool:
+def _can_be_planned(bounds: PlanLimits) -> bool:
     parallel, ctx_size, layers = bounds.parallel, bounds.ctx_size, bounds.gpu_layers
     if (parallel is not None and parallel < 1) or (layers is not None and layers < 0):
         return False
@@ -169,7 +169,7 @@ def learn(
         return experience
     own = resident_bytes + device_bytes - kv_bytes - compute_bytes - weights_bytes
     earlier = [each for each in experience.lessons if (each.runtime, each.key) != (runtime, key)]
-    lesson = Lesson(
+    lesson = Measurement(
         runtime,
         key,
         kv=_ratio(kv_bytes, estimated.kv_bytes, used.kv),
@@ -205,7 +205,7 @@ def forget_crashes(experience: Experience, runtime: str, key: str) -> Experience
     return replace(experience, setbacks=tuple(kept))
 
 
-def remember(experience: Experience, setback: Setback) -> Experience:
+def remember(experience: Experience, setback: FailedPlan) -> Experience:
     """Add ``setback``, and increase its count if it was seen before."""
     same = (setback.runtime, setback.asked, setback.out_of_memory)
     others, seen = [], 0
@@ -218,12 +218,14 @@ def remember(experience: Experience, setback: Setback) -> Experience:
     return replace(experience, setbacks=(*others, kept)[-_MOST_LESSONS:])
 
 
-def bounds_of(experience: Experience, runtime: str, asked: str, available_bytes: int, today: str) -> Bounds:
+def bounds_of(
+    experience: Experience, runtime: str, asked: str, available_bytes: int, today: str
+) -> PlanLimits:
     """The first step of the ladder: the step that served last time, unless conditions have changed.
 
     ``today`` is an ISO date.
     """
-    bounds, reasons = Bounds(), []
+    bounds, reasons = PlanLimits(), []
     for setback in experience.setbacks:
         if (setback.runtime, setback.asked) != (runtime, asked) or not _is_recent(setback.date, today):
             continue
@@ -241,10 +243,10 @@ def bounds_of(experience: Experience, runtime: str, asked: str, available_bytes:
     return replace(bounds, why=" and ".join(reasons))
 
 
-def _both(one: Bounds, other: Bounds) -> Bounds:
+def _both(one: PlanLimits, other: PlanLimits) -> PlanLimits:
     # After a crash of a packed cache the plan uses f16.
     types = (one.kv_type, other.kv_type)
-    return Bounds(
+    return PlanLimits(
         parallel=_least(one.parallel, other.parallel),
         ctx_size=_least(one.ctx_size, other.ctx_size),
         kv_type="f16" if "f16" in types else one.kv_type or other.kv_type,

@@ -124,11 +124,11 @@ def prepare(
     found = find_runtime(runtime, environ)
     # The child runs in a folder of its own, where a relative path would mean something else.
     extra = with_absolute_paths(found.capabilities, settings.extra, lambda name: str(expanded(name)))
-    by_hand = read_extra(found.capabilities, extra)
-    draft = _read_beside("--spec-draft-model", draft_path_by_hand(by_hand)) or _read_beside(
+    extra_args = read_extra(found.capabilities, extra)
+    draft = _read_beside("--spec-draft-model", draft_path_by_hand(extra_args)) or _read_beside(
         "--draft-model", settings.draft_model
     )
-    mmproj = _read_beside("--mmproj", by_hand.value("--mmproj") or settings.mmproj)
+    mmproj = _read_beside("--mmproj", extra_args.value("--mmproj") or settings.mmproj)
     names = names_of(str(path), settings.alias)
     return Launch(
         model_id=names.name,
@@ -140,7 +140,7 @@ def prepare(
         runtime=found,
         settings=replace(settings, extra=extra),
         environ=environ,
-        found=(pair or projector_beside)(path, facts) if look_beside and not unwanted(by_hand) else None,
+        found=(pair or projector_beside)(path, facts) if look_beside and not unwanted(extra_args) else None,
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.capabilities import Capabilities, Option
-from llamasup.llama_server.flags import ByHand, CommandLine, asked_with
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.flags import CommandLine, ExtraArgs, asked_with
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.context import CACHE_TYPES, has_kv_cache
 from llamasup.planning.profiles import Preferences
@@ -43,18 +43,18 @@ def decide_kv_cache(
     model: ModelFacts,
     serves: ModelClass,
     settings: Settings,
-    by_hand: ByHand,
+    extra_args: ExtraArgs,
     prefers: Preferences,
-    bounds: Bounds,
+    bounds: PlanLimits,
     *,
     on_device: bool,
 ) -> KvCache:
     """Cache types and flash attention together, since a quantised V needs it. Raises UsageInvalid."""
-    flash, why_flash = _flash(capabilities, model, settings, by_hand, prefers, bounds)
+    flash, why_flash = _flash(capabilities, model, settings, extra_args, prefers, bounds)
     flash_works = flash in ("on", "auto")
     asked = {}
     for flag in ("--cache-type-k", "--cache-type-v"):
-        passed = by_hand.value(flag)
+        passed = extra_args.value(flag)
         asked[flag] = passed or settings.kv_type
         _check_type(capabilities, flag, asked[flag], flag if passed else "--kv-type")
     if not has_kv_cache(model):
@@ -81,7 +81,7 @@ def decide_kv_cache(
                 remedy="use f16 for V, or leave flash attention on",
             )
         v_type = "f16"
-    if flash == "auto" and _block(v_type) > 1 and settings.flash_attn is None and not by_hand.has("-fa"):
+    if flash == "auto" and _block(v_type) > 1 and settings.flash_attn is None and not extra_args.has("-fa"):
         flash, why_flash = "on", f"the {v_type} V cache needs it"
     may_pack = flash_works and not any(asked.values()) and {k_type, v_type} == {"f16"}
     packed = may_pack and all(
@@ -120,16 +120,16 @@ def _flash(
     capabilities: Capabilities,
     model: ModelFacts,
     settings: Settings,
-    by_hand: ByHand,
+    extra_args: ExtraArgs,
     prefers: Preferences,
-    bounds: Bounds,
+    bounds: PlanLimits,
 ) -> tuple[str | None, str]:
     option = _accepted(capabilities, "--flash-attn")
     if option is None:
         return None, ""
     bare = option.argument is None
-    if by_hand.has("--flash-attn"):
-        value = by_hand.value("--flash-attn") or "on"
+    if extra_args.has("--flash-attn"):
+        value = extra_args.value("--flash-attn") or "on"
         return _FLASH_WORDS.get(value, value), "set by hand"
     if settings.flash_attn in ("on", "off"):
         return settings.flash_attn, f"asked for with --flash-attn {settings.flash_attn}"
@@ -137,7 +137,7 @@ def _flash(
         return "off", bounds.why
     if bare and not has_kv_cache(model):
         return "off", "this model has no KV cache"
-    if bare and prefers.own_choice and settings.kv_type is None and not by_hand.has("--cache-type-v"):
+    if bare and prefers.own_choice and settings.kv_type is None and not extra_args.has("--cache-type-v"):
         return "off", _LEFT
     if bare:
         return "on", "attention in less memory, and a quantised V cache needs it"

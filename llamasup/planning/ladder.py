@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.plan_limits import LEAST_CTX_SIZE, Adjustment, Bounds, Change
+from llamasup.llama_server.plan_limits import LEAST_CTX_SIZE, Adjustment, Change, PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.plan import LaunchPlan
@@ -51,7 +51,7 @@ class Sized(Protocol):
     @property
     def smaller_kv_type(self) -> str | None: ...
     @property
-    def bounds(self) -> Bounds: ...
+    def bounds(self) -> PlanLimits: ...
     @property
     def adjustable(self) -> frozenset[str]: ...
     @property
@@ -73,7 +73,7 @@ class Admission(Generic[S]):
         return self.considered[0]
 
 
-def admit(candidate: Callable[[Bounds], S], start: Bounds) -> Admission[S]:
+def admit(candidate: Callable[[PlanLimits], S], start: PlanLimits) -> Admission[S]:
     """The first plan down the ladder that fits; the preferred one where none does."""
     considered = [candidate(start)]
     while not considered[-1].memory.fits:
@@ -85,7 +85,7 @@ def admit(candidate: Callable[[Bounds], S], start: Bounds) -> Admission[S]:
 
 
 def give_way(
-    smallest: LaunchPlan, settings: Settings, candidate: Callable[[Settings, Bounds], LaunchPlan]
+    smallest: LaunchPlan, settings: Settings, candidate: Callable[[Settings, PlanLimits], LaunchPlan]
 ) -> LaunchPlan:
     """What would fit if the user gave way too, from the smallest plan within what was set by hand.
 
@@ -120,7 +120,7 @@ def is_out_of_memory(diagnosis: Diagnosis) -> bool:
 
 
 def step_down(
-    made: LaunchPlan, diagnosis: Diagnosis, candidate: Callable[[Bounds], LaunchPlan], *, steps_taken: int
+    made: LaunchPlan, diagnosis: Diagnosis, candidate: Callable[[PlanLimits], LaunchPlan], *, steps_taken: int
 ) -> Adjustment | None:
     """What to try after a start of ``made`` failed; None where nothing smaller may be tried.
 
@@ -141,7 +141,9 @@ def step_down(
     return Adjustment(steps_taken + 1, MOST_STEPS, changes, bounds) if changes else None
 
 
-def _half(made: LaunchPlan, candidate: Callable[[Bounds], LaunchPlan], diagnosis: Diagnosis) -> Bounds | None:
+def _half(
+    made: LaunchPlan, candidate: Callable[[PlanLimits], LaunchPlan], diagnosis: Diagnosis
+) -> PlanLimits | None:
     """One setting is made smaller, until half is reached or it cannot go further down."""
     why = "llama-server ran out of memory"
     last = _smaller(made, candidate, why, _AFTER_A_CRASH)
@@ -156,7 +158,7 @@ def _half(made: LaunchPlan, candidate: Callable[[Bounds], LaunchPlan], diagnosis
     return last.bounds
 
 
-def _smaller(made: S, candidate: Callable[[Bounds], S], why: str, order: Sequence[str]) -> S | None:
+def _smaller(made: S, candidate: Callable[[PlanLimits], S], why: str, order: Sequence[str]) -> S | None:
     """The next plan down that takes less: fewer slots of a context set by hand, say, take as much."""
     bounds = replace(made.bounds, why=why)
     rungs = (_rung(made, bounds, option) for option in order if option in made.adjustable)
@@ -164,7 +166,7 @@ def _smaller(made: S, candidate: Callable[[Bounds], S], why: str, order: Sequenc
     return next((plan for plan in plans if plan.memory.context_bytes < made.memory.context_bytes), None)
 
 
-def _rung(made: Sized, bounds: Bounds, option: str) -> Bounds | None:
+def _rung(made: Sized, bounds: PlanLimits, option: str) -> PlanLimits | None:
     match option:
         case "--parallel" if made.parallel > 1:
             return replace(bounds, parallel=made.parallel // 2)
@@ -176,7 +178,7 @@ def _rung(made: Sized, bounds: Bounds, option: str) -> Bounds | None:
     return None
 
 
-def _fewer_layers(made: LaunchPlan, why: str) -> Bounds | None:
+def _fewer_layers(made: LaunchPlan, why: str) -> PlanLimits | None:
     if "--gpu-layers" not in made.adjustable or made.gpu_layers == 0:
         return None
     # As many as fit by the estimate, where llama-server counts by itself and does not tell.
@@ -204,7 +206,7 @@ def _names_the_cache(diagnosis: Diagnosis) -> bool:
     return any(_KV_KERNEL.search(line) for line in (diagnosis.message, *diagnosis.lines))
 
 
-def _plainer_cache(made: LaunchPlan) -> Bounds | None:
+def _plainer_cache(made: LaunchPlan) -> PlanLimits | None:
     why = "llama-server crashed at its start with a packed KV cache or flash attention"
     if "--kv-type" in made.adjustable and made.kv_type != "f16":
         return replace(made.bounds, kv_type="f16", why=why)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelFacts
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.flags import ByHand, CommandLine
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.flags import CommandLine, ExtraArgs
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.estimate import Room
 from llamasup.system.hardware.facts import Hardware
@@ -26,9 +26,11 @@ _STACK_BYTES = 8 << 20
 _THREADS_PER_CPU = 2  # one that computes, one for HTTP (--threads-http is the number of CPUs, less one)
 
 
-def room_for(capabilities: Capabilities, hardware: Hardware, by_hand: ByHand, *, on_device: bool) -> Room:
+def room_for(
+    capabilities: Capabilities, hardware: Hardware, extra_args: ExtraArgs, *, on_device: bool
+) -> Room:
     """What is free on the host, and on those devices that will be used and have memory of their own."""
-    chosen = by_hand.value("--device")
+    chosen = extra_args.value("--device")
     names = None if chosen is None else chosen.split(",")
     used = [each for each in capabilities.devices if on_device and (names is None or each.name in names)]
     devices = [each for each in used if not each.shares_host_memory]
@@ -37,15 +39,15 @@ def room_for(capabilities: Capabilities, hardware: Hardware, by_hand: ByHand, *,
         sum(each.free_bytes for each in devices),
         len(devices),
         known=hardware.memory_total_bytes > 0,
-        placed_by_hand=bool(devices) and _placed_by_hand(by_hand),
+        placed_by_hand=bool(devices) and _placed_by_hand(extra_args),
         names=tuple(each.name for each in used),
     )
 
 
-def _placed_by_hand(by_hand: ByHand) -> bool:
-    if by_hand.has("--no-kv-offload") and not by_hand.switch("--kv-offload"):
+def _placed_by_hand(extra_args: ExtraArgs) -> bool:
+    if extra_args.has("--no-kv-offload") and not extra_args.switch("--kv-offload"):
         return True
-    return any(by_hand.has(flag) for flag in ("--n-cpu-moe", "--cpu-moe", "--override-tensor"))
+    return any(extra_args.has(flag) for flag in ("--n-cpu-moe", "--cpu-moe", "--override-tensor"))
 
 
 def host_room_bytes(hardware: Hardware) -> int:
@@ -64,8 +66,8 @@ def decide_gpu_layers(
     capabilities: Capabilities,
     model: ModelFacts,
     settings: Settings,
-    by_hand: ByHand,
-    bounds: Bounds,
+    extra_args: ExtraArgs,
+    bounds: PlanLimits,
     *,
     drafts: bool,
 ) -> int | None:
@@ -73,9 +75,9 @@ def decide_gpu_layers(
 
     Ours is without the room for a draft model (``drafts``): then all of them, or the plan is refused.
     """
-    if not capabilities.devices or by_hand.value("--device") == "none":
+    if not capabilities.devices or extra_args.value("--device") == "none":
         return 0
-    asked = by_hand.value("--gpu-layers") or settings.gpu_layers
+    asked = extra_args.value("--gpu-layers") or settings.gpu_layers
     if asked in (None, "auto"):
         if bounds.gpu_layers is not None:
             return bounds.gpu_layers
@@ -88,7 +90,7 @@ def give_gpu_layers(
     capabilities: Capabilities,
     model: ModelFacts,
     settings: Settings,
-    bounds: Bounds,
+    bounds: PlanLimits,
     expected: int | None,
 ) -> None:
     """By hand, or the ``expected`` ones in a build that has devices but cannot fit layers to them by itself.

@@ -15,7 +15,7 @@ from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.capabilities import Capabilities, names_commit
 from llamasup.llama_server.flags import CommandLine, Reason, read_extra
 from llamasup.llama_server.memory_log import give_size_log
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings, names_of
 from llamasup.llama_server.slots.flags import SlotHome, give_slot_folder, kept_slots
 from llamasup.llama_server.slots.policy import KeptSlots
@@ -51,7 +51,7 @@ __all__ = ["LaunchPlan", "Reason", "plan"]
 
 
 _MIB = 1 << 20
-_NO_BOUNDS = Bounds()
+_NO_BOUNDS = PlanLimits()
 _NO_EXPERIENCE = Experience()
 
 
@@ -76,7 +76,7 @@ class LaunchPlan:
     flash_attn: str | None
     gpu_layers: int | None  # 0: none; None: as many as the build fits to its devices
     smaller_kv_type: str | None  # one that takes less memory and may be used
-    bounds: Bounds
+    bounds: PlanLimits
     checked: bool  # against the memory that is free; the build's own warning about it counts then
     adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
     slots: KeptSlots | None  # None: what they hold ends with the server
@@ -120,7 +120,7 @@ def plan(
     found: Pairing | None = None,
     api_key: str | None = None,
     api_key_file: str | None = None,
-    bounds: Bounds = _NO_BOUNDS,
+    bounds: PlanLimits = _NO_BOUNDS,
     experience: Experience = _NO_EXPERIENCE,
     shared: bool = False,
     slot_home: SlotHome | None = None,
@@ -138,7 +138,7 @@ def plan(
     is not to be served by itself) and RuntimeMissing (a build that cannot do what the model is for).
     """
     refuse_what_is_no_model(model, model_path)
-    by_hand = read_extra(capabilities, settings.extra)
+    extra_args = read_extra(capabilities, settings.extra)
     runtime = runtime_id(command, capabilities)
     # A rebuild of the same commit reads the slots that the build before saved.
     is_identified = names_commit(capabilities.version)
@@ -149,23 +149,23 @@ def plan(
         model,
         hardware,
         settings,
-        by_hand,
+        extra_args,
         kind=kind,
         runtime=runtime,
         draft=draft,
-        projector=projector_loaded(capabilities, model, settings, by_hand, mmproj, found),
+        projector=projector_loaded(capabilities, model, settings, extra_args, mmproj, found),
         bounds=bounds,
         experience=experience,
     )
     serves, drafter, memory, on_device = sizes.serves, sizes.drafter, sizes.memory, sizes.gpu_layers != 0
-    threads = decide_threads(hardware, settings, by_hand)
+    threads = decide_threads(hardware, settings, extra_args)
     budget_mib, why_budget = decide_prompt_cache(
-        capabilities, memory, serves, by_hand, prefers, shared=shared
+        capabilities, memory, serves, extra_args, prefers, shared=shared
     )
-    no_repack = why_no_repack(hardware, model, memory, by_hand, prefers, budget_bytes=budget_mib * _MIB)
+    no_repack = why_no_repack(hardware, model, memory, extra_args, prefers, budget_bytes=budget_mib * _MIB)
     no_lock = why_no_lock(hardware, model, memory, prefers, on_device=on_device, repacks=no_repack is None)
 
-    line = CommandLine(command, capabilities, by_hand, only_asked=prefers.own_choice)
+    line = CommandLine(command, capabilities, extra_args, only_asked=prefers.own_choice)
     line.give("--model", _absolute("model", model_path), "the model asked for", essential=True)
     _name(line, settings, model_path)
     key_variable = give_address(line, capabilities, address, api_key, api_key_file)
@@ -191,7 +191,7 @@ def plan(
             on_device=on_device,
         )
     give_projector(line, serves, settings, found)
-    adapts = give_adapters(line, capabilities, settings, by_hand)
+    adapts = give_adapters(line, capabilities, settings, extra_args)
     if serves is ModelClass.DECODER and model.chat_template.present:
         line.give("--jinja", None, "the model's own chat template, tools included", otherwise=_NO_JINJA)
     line.give("--metrics", None, "progress and token counts are read there")

@@ -20,14 +20,14 @@ from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.inspect import library_folder
 from llamasup.llama_server.memory_log import read_sizes
-from llamasup.llama_server.plan_limits import Adjustment, Bounds
+from llamasup.llama_server.plan_limits import Adjustment, PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.slots.flags import SlotHome
 from llamasup.planning.admission import refusal
 from llamasup.planning.child_address import child_address_kind, needs_key_file
 from llamasup.planning.experience import (
     Experience,
-    Setback,
+    FailedPlan,
     bounds_of,
     forget_crashes,
     has_served,
@@ -39,7 +39,7 @@ from llamasup.planning.experience import (
 from llamasup.planning.experience_store import recall, record
 from llamasup.planning.facts import Launch, named
 from llamasup.planning.ladder import Admission, admit, blames_the_cache, give_way, is_out_of_memory, step_down
-from llamasup.planning.memory.shares import Share
+from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
 from llamasup.system.hardware.facts import Hardware
@@ -77,7 +77,7 @@ class Planner:
     """
 
     def __init__(
-        self, launch: Launch, folder: Path, prefix: str = "", share: Callable[[], Share] | None = None
+        self, launch: Launch, folder: Path, prefix: str = "", share: Callable[[], MemoryBudget] | None = None
     ) -> None:
         self._launch = launch
         self._folder = folder
@@ -128,10 +128,10 @@ class Planner:
             with contextlib.suppress(BrokenRuntime):
                 self._devices = devices_now(self._launch.runtime, self._launch.environ)
 
-        def candidate(bounds: Bounds) -> LaunchPlan:
+        def candidate(bounds: PlanLimits) -> LaunchPlan:
             return self._candidate(self._launch.settings, machine, at, bounds)
 
-        preferred = candidate(Bounds())
+        preferred = candidate(PlanLimits())
         self._asked = preferred.key
         if self._failures:
             start = self._failures[-1].adjustment.bounds
@@ -183,14 +183,14 @@ class Planner:
             return last.adjustment
         machine, at = self._machine(), self._nowhere()
 
-        def candidate(bounds: Bounds) -> LaunchPlan:
+        def candidate(bounds: PlanLimits) -> LaunchPlan:
             return self._candidate(self._launch.settings, machine, at, bounds)
 
         taken = 0 if last is None else last.adjustment.step
         adjustment = step_down(made, diagnosis, candidate, steps_taken=taken)
         if adjustment is not None:
             # Somebody else may have taken memory after the plan was made; then it is tried again earlier.
-            available_bytes = min(each.memory.available_bytes for each in (made, candidate(Bounds())))
+            available_bytes = min(each.memory.available_bytes for each in (made, candidate(PlanLimits())))
             self._failures = (*self._failures, _Failed(made, diagnosis, adjustment, available_bytes))
         return adjustment
 
@@ -233,8 +233,8 @@ class Planner:
         bounds = self._failures[-1].adjustment.bounds
         for out_of_memory, avoids in ((True, bounds.against_memory), (False, bounds.against_crashes)):
             told = [each for each in self._failures if self._is_evidence(each, out_of_memory=out_of_memory)]
-            if told and avoids != Bounds():
-                setback = Setback(
+            if told and avoids != PlanLimits():
+                setback = FailedPlan(
                     self._runtime,
                     self._asked,
                     avoids,
@@ -265,7 +265,9 @@ class Planner:
         machine = hardware()
         return machine if self._share is None else self._share().of_host(machine)
 
-    def _candidate(self, settings: Settings, machine: Hardware, at: _Endpoint, bounds: Bounds) -> LaunchPlan:
+    def _candidate(
+        self, settings: Settings, machine: Hardware, at: _Endpoint, bounds: PlanLimits
+    ) -> LaunchPlan:
         launch, runtime = self._launch, self._launch.runtime
         devices = self._devices if self._share is None else self._share().of_devices(self._devices)
         return plan(

@@ -17,7 +17,7 @@ from llamasup.errors import ProjectorMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.gguf.types import PREFERRED_TYPES, name_words
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.flags import ByHand, CommandLine
+from llamasup.llama_server.flags import CommandLine, ExtraArgs
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.purpose import served_as
 
@@ -93,16 +93,16 @@ def pair_projector(
     return Pairing(best, f"the projector beside the model ({why}); --mmproj none leaves it out")
 
 
-def unwanted(by_hand: ByHand) -> bool:
+def unwanted(extra_args: ExtraArgs) -> bool:
     """Whether the user's own arguments settle the projector: another one, or none (``--no-mmproj``)."""
-    return by_hand.has(_FLAG) or by_hand.has("--mmproj-url") or by_hand.has("--no-mmproj")
+    return extra_args.has(_FLAG) or extra_args.has("--mmproj-url") or extra_args.has("--no-mmproj")
 
 
 def projector_loaded(
     capabilities: Capabilities,
     model: ModelFacts,
     settings: Settings,
-    by_hand: ByHand,
+    extra_args: ExtraArgs,
     mmproj: ModelFacts | None,
     found: Pairing | None,
 ) -> ModelFacts | None:
@@ -110,15 +110,15 @@ def projector_loaded(
 
     Raises what ``refuse_wrong_projector`` raises, and UsageInvalid for one that is given to a reranker.
     """
-    reads_text_alone = served_as(model, by_hand) is ModelClass.RERANKER
+    reads_text_alone = served_as(model, extra_args) is ModelClass.RERANKER
     if mmproj is not None:
         if reads_text_alone:
+            file = PurePath(extra_args.value(_FLAG) or settings.mmproj or "").name
             raise UsageInvalid(
-                f"{_FLAG} {PurePath(by_hand.value(_FLAG) or settings.mmproj or '').name} would be loaded and "
-                "never used: a reranker reads text alone",
+                f"{_FLAG} {file} would be loaded and never used: a reranker reads text alone",
                 remedy=f"leave {_FLAG} out",
             )
-        refuse_wrong_projector(model, mmproj, by_hand.value(_FLAG) or settings.mmproj or "")
+        refuse_wrong_projector(model, mmproj, extra_args.value(_FLAG) or settings.mmproj or "")
         return mmproj
     if found is None or found.projector is None or reads_text_alone or settings.profile == "plain":
         return None

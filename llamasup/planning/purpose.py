@@ -7,7 +7,7 @@ from pathlib import PurePath
 from llamasup.errors import ModelInvalid, RuntimeMissing
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.flags import ByHand, CommandLine
+from llamasup.llama_server.flags import CommandLine, ExtraArgs
 from llamasup.planning.memory.context import has_kv_cache
 
 __all__ = ["give_purpose", "refuse_what_is_no_model", "served_as"]
@@ -35,12 +35,12 @@ def refuse_what_is_no_model(model: ModelFacts, path: str) -> None:
         )
 
 
-def served_as(model: ModelFacts, by_hand: ByHand) -> ModelClass:
+def served_as(model: ModelFacts, extra_args: ExtraArgs) -> ModelClass:
     """The class of the model, unless the user gave it another purpose after ``--``."""
-    if by_hand.switch("--rerank"):
+    if extra_args.switch("--rerank"):
         return ModelClass.RERANKER
-    if by_hand.switch("--embedding"):
-        return ModelClass.RERANKER if by_hand.value("--pooling") == "rank" else ModelClass.ENCODER
+    if extra_args.switch("--embedding"):
+        return ModelClass.RERANKER if extra_args.value("--pooling") == "rank" else ModelClass.ENCODER
     return model.model_class
 
 

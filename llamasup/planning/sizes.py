@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.flags import ByHand
-from llamasup.llama_server.plan_limits import Bounds, adjustable_of
+from llamasup.llama_server.flags import ExtraArgs
+from llamasup.llama_server.plan_limits import PlanLimits, adjustable_of
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.context import Context, decide_context
 from llamasup.planning.drafting import (
@@ -33,7 +33,7 @@ from llamasup.system.process.environment import RuntimeKind
 
 __all__ = ["Sizing", "size_up"]
 
-_NO_BOUNDS = Bounds()
+_NO_BOUNDS = PlanLimits()
 # Flags given by hand that take or move memory: a load with them teaches nothing about one without.
 _MOVE_MEMORY = frozenset(
     (
@@ -59,7 +59,7 @@ class Sizing:
     key: str  # what decides the sizes in memory; plans with the same key take the same
     correction: Correction
     memory: MemoryEstimate
-    bounds: Bounds
+    bounds: PlanLimits
     adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
 
     @property
@@ -84,13 +84,13 @@ def size_up(
     model: ModelFacts,
     hardware: Hardware,
     settings: Settings,
-    by_hand: ByHand,
+    extra_args: ExtraArgs,
     *,
     kind: RuntimeKind,
     runtime: str = "",
     draft: ModelFacts | None = None,
     projector: ModelFacts | None = None,
-    bounds: Bounds = _NO_BOUNDS,
+    bounds: PlanLimits = _NO_BOUNDS,
     experience: Experience = _NO_EXPERIENCE,
 ) -> Sizing:
     """Choose sizes within ``bounds`` and estimate them. ``experience`` knows the build as ``runtime``.
@@ -100,25 +100,27 @@ def size_up(
     prefers = preferences(settings.profile)
     if prefers.own_choice:
         bounds = _NO_BOUNDS  # nothing is chosen that they could bound
-    serves = served_as(model, by_hand)
-    drafter = decide_drafter(capabilities, model, serves, settings, by_hand, draft)
-    context = decide_context(capabilities, model, serves, settings, by_hand, prefers, bounds)
-    layers = decide_gpu_layers(capabilities, model, settings, by_hand, bounds, drafts=drafter is not None)
+    serves = served_as(model, extra_args)
+    drafter = decide_drafter(capabilities, model, serves, settings, extra_args, draft)
+    context = decide_context(capabilities, model, serves, settings, extra_args, prefers, bounds)
+    layers = decide_gpu_layers(capabilities, model, settings, extra_args, bounds, drafts=drafter is not None)
     on_device = layers != 0
-    kv = decide_kv_cache(capabilities, model, serves, settings, by_hand, prefers, bounds, on_device=on_device)
-    shape = of_draft = _shape(capabilities, by_hand, context, kv)
+    kv = decide_kv_cache(
+        capabilities, model, serves, settings, extra_args, prefers, bounds, on_device=on_device
+    )
+    shape = of_draft = _shape(capabilities, extra_args, context, kv)
     draft_load = None
     if drafter is not None:
         if drafter.facts is not None:
             of_draft = draft_shape(drafter.facts, shape)
-            draft_load = Load(drafter.facts, of_draft, draft_gpu_layers(drafter.facts, by_hand, layers))
-        shape = shape_with_drafts(shape, drafter, by_hand)
+            draft_load = Load(drafter.facts, of_draft, draft_gpu_layers(drafter.facts, extra_args, layers))
+        shape = shape_with_drafts(shape, drafter, extra_args)
     beside = (
         draft_load and (draft_load.model.file_bytes, draft_load.shape),
         projector and projector.file_bytes,
     )
     moved = tuple(
-        (flag.option.spellings[0], *flag.values) for flag in by_hand.flags if flag.spelling in _MOVE_MEMORY
+        (flag.option.spellings[0], *flag.values) for flag in extra_args.flags if flag.spelling in _MOVE_MEMORY
     )
     if settings.adapters:
         moved += (settings.adapters,)
@@ -126,11 +128,12 @@ def size_up(
     correction = correction_of(experience, runtime, key)
     memory = estimate(
         Load(model, shape, layers),
-        room_for(capabilities, hardware, by_hand, on_device=on_device),
+        room_for(capabilities, hardware, extra_args, on_device=on_device),
         runtime_bytes=RUNTIME_BYTES[kind],
         draft=draft_load,
         projector_bytes=0 if projector is None else projector.weights_bytes,
-        projector_on_device=not by_hand.has("--no-mmproj-offload") or by_hand.switch("--mmproj-offload"),
+        projector_on_device=not extra_args.has("--no-mmproj-offload")
+        or extra_args.switch("--mmproj-offload"),
         correction=correction,
     )
     return Sizing(
@@ -145,11 +148,11 @@ def size_up(
         correction,
         memory,
         bounds,
-        adjustable_of(settings, by_hand),
+        adjustable_of(settings, extra_args),
     )
 
 
-def _shape(capabilities: Capabilities, by_hand: ByHand, context: Context, kv: KvCache) -> ContextShape:
+def _shape(capabilities: Capabilities, extra_args: ExtraArgs, context: Context, kv: KvCache) -> ContextShape:
     """What a build reserves is told by an option that came soon after the change, never by its number."""
     return ContextShape(
         ctx_total=context.total,
@@ -159,7 +162,7 @@ def _shape(capabilities: Capabilities, by_hand: ByHand, context: Context, kv: Kv
         v_type=kv.v_type,
         flash_attn=kv.flash in ("on", "auto"),
         unified=context.unified,
-        swa_full=by_hand.switch("--swa-full") or not capabilities.knows("--swa-full"),
+        swa_full=extra_args.switch("--swa-full") or not capabilities.knows("--swa-full"),
         mla_values=not capabilities.knows("--fit"),  # December 2025
         outputs_per_slot=1 if capabilities.knows("--load-mode") else None,  # July 2026; #23861 is of June
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.flags import ByHand, CommandLine, asked_with
+from llamasup.llama_server.flags import CommandLine, ExtraArgs, asked_with
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.profiles import Preferences
@@ -44,10 +44,10 @@ class Threads:
     why: str
 
 
-def decide_threads(hardware: Hardware, settings: Settings, by_hand: ByHand) -> Threads:
+def decide_threads(hardware: Hardware, settings: Settings, extra_args: ExtraArgs) -> Threads:
     """Never more than the CPUs allowed: llama.cpp's threads spin at barriers and would hang (#10397)."""
     allowed = hardware.cpus_allowed
-    passed = {name: by_hand.number(name) for name in ("--threads", "--threads-batch")}
+    passed = {name: extra_args.number(name) for name in ("--threads", "--threads-batch")}
     for name, value in (*passed.items(), ("--threads", settings.threads)):
         if value is not None and not 1 <= value <= allowed:
             many = f"1 to {allowed}, the CPUs that this process may use" if allowed > 1 else "1, the only CPU"
@@ -127,7 +127,7 @@ def why_no_repack(
     hardware: Hardware,
     model: ModelFacts,
     memory: MemoryEstimate,
-    by_hand: ByHand,
+    extra_args: ExtraArgs,
     prefers: Preferences,
     *,
     budget_bytes: int,
@@ -139,7 +139,7 @@ def why_no_repack(
     """
     if not prefers.repack:
         return "weights that are rewritten for the CPU are a second copy of them"
-    if by_hand.has("--no-repack") and not by_hand.switch("--repack"):
+    if extra_args.has("--no-repack") and not extra_args.switch("--repack"):
         return "set by hand after --"
     if hardware.address_space_limit_bytes is None or not _is_packed(model):
         return None
@@ -198,7 +198,7 @@ def decide_prompt_cache(
     capabilities: Capabilities,
     memory: MemoryEstimate,
     serves: ModelClass,
-    by_hand: ByHand,
+    extra_args: ExtraArgs,
     prefers: Preferences,
     *,
     shared: bool = False,
@@ -207,7 +207,7 @@ def decide_prompt_cache(
 
     It is in the host's memory, wherever the model is. ``shared``: other models want what is spare.
     """
-    asked = by_hand.number("--cache-ram")
+    asked = extra_args.number("--cache-ram")
     if asked is not None:
         return asked, "set by hand"
     if serves is not ModelClass.DECODER:

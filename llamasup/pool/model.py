@@ -15,11 +15,11 @@ from llamasup.gguf.facts import ModelFacts
 from llamasup.models.folder import look_at
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.facts import Launch, prepare, projector_beside
-from llamasup.planning.memory.shares import Share, needs_of
+from llamasup.planning.memory.shares import MemoryBudget, needs_of
 from llamasup.planning.planner import Planner
 from llamasup.pool.eviction import UNUSED
-from llamasup.pool.policy import Phase, Tenant
-from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.pool.policy import ModelSnapshot, Phase
+from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.supervision.backoff import HALF_OPEN_S
@@ -28,9 +28,9 @@ from llamasup.supervision.states import LIVE, Policy, State
 from llamasup.system.text import memory_text
 
 __all__ = [
+    "ManagedModel",
+    "PendingDemand",
     "Sized",
-    "Tenancy",
-    "Wish",
     "absent",
     "as_unavailable",
     "making_room",
@@ -100,9 +100,9 @@ def _as_found(spec: ModelSpec, launch: Launch) -> ModelSpec:
     return replace(spec, identity=tuple(dict.fromkeys(states)))
 
 
-def share_of(spec: ModelSpec, places: Mapping[str, int], *, alone: bool = False) -> Share:
+def share_of(spec: ModelSpec, places: Mapping[str, int], *, alone: bool = False) -> MemoryBudget:
     """What each of its processes may take of ``places``, which are for all of them."""
-    return Share(places, alone=alone, replicas=spec.replicas, devices=spec.options.devices or ())
+    return MemoryBudget(places, alone=alone, replicas=spec.replicas, devices=spec.options.devices or ())
 
 
 def with_devices(launch: Launch, spec: ModelSpec, number: int) -> Launch:
@@ -144,7 +144,7 @@ def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) 
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PendingDemand:
     """Of requests that were refused while it is not loaded, and told to come again: when the first was, and
     until when one may come (monotonic).
     """
@@ -153,7 +153,7 @@ class Wish:
     until_s: float
 
 
-class Tenancy:
+class ManagedModel:
     """Owned by the pool, which alone changes it. Times are monotonic."""
 
     __slots__ = (
@@ -184,7 +184,7 @@ class Tenancy:
         "yielding",
     )
 
-    def __init__(self, spec: ModelSpec, served: ServedModel) -> None:
+    def __init__(self, spec: ModelSpec, served: ReplicaSet) -> None:
         self.spec = spec
         self.served = served
         self.sized: Sized | None = None
@@ -209,7 +209,7 @@ class Tenancy:
         self.use = UNUSED  # lately; it outlasts what is loaded
         self.claims: list[asyncio.Future[None]] = []  # of those who asked for it to be loaded
         self.claims_since_s = 0.0
-        self.wish: Wish | None = None
+        self.wish: PendingDemand | None = None
 
     @property
     def phase(self) -> Phase:
@@ -282,7 +282,7 @@ class Tenancy:
             return max(measured)
         return _LEAST_LOAD_S + sum(self.needs.values()) / _BYTES_PER_S
 
-    def tenant(self) -> Tenant:
+    def tenant(self) -> ModelSnapshot:
         """As the policy sees it."""
         served, stay = self.served, self.spec.stay
         waiting = len(served.room) + len(self.claims) + (self.wish is not None)
@@ -291,7 +291,7 @@ class Tenancy:
             self.claims_since_s if self.claims else float("inf"),
             float("inf") if self.wish is None else self.wish.since_s,
         )
-        return Tenant(
+        return ModelSnapshot(
             self.key,
             self.needs,
             phase=self.phase,

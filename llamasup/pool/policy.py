@@ -32,19 +32,19 @@ from llamasup.system.text import memory_text
 __all__ = [
     "LOOK_AGAIN_S",
     "MOST_CLAIMS",
+    "Action",
+    "Cordon",
     "Evict",
     "Load",
+    "ModelSnapshot",
     "Phase",
     "Places",
     "Reason",
-    "Refuse",
+    "Reject",
     "ResidencyPolicy",
-    "Resume",
-    "Tenant",
-    "Verdict",
+    "Snapshot",
+    "Uncordon",
     "WakeAt",
-    "World",
-    "Yield",
     "decide",
     "never_fits",
 ]
@@ -70,7 +70,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class ModelSnapshot:
     """One model as the policy sees it. Times are monotonic seconds."""
 
     id: str
@@ -104,15 +104,15 @@ class ResidencyPolicy:
     model does not count as idle, since the next one may follow at once.
     """
 
-    turn_s: float = 5.0
+    time_slice_s: float = 5.0
     linger: float = 0.1
     max_loaded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Snapshot:
     now_s: float
-    tenants: Mapping[str, Tenant]
+    tenants: Mapping[str, ModelSnapshot]
     budget: Places
     policy: ResidencyPolicy = field(default_factory=ResidencyPolicy)
 
@@ -132,7 +132,7 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
-class Yield:
+class Cordon:
     """Take no new requests for it; end it when those in flight are over."""
 
     id: str
@@ -140,14 +140,14 @@ class Yield:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class Uncordon:
     """It need not yield any more."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Reject:
     """It can never be loaded with this budget: those who wait for it are to be told."""
 
     id: str
@@ -161,7 +161,7 @@ class WakeAt:
     at_s: float
 
 
-Verdict = Load | Evict | Yield | Resume | Refuse | WakeAt
+Action = Load | Evict | Cordon | Uncordon | Reject | WakeAt
 
 _HOLDING: Final = frozenset({Phase.LOADING, Phase.RESIDENT, Phase.YIELDING, Phase.LEAVING})
 _STAYING: Final = _HOLDING - {Phase.LEAVING}
@@ -182,7 +182,7 @@ _BUSY: Final[Cost] = (0, 1, 0.0)
 _UNDUE: Final[Cost] = (1, 0, 0.0)
 
 
-def decide(world: World) -> tuple[Verdict, ...]:
+def decide(world: Snapshot) -> tuple[Action, ...]:
     """What is to be done now. Nothing twice: what is under way is seen by its phase.
 
     Tenants that are absent or failed and that nobody waits for may be left out of ``world``. One with waiters
@@ -191,7 +191,7 @@ def decide(world: World) -> tuple[Verdict, ...]:
     return _Round(world).verdicts()
 
 
-def never_fits(id_: str, world: World) -> str:
+def never_fits(id_: str, world: Snapshot) -> str:
     """Why it cannot be loaded, however long one waits: with what is pinned and loaded it exceeds the budget.
     Empty: it can."""
     tenant = world.tenants[id_]
@@ -205,7 +205,7 @@ def never_fits(id_: str, world: World) -> str:
     return "; ".join(_shortage(key, wanted[key], world, pinned) for key in lacking(wanted, room))
 
 
-def _shortage(key: Resource, wanted: int, world: World, pinned: list[Tenant]) -> str:
+def _shortage(key: Resource, wanted: int, world: Snapshot, pinned: list[ModelSnapshot]) -> str:
     kind, name = key
     holders = [each for each in pinned if key in _lasting(each)]
     beside = ", ".join(sorted(each.id for each in holders))
@@ -224,18 +224,18 @@ def _shortage(key: Resource, wanted: int, world: World, pinned: list[Tenant]) ->
             assert_never(kind)
 
 
-def _demand(tenant: Tenant) -> dict[Resource, int]:
+def _demand(tenant: ModelSnapshot) -> dict[Resource, int]:
     return demand(tenant.needs, tenant.groups)
 
 
-def _lasting(tenant: Tenant) -> dict[Resource, int]:
+def _lasting(tenant: ModelSnapshot) -> dict[Resource, int]:
     """The resources that it takes while it stays loaded."""
     outgoing = tenant.outgoing
     needs = {place: size - outgoing.get(place, 0) for place, size in tenant.needs.items()}
     return demand(needs, tenant.groups)
 
 
-def _capacity(world: World) -> dict[Resource, int]:
+def _capacity(world: Snapshot) -> dict[Resource, int]:
     room: dict[Resource, int] = {("memory", place): size for place, size in world.budget.items()}
     most = world.policy.max_loaded
     room[COUNT] = len(world.tenants) if most is None else most
@@ -249,7 +249,7 @@ class _Round:
     """One decision. ``free`` is free now; ``soon`` is what will be when all have gone that go, less what
     older claims are promised of it. A model may be started if it fits in both."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Snapshot) -> None:
         self.now = world.now_s
         self.world = world
         self.policy = world.policy
@@ -270,11 +270,11 @@ class _Round:
                 self.candidates.append(Candidate(each.id, held, self.cost(each)))
         self.kept: set[str] = set()  # those that an older claim will take, once it may
         self.lacked: set[Resource] = set()  # by claims that have waited for long enough
-        self.going: dict[str, Evict | Yield] = {}
-        self.others: list[Verdict] = []
+        self.going: dict[str, Evict | Cordon] = {}
+        self.others: list[Action] = []
         self.wakes: list[float] = []
 
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[Action, ...]:
         self.expire()
         self.come_within_bounds()
         claims = [
@@ -285,7 +285,7 @@ class _Round:
         for claim in nsmallest(MOST_CLAIMS, claims, key=lambda each: (each.waiting_since_s, each.id)):
             self.serve(claim)
         resumed = (
-            Resume(each.id)
+            Uncordon(each.id)
             for each in self.holding
             if each.phase is Phase.YIELDING and each.id not in self.going and not self.is_still_lacked(each)
         )
@@ -293,13 +293,13 @@ class _Round:
         wake = (WakeAt(min(due)),) if due else ()
         return (*resumed, *self.orders(), *self.others, *wake)
 
-    def is_still_lacked(self, tenant: Tenant) -> bool:
+    def is_still_lacked(self, tenant: ModelSnapshot) -> bool:
         """Whether what it holds is of use to a claim that has waited for long enough and gets nothing that is
         idle. Several such claims may take each other's choices away in turns: who yields goes on with it.
         """
         return not self.lacked.isdisjoint(_demand(tenant))
 
-    def orders(self) -> Iterator[Evict | Yield]:
+    def orders(self) -> Iterator[Evict | Cordon]:
         """What is not under way already."""
         for id_, order in self.going.items():
             if isinstance(order, Evict) or self.world.tenants[id_].phase is Phase.RESIDENT:
@@ -329,13 +329,13 @@ class _Round:
             self.wakes.append(self.now + LOOK_AGAIN_S)
         self.send(idle if chosen is None else chosen, over, "")
 
-    def serve(self, claim: Tenant) -> None:
+    def serve(self, claim: ModelSnapshot) -> None:
         wanted = _demand(claim)
         if lacking(wanted, self.most):
-            self.others.append(Refuse(claim.id, never_fits(claim.id, self.world)))
+            self.others.append(Reject(claim.id, never_fits(claim.id, self.world)))
             return
         lack = lacking(wanted, self.soon)
-        overdue_at = claim.waiting_since_s + self.policy.turn_s
+        overdue_at = claim.waiting_since_s + self.policy.time_slice_s
         if lack:
             overdue = self.now >= overdue_at
             candidates = self.movable()
@@ -356,7 +356,7 @@ class _Round:
         """Those that can be sent away, some day, and that no older claim gets."""
         return [each for each in self.candidates if each.id not in self.going and each.id not in self.kept]
 
-    def cost(self, tenant: Tenant) -> Cost:
+    def cost(self, tenant: ModelSnapshot) -> Cost:
         """Of losing it: first what may not go yet, then what is in use, then what it would take to have it
         again."""
         if tenant.phase is Phase.LOADING:
@@ -370,14 +370,14 @@ class _Round:
             return 0, 1, tenant.load_s / max(self.now - tenant.resident_since_s, _LEAST_S)
         return _UNDUE
 
-    def idle_at(self, tenant: Tenant) -> float:
+    def idle_at(self, tenant: ModelSnapshot) -> float:
         if tenant.in_flight or tenant.waiting:
             return _NEVER
         return tenant.used_s + self.policy.linger * tenant.load_s
 
-    def turn_ends_at(self, tenant: Tenant) -> float:
+    def turn_ends_at(self, tenant: ModelSnapshot) -> float:
         """Half of the time at most goes into loading, however many want the same place."""
-        return tenant.resident_since_s + max(self.policy.turn_s, tenant.load_s)
+        return tenant.resident_since_s + max(self.policy.time_slice_s, tenant.load_s)
 
     def changes(self, candidates: Iterable[Candidate]) -> Iterator[float]:
         """When one of these may go that may not now."""
@@ -395,7 +395,7 @@ class _Round:
             if not ripe:
                 self.kept.add(each.id)
             elif self.world.tenants[each.id].in_flight:
-                self.going[each.id] = Yield(each.id, for_id)
+                self.going[each.id] = Cordon(each.id, for_id)
                 self.wakes.append(self.now + LOOK_AGAIN_S)
             else:
                 self.going[each.id] = Evict(each.id, _reason(each.frees, lack), for_id)

@@ -16,9 +16,9 @@ from llamasup.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, S
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import left_of
 from llamasup.pool.model import (
+    ManagedModel,
+    PendingDemand,
     Sized,
-    Tenancy,
-    Wish,
     absent,
     as_unavailable,
     making_room,
@@ -27,27 +27,27 @@ from llamasup.pool.model import (
 )
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.policy import (
+    Action,
+    Cordon,
     Evict,
     Load,
     Phase,
-    Refuse,
-    Resume,
-    Verdict,
+    Reject,
+    Snapshot,
+    Uncordon,
     WakeAt,
-    World,
-    Yield,
     decide,
 )
 from llamasup.pool.processes import Runners
-from llamasup.pool.replicas.replica_set import ServedModel
-from llamasup.pool.sizing import Fetch, Sizer
+from llamasup.pool.replicas.replica_set import ReplicaSet
+from llamasup.pool.sizing import Fetch, ModelSizer
 from llamasup.pool.unload import at_rest, end, freed
 from llamasup.queueing.endpoint import Unavailable
-from llamasup.supervision.events import Bus, LoadFailed, ModelLeaves, Notice, StateChanged
+from llamasup.supervision.events import Bus, LoadFailed, ModelUnloading, Notice, StateChanged
 from llamasup.supervision.failure import failure_of, lacks_memory
 from llamasup.supervision.runner import STOPPING, InstanceRunner
-from llamasup.supervision.states import KillAsked, Policy, StartAsked, State, StopAsked
-from llamasup.system.timers import Alarm
+from llamasup.supervision.states import KillRequested, Policy, StartRequested, State, StopRequested
+from llamasup.system.timers import DeadlineTimer
 
 __all__ = ["WISH_S", "Pool", "decide_now"]
 
@@ -68,7 +68,7 @@ class Pool:
 
     def __init__(self, options: PoolOptions, runners: Runners, bus: Bus, fetch: Fetch | None = None) -> None:
         """``fetch`` has a model here that is somewhere else; it raises a LlamasupError where it cannot."""
-        self._sizer = Sizer(fetch, bus, lambda: self.options)
+        self._sizer = ModelSizer(fetch, bus, lambda: self.options)
         self.options = options
         self.bus = bus
         self.runners = runners
@@ -76,15 +76,15 @@ class Pool:
         self.running = asyncio.Event()
         self.swapping = asyncio.Lock()
         """One model at a time is changed: then there is room beside the old one more often."""
-        self.tenancies: dict[str, Tenancy] = {}
-        self.when_sized: Callable[[Tenancy], None] | None = None
+        self.managed_models: dict[str, ManagedModel] = {}
+        self.when_sized: Callable[[ManagedModel], None] | None = None
         """Hears of each model of which it is known by now what it is."""
         # Wanted, or with a process: all that the policy has to see. Those that are served no more, too.
-        self.active: dict[Tenancy, None] = {}
+        self.active: dict[ManagedModel, None] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._deciding = False
-        self.alarm = Alarm(self.decide_soon)
+        self.alarm = DeadlineTimer(self.decide_soon)
         bus.listen(self._notice)
 
     # --- life -------------------------------------------------------------------------------------------
@@ -100,190 +100,190 @@ class Pool:
         finally:
             self.stopping = True
             self.alarm.stop()
-            for tenancy in self._all():
-                tenancy.served.shut(STOPPING)
+            for managed in self._all():
+                managed.served.shut(STOPPING)
 
     def ask_stop(self, *, now: bool = False) -> None:
         """End all servers: kindly, or at once. No model is started any more."""
         self.stopping = True
         self.alarm.stop()
-        for tenancy in self._all():
-            tenancy.served.shut(STOPPING)
-            tenancy.settle_claims(_stopping())
-            tenancy.stop_sizing()
-            for runner in tenancy.all_runners:
-                runner.post(KillAsked() if now else StopAsked())
+        for managed in self._all():
+            managed.served.shut(STOPPING)
+            managed.settle_claims(_stopping())
+            managed.stop_sizing()
+            for runner in managed.all_runners:
+                runner.post(KillRequested() if now else StopRequested())
 
     async def ended(self) -> None:
         """Wait until no server is left, and none will start by itself."""
-        for tenancy in self._all():
-            for runner in tenancy.all_runners:
+        for managed in self._all():
+            for runner in managed.all_runners:
                 await runner.until(at_rest)
 
-    def _all(self) -> Iterable[Tenancy]:
-        return dict.fromkeys((*self.tenancies.values(), *self.active))
+    def _all(self) -> Iterable[ManagedModel]:
+        return dict.fromkeys((*self.managed_models.values(), *self.active))
 
     def use(self, options: PoolOptions) -> None:
         """From now on. What is loaded in memory that there is no longer goes as soon as it is idle."""
         before, self.options = self.options, options
         if options.budget != before.budget:
-            for tenancy in self.tenancies.values():
-                self.forget_failure(tenancy)
-                if tenancy.phase is Phase.ABSENT:
-                    tenancy.sized = None  # in another budget another plan may fit
+            for managed in self.managed_models.values():
+                self.forget_failure(managed)
+                if managed.phase is Phase.ABSENT:
+                    managed.sized = None  # in another budget another plan may fit
         if options.policy != before.policy:
-            for tenancy in self._all():
-                tenancy.served.allow(self._policy_for(tenancy, tenancy.sized))
+            for managed in self._all():
+                managed.served.allow(self._policy_for(managed, managed.sized))
         self.decide_soon()
 
     # --- models -----------------------------------------------------------------------------------------
 
-    def add(self, spec: ModelSpec) -> Tenancy:
+    def add(self, spec: ModelSpec) -> ManagedModel:
         """A model that can be loaded from now on."""
-        served = ServedModel(
+        served = ReplicaSet(
             policy=policy_for(spec, self.options.policy),
-            when_wanted=lambda: self._asked_for(tenancy),
-            when_left=lambda why: self._left(tenancy, why),
-            when_idle=lambda: self._idle(tenancy),
+            when_wanted=lambda: self._asked_for(managed),
+            when_left=lambda why: self._left(managed, why),
+            when_idle=lambda: self._idle(managed),
         )
-        tenancy = Tenancy(spec, served)
+        managed = ManagedModel(spec, served)
         served.absent = absent(spec)
-        self.tenancies[spec.id] = tenancy
-        return tenancy
+        self.managed_models[spec.id] = managed
+        return managed
 
-    def forget(self, tenancy: Tenancy) -> None:
+    def forget(self, managed: ManagedModel) -> None:
         """It has no process any more, and gets none."""
-        self.runners.drop(tenancy, tenancy.all_runners)
-        tenancy.runners = []
-        self.active.pop(tenancy, None)
-        if self.tenancies.get(tenancy.spec.id) is tenancy:
-            del self.tenancies[tenancy.spec.id]
+        self.runners.drop(managed, managed.all_runners)
+        managed.runners = []
+        self.active.pop(managed, None)
+        if self.managed_models.get(managed.spec.id) is managed:
+            del self.managed_models[managed.spec.id]
         self.decide_soon()
 
-    def rename(self, tenancy: Tenancy, id_: str) -> None:
+    def rename(self, managed: ManagedModel, id_: str) -> None:
         """The same model under another id, which is free: its processes and those who wait stay with it."""
-        del self.tenancies[tenancy.spec.id]
-        tenancy.spec = replace(tenancy.spec, id=id_)
-        self.tenancies[id_] = tenancy
-        self.runners.rename(tenancy.all_runners, id_)
-        if tenancy.error is None:
-            tenancy.served.absent = absent(tenancy.spec)
+        del self.managed_models[managed.spec.id]
+        managed.spec = replace(managed.spec, id=id_)
+        self.managed_models[id_] = managed
+        self.runners.rename(managed.all_runners, id_)
+        if managed.error is None:
+            managed.served.absent = absent(managed.spec)
 
-    def retouch(self, tenancy: Tenancy, spec: ModelSpec) -> None:
+    def retouch(self, managed: ManagedModel, spec: ModelSpec) -> None:
         """Something else is said of it. Its processes stay as they are."""
-        tenancy.spec = spec
-        tenancy.served.allow(self._policy_for(tenancy, tenancy.sized))
+        managed.spec = spec
+        managed.served.allow(self._policy_for(managed, managed.sized))
         self.decide_soon()
 
-    async def load(self, tenancy: Tenancy) -> None:
+    async def load(self, managed: ManagedModel) -> None:
         """Until it serves. Raises why it cannot."""
         if self.stopping:
             raise _stopping()
-        if tenancy.removed:
-            raise ModelUnknown(f"{tenancy.spec.id} is served no more.", remedy="Name another one.")
-        if tenancy.phase is Phase.RESIDENT:
+        if managed.removed:
+            raise ModelUnknown(f"{managed.spec.id} is served no more.", remedy="Name another one.")
+        if managed.phase is Phase.RESIDENT:
             return
         claim: asyncio.Future[None] = self._loop.create_future()
-        self.claim(tenancy, claim)
+        self.claim(managed, claim)
         try:
             await claim
         finally:
-            if claim in tenancy.claims:  # whoever asked gave up
-                tenancy.claims.remove(claim)
+            if claim in managed.claims:  # whoever asked gave up
+                managed.claims.remove(claim)
                 self.decide_soon()
 
-    def claim(self, tenancy: Tenancy, claim: asyncio.Future[None]) -> None:
+    def claim(self, managed: ManagedModel, claim: asyncio.Future[None]) -> None:
         """Have it loaded for whoever waits for ``claim``."""
-        self.forget_failure(tenancy)
-        if not tenancy.claims:
-            tenancy.claims_since_s = monotonic()
-        tenancy.claims.append(claim)
-        self.want(tenancy)
+        self.forget_failure(managed)
+        if not managed.claims:
+            managed.claims_since_s = monotonic()
+        managed.claims.append(claim)
+        self.want(managed)
 
-    async def unload(self, tenancy: Tenancy) -> None:
+    async def unload(self, managed: ManagedModel) -> None:
         """Until its memory is free. What is in flight has a drain's time; who waits has it loaded again."""
-        self.forget_failure(tenancy)
-        tenancy.comes_back, tenancy.wish = False, None
-        tenancy.unloaded = True
-        tenancy.settle_claims(
+        self.forget_failure(managed)
+        managed.comes_back, managed.wish = False, None
+        managed.unloaded = True
+        managed.settle_claims(
             Conflict(
-                f"{tenancy.spec.id} was unloaded meanwhile.", remedy="Load it again if it is to be served."
+                f"{managed.spec.id} was unloaded meanwhile.", remedy="Load it again if it is to be served."
             )
         )
         self.decide_soon()  # it may still be downloaded, for nobody
-        if tenancy.phase is not Phase.ABSENT:
-            await asyncio.shield(self.leave(tenancy, "asked"))
+        if managed.phase is not Phase.ABSENT:
+            await asyncio.shield(self.leave(managed, "asked"))
 
-    def forget_failure(self, tenancy: Tenancy) -> None:
+    def forget_failure(self, managed: ManagedModel) -> None:
         """Let it be tried again."""
-        if tenancy.phase is Phase.FAILED:
-            self.runners.drop(tenancy, tenancy.runners)
-            tenancy.runners = []
-            tenancy.error = None
+        if managed.phase is Phase.FAILED:
+            self.runners.drop(managed, managed.runners)
+            managed.runners = []
+            managed.error = None
             # What it was made from may be gone, and can perhaps be downloaded again.
-            tenancy.stop_sizing()
-            tenancy.sized = None
-            tenancy.served.absent = absent(tenancy.spec)
+            managed.stop_sizing()
+            managed.sized = None
+            managed.served.absent = absent(managed.spec)
 
-    def make_runners(self, tenancy: Tenancy, sized: Sized) -> list[InstanceRunner]:
+    def make_runners(self, managed: ManagedModel, sized: Sized) -> list[InstanceRunner]:
         """Of what was sized, with the limits that hold now; at rest."""
         assert self._tasks is not None
         return self.runners.make(
-            tenancy,
+            managed,
             sized,
-            self._policy_for(tenancy, sized),
+            self._policy_for(managed, sized),
             self._tasks,
-            share=lambda: share_of(sized.spec, self.left_for(tenancy)),
-            when_measured=lambda: self._measured(tenancy),
+            share=lambda: share_of(sized.spec, self.left_for(managed)),
+            when_measured=lambda: self._measured(managed),
         )
 
-    def _policy_for(self, tenancy: Tenancy, sized: Sized | None) -> Policy:
-        return policy_for(tenancy.spec, self.options.policy, None if sized is None else sized.spec)
+    def _policy_for(self, managed: ManagedModel, sized: Sized | None) -> Policy:
+        return policy_for(managed.spec, self.options.policy, None if sized is None else sized.spec)
 
-    def left_for(self, tenancy: Tenancy) -> Mapping[str, int]:
+    def left_for(self, managed: ManagedModel) -> Mapping[str, int]:
         """What the others leave of the budget, and what ran of it before. Called in the threads that plan,
         too.
         """
-        others = (each.needs for each in tuple(self.active) if each is not tenancy and each.holds)
-        return left_of(self.options.budget, (*others, tenancy.outgoing_needs))
+        others = (each.needs for each in tuple(self.active) if each is not managed and each.holds)
+        return left_of(self.options.budget, (*others, managed.outgoing_needs))
 
-    async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
+    async def size(self, managed: ManagedModel, spec: ModelSpec) -> Sized:
         """See what it takes, and fetch it before if it is not here. Raises what these raise."""
-        return await self._sizer.size(tenancy, spec)
+        return await self._sizer.size(managed, spec)
 
-    def begin_sizing(self, tenancy: Tenancy, what: str) -> asyncio.Task[Sized | LlamasupError]:
+    def begin_sizing(self, managed: ManagedModel, what: str) -> asyncio.Task[Sized | LlamasupError]:
         """As it is now: what it was before is of no use any more. Cancelled once nobody wants to know."""
-        tenancy.stop_sizing()
-        name = f"{tenancy.spec.id}/{what}"
-        task = tenancy.sizing = self.start(self._sized(tenancy, tenancy.spec), name)
+        managed.stop_sizing()
+        name = f"{managed.spec.id}/{what}"
+        task = managed.sizing = self.start(self._sized(managed, managed.spec), name)
 
         def over(_: object) -> None:
-            if tenancy.sizing is task:
-                tenancy.sizing = None
+            if managed.sizing is task:
+                managed.sizing = None
             self.decide_soon()
 
         task.add_done_callback(over)
         return task
 
-    def size_soon(self, tenancy: Tenancy, what: str) -> None:
+    def size_soon(self, managed: ManagedModel, what: str) -> None:
         """It has its size then, or cannot be loaded for now."""
-        spec = tenancy.spec
+        spec = managed.spec
 
         def over(task: asyncio.Task[Sized | LlamasupError]) -> None:
-            outcome = None if task.cancelled() or tenancy.removed else task.result()
-            if isinstance(outcome, Sized) and outcome.is_of(tenancy.spec):
-                tenancy.sized = outcome
+            outcome = None if task.cancelled() or managed.removed else task.result()
+            if isinstance(outcome, Sized) and outcome.is_of(managed.spec):
+                managed.sized = outcome
                 if self.when_sized is not None:
-                    self.when_sized(tenancy)
-            elif isinstance(outcome, LlamasupError) and tenancy.spec is spec and tenancy.sized is None:
-                self.fail(tenancy, outcome)
+                    self.when_sized(managed)
+            elif isinstance(outcome, LlamasupError) and managed.spec is spec and managed.sized is None:
+                self.fail(managed, outcome)
                 self.bus.publish(LoadFailed(spec.id, outcome))
 
-        self.begin_sizing(tenancy, what).add_done_callback(over)
+        self.begin_sizing(managed, what).add_done_callback(over)
 
-    async def _sized(self, tenancy: Tenancy, spec: ModelSpec) -> Sized | LlamasupError:
+    async def _sized(self, managed: ManagedModel, spec: ModelSpec) -> Sized | LlamasupError:
         try:
-            return await self.size(tenancy, spec)
+            return await self.size(managed, spec)
         except LlamasupError as error:
             return error
 
@@ -294,68 +294,68 @@ class Pool:
 
     # --- what happens -----------------------------------------------------------------------------------
 
-    def _asked_for(self, tenancy: Tenancy) -> None:
+    def _asked_for(self, managed: ManagedModel) -> None:
         """A request waits for it; or would, and may not: then it is loaded for when it comes again."""
-        if not tenancy.claims and not len(tenancy.served.room):
-            self._wish(tenancy, tenancy.served.absent)
-        self.want(tenancy)
+        if not managed.claims and not len(managed.served.room):
+            self._wish(managed, managed.served.absent)
+        self.want(managed)
 
-    def _left(self, tenancy: Tenancy, why: Unavailable | None) -> None:
+    def _left(self, managed: ManagedModel, why: Unavailable | None) -> None:
         """A request waits for it no more, unserved. Who was told when it will be here may come then."""
         if why is not None and why.cause == "downloading":
-            self._wish(tenancy, why)
+            self._wish(managed, why)
         self.decide_soon()
 
-    def _wish(self, tenancy: Tenancy, told: Unavailable | None) -> None:
+    def _wish(self, managed: ManagedModel, told: Unavailable | None) -> None:
         now_s = monotonic()
-        since_s = now_s if tenancy.wish is None else tenancy.wish.since_s
+        since_s = now_s if managed.wish is None else managed.wish.since_s
         again_s = now_s if told is None else now_s + (told.retry_after_s or 0.0)
-        tenancy.wish = Wish(since_s, again_s + WISH_S)
+        managed.wish = PendingDemand(since_s, again_s + WISH_S)
 
-    def want(self, tenancy: Tenancy) -> None:
+    def want(self, managed: ManagedModel) -> None:
         """Somebody waits for it, or has a wish."""
-        tenancy.unloaded = False
-        if not tenancy.removed:
-            self.active[tenancy] = None
+        managed.unloaded = False
+        if not managed.removed:
+            self.active[managed] = None
             self.decide_soon()
 
-    def _idle(self, tenancy: Tenancy) -> None:
+    def _idle(self, managed: ManagedModel) -> None:
         """Its last request is over."""
-        tenancy.count_use()
-        if tenancy.yielding or any(each.wanted and not each.serves for each in self.active):
+        managed.count_use()
+        if managed.yielding or any(each.wanted and not each.serves for each in self.active):
             self.decide_soon()
-        elif tenancy.spec.stay.ttl_s < float("inf"):
-            self.alarm.ring_at(monotonic() + tenancy.spec.stay.ttl_s)
+        elif managed.spec.stay.ttl_s < float("inf"):
+            self.alarm.schedule(monotonic() + managed.spec.stay.ttl_s)
 
     def _notice(self, notice: Notice) -> None:
-        tenancy = self.tenancies.get(notice.model) if isinstance(notice, StateChanged) else None
-        if tenancy is None or not isinstance(notice, StateChanged):
+        managed = self.managed_models.get(notice.model) if isinstance(notice, StateChanged) else None
+        if managed is None or not isinstance(notice, StateChanged):
             return
         # Of its name: it may be what was served under it before.
-        states = {runner.instance.state for runner in tenancy.runners}
+        states = {runner.instance.state for runner in managed.runners}
         if states - {State.STOPPED}:
-            tenancy.starting = False
+            managed.starting = False
         if notice.state is State.READY and State.READY in states:
-            tenancy.resident_since_s = monotonic()
+            managed.resident_since_s = monotonic()
         self.decide_soon()
 
-    def fail(self, tenancy: Tenancy, error: LlamasupError, why: Unavailable | None = None) -> None:
+    def fail(self, managed: ManagedModel, error: LlamasupError, why: Unavailable | None = None) -> None:
         """It cannot be loaded for now: those who wait for it hear why (as its server said it, if it had one),
         and nobody else notices (S17).
         """
-        tenancy.error, tenancy.wish = error, None
-        tenancy.retry_at_s = monotonic() + _retry_after_s(error)
-        tenancy.served.fail(as_unavailable(error, tenancy.spec, why), tenancy.retry_at_s)
-        for runner in tenancy.runners:
+        managed.error, managed.wish = error, None
+        managed.retry_at_s = monotonic() + _retry_after_s(error)
+        managed.served.fail(as_unavailable(error, managed.spec, why), managed.retry_at_s)
+        for runner in managed.runners:
             if not runner.instance.at_rest:
-                runner.post(StopAsked())  # none of them tries by itself in memory that is not its own
-        tenancy.settle_claims(error)
-        self.alarm.ring_at(tenancy.retry_at_s)
+                runner.post(StopRequested())  # none of them tries by itself in memory that is not its own
+        managed.settle_claims(error)
+        self.alarm.schedule(managed.retry_at_s)
 
-    def _measured(self, tenancy: Tenancy) -> None:
+    def _measured(self, managed: ManagedModel) -> None:
         """A load has taught what the model really takes."""
-        if not (tenancy.sizing or tenancy.changing or tenancy.is_outdated or self.stopping):
-            self.size_soon(tenancy, "measure")
+        if not (managed.sizing or managed.changing or managed.is_outdated or self.stopping):
+            self.size_soon(managed, "measure")
 
     # --- deciding ---------------------------------------------------------------------------------------
 
@@ -370,26 +370,26 @@ class Pool:
         if self._tasks is not None and not self.stopping:
             decide_now(self)
 
-    def leave(self, tenancy: Tenancy, reason: str, for_id: str = "") -> asyncio.Task[None]:
+    def leave(self, managed: ManagedModel, reason: str, for_id: str = "") -> asyncio.Task[None]:
         """End its servers; from now on none of them gets a request. Done when their memory is free."""
-        if tenancy.departure is None:
-            self.bus.publish(ModelLeaves(tenancy.spec.id, reason, for_id))
-            if tenancy.renewing:
-                tenancy.stop_sizing()  # what it was to be next is looked at when it is loaded again
-            tenancy.yielding, tenancy.leaving = False, True
-            tenancy.served.shut(making_room(tenancy.spec, for_id))
-            tenancy.departure = self.start(self._see_off(tenancy), f"{tenancy.spec.id}/leave")
-        return tenancy.departure
+        if managed.departure is None:
+            self.bus.publish(ModelUnloading(managed.spec.id, reason, for_id))
+            if managed.renewing:
+                managed.stop_sizing()  # what it was to be next is looked at when it is loaded again
+            managed.yielding, managed.leaving = False, True
+            managed.served.shut(making_room(managed.spec, for_id))
+            managed.departure = self.start(self._see_off(managed), f"{managed.spec.id}/leave")
+        return managed.departure
 
-    async def _see_off(self, tenancy: Tenancy) -> None:
+    async def _see_off(self, managed: ManagedModel) -> None:
         try:
-            async with freed(tenancy.sized):
-                await end(tenancy.all_runners)
+            async with freed(managed.sized):
+                await end(managed.all_runners)
         finally:
-            tenancy.leaving = tenancy.starting = False
-            tenancy.departure = None
-            if not (self.stopping or tenancy.removed):
-                tenancy.served.open()
+            managed.leaving = managed.starting = False
+            managed.departure = None
+            if not (self.stopping or managed.removed):
+                managed.served.open()
             self.decide_soon()
 
 
@@ -406,85 +406,85 @@ _REFUSED = "Make it smaller (ctx_size, parallel), pin fewer, or allow more (memo
 
 def decide_now(pool: Pool) -> None:
     now_s = monotonic()
-    for tenancy in tuple(pool.active):
-        if not tenancy.removed:
-            _look_at(pool, tenancy, now_s)
+    for managed in tuple(pool.active):
+        if not managed.removed:
+            _look_at(pool, managed, now_s)
     tenants = {each.key: each.tenant() for each in pool.active if each.sized is not None}
-    for verdict in decide(World(now_s, tenants, pool.options.budget, pool.options.residency)):
+    for verdict in decide(Snapshot(now_s, tenants, pool.options.budget, pool.options.residency)):
         _carry_out(pool, verdict)
 
 
-def _look_at(pool: Pool, tenancy: Tenancy, now_s: float) -> None:
+def _look_at(pool: Pool, managed: ManagedModel, now_s: float) -> None:
     """What follows from how it is, whatever else is loaded."""
-    _look_at_wish(pool, tenancy, now_s)
-    if tenancy.serves:
-        _serves(tenancy)
-    if tenancy.phase is Phase.FAILED:
-        if tenancy.error is None:
-            runner = next(each for each in tenancy.runners if each.instance.state is State.FAILED)
-            pool.fail(tenancy, failure_of(runner.instance), runner.unavailable())
-        if tenancy.retry_at_s > now_s:
-            pool.alarm.ring_at(tenancy.retry_at_s)
+    _look_at_wish(pool, managed, now_s)
+    if managed.serves:
+        _serves(managed)
+    if managed.phase is Phase.FAILED:
+        if managed.error is None:
+            runner = next(each for each in managed.runners if each.instance.state is State.FAILED)
+            pool.fail(managed, failure_of(runner.instance), runner.unavailable())
+        if managed.retry_at_s > now_s:
+            pool.alarm.schedule(managed.retry_at_s)
             return
-        pool.forget_failure(tenancy)
-    if tenancy.sized is not None and tenancy.phase is Phase.ABSENT and tenancy.is_outdated:
-        pool.runners.drop(tenancy, tenancy.runners)
-        tenancy.runners, tenancy.sized = [], None
-    if tenancy.phase is Phase.ABSENT and not tenancy.wanted:
-        if tenancy.sizing is None:
-            del pool.active[tenancy]
-        elif tenancy.sized is None:
-            tenancy.stop_sizing()
-    elif tenancy.sized is None and not (tenancy.sizing or tenancy.changing):
-        pool.size_soon(tenancy, "size")
+        pool.forget_failure(managed)
+    if managed.sized is not None and managed.phase is Phase.ABSENT and managed.is_outdated:
+        pool.runners.drop(managed, managed.runners)
+        managed.runners, managed.sized = [], None
+    if managed.phase is Phase.ABSENT and not managed.wanted:
+        if managed.sizing is None:
+            del pool.active[managed]
+        elif managed.sized is None:
+            managed.stop_sizing()
+    elif managed.sized is None and not (managed.sizing or managed.changing):
+        pool.size_soon(managed, "size")
 
 
-def _look_at_wish(pool: Pool, tenancy: Tenancy, now_s: float) -> None:
-    if tenancy.wish is not None:
-        if tenancy.wish.until_s <= now_s:
-            tenancy.wish = None
+def _look_at_wish(pool: Pool, managed: ManagedModel, now_s: float) -> None:
+    if managed.wish is not None:
+        if managed.wish.until_s <= now_s:
+            managed.wish = None
         else:
-            pool.alarm.ring_at(tenancy.wish.until_s)
+            pool.alarm.schedule(managed.wish.until_s)
 
 
-def _serves(tenancy: Tenancy) -> None:
+def _serves(managed: ManagedModel) -> None:
     """Whoever waits for no more than that has it; what was wrong with it is over."""
-    tenancy.wish = None
-    if tenancy.error is not None:
-        tenancy.error = None
-        tenancy.served.absent = absent(tenancy.spec)
-    tenancy.settle_claims()
+    managed.wish = None
+    if managed.error is not None:
+        managed.error = None
+        managed.served.absent = absent(managed.spec)
+    managed.settle_claims()
 
 
-def _carry_out(pool: Pool, verdict: Verdict) -> None:
+def _carry_out(pool: Pool, verdict: Action) -> None:
     match verdict:
         case Load(id_):
-            _begin(pool, pool.tenancies[id_])
+            _begin(pool, pool.managed_models[id_])
         case Evict(id_, reason, for_id):
-            pool.leave(pool.tenancies[id_], reason, for_id)
-        case Yield(id_, for_id):
-            tenancy = pool.tenancies[id_]
-            tenancy.yielding = True
-            tenancy.served.shut(making_room(tenancy.spec, for_id))
-        case Resume(id_):
-            tenancy = pool.tenancies[id_]
-            tenancy.yielding = False
-            tenancy.served.open()
-            _serves(tenancy)
-        case Refuse(id_, reason):
+            pool.leave(pool.managed_models[id_], reason, for_id)
+        case Cordon(id_, for_id):
+            managed = pool.managed_models[id_]
+            managed.yielding = True
+            managed.served.shut(making_room(managed.spec, for_id))
+        case Uncordon(id_):
+            managed = pool.managed_models[id_]
+            managed.yielding = False
+            managed.served.open()
+            _serves(managed)
+        case Reject(id_, reason):
             refused = DoesNotFit(f"{id_} does not fit: {reason}.", remedy=_REFUSED)
-            pool.fail(pool.tenancies[id_], refused)
+            pool.fail(pool.managed_models[id_], refused)
             pool.bus.publish(LoadFailed(id_, refused))
         case WakeAt(at_s):
-            pool.alarm.ring_at(at_s)
+            pool.alarm.schedule(at_s)
         case _ as unreachable:
             assert_never(unreachable)
 
 
-def _begin(pool: Pool, tenancy: Tenancy) -> None:
-    if not tenancy.runners:
-        assert tenancy.sized is not None  # nothing is loaded that was not sized
-        tenancy.runners = pool.make_runners(tenancy, tenancy.sized)
-    tenancy.starting = True
-    for runner in tenancy.runners:
-        runner.post(StartAsked())
+def _begin(pool: Pool, managed: ManagedModel) -> None:
+    if not managed.runners:
+        assert managed.sized is not None  # nothing is loaded that was not sized
+        managed.runners = pool.make_runners(managed, managed.sized)
+    managed.starting = True
+    for runner in managed.runners:
+        runner.post(StartRequested())

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llamasup.planning.facts import named
-from llamasup.planning.memory.shares import Share
+from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.planner import Planner
-from llamasup.pool.model import Sized, Tenancy, with_devices
+from llamasup.pool.model import ManagedModel, Sized, with_devices
 from llamasup.supervision.events import Bus
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
@@ -38,17 +38,17 @@ class Runners:
 
     def make(
         self,
-        tenancy: Tenancy,
+        managed: ManagedModel,
         sized: Sized,
         policy: Policy,
         tasks: asyncio.TaskGroup,
         *,
-        share: Callable[[], Share],
+        share: Callable[[], MemoryBudget],
         when_measured: Callable[[], None],
     ) -> list[InstanceRunner]:
         """One for each replica of what was sized, at rest. ``share`` is asked in the threads that plan."""
         made: list[InstanceRunner] = []
-        spec = tenancy.spec
+        spec = managed.spec
         for number in range(sized.spec.replicas):
             self._made += 1
             launch = named(with_devices(sized.launch, sized.spec, number), spec.id)
@@ -59,7 +59,7 @@ class Runners:
                 aliases=spec.aliases,
                 policy=policy,
                 bus=self._bus,
-                room=tenancy.served.room,
+                room=managed.served.room,
                 work_folder=self._folder,
                 # No model's name has a ~ in it: tiny.1 may be another one.
                 log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),
@@ -67,7 +67,7 @@ class Runners:
                 when_measured=when_measured,
                 awaits_memory=True,
             )
-            tenancy.served.add(runner)
+            managed.served.add(runner)
             self._tasks[runner] = tasks.create_task(runner.run(), name=f"{spec.id}/{self._made}/run")
             self._planners[runner] = planner
             made.append(runner)
@@ -79,10 +79,10 @@ class Runners:
             runner.rename(model)
             self._planners[runner].rename(model)
 
-    def drop(self, tenancy: Tenancy, runners: Sequence[InstanceRunner]) -> None:
+    def drop(self, managed: ManagedModel, runners: Sequence[InstanceRunner]) -> None:
         """They are at rest, and will not be asked again. May be repeated."""
         for runner in tuple(runners):
-            tenancy.served.remove(runner)
+            managed.served.remove(runner)
             self._planners.pop(runner, None)
             if (task := self._tasks.pop(runner, None)) is not None:
                 task.cancel()

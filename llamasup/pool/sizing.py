@@ -13,13 +13,13 @@ from llamasup.downloads.manager import Listener, Progress
 from llamasup.errors import LlamasupError, ModelInvalid
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.facts import read_given
-from llamasup.pool.model import Sized, Tenancy, size_up
+from llamasup.pool.model import ManagedModel, Sized, size_up
 from llamasup.supervision.events import Bus, Downloading
 
 if TYPE_CHECKING:
     from llamasup.pool.options import PoolOptions
 
-__all__ = ["Fetch", "Sizer"]
+__all__ = ["Fetch", "ModelSizer"]
 
 Fetch = Callable[[str, Listener], Awaitable[Path]]
 """A reference, and who hears how far it is → the file. Raises a LlamasupError where it cannot be had."""
@@ -27,7 +27,7 @@ Fetch = Callable[[str, Listener], Awaitable[Path]]
 _log = logging.getLogger(__name__)
 
 
-class Sizer:
+class ModelSizer:
     """``fetch``: None where nothing is downloaded. ``options`` are the pool's at this moment."""
 
     def __init__(self, fetch: Fetch | None, bus: Bus, options: Callable[[], PoolOptions]) -> None:
@@ -35,10 +35,10 @@ class Sizer:
         self._bus = bus
         self._options = options
 
-    async def size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
+    async def size(self, managed: ManagedModel, spec: ModelSpec) -> Sized:
         """Raises what fetching raises, and ``size_up``."""
         try:
-            return await self._size(tenancy, spec)
+            return await self._size(managed, spec)
         except (LlamasupError, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -50,14 +50,14 @@ class Sizer:
                 remedy="See its log, and report it.",
             ) from error
 
-    async def _size(self, tenancy: Tenancy, spec: ModelSpec) -> Sized:
+    async def _size(self, managed: ManagedModel, spec: ModelSpec) -> Sized:
         if spec.problem:
             if spec.source and not spec.is_remote:
                 await asyncio.to_thread(read_given, spec.source)  # what it raises says more
             raise ModelInvalid(spec.problem)
         local = spec
         if spec.is_remote and self._fetch is not None:
-            local = replace(spec, source=str(await self._fetched(tenancy, spec, self._fetch)))
+            local = replace(spec, source=str(await self._fetched(managed, spec, self._fetch)))
         return replace(await self._planned(local), spec=spec)
 
     async def _planned(self, spec: ModelSpec) -> Sized:
@@ -75,13 +75,13 @@ class Sizer:
                 if options.budget == self._options().budget:
                     return sized
 
-    async def _fetched(self, tenancy: Tenancy, spec: ModelSpec, fetch: Fetch) -> Path:
+    async def _fetched(self, managed: ManagedModel, spec: ModelSpec, fetch: Fetch) -> Path:
         def downloading(progress: Progress) -> None:
-            tenancy.downloading(progress)
+            managed.downloading(progress)
             done, total, speed = progress.done_bytes, progress.total_bytes, progress.bytes_per_s
-            self._bus.publish(Downloading(tenancy.spec.id, done, total, speed))
+            self._bus.publish(Downloading(managed.spec.id, done, total, speed))
 
         try:
             return await fetch(spec.source, downloading)
         finally:
-            tenancy.downloading(None)
+            managed.downloading(None)

@@ -12,7 +12,7 @@ from llamasup.llama_server.device_memory import await_freed, devices_now
 from llamasup.planning.memory.shares import RAM
 from llamasup.pool.model import Sized
 from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import Instance, State, StopAsked
+from llamasup.supervision.states import Instance, State, StopRequested
 
 __all__ = ["at_rest", "end", "freed", "is_up_or_over"]
 
@@ -23,7 +23,7 @@ async def end(runners: Iterable[InstanceRunner]) -> None:
     """Kindly, all at once, until each is at rest."""
 
     async def end_one(runner: InstanceRunner) -> None:
-        await runner.take(StopAsked())
+        await runner.take(StopRequested())
         await runner.until(at_rest)
 
     async with asyncio.TaskGroup() as tasks:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from llamasup.models.access import MeantModel
+from llamasup.models.access import ResolvedModel
 from llamasup.queueing.endpoint import Lease, Unavailable
-from llamasup.queueing.wait_queue import WaitingRoom
+from llamasup.queueing.wait_queue import RequestQueue
 
 __all__ = ["Backend", "ModelList"]
 
@@ -15,7 +15,7 @@ __all__ = ["Backend", "ModelList"]
 class ModelList(Protocol):
     """The answers to ``/v1/models``, as JSON."""
 
-    def all(self, allowed: Callable[[MeantModel], bool] | None = None) -> bytes:
+    def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
         """Every model, or only those that are ``allowed``."""
         ...
 
@@ -35,7 +35,7 @@ class Backend(Protocol):
         """
         ...
 
-    def room(self, model: str | None) -> WaitingRoom:
+    def room(self, model: str | None) -> RequestQueue:
         """Where the requests for ``model`` wait. Only for a model that ``lease`` knows."""
         ...
 
@@ -43,7 +43,7 @@ class Backend(Protocol):
         """None while requests would be served now."""
         ...
 
-    def meant(self, model: str | None) -> MeantModel | None:
+    def meant(self, model: str | None) -> ResolvedModel | None:
         """The model that ``lease`` knows by this name; None: there is none."""
         ...
 

@@ -13,7 +13,7 @@ from llamasup.http.heads import HttpError, error_body, error_response
 from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
 from llamasup.proxy.exchange import Exchange
-from llamasup.proxy.gate import Door
+from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.local import answer_to
 from llamasup.proxy.reader import RequestReader
@@ -64,7 +64,7 @@ class Downstream(asyncio.Protocol):
     transport: asyncio.Transport
     _reader: RequestReader
 
-    def __init__(self, proxy: ProxyContext, door: Door) -> None:
+    def __init__(self, proxy: ProxyContext, door: AccessPolicy) -> None:
         self.proxy = proxy
         self.paused = False  # the client takes no more for now
         self._door = door

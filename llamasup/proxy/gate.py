@@ -14,7 +14,7 @@ from llamasup.http.heads import Head, HttpError, parse_authority
 from llamasup.http.routes import CONTROL, closed_by_default, misspelled
 from llamasup.proxy.settings import ProxyConfig
 
-__all__ = ["HEALTH_PATHS", "PUBLIC_PATHS", "Door"]
+__all__ = ["HEALTH_PATHS", "PUBLIC_PATHS", "AccessPolicy"]
 
 HEALTH_PATHS = frozenset({b"/health", b"/v1/health"})  # llama-server's own
 PUBLIC_PATHS = HEALTH_PATHS | {b"/livez", b"/readyz"}
@@ -27,7 +27,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _REMEMBERED_HOSTS = 256  # one client sends one spelling; the bound keeps strangers from filling memory
 
 
-class Door:
+class AccessPolicy:
     """The policy of one listener. ``trusted``: a socket whose file permissions are the authority."""
 
     __slots__ = (

@@ -14,11 +14,11 @@ from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.proxy.bind import bind, bind_unix, lock_beside
 from llamasup.proxy.tls import TlsContext
 
-__all__ = ["Front", "listen"]
+__all__ = ["ListenerSet", "listen"]
 
 
 @dataclass(slots=True)
-class Front:
+class ListenerSet:
     """Listening sockets and what they are called. Close it with ``close``, once."""
 
     address: Address
@@ -57,7 +57,7 @@ def listen(
     reuse_port: bool = False,
     dual_stack: bool = False,
     tls: TlsContext | None = None,
-) -> Front:
+) -> ListenerSet:
     """Take every address. ``hosts`` are names, addresses and paths that end in ``.sock``; all share ``port``.
 
     ``dual_stack``: where it is the only address, ``::`` takes IPv4 as well.
@@ -81,10 +81,10 @@ def listen(
                 port = sockets[-1].getsockname()[1]  # 0: all take the same
                 addresses.append(TcpAddress(host, port, tls=tls is not None))
     except BaseException:
-        Front(UnixAddress(""), sockets, None, files).close()
+        ListenerSet(UnixAddress(""), sockets, None, files).close()
         raise
     first = next((each for each in addresses if isinstance(each, TcpAddress)), addresses[0])
-    return Front(first, sockets, tls, files)
+    return ListenerSet(first, sockets, tls, files)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -6,9 +6,9 @@ import re
 
 from llamasup.http.heads import Head, HttpError, error_response, response
 from llamasup.http.requested_model import named_in_path
-from llamasup.models.access import MeantModel, forbidden_model, may_use, unfit_model, unnamed_model
+from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.proxy.backend import Backend, ModelList
-from llamasup.proxy.gate import Door
+from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Unavailable
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-def misused(request: Request, meant: MeantModel | None) -> HttpError | None:
+def misused(request: Request, meant: ResolvedModel | None) -> HttpError | None:
     """Why the request may not have the model that it means. None: nothing here speaks against it.
 
     What means no model at all is for the backend to refuse, unless its key must not learn which there are.
@@ -76,7 +76,9 @@ _USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llama
 _OK = b'{"status":"ok"}'  # llama-server's own words (b11434)
 
 
-def answer_to(request: Request, door: Door, backend: Backend, *, draining: bool) -> tuple[int, bytes] | None:
+def answer_to(
+    request: Request, door: AccessPolicy, backend: Backend, *, draining: bool
+) -> tuple[int, bytes] | None:
     """Status and whole response, if this is a request that llamasup answers itself."""
     head = request.head
     close = draining or not request.keep_alive
@@ -89,14 +91,14 @@ def answer_to(request: Request, door: Door, backend: Backend, *, draining: bool)
     return None
 
 
-def is_local(request: Request, door: Door, backend: Backend) -> bool:
+def is_local(request: Request, door: AccessPolicy, backend: Backend) -> bool:
     """Whether ``answer_to`` has an answer."""
     head = request.head
     own = head.path in door.own_paths and not _is_seen_through(door, backend)
     return own or (head.route.lists and backend.listing() is not None) or door.is_preflight(head)
 
 
-def _is_seen_through(door: Door, backend: Backend) -> bool:
+def _is_seen_through(door: AccessPolicy, backend: Backend) -> bool:
     """Whether llama-server itself answers what llamasup answers elsewhere."""
     return door.rules.transparent and backend.readiness() is None
 
@@ -104,7 +106,7 @@ def _is_seen_through(door: Door, backend: Backend) -> bool:
 def answer(
     head: Head, backend: Backend, *lines: bytes, close: bool, says_why: bool = True
 ) -> tuple[int, bytes]:
-    """Status and whole response for a path that is llamasup's own (``Door.own_paths``)."""
+    """Status and whole response for a path that is llamasup's own (``AccessPolicy.own_paths``)."""
     if head.method not in (b"GET", b"HEAD"):
         error = HttpError(405, f"{head.path.decode()} is read with GET")
         return 405, error_response(error, b"Allow: GET, HEAD\r\n", *lines, close=close)

@@ -21,7 +21,7 @@ from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.downstream import Downstream
-from llamasup.proxy.gate import Door
+from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.proxy.tls import SecureListener, TlsContext
@@ -80,7 +80,7 @@ class Proxy:
         self, sockets: Sequence[socket], *, trusted: bool = False, tls: TlsContext | None = None
     ) -> None:
         """Serve on listening sockets. ``trusted``: a Unix socket whose file permissions are the authority."""
-        door = Door(self.config, self.keys, trusted=trusted)
+        door = AccessPolicy(self.config, self.keys, trusted=trusted)
 
         for sock in sockets:
             self._servers.append(

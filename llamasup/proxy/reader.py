@@ -16,7 +16,7 @@ import httptools
 from llamasup.auth.keys import ApiKey
 from llamasup.http.head_cache import KnownHead, learn
 from llamasup.http.heads import Head, HttpError, RawHeaders, read_head
-from llamasup.proxy.gate import Door
+from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.local import cors_lines
 from llamasup.proxy.request import UNREAD, Request
 from llamasup.proxy.settings import Limits
@@ -66,7 +66,12 @@ class RequestReader:
     )
 
     def __init__(
-        self, limits: Limits, door: Door, local_host: str, next_id: Callable[[], bytes], peer: str = ""
+        self,
+        limits: Limits,
+        door: AccessPolicy,
+        local_host: str,
+        next_id: Callable[[], bytes],
+        peer: str = "",
     ) -> None:
         self.ready: deque[Request] = deque()
         self.partial: Request | None = None

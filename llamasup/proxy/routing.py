@@ -6,7 +6,7 @@ What a model's processes do, whether a request may wait for them, and how it is 
 from __future__ import annotations
 
 from llamasup.http.routes import CONTROL
-from llamasup.proxy.gate import Door
+from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.local import CONTROL_PATHS, misused
 from llamasup.proxy.request import Request
@@ -15,7 +15,7 @@ from llamasup.queueing.endpoint import Lease, Unavailable
 __all__ = ["lease_for"]
 
 
-def lease_for(request: Request, door: Door, proxy: ProxyContext) -> Lease | Unavailable:
+def lease_for(request: Request, door: AccessPolicy, proxy: ProxyContext) -> Lease | Unavailable:
     """The right to use what serves it (``Request.named``), or why there is none."""
     head = request.head
     if not door.rules.transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):

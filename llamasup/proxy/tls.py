@@ -17,7 +17,7 @@ from llamasup.http.certificate import Validity, validity_of
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.connections import TOO_MANY, host_of
 from llamasup.proxy.downstream import Downstream
-from llamasup.proxy.gate import Door
+from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.system.storage.folders import read_bounded
 
@@ -162,7 +162,7 @@ class SecureListener:
     """
 
     def __init__(
-        self, proxy: ProxyContext, door: Door, listening: socket.socket, context: TlsContext
+        self, proxy: ProxyContext, door: AccessPolicy, listening: socket.socket, context: TlsContext
     ) -> None:
         self._proxy = proxy
         self._door = door
@@ -202,7 +202,7 @@ class SecureListener:
 class Handshake:
     """A connection until its handshake is done."""
 
-    def __init__(self, proxy: ProxyContext, door: Door, accepted: socket.socket, client: str) -> None:
+    def __init__(self, proxy: ProxyContext, door: AccessPolicy, accepted: socket.socket, client: str) -> None:
         self.proxy = proxy
         self.door = door
         self._accepted = accepted

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from llamasup.http.heads import HttpError
 from llamasup.proxy.body_rules import judge_scan, scan_for
-from llamasup.proxy.gate import Door
+from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.interfaces import ClientConnection, ProxyContext
 from llamasup.proxy.local import is_local
 from llamasup.proxy.request import Request
@@ -22,7 +22,7 @@ from llamasup.proxy.upstream import Upstream
 __all__ = ["Upload", "UploadExchange", "may_upload"]
 
 
-def may_upload(request: Request, door: Door, proxy: ProxyContext) -> bool:
+def may_upload(request: Request, door: AccessPolicy, proxy: ProxyContext) -> bool:
     """Whether its body is large, and nobody here has to read it."""
     return (
         request.body_bytes > proxy.limits.stream_above_bytes

@@ -10,7 +10,7 @@ from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import keep_awake
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import Ticket, WaitingRoom
+from llamasup.queueing.wait_queue import QueueEntry, RequestQueue
 
 __all__ = ["CLIENT_GONE", "Waiting", "WaitingConnection"]
 
@@ -38,13 +38,13 @@ class Waiting:
     __slots__ = ("_downstream", "_generation", "_model", "_request", "_room", "_ticket")
 
     def __init__(
-        self, downstream: WaitingConnection, request: Request, room: WaitingRoom, model: str
+        self, downstream: WaitingConnection, request: Request, room: RequestQueue, model: str
     ) -> None:
         """``model``: the id of the one that it waits for."""
         self._downstream = downstream
         self._request = request
         self._room = room
-        self._ticket = Ticket(
+        self._ticket = QueueEntry(
             self,
             request.received_at,
             len(request.body),

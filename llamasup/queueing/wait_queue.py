@@ -20,7 +20,7 @@ from llamasup.queueing.fair_queue import FairQueue, Queued
 from llamasup.queueing.refusals import too_busy, too_long, too_many
 from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
 
-__all__ = ["GRACE_S", "MOST_BYTES", "MOST_WAITING", "Ticket", "Waiter", "WaitingRoom"]
+__all__ = ["GRACE_S", "MOST_BYTES", "MOST_WAITING", "QueueEntry", "QueueListener", "RequestQueue"]
 
 MOST_WAITING: Final = 256  # S9; each holds a connection and its body
 MOST_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
@@ -29,7 +29,7 @@ GRACE_S: Final = 0.5
 within 0.1 s (S1), so whatever still serves after this was not dying."""
 
 
-class Waiter(Protocol):
+class QueueListener(Protocol):
     """Hears, once for each time that its ticket waits, how that came out. Never while it enters."""
 
     @property
@@ -42,7 +42,7 @@ class Waiter(Protocol):
     def refused(self, why: Unavailable) -> None: ...
 
 
-class Ticket(Queued):
+class QueueEntry(Queued):
     """One request's claim, through all the times that it waits. Times are monotonic, in seconds.
 
     ``needs_place``: it is work for the model itself. ``waited_s`` counts only the waiting for a generation;
@@ -64,7 +64,7 @@ class Ticket(Queued):
 
     def __init__(
         self,
-        waiter: Waiter,
+        waiter: QueueListener,
         arrived_s: float,
         body_bytes: int,
         *,
@@ -97,11 +97,11 @@ def _call_later(delay_s: float, callback: Callable[[], None]) -> _Timer:
     return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
-def _least_busy(ticket: Ticket, endpoints: Sequence[Endpoint]) -> Endpoint:
+def _least_busy(ticket: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
     return min(endpoints, key=lambda endpoint: endpoint.busy)
 
 
-class WaitingRoom:
+class RequestQueue:
     """``look`` says what can be done now: the endpoints that serve (one at least), or why none does.
 
     ``choose`` says which of several gets a request; each of them can take it. ``when_wanted`` hears of each
@@ -140,7 +140,7 @@ class WaitingRoom:
         *,
         timeout_s: float,
         most: int = MOST_WAITING,
-        choose: Callable[[Ticket, Sequence[Endpoint]], Endpoint] = _least_busy,
+        choose: Callable[[QueueEntry, Sequence[Endpoint]], Endpoint] = _least_busy,
         when_wanted: Callable[[], None] | None = None,
         when_left: Callable[[Unavailable | None], None] | None = None,
         policy: RetryPolicy | None = None,
@@ -158,11 +158,13 @@ class WaitingRoom:
         self._call_later = call_later
         self._budget = RetryBudget(self._policy.floor, clock())
         # At most ``most`` in both together.
-        self._queue: FairQueue[Ticket] = FairQueue()
-        self._placeless: list[Ticket] = []  # who need no place: all are served as soon as a generation serves
+        self._queue: FairQueue[QueueEntry] = FairQueue()
+        self._placeless: list[
+            QueueEntry
+        ] = []  # who need no place: all are served as soon as a generation serves
         self._bytes = 0
         self._serving = False  # within _serve: who is served may be gone at once, and make room for the next
-        self._heir: WaitingRoom | None = None  # where those who come here belong
+        self._heir: RequestQueue | None = None  # where those who come here belong
         self._entering = False  # nobody is told anything while it enters
         self._timer: _Timer | None = None
         self._timer_at_s = 0.0
@@ -187,7 +189,7 @@ class WaitingRoom:
 
     # --- what the proxy does
 
-    def enter(self, ticket: Ticket) -> Unavailable | None:
+    def enter(self, ticket: QueueEntry) -> Unavailable | None:
         """Let a request that just came wait; or the reason why it may not."""
         if self._heir is not None:
             return self._heir.enter(ticket)
@@ -206,7 +208,7 @@ class WaitingRoom:
         self._admit(ticket, state, now_s)
         return None
 
-    def put_back(self, ticket: Ticket, broken: Endpoint, *, sent: bool) -> bool:
+    def put_back(self, ticket: QueueEntry, broken: Endpoint, *, sent: bool) -> bool:
         """Take a request back that ``broken`` has dropped before any byte of a response.
 
         ``sent``: that generation may have begun with it. This is allowed once for a request, and within the
@@ -236,7 +238,7 @@ class WaitingRoom:
         self._admit(ticket, self._look(), now_s)
         return True
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: QueueEntry) -> None:
         """Its client has gone. May be repeated."""
         if self._heir is not None:
             self._heir.leave(ticket)
@@ -251,7 +253,7 @@ class WaitingRoom:
         state = self._look()
         return state if isinstance(state, Unavailable) and not state.may_wait else None
 
-    def hand_over(self, heir: WaitingRoom) -> None:
+    def hand_over(self, heir: RequestQueue) -> None:
         """Its model is served as another one: who waits here waits there from now on, for as long as before,
         whether that one is full or not; and who would come back here comes back there.
         """
@@ -280,14 +282,14 @@ class WaitingRoom:
 
     # --- within
 
-    def _is_full(self, ticket: Ticket, spare: int = 0) -> bool:
+    def _is_full(self, ticket: QueueEntry, spare: int = 0) -> bool:
         return len(self) >= self._most + spare or self._bytes + ticket.body_bytes > MOST_BYTES
 
     def _may_replay(self, broken: Endpoint, now_s: float) -> bool:
         self._budget, granted = spend(self._budget, self._policy, earned=broken.earn(), now_s=now_s)
         return granted
 
-    def _admit(self, ticket: Ticket, state: Serving, now_s: float) -> None:
+    def _admit(self, ticket: QueueEntry, state: Serving, now_s: float) -> None:
         able = _able(state, now_s)
         self._read(now_s, serves=bool(able))
         ticket.waits = True
@@ -309,14 +311,14 @@ class WaitingRoom:
             finally:
                 self._entering = False
 
-    def _remove(self, ticket: Ticket) -> None:
+    def _remove(self, ticket: QueueEntry) -> None:
         if ticket.needs_place:
             self._queue.remove(ticket)
         else:
             self._placeless.remove(ticket)
         self._left(ticket, self._clock())
 
-    def _left(self, ticket: Ticket, now_s: float) -> None:
+    def _left(self, ticket: QueueEntry, now_s: float) -> None:
         """It is in no queue any more."""
         self._read(now_s, serves=self._serves)
         self._bytes -= ticket.body_bytes
@@ -348,7 +350,7 @@ class WaitingRoom:
             earliest_s = min(ticket.deadline_s for ticket in self._all())
             self._wake_at(min(earliest_s, _release_s(state, now_s)), now_s)
 
-    def _all(self) -> Iterator[Ticket]:
+    def _all(self) -> Iterator[QueueEntry]:
         return chain(self._placeless, self._queue)
 
     def _serve(self, now_s: float) -> None:
@@ -370,7 +372,7 @@ class WaitingRoom:
         finally:
             self._serving = False
 
-    def _refuse(self, tickets: tuple[Ticket, ...], why: Unavailable) -> None:
+    def _refuse(self, tickets: tuple[QueueEntry, ...], why: Unavailable) -> None:
         for ticket in tickets:
             if ticket.waits:
                 self._remove(ticket)

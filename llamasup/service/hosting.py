@@ -1,5 +1,5 @@
 """Everything around what is served: where clients come in, the run folder and its guardian, the control
-application, the access log, the ready file, metrics. What is served is somebody else's (``Hosted``).
+application, the access log, the ready file, metrics. What is served is somebody else's (``Workload``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llamasup.control.app import ControlServer
-from llamasup.control.interface import Controlled
+from llamasup.control.interface import ControlTarget
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
 from llamasup.observability.access_log import AccessLog, check_log_file
@@ -22,13 +22,13 @@ from llamasup.observability.access_record import SlowLog, access_line, shortened
 from llamasup.observability.metrics import Metrics, RequestRecord
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.connections import most_connections
-from llamasup.proxy.listen import Front
+from llamasup.proxy.listen import ListenerSet
 from llamasup.proxy.proxy import Proxy
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.service.options import ServiceOptions
 from llamasup.supervision.events import (
     Bus,
-    ModelLeaves,
+    ModelUnloading,
     Notice,
     Ready,
     ServerExited,
@@ -43,7 +43,7 @@ from llamasup.system.process.limits import raise_limit
 from llamasup.system.process.ready_file import ReadyFile
 from llamasup.system.process.sweep import remember_ready_file, sweep
 
-__all__ = ["STANDARD_ERROR", "Hosted", "Hosting", "prepare_place"]
+__all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "prepare_place"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,14 +51,14 @@ CLOSE_TIMEOUT_S = 2.0
 STANDARD_ERROR = Path("-")
 
 
-class Hosted(Protocol):
+class Workload(Protocol):
     """What is served behind one address, made in the loop that serves it."""
 
     @property
     def backend(self) -> Backend: ...
 
     @property
-    def controlled(self) -> Controlled: ...
+    def controlled(self) -> ControlTarget: ...
 
     async def run(self) -> None:
         """Own all that is started, until cancelled; then nothing of it is left."""
@@ -87,13 +87,13 @@ class Hosted(Protocol):
         ...
 
 
-class Hosting:
+class ServiceHost:
     """``listen`` takes the addresses; it is called once, before anything is started. An ``Owner`` of what it
     hosts (``control.one_model``).
     """
 
     def __init__(
-        self, options: ServiceOptions, bus: Bus, *, listen: Callable[[], Front], proxy: ProxyConfig
+        self, options: ServiceOptions, bus: Bus, *, listen: Callable[[], ListenerSet], proxy: ProxyConfig
     ) -> None:
         self.on_request: Callable[[RequestRecord], None] | None = None
         self.on_slow_request: Callable[[RequestRecord, int], None] | None = None
@@ -106,7 +106,7 @@ class Hosting:
         self._listen = listen
         self._proxy_config = proxy
         self._proxy: Proxy | None = None
-        self._hosted: Hosted | None = None
+        self._hosted: Workload | None = None
         self._stops_asked = 0
         self._loads_began_s: dict[str, float] = {}
         self._access_log: AccessLog[RequestRecord] | None = None
@@ -126,7 +126,7 @@ class Hosting:
         if self.on_asked is not None:
             self.on_asked(what, model)
 
-    async def host(self, make: Callable[[Path, Address], Hosted]) -> None:
+    async def host(self, make: Callable[[Path, Address], Workload]) -> None:
         """Serve what ``make`` makes, given the folder of this run and the address, until it ends.
 
         Raises PortInUse and PortNotAllowed before anything is started, and what it ended with.
@@ -154,7 +154,12 @@ class Hosting:
             raise error
 
     async def _serve(
-        self, hosted: Hosted, front: Front, folder: Path, guardian: Guardian, ready_file: ReadyFile | None
+        self,
+        hosted: Workload,
+        front: ListenerSet,
+        folder: Path,
+        guardian: Guardian,
+        ready_file: ReadyFile | None,
     ) -> LlamasupError | None:
         control = ControlServer(folder / "control.sock", hosted.controlled, self.metrics)
         limits = self._proxy_config.limits
@@ -213,7 +218,7 @@ class Hosting:
                     self._proxy.drain()
             case ServerExited(model, _, _, diagnosis, restart_in_s) if restart_in_s is not None:
                 self.metrics.count_restart(model, diagnosis.cause)
-            case ModelLeaves(model, reason, _):
+            case ModelUnloading(model, reason, _):
                 self.metrics.count_eviction(model, reason)
             case _:
                 pass
@@ -236,7 +241,7 @@ class Hosting:
                 self.on_slow_request(record, left_out)
 
 
-async def _close_entrance(front: Front, proxy: Proxy) -> None:
+async def _close_entrance(front: ListenerSet, proxy: Proxy) -> None:
     front.stop_listening()
     await proxy.aclose()  # stops reading from them first
 

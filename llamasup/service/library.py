@@ -16,11 +16,11 @@ from llamasup.models.search import Search, cache_places, search_models
 from llamasup.models.settling import SettlePolicy, settle_by_age
 from llamasup.planning.facts import DEMO, demo_file
 
-__all__ = ["Library", "Shelves", "library_of", "read_library", "shelves_of"]
+__all__ = ["ModelInventory", "SearchPaths", "library_of", "read_library", "shelves_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shelves:
+class SearchPaths:
     """Where models are looked for: ``folders`` with all below them, and ``paths`` that the config names, of
     models and of what belongs to them.
     """
@@ -30,7 +30,7 @@ class Shelves:
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class ModelInventory:
     """``notes`` say what was left out of the folders, and why. ``search`` is what it was made from.
     ``settles_in_s``: until those count that were left out because somebody has just written them; 0: there
     are none, or they look broken.
@@ -42,7 +42,7 @@ class Library:
     settles_in_s: float = 0.0
 
 
-def read_library(config: Config, before: Search | None = None) -> Library:
+def read_library(config: Config, before: Search | None = None) -> ModelInventory:
     """Look into all folders; blocks for a second where there are a thousand models that were never seen.
 
     Over what was found ``before`` counts only what has settled, as while it is watched (core.settling); of a
@@ -77,18 +77,18 @@ def _settled(before: Search, now: Search) -> tuple[Search, float]:
     return search, wait_s if wait_s <= SettlePolicy().sound_s else 0.0
 
 
-def shelves_of(config: Config, environ: Mapping[str, str] = os.environ) -> Shelves:
+def shelves_of(config: Config, environ: Mapping[str, str] = os.environ) -> SearchPaths:
     rules = tuple(map(_found_here, config.rules))
     models = (rule.source for rule in rules if rule.source is not None and rule.source.startswith("/"))
     said = (config.default_options, *(rule.options for rule in rules))
     beside = (path for options in said for path in options.files)
-    return Shelves(
+    return SearchPaths(
         tuple(dict.fromkeys((*config.models_dir, *cache_places(config.caches, environ)))),
         tuple(dict.fromkeys((*models, *beside))),
     )
 
 
-def library_of(config: Config, search: Search) -> Library:
+def library_of(config: Config, search: Search) -> ModelInventory:
     """What is found under the config's names. Raises ConfigInvalid as ``read_library`` does."""
     registry = build(
         tuple(map(_found_here, config.rules)),
@@ -100,7 +100,7 @@ def library_of(config: Config, search: Search) -> Library:
     )
     missed = _missed(config, search)
     missing = (error.message for folder, error in search.missing.items() if folder in missed)
-    return Library(registry, (*missing, *search.notes), search)
+    return ModelInventory(registry, (*missing, *search.notes), search)
 
 
 def _missed(config: Config, search: Search) -> set[str]:

@@ -24,13 +24,13 @@ from llamasup.models.search import Search
 from llamasup.models.spec import ModelSpec
 from llamasup.models.watch import ModelWatch
 from llamasup.pool.catalog.catalog import Catalog
-from llamasup.pool.model import Tenancy
+from llamasup.pool.model import ManagedModel
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
 from llamasup.pool.rollout import renew
-from llamasup.service.library import Library, Shelves, library_of, read_library, shelves_of
-from llamasup.supervision.events import Bus, ConfigRefused, ModelLeaves, ModelsChanged, Notice
+from llamasup.service.library import ModelInventory, SearchPaths, library_of, read_library, shelves_of
+from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, Notice
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.system.process.log_tail import LogFiles
 
@@ -51,7 +51,7 @@ class Configured:
     """A config, and what follows from it on this machine, as it is now."""
 
     config: Config
-    library: Library
+    library: ModelInventory
     options: PoolOptions
     downloads: DownloadSettings
 
@@ -124,7 +124,7 @@ class HostedModels:
 
     @property
     def in_flight(self) -> int:
-        return sum(each.served.in_flight for each in self.backend.tenancies())
+        return sum(each.served.in_flight for each in self.backend.managed_models())
 
     @property
     def budget(self) -> Mapping[str, int]:
@@ -133,8 +133,8 @@ class HostedModels:
 
     def runners_of(self, model: str) -> Sequence[InstanceRunner]:
         """Its processes; none of a model that was never wanted, or is none."""
-        tenancy = self._pool.tenancies.get(model)
-        return () if tenancy is None else tuple(tenancy.runners)
+        managed = self._pool.managed_models.get(model)
+        return () if managed is None else tuple(managed.runners)
 
     # --- Hosted -----------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class HostedModels:
         left: dict[str, None] = {}
 
         def hear(notice: Notice) -> None:
-            if isinstance(notice, ModelLeaves) and notice.for_model:
+            if isinstance(notice, ModelUnloading) and notice.for_model:
                 left[notice.model] = None
 
         self._bus.listen(hear)
@@ -201,7 +201,7 @@ class HostedModels:
                     configured = await asyncio.to_thread(self._read)
             except LlamasupError as error:
                 self._stamp = stamp
-                self._bus.publish(ConfigRefused(error))
+                self._bus.publish(ConfigRejected(error))
                 raise
             self._stamp = stamp
             before, self._configured = self._configured, configured
@@ -242,12 +242,12 @@ class HostedModels:
 
     async def settled(self, model: str) -> None:
         """Wait until it serves as is said of it now, if it served before. Raises why it does not."""
-        tenancy = self.backend.known(model)
-        if tenancy.is_outdated and not tenancy.renewing:
-            renew(self._pool, tenancy, tenancy.spec)  # an earlier try came to nothing
-        if tenancy.renewal is None or tenancy.renewal.done():
+        managed = self.backend.known(model)
+        if managed.is_outdated and not managed.renewing:
+            renew(self._pool, managed, managed.spec)  # an earlier try came to nothing
+        if managed.renewal is None or managed.renewal.done():
             return
-        error = await asyncio.shield(tenancy.renewal)
+        error = await asyncio.shield(managed.renewal)
         if error is not None:
             raise error
 
@@ -265,7 +265,7 @@ class HostedModels:
             _log.exception("the config and the folders cannot be read again; what was read before counts")
 
     def _apply(
-        self, library: Library, settings: tuple[str, ...] = (), next_start: tuple[str, ...] = ()
+        self, library: ModelInventory, settings: tuple[str, ...] = (), next_start: tuple[str, ...] = ()
     ) -> Changes:
         before = self.registry.specs
         changes = replace(self.backend.apply(library.registry), settings=settings, next_start=next_start)
@@ -282,17 +282,17 @@ class HostedModels:
         """
         olds = {new: old for old, new in changes.renamed}
         for id_ in (*changes.added, *changes.changed, *changes.retouched):
-            tenancy = self.backend.known(id_)
-            if not tenancy.spec.stay.preload or tenancy.holds or self._tasks is None:
+            managed = self.backend.known(id_)
+            if not managed.spec.stay.preload or managed.holds or self._tasks is None:
                 continue
             known = before.get(olds.get(id_, id_))
             is_new = known is None or not known.stay.preload
-            if is_new or (id_ in changes.changed and not tenancy.unloaded):
-                self._tasks.create_task(self._load_quietly(tenancy), name=f"{id_}/preload")
+            if is_new or (id_ in changes.changed and not managed.unloaded):
+                self._tasks.create_task(self._load_quietly(managed), name=f"{id_}/preload")
 
-    async def _load_quietly(self, tenancy: Tenancy) -> None:
+    async def _load_quietly(self, managed: ManagedModel) -> None:
         with contextlib.suppress(LlamasupError):  # the bus tells it
-            await self._pool.load(tenancy)
+            await self._pool.load(managed)
 
     def _follow_config(self) -> None:
         if self._configured.config.watch:
@@ -311,7 +311,7 @@ class HostedModels:
                 await self._taken_over.wait()
                 following.cancel()
 
-    async def _follow(self, shelves: Shelves) -> None:
+    async def _follow(self, shelves: SearchPaths) -> None:
         if not (shelves.folders or shelves.paths):
             return
         first = self._configured.library.search
@@ -323,7 +323,7 @@ class HostedModels:
                     try:
                         library = await asyncio.to_thread(library_of, self._configured.config, search)
                     except LlamasupError as error:
-                        self._bus.publish(ConfigRefused(error))
+                        self._bus.publish(ConfigRejected(error))
                     else:
                         self._apply(library)
 
@@ -359,8 +359,8 @@ class HostedModels:
 
     def _tell_crowded_out(self, left: Iterable[str], failed: Container[str]) -> None:
         """Of those to be preloaded and those that have ``left`` for another since, which are both."""
-        tenancies = self.backend.tenancies()
-        absent = {each.spec.id for each in tenancies if each.spec.stay.preload and not each.holds}
+        managed_models = self.backend.managed_models()
+        absent = {each.spec.id for each in managed_models if each.spec.stay.preload and not each.holds}
         gone = [id_ for id_ in left if id_ in absent and id_ not in failed]
         if gone and not self._pool.stopping:
             _log.warning(
@@ -369,7 +369,7 @@ class HostedModels:
                 ", ".join(gone),
             )
 
-    def _tell_problems(self, library: Library) -> None:
+    def _tell_problems(self, library: ModelInventory) -> None:
         """Each once, as long as it lasts."""
         for problem in library.registry.problems:
             if problem not in self._problems:

@@ -10,12 +10,12 @@ from llamasup.control.one_model import OneModel, Owner
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
 from llamasup.pool.catalog.single import Supervisor
-from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.service.options import Job
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import STOPPING, InstanceRunner
-from llamasup.supervision.states import Instance, KillAsked, Policy, StartAsked, State, StopAsked
+from llamasup.supervision.states import Instance, KillRequested, Policy, StartRequested, State, StopRequested
 from llamasup.system.process.log_tail import LogFiles
 
 __all__ = ["HostedModel"]
@@ -37,7 +37,7 @@ class HostedModel:
     ) -> None:
         self._job = job
         self._stopping = False
-        self._served = served = ServedModel(policy=policy)
+        self._served = served = ReplicaSet(policy=policy)
         self._logs = LogFiles()
         log_path = self._logs.path_of(job.name)
         self.runner = InstanceRunner(
@@ -66,10 +66,10 @@ class HostedModel:
 
     def ask_stop(self, *, now: bool) -> None:
         self._stopping = True
-        self.runner.post(KillAsked() if now else StopAsked())
+        self.runner.post(KillRequested() if now else StopRequested())
 
     def start(self) -> None:
-        self.runner.post(StartAsked())
+        self.runner.post(StartRequested())
 
     async def begun(self) -> None:
         await self.runner.reached(State.STARTING)

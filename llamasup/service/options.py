@@ -26,7 +26,7 @@ from llamasup.http.address import (
 from llamasup.http.heads import HeadRules
 from llamasup.llama_server.client import Prober
 from llamasup.llama_server.slots.policy import MOST_BYTES
-from llamasup.proxy.listen import Front, listen
+from llamasup.proxy.listen import ListenerSet, listen
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
 from llamasup.proxy.tls import TlsContext, tls_context
 from llamasup.supervision.backoff import RestartPolicy
@@ -63,7 +63,7 @@ class Job:
     name: str
     aliases: tuple[str, ...]
     planner: Callable[[Path], AnyPlanMaker]
-    listen: Callable[[], Front]
+    listen: Callable[[], ListenerSet]
     proxy: ProxyConfig
     cwd: Path | None = None
     prober: Callable[[ChildPlan], Prober] = prober_of
@@ -221,11 +221,11 @@ def wrap_job(options: WrapOptions) -> Job:
     )
 
 
-def given_front(sockets: Sequence[socket.socket], tls: TlsContext | None = None) -> Front:
+def given_front(sockets: Sequence[socket.socket], tls: TlsContext | None = None) -> ListenerSet:
     """Sockets that somebody else has bound: the service manager, who also removes their files."""
     names = [sock.getsockname() for sock in sockets]
     tcp = [TcpAddress(name[0], name[1], tls=tls is not None) for name in names if isinstance(name, tuple)]
-    return Front(tcp[0] if tcp else UnixAddress(str(names[0])), list(sockets), tls, ours=False)
+    return ListenerSet(tcp[0] if tcp else UnixAddress(str(names[0])), list(sockets), tls, ours=False)
 
 
 def refuse_outside(
@@ -284,7 +284,7 @@ def refuse_bad_address(options: EntranceOptions) -> None:
     refuse_outside(addresses(options.host), options.sockets)
 
 
-def front_of(options: EntranceOptions, tls: TlsContext | None) -> Front:
+def front_of(options: EntranceOptions, tls: TlsContext | None) -> ListenerSet:
     """Take the addresses. Raises PortInUse and PortNotAllowed."""
     if options.sockets:
         return given_front(options.sockets, tls)

@@ -12,7 +12,7 @@ from llamasup.llama_server.settings import Settings
 from llamasup.planning.facts import Launch, prepare
 from llamasup.planning.planner import Planner
 from llamasup.proxy.settings import ProxyConfig
-from llamasup.service.hosting import Hosting, prepare_place
+from llamasup.service.hosting import ServiceHost, prepare_place
 from llamasup.service.one_model import HostedModel
 from llamasup.service.options import (
     EntranceOptions,
@@ -26,7 +26,7 @@ from llamasup.service.options import (
 )
 from llamasup.supervision.events import Bus
 from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import Policy, RestartAsked
+from llamasup.supervision.states import Policy, RestartRequested
 from llamasup.supervision.wrap.planner import Wrapping
 from llamasup.system.process.ready_file import clear_place
 
@@ -48,7 +48,7 @@ class RunOptions(EntranceOptions):
         return self.shared_policy()
 
 
-class Service(Hosting):
+class Service(ServiceHost):
     """One model, served. Preparing it finds every mistake that can be found before anything is started.
 
     Raises ModelMissing, ModelInvalid, RuntimeMissing, DoesNotFit, UsageInvalid, ConfigInvalid or UnsafeBind.
@@ -99,7 +99,7 @@ class Service(Hosting):
     def ask_reload(self) -> None:
         """Let the requests in flight finish, then start the server anew. Nothing while stopping."""
         if self._one is not None and not self.stops_asked:
-            self._one.runner.post(RestartAsked())
+            self._one.runner.post(RestartRequested())
 
     async def run(self) -> None:
         """Serve until asked to stop, and leave nothing behind.

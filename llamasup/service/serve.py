@@ -20,7 +20,7 @@ from llamasup.planning.memory.shares import budget_of
 from llamasup.pool.model import policy_for
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.policy import ResidencyPolicy
-from llamasup.service.hosting import Hosting, prepare_place
+from llamasup.service.hosting import ServiceHost, prepare_place
 from llamasup.service.library import read_library
 from llamasup.service.many_models import Configured, HostedModels
 from llamasup.service.model_check import WrongModel, refusal, wrong_flags, wrong_models
@@ -208,7 +208,7 @@ class ConfigSource:
         return PoolOptions(
             budget=budget,
             policy=replace(self._options.policy, slots_disk_bytes=config.slots.disk.of(1 << 62)),
-            residency=ResidencyPolicy(turn_s=config.swap_after_s, max_loaded=config.max_loaded),
+            residency=ResidencyPolicy(time_slice_s=config.swap_after_s, max_loaded=config.max_loaded),
             runtime=str(self._runtime.path) if self._runtime.kind == "binary" else self._runtime.kind,
             environ=self._environ,
         )
@@ -222,7 +222,7 @@ def _said_of(spec: ModelSpec | None) -> object:
     return spec.source, spec.settings, spec.options, spec.replicas, pinned_in
 
 
-class ServeService(Hosting):
+class ServeService(ServiceHost):
     """Many models, served. Preparing it finds every mistake that can be found before anything is started.
 
     Raises ConfigInvalid, UnsafeBind, UsageInvalid, RuntimeMissing, and ModelMissing, ModelInvalid or
@@ -256,7 +256,7 @@ class ServeService(Hosting):
     @property
     def drain_timeout_s(self) -> float:
         """The longest that one of the models has."""
-        models = () if self.hosted_models is None else self.hosted_models.backend.tenancies()
+        models = () if self.hosted_models is None else self.hosted_models.backend.managed_models()
         policy = self.options.policy
         times = (policy_for(each.spec, policy).drain_timeout_s for each in models)
         return max(times, default=policy.drain_timeout_s)

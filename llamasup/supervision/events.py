@@ -19,10 +19,10 @@ from llamasup.system.process.exit import Exit
 
 __all__ = [
     "Bus",
-    "ConfigRefused",
+    "ConfigRejected",
     "Downloading",
     "LoadFailed",
-    "ModelLeaves",
+    "ModelUnloading",
     "ModelsChanged",
     "Notice",
     "Ready",
@@ -65,7 +65,7 @@ class ServerWarned:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLeaves:
+class ModelUnloading:
     """A model is unloaded. ``reason``: ``memory``, ``group`` or ``count`` (for ``for_model``), ``ttl``,
     ``asked``, ``changed``, ``removed``.
     """
@@ -105,7 +105,7 @@ class ModelsChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigRefused:
+class ConfigRejected:
     """The config was read again and is not taken; all is as it was."""
 
     error: LlamasupError
@@ -129,11 +129,11 @@ Notice = (
     StateChanged
     | ServerExited
     | ServerWarned
-    | ModelLeaves
+    | ModelUnloading
     | LoadFailed
     | Downloading
     | ModelsChanged
-    | ConfigRefused
+    | ConfigRejected
     | Ready
     | Stopped
 )
@@ -159,7 +159,7 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
             )
         case ServerWarned(model, generation, message, remedy):
             return _object("warning", model=model, generation=generation, message=message, remedy=remedy)
-        case ModelLeaves(model, reason, for_model):
+        case ModelUnloading(model, reason, for_model):
             return _object("unload", model=model, reason=reason, **({"for": for_model} if for_model else {}))
         case LoadFailed(model, error):
             return _object(
@@ -169,7 +169,7 @@ def as_json(notice: Notice) -> Mapping[str, Any]:
             return _object("download", model=model, done_bytes=done, total_bytes=total, bytes_per_s=speed)
         case ModelsChanged(changes, _):
             return _object("models", **{name: list(ids) for name, ids in asdict(changes).items()})
-        case ConfigRefused(error):
+        case ConfigRejected(error):
             details = list(error.details)
             return _object("config", ok=False, message=error.message, remedy=error.remedy, details=details)
         case Ready(address, pid, models):

@@ -28,7 +28,7 @@ from llamasup.system.process.exit import Exit
 from llamasup.system.process.output_pump import LogPump
 from llamasup.system.process.spawn import Child, spawn
 
-__all__ = ["PUMP_TIMEOUT_S", "Generation", "Surroundings", "begin"]
+__all__ = ["PUMP_TIMEOUT_S", "Generation", "GenerationContext", "begin"]
 
 PUMP_TIMEOUT_S: Final = 1.0
 _REAP_TIMEOUT_S: Final = 5.0
@@ -36,7 +36,7 @@ _MOST_SIZE_LINES: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class GenerationContext:
     """What an instance gives to each of its generations.
 
     ``post`` takes the events. ``policy`` and ``phase`` are asked anew each time: both change while a child
@@ -69,7 +69,7 @@ class Generation:
         number: int,
         plan: ChildPlan,
         child: Child,
-        around: Surroundings,
+        around: GenerationContext,
         group: asyncio.TaskGroup,
         *,
         kills: int,
@@ -104,7 +104,7 @@ class Generation:
         self._group.create_task(self._reap(), name=f"{self.around.model}/{self.number}/reap")
         self.post(core.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
 
-    def rename(self, around: Surroundings) -> None:
+    def rename(self, around: GenerationContext) -> None:
         """Its model has another name, and ``around`` says which."""
         self.around = around
         self.endpoint.model = around.model
@@ -151,7 +151,7 @@ class Generation:
             case Ready():
                 self.heard.set()
             case Doom(diagnosis) if self.plan.checked:
-                self.post(core.Doomed(self.number, self._adjusted(diagnosis)))
+                self.post(core.StartupFailureLogged(self.number, self._adjusted(diagnosis)))
             case Warned(message, remedy):
                 self.warn(message, remedy)
             case SizeTold() if len(self.size_lines) < _MOST_SIZE_LINES:
@@ -219,7 +219,7 @@ def _remove_socket(address: Address) -> None:
 
 async def begin(
     number: int,
-    around: Surroundings,
+    around: GenerationContext,
     group: asyncio.TaskGroup,
     *,
     wanted: Callable[[], bool],

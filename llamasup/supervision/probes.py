@@ -87,7 +87,7 @@ async def warm_up(generation: Generation) -> None:
             )
     if missing is None:
         generation.warm_up_s = asyncio.get_running_loop().time() - began_s
-        generation.post(core.Warmed(generation.number))
+        generation.post(core.WarmupSucceeded(generation.number))
     else:
         diagnosis = explain_failure(missing, generation.pump.tail(), status=status)
         generation.post(core.WarmupFailed(generation.number, diagnosis))
@@ -108,7 +108,7 @@ async def restore_slots(generation: Generation) -> None:
     if problem is not None:
         then = "Those conversations are read anew." if usable else "It is started again without them."
         generation.warn(f"Saved slots could not be restored: {problem}. {then}")
-    generation.post(core.SlotsRestored(number) if usable else core.SlotsSpoilt(number))
+    generation.post(core.SlotsRestored(number) if usable else core.SlotRestoreCorrupted(number))
 
 
 async def save_slots(generation: Generation) -> None:
@@ -140,7 +140,7 @@ async def check_liveness(generation: Generation) -> None:
             warm_up_s=generation.warm_up_s,
         )
     if verdict is not None:
-        generation.post(core.Hung(generation.number, verdict))
+        generation.post(core.LivenessFailed(generation.number, verdict))
 
 
 async def ask_window(generation: Generation) -> None:

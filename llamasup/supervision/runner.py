@@ -19,11 +19,11 @@ from llamasup.llama_server.diagnosis import Diagnosis, Phase
 from llamasup.models.redaction import without_places
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.queueing.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
-from llamasup.queueing.wait_queue import WaitingRoom
+from llamasup.queueing.wait_queue import RequestQueue
 from llamasup.supervision import probes
 from llamasup.supervision import states as core
 from llamasup.supervision.events import Bus, ServerExited, StateChanged
-from llamasup.supervision.generation import Generation, Surroundings, begin
+from llamasup.supervision.generation import Generation, GenerationContext, begin
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
 from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.supervision.table import advance
@@ -57,7 +57,7 @@ class InstanceRunner:
         aliases: tuple[str, ...] = (),
         policy: Policy,
         bus: Bus,
-        room: WaitingRoom,
+        room: RequestQueue,
         work_folder: Path,
         log_path: Path | None,
         cwd: Path | None = None,
@@ -74,7 +74,7 @@ class InstanceRunner:
         self.room = room
         self._bus = bus
         self._roll = roll
-        self._around = Surroundings(
+        self._around = GenerationContext(
             model=model,
             planner=planner,
             prober=prober,
@@ -300,7 +300,7 @@ class InstanceRunner:
 
     def _step(self, event: Event) -> None:
         before = self.instance
-        if isinstance(event, core.Healthy | core.Warmed) and self._has_ended(event.generation):
+        if isinstance(event, core.Healthy | core.WarmupSucceeded) and self._has_ended(event.generation):
             return  # it said so before it died; its end is on the way
         now_s = asyncio.get_running_loop().time()
         self.instance, effects = advance(before, event, self.policy, now_s=now_s, roll=self._roll())
@@ -358,7 +358,7 @@ class InstanceRunner:
                 if self._timer is not None:
                     self._timer.cancel()
                 loop = asyncio.get_running_loop()
-                self._timer = loop.call_at(at_s, self.post, core.Woke(ticket))
+                self._timer = loop.call_at(at_s, self.post, core.TimerFired(ticket))
             case core.Report(generation, diagnosis, restart_in_s, by_us):
                 self.last_exit = self._generation.exit if self._generation and not by_us else None
                 self._bus.publish(

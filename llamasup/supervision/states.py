@@ -17,40 +17,40 @@ __all__ = [
     "LIVE",
     "AwaitIdle",
     "CloseEndpoint",
-    "Doomed",
     "Effect",
     "Event",
     "Exited",
     "Healthy",
-    "Hung",
     "Idle",
     "Instance",
     "Kill",
-    "KillAsked",
+    "KillRequested",
+    "LivenessFailed",
     "Loading",
     "Policy",
     "Probe",
     "Progressed",
     "Report",
-    "RestartAsked",
+    "RestartRequested",
     "RestoreSlots",
     "SaveSlots",
+    "SlotRestoreCorrupted",
     "SlotsRestored",
     "SlotsSaved",
-    "SlotsSpoilt",
     "Spawn",
     "SpawnFailed",
     "Spawned",
-    "StartAsked",
+    "StartRequested",
+    "StartupFailureLogged",
     "State",
-    "StopAsked",
+    "StopRequested",
     "Terminate",
+    "TimerFired",
     "WakeAt",
     "WarmUp",
-    "Warmed",
     "WarmupFailed",
+    "WarmupSucceeded",
     "Watch",
-    "Woke",
 ]
 
 
@@ -103,7 +103,7 @@ class Policy:
     liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
 
     @property
-    def first_patience_s(self) -> float:
+    def first_term_timeout_s(self) -> float:
         return min(self.terminate_again_s, self.stop_timeout_s)
 
     def places(self, slots: int | None) -> int | None:
@@ -156,22 +156,22 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class StartAsked:
+class StartRequested:
     pass
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """Stop kindly: drain, then SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
-class KillAsked:
+class KillRequested:
     """Stop now: a second Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
-class RestartAsked:
+class RestartRequested:
     pass
 
 
@@ -213,7 +213,7 @@ class Healthy:
 
 
 @dataclass(frozen=True, slots=True)
-class Warmed:
+class WarmupSucceeded:
     """It produced a real token (or vector, or score)."""
 
     generation: int
@@ -233,7 +233,7 @@ class SlotsRestored:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotsSpoilt:
+class SlotRestoreCorrupted:
     """It took up only a part of a slot. What it wrote stays where later requests compute with it, and nothing
     but a new start removes it (#27068).
     """
@@ -249,7 +249,7 @@ class SlotsSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class StartupFailureLogged:
     """It still loads, and has said itself that this cannot end well."""
 
     generation: int
@@ -257,7 +257,7 @@ class Doomed:
 
 
 @dataclass(frozen=True, slots=True)
-class Hung:
+class LivenessFailed:
     """It lives, but serves no more: it does not answer, or what it works at does not move (S7, S8)."""
 
     generation: int
@@ -280,30 +280,30 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class Woke:
+class TimerFired:
     ticket: int
 
 
 Event = (
-    StartAsked
-    | StopAsked
-    | KillAsked
-    | RestartAsked
+    StartRequested
+    | StopRequested
+    | KillRequested
+    | RestartRequested
     | Spawned
     | SpawnFailed
     | Loading
     | Progressed
     | Healthy
-    | Warmed
+    | WarmupSucceeded
     | WarmupFailed
     | SlotsRestored
-    | SlotsSpoilt
+    | SlotRestoreCorrupted
     | SlotsSaved
-    | Doomed
-    | Hung
+    | StartupFailureLogged
+    | LivenessFailed
     | Idle
     | Exited
-    | Woke
+    | TimerFired
 )
 
 

@@ -15,37 +15,37 @@ from types import MappingProxyType
 
 from llamasup.supervision import transitions as do
 from llamasup.supervision.states import (
-    Doomed,
     Effect,
     Event,
     Exited,
     Healthy,
-    Hung,
     Idle,
     Instance,
-    KillAsked,
+    KillRequested,
+    LivenessFailed,
     Loading,
     Policy,
     Progressed,
-    RestartAsked,
+    RestartRequested,
+    SlotRestoreCorrupted,
     SlotsRestored,
     SlotsSaved,
-    SlotsSpoilt,
     Spawned,
     SpawnFailed,
-    StartAsked,
+    StartRequested,
+    StartupFailureLogged,
     State,
-    StopAsked,
-    Warmed,
+    StopRequested,
+    TimerFired,
     WarmupFailed,
-    Woke,
+    WarmupSucceeded,
 )
-from llamasup.supervision.transitions import Moment, Step
+from llamasup.supervision.transitions import Step, Transition
 
-__all__ = ["TABLE", "ImpossibleEvent", "advance"]
+__all__ = ["TABLE", "InvalidTransition", "advance"]
 
 
-class ImpossibleEvent(RuntimeError):
+class InvalidTransition(RuntimeError):
     """An event that the table has no row for: a bug of the caller."""
 
     def __init__(self, instance: Instance, event: Event) -> None:
@@ -61,21 +61,21 @@ def advance(
     """The next instance and the effects to carry out, in order.
 
     ``now_s`` is a monotonic time in seconds; ``roll`` is uniform in [0, 1), for the jitter.
-    Raises ImpossibleEvent where the table has no row.
+    Raises InvalidTransition where the table has no row.
     """
     if _is_stale(instance, event):
         return instance, ()
     step = TABLE[instance.state].get(type(event))
     if step is None:
-        raise ImpossibleEvent(instance, event)
-    return step(Moment(instance, event, policy, now_s, roll))
+        raise InvalidTransition(instance, event)
+    return step(Transition(instance, event, policy, now_s, roll))
 
 
 def _is_stale(instance: Instance, event: Event) -> bool:
     match event:
-        case StartAsked() | StopAsked() | KillAsked() | RestartAsked():
+        case StartRequested() | StopRequested() | KillRequested() | RestartRequested():
             return False
-        case Woke(ticket):
+        case TimerFired(ticket):
             return ticket != instance.ticket
         case _:
             return event.generation != instance.generation or not instance.alive
@@ -86,112 +86,112 @@ def _is_stale(instance: Instance, event: Event) -> bool:
 TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
     {
         State.STOPPED: {
-            StartAsked: do.start_afresh,
-            StopAsked: do.stay,
-            KillAsked: do.stay,
-            RestartAsked: do.start_afresh,
+            StartRequested: do.start_afresh,
+            StopRequested: do.stay,
+            KillRequested: do.stay,
+            RestartRequested: do.start_afresh,
         },
         State.STARTING: {
-            StartAsked: do.stay,
-            StopAsked: do.terminate,
-            KillAsked: do.kill,
-            RestartAsked: do.terminate_and_restart,
+            StartRequested: do.stay,
+            StopRequested: do.terminate,
+            KillRequested: do.kill,
+            RestartRequested: do.terminate_and_restart,
             Spawned: do.spawned,
             SpawnFailed: do.died,
             Loading: do.loading,
             Progressed: do.progressed,
             Healthy: do.healthy,
-            Doomed: do.condemn,
+            StartupFailureLogged: do.fail_and_kill,
             Exited: do.died,
-            Woke: do.condemn,
+            TimerFired: do.fail_and_kill,
         },
         State.LOADING: {
-            StartAsked: do.stay,
-            StopAsked: do.terminate,
-            KillAsked: do.kill,
-            RestartAsked: do.terminate_and_restart,
+            StartRequested: do.stay,
+            StopRequested: do.terminate,
+            KillRequested: do.kill,
+            RestartRequested: do.terminate_and_restart,
             Loading: do.stay,
             Progressed: do.progressed,
             Healthy: do.healthy,
-            Doomed: do.condemn,
+            StartupFailureLogged: do.fail_and_kill,
             Exited: do.died,
-            Woke: do.condemn,
+            TimerFired: do.fail_and_kill,
         },
         State.WARMING: {
-            StartAsked: do.stay,
-            StopAsked: do.terminate,
-            KillAsked: do.kill,
-            RestartAsked: do.terminate_and_restart,
+            StartRequested: do.stay,
+            StopRequested: do.terminate,
+            KillRequested: do.kill,
+            RestartRequested: do.terminate_and_restart,
             Progressed: do.progressed,
-            Warmed: do.proven,
-            WarmupFailed: do.condemn,
+            WarmupSucceeded: do.proven,
+            WarmupFailed: do.fail_and_kill,
             SlotsRestored: do.serve,
-            SlotsSpoilt: do.kill_spoilt,
-            Doomed: do.stay,
+            SlotRestoreCorrupted: do.kill_spoilt,
+            StartupFailureLogged: do.stay,
             Exited: do.died,
-            Woke: do.out_of_patience,
+            TimerFired: do.warmup_timeout,
         },
         State.READY: {
-            StartAsked: do.stay,
-            StopAsked: do.drain,
-            KillAsked: do.kill,
-            RestartAsked: do.drain_and_restart,
+            StartRequested: do.stay,
+            StopRequested: do.drain,
+            KillRequested: do.kill,
+            RestartRequested: do.drain_and_restart,
             Progressed: do.stay,
             SlotsRestored: do.stay,
-            SlotsSpoilt: do.drain_spoilt,
-            Doomed: do.stay,
-            Hung: do.condemn,
+            SlotRestoreCorrupted: do.drain_spoilt,
+            StartupFailureLogged: do.stay,
+            LivenessFailed: do.fail_and_kill,
             Exited: do.died,
         },
         State.DRAINING: {
-            StartAsked: do.then_restart,
-            StopAsked: do.stop_for_good,
-            KillAsked: do.kill_for_good,
-            RestartAsked: do.then_restart,
+            StartRequested: do.then_restart,
+            StopRequested: do.stop_for_good,
+            KillRequested: do.kill_for_good,
+            RestartRequested: do.then_restart,
             Progressed: do.stay,
             SlotsRestored: do.stay,
-            SlotsSpoilt: do.spoilt,
+            SlotRestoreCorrupted: do.spoilt,
             SlotsSaved: do.terminate,
-            Doomed: do.stay,
-            Hung: do.kill,
+            StartupFailureLogged: do.stay,
+            LivenessFailed: do.kill,
             Idle: do.idle,
             Exited: do.ended_in_drain,
-            Woke: do.terminate,
+            TimerFired: do.terminate,
         },
         State.STOPPING: {
-            StartAsked: do.then_restart,
-            StopAsked: do.stop_for_good,
-            KillAsked: do.kill_for_good,
-            RestartAsked: do.then_restart,
+            StartRequested: do.then_restart,
+            StopRequested: do.stop_for_good,
+            KillRequested: do.kill_for_good,
+            RestartRequested: do.then_restart,
             Spawned: do.stay,
             SpawnFailed: do.ended,
             Loading: do.stay,
             Progressed: do.stay,
             Healthy: do.stay,
-            Warmed: do.stay,
+            WarmupSucceeded: do.stay,
             WarmupFailed: do.stay,
             SlotsRestored: do.stay,
-            SlotsSpoilt: do.stay,
+            SlotRestoreCorrupted: do.stay,
             SlotsSaved: do.stay,
-            Doomed: do.stay,
-            Hung: do.stay,
+            StartupFailureLogged: do.stay,
+            LivenessFailed: do.stay,
             Idle: do.stay,
             Exited: do.ended,
-            Woke: do.insist,
+            TimerFired: do.resend_sigterm,
         },
         State.BACKOFF: {
-            StartAsked: do.restart_now,
-            StopAsked: do.rest_now,
-            KillAsked: do.rest_now,
-            RestartAsked: do.restart_now,
-            Woke: do.restart_now,
+            StartRequested: do.restart_now,
+            StopRequested: do.rest_now,
+            KillRequested: do.rest_now,
+            RestartRequested: do.restart_now,
+            TimerFired: do.restart_now,
         },
         State.FAILED: {
-            StartAsked: do.start_afresh,
-            StopAsked: do.rest_now,
-            KillAsked: do.rest_now,
-            RestartAsked: do.start_afresh,
-            Woke: do.try_again,
+            StartRequested: do.start_afresh,
+            StopRequested: do.rest_now,
+            KillRequested: do.rest_now,
+            RestartRequested: do.start_afresh,
+            TimerFired: do.try_again,
         },
     }
 )

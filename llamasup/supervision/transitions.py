@@ -14,13 +14,12 @@ from llamasup.supervision.backoff import recent_crashes, restart_delay_s
 from llamasup.supervision.states import (
     AwaitIdle,
     CloseEndpoint,
-    Doomed,
     Effect,
     Event,
     Exited,
-    Hung,
     Instance,
     Kill,
+    LivenessFailed,
     Policy,
     Probe,
     Report,
@@ -29,6 +28,7 @@ from llamasup.supervision.states import (
     Spawn,
     Spawned,
     SpawnFailed,
+    StartupFailureLogged,
     State,
     Terminate,
     WakeAt,
@@ -38,26 +38,25 @@ from llamasup.supervision.states import (
 )
 
 __all__ = [
-    "Moment",
     "Outcome",
     "Step",
-    "condemn",
+    "Transition",
     "died",
     "drain",
     "drain_and_restart",
     "drain_spoilt",
     "ended",
     "ended_in_drain",
+    "fail_and_kill",
     "healthy",
     "idle",
-    "insist",
     "kill",
     "kill_for_good",
     "kill_spoilt",
     "loading",
-    "out_of_patience",
     "progressed",
     "proven",
+    "resend_sigterm",
     "rest_now",
     "restart_now",
     "serve",
@@ -70,13 +69,14 @@ __all__ = [
     "terminate_and_restart",
     "then_restart",
     "try_again",
+    "warmup_timeout",
 ]
 
 Outcome = tuple[Instance, tuple[Effect, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Transition:
     instance: Instance
     event: Event
     policy: Policy
@@ -89,14 +89,14 @@ class Moment:
         return replace(instance, ticket=ticket), WakeAt(ticket, self.now_s + after_s)
 
 
-Step = Callable[[Moment], Outcome]
+Step = Callable[[Transition], Outcome]
 
 
-def stay(moment: Moment) -> Outcome:
+def stay(moment: Transition) -> Outcome:
     return moment.instance, ()
 
 
-def _spawn(moment: Moment) -> Outcome:
+def _spawn(moment: Transition) -> Outcome:
     generation = moment.instance.generation + 1
     fresh = replace(
         moment.instance,
@@ -114,41 +114,41 @@ def _spawn(moment: Moment) -> Outcome:
     return fresh, (Spawn(generation), wake)
 
 
-def start_afresh(moment: Moment) -> Outcome:
+def start_afresh(moment: Transition) -> Outcome:
     """A start that a person asks for forgets the crashes before it."""
     return _spawn(replace(moment, instance=replace(moment.instance, crashes=(), trial_s=None)))
 
 
-def try_again(moment: Moment) -> Outcome:
+def try_again(moment: Transition) -> Outcome:
     """One start out of a crash loop: if it lives, all is well again; if not, back at once."""
     return restart_now(replace(moment, instance=replace(moment.instance, trial_s=moment.now_s)))
 
 
-def restart_now(moment: Moment) -> Outcome:
+def restart_now(moment: Transition) -> Outcome:
     return _spawn(replace(moment, instance=replace(moment.instance, restarts=moment.instance.restarts + 1)))
 
 
-def spawned(moment: Moment) -> Outcome:
+def spawned(moment: Transition) -> Outcome:
     assert isinstance(moment.event, Spawned)
     known = replace(moment.instance, keeps_slots=moment.event.keeps_slots)
     return known, (Probe(known.generation),)
 
 
-def loading(moment: Moment) -> Outcome:
+def loading(moment: Transition) -> Outcome:
     loading, wake = moment.deadline(
         replace(moment.instance, state=State.LOADING), moment.policy.stall_timeout_s
     )
     return loading, (wake,)
 
 
-def progressed(moment: Moment) -> Outcome:
+def progressed(moment: Transition) -> Outcome:
     if moment.instance.moves_slots:
         return stay(moment)  # that has a deadline of its own
     instance, wake = moment.deadline(moment.instance, moment.policy.stall_timeout_s)
     return instance, (wake,)
 
 
-def healthy(moment: Moment) -> Outcome:
+def healthy(moment: Transition) -> Outcome:
     if not moment.policy.warm_up:
         return proven(moment)
     warming, wake = moment.deadline(
@@ -157,7 +157,7 @@ def healthy(moment: Moment) -> Outcome:
     return warming, (WarmUp(warming.generation), wake)
 
 
-def proven(moment: Moment) -> Outcome:
+def proven(moment: Transition) -> Outcome:
     if not moment.instance.keeps_slots:
         return serve(moment)
     # Before the first request: afterwards its slot might be one that is restored.
@@ -167,7 +167,7 @@ def proven(moment: Moment) -> Outcome:
     return restoring, (RestoreSlots(restoring.generation), wake)
 
 
-def serve(moment: Moment) -> Outcome:
+def serve(moment: Transition) -> Outcome:
     # A new ticket without a timer: the start deadline must not strike a server that serves.
     serving = replace(
         moment.instance,
@@ -179,35 +179,35 @@ def serve(moment: Moment) -> Outcome:
     return serving, (Watch(serving.generation),)
 
 
-def drain(moment: Moment, *, wanted: bool = False) -> Outcome:
+def drain(moment: Transition, *, wanted: bool = False) -> Outcome:
     draining, wake = moment.deadline(
         replace(moment.instance, state=State.DRAINING, wanted=wanted), moment.policy.drain_timeout_s
     )
     return draining, (AwaitIdle(draining.generation), wake)
 
 
-def out_of_patience(moment: Moment) -> Outcome:
+def warmup_timeout(moment: Transition) -> Outcome:
     # Slots that are not restored in time are not waited for: a request in their place computes anew.
-    return serve(moment) if moment.instance.moves_slots else condemn(moment)
+    return serve(moment) if moment.instance.moves_slots else fail_and_kill(moment)
 
 
-def idle(moment: Moment) -> Outcome:
+def idle(moment: Transition) -> Outcome:
     if not moment.instance.keeps_slots:
         return terminate(moment)
     saving, wake = moment.deadline(replace(moment.instance, moves_slots=True), moment.policy.slots_timeout_s)
     return saving, (SaveSlots(saving.generation), wake)
 
 
-def drain_and_restart(moment: Moment) -> Outcome:
+def drain_and_restart(moment: Transition) -> Outcome:
     return drain(moment, wanted=True)
 
 
-def terminate(moment: Moment) -> Outcome:
+def terminate(moment: Transition) -> Outcome:
     policy = moment.policy
     # Only just after its ready line can a SIGTERM be lost, and a second one ends llama-server at once: a
     # server that has been ready keeps its whole time to end.
     insisted = moment.instance.ready
-    patience_s = policy.stop_timeout_s if insisted else policy.first_patience_s
+    patience_s = policy.stop_timeout_s if insisted else policy.first_term_timeout_s
     stopping, wake = moment.deadline(
         replace(moment.instance, state=State.STOPPING, insisted=insisted), patience_s
     )
@@ -215,19 +215,19 @@ def terminate(moment: Moment) -> Outcome:
     return stopping, (CloseEndpoint(generation, "the server is stopping"), Terminate(generation), wake)
 
 
-def insist(moment: Moment) -> Outcome:
+def resend_sigterm(moment: Transition) -> Outcome:
     if moment.instance.insisted:
         return kill(moment)
-    patience_s = moment.policy.stop_timeout_s - moment.policy.first_patience_s
+    patience_s = moment.policy.stop_timeout_s - moment.policy.first_term_timeout_s
     stopping, wake = moment.deadline(replace(moment.instance, insisted=True), patience_s)
     return stopping, (Terminate(stopping.generation), wake)
 
 
-def terminate_and_restart(moment: Moment) -> Outcome:
+def terminate_and_restart(moment: Transition) -> Outcome:
     return terminate(replace(moment, instance=replace(moment.instance, wanted=True)))
 
 
-def kill(moment: Moment) -> Outcome:
+def kill(moment: Transition) -> Outcome:
     stopping, wake = moment.deadline(
         replace(moment.instance, state=State.STOPPING, insisted=True), moment.policy.kill_again_s
     )
@@ -235,41 +235,41 @@ def kill(moment: Moment) -> Outcome:
     return stopping, (CloseEndpoint(generation, "the server is stopping"), Kill(generation), wake)
 
 
-def _nothing_to_keep(moment: Moment) -> Moment:
+def _nothing_to_keep(moment: Transition) -> Transition:
     return replace(moment, instance=replace(moment.instance, keeps_slots=False))
 
 
-def spoilt(moment: Moment) -> Outcome:
+def spoilt(moment: Transition) -> Outcome:
     """While they are being saved, that ends with the endpoint."""
     if moment.instance.moves_slots:
         return terminate(_nothing_to_keep(moment))
     return _nothing_to_keep(moment).instance, ()
 
 
-def kill_spoilt(moment: Moment) -> Outcome:
+def kill_spoilt(moment: Transition) -> Outcome:
     clean = _nothing_to_keep(moment)
     return kill(replace(clean, instance=replace(clean.instance, wanted=True)))
 
 
-def drain_spoilt(moment: Moment) -> Outcome:
+def drain_spoilt(moment: Transition) -> Outcome:
     return drain_and_restart(_nothing_to_keep(moment))
 
 
-def kill_for_good(moment: Moment) -> Outcome:
+def kill_for_good(moment: Transition) -> Outcome:
     return kill(replace(moment, instance=replace(moment.instance, wanted=False, verdict=None)))
 
 
-def stop_for_good(moment: Moment) -> Outcome:
+def stop_for_good(moment: Transition) -> Outcome:
     return replace(moment.instance, wanted=False, verdict=None), ()
 
 
-def then_restart(moment: Moment) -> Outcome:
+def then_restart(moment: Transition) -> Outcome:
     return replace(moment.instance, wanted=True, verdict=None), ()
 
 
-def condemn(moment: Moment) -> Outcome:
+def fail_and_kill(moment: Transition) -> Outcome:
     """It lives, but it is of no use: end it, and count that as its crash."""
-    if isinstance(moment.event, WarmupFailed | Doomed | Hung):
+    if isinstance(moment.event, WarmupFailed | StartupFailureLogged | LivenessFailed):
         verdict = moment.event.diagnosis
     else:
         seconds = moment.policy.stall_timeout_s
@@ -284,7 +284,7 @@ def condemn(moment: Moment) -> Outcome:
     return kill(replace(moment, instance=replace(moment.instance, verdict=verdict)))
 
 
-def ended(moment: Moment) -> Outcome:
+def ended(moment: Transition) -> Outcome:
     """The child that we were ending is gone."""
     instance = replace(moment.instance, alive=False)
     if instance.verdict is not None:
@@ -294,12 +294,12 @@ def ended(moment: Moment) -> Outcome:
     return _rest(instance, State.STOPPED), ()
 
 
-def ended_in_drain(moment: Moment) -> Outcome:
+def ended_in_drain(moment: Transition) -> Outcome:
     instance, effects = ended(moment)
     return instance, (CloseEndpoint(moment.instance.generation, "llama-server ended"), *effects)
 
 
-def died(moment: Moment) -> Outcome:
+def died(moment: Transition) -> Outcome:
     """The child has ended unasked."""
     assert isinstance(moment.event, Exited | SpawnFailed)
     instance = replace(moment.instance, alive=False)
@@ -307,7 +307,7 @@ def died(moment: Moment) -> Outcome:
     return after, (CloseEndpoint(instance.generation, moment.event.diagnosis.message), *effects)
 
 
-def _crashed(moment: Moment, diagnosis: Diagnosis, *, by_us: bool = False) -> Outcome:
+def _crashed(moment: Transition, diagnosis: Diagnosis, *, by_us: bool = False) -> Outcome:
     instance, policy = moment.instance, moment.policy.restart
     if diagnosis.adjustment is not None:
         # The next plan is another one, so this is no crash loop; the planner bounds how often (S5).
@@ -331,7 +331,7 @@ def _crashed(moment: Moment, diagnosis: Diagnosis, *, by_us: bool = False) -> Ou
     return replace(waiting, next_start_s=wake.at_s), (report, wake)
 
 
-def _give_up(moment: Moment, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
+def _give_up(moment: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
     """A crash loop: for good, or till the next single try."""
     instance, delay_s = _rest(moment.instance, State.FAILED), moment.policy.restart.half_open_s
     report = Report(instance.generation, diagnosis, delay_s, by_us)
@@ -341,7 +341,7 @@ def _give_up(moment: Moment, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
     return replace(waiting, next_start_s=wake.at_s), (report, wake)
 
 
-def rest_now(moment: Moment) -> Outcome:
+def rest_now(moment: Transition) -> Outcome:
     return _rest(moment.instance, State.STOPPED), ()
 
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic
 
-__all__ = ["Alarm"]
+__all__ = ["DeadlineTimer"]
 
 
-class Alarm:
+class DeadlineTimer:
     """For the loop that it was made in. Whoever hears it sets it anew for what is still due."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -18,7 +18,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
         self._at_s = 0.0
 
-    def ring_at(self, at_s: float) -> None:
+    def schedule(self, at_s: float) -> None:
         """Monotonic seconds; what is set earlier already stays."""
         if self._timer is not None:
             if self._at_s <= at_s:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from llamasup.pool.policy import Evict, Load, Places, ResidencyPolicy, Verdict, Yield, decide
+from llamasup.pool.policy import Action, Cordon, Evict, Load, Places, ResidencyPolicy, decide
 from llamasup.testing.residency_world import Decide, Model, ModelWorld
 
 __all__ = ["Call", "Outcome", "Request", "Simulation", "replay", "simulate"]
@@ -47,7 +47,7 @@ class Outcome:
     waits_s: tuple[float, ...]
     ended_s: float
     trace: tuple[Request, ...]
-    log: tuple[tuple[float, Verdict], ...]
+    log: tuple[tuple[float, Action], ...]
 
     @property
     def hit_rate(self) -> float:
@@ -115,7 +115,7 @@ class Simulation:
         self.world.finish(asked.call.model)
         self._next(asked.client)
 
-    def _follow(self, verdicts: list[Verdict]) -> None:
+    def _follow(self, verdicts: list[Action]) -> None:
         world = self.world
         for verdict in verdicts:
             match verdict:
@@ -147,7 +147,7 @@ class Simulation:
             loads={life.model.id: life.loads for life in lives},
             load_s=sum(life.loads * life.model.load_s for life in lives),
             evictions=sum(isinstance(verdict, Evict) for _, verdict in log),
-            yields=sum(isinstance(verdict, Yield) for _, verdict in log),
+            yields=sum(isinstance(verdict, Cordon) for _, verdict in log),
             waits_s=tuple(self.waits_s),
             ended_s=self.world.now_s,
             trace=tuple(self.trace),

@@ -14,24 +14,24 @@ from typing import Final
 
 from llamasup.pool.eviction import UNUSED, Use
 from llamasup.pool.policy import (
+    Action,
+    Cordon,
     Evict,
     Load,
+    ModelSnapshot,
     Phase,
     Places,
-    Refuse,
+    Reject,
     ResidencyPolicy,
-    Resume,
-    Tenant,
-    Verdict,
+    Snapshot,
+    Uncordon,
     WakeAt,
-    World,
-    Yield,
     decide,
 )
 
 __all__ = ["Broken", "Decide", "Model", "ModelWorld"]
 
-Decide = Callable[[World], tuple[Verdict, ...]]
+Decide = Callable[[Snapshot], tuple[Action, ...]]
 
 _MOST_ROUNDS: Final = 100  # of deciding without an event: a policy that goes on for ever is broken
 _MOST_LOGGED: Final = 100_000  # verdicts kept for whoever wants to read what happened
@@ -68,9 +68,9 @@ class _Life:
     use: Use = UNUSED
     loads: int = 0
 
-    def tenant(self) -> Tenant:
+    def tenant(self) -> ModelSnapshot:
         model = self.model
-        return Tenant(
+        return ModelSnapshot(
             model.id,
             model.needs,
             phase=self.phase,
@@ -105,14 +105,14 @@ class ModelWorld:
         self.decide = decide
         self.now_s = 0.0
         self.wake_at_s = float("inf")
-        self.log: deque[tuple[float, Verdict]] = deque(maxlen=_MOST_LOGGED)
+        self.log: deque[tuple[float, Action]] = deque(maxlen=_MOST_LOGGED)
         self.began: list[int] = []
         self.refused: list[int] = []
         self._tickets = count(1)
 
-    def world(self) -> World:
+    def world(self) -> Snapshot:
         tenants = {id_: life.tenant() for id_, life in self.lives.items()}
-        return World(self.now_s, tenants, self.budget, self.policy)
+        return Snapshot(self.now_s, tenants, self.budget, self.policy)
 
     def arrive(self, id_: str) -> int:
         """A request; served at once where there is a slot, else it waits. Returns its ticket."""
@@ -154,9 +154,9 @@ class ModelWorld:
         """It may be tried again."""
         self._expect(id_, Phase.FAILED).phase = Phase.ABSENT
 
-    def settle(self) -> list[Verdict]:
+    def settle(self) -> list[Action]:
         """Decide and carry out until there is nothing more to do. Returns what was carried out."""
-        done: list[Verdict] = []
+        done: list[Action] = []
         for _ in range(_MOST_ROUNDS):
             verdicts = self.decide(self.world())
             self.wake_at_s = float("inf")
@@ -178,7 +178,7 @@ class ModelWorld:
                     total[place] = total.get(place, 0) + size
         return total
 
-    def _carry_out(self, verdict: Verdict) -> None:
+    def _carry_out(self, verdict: Action) -> None:
         match verdict:
             case Load(id_):
                 life = self._expect(id_, Phase.ABSENT)
@@ -190,16 +190,16 @@ class ModelWorld:
                 if life.in_flight or life.model.pinned:
                     raise Broken(f"{verdict}: {life.in_flight} in flight, pinned: {life.model.pinned}")
                 life.phase = Phase.LEAVING
-            case Yield(id_):
+            case Cordon(id_):
                 life = self._expect(id_, Phase.RESIDENT)
                 if life.model.pinned or not life.in_flight:
                     raise Broken(f"{verdict}: {life.in_flight} in flight, pinned: {life.model.pinned}")
                 life.phase = Phase.YIELDING
-            case Resume(id_):
+            case Uncordon(id_):
                 life = self._expect(id_, Phase.YIELDING)
                 life.phase = Phase.RESIDENT
                 self._serve(life)
-            case Refuse(id_):
+            case Reject(id_):
                 self.refused += self._dismiss(self._expect(id_, Phase.ABSENT))
             case WakeAt(at_s):
                 if at_s <= self.now_s:

@@ -15,11 +15,11 @@ from llamasup.http.address import TcpAddress
 from llamasup.models.diff import Changes
 from llamasup.models.spec import ModelSpec
 from llamasup.supervision.events import (
-    ConfigRefused,
+    ConfigRejected,
     Downloading,
     LoadFailed,
-    ModelLeaves,
     ModelsChanged,
+    ModelUnloading,
     Ready,
     StateChanged,
 )
@@ -224,7 +224,7 @@ def test_who_asks_for_a_model_is_told_with_its_name() -> None:
 def test_mistakes_of_a_config_are_not_llama_servers_words() -> None:
     terminal, narrator = many()
     narrator.notice(
-        ConfigRefused(ConfigInvalid("c.yaml has one mistake.", details=("c.yaml:4: max_loaded",)))
+        ConfigRejected(ConfigInvalid("c.yaml has one mistake.", details=("c.yaml:4: max_loaded",)))
     )
     assert (
         terminal.told[0][2]
@@ -243,7 +243,7 @@ def test_mistakes_of_a_config_are_not_llama_servers_words() -> None:
 def test_a_model_that_leaves_says_why_and_for_whom(reason: str, for_model: str, why: str) -> None:
     heard = Heard()
     narrator = Narrator(cast("View", heard), cast("Any", SimpleNamespace(launch=None)), 0.0)
-    narrator.notice(ModelLeaves("a", reason, for_model))
+    narrator.notice(ModelUnloading("a", reason, for_model))
     assert heard.told == [("info", "unload", f"a is unloaded: {why}", {"model": "a", "reason": reason})]
 
 

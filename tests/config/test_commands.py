@@ -19,7 +19,7 @@ from llamasup.cli.commands.config_check import missing_here
 from llamasup.config.mistakes import ConfigMistakes
 from llamasup.config.reading import Reading, load, read, read_text
 from llamasup.config.schema import json_schema
-from llamasup.config.starter import Surroundings, starter_text
+from llamasup.config.starter import GenerationContext, starter_text
 from llamasup.errors import RuntimeMissing
 from llamasup.service.serve import ConfigSource, ServeService, serve_options
 from llamasup.supervision.events import Bus
@@ -490,7 +490,7 @@ def test_init_says_where_it_cannot_write(home: Path, output: str, capfd: pytest.
     assert output.rstrip("/") in said
 
 
-_FOUND = Surroundings(
+_FOUND = GenerationContext(
     ram_bytes=64 << 30,
     cores=16,
     devices=[("CUDA0", "NVIDIA GeForce RTX 4090"), ("CUDA1", "NVIDIA GeForce RTX 3060")],
@@ -515,7 +515,7 @@ def test_the_starter_says_what_was_found_however_it_is_called() -> None:
 
 def test_what_the_starter_leaves_out_can_be_put_in() -> None:
     """Every commented line of YAML is right when its # is taken away."""
-    text = starter_text(Surroundings(ram_bytes=8 << 30, cores=4))
+    text = starter_text(GenerationContext(ram_bytes=8 << 30, cores=4))
     config_of(text)
     config = config_of(re.sub(r"^#(?=  |[^ ])", "", text, flags=re.MULTILINE))
 

@@ -12,7 +12,7 @@ from llamasup.doctor.inspection import broken_as_json, fits_here, kv_growth, mod
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.facts import PURPOSES, Experts, ModelClass, ModelFacts, RecurrentState, is_served
 from llamasup.gguf.header import read_header
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.planning.ladder import admit
 from llamasup.planning.projectors import pairings_of
 from llamasup.system.hardware.facts import Hardware
@@ -146,7 +146,7 @@ def test_inspect_says_what_a_plan_of_the_newest_build_would_do(facts: ModelFacts
     for free_mib in range(1000, 20_000, 500):
         here = plans.machine(memory_available_bytes=free_mib << 20)
         fit = fits_here(facts, here)
-        made = admit(plans.ladder(plans.NEW, facts, here), Bounds()).plan
+        made = admit(plans.ladder(plans.NEW, facts, here), PlanLimits()).plan
         assert fit is not None
         assert (fit.parallel, fit.ctx_size, fit.kv_type) == (
             made.parallel,

@@ -13,7 +13,7 @@ import pytest
 from llamasup.downloads.manager import Listener, Progress
 from llamasup.errors import Conflict, LlamasupError
 from llamasup.models.spec import ModelSpec
-from llamasup.pool.catalog.status import state_of_tenancy
+from llamasup.pool.catalog.status import state_of_managed
 from llamasup.pool.policy import Phase
 from llamasup.pool.rollout import remove
 from tests.pool.pools import file_of, in_a_loop, pooled, spec_of, with_context
@@ -90,7 +90,7 @@ async def test_a_download_ends_with_the_last_client_who_waits_for_it(
     async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
         first, second = it.ask("a"), it.ask("a")
         await it.until(lambda: hub.begun == [REF])
-        assert state_of_tenancy(it["a"]) == "downloading"
+        assert state_of_managed(it["a"]) == "downloading"
         it.catalog.room("a").leave(first.ticket)
         await it.decided()
         assert hub.called_off == []
@@ -98,7 +98,7 @@ async def test_a_download_ends_with_the_last_client_who_waits_for_it(
 
         await it.until(lambda: it["a"].sizing is None)
         assert hub.called_off == [REF]
-        assert state_of_tenancy(it["a"]) == "stopped"
+        assert state_of_managed(it["a"]) == "stopped"
         hub.may.set()
         assert await it.ask("a").served_by() == 1  # and goes on with the next one
         assert hub.begun == [REF, REF]

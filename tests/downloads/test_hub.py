@@ -36,7 +36,7 @@ from llamasup.downloads.remote_file import (
     strong_etag,
     why_not_resumed,
 )
-from llamasup.downloads.url_policy import Reach, is_public
+from llamasup.downloads.url_policy import UrlPolicy, is_public
 from llamasup.errors import (
     AccessDenied,
     DownloadFailed,
@@ -492,38 +492,38 @@ def test_which_addresses_are_public(address: str, public: bool) -> None:
 
 
 def test_only_public_addresses_are_connected_to() -> None:
-    reach = Reach(HUB)
+    reach = UrlPolicy(HUB)
     assert reach.allowed("https://h/x", ["10.0.0.1", "8.8.8.8"]) == ["8.8.8.8"]
     with pytest.raises(DownloadRefused, match=r"10\.0\.0\.1") as caught:
         reach.allowed("https://h/x?sig=secret", ["10.0.0.1", "::1"])
     assert "--allow-private" in caught.value.remedy
     assert "secret" not in caught.value.message
-    assert Reach(HUB, private=True).allowed("https://h/x", ["10.0.0.1"]) == ["10.0.0.1"]
-    assert Reach("https://mirror:1").allowed("https://mirror:1/x", ["10.0.0.1"]) == ["10.0.0.1"]
+    assert UrlPolicy(HUB, private=True).allowed("https://h/x", ["10.0.0.1"]) == ["10.0.0.1"]
+    assert UrlPolicy("https://mirror:1").allowed("https://mirror:1/x", ["10.0.0.1"]) == ["10.0.0.1"]
 
 
 def test_plain_http_is_for_a_hub_on_this_machine() -> None:
-    Reach(HUB).check_url("https://h/x")
-    Reach("http://127.0.0.1:1").check_url("http://127.0.0.1:1/x")
-    Reach("http://localhost:1").check_url("http://localhost:1/x")
-    Reach(HUB, http=True).check_url("http://h/x")
+    UrlPolicy(HUB).check_url("https://h/x")
+    UrlPolicy("http://127.0.0.1:1").check_url("http://127.0.0.1:1/x")
+    UrlPolicy("http://localhost:1").check_url("http://localhost:1/x")
+    UrlPolicy(HUB, http=True).check_url("http://h/x")
     for reach, url in [
-        (Reach(HUB), "http://huggingface.co/x"),
-        (Reach("http://mirror"), "http://mirror/x"),
-        (Reach("http://127.0.0.1:1"), "http://127.0.0.1:2/x"),
-        (Reach(HUB), "file:///etc/passwd"),
-        (Reach(HUB), "https:///x"),
+        (UrlPolicy(HUB), "http://huggingface.co/x"),
+        (UrlPolicy("http://mirror"), "http://mirror/x"),
+        (UrlPolicy("http://127.0.0.1:1"), "http://127.0.0.1:2/x"),
+        (UrlPolicy(HUB), "file:///etc/passwd"),
+        (UrlPolicy(HUB), "https:///x"),
     ]:
         with pytest.raises(DownloadRefused):
             reach.check_url(url)
 
 
 def test_the_token_is_for_the_hub_alone() -> None:
-    assert Reach(HUB).may_have_token("https://huggingface.co/o/r")
-    assert Reach("http://127.0.0.1:1").may_have_token("http://127.0.0.1:1/x")
+    assert UrlPolicy(HUB).may_have_token("https://huggingface.co/o/r")
+    assert UrlPolicy("http://127.0.0.1:1").may_have_token("http://127.0.0.1:1/x")
     for url in ("https://cdn.huggingface.co/x", "http://huggingface.co/x", "https://huggingface.co:444/x"):
-        assert not Reach(HUB).may_have_token(url)
-    assert not Reach("http://mirror", http=True).may_have_token("http://mirror/x")
+        assert not UrlPolicy(HUB).may_have_token(url)
+    assert not UrlPolicy("http://mirror", http=True).may_have_token("http://mirror/x")
 
 
 # --- the file on the server ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llamasup.llama_server.capabilities import Capabilities, parse_help
 from llamasup.llama_server.given_options import (
     Given,
-    GivenOptions,
+    ParsedOptions,
     config_files_in,
     given_in_config,
     given_in_environ,
@@ -22,8 +22,8 @@ HELP = FIXTURES / "help"
 NOW = Capabilities("now", parse_help((HELP / "b11434.txt").read_text()), ())
 
 
-def line(*words: str) -> GivenOptions:
-    return GivenOptions(NOW, given_on_line(words, NOW))
+def line(*words: str) -> ParsedOptions:
+    return ParsedOptions(NOW, given_on_line(words, NOW))
 
 
 def test_every_spelling_of_an_option_is_the_same_option() -> None:
@@ -66,7 +66,7 @@ def test_no_word_is_lost_and_none_is_moved(words: list[str]) -> None:
 
 def test_variables_are_those_that_the_help_names() -> None:
     environ = {"LLAMA_ARG_PORT": "7", "LLAMA_ARG_EMBEDDINGS": "0", "LLAMA_API_KEY": "k", "PORT": "8"}
-    every = GivenOptions(NOW, given_in_environ(environ, NOW))
+    every = ParsedOptions(NOW, given_in_environ(environ, NOW))
     assert every.value("--port") == "7"
     assert every.value("--api-key") == "k"
     assert not every.switch("--embedding")
@@ -75,7 +75,7 @@ def test_variables_are_those_that_the_help_names() -> None:
 
 def test_a_config_file_has_options_without_dashes_and_variables() -> None:
     config = (("port", "1"), ("to", "5"), ("LLAMA_ARG_HOST", "::1"), ("reuse-port", "true"), ("x", "y"))
-    every = GivenOptions(NOW, given_in_config(config, NOW))
+    every = ParsedOptions(NOW, given_in_config(config, NOW))
     assert (every.value("--port"), every.value("--timeout"), every.value("--host")) == ("1", "5", "::1")
     assert every.switch("--reuse-port")
     assert len(every.given) == 4

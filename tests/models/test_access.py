@@ -9,10 +9,10 @@ from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.http.routes import Work, route_of
 from llamasup.llama_server.settings import Settings
 from llamasup.models.access import (
-    MeantModel,
+    ResolvedModel,
     forbidden_model,
     may_use,
-    meant_by,
+    resolved,
     unfit_model,
     unknown_model,
     unnamed_model,
@@ -24,7 +24,7 @@ ALL = (Work.TEXT, Work.EMBEDDINGS, Work.RERANKING)
 
 
 def works(facts: ModelFacts | None, *extra: str) -> tuple[Work, ...]:
-    return meant_by(ModelSpec("m", "/m.gguf", settings=Settings(extra=extra), listed=facts)).works
+    return resolved(ModelSpec("m", "/m.gguf", settings=Settings(extra=extra), listed=facts)).works
 
 
 def key(*models: str) -> ApiKey:
@@ -71,7 +71,7 @@ def test_routes_say_what_they_ask_of_a_model() -> None:
 
 # --- who may use it
 
-QWEN = MeantModel(("qwen2.5-7b", "gpt-4o-mini"))
+QWEN = ResolvedModel(("qwen2.5-7b", "gpt-4o-mini"))
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ def test_who_names_no_model_hears_of_ten() -> None:
 
 
 def test_a_model_that_never_does_it_says_what_it_is_for() -> None:
-    error = unfit_model(MeantModel(("bge",), (Work.EMBEDDINGS, Work.RERANKING)), Work.TEXT)
+    error = unfit_model(ResolvedModel(("bge",), (Work.EMBEDDINGS, Work.RERANKING)), Work.TEXT)
     assert (error.status, error.cause) == (400, "model_purpose")
     assert error.message == "The model 'bge' generates no text"
     assert error.remedy.startswith("it is for embeddings and reranking;")
     assert (
-        unfit_model(MeantModel(("m",), (Work.TEXT,)), Work.RERANKING).message
+        unfit_model(ResolvedModel(("m",), (Work.TEXT,)), Work.RERANKING).message
         == "The model 'm' does not rerank"
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from llamasup.gguf.facts import ChatTemplate, ModelClass, ModelFacts
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.llama_server.capabilities import Capabilities, Option, parse_help
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.child_address import child_address_kind
 from llamasup.planning.plan import LaunchPlan, plan
@@ -139,10 +139,10 @@ def planned(
     return plan(**(options | rest))
 
 
-def ladder(*args: Any, **rest: Any) -> Callable[[Bounds], LaunchPlan]:
+def ladder(*args: Any, **rest: Any) -> Callable[[PlanLimits], LaunchPlan]:
     """What ``planned`` makes of these, within bounds."""
 
-    def candidate(bounds: Bounds) -> LaunchPlan:
+    def candidate(bounds: PlanLimits) -> LaunchPlan:
         return planned(*args, **rest, bounds=bounds)
 
     return candidate

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llamasup.errors import DoesNotFit
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.planning.admission import memory_rows, refusal
 from llamasup.planning.ladder import admit
 from llamasup.planning.plan import LaunchPlan
@@ -102,7 +102,7 @@ def test_a_person_who_gives_the_options_that_are_said_to_fit_is_served(asked: di
     followed = asked | {
         names[option]: int(given) if given.isdecimal() else given for option, given in options.items()
     }
-    assert admit(ladder(hardware=free, **followed), Bounds()).plan.memory.fits
+    assert admit(ladder(hardware=free, **followed), PlanLimits()).plan.memory.fits
 
 
 def test_only_what_has_to_change_is_said() -> None:

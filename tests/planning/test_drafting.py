@@ -256,8 +256,8 @@ def test_fit_is_told_to_leave_room_for_a_head_that_it_may_not_be_able_to_measure
     made = drafted(with_device(), draft=small)
     assert int(value(made, "--fit-target") or 0) > 1024 + 1024
     assert "may not be able to measure" in reason(made, "--fit-target")
-    by_hand = drafted(with_device(), draft=small, extra=("--fit-target", "512"))
-    assert by_hand.argv.count("--fit-target") == 1
+    extra_args = drafted(with_device(), draft=small, extra=("--fit-target", "512"))
+    assert extra_args.argv.count("--fit-target") == 1
     # Nothing to leave room on; and what --fit does measure.
     assert "--fit-target" not in drafted(draft=small).argv
     assert "--fit-target" not in drafted(with_device(), draft=small, gpu_layers=0).argv
@@ -320,9 +320,9 @@ def test_a_recurrent_state_has_a_snapshot_for_each_token_drafted() -> None:
 
 def test_the_context_has_room_to_check_all_drafts_at_once() -> None:
     shape = ContextShape(1024, 4, 512, outputs_per_slot=1)
-    by_hand = read_extra(capabilities(NEW), ())
+    extra_args = read_extra(capabilities(NEW), ())
     for spec_type, outputs in (("draft-simple", 9), ("draft-mtp", 3), ("draft-eagle3", 4), (None, 4)):
-        made = shape_with_drafts(shape, Drafter(DRAFT, None, spec_type), by_hand)
+        made = shape_with_drafts(shape, Drafter(DRAFT, None, spec_type), extra_args)
         assert made.outputs_per_slot == outputs
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.planning.experience import (
     Experience,
-    Lesson,
+    FailedPlan,
+    Measurement,
     Served,
-    Setback,
     bounds_of,
     correction_of,
     forget_crashes,
@@ -130,10 +130,10 @@ def test_the_oldest_lessons_are_dropped() -> None:
 
 # --- setbacks ------------------------------------------------------------------------------------
 
-SETBACK = Setback(
+SETBACK = FailedPlan(
     RUNTIME,
     asked="a wish",
-    bounds=Bounds(parallel=2),
+    bounds=PlanLimits(parallel=2),
     cause="out_of_memory_host",
     out_of_memory=True,
     date="2026-11-20",
@@ -145,32 +145,37 @@ TODAY = "2026-11-21"
 
 def test_the_next_start_begins_where_the_ladder_ended_and_says_so() -> None:
     bounds = bounds_of(KNOWN, RUNTIME, "a wish", 10 * GIB, TODAY)
-    assert bounds == Bounds(parallel=2, why="a larger plan ran out of memory on 2026-11-20")
+    assert bounds == PlanLimits(parallel=2, why="a larger plan ran out of memory on 2026-11-20")
     assert bounds_of(KNOWN, RUNTIME, "a wish", 5 * GIB, TODAY) == bounds
 
 
 def test_with_half_as_much_memory_again_the_whole_plan_is_tried_again() -> None:
-    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB - 1, TODAY) != Bounds()
-    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB, TODAY) == Bounds()
+    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB - 1, TODAY) != PlanLimits()
+    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB, TODAY) == PlanLimits()
 
 
-CRASH = replace(SETBACK, bounds=Bounds(kv_type="f16"), cause="segfault", out_of_memory=False, failed="packed")
+CRASH = replace(
+    SETBACK, bounds=PlanLimits(kv_type="f16"), cause="segfault", out_of_memory=False, failed="packed"
+)
 TWICE = remember(remember(Experience(), CRASH), CRASH)
 
 
 def test_a_crash_counts_when_it_is_seen_twice_and_whatever_memory_there_is() -> None:
-    assert bounds_of(remember(Experience(), CRASH), RUNTIME, "a wish", GIB, TODAY) == Bounds()
+    assert bounds_of(remember(Experience(), CRASH), RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
     bounds = bounds_of(TWICE, RUNTIME, "a wish", 99 * GIB, TODAY)
-    assert bounds == Bounds(kv_type="f16", why="a plan without this ended with segfault on 2026-11-20")
+    assert bounds == PlanLimits(kv_type="f16", why="a plan without this ended with segfault on 2026-11-20")
 
 
 def test_two_crashes_that_ask_for_different_things_are_each_seen_once() -> None:
-    other = replace(CRASH, bounds=Bounds(kv_type="f16", flash_attn_off=True))
-    assert bounds_of(remember(TWICE, other), RUNTIME, "a wish", GIB, TODAY) == Bounds()
+    other = replace(CRASH, bounds=PlanLimits(kv_type="f16", flash_attn_off=True))
+    assert bounds_of(remember(TWICE, other), RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
 
 
 def test_a_crash_of_a_plan_that_has_served_does_not_count() -> None:
-    assert bounds_of(learn_served(TWICE, RUNTIME, "packed", TODAY), RUNTIME, "a wish", GIB, TODAY) == Bounds()
+    assert (
+        bounds_of(learn_served(TWICE, RUNTIME, "packed", TODAY), RUNTIME, "a wish", GIB, TODAY)
+        == PlanLimits()
+    )
     for other in (("another 1.0", "packed"), (RUNTIME, "another")):
         assert bounds_of(learn_served(TWICE, *other, TODAY), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
 
@@ -189,7 +194,7 @@ def test_a_proof_expires_after_two_weeks_and_another_one_renews_it(today: str, c
 def test_crashes_count_once_the_proof_has_expired() -> None:
     served = learn_served(Experience(), RUNTIME, "packed", "2026-11-01")
     experience = remember(remember(served, CRASH), CRASH)
-    assert bounds_of(experience, RUNTIME, "a wish", GIB, "2026-11-15") == Bounds()
+    assert bounds_of(experience, RUNTIME, "a wish", GIB, "2026-11-15") == PlanLimits()
     assert bounds_of(experience, RUNTIME, "a wish", GIB, "2026-11-21").kv_type == "f16"
 
 
@@ -201,7 +206,7 @@ def test_a_proof_without_a_date_counts_as_expired() -> None:
 def test_a_start_without_a_crash_forgets_the_crashes_of_that_plan(key: str) -> None:
     once = remember(Experience(), CRASH)
     between = remember(forget_crashes(once, RUNTIME, key), CRASH)
-    assert bounds_of(between, RUNTIME, "a wish", GIB, TODAY) == Bounds()
+    assert bounds_of(between, RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
     assert bounds_of(remember(between, CRASH), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
 
 
@@ -226,24 +231,24 @@ def test_the_plans_that_served_longest_ago_are_dropped() -> None:
 )
 @pytest.mark.parametrize("experience", [KNOWN, TWICE], ids=["memory", "crash"])
 def test_a_setback_is_forgotten_after_two_weeks(experience: Experience, today: str, counts: bool) -> None:
-    assert (bounds_of(experience, RUNTIME, "a wish", GIB, today) != Bounds()) is counts
+    assert (bounds_of(experience, RUNTIME, "a wish", GIB, today) != PlanLimits()) is counts
 
 
 def test_two_crashes_far_apart_are_each_seen_once() -> None:
     late = remember(TWICE, replace(CRASH, date="2027-01-01"))
-    assert bounds_of(late, RUNTIME, "a wish", GIB, "2027-01-01") == Bounds()
+    assert bounds_of(late, RUNTIME, "a wish", GIB, "2027-01-01") == PlanLimits()
 
 
 def test_an_invalid_date_counts_as_expired() -> None:
     assert (
         bounds_of(remember(Experience(), replace(SETBACK, date="x")), RUNTIME, "a wish", GIB, TODAY)
-        == Bounds()
+        == PlanLimits()
     )
 
 
 def test_a_lack_of_memory_and_a_crash_bound_together() -> None:
-    both = remember(TWICE, replace(SETBACK, bounds=Bounds(parallel=2, kv_type="q8_0", gpu_layers=3)))
-    assert bounds_of(both, RUNTIME, "a wish", GIB, TODAY) == Bounds(
+    both = remember(TWICE, replace(SETBACK, bounds=PlanLimits(parallel=2, kv_type="q8_0", gpu_layers=3)))
+    assert bounds_of(both, RUNTIME, "a wish", GIB, TODAY) == PlanLimits(
         parallel=2,
         kv_type="f16",
         gpu_layers=3,
@@ -253,22 +258,22 @@ def test_a_lack_of_memory_and_a_crash_bound_together() -> None:
 
 
 def test_bounds_are_told_apart_by_what_they_are_against() -> None:
-    bounds = Bounds(parallel=2, ctx_size=2048, kv_type="f16", flash_attn_off=True, gpu_layers=1, why="so")
-    assert bounds.against_memory == Bounds(parallel=2, ctx_size=2048, gpu_layers=1)
-    assert bounds.against_crashes == Bounds(kv_type="f16", flash_attn_off=True)
-    assert Bounds(kv_type="q8_0").against_memory == Bounds(kv_type="q8_0")
-    assert Bounds(kv_type="q8_0").against_crashes == Bounds()
+    bounds = PlanLimits(parallel=2, ctx_size=2048, kv_type="f16", flash_attn_off=True, gpu_layers=1, why="so")
+    assert bounds.against_memory == PlanLimits(parallel=2, ctx_size=2048, gpu_layers=1)
+    assert bounds.against_crashes == PlanLimits(kv_type="f16", flash_attn_off=True)
+    assert PlanLimits(kv_type="q8_0").against_memory == PlanLimits(kv_type="q8_0")
+    assert PlanLimits(kv_type="q8_0").against_crashes == PlanLimits()
 
 
 def test_another_build_and_another_wish_begin_at_the_top() -> None:
-    assert bounds_of(KNOWN, "another 1.0", "a wish", 10 * GIB, TODAY) == Bounds()
-    assert bounds_of(KNOWN, RUNTIME, "another wish", 10 * GIB, TODAY) == Bounds()
-    assert bounds_of(Experience(), RUNTIME, "a wish", 10 * GIB, TODAY) == Bounds()
+    assert bounds_of(KNOWN, "another 1.0", "a wish", 10 * GIB, TODAY) == PlanLimits()
+    assert bounds_of(KNOWN, RUNTIME, "another wish", 10 * GIB, TODAY) == PlanLimits()
+    assert bounds_of(Experience(), RUNTIME, "a wish", 10 * GIB, TODAY) == PlanLimits()
 
 
 def test_the_latest_setback_of_a_wish_counts_and_those_of_other_wishes_stay() -> None:
-    further = replace(SETBACK, bounds=Bounds(parallel=1))
-    other = replace(SETBACK, asked="another wish", bounds=Bounds(ctx_size=2048))
+    further = replace(SETBACK, bounds=PlanLimits(parallel=1))
+    other = replace(SETBACK, asked="another wish", bounds=PlanLimits(ctx_size=2048))
     experience = remember(remember(KNOWN, other), further)
     assert bounds_of(experience, RUNTIME, "a wish", GIB, TODAY).parallel == 1
     assert bounds_of(experience, RUNTIME, "another wish", GIB, TODAY).ctx_size == 2048
@@ -279,11 +284,11 @@ def test_the_latest_setback_of_a_wish_counts_and_those_of_other_wishes_stay() ->
 
 # --- what a damaged file may say -----------------------------------------------------------------
 
-LESSON = Lesson(RUNTIME, "a plan", 1.25, 0.0, 1 << 20, 1 << 30, 0)
+LESSON = Measurement(RUNTIME, "a plan", 1.25, 0.0, 1 << 20, 1 << 30, 0)
 
 
 def test_what_loads_can_teach_is_kept() -> None:
-    learnt = Experience((LESSON,), (SETBACK, replace(SETBACK, bounds=Bounds(1, 2048, "q8_0", True, 0))))
+    learnt = Experience((LESSON,), (SETBACK, replace(SETBACK, bounds=PlanLimits(1, 2048, "q8_0", True, 0))))
     assert sound(learnt) == learnt
 
 
@@ -305,8 +310,8 @@ def test_a_lesson_that_no_load_can_have_taught_is_dropped(changes: dict[str, Any
 
 @pytest.mark.parametrize(
     "bounds",
-    [Bounds(parallel=0), Bounds(ctx_size=1), Bounds(gpu_layers=-1), Bounds(kv_type="banana")],
+    [PlanLimits(parallel=0), PlanLimits(ctx_size=1), PlanLimits(gpu_layers=-1), PlanLimits(kv_type="banana")],
     ids=str,
 )
-def test_bounds_within_which_nothing_can_be_planned_are_dropped(bounds: Bounds) -> None:
+def test_bounds_within_which_nothing_can_be_planned_are_dropped(bounds: PlanLimits) -> None:
     assert sound(Experience((), (replace(SETBACK, bounds=bounds), SETBACK))) == Experience((), (SETBACK,))

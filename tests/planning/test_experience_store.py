@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from llamasup.llama_server.plan_limits import Bounds
-from llamasup.planning.experience import Experience, Lesson, Served, Setback
+from llamasup.llama_server.plan_limits import PlanLimits
+from llamasup.planning.experience import Experience, FailedPlan, Measurement, Served
 from llamasup.planning.experience_store import recall, record
 from llamasup.system.storage.folders import state_folder
 
-LESSON = Lesson("llama-server 1", "a plan", 1.25, 0.5, 1 << 20, 1 << 30, 0)
-SETBACK = Setback(
-    "llama-server 1", "a wish", Bounds(parallel=2), "out_of_memory_host", True, "2026-11-20", 1 << 33
+LESSON = Measurement("llama-server 1", "a plan", 1.25, 0.5, 1 << 20, 1 << 30, 0)
+SETBACK = FailedPlan(
+    "llama-server 1", "a wish", PlanLimits(parallel=2), "out_of_memory_host", True, "2026-11-20", 1 << 33
 )
 KNOWN = Experience((LESSON,), (SETBACK,))
 

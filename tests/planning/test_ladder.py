@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamasup.llama_server.diagnosis import Diagnosis, diagnose
-from llamasup.llama_server.plan_limits import Bounds, Change
+from llamasup.llama_server.plan_limits import Change, PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.start_log import Doom, read_line
 from llamasup.planning.ladder import (
@@ -65,11 +65,11 @@ def differing(before: LaunchPlan, after: LaunchPlan) -> list[str]:
     return [name for name in ORDER if old[name] != new[name]]
 
 
-def unpacked(*args: Any, **rest: Any) -> Callable[[Bounds], LaunchPlan]:
+def unpacked(*args: Any, **rest: Any) -> Callable[[PlanLimits], LaunchPlan]:
     """A ladder that begins with an f16 cache where nobody asked for one."""
     candidate = ladder(*args, **rest)
 
-    def made(bounds: Bounds) -> LaunchPlan:
+    def made(bounds: PlanLimits) -> LaunchPlan:
         return replace(candidate(replace(bounds, kv_type=bounds.kv_type or "f16")), bounds=bounds)
 
     return made
@@ -79,13 +79,13 @@ def unpacked(*args: Any, **rest: Any) -> Callable[[Bounds], LaunchPlan]:
 
 
 def test_a_plan_that_fits_is_taken_as_it_is() -> None:
-    admission = admit(ladder(), Bounds())
+    admission = admit(ladder(), PlanLimits())
     assert admission.plan == planned()
     assert admission.considered == (planned(),)
 
 
 def test_before_a_start_slots_go_first_then_the_cache_is_packed_then_the_context_goes_one_at_a_time() -> None:
-    considered = admit(unpacked(hardware=NOTHING), Bounds()).considered
+    considered = admit(unpacked(hardware=NOTHING), PlanLimits()).considered
     changed = [differing(*pair) for pair in pairwise(considered)]
     assert all(len(names) == 1 for names in changed)
     names = [name for (name,) in changed]
@@ -95,9 +95,9 @@ def test_before_a_start_slots_go_first_then_the_cache_is_packed_then_the_context
 
 
 def test_the_largest_that_fits_is_chosen_and_the_reasons_say_why_it_is_smaller() -> None:
-    for size in admit(ladder(hardware=NOTHING), Bounds()).considered[1:]:
+    for size in admit(ladder(hardware=NOTHING), PlanLimits()).considered[1:]:
         free = machine(memory_available_bytes=needed_bytes(size))
-        admission = admit(ladder(hardware=free), Bounds())
+        admission = admit(ladder(hardware=free), PlanLimits())
         assert settings_of(admission.plan) == settings_of(size)
         assert admission.plan.memory.fits
         assert not any(each.memory.fits for each in admission.considered[:-1])
@@ -106,20 +106,22 @@ def test_the_largest_that_fits_is_chosen_and_the_reasons_say_why_it_is_smaller()
 
 
 def test_where_nothing_fits_the_preferred_plan_is_returned_and_does_not_fit() -> None:
-    admission = admit(ladder(hardware=NOTHING), Bounds())
+    admission = admit(ladder(hardware=NOTHING), PlanLimits())
     assert admission.plan == admission.preferred == planned(hardware=NOTHING)
     assert not admission.plan.memory.fits
 
 
 def test_an_embedding_model_gives_up_context_and_keeps_its_cache() -> None:
-    considered = admit(ladder(NEW, bert(context_length=8192), NOTHING), Bounds()).considered
+    considered = admit(ladder(NEW, bert(context_length=8192), NOTHING), PlanLimits()).considered
     assert considered[-1].ctx_size_of_slot == 2048
     assert {each.kv_type for each in considered} == {"f16"}
 
 
 def test_what_would_save_nothing_is_passed_over() -> None:
     """Fewer slots of a total set by hand after -- are larger slots."""
-    considered = admit(ladder(hardware=NOTHING, extra=("-c", "16384", "-ctk", "f16")), Bounds()).considered
+    considered = admit(
+        ladder(hardware=NOTHING, extra=("-c", "16384", "-ctk", "f16")), PlanLimits()
+    ).considered
     assert {each.shape.ctx_total for each in considered} == {16384}
     sizes = [each.memory.context_bytes for each in considered]
     assert sizes == sorted(set(sizes), reverse=True)
@@ -142,54 +144,54 @@ BY_HAND: list[tuple[dict[str, Any], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("by_hand", "fixed"), BY_HAND)
+@pytest.mark.parametrize(("extra_args", "fixed"), BY_HAND)
 @pytest.mark.parametrize("diagnosis", [HOST_FULL, DEVICE_FULL, SEGFAULT, FLASH_ABORT])
 def test_what_was_set_by_hand_stays_through_every_step(
-    by_hand: dict[str, Any], fixed: set[str], diagnosis: Diagnosis
+    extra_args: dict[str, Any], fixed: set[str], diagnosis: Diagnosis
 ) -> None:
-    candidate = ladder(capabilities(NEW, GPU), **by_hand)
-    preferred = made = candidate(Bounds())
+    candidate = ladder(capabilities(NEW, GPU), **extra_args)
+    preferred = made = candidate(PlanLimits())
     for step in range(MOST_STEPS):
         adjustment = step_down(made, diagnosis, candidate, steps_taken=step)
         if adjustment is None:
             break
         made = candidate(adjustment.bounds)
-        if by_hand.get("extra", ("",))[0] != "-c":  # there it is the total that stays
+        if extra_args.get("extra", ("",))[0] != "-c":  # there it is the total that stays
             assert not fixed & set(differing(preferred, made))
         assert not fixed & {change.setting for change in adjustment.changes}
-    for each in admit(ladder(hardware=NOTHING, **by_hand), Bounds()).considered:
-        assert not (fixed - {"--ctx-size"}) & set(differing(planned(hardware=NOTHING, **by_hand), each))
+    for each in admit(ladder(hardware=NOTHING, **extra_args), PlanLimits()).considered:
+        assert not (fixed - {"--ctx-size"}) & set(differing(planned(hardware=NOTHING, **extra_args), each))
 
 
 def test_with_everything_set_by_hand_there_is_no_step() -> None:
-    by_hand = {"parallel": 4, "ctx_size": 8192, "kv_type": "q8_0", "gpu_layers": 10, "flash_attn": "on"}
-    candidate = ladder(capabilities(NEW, GPU), **by_hand)
+    extra_args = {"parallel": 4, "ctx_size": 8192, "kv_type": "q8_0", "gpu_layers": 10, "flash_attn": "on"}
+    candidate = ladder(capabilities(NEW, GPU), **extra_args)
     for diagnosis in (HOST_FULL, DEVICE_FULL, SEGFAULT):
-        assert step_down(candidate(Bounds()), diagnosis, candidate, steps_taken=0) is None
+        assert step_down(candidate(PlanLimits()), diagnosis, candidate, steps_taken=0) is None
 
 
 def test_flash_attention_by_hand_stays_on() -> None:
-    for by_hand in ({"flash_attn": "on"}, {"extra": ("-fa", "on")}):
-        candidate = ladder(kv_type="f16", **by_hand)
-        assert step_down(candidate(Bounds()), FLASH_ABORT, candidate, steps_taken=0) is None
+    for extra_args in ({"flash_attn": "on"}, {"extra": ("-fa", "on")}):
+        candidate = ladder(kv_type="f16", **extra_args)
+        assert step_down(candidate(PlanLimits()), FLASH_ABORT, candidate, steps_taken=0) is None
 
 
 def test_the_profile_plain_is_not_adjusted() -> None:
     candidate = ladder(capabilities(NEW, GPU), profile="plain")
     for diagnosis in (HOST_FULL, DEVICE_FULL, SEGFAULT):
-        assert step_down(candidate(Bounds()), diagnosis, candidate, steps_taken=0) is None
+        assert step_down(candidate(PlanLimits()), diagnosis, candidate, steps_taken=0) is None
     f16 = unpacked(profile="plain")
-    assert step_down(f16(Bounds()), HOST_FULL, f16, steps_taken=0) is None
+    assert step_down(f16(PlanLimits()), HOST_FULL, f16, steps_taken=0) is None
 
 
 # --- out of memory -------------------------------------------------------------------------------
 
 
 def walk(
-    candidate: Callable[[Bounds], LaunchPlan], diagnosis: Diagnosis
+    candidate: Callable[[PlanLimits], LaunchPlan], diagnosis: Diagnosis
 ) -> tuple[list[LaunchPlan], list[tuple[Change, ...]]]:
     """Start after start fails in the same way."""
-    plans = [candidate(Bounds())]
+    plans = [candidate(PlanLimits())]
     changes: list[tuple[Change, ...]] = []
     while (adjustment := step_down(plans[-1], diagnosis, candidate, steps_taken=len(changes))) is not None:
         assert (adjustment.step, adjustment.most_steps) == (len(changes) + 1, MOST_STEPS)
@@ -206,7 +208,7 @@ def test_after_out_of_memory_one_setting_at_a_time_goes_down_in_the_promised_ord
 
 def test_a_step_halves_what_the_failed_plan_took_besides_its_weights_or_goes_as_far_as_it_can() -> None:
     candidate = ladder(profile="throughput")
-    made = candidate(Bounds())
+    made = candidate(PlanLimits())
     adjustment = step_down(made, HOST_FULL, candidate, steps_taken=0)
     assert adjustment is not None
     after = candidate(adjustment.bounds)
@@ -220,7 +222,7 @@ def test_a_step_halves_what_the_failed_plan_took_besides_its_weights_or_goes_as_
 def test_a_step_that_cannot_reach_half_goes_as_far_as_its_one_setting_goes() -> None:
     buffers_rule = model(head_counts_kv=(1,) * 32, feed_forward_lengths=(100_000,) * 32)
     candidate = ladder(facts=buffers_rule)
-    made = candidate(Bounds())
+    made = candidate(PlanLimits())
     adjustment = step_down(made, HOST_FULL, candidate, steps_taken=0)
     assert adjustment is not None
     after = candidate(adjustment.bounds)
@@ -231,17 +233,17 @@ def test_a_step_that_cannot_reach_half_goes_as_far_as_its_one_setting_goes() -> 
 
 def test_no_step_goes_below_the_least_useful_context() -> None:
     odd = model(context_length=5000)
-    assert admit(ladder(NEW, odd, NOTHING), Bounds()).considered[-1].ctx_size_of_slot == 2048
+    assert admit(ladder(NEW, odd, NOTHING), PlanLimits()).considered[-1].ctx_size_of_slot == 2048
     short = model(context_length=1000)
-    assert admit(ladder(NEW, short, NOTHING), Bounds()).considered[-1].ctx_size_of_slot == 1000
+    assert admit(ladder(NEW, short, NOTHING), PlanLimits()).considered[-1].ctx_size_of_slot == 1000
 
 
 def test_a_step_is_told_with_what_was_before_and_after_and_its_reason_reaches_the_plan() -> None:
     candidate = ladder(parallel=1)
-    adjustment = step_down(candidate(Bounds()), HOST_FULL, candidate, steps_taken=1)
+    adjustment = step_down(candidate(PlanLimits()), HOST_FULL, candidate, steps_taken=1)
     assert adjustment is not None
     (change,) = adjustment.changes
-    before, after = candidate(Bounds()).ctx_size_of_slot, candidate(adjustment.bounds).ctx_size_of_slot
+    before, after = candidate(PlanLimits()).ctx_size_of_slot, candidate(adjustment.bounds).ctx_size_of_slot
     assert change == Change("--ctx-size", str(before), str(after))
     assert str(adjustment) == f"--ctx-size {after} instead of {before} (step 2 of 3)"
     made = candidate(adjustment.bounds)
@@ -250,7 +252,7 @@ def test_a_step_is_told_with_what_was_before_and_after_and_its_reason_reaches_th
 
 def test_three_steps_and_no_more() -> None:
     candidate = ladder()
-    made = candidate(Bounds())
+    made = candidate(PlanLimits())
     assert step_down(made, HOST_FULL, candidate, steps_taken=MOST_STEPS - 1) is not None
     assert step_down(made, HOST_FULL, candidate, steps_taken=MOST_STEPS) is None
 
@@ -258,7 +260,7 @@ def test_three_steps_and_no_more() -> None:
 def test_layers_go_last_by_half_and_only_for_the_devices_memory() -> None:
     small = {"parallel": 1, "ctx_size": 2048, "kv_type": "q8_0"}
     candidate = ladder(capabilities(NEW, GPU), **small)
-    made = candidate(Bounds())
+    made = candidate(PlanLimits())
     assert step_down(made, HOST_FULL, candidate, steps_taken=0) is None
     adjustment = step_down(made, DEVICE_FULL, candidate, steps_taken=0)
     assert adjustment is not None
@@ -273,10 +275,10 @@ def test_half_of_the_layers_means_of_those_that_were_expected_on_the_device() ->
     large = model(weights_bytes=100 * GIB)
     known, host = capabilities(NEW, GPU), machine(memory_available_bytes=200 * GIB)
     candidate = ladder(known, large, host, **small)
-    expected = candidate(Bounds()).memory.gpu_layers
+    expected = candidate(PlanLimits()).memory.gpu_layers
     assert expected is not None
     assert 0 < expected < 10
-    adjustment = step_down(candidate(Bounds()), DEVICE_FULL, candidate, steps_taken=0)
+    adjustment = step_down(candidate(PlanLimits()), DEVICE_FULL, candidate, steps_taken=0)
     assert adjustment is not None
     assert adjustment.bounds.gpu_layers == expected // 2
 
@@ -284,14 +286,14 @@ def test_half_of_the_layers_means_of_those_that_were_expected_on_the_device() ->
 def test_on_a_device_that_shares_the_hosts_memory_half_of_all_layers_are_tried() -> None:
     unified = capabilities(NEW, replace(GPU, shares_host_memory=True))
     candidate = ladder(unified, parallel=1, ctx_size=2048, kv_type="q8_0")
-    adjustment = step_down(candidate(Bounds()), DEVICE_FULL, candidate, steps_taken=0)
+    adjustment = step_down(candidate(PlanLimits()), DEVICE_FULL, candidate, steps_taken=0)
     assert adjustment is not None
     assert adjustment.bounds.gpu_layers == 16
 
 
 def test_once_no_layer_is_left_on_the_device_there_is_nothing_smaller() -> None:
     candidate = ladder(capabilities(NEW, GPU), parallel=1, ctx_size=2048, kv_type="q8_0")
-    made = candidate(Bounds(gpu_layers=0, why="-"))
+    made = candidate(PlanLimits(gpu_layers=0, why="-"))
     assert step_down(made, DEVICE_FULL, candidate, steps_taken=0) is None
 
 
@@ -300,7 +302,7 @@ def test_the_warning_that_it_does_not_fit_counts_as_out_of_memory() -> None:
     assert isinstance(heard, Doom)
     assert is_out_of_memory(heard.diagnosis)
     candidate = ladder(capabilities(NEW, GPU))
-    assert step_down(candidate(Bounds()), heard.diagnosis, candidate, steps_taken=0) is not None
+    assert step_down(candidate(PlanLimits()), heard.diagnosis, candidate, steps_taken=0) is not None
 
 
 # --- crashes of the cache's kernels --------------------------------------------------------------
@@ -319,18 +321,18 @@ def test_a_crash_of_the_caches_kernels_goes_to_f16_then_does_without_flash_atten
 
 def test_a_packed_cache_by_hand_is_kept_and_so_is_the_flash_attention_that_it_needs() -> None:
     candidate = ladder(kv_type="q8_0")
-    assert step_down(candidate(Bounds()), SEGFAULT, candidate, steps_taken=0) is None
+    assert step_down(candidate(PlanLimits()), SEGFAULT, candidate, steps_taken=0) is None
 
 
 @pytest.mark.parametrize("diagnosis", [OTHER_ABORT, NO_MODEL])
 def test_any_other_end_changes_nothing(diagnosis: Diagnosis) -> None:
     assert not is_out_of_memory(diagnosis)
     candidate = ladder()
-    assert step_down(candidate(Bounds()), diagnosis, candidate, steps_taken=0) is None
+    assert step_down(candidate(PlanLimits()), diagnosis, candidate, steps_taken=0) is None
 
 
 def test_a_cache_that_crashed_when_packed_is_not_packed_again_to_save_memory() -> None:
-    plain_cache = Bounds(kv_type="f16", why="it crashed")
+    plain_cache = PlanLimits(kv_type="f16", why="it crashed")
     considered = admit(ladder(hardware=NOTHING), plain_cache).considered
     assert {each.kv_type for each in considered} == {"f16"}
     candidate = ladder(parallel=1, ctx_size=2048)
@@ -342,9 +344,9 @@ def test_a_cache_that_crashed_when_packed_is_not_packed_again_to_save_memory() -
 
 def given_way(free_bytes: int, **asked: Any) -> LaunchPlan:
     free = machine(memory_available_bytes=free_bytes)
-    smallest = admit(ladder(hardware=free, **asked), Bounds()).considered[-1]
+    smallest = admit(ladder(hardware=free, **asked), PlanLimits()).considered[-1]
 
-    def candidate(now: Settings, bounds: Bounds) -> LaunchPlan:
+    def candidate(now: Settings, bounds: PlanLimits) -> LaunchPlan:
         names = ("parallel", "ctx_size", "kv_type", "gpu_layers", "extra")
         return planned(hardware=free, bounds=bounds, **{name: getattr(now, name) for name in names})
 
@@ -377,9 +379,9 @@ def test_a_context_too_short_for_most_uses_is_offered_only_where_nothing_longer_
 
 def test_a_cache_that_nobody_packed_is_packed_last_of_all() -> None:
     free = machine(memory_available_bytes=needed_bytes(planned(ctx_size=2048, parallel=1, kv_type="q8_0")))
-    smallest = replace(unpacked(hardware=free, ctx_size=2048, parallel=1)(Bounds()), bounds=Bounds())
+    smallest = replace(unpacked(hardware=free, ctx_size=2048, parallel=1)(PlanLimits()), bounds=PlanLimits())
 
-    def candidate(now: Settings, bounds: Bounds) -> LaunchPlan:
+    def candidate(now: Settings, bounds: PlanLimits) -> LaunchPlan:
         return unpacked(hardware=free, ctx_size=now.ctx_size, parallel=now.parallel)(bounds)
 
     assert not smallest.memory.fits
@@ -390,12 +392,12 @@ def test_layers_that_the_device_cannot_hold_are_given_up_before_anything_else() 
     known = capabilities(NEW, replace(GPU, free_bytes=4 * GIB))
     asked = Settings(gpu_layers="all", ctx_size=16384, parallel=2)
 
-    def candidate(now: Settings, bounds: Bounds) -> LaunchPlan:
+    def candidate(now: Settings, bounds: PlanLimits) -> LaunchPlan:
         return planned(
             known, bounds=bounds, gpu_layers=now.gpu_layers, ctx_size=now.ctx_size, parallel=now.parallel
         )
 
-    found = give_way(candidate(asked, Bounds()), asked, candidate)
+    found = give_way(candidate(asked, PlanLimits()), asked, candidate)
     assert found.memory.fits
     assert (found.gpu_layers, found.ctx_size_of_slot, found.parallel) == (None, 16384, 2)
 
@@ -405,12 +407,12 @@ def test_layers_by_hand_stay_where_it_is_the_host_that_is_too_small() -> None:
     asked = Settings(gpu_layers=1, ctx_size=65536, parallel=1)
     free = machine(memory_available_bytes=8 * GIB)
 
-    def candidate(now: Settings, bounds: Bounds) -> LaunchPlan:
+    def candidate(now: Settings, bounds: PlanLimits) -> LaunchPlan:
         return planned(
             known, None, free, bounds=bounds, gpu_layers=now.gpu_layers, ctx_size=now.ctx_size, parallel=1
         )
 
-    preferred = candidate(asked, Bounds())
+    preferred = candidate(asked, PlanLimits())
     assert preferred.memory.lacks_host
     found = give_way(preferred, asked, candidate)
     assert found.memory.fits
@@ -451,7 +453,7 @@ def test_down_the_ladder_no_plan_takes_more_than_the_one_before_and_what_was_ask
     facts: Any, asked: dict[str, Any], free: int
 ) -> None:
     asked = suits(facts, asked)
-    admission = admit(ladder(NEW, facts, machine(memory_available_bytes=free), **asked), Bounds())
+    admission = admit(ladder(NEW, facts, machine(memory_available_bytes=free), **asked), PlanLimits())
     for before, after in pairwise(admission.considered):
         assert needed_bytes(after) <= needed_bytes(before)
         assert after.memory.context_bytes < before.memory.context_bytes
@@ -481,7 +483,7 @@ def test_whatever_goes_wrong_the_ladder_ends_after_three_steps_each_of_which_cha
 ) -> None:
     known = capabilities(NEW, *([replace(GPU, free_bytes=device * GIB)] if device else []))
     candidate = ladder(known, facts, **suits(facts, asked))
-    made, taken = candidate(Bounds()), 0
+    made, taken = candidate(PlanLimits()), 0
     for end in ends:
         adjustment = step_down(made, end, candidate, steps_taken=taken)
         if adjustment is None:

@@ -9,7 +9,7 @@ import pytest
 
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.system.hardware.devices import Device
 from tests.planning.plans import GIB, GPU, MIDDLE, NEW, capabilities, machine, model, planned, reason, value
 
@@ -90,7 +90,7 @@ def test_a_plan_says_where_it_computes(
 
 
 def test_bounded_layers_are_passed_with_the_reason() -> None:
-    made = planned(capabilities(NEW, GPU), bounds=Bounds(gpu_layers=16, why="it ran out of memory"))
+    made = planned(capabilities(NEW, GPU), bounds=PlanLimits(gpu_layers=16, why="it ran out of memory"))
     assert value(made, "--gpu-layers") == "16"
     assert reason(made, "--gpu-layers").endswith("it ran out of memory")
     assert (made.gpu_layers, made.memory.gpu_layers) == (16, 16)
@@ -109,7 +109,7 @@ def test_bounded_layers_are_passed_with_the_reason() -> None:
     ],
 )
 def test_layers_by_hand_stand_whatever_the_bounds(settings: dict[str, Any], layers: int) -> None:
-    made = planned(capabilities(NEW, GPU), bounds=Bounds(gpu_layers=5, why="-"), **settings)
+    made = planned(capabilities(NEW, GPU), bounds=PlanLimits(gpu_layers=5, why="-"), **settings)
     assert made.gpu_layers == layers
     assert "--gpu-layers" not in made.adjustable or made.gpu_layers == 0
 
@@ -149,7 +149,7 @@ def test_beside_a_draft_model_such_a_build_gets_all_layers_or_is_refused() -> No
 
 def test_without_a_device_there_are_no_layers_to_place() -> None:
     assert planned().gpu_layers == 0
-    assert value(planned(bounds=Bounds(gpu_layers=5, why="-")), "--gpu-layers") is None
+    assert value(planned(bounds=PlanLimits(gpu_layers=5, why="-")), "--gpu-layers") is None
 
 
 def test_less_than_no_layers_is_out_of_range() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.diagnosis import diagnose
-from llamasup.llama_server.plan_limits import Bounds
+from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Profile
 from llamasup.planning.ladder import admit, step_down
 from llamasup.planning.projectors import Candidate, Pairing
@@ -155,7 +155,7 @@ def test_no_request_gets_more_than_the_model_was_trained_for_however_much_is_lef
         (OLD, model(), {}),  # no such flag
         (NEW, bert(), {}),  # no decoder
         (NEW, model(), {"parallel": 1}),  # nobody to share with
-        (NEW, model(), {"bounds": Bounds(parallel=1)}),
+        (NEW, model(), {"bounds": PlanLimits(parallel=1)}),
         (NEW, model(), {"extra": ("--no-kv-unified",)}),
         (NEW, model(), {"profile": "latency", "parallel": 8}),
         (NEW, model(), {"profile": None}),
@@ -303,8 +303,8 @@ def test_plain_passes_a_draft_model_with_what_it_needs_to_draft(
 ) -> None:
     made = planned(build, draft=draft, draft_model="/d.gguf", profile="plain")
     assert {flag: value(made, flag) for flag in flags(made.argv) - ESSENTIAL} == passed
-    by_hand = planned(draft=draft, extra=("--spec-draft-model", "/d.gguf"), profile="plain")
-    assert flags(by_hand.argv) - ESSENTIAL == {"--spec-draft-model", "--spec-type"}
+    extra_args = planned(draft=draft, extra=("--spec-draft-model", "/d.gguf"), profile="plain")
+    assert flags(extra_args.argv) - ESSENTIAL == {"--spec-draft-model", "--spec-type"}
 
 
 def test_plain_does_not_draft_with_the_models_own_layers() -> None:
@@ -337,12 +337,12 @@ def test_a_projector_that_the_build_cannot_load_takes_no_memory() -> None:
 def test_plain_is_neither_checked_nor_made_smaller_nor_bounded_by_what_went_wrong_before() -> None:
     nothing = machine(memory_available_bytes=1)
     candidate = ladder(hardware=nothing, profile="plain")
-    made = candidate(Bounds())
+    made = candidate(PlanLimits())
     assert not made.checked
     assert made.adjustable == frozenset()
-    assert admit(candidate, Bounds()).considered == (made,)
+    assert admit(candidate, PlanLimits()).considered == (made,)
     for end, line in ((1, "std::bad_alloc"), (None, "")):
         failed = diagnose(Exit(end, None if end else "SIGSEGV"), [line], phase="starting")
         assert step_down(made, failed, candidate, steps_taken=0) is None
-    bounds = Bounds(1, 2048, "q8_0", flash_attn_off=True, gpu_layers=1, why="it crashed")
+    bounds = PlanLimits(1, 2048, "q8_0", flash_attn_off=True, gpu_layers=1, why="it crashed")
     assert candidate(bounds) == made

@@ -22,15 +22,15 @@ from llamasup.models.registry import Registry
 from llamasup.models.spec import ModelOptions, ModelSpec, Stay
 from llamasup.pool import sizing
 from llamasup.pool.catalog.catalog import Catalog
-from llamasup.pool.model import Sized, Tenancy, size_up
+from llamasup.pool.model import ManagedModel, Sized, size_up
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.policy import Phase, ResidencyPolicy
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
 from llamasup.pool.sizing import Fetch
 from llamasup.queueing.endpoint import Lease, Unavailable
-from llamasup.queueing.wait_queue import Ticket
-from llamasup.supervision.events import Bus, ModelLeaves, Notice, StateChanged
+from llamasup.queueing.wait_queue import QueueEntry
+from llamasup.supervision.events import Bus, ModelUnloading, Notice, StateChanged
 from llamasup.supervision.states import Policy, State
 from llamasup.testing.fake_server import install
 from tests.patience import PATIENCE_S
@@ -130,7 +130,7 @@ class Asking:
         self.lease: Lease | None = None
         self.why: Unavailable | None = None
         self._over = asyncio.Event()
-        self.ticket = Ticket(self, asyncio.get_running_loop().time(), 0)
+        self.ticket = QueueEntry(self, asyncio.get_running_loop().time(), 0)
         found = catalog.lease(model, infers=True)
         if isinstance(found, Unavailable) and found.may_wait:
             found = catalog.room(model).enter(self.ticket) or found
@@ -189,10 +189,10 @@ class Pooled:
         self.notices.append(notice)
         self._news.set()
 
-    def __getitem__(self, name: str) -> Tenancy:
-        tenancy = self.catalog.find(name)
-        assert tenancy is not None
-        return tenancy
+    def __getitem__(self, name: str) -> ManagedModel:
+        managed = self.catalog.find(name)
+        assert managed is not None
+        return managed
 
     def ask(self, model: str) -> Asking:
         return Asking(self.catalog, model)
@@ -221,8 +221,8 @@ class Pooled:
             await asyncio.sleep(0)
 
     async def until_phase(self, model: str, phase: Phase) -> None:
-        tenancy = self[model]
-        await self.until(lambda: tenancy.phase is phase)
+        managed = self[model]
+        await self.until(lambda: managed.phase is phase)
 
     def pids(self, *models: str) -> dict[str, int | None]:
         return {name: self[name].runners[0].pid for name in models}
@@ -236,7 +236,7 @@ class Pooled:
 
     def left(self) -> list[tuple[str, str, str]]:
         """Who was unloaded, why, and for whom."""
-        found = [each for each in self.notices if isinstance(each, ModelLeaves)]
+        found = [each for each in self.notices if isinstance(each, ModelUnloading)]
         return [(each.model, each.reason, each.for_model) for each in found]
 
     def apply(self, *specs: ModelSpec) -> None:
@@ -265,7 +265,7 @@ async def pooled(
     options = PoolOptions(
         budget=budget or {"ram": int(needs * room_for)},
         policy=policy or Policy(drain_timeout_s=5.0),
-        residency=residency or ResidencyPolicy(turn_s=0.2),
+        residency=residency or ResidencyPolicy(time_slice_s=0.2),
         runtime=str(path),
         environ=environ,
     )

@@ -10,17 +10,17 @@ from llamasup.pool.eviction import HALF_LIFE_S, Use
 from llamasup.pool.policy import (
     LOOK_AGAIN_S,
     MOST_CLAIMS,
+    Action,
+    Cordon,
     Evict,
     Load,
+    ModelSnapshot,
     Phase,
-    Refuse,
+    Reject,
     ResidencyPolicy,
-    Resume,
-    Tenant,
-    Verdict,
+    Snapshot,
+    Uncordon,
     WakeAt,
-    World,
-    Yield,
     decide,
     never_fits,
 )
@@ -34,31 +34,31 @@ def gpu(gib: float) -> dict[str, int]:
     return {"CUDA0": int(gib * GIB)}
 
 
-def resident(id_: str, needs: Mapping[str, int], **facts: object) -> Tenant:
+def resident(id_: str, needs: Mapping[str, int], **facts: object) -> ModelSnapshot:
     """Loaded long ago, and idle for a minute unless said otherwise."""
-    return Tenant(id_, needs, Phase.RESIDENT, **{"used_s": NOW - 60, **facts})  # type: ignore[arg-type]
+    return ModelSnapshot(id_, needs, Phase.RESIDENT, **{"used_s": NOW - 60, **facts})  # type: ignore[arg-type]
 
 
-def wanted(id_: str, needs: Mapping[str, int], *, for_s: float = 0.0, **facts: object) -> Tenant:
+def wanted(id_: str, needs: Mapping[str, int], *, for_s: float = 0.0, **facts: object) -> ModelSnapshot:
     """Not loaded, and somebody has waited for it for so long."""
-    return Tenant(id_, needs, waiting=1, waiting_since_s=NOW - for_s, **facts)  # type: ignore[arg-type]
+    return ModelSnapshot(id_, needs, waiting=1, waiting_since_s=NOW - for_s, **facts)  # type: ignore[arg-type]
 
 
 def decided(
-    *tenants: Tenant,
+    *tenants: ModelSnapshot,
     budget: Mapping[str, int] | None = None,
     now_s: float = NOW,
     max_loaded: int | None = None,
-    turn_s: float = 5.0,
+    time_slice_s: float = 5.0,
     linger: float = 0.1,
-) -> tuple[Verdict, ...]:
+) -> tuple[Action, ...]:
     """With 10 GiB on one device unless said otherwise."""
-    policy = ResidencyPolicy(turn_s=turn_s, max_loaded=max_loaded, linger=linger)
-    return decide(World(now_s, {each.id: each for each in tenants}, budget or gpu(10), policy))
+    policy = ResidencyPolicy(time_slice_s=time_slice_s, max_loaded=max_loaded, linger=linger)
+    return decide(Snapshot(now_s, {each.id: each for each in tenants}, budget or gpu(10), policy))
 
 
 def test_nobody_waits_and_nothing_is_due_so_nothing_is_done() -> None:
-    assert decided(resident("a", gpu(6)), Tenant("b", gpu(6))) == ()
+    assert decided(resident("a", gpu(6)), ModelSnapshot("b", gpu(6))) == ()
 
 
 def test_what_fits_beside_what_is_loaded_is_loaded() -> None:
@@ -84,24 +84,24 @@ def test_what_is_needed_on_a_device_and_in_ram_has_to_be_free_in_both() -> None:
 def test_an_idle_model_goes_for_one_that_is_wanted_and_its_memory_is_awaited() -> None:
     first = decided(resident("a", gpu(6)), wanted("b", gpu(6)))
     assert first == (Evict("a", "memory", "b"),)
-    leaving = Tenant("a", gpu(6), Phase.LEAVING)
+    leaving = ModelSnapshot("a", gpu(6), Phase.LEAVING)
     assert decided(leaving, wanted("b", gpu(6))) == ()
-    assert decided(Tenant("a", gpu(6)), wanted("b", gpu(6))) == (Load("b"),)
+    assert decided(ModelSnapshot("a", gpu(6)), wanted("b", gpu(6))) == (Load("b"),)
 
 
 def test_what_loads_holds_its_memory_already() -> None:
-    loading = Tenant("a", gpu(6), Phase.LOADING, waiting=1, waiting_since_s=NOW - 1)
+    loading = ModelSnapshot("a", gpu(6), Phase.LOADING, waiting=1, waiting_since_s=NOW - 1)
     assert decided(loading, wanted("b", gpu(6))) == (WakeAt(NOW + 5),)
     assert decided(loading, wanted("b", gpu(4))) == (Load("b"),)
 
 
 @pytest.mark.parametrize("phase", [Phase.ABSENT, Phase.FAILED])
 def test_what_is_absent_or_failed_holds_nothing(phase: Phase) -> None:
-    assert decided(Tenant("a", gpu(10), phase), wanted("b", gpu(10))) == (Load("b"),)
+    assert decided(ModelSnapshot("a", gpu(10), phase), wanted("b", gpu(10))) == (Load("b"),)
 
 
 def test_what_has_failed_is_not_loaded_again_by_itself() -> None:
-    failed = Tenant("a", gpu(6), Phase.FAILED, waiting=3, waiting_since_s=NOW - 100)
+    failed = ModelSnapshot("a", gpu(6), Phase.FAILED, waiting=3, waiting_since_s=NOW - 100)
     assert decided(failed) == ()
 
 
@@ -165,14 +165,14 @@ def test_what_would_not_be_enough_stays() -> None:
 
 
 def test_what_is_going_anyway_is_counted_before_another_is_sent_away() -> None:
-    leaving = Tenant("leaving", gpu(3), Phase.LEAVING)
+    leaving = ModelSnapshot("leaving", gpu(3), Phase.LEAVING)
     assert decided(leaving, resident("a", gpu(7)), wanted("b", gpu(3))) == ()
 
 
 def test_what_is_pinned_stays_and_who_cannot_be_loaded_beside_it_is_refused() -> None:
     pinned = resident("embed", gpu(4), pinned=True, used_s=0.0)
     assert decided(pinned, wanted("b", gpu(8))) == (
-        Refuse(
+        Reject(
             "b",
             "it needs 8.0 GiB of CUDA0, and the budget there is 10 GiB, of which pinned models hold 4.0 GiB"
             " (embed)",
@@ -183,12 +183,12 @@ def test_what_is_pinned_stays_and_who_cannot_be_loaded_beside_it_is_refused() ->
 
 def test_what_is_larger_than_the_budget_is_refused_and_nobody_goes_for_it() -> None:
     assert decided(resident("a", gpu(6)), wanted("b", gpu(12), for_s=60)) == (
-        Refuse("b", "it needs 12 GiB of CUDA0, and the budget there is 10 GiB"),
+        Reject("b", "it needs 12 GiB of CUDA0, and the budget there is 10 GiB"),
     )
 
 
 def test_a_device_that_the_budget_does_not_have_is_told() -> None:
-    world = World(NOW, {"b": Tenant("b", {"CUDA3": GIB, "ram": GIB})}, {"ram": 4 * GIB})
+    world = Snapshot(NOW, {"b": ModelSnapshot("b", {"CUDA3": GIB, "ram": GIB})}, {"ram": 4 * GIB})
     assert never_fits("b", world) == "it needs 1.0 GiB of CUDA3, and the budget there is 0 B"
 
 
@@ -208,10 +208,10 @@ def test_a_model_that_has_just_answered_is_left_a_moment_for_the_next_request() 
 def test_busy_models_give_way_to_who_has_waited_for_a_turn() -> None:
     a = resident("a", gpu(6), in_flight=2)
     assert decided(a, wanted("b", gpu(6), for_s=4)) == (WakeAt(NOW + 1),)
-    assert decided(a, wanted("b", gpu(6), for_s=5)) == (Yield("a", "b"), LOOK_AGAIN)
-    yielding = Tenant("a", gpu(6), Phase.YIELDING, in_flight=1, waiting=7, waiting_since_s=NOW - 6)
+    assert decided(a, wanted("b", gpu(6), for_s=5)) == (Cordon("a", "b"), LOOK_AGAIN)
+    yielding = ModelSnapshot("a", gpu(6), Phase.YIELDING, in_flight=1, waiting=7, waiting_since_s=NOW - 6)
     assert decided(yielding, wanted("b", gpu(6), for_s=5)) == (LOOK_AGAIN,)
-    done = Tenant("a", gpu(6), Phase.YIELDING, waiting=7, waiting_since_s=NOW - 6)
+    done = ModelSnapshot("a", gpu(6), Phase.YIELDING, waiting=7, waiting_since_s=NOW - 6)
     assert decided(done, wanted("b", gpu(6), for_s=5)) == (Evict("a", "memory", "b"),)
 
 
@@ -233,7 +233,7 @@ def test_a_turn_is_at_least_as_long_as_the_load_was() -> None:
 def test_of_busy_models_the_one_with_the_longest_turn_goes() -> None:
     a = resident("a", gpu(5), in_flight=1, resident_since_s=NOW - 100)
     b = resident("b", gpu(5), in_flight=1, resident_since_s=NOW - 50)
-    assert decided(a, b, wanted("c", gpu(5), for_s=5)) == (Yield("a", "c"), LOOK_AGAIN)
+    assert decided(a, b, wanted("c", gpu(5), for_s=5)) == (Cordon("a", "c"), LOOK_AGAIN)
 
 
 def test_idle_ones_go_before_a_busy_one_however_dear() -> None:
@@ -245,27 +245,27 @@ def test_idle_ones_go_before_a_busy_one_however_dear() -> None:
 def test_one_yields_and_the_idle_one_that_is_needed_too_goes_at_once() -> None:
     busy, idle = resident("busy", gpu(6), in_flight=1), resident("idle", gpu(4))
     assert set(decided(busy, idle, wanted("c", gpu(10), for_s=5))) == {
-        Yield("busy", "c"),
+        Cordon("busy", "c"),
         Evict("idle", "memory", "c"),
         LOOK_AGAIN,
     }
 
 
 def test_a_model_serves_again_when_nobody_waits_for_its_memory_any_more() -> None:
-    yielding = Tenant("a", gpu(6), Phase.YIELDING, in_flight=1)
-    assert decided(yielding, Tenant("b", gpu(6))) == (Resume("a"),)
+    yielding = ModelSnapshot("a", gpu(6), Phase.YIELDING, in_flight=1)
+    assert decided(yielding, ModelSnapshot("b", gpu(6))) == (Uncordon("a"),)
 
 
 def test_a_model_serves_again_when_an_idle_one_can_go_instead() -> None:
-    yielding = Tenant("a", gpu(5), Phase.YIELDING, in_flight=1)
+    yielding = ModelSnapshot("a", gpu(5), Phase.YIELDING, in_flight=1)
     assert decided(yielding, resident("idle", gpu(5)), wanted("c", gpu(5), for_s=9)) == (
-        Resume("a"),
+        Uncordon("a"),
         Evict("idle", "memory", "c"),
     )
 
 
 def test_no_second_one_yields_while_one_that_is_enough_does() -> None:
-    yielding = Tenant("a", gpu(5), Phase.YIELDING, in_flight=1)
+    yielding = ModelSnapshot("a", gpu(5), Phase.YIELDING, in_flight=1)
     busy = resident("b", gpu(5), in_flight=1)
     assert decided(yielding, busy, wanted("c", gpu(5), for_s=9)) == (LOOK_AGAIN,)
 
@@ -300,7 +300,7 @@ def test_an_idle_model_that_a_big_one_will_take_does_not_go_for_a_small_one() ->
 
 
 def test_memory_that_an_older_one_awaits_is_not_given_to_a_younger_one() -> None:
-    leaving = Tenant("gone", gpu(6), Phase.LEAVING)
+    leaving = ModelSnapshot("gone", gpu(6), Phase.LEAVING)
     older, younger = wanted("older", gpu(9), for_s=2), wanted("younger", gpu(3), for_s=1)
     assert decided(leaving, older, younger) == (WakeAt(NOW + 4),)
     assert decided(leaving, older, wanted("tiny", gpu(1), for_s=1)) == (Load("tiny"),)
@@ -316,7 +316,7 @@ def test_each_of_two_gets_an_idle_model_of_its_own() -> None:
 
 def test_one_that_never_fits_does_not_hold_up_the_others() -> None:
     assert decided(wanted("huge", gpu(20), for_s=9), wanted("b", gpu(5))) == (
-        Refuse("huge", "it needs 20 GiB of CUDA0, and the budget there is 10 GiB"),
+        Reject("huge", "it needs 20 GiB of CUDA0, and the budget there is 10 GiB"),
         Load("b"),
     )
 
@@ -325,7 +325,7 @@ def test_of_very_many_that_wait_those_are_looked_at_who_have_waited_longest() ->
     waiting = [wanted(f"m{n:03}", gpu(0.01), for_s=n / 1000) for n in range(100)]
     first = decided(*waiting)
     assert first == tuple(Load(each.id) for each in reversed(waiting[-MOST_CLAIMS:]))
-    loading = [Tenant(each.id, each.needs, Phase.LOADING) for each in waiting[-MOST_CLAIMS:]]
+    loading = [ModelSnapshot(each.id, each.needs, Phase.LOADING) for each in waiting[-MOST_CLAIMS:]]
     assert Load("m000") not in decided(*waiting[:-MOST_CLAIMS], *loading)
     assert len(decided(*waiting[:-MOST_CLAIMS], *loading)) == MOST_CLAIMS
 
@@ -345,12 +345,12 @@ def test_an_idle_model_goes_when_its_time_is_over_though_nobody_needs_its_memory
         resident("a", gpu(6), ttl_s=1.0, pinned=True),
         resident("a", gpu(6), ttl_s=1.0, in_flight=1),
         resident("a", gpu(6), ttl_s=1.0, waiting=1),
-        Tenant("a", gpu(6), Phase.LOADING, ttl_s=1.0),
-        Tenant("a", gpu(6), Phase.LEAVING, ttl_s=1.0),
+        ModelSnapshot("a", gpu(6), Phase.LOADING, ttl_s=1.0),
+        ModelSnapshot("a", gpu(6), Phase.LEAVING, ttl_s=1.0),
     ],
     ids=["pinned", "busy", "waited for", "loading", "leaving"],
 )
-def test_whose_time_never_ends(kept: Tenant) -> None:
+def test_whose_time_never_ends(kept: ModelSnapshot) -> None:
     assert decided(kept) == ()
 
 
@@ -369,10 +369,10 @@ def test_no_more_are_loaded_than_max_loaded() -> None:
 
 
 def test_a_pinned_model_that_is_changed_refuses_only_what_does_not_fit_afterwards() -> None:
-    changing = Tenant("embed", gpu(8), Phase.LOADING, pinned=True, outgoing=gpu(4))
+    changing = ModelSnapshot("embed", gpu(8), Phase.LOADING, pinned=True, outgoing=gpu(4))
     assert decided(changing, wanted("b", gpu(6))) == (WakeAt(NOW + 5),)
     assert decided(changing, wanted("b", gpu(7))) == (
-        Refuse(
+        Reject(
             "b",
             "it needs 7.0 GiB of CUDA0, and the budget there is 10 GiB, of which pinned models hold 4.0 GiB"
             " (embed)",
@@ -382,7 +382,7 @@ def test_a_pinned_model_that_is_changed_refuses_only_what_does_not_fit_afterward
 
 def test_max_loaded_that_pinned_models_fill_refuses_the_rest() -> None:
     assert decided(resident("a", gpu(1), pinned=True), wanted("b", gpu(1)), max_loaded=1) == (
-        Refuse("b", "max_loaded is 1, and so many pinned models are loaded (a)"),
+        Reject("b", "max_loaded is 1, and so many pinned models are loaded (a)"),
     )
 
 
@@ -409,7 +409,7 @@ def test_a_group_whose_place_a_pinned_model_has_refuses_the_others() -> None:
     group = frozenset({"big"})
     a = resident("a", gpu(2), groups=group, pinned=True)
     assert decided(a, wanted("b", gpu(2), groups=group)) == (
-        Refuse("b", "of group big one model at a time may be on CUDA0, and a is pinned there"),
+        Reject("b", "of group big one model at a time may be on CUDA0, and a is pinned there"),
     )
 
 
@@ -434,6 +434,6 @@ def test_busy_models_that_are_too_much_go_when_they_are_idle() -> None:
 
 
 def test_what_loads_for_nobody_any_more_is_not_idle() -> None:
-    loading = Tenant("a", gpu(8), Phase.LOADING)
+    loading = ModelSnapshot("a", gpu(8), Phase.LOADING)
     assert decided(loading, budget=gpu(6)) == (LOOK_AGAIN,)
     assert decided(loading, wanted("b", gpu(6), for_s=9)) == ()

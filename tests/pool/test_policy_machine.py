@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from llamasup.pool.policy import Phase, ResidencyPolicy, Verdict, WakeAt
+from llamasup.pool.policy import Action, Phase, ResidencyPolicy, WakeAt
 from llamasup.testing.residency_sim import Call, replay, simulate
 from llamasup.testing.residency_world import Model, ModelWorld
 
@@ -33,11 +33,11 @@ class AnyWorld(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = ModelWorld(MODELS, BUDGET, ResidencyPolicy(turn_s=5.0, max_loaded=4))
+        self.world = ModelWorld(MODELS, BUDGET, ResidencyPolicy(time_slice_s=5.0, max_loaded=4))
         self.waiting: dict[int, str] = {}
         self.asked = self.ordered = self.events = 0
 
-    def settle(self) -> list[Verdict]:
+    def settle(self) -> list[Action]:
         done = self.world.settle()
         self.ordered += len(done)
         self.events += 1
@@ -164,7 +164,7 @@ def test_two_models_that_are_always_busy_take_turns(streams: int) -> None:
     """With room for one: neither starves, and turns are as long as they should be at least."""
     models = [Model(id=name, needs={"ram": 1}, load_s=1.0, slots=2) for name in ("a", "b")]
     clients = [[Call(name, 0.5)] * 100 for name in ("a", "b") for _ in range(streams)]
-    outcome = simulate(models, clients, {"ram": 1}, ResidencyPolicy(turn_s=5.0))
+    outcome = simulate(models, clients, {"ram": 1}, ResidencyPolicy(time_slice_s=5.0))
     assert outcome.answered == 200 * streams
     turns = outcome.ended_s / sum(outcome.loads.values())
     assert 5.0 <= turns <= 9.0

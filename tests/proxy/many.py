@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llamasup.http.address import UnixAddress
-from llamasup.models.access import MeantModel, meant_by, unknown_model, unnamed_model
+from llamasup.models.access import ResolvedModel, resolved, unknown_model, unnamed_model
 from llamasup.models.names import NameIndex
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
 from llamasup.pool.policy import Phase
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import WaitingRoom
+from llamasup.queueing.wait_queue import RequestQueue
 from tests.proxy.rig import PATIENCE_S, Rig, Wire
 
 __all__ = ["ManyModels", "Model"]
@@ -23,11 +23,11 @@ class Model:
 
     def __init__(self, spec: ModelSpec, socket_path: Path) -> None:
         self.spec = spec
-        self.meant = meant_by(spec)
+        self.meant = resolved(spec)
         self.endpoint = Endpoint(spec.id, 1, UnixAddress(str(socket_path)))
         self.unavailable: Unavailable | None = None
         self.wanted = 0  # requests that began to wait for it
-        self.room = WaitingRoom(
+        self.room = RequestQueue(
             lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, when_wanted=self._want
         )
         self.listener = Rig.listen(str(socket_path))
@@ -56,7 +56,7 @@ class ManyModels:
             unnamed_model(tuple(self.models)) if model is None else unknown_model(model, found)
         )
 
-    def room(self, model: str | None) -> WaitingRoom:
+    def room(self, model: str | None) -> RequestQueue:
         found = self._find(model)
         assert isinstance(found, Model)
         return found.room
@@ -64,7 +64,7 @@ class ManyModels:
     def readiness(self) -> Unavailable | None:
         return None
 
-    def meant(self, model: str | None) -> MeantModel | None:
+    def meant(self, model: str | None) -> ResolvedModel | None:
         found = self._find(model)
         return found.meant if isinstance(found, Model) else None
 

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import uvloop
 
 from llamasup.http.address import UnixAddress
-from llamasup.models.access import MeantModel
+from llamasup.models.access import ResolvedModel
 from llamasup.observability.metrics import RequestRecord
 from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.proxy.tls import TlsContext
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import MOST_WAITING, WaitingRoom
+from llamasup.queueing.wait_queue import MOST_WAITING, RequestQueue
 from tests.patience import PATIENCE_S as PATIENCE_S
 from tests.patience import eventually as eventually
 
@@ -134,7 +134,7 @@ class OneModel:
     def __init__(self, endpoint: Endpoint, wait_timeout_s: float, max_queued: int) -> None:
         self.endpoint = endpoint
         self.unavailable: Unavailable | None = None
-        self.waiting = WaitingRoom(
+        self.waiting = RequestQueue(
             lambda: self.unavailable or (self.endpoint,), timeout_s=wait_timeout_s, most=max_queued
         )
         endpoint.when_free = self.waiting.place_free
@@ -144,14 +144,14 @@ class OneModel:
         self.asked_for.append(model)
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 
-    def room(self, model: str | None) -> WaitingRoom:
+    def room(self, model: str | None) -> RequestQueue:
         return self.waiting
 
     def readiness(self) -> Unavailable | None:
         return self.unavailable
 
-    def meant(self, model: str | None) -> MeantModel | None:
-        return MeantModel((self.endpoint.model,))
+    def meant(self, model: str | None) -> ResolvedModel | None:
+        return ResolvedModel((self.endpoint.model,))
 
     def listing(self) -> ModelListing | None:
         return None

@@ -21,11 +21,11 @@ from typing import Any, cast
 import pytest
 
 from llamasup.http.address import UnixAddress
-from llamasup.models.access import MeantModel
+from llamasup.models.access import ResolvedModel
 from llamasup.proxy import Proxy, ProxyConfig, reader, upstream
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.exchange import Exchange
-from llamasup.proxy.gate import Door
+from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.upstream import Upstream
 from llamasup.proxy.upstream_pool import Pool
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
@@ -67,7 +67,7 @@ class Socket:
         return SOCKET if name == "socket" else ("127.0.0.1", 1)
 
 
-_TINY = MeantModel(("tiny",))
+_TINY = ResolvedModel(("tiny",))
 
 
 class OneModel:
@@ -83,7 +83,7 @@ class OneModel:
     def readiness(self) -> None:
         return None
 
-    def meant(self, model: str | None) -> MeantModel:
+    def meant(self, model: str | None) -> ResolvedModel:
         return _TINY
 
     def listing(self) -> None:
@@ -140,7 +140,7 @@ class Wired:
         monkeypatch.setattr(Pool, "connect", connect)
         self.records = 0
         proxy = Proxy(OneModel(), ProxyConfig(api_keys=("sesame",)), on_finished=self._finished)
-        self.client = Downstream(proxy, Door(proxy.config, proxy.keys))
+        self.client = Downstream(proxy, AccessPolicy(proxy.config, proxy.keys))
         self.client.connection_made(cast("asyncio.Transport", Socket()))
 
     def _finished(self, record: object) -> None:

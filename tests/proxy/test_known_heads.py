@@ -14,7 +14,7 @@ from llamasup.auth.key_limits import Keys
 from llamasup.http.address import UnixAddress
 from llamasup.http.head_cache import KnownHead, learn
 from llamasup.proxy import ProxyConfig, reader, upstream
-from llamasup.proxy.gate import Door
+from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits
@@ -90,7 +90,7 @@ class Reading:
         ids = count()
         self._remembers = remembers
         self.reader = RequestReader(
-            limits, Door(config, self.keys), "127.0.0.1", lambda: b"id-%d" % next(ids)
+            limits, AccessPolicy(config, self.keys), "127.0.0.1", lambda: b"id-%d" % next(ids)
         )
         self.found: list[object] = []
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from llamasup.models.access import MeantModel
-from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.models.access import ResolvedModel
+from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import Lease, Unavailable
-from llamasup.queueing.wait_queue import WaitingRoom
+from llamasup.queueing.wait_queue import RequestQueue
 from llamasup.supervision.states import Policy
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.pool.replicas.test_replica_set import talk
@@ -23,21 +23,21 @@ EVENT = chunk(b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n')
 class Backend:
     """One model with two processes."""
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: ReplicaSet) -> None:
         self.served = served
 
     def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.served.lease(infers=infers, body=body)
 
-    def room(self, model: str | None) -> WaitingRoom:
+    def room(self, model: str | None) -> RequestQueue:
         return self.served.room
 
     def readiness(self) -> Unavailable | None:
         state = self.served.serving()
         return state if isinstance(state, Unavailable) else None
 
-    def meant(self, model: str | None) -> MeantModel:
-        return MeantModel(("tiny",))
+    def meant(self, model: str | None) -> ResolvedModel:
+        return ResolvedModel(("tiny",))
 
     def listing(self) -> None:
         return None

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from llamasup.http.address import UnixAddress
-from llamasup.models.access import MeantModel
+from llamasup.models.access import ResolvedModel
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.downstream import Downstream
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import GRACE_S, WaitingRoom
+from llamasup.queueing.wait_queue import GRACE_S, RequestQueue
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
 
@@ -491,7 +491,7 @@ def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_p
     rig = make_rig(ProxyConfig(route_by_model=True))
     stable = Endpoint("stable", 1, UnixAddress(str(tmp_path / "stable.sock")))
     stable_child = rig.listen(str(tmp_path / "stable.sock"))
-    stable_room = WaitingRoom(lambda: (stable,), timeout_s=10.0)
+    stable_room = RequestQueue(lambda: (stable,), timeout_s=10.0)
     one = rig.backend
 
     class Two:
@@ -500,14 +500,14 @@ def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_p
                 return stable.lease_if_free(infers=infers)
             return one.lease(model, infers=infers)
 
-        def room(self, model: str | None) -> WaitingRoom:
+        def room(self, model: str | None) -> RequestQueue:
             return stable_room if model == "stable" else one.waiting
 
         def readiness(self) -> Unavailable | None:
             return None
 
-        def meant(self, model: str | None) -> MeantModel:
-            return MeantModel((model or "tiny",))
+        def meant(self, model: str | None) -> ResolvedModel:
+            return ResolvedModel((model or "tiny",))
 
         def listing(self) -> None:
             return None

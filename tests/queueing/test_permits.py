@@ -9,7 +9,7 @@ import pytest
 from llamasup.http.address import UnixAddress
 from llamasup.http.heads import Priority
 from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import GRACE_S, Ticket, WaitingRoom
+from llamasup.queueing.wait_queue import GRACE_S, QueueEntry, RequestQueue
 from tests.queueing.test_wait_queue import LOADING, TIMEOUT_S, Clock, serving
 
 
@@ -20,7 +20,7 @@ class Model:
         self.clock = Clock()
         self.places = places
         self.state: Endpoint | Unavailable = LOADING
-        self.room = WaitingRoom(
+        self.room = RequestQueue(
             lambda: serving(self.state),
             timeout_s=timeout_s,
             most=most,
@@ -30,7 +30,7 @@ class Model:
         self.held: dict[str, Lease] = {}
         self.order: list[str] = []
         self.refused: dict[str, Unavailable] = {}
-        self.tickets: dict[str, Ticket] = {}
+        self.tickets: dict[str, QueueEntry] = {}
         self.generation(1)
 
     def generation(self, number: int) -> Endpoint:
@@ -51,8 +51,10 @@ class Model:
             self.served(name, lease)
             return "served"
         assert lease.may_wait
-        waiter = Waiter(self, name)
-        ticket = Ticket(waiter, self.clock.now_s, 0, client=name[0], priority=priority, needs_place=infers)
+        waiter = QueueListener(self, name)
+        ticket = QueueEntry(
+            waiter, self.clock.now_s, 0, client=name[0], priority=priority, needs_place=infers
+        )
         refusal = self.room.enter(ticket)
         if refusal is not None:
             self.refused[name] = refusal
@@ -68,7 +70,7 @@ class Model:
         self.held.pop(name).release()
 
 
-class Waiter:
+class QueueListener:
     body = b""
 
     def __init__(self, model: Model, name: str) -> None:
@@ -224,7 +226,9 @@ def test_a_crash_loses_nobody_who_waited_and_who_was_broken_off_goes_first() -> 
     assert isinstance(dead, Endpoint)
     model.becomes(LOADING)
     for name, arrived_s in (("b1", 0.2), ("a1", 0.1)):  # the room is full, and takes them back all the same
-        assert model.room.put_back(Ticket(Waiter(model, name), arrived_s, 0, client=name[0]), dead, sent=True)
+        assert model.room.put_back(
+            QueueEntry(QueueListener(model, name), arrived_s, 0, client=name[0]), dead, sent=True
+        )
         model.done(name)
     assert (len(model.room), model.comes("d1")) == (4, "refused")
     model.order.clear()
@@ -241,7 +245,7 @@ def test_nobody_who_waits_is_sent_to_a_generation_that_just_broke_something_off(
     model.comes("b1")
     dying = model.state
     assert isinstance(dying, Endpoint)
-    ticket = Ticket(Waiter(model, "a1"), 0.0, 0, client="a")
+    ticket = QueueEntry(QueueListener(model, "a1"), 0.0, 0, client="a")
     assert model.room.put_back(ticket, dying, sent=True)
     model.done("a1")
     assert model.order == ["a1"]
@@ -259,7 +263,7 @@ def test_those_who_are_gone_as_soon_as_they_are_served_make_room_without_end() -
         name = f"b{number}"
         model.comes(name)
         waiter = model.tickets[name].waiter
-        assert isinstance(waiter, Waiter)
+        assert isinstance(waiter, QueueListener)
         waiter.then = Lease.release
     model.done("a0")
     assert (len(model.room), len(model.order), model.order[-1]) == (0, 251, "b249")

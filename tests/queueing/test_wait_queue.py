@@ -10,7 +10,7 @@ import pytest
 from llamasup.http.address import UnixAddress
 from llamasup.queueing.endpoint import Endpoint, Lease, Serving, Unavailable
 from llamasup.queueing.retry_budget import RetryPolicy
-from llamasup.queueing.wait_queue import GRACE_S, MOST_BYTES, Ticket, WaitingRoom
+from llamasup.queueing.wait_queue import GRACE_S, MOST_BYTES, QueueEntry, RequestQueue
 
 LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, may_wait=True)
 FAILED = Unavailable(503, "it crashed too often", cause="killed", remedy="see the log", retry_after_s=30.0)
@@ -57,7 +57,7 @@ class Place:
     def __init__(self, *, timeout_s: float = TIMEOUT_S, most: int = 256, floor: float = 64.0) -> None:
         self.clock = Clock()
         self.state: Endpoint | Unavailable = LOADING
-        self.room = WaitingRoom(
+        self.room = RequestQueue(
             lambda: serving(self.state),
             timeout_s=timeout_s,
             most=most,
@@ -68,11 +68,11 @@ class Place:
         self.served: list[str] = []
         self.refused: list[tuple[str, Unavailable]] = []
 
-    def request(self, name: str, *, body_bytes: int = 0) -> Ticket:
+    def request(self, name: str, *, body_bytes: int = 0) -> QueueEntry:
         self.clock.now_s += 0.001  # no two arrive at the same time
-        return Ticket(Client(self, name), self.clock.now_s, body_bytes)
+        return QueueEntry(Client(self, name), self.clock.now_s, body_bytes)
 
-    def enter(self, name: str, **options: int) -> Ticket:
+    def enter(self, name: str, **options: int) -> QueueEntry:
         ticket = self.request(name, **options)
         assert self.room.enter(ticket) is None
         return ticket
@@ -350,7 +350,7 @@ def test_no_more_are_put_back_than_the_budget_allows() -> None:
 
 def several(*endpoints: Endpoint, floor: float = 64.0) -> Place:
     place = Place(floor=floor)
-    place.room = WaitingRoom(
+    place.room = RequestQueue(
         lambda: endpoints,
         timeout_s=TIMEOUT_S,
         policy=RetryPolicy(floor=floor),
@@ -435,8 +435,8 @@ def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
                 told.set()
 
         place.state = generation(1)
-        room = WaitingRoom(lambda: serving(place.state), timeout_s=1.0)
-        assert room.put_back(Ticket(Told(place, "a"), 0.0, 0), generation(1), sent=True)
+        room = RequestQueue(lambda: serving(place.state), timeout_s=1.0)
+        assert room.put_back(QueueEntry(Told(place, "a"), 0.0, 0), generation(1), sent=True)
         await told.wait()
 
     asyncio.run(run())
@@ -449,7 +449,7 @@ def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
 def test_who_waits_is_handed_over_with_the_time_that_is_left(place: Place) -> None:
     heir = Place(most=1)
     heir.clock = place.clock
-    heir.room = WaitingRoom(
+    heir.room = RequestQueue(
         lambda: serving(heir.state),
         timeout_s=1.0,
         most=1,

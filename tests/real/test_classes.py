@@ -93,8 +93,8 @@ def test_what_is_longer_than_the_context_is_refused_and_the_rest_is_served_on(se
 def test_the_pooling_is_the_models_own(pooling: str, encoder: Path, llama_server: str) -> None:
     given = {}
     for kind in ("", "mean", "cls", "last"):
-        by_hand = ("--", "--pooling", kind) if kind else ()
-        with llamasup(encoder, "--runtime", llama_server, *by_hand) as running:
+        extra_args = ("--", "--pooling", kind) if kind else ()
+        with llamasup(encoder, "--runtime", llama_server, *extra_args) as running:
             (given[kind],) = embeddings(running, "hello big world")
             assert running.stop() == 0
     assert [kind for kind in ("mean", "cls", "last") if close(given[kind], given[""])] == [pooling]

@@ -131,7 +131,7 @@ def test_200_requests_of_8_clients_for_4_models_in_memory_for_2(
     began_s = min(each.arrived_s for each in requests)
     trace = [Request(each.model, each.arrived_s - began_s, each.service_s) for each in requests]
     world = [Model(id=name, needs={"ram": needs[name]}, load_s=load_s[name]) for name in KINDS]
-    said = replay(world, trace, {"ram": budget}, ResidencyPolicy(turn_s=config.swap_after_s))
+    said = replay(world, trace, {"ram": budget}, ResidencyPolicy(time_slice_s=config.swap_after_s))
     with capsys.disabled():
         print(f"\n{runtime}: {sum(loads.values())} loads {dict(loads)}, unloaded {dict(left)};", end=" ")
         print(f"by the simulation {sum(said.loads.values())} {dict(said.loads)}")

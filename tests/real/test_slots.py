@@ -20,7 +20,7 @@ import pytest
 from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.slots.store import sweep_slots
 from llamasup.supervision.events import ServerExited, ServerWarned
-from llamasup.supervision.states import KillAsked, State, StopAsked
+from llamasup.supervision.states import KillRequested, State, StopRequested
 from llamasup.testing.architectures import tiny_model
 from tests.e2e.driver import PATIENCE_S, adopted, command
 from tests.e2e.service import Serving, serving
@@ -289,7 +289,7 @@ def test_a_server_that_dies_while_it_saves_ends_as_asked_and_the_next_one_starts
         async with serving(model, runtime=runtime, settings=KEEP) as it:
             seconds = await talk(it)
             os.kill(it.pid, signal.SIGSTOP)  # it saves nothing
-            it.runner.post(StopAsked())
+            it.runner.post(StopRequested())
             await it.runner.until(lambda instance: instance.moves_slots)
             os.kill(it.pid, signal.SIGKILL)
             await it.reaches(State.STOPPED, 1)
@@ -306,9 +306,9 @@ def test_a_second_stop_does_not_wait_for_the_saving(runtime: str, model: Path, s
         async with serving(model, runtime=runtime, settings=KEEP) as it:
             await talk(it)
             os.kill(it.pid, signal.SIGSTOP)
-            it.runner.post(StopAsked())
+            it.runner.post(StopRequested())
             await it.runner.until(lambda instance: instance.moves_slots)
-            it.runner.post(KillAsked())
+            it.runner.post(KillRequested())
             await it.reaches(State.STOPPED, 1)
         assert slots.names() == set()
 

@@ -17,7 +17,7 @@ from llamasup.pool.policy import Phase
 from llamasup.service import serve
 from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ConfigSource, ServeOptions, ServeService
-from llamasup.supervision.events import Bus, ConfigRefused, ModelsChanged, Notice
+from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, Notice
 from llamasup.testing.fake_server import install
 from tests.pool.pools import PATIENCE_S, file_of
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 @dataclass(slots=True)
-class Hosting:
+class ServiceHost:
     hosted: HostedModels
     notices: list[Notice]
 
@@ -33,7 +33,7 @@ class Hosting:
         return self.hosted.runners_of(model)[0].pid
 
     def phases(self) -> list[Phase]:
-        return [each.phase for each in self.hosted.backend.tenancies()]
+        return [each.phase for each in self.hosted.backend.managed_models()]
 
     async def load(self, model: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -46,7 +46,7 @@ class Hosting:
 
 
 @asynccontextmanager
-async def hosting(path: Path) -> AsyncIterator[Hosting]:
+async def hosting(path: Path) -> AsyncIterator[ServiceHost]:
     """``serve`` in this process, with this config."""
     bus, notices = Bus(), list[Notice]()
     bus.listen(notices.append)
@@ -63,7 +63,7 @@ async def hosting(path: Path) -> AsyncIterator[Hosting]:
                 await asyncio.sleep(0.01)
             await service.hosted_models.begun()
         try:
-            yield Hosting(service.hosted_models, notices)
+            yield ServiceHost(service.hosted_models, notices)
         finally:
             service.ask_stop()
             await running
@@ -183,7 +183,7 @@ def test_a_config_that_is_refused_leaves_all_as_it_was(
             with pytest.raises(ConfigInvalid):
                 await it.hosted.reload()
 
-            assert [type(each) for each in it.notices][-1] is ConfigRefused
+            assert [type(each) for each in it.notices][-1] is ConfigRejected
             assert it.hosted.registry is registry
             assert it.pid("a") == pid
             assert it.hosted.budget == budget
@@ -199,18 +199,18 @@ def test_less_memory_takes_the_idle_ones_away_and_more_lets_them_come(
             await it.load("a")
             await it.load("b")
             catalog = it.hosted.backend
-            tenancies = list(catalog.tenancies())
-            needs = tenancies[0].needs["ram"]
+            managed_models = list(catalog.managed_models())
+            needs = managed_models[0].needs["ram"]
             write(config, tmp_path, tiny_model, f"memory: {{ram: {int(needs * 1.5) >> 10}KiB}}")
             changes = await it.hosted.reload()
             assert (changes.settings, changes.unchanged) == (("memory",), ("a", "b"))
-            await it.until(lambda: sum(each.phase is Phase.RESIDENT for each in tenancies) == 1)
+            await it.until(lambda: sum(each.phase is Phase.RESIDENT for each in managed_models) == 1)
             write(config, tmp_path, tiny_model)
             await it.hosted.reload()
             await it.load("a")
             await it.load("b")
 
-            assert all(each.phase is Phase.RESIDENT for each in tenancies)
+            assert all(each.phase is Phase.RESIDENT for each in managed_models)
 
     asyncio.run(test())
 

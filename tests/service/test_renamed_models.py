@@ -84,7 +84,7 @@ async def test_a_served_file_may_be_given_a_name(tmp_path: Path, spec: ModelSpec
         assert waiting.lease is not None
         assert waiting.lease.endpoint.model == "chat"
         assert it.pids("x", "chat") == {"x": pid, "chat": pid}
-        assert list(it.pool.tenancies) == ["chat"]
+        assert list(it.pool.managed_models) == ["chat"]
         it.apply(spec)
         assert waiting.lease.endpoint.model == "x"
         assert not waiting.lease.endpoint.closed
@@ -254,7 +254,7 @@ async def test_what_was_downloaded_on_demand_goes_on_under_the_name_that_it_is_f
         assert await waiting.served_by() == 1
         assert it["x"] is it["org/x:Q4_K_M"]
         assert starts(it) == 1
-        assert [each.spec.id for each in it.catalog.tenancies()] == ["x"]
+        assert [each.spec.id for each in it.catalog.managed_models()] == ["x"]
 
 
 @in_a_loop
@@ -263,12 +263,12 @@ async def test_two_names_of_one_download_are_one_process(tmp_path: Path, spec: M
     async with pooled(tmp_path, fetch=bringing(spec, may)) as it:  # type: ignore[arg-type]
         inviting(it, spec)
         both = it.ask("org/x"), it.ask("org/x:Q4_K_M")
-        await it.until(lambda: len(list(it.catalog.tenancies())) == 2)
+        await it.until(lambda: len(list(it.catalog.managed_models())) == 2)
         may.set()
         for each in both:
             assert await each.served_by() == 1
             each.goes()
-        (one,) = it.catalog.tenancies()
+        (one,) = it.catalog.managed_models()
 
         assert set(one.spec.names) == {"org/x", "org/x:Q4_K_M"}
         assert it["org/x"] is it["org/x:Q4_K_M"] is one
@@ -286,7 +286,7 @@ async def test_a_name_that_means_what_lies_here_is_not_downloaded(tmp_path: Path
 
         assert it["org/x"] is it["x"]
         assert it["x"].phase is Phase.RESIDENT
-        assert len(list(it.catalog.tenancies())) == 1
+        assert len(list(it.catalog.managed_models())) == 1
         assert starts(it) == 1
 
 

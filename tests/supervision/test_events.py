@@ -10,15 +10,15 @@ import pytest
 from llamasup.errors import ConfigInvalid, DoesNotFit
 from llamasup.http.address import TcpAddress, UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.plan_limits import Adjustment, Bounds, Change
+from llamasup.llama_server.plan_limits import Adjustment, Change, PlanLimits
 from llamasup.models.diff import Changes
 from llamasup.supervision.events import (
     Bus,
-    ConfigRefused,
+    ConfigRejected,
     Downloading,
     LoadFailed,
-    ModelLeaves,
     ModelsChanged,
+    ModelUnloading,
     Notice,
     Ready,
     ServerExited,
@@ -31,7 +31,7 @@ from llamasup.supervision.states import State
 from llamasup.system.process.exit import Exit
 
 CRASH = Diagnosis("killed", "it was killed", "look at the log", (), deterministic=False, exit_code=75)
-STEP = Adjustment(1, 3, (Change("--parallel", "4", "2"),), Bounds(parallel=2))
+STEP = Adjustment(1, 3, (Change("--parallel", "4", "2"),), PlanLimits(parallel=2))
 EXITED = {
     "event": "exit",
     "model": "a",
@@ -62,8 +62,8 @@ EVENTS: tuple[tuple[Notice, dict[str, Any]], ...] = (
         ServerWarned("a", 2, "no draft", "drop it"),
         {"event": "warning", "model": "a", "generation": 2, "message": "no draft", "remedy": "drop it"},
     ),
-    (ModelLeaves("a", "ttl"), {"event": "unload", "model": "a", "reason": "ttl"}),
-    (ModelLeaves("a", "memory", "b"), {"event": "unload", "model": "a", "reason": "memory", "for": "b"}),
+    (ModelUnloading("a", "ttl"), {"event": "unload", "model": "a", "reason": "ttl"}),
+    (ModelUnloading("a", "memory", "b"), {"event": "unload", "model": "a", "reason": "memory", "for": "b"}),
     (
         LoadFailed("a", DoesNotFit("too large", remedy="use less")),
         {
@@ -80,7 +80,7 @@ EVENTS: tuple[tuple[Notice, dict[str, Any]], ...] = (
     ),
     (ModelsChanged(Changes(added=("b",)), ("a", "b")), {"event": "models", **NO_CHANGES, "added": ["b"]}),
     (
-        ConfigRefused(ConfigInvalid("no such key", remedy="remove it")),
+        ConfigRejected(ConfigInvalid("no such key", remedy="remove it")),
         {"event": "config", "ok": False, "message": "no such key", "remedy": "remove it", "details": []},
     ),
     (

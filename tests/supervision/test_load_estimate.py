@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.wait_estimate import LONGEST_S
 from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker
@@ -31,7 +31,7 @@ def told(tmp_path: Path) -> Ask:
     def ask(state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0) -> float:
         async def asked() -> float:
             planner: AnyPlanMaker = Nothing()  # type: ignore[assignment]
-            room = ServedModel(policy=Policy()).room
+            room = ReplicaSet(policy=Policy()).room
             runner = InstanceRunner(
                 "tiny", planner, policy=Policy(), bus=Bus(), room=room, work_folder=tmp_path, log_path=None
             )

@@ -15,7 +15,7 @@ from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.slots.policy import SavedSet
 from llamasup.llama_server.slots.store import SlotStore
 from llamasup.supervision.events import ServerExited, ServerWarned
-from llamasup.supervision.states import State, StopAsked
+from llamasup.supervision.states import State, StopRequested
 from llamasup.testing.fake_server import install
 from tests.e2e.service import Serving, serving
 
@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_is_no_error_of_the_stop(stage: Stage, slots: Path) 
     async def test() -> None:
         async with stage.served("slots_fail=save") as it:
             await it.complete(prompt=WORDS)
-            it.runner.post(StopAsked())
+            it.runner.post(StopRequested())
             await it.reaches(State.STOPPED, 1)
             assert told(it) == ["Not all slots could be saved: Unable to save slot."]
         assert names(slots) == []  # not even the part
@@ -140,7 +140,7 @@ def test_a_save_that_takes_too_long_is_broken_off_and_leaves_nothing(stage: Stag
     async def test() -> None:
         async with stage.served(*SLOW, **SHORT) as it:
             await it.complete(prompt=WORDS)
-            it.runner.post(StopAsked())
+            it.runner.post(StopRequested())
             await it.reaches(State.STOPPED, 1)
             assert not any(isinstance(notice, ServerExited) for notice in it.notices)
         assert names(slots) == []

@@ -18,7 +18,7 @@ from llamasup.service.run import Service, WrapOptions
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import Bus, ServerExited, StateChanged
 from llamasup.supervision.generation import Generation
-from llamasup.supervision.states import State, Warmed
+from llamasup.supervision.states import State, WarmupSucceeded
 from llamasup.supervision.wrap.planner import understand
 from llamasup.system.process.spawn import spawn
 from llamasup.testing.fake_server import install
@@ -209,7 +209,7 @@ def test_a_proof_that_is_read_after_the_death_announces_nothing(
             await dead.wait()
             runner = it.runner
             runner.instance = replace(runner.instance, state=State.WARMING)
-            runner.post(Warmed(1))
+            runner.post(WarmupSucceeded(1))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             ready.append(runner.instance.state is State.READY)

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.plan_limits import Adjustment, Bounds, Change
+from llamasup.llama_server.plan_limits import Adjustment, Change, PlanLimits
 from llamasup.supervision import states as lc
 from llamasup.supervision import table
 from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
 from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
-from llamasup.supervision.table import TABLE, ImpossibleEvent, advance
+from llamasup.supervision.table import TABLE, InvalidTransition, advance
 
 POLICY = Policy()
 CRASH = Diagnosis("killed", "killed from outside", "", (), False, 75)
 BAD_FLAG = Diagnosis("bad_flag", "unknown flag", "", (), True, 2)
-SMALLER = Adjustment(1, 3, (Change("--parallel", "4", "2"),), Bounds(parallel=2))
+SMALLER = Adjustment(1, 3, (Change("--parallel", "4", "2"),), PlanLimits(parallel=2))
 TOO_MUCH = Diagnosis("out_of_memory_host", "out of memory", "", (), True, 71, adjustment=SMALLER)
 WEDGED = Diagnosis("wedged", "nothing moves", "", (), False, 75)
 KEEP_TRYING = Policy(restart=RestartPolicy(half_open_s=HALF_OPEN_S))
@@ -54,14 +54,14 @@ class Life:
         return self.instance.next_start_s
 
     def wake(self) -> tuple[Effect, ...]:
-        return self(lc.Woke(self.instance.ticket))
+        return self(lc.TimerFired(self.instance.ticket))
 
 
 def ready(policy: Policy = POLICY) -> Life:
     life = Life(policy)
-    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1), lc.Healthy(1))
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1), lc.Healthy(1))
     if policy.warm_up:
-        life(lc.Warmed(1))
+        life(lc.WarmupSucceeded(1))
     assert life.state() is State.READY
     return life
 
@@ -69,7 +69,7 @@ def ready(policy: Policy = POLICY) -> Life:
 def keeping(*events: Event, policy: Policy = POLICY) -> Life:
     """A server whose slots are kept."""
     life = Life(policy)
-    life(lc.StartAsked(), lc.Spawned(1, 42, keeps_slots=True), lc.Loading(1), lc.Healthy(1), *events)
+    life(lc.StartRequested(), lc.Spawned(1, 42, keeps_slots=True), lc.Loading(1), lc.Healthy(1), *events)
     return life
 
 
@@ -78,25 +78,25 @@ def keeping(*events: Event, policy: Policy = POLICY) -> Life:
 
 def test_a_start_goes_through_loading_and_warming_to_ready() -> None:
     life = Life()
-    assert life(lc.StartAsked()) == (lc.Spawn(1), lc.WakeAt(1, 1120.0))
+    assert life(lc.StartRequested()) == (lc.Spawn(1), lc.WakeAt(1, 1120.0))
     assert life(lc.Spawned(1, 42)) == (lc.Probe(1),)
     assert life(lc.Loading(1)) == (lc.WakeAt(2, 1120.0),)
     assert life.state() is State.LOADING
     assert life(lc.Healthy(1)) == (lc.WarmUp(1), lc.WakeAt(3, 1120.0))
     assert life.state() is State.WARMING
-    assert life(lc.Warmed(1)) == (lc.Watch(1),)
+    assert life(lc.WarmupSucceeded(1)) == (lc.Watch(1),)
     assert life.state() is State.READY
 
 
 def test_without_warm_up_a_healthy_server_is_ready() -> None:
     life = Life(Policy(warm_up=False))
-    assert life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1)) == (lc.Watch(1),)
+    assert life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1)) == (lc.Watch(1),)
     assert life.state() is State.READY
 
 
 def test_a_start_may_take_as_long_as_it_likes_while_it_progresses() -> None:
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42))
+    life(lc.StartRequested(), lc.Spawned(1, 42))
     for minute in range(1, 30):
         assert life(lc.Progressed(1), at_s=1000.0 + 60 * minute)[0] == lc.WakeAt(
             minute + 1, 1120.0 + 60 * minute
@@ -106,7 +106,7 @@ def test_a_start_may_take_as_long_as_it_likes_while_it_progresses() -> None:
 
 def test_a_start_without_progress_is_killed_and_counts_as_a_crash() -> None:
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1))
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
     life.now_s = 1120.0
     assert lc.Kill(1) in life.wake()
     assert life.state() is State.STOPPING
@@ -118,16 +118,16 @@ def test_a_start_without_progress_is_killed_and_counts_as_a_crash() -> None:
 
 def test_the_start_deadline_does_not_strike_a_server_that_serves() -> None:
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1))
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
     old_ticket = life.instance.ticket
-    life(lc.Warmed(1))
-    assert life(lc.Woke(old_ticket)) == ()
+    life(lc.WarmupSucceeded(1))
+    assert life(lc.TimerFired(old_ticket)) == ()
     assert life.state() is State.READY
 
 
 def test_a_stop_drains_then_terminates() -> None:
     life = ready()
-    assert life(lc.StopAsked())[0] == lc.AwaitIdle(1)
+    assert life(lc.StopRequested())[0] == lc.AwaitIdle(1)
     assert life.state() is State.DRAINING
     close, terminate, _wake = life(lc.Idle(1))
     assert isinstance(close, lc.CloseEndpoint)
@@ -138,13 +138,13 @@ def test_a_stop_drains_then_terminates() -> None:
 
 def test_a_drain_that_takes_too_long_ends_in_a_terminate() -> None:
     life = ready()
-    life(lc.StopAsked())
+    life(lc.StopRequested())
     assert lc.Terminate(1) in life.wake()
 
 
 def test_a_child_that_ignores_the_terminate_is_killed_and_killed_again() -> None:
     life = ready()
-    life(lc.StopAsked())
+    life(lc.StopRequested())
     assert life(lc.Idle(1))[-1] == lc.WakeAt(life.instance.ticket, 1010.0)
     assert lc.Kill(1) in life.wake()
     assert lc.Kill(1) in life.wake()
@@ -155,26 +155,26 @@ def test_a_child_that_ignores_the_terminate_is_killed_and_killed_again() -> None
 def test_a_child_that_is_just_becoming_ready_is_told_twice() -> None:
     """b11434 loses a SIGTERM that comes right at its ready line."""
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1))
-    assert life(lc.StopAsked())[-1] == lc.WakeAt(life.instance.ticket, 1000.5)
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
+    assert life(lc.StopRequested())[-1] == lc.WakeAt(life.instance.ticket, 1000.5)
     life.now_s = 1000.5
     assert life.wake() == (lc.Terminate(1), lc.WakeAt(life.instance.ticket, 1010.0))
     assert lc.Kill(1) in life.wake()
 
 
-@pytest.mark.parametrize("before", [(), (lc.StopAsked(),), (lc.StopAsked(), lc.Idle(1))])
+@pytest.mark.parametrize("before", [(), (lc.StopRequested(),), (lc.StopRequested(), lc.Idle(1))])
 def test_a_second_ctrl_c_kills_wherever_the_stop_is(before: tuple[Event, ...]) -> None:
     life = ready()
     life(*before)
-    assert lc.Kill(1) in life(lc.KillAsked())
+    assert lc.Kill(1) in life(lc.KillRequested())
     life(lc.Exited(1, CRASH))
     assert life.state() is State.STOPPED
 
 
 def test_a_stop_while_loading_does_not_wait_for_the_load() -> None:
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1))
-    assert lc.Terminate(1) in life(lc.StopAsked())
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
+    assert lc.Terminate(1) in life(lc.StopRequested())
     life(lc.Exited(1, CRASH))
     assert life.state() is State.STOPPED
 
@@ -210,13 +210,13 @@ def test_crashes_far_apart_are_never_a_crash_loop() -> None:
     for generation in range(1, 20):
         life(lc.Exited(generation, CRASH), at_s=life.now_s + 601)
         assert life.instance.generation == generation + 1
-        life(lc.Spawned(generation + 1, 42), lc.Healthy(generation + 1), lc.Warmed(generation + 1))
+        life(lc.Spawned(generation + 1, 42), lc.Healthy(generation + 1), lc.WarmupSucceeded(generation + 1))
     assert life.state() is State.READY
 
 
 def test_a_deterministic_failure_is_never_tried_again() -> None:
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42))
+    life(lc.StartRequested(), lc.Spawned(1, 42))
     assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
     assert life.state() is State.FAILED
     assert life.instance.last == BAD_FLAG
@@ -224,7 +224,7 @@ def test_a_deterministic_failure_is_never_tried_again() -> None:
 
 def test_a_spawn_that_fails_is_a_failure_like_any_other() -> None:
     life = Life()
-    life(lc.StartAsked())
+    life(lc.StartRequested())
     assert life(lc.SpawnFailed(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
     assert life.state() is State.FAILED
 
@@ -232,14 +232,14 @@ def test_a_spawn_that_fails_is_a_failure_like_any_other() -> None:
 def test_a_server_without_a_token_is_killed_and_reported_as_that() -> None:
     no_token = replace(CRASH, cause="warm_up_failed")
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Healthy(1))
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
     assert lc.Kill(1) in life(lc.WarmupFailed(1, no_token))
     assert life(lc.Exited(1, CRASH))[0] == lc.Report(1, no_token, 0.5, by_us=True)
 
 
 def test_a_restart_drains_the_old_child_before_the_new_one_starts() -> None:
     life = ready()
-    life(lc.RestartAsked())
+    life(lc.RestartRequested())
     assert life.state() is State.DRAINING
     life(lc.Idle(1))
     assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
@@ -247,13 +247,13 @@ def test_a_restart_drains_the_old_child_before_the_new_one_starts() -> None:
 
 def test_a_stop_takes_back_a_restart() -> None:
     life = ready()
-    life(lc.RestartAsked(), lc.StopAsked(), lc.Idle(1), lc.Exited(1, CRASH))
+    life(lc.RestartRequested(), lc.StopRequested(), lc.Idle(1), lc.Exited(1, CRASH))
     assert life.state() is State.STOPPED
 
 
 def test_a_child_that_dies_while_draining_is_not_a_crash() -> None:
     life = ready()
-    life(lc.StopAsked())
+    life(lc.StopRequested())
     (close,) = life(lc.Exited(1, CRASH))
     assert isinstance(close, lc.CloseEndpoint)
     assert (life.state(), life.instance.crashes) == (State.STOPPED, ())
@@ -261,15 +261,15 @@ def test_a_child_that_dies_while_draining_is_not_a_crash() -> None:
 
 def test_a_start_during_backoff_does_not_wait() -> None:
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Exited(1, CRASH))
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Exited(1, CRASH))
     assert life.state() is State.BACKOFF
-    assert lc.Spawn(2) in life(lc.StartAsked())
+    assert lc.Spawn(2) in life(lc.StartRequested())
 
 
 def test_a_start_by_hand_forgets_the_crashes() -> None:
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Exited(1, BAD_FLAG))
-    assert lc.Spawn(2) in life(lc.StartAsked())
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Exited(1, BAD_FLAG))
+    assert lc.Spawn(2) in life(lc.StartRequested())
     assert life.instance.crashes == ()
 
 
@@ -277,22 +277,22 @@ def test_news_of_an_earlier_generation_is_dropped() -> None:
     life = ready()
     life(lc.Exited(1, CRASH))
     before = life.instance
-    for stale in (lc.Healthy(1), lc.Warmed(1), lc.Exited(1, CRASH), lc.Idle(1)):
+    for stale in (lc.Healthy(1), lc.WarmupSucceeded(1), lc.Exited(1, CRASH), lc.Idle(1)):
         assert life(stale) == ()
     assert life.instance == before
 
 
 def test_news_of_a_reaped_child_is_dropped() -> None:
     life = ready()
-    life(lc.KillAsked(), lc.Exited(1, CRASH))
+    life(lc.KillRequested(), lc.Exited(1, CRASH))
     assert life(lc.Healthy(1)) == ()
     assert life.state() is State.STOPPED
 
 
 def test_an_event_without_a_row_is_a_bug_and_says_so() -> None:
     life = ready()
-    with pytest.raises(ImpossibleEvent, match=r"Warmed in state ready"):
-        life(lc.Warmed(1))
+    with pytest.raises(InvalidTransition, match=r"WarmupSucceeded in state ready"):
+        life(lc.WarmupSucceeded(1))
 
 
 # --- hangs ----------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_an_event_without_a_row_is_a_bug_and_says_so() -> None:
 
 def test_a_server_that_hangs_is_killed_at_once_and_started_again() -> None:
     life = ready()
-    effects = life(lc.Hung(1, WEDGED))
+    effects = life(lc.LivenessFailed(1, WEDGED))
     assert lc.Kill(1) in effects
     assert not any(isinstance(effect, lc.Terminate) for effect in effects)  # it would not hear it
     report, spawn, _wake = life(lc.Exited(1, CRASH))
@@ -312,37 +312,37 @@ def test_a_server_that_hangs_is_killed_at_once_and_started_again() -> None:
 def test_a_server_that_hangs_again_and_again_is_a_crash_loop() -> None:
     life = ready()
     for generation in itertools.count(1):
-        life(lc.Hung(generation, WEDGED), lc.Exited(generation, CRASH))
+        life(lc.LivenessFailed(generation, WEDGED), lc.Exited(generation, CRASH))
         if life.state() is State.FAILED:
             break
         if life.state() is State.BACKOFF:
             life.wake()
-        life(lc.Spawned(generation + 1, 42), lc.Healthy(generation + 1), lc.Warmed(generation + 1))
+        life(lc.Spawned(generation + 1, 42), lc.Healthy(generation + 1), lc.WarmupSucceeded(generation + 1))
     assert (life.instance.generation, life.instance.last) == (6, WEDGED)
 
 
 def test_a_stop_while_a_server_that_hangs_is_killed_stops() -> None:
     life = ready()
-    life(lc.Hung(1, WEDGED), lc.StopAsked())
+    life(lc.LivenessFailed(1, WEDGED), lc.StopRequested())
     assert life(lc.Exited(1, CRASH)) == ()
     assert life.state() is State.STOPPED
 
 
 @pytest.mark.parametrize(
-    ("asked", "after"), [(lc.StopAsked(), State.STOPPED), (lc.RestartAsked(), State.STARTING)]
+    ("asked", "after"), [(lc.StopRequested(), State.STOPPED), (lc.RestartRequested(), State.STARTING)]
 )
 def test_a_hang_ends_the_drain_and_not_what_it_was_for(asked: Event, after: State) -> None:
     life = ready()
     life(asked)
-    assert lc.Kill(1) in life(lc.Hung(1, WEDGED))
+    assert lc.Kill(1) in life(lc.LivenessFailed(1, WEDGED))
     life(lc.Exited(1, CRASH))
     assert (life.state(), life.instance.crashes) == (after, ())
 
 
 def test_news_of_a_hang_that_comes_while_it_ends_is_no_news() -> None:
     life = ready()
-    life(lc.StopAsked(), lc.Idle(1))
-    assert life(lc.Hung(1, WEDGED)) == ()
+    life(lc.StopRequested(), lc.Idle(1))
+    assert life(lc.LivenessFailed(1, WEDGED)) == ()
 
 
 # --- half-open ------------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def test_half_open_tries_once_and_a_failure_leads_back() -> None:
         life.now_s = 1000.0 + 300 * trial
         assert lc.Spawn(6 + trial) in life.wake()
         assert life.next_start_s() is None
-        life(lc.Spawned(6 + trial, 42), lc.Healthy(6 + trial), lc.Warmed(6 + trial))
+        life(lc.Spawned(6 + trial, 42), lc.Healthy(6 + trial), lc.WarmupSucceeded(6 + trial))
         report = life(lc.Exited(6 + trial, CRASH))[1]
         assert report == lc.Report(6 + trial, CRASH, 300.0)
         assert life.state() is State.FAILED
@@ -385,7 +385,7 @@ def test_half_open_leaves_failed_when_the_try_lives() -> None:
     life = crash_loop(KEEP_TRYING)
     life.now_s = 1300.0
     life.wake()
-    life(lc.Spawned(7, 42), lc.Healthy(7), lc.Warmed(7))
+    life(lc.Spawned(7, 42), lc.Healthy(7), lc.WarmupSucceeded(7))
     assert life.state() is State.READY
     effects = life(lc.Exited(7, CRASH), at_s=1900.0)  # ten minutes later: an ordinary crash
     assert lc.Spawn(8) in effects
@@ -394,7 +394,7 @@ def test_half_open_leaves_failed_when_the_try_lives() -> None:
 
 def test_half_open_is_never_for_what_would_fail_again() -> None:
     life = Life(KEEP_TRYING)
-    life(lc.StartAsked(), lc.Spawned(1, 42))
+    life(lc.StartRequested(), lc.Spawned(1, 42))
     assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
     assert life.instance.at_rest
 
@@ -407,18 +407,18 @@ def test_a_half_open_try_that_fails_for_good_ends_the_trying() -> None:
     assert life.instance.at_rest
 
 
-@pytest.mark.parametrize("asked", [lc.StopAsked(), lc.KillAsked()])
+@pytest.mark.parametrize("asked", [lc.StopRequested(), lc.KillRequested()])
 def test_a_stop_ends_the_trying(asked: Event) -> None:
     life = crash_loop(KEEP_TRYING)
     ticket = life.instance.ticket
     life(asked)
-    assert life(lc.Woke(ticket)) == ()
+    assert life(lc.TimerFired(ticket)) == ()
     assert (life.state(), life.instance.at_rest) == (State.STOPPED, True)
 
 
 def test_a_start_by_hand_does_not_wait_for_the_try_and_is_none() -> None:
     life = crash_loop(KEEP_TRYING)
-    assert lc.Spawn(7) in life(lc.StartAsked())
+    assert lc.Spawn(7) in life(lc.StartRequested())
     life(lc.Spawned(7, 42), lc.Exited(7, CRASH))
     assert life.state() is State.BACKOFF
 
@@ -429,7 +429,7 @@ def test_a_start_by_hand_does_not_wait_for_the_try_and_is_none() -> None:
 def test_slots_are_restored_after_the_proof_and_before_the_first_request() -> None:
     life = keeping()
     assert life.state() is State.WARMING
-    assert life(lc.Warmed(1)) == (lc.RestoreSlots(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert life(lc.WarmupSucceeded(1)) == (lc.RestoreSlots(1), lc.WakeAt(life.instance.ticket, 1010.0))
     assert life.state() is State.WARMING
     assert life(lc.SlotsRestored(1)) == (lc.Watch(1),)
     assert life.state() is State.READY
@@ -443,7 +443,7 @@ def test_without_a_proof_slots_are_restored_all_the_same() -> None:
 
 
 def test_a_restore_that_takes_too_long_is_not_waited_for_and_progress_does_not_prolong_it() -> None:
-    life = keeping(lc.Warmed(1))
+    life = keeping(lc.WarmupSucceeded(1))
     assert life(lc.Progressed(1), at_s=1009.0) == ()
     assert life.wake() == (lc.Watch(1),)
     assert life.state() is State.READY
@@ -451,42 +451,42 @@ def test_a_restore_that_takes_too_long_is_not_waited_for_and_progress_does_not_p
 
 
 def test_a_server_with_a_part_of_a_slot_is_replaced_and_that_is_no_crash() -> None:
-    life = keeping(lc.Warmed(1))
-    assert lc.Kill(1) in life(lc.SlotsSpoilt(1))
+    life = keeping(lc.WarmupSucceeded(1))
+    assert lc.Kill(1) in life(lc.SlotRestoreCorrupted(1))
     assert life(lc.Exited(1, CRASH))[0] == lc.Spawn(2)
     assert life.instance.crashes == ()
 
 
 def test_one_that_already_serves_when_that_shows_is_drained_and_its_slots_are_not_saved() -> None:
-    life = keeping(lc.Warmed(1))
+    life = keeping(lc.WarmupSucceeded(1))
     life.wake()
-    assert life(lc.SlotsSpoilt(1))[0] == lc.AwaitIdle(1)
+    assert life(lc.SlotRestoreCorrupted(1))[0] == lc.AwaitIdle(1)
     assert lc.Terminate(1) in life(lc.Idle(1))
     assert life(lc.Exited(1, CRASH))[0] == lc.Spawn(2)
 
 
 def test_one_that_is_drained_already_when_that_shows_is_not_saved_either() -> None:
-    life = keeping(lc.Warmed(1))
+    life = keeping(lc.WarmupSucceeded(1))
     life.wake()
-    life(lc.StopAsked())
-    assert life(lc.SlotsSpoilt(1)) == ()
+    life(lc.StopRequested())
+    assert life(lc.SlotRestoreCorrupted(1)) == ()
     assert lc.Terminate(1) in life(lc.Idle(1))
     assert life(lc.Exited(1, CRASH)) != (lc.Spawn(2),)
     assert life.state() is State.STOPPED
 
 
 def test_what_is_being_saved_when_that_shows_is_not_kept() -> None:
-    life = keeping(lc.Warmed(1))
+    life = keeping(lc.WarmupSucceeded(1))
     life.wake()
-    life(lc.StopAsked())
+    life(lc.StopRequested())
     assert lc.SaveSlots(1) in life(lc.Idle(1))
-    effects = life(lc.SlotsSpoilt(1))  # on its way when the last request ended
+    effects = life(lc.SlotRestoreCorrupted(1))  # on its way when the last request ended
     assert effects[:2] == (lc.CloseEndpoint(1, "the server is stopping"), lc.Terminate(1))
     assert life.state() is State.STOPPING
 
 
 def test_an_idle_server_saves_its_slots_before_it_is_told_to_end() -> None:
-    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked())
+    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
     assert life(lc.Idle(1)) == (lc.SaveSlots(1), lc.WakeAt(life.instance.ticket, 1010.0))
     assert life.state() is State.DRAINING
     assert lc.Terminate(1) in life(lc.SlotsSaved(1))
@@ -494,29 +494,29 @@ def test_an_idle_server_saves_its_slots_before_it_is_told_to_end() -> None:
 
 
 def test_a_save_that_takes_too_long_is_not_waited_for() -> None:
-    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked(), lc.Idle(1))
+    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Idle(1))
     assert lc.Terminate(1) in life.wake()
     assert life(lc.SlotsSaved(1)) == ()
 
 
 def test_a_second_stop_skips_the_saving() -> None:
-    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked(), lc.Idle(1))
-    assert lc.Kill(1) in life(lc.KillAsked())
+    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Idle(1))
+    assert lc.Kill(1) in life(lc.KillRequested())
 
 
 def test_a_drain_that_ends_with_requests_in_flight_saves_nothing() -> None:
-    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked())
+    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
     assert lc.Terminate(1) in life.wake()
 
 
 def test_a_server_that_dies_while_its_slots_are_saved_has_ended_as_it_was_asked_to() -> None:
-    life = keeping(lc.Warmed(1), lc.SlotsRestored(1), lc.StopAsked(), lc.Idle(1))
+    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Idle(1))
     assert life(lc.Exited(1, CRASH)) == (lc.CloseEndpoint(1, "llama-server ended"),)
     assert life.state() is State.STOPPED
 
 
 def test_one_that_dies_while_its_slots_are_restored_has_crashed() -> None:
-    life = keeping(lc.Warmed(1))
+    life = keeping(lc.WarmupSucceeded(1))
     life(lc.Exited(1, CRASH))
     assert life.state() is State.BACKOFF
     assert len(life.instance.crashes) == 1
@@ -527,7 +527,7 @@ def test_one_that_dies_while_its_slots_are_restored_has_crashed() -> None:
 
 def test_every_state_has_a_row_and_every_row_answers_what_people_ask() -> None:
     assert set(TABLE) == set(State)
-    asked = {lc.StartAsked, lc.StopAsked, lc.KillAsked, lc.RestartAsked}
+    asked = {lc.StartRequested, lc.StopRequested, lc.KillRequested, lc.RestartRequested}
     for state, row in TABLE.items():
         assert asked <= set(row), state
         assert set(row) <= set(get_args(Event)), state
@@ -538,17 +538,17 @@ def test_every_live_state_has_a_row_for_the_exit() -> None:
 
 
 def _events_of(generation: int, ticket: int) -> st.SearchStrategy[Event]:
-    of_slots = (lc.SlotsRestored, lc.SlotsSpoilt, lc.SlotsSaved)
-    child = (lc.Loading, lc.Progressed, lc.Healthy, lc.Warmed, lc.Idle, *of_slots)
-    by_verdict = (lc.Exited, lc.SpawnFailed, lc.WarmupFailed, lc.Doomed, lc.Hung)
+    of_slots = (lc.SlotsRestored, lc.SlotRestoreCorrupted, lc.SlotsSaved)
+    child = (lc.Loading, lc.Progressed, lc.Healthy, lc.WarmupSucceeded, lc.Idle, *of_slots)
+    by_verdict = (lc.Exited, lc.SpawnFailed, lc.WarmupFailed, lc.StartupFailureLogged, lc.LivenessFailed)
     return st.one_of(
-        st.sampled_from([lc.StartAsked(), lc.StopAsked(), lc.KillAsked(), lc.RestartAsked()]),
+        st.sampled_from([lc.StartRequested(), lc.StopRequested(), lc.KillRequested(), lc.RestartRequested()]),
         st.sampled_from(child).map(lambda kind: kind(generation)),
         st.booleans().map(lambda keeps: lc.Spawned(generation, 42, keeps_slots=keeps)),
         st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]).flatmap(
             lambda verdict: st.sampled_from(by_verdict).map(lambda kind: kind(generation, verdict))
         ),
-        st.just(lc.Woke(ticket)),
+        st.just(lc.TimerFired(ticket)),
     )
 
 
@@ -569,7 +569,7 @@ class AnyLife(RuleBasedStateMachine):
     def feed(self, event: Event) -> None:
         stale = table._is_stale(self.instance, event)
         if not stale and type(event) not in TABLE[self.instance.state]:
-            return  # the runner cannot produce it: e.g. Warmed before WarmUp was ordered
+            return  # the runner cannot produce it: e.g. WarmupSucceeded before WarmUp was ordered
         self.instance, effects = advance(self.instance, event, self.policy, now_s=self.now_s, roll=0.5)
         if not stale and isinstance(event, lc.Exited | lc.SpawnFailed):
             self.reaped.append(event.generation)
@@ -597,12 +597,12 @@ class AnyLife(RuleBasedStateMachine):
     @rule(bad_end=st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]))
     def a_stop_leads_to_rest(self, bad_end: Diagnosis) -> None:
         """However the child takes it: the timers alone lead to a kill, and a kill to its exit."""
-        self.feed(lc.StopAsked())
+        self.feed(lc.StopRequested())
         for _ in range(4):
             if (lc.Kill, self.instance.generation) in self.orders or not self.instance.alive:
                 break
             self.now_s = max(self.now_s, self.timers[self.instance.ticket])
-            self.feed(lc.Woke(self.instance.ticket))
+            self.feed(lc.TimerFired(self.instance.ticket))
         if self.instance.alive:
             assert (lc.Kill, self.instance.generation) in self.orders
             self.feed(lc.Exited(self.instance.generation, bad_end))
@@ -610,7 +610,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule()
     def a_kill_leads_to_rest(self) -> None:
-        self.feed(lc.KillAsked())
+        self.feed(lc.KillRequested())
         if self.instance.alive:
             assert (lc.Kill, self.instance.generation) in self.orders
             self.feed(lc.Exited(self.instance.generation, CRASH))
@@ -650,7 +650,7 @@ TestAnyLifeThatIsTriedAgain = AnyLifeThatIsTriedAgain.TestCase
 
 def test_a_start_that_was_too_much_is_followed_at_once_by_a_smaller_one() -> None:
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1))
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
     effects = life(lc.Exited(1, TOO_MUCH))
     assert lc.Report(1, TOO_MUCH, 0.0) in effects
     assert lc.Spawn(2) in effects
@@ -660,7 +660,7 @@ def test_a_start_that_was_too_much_is_followed_at_once_by_a_smaller_one() -> Non
 
 def test_smaller_starts_are_no_crash_loop_and_the_last_one_fails_for_good() -> None:
     life = Life()
-    life(lc.StartAsked())
+    life(lc.StartRequested())
     for generation in range(1, 9):  # more than a crash loop would be given
         life(lc.Spawned(generation, 42), lc.Exited(generation, TOO_MUCH))
     assert life.instance.crashes == ()
@@ -673,8 +673,8 @@ def test_a_child_that_says_itself_that_it_does_not_fit_is_ended_before_it_runs_o
     loading: bool,
 ) -> None:
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42), *([lc.Loading(1)] if loading else []))
-    assert lc.Kill(1) in life(lc.Doomed(1, TOO_MUCH))
+    life(lc.StartRequested(), lc.Spawned(1, 42), *([lc.Loading(1)] if loading else []))
+    assert lc.Kill(1) in life(lc.StartupFailureLogged(1, TOO_MUCH))
     effects = life(lc.Exited(1, CRASH))
     assert lc.Report(1, TOO_MUCH, 0.0, by_us=True) in effects
     assert lc.Spawn(2) in effects
@@ -682,12 +682,18 @@ def test_a_child_that_says_itself_that_it_does_not_fit_is_ended_before_it_runs_o
 
 def test_a_warning_that_comes_late_ends_nothing() -> None:
     life = ready()
-    assert life(lc.Doomed(1, TOO_MUCH)) == ()
+    assert life(lc.StartupFailureLogged(1, TOO_MUCH)) == ()
     assert life.state() is State.READY
 
 
 def test_a_stop_while_a_smaller_start_is_due_stops() -> None:
     life = Life()
-    life(lc.StartAsked(), lc.Spawned(1, 42), lc.Loading(1), lc.Doomed(1, TOO_MUCH), lc.StopAsked())
+    life(
+        lc.StartRequested(),
+        lc.Spawned(1, 42),
+        lc.Loading(1),
+        lc.StartupFailureLogged(1, TOO_MUCH),
+        lc.StopRequested(),
+    )
     assert life(lc.Exited(1, CRASH)) == ()
     assert life.state() is State.STOPPED

@@ -22,7 +22,7 @@ from llamasup.system.text import path_text, printable
 
 if TYPE_CHECKING:
     from llamasup.config.mistakes import Mistake
-    from llamasup.config.starter import Surroundings
+    from llamasup.config.starter import GenerationContext
     from llamasup.config.values import Config
 
 __all__ = ["check", "commands", "init", "schema"]
@@ -162,9 +162,9 @@ def _written(path: Path, text: str, *, force: bool) -> Path:
 # --- this machine ------------------------------------------------------------------------------------
 
 
-def _surroundings(environ: Mapping[str, str]) -> Surroundings:
+def _surroundings(environ: Mapping[str, str]) -> GenerationContext:
     from llamasup.auth.key_store import default_key_file
-    from llamasup.config.starter import Surroundings
+    from llamasup.config.starter import GenerationContext
     from llamasup.config.values import Cache
     from llamasup.llama_server.inspect import find_runtime
     from llamasup.models.search import cache_folders
@@ -180,7 +180,7 @@ def _surroundings(environ: Mapping[str, str]) -> Surroundings:
         runtime = f"{found.path} ({found.version})"
         devices = [(device.name, device.description) for device in found.capabilities.devices]
     keys = default_key_file()
-    return Surroundings(
+    return GenerationContext(
         ram_bytes=machine.memory_total_bytes,
         cores=machine.physical_cores,
         devices=devices,

@@ -18,11 +18,11 @@ from llamasup.planning.facts import Launch
 from llamasup.planning.plan import LaunchPlan
 from llamasup.service.run import Service
 from llamasup.supervision.events import (
-    ConfigRefused,
+    ConfigRejected,
     Downloading,
     LoadFailed,
-    ModelLeaves,
     ModelsChanged,
+    ModelUnloading,
     Notice,
     Ready,
     ServerExited,
@@ -106,7 +106,7 @@ class Narrator:
             case ServerWarned(model, generation, message, remedy):
                 text = error_text(message, remedy)
                 self._view.say("warning", "warning", text, model=model, generation=generation, remedy=remedy)
-            case ModelLeaves(model, reason, for_model):
+            case ModelUnloading(model, reason, for_model):
                 why = _why_it_leaves(reason, for_model)
                 level: Level = "debug" if self._stops_asked else "info"
                 self._view.say(level, "unload", f"{model} is unloaded: {why}", model=model, reason=reason)
@@ -119,7 +119,7 @@ class Narrator:
                 self._downloading(notice)
             case ModelsChanged(changes, _):
                 self._models_changed(changes)
-            case ConfigRefused(error):
+            case ConfigRejected(error):
                 text = error_text(
                     f"{error.message} The previous configuration stays in use.",
                     error.remedy,

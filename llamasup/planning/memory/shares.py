@@ -12,13 +12,13 @@ from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = ["RAM", "Share", "budget_of", "left_of", "needs_of"]
+__all__ = ["RAM", "MemoryBudget", "budget_of", "left_of", "needs_of"]
 
 RAM = "ram"
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemoryBudget:
     """What one process of one of several models may take. ``alone``: as if no other model were loaded, to see
     what it needs. ``replicas``: how many processes of the model there are; each is kept to one of ``devices``
     in turn, if any are named.

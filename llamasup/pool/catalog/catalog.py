@@ -8,23 +8,23 @@ from dataclasses import replace
 
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.heads import HttpError
-from llamasup.models.access import MeantModel, ambiguous_model, meant_by, unknown_model, unnamed_model
+from llamasup.models.access import ResolvedModel, ambiguous_model, resolved, unknown_model, unnamed_model
 from llamasup.models.diff import Changes, changes
 from llamasup.models.registry import Registry, Unknown
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
-from llamasup.pool.catalog.status import state_of_tenancy
-from llamasup.pool.model import Tenancy
+from llamasup.pool.catalog.status import state_of_managed
+from llamasup.pool.model import ManagedModel
 from llamasup.pool.policy import Phase
 from llamasup.pool.pool import Pool
 from llamasup.pool.rollout import remove, renew
 from llamasup.queueing.endpoint import Lease, Unavailable
-from llamasup.queueing.wait_queue import WaitingRoom
+from llamasup.queueing.wait_queue import RequestQueue
 from llamasup.supervision.runner import STOPPING
 
-__all__ = ["Catalog", "Invite"]
+__all__ = ["Catalog", "OnDemandFactory"]
 
-Invite = Callable[[str], ModelSpec | None]
+OnDemandFactory = Callable[[str], ModelSpec | None]
 _MOST_INVITED = 100  # names that clients make up where downloads on demand are allowed
 
 
@@ -34,13 +34,13 @@ class Catalog:
     ``invite`` makes a model of a name that nobody has said anything of, where that is allowed.
     """
 
-    def __init__(self, registry: Registry, pool: Pool, invite: Invite | None = None) -> None:
+    def __init__(self, registry: Registry, pool: Pool, invite: OnDemandFactory | None = None) -> None:
         self.pool = pool
         self._invite = invite
         self._invited: dict[str, None] = {}  # their ids, in the order that they came
         self.registry = Registry({}, {}, None)
-        self._by_name: dict[str, Tenancy] = {}  # every name that was asked for in its own spelling
-        self._meant: dict[str, MeantModel] = {}  # by id
+        self._by_name: dict[str, ManagedModel] = {}  # every name that was asked for in its own spelling
+        self._meant: dict[str, ResolvedModel] = {}  # by id
         self._unready: Unavailable | None = _STARTING
         pool.when_sized = self._sized
         self.apply(registry)
@@ -48,96 +48,96 @@ class Catalog:
     # --- Backend: what the proxy asks -------------------------------------------------------------------
 
     def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        tenancy = self._by_name.get(model) if model is not None else self._default
-        if tenancy is None:
+        managed = self._by_name.get(model) if model is not None else self._default
+        if managed is None:
             # Work for a model may have it downloaded; who asks about one, or may not use it, has not.
-            tenancy = self.find(model, invite=infers)
-            if tenancy is None:
+            managed = self.find(model, invite=infers)
+            if managed is None:
                 return self._why_unknown(model)
-        return tenancy.served.lease(infers=infers, body=body)
+        return managed.served.lease(infers=infers, body=body)
 
-    def room(self, model: str | None) -> WaitingRoom:
-        tenancy = self.find(model)
-        assert tenancy is not None  # its lease was asked for before
-        return tenancy.served.room
+    def room(self, model: str | None) -> RequestQueue:
+        managed = self.find(model)
+        assert managed is not None  # its lease was asked for before
+        return managed.served.room
 
     def readiness(self) -> Unavailable | None:
         return STOPPING if self.pool.stopping else self._unready
 
-    def meant(self, model: str | None) -> MeantModel | None:
-        tenancy = self.find(model)
-        return None if tenancy is None else self._meant[tenancy.spec.id]
+    def meant(self, model: str | None) -> ResolvedModel | None:
+        managed = self.find(model)
+        return None if managed is None else self._meant[managed.spec.id]
 
     def listing(self) -> ModelListing:
         ids = (*self.registry.specs, *self._invited)
         return ModelListing(ids, self._listed, self.registry.default)
 
-    def tenancies(self) -> Iterator[Tenancy]:
+    def managed_models(self) -> Iterator[ManagedModel]:
         """In the order of the registry."""
-        return (self.pool.tenancies[id_] for id_ in (*self.registry.specs, *self._invited))
+        return (self.pool.managed_models[id_] for id_ in (*self.registry.specs, *self._invited))
 
     # --- names ------------------------------------------------------------------------------------------
 
-    def find(self, model: str | None, *, invite: bool = False) -> Tenancy | None:
+    def find(self, model: str | None, *, invite: bool = False) -> ManagedModel | None:
         """The model of this name, or of one that means the same; None names the default one. ``invite``: or
         one that could be downloaded.
         """
         if model is None:
             return self._default
-        if (tenancy := self._by_name.get(model)) is not None:
-            return tenancy
+        if (managed := self._by_name.get(model)) is not None:
+            return managed
         found = self.registry.find(model)
         if not isinstance(found, Unknown):
-            return self.pool.tenancies.get(found.id)
+            return self.pool.managed_models.get(found.id)
         return self._invitee(model) if invite and found.refused is None else None
 
-    def _invitee(self, name: str) -> Tenancy | None:
+    def _invitee(self, name: str) -> ManagedModel | None:
         spec = None if self._invite is None else self._invite(name)
         if spec is None or not self._has_room_for_one():
             return None
         self._invited[spec.id] = None
-        self._by_name[name] = tenancy = self.pool.add(spec)
-        self._meant[spec.id] = meant_by(spec)
-        return tenancy
+        self._by_name[name] = managed = self.pool.add(spec)
+        self._meant[spec.id] = resolved(spec)
+        return managed
 
-    def _sized(self, tenancy: Tenancy) -> None:
+    def _sized(self, managed: ManagedModel) -> None:
         """Of two that were invited one is enough, where it turns out that they are one file."""
-        if tenancy.spec.id not in self._invited:
+        if managed.spec.id not in self._invited:
             return
-        found = tenancy.found
+        found = managed.found
         for id_ in self._invited:
-            other = self.pool.tenancies[id_]
-            if other is not tenancy and other.sized is not None and found.is_file_of(other.found):
-                self._dismiss(tenancy, other)
-                spec = replace(other.spec, aliases=(*other.spec.aliases, *tenancy.spec.names))
+            other = self.pool.managed_models[id_]
+            if other is not managed and other.sized is not None and found.is_file_of(other.found):
+                self._dismiss(managed, other)
+                spec = replace(other.spec, aliases=(*other.spec.aliases, *managed.spec.names))
                 self.pool.retouch(other, spec)
                 self._by_name |= dict.fromkeys(spec.names, other)
-                self._meant[id_] = meant_by(spec)
+                self._meant[id_] = resolved(spec)
                 return
 
-    def _dismiss(self, tenancy: Tenancy, heir: Tenancy | None = None) -> None:
+    def _dismiss(self, managed: ManagedModel, heir: ManagedModel | None = None) -> None:
         """One that was invited, with all its names."""
-        for name in tenancy.spec.names:
+        for name in managed.spec.names:
             self._by_name.pop(name, None)
-        del self._invited[tenancy.spec.id], self._meant[tenancy.spec.id]
-        remove(self.pool, tenancy, heir)
+        del self._invited[managed.spec.id], self._meant[managed.spec.id]
+        remove(self.pool, managed, heir)
 
-    def known(self, model: str, *, invite: bool = False) -> Tenancy:
+    def known(self, model: str, *, invite: bool = False) -> ManagedModel:
         """As ``find``. Raises ModelUnknown, with near names."""
-        tenancy = self.find(model, invite=invite)
-        if tenancy is None:
+        managed = self.find(model, invite=invite)
+        if managed is None:
             unknown = self._unknown(model)
             if unknown.refused is not None:
                 raise ModelUnknown(f"{unknown.refused.message}.", remedy=unknown.refused.remedy)
             error = self._refusal(model)
             remedy = error.remedy if unknown.near else "llamasup ps --all lists those that do."
             raise ModelUnknown(f"{error.message}.", remedy=remedy)
-        return tenancy
+        return managed
 
     @property
-    def _default(self) -> Tenancy | None:
+    def _default(self) -> ManagedModel | None:
         default = self.registry.default
-        return None if default is None else self.pool.tenancies.get(default)
+        return None if default is None else self.pool.managed_models.get(default)
 
     def _refusal(self, model: str | None) -> HttpError:
         if model is None:
@@ -154,19 +154,19 @@ class Catalog:
         return Unavailable(error.status, error.message, error.type, error.cause, error.remedy)
 
     def _listed(self, id_: str) -> ListedModel:
-        tenancy = self.pool.tenancies[id_]
-        plan = next((runner.plan for runner in tenancy.runners if runner.plan is not None), None)
-        spec = tenancy.spec
-        if spec.listed is None and tenancy.facts is not None:
-            spec = replace(spec, listed=tenancy.facts)
+        managed = self.pool.managed_models[id_]
+        plan = next((runner.plan for runner in managed.runners if runner.plan is not None), None)
+        spec = managed.spec
+        if spec.listed is None and managed.facts is not None:
+            spec = replace(spec, listed=managed.facts)
         return ListedModel(
             spec,
-            self._meant[tenancy.spec.id],
-            tenancy.phase,
-            state_of_tenancy(tenancy),
-            None if plan is None or not tenancy.serves else plan.ctx_size,
-            "" if tenancy.error is None else tenancy.error.message,
-            sees=tenancy.sized is not None and tenancy.sized.launch.sees,
+            self._meant[managed.spec.id],
+            managed.phase,
+            state_of_managed(managed),
+            None if plan is None or not managed.serves else plan.ctx_size,
+            "" if managed.error is None else managed.error.message,
+            sees=managed.sized is not None and managed.sized.launch.sees,
         )
 
     # --- from start to change ---------------------------------------------------------------------------
@@ -175,29 +175,29 @@ class Catalog:
         """Load what is to be there from the start; ready from then on. Returns why those are not there that
         could not be loaded.
         """
-        asked = [each for each in self.pool.tenancies.values() if each.spec.stay.preload]
+        asked = [each for each in self.pool.managed_models.values() if each.spec.stay.preload]
         failed: dict[str, LlamasupError] = {}
 
-        async def load(tenancy: Tenancy) -> None:
+        async def load(managed: ManagedModel) -> None:
             try:
-                await self.pool.load(tenancy)
+                await self.pool.load(managed)
             except LlamasupError as error:
-                failed[tenancy.spec.id] = error
+                failed[managed.spec.id] = error
 
         async with asyncio.TaskGroup() as tasks:
-            for tenancy in asked:
-                tasks.create_task(load(tenancy), name=f"{tenancy.spec.id}/preload")
+            for managed in asked:
+                tasks.create_task(load(managed), name=f"{managed.spec.id}/preload")
         self._unready = None
         return failed
 
     def _has_room_for_one(self) -> bool:
         """Of those that were invited the oldest goes that is not there: most likely it never was anywhere."""
-        if sum(len(self.pool.tenancies[id_].spec.names) for id_ in self._invited) < _MOST_INVITED:
+        if sum(len(self.pool.managed_models[id_].spec.names) for id_ in self._invited) < _MOST_INVITED:
             return True
         for id_ in self._invited:
-            tenancy = self.pool.tenancies[id_]
-            if tenancy.phase in {Phase.ABSENT, Phase.FAILED} and not (tenancy.wanted or tenancy.sizing):
-                self._dismiss(tenancy)
+            managed = self.pool.managed_models[id_]
+            if managed.phase in {Phase.ABSENT, Phase.FAILED} and not (managed.wanted or managed.sizing):
+                self._dismiss(managed)
                 return True
         return False
 
@@ -205,11 +205,11 @@ class Catalog:
         """Serve these models from now on. Those that are as before are not touched (S16), and one that has
         another id by now is the same model: who waits for it and what it does go on.
         """
-        pool, tenancies = self.pool, self.pool.tenancies
-        before = {each.spec.id: each for each in self.tenancies()}
+        pool, managed_models = self.pool, self.pool.managed_models
+        before = {each.spec.id: each for each in self.managed_models()}
         # What was invited is known by now, if it was downloaded to where it is looked for.
         self._invited = {id_: None for id_ in self._invited if registry.meant(id_) is None}
-        after = {**registry.specs, **{id_: tenancies[id_].spec for id_ in self._invited}}
+        after = {**registry.specs, **{id_: managed_models[id_].spec for id_ in self._invited}}
         found = changes(
             {id_: each.spec for id_, each in before.items()},
             after,
@@ -219,7 +219,7 @@ class Catalog:
         renamed = dict(found.renamed)
         carried: list[str] = []
         for id_, new in renamed.items():
-            if new not in tenancies:
+            if new not in managed_models:
                 carried.append(new)
                 pool.rename(before.pop(id_), new)
         for id_ in found.added:
@@ -228,18 +228,18 @@ class Catalog:
         for id_ in found.removed:
             if id_ in before:
                 heir = renamed.get(id_)
-                remove(pool, before[id_], None if heir is None else tenancies[heir])
+                remove(pool, before[id_], None if heir is None else managed_models[heir])
         for id_ in (*found.retouched, *found.changed, *carried):
-            tenancy, spec = tenancies[id_], after[id_]
-            if spec.started_as in (tenancy.spec.started_as, tenancy.found.started_as):
-                pool.retouch(tenancy, spec)
+            managed, spec = managed_models[id_], after[id_]
+            if spec.started_as in (managed.spec.started_as, managed.found.started_as):
+                pool.retouch(managed, spec)
             else:
-                renew(pool, tenancy, spec)
+                renew(pool, managed, spec)
         self.registry = registry
         # What the registry calls something counts more than what a client has.
         ids = (*self._invited, *registry.specs)
-        self._by_name = {name: tenancies[id_] for id_ in ids for name in tenancies[id_].spec.names}
-        self._meant = {each.spec.id: meant_by(each.spec) for each in self.tenancies()}
+        self._by_name = {name: managed_models[id_] for id_ in ids for name in managed_models[id_].spec.names}
+        self._meant = {each.spec.id: resolved(each.spec) for each in self.managed_models()}
         return found
 
 

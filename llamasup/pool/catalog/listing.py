@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from llamasup.http.routes import Work
-from llamasup.models.access import MeantModel
+from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.policy import Phase
 
@@ -39,7 +39,7 @@ class ListedModel:
     """
 
     spec: ModelSpec
-    meant: MeantModel
+    meant: ResolvedModel
     phase: Phase = Phase.ABSENT
     state: str = "stopped"
     ctx_size: int | None = None
@@ -64,7 +64,7 @@ class ModelListing:
         self._look = look
         self._default = default
 
-    def all(self, allowed: Callable[[MeantModel], bool] | None = None) -> bytes:
+    def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
         """The list; only of models that are ``allowed``, if that is said."""
         ids = sorted(self._ids, key=lambda model: model != self._default)
         listed = (each for each in map(self._look, ids) if allowed is None or allowed(each.meant))

@@ -8,12 +8,12 @@ from typing import Any
 
 from llamasup.gguf.facts import ModelFacts
 from llamasup.http.address import Address
-from llamasup.models.access import MeantModel
+from llamasup.models.access import ResolvedModel
 from llamasup.observability.metrics import InstanceGauges
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, status_of
-from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import Lease, Unavailable
-from llamasup.queueing.wait_queue import WaitingRoom
+from llamasup.queueing.wait_queue import RequestQueue
 from llamasup.supervision.runner import InstanceRunner
 
 __all__ = ["Supervisor"]
@@ -28,13 +28,13 @@ class Supervisor:
     def __init__(
         self,
         names: tuple[str, ...],
-        served: ServedModel,
+        served: ReplicaSet,
         address: Address,
         facts: ModelFacts | None = None,
     ) -> None:
         self._served = served
         self._facts = facts
-        self._meant = MeantModel(names)
+        self._meant = ResolvedModel(names)
         self._address = address
         self._started_s = monotonic()
 
@@ -44,14 +44,14 @@ class Supervisor:
         # It serves whatever name a request gives, as llama-server itself does.
         return self._served.lease(infers=infers, body=body)
 
-    def room(self, model: str | None) -> WaitingRoom:
+    def room(self, model: str | None) -> RequestQueue:
         return self._served.room
 
     def readiness(self) -> Unavailable | None:
         state = self._served.serving()
         return state if isinstance(state, Unavailable) else None
 
-    def meant(self, model: str | None) -> MeantModel:
+    def meant(self, model: str | None) -> ResolvedModel:
         return self._meant
 
     def listing(self) -> None:

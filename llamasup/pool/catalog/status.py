@@ -19,10 +19,10 @@ from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import State
 
 if TYPE_CHECKING:
-    from llamasup.pool.model import Tenancy
+    from llamasup.pool.model import ManagedModel
 
 
-__all__ = ["gauges_of", "model_status", "scrape", "state_of_tenancy", "status_of"]
+__all__ = ["gauges_of", "model_status", "scrape", "state_of_managed", "status_of"]
 
 
 def status_of(address: Address, up_s: float, models: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -36,17 +36,17 @@ def status_of(address: Address, up_s: float, models: Iterable[Mapping[str, Any]]
     }
 
 
-def state_of_tenancy(tenancy: Tenancy) -> str:
+def state_of_managed(managed: ManagedModel) -> str:
     """The word for how one of many models does."""
     waits_for = ""
-    if tenancy.wanted:
-        told = tenancy.served.absent
+    if managed.wanted:
+        told = managed.served.absent
         waits_for = "download" if told is not None and told.cause == "downloading" else "memory"
     return state_of(
-        tenancy.phase,
-        (runner.instance.state for runner in tenancy.runners),
+        managed.phase,
+        (runner.instance.state for runner in managed.runners),
         waits_for=waits_for,
-        broken=bool(tenancy.spec.problem),
+        broken=bool(managed.spec.problem),
     )
 
 

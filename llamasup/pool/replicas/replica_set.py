@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Serving, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
-from llamasup.queueing.wait_queue import Ticket, WaitingRoom
+from llamasup.queueing.wait_queue import QueueEntry, RequestQueue
 from llamasup.supervision.runner import NOT_RUNNING, InstanceRunner
 from llamasup.supervision.states import Policy
 
 if TYPE_CHECKING:
     from llamasup.pool.replicas.choice import ReplicaChoice
 
-__all__ = ["ServedModel"]
+__all__ = ["ReplicaSet"]
 
 
-class ServedModel:
+class ReplicaSet:
     """``policy`` says who may wait, and for how long. All methods are for the event loop's thread.
 
     ``when_wanted`` hears of each request that begins to wait while nothing serves, or would if it might;
@@ -41,7 +41,7 @@ class ServedModel:
         when_idle: Callable[[], None] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.room = WaitingRoom(
+        self.room = RequestQueue(
             self.serving,
             timeout_s=policy.wait_timeout_s,
             most=policy.max_queued,
@@ -176,7 +176,7 @@ class ServedModel:
         now_s = self._clock()
         return tuple(each for each in endpoints if each.shunned_until_s <= now_s) or endpoints
 
-    def _choose(self, ticket: Ticket, endpoints: Sequence[Endpoint]) -> Endpoint:
+    def _choose(self, ticket: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
         return self._pick(endpoints, infers=ticket.needs_place, body=ticket.waiter.body)
 
     def _pick(self, endpoints: Sequence[Endpoint], *, infers: bool, body: bytes) -> Endpoint:

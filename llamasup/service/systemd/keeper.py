@@ -14,7 +14,7 @@ from llamasup.service.systemd import status as core
 from llamasup.service.systemd.notify import Systemd
 from llamasup.service.systemd.status import Messages, ServiceStatus
 from llamasup.supervision.events import (
-    ConfigRefused,
+    ConfigRejected,
     ModelsChanged,
     Notice,
     Ready,
@@ -92,7 +92,7 @@ class ServiceManager:
                 )
             case ModelsChanged(changes, models):
                 self._tell(core.reloaded(self._status, models, gone=(*changes.removed, *changes.changed)))
-            case ConfigRefused(error):
+            case ConfigRejected(error):
                 # The first of what may be many mistakes; the log has them all.
                 problem = " ".join((error.message, *error.details[:1]))
                 self._tell(core.reloaded(self._status, None, problem))

@@ -18,7 +18,7 @@ from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.given_options import (
     Given,
-    GivenOptions,
+    ParsedOptions,
     given_in_config,
     given_in_environ,
     given_on_line,
@@ -140,7 +140,7 @@ def read_line(
     in_config = given_in_config(config, capabilities)
     assigned = _assigned(program)
     in_environ = given_in_environ({**environ, **assigned}, capabilities)
-    every = GivenOptions(capabilities, (*in_config, *in_environ, *on_line))
+    every = ParsedOptions(capabilities, (*in_config, *in_environ, *on_line))
     taken = {each for flag in _TAKEN for each in every.all(flag)}
     kept: list[str] = []
     place: int | None = None
@@ -179,7 +179,7 @@ def read_line(
     )
 
 
-def _hosts(every: GivenOptions) -> tuple[str, ...]:
+def _hosts(every: ParsedOptions) -> tuple[str, ...]:
     value, default = every.value("--host"), every.capabilities.find("--host")
     if value is None:
         value = (default and default.default) or "127.0.0.1"
@@ -189,7 +189,7 @@ def _hosts(every: GivenOptions) -> tuple[str, ...]:
     return hosts
 
 
-def _port(every: GivenOptions) -> int:
+def _port(every: ParsedOptions) -> int:
     default = every.capabilities.find("--port")
     value = (default and default.default) or "8080"
     for each in every.given:
@@ -219,7 +219,7 @@ def _name(alias: str | None, model: str | None) -> str:
     return "llama-server" if model is None else names_of(re.sub(r":[\w.-]+$", "", model), None).name
 
 
-def _serves(every: GivenOptions) -> ModelClass | None:
+def _serves(every: ParsedOptions) -> ModelClass | None:
     if every.switch("--rerank"):
         return ModelClass.RERANKER
     if every.switch("--embedding"):

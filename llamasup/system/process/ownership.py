@@ -24,7 +24,7 @@ from pathlib import Path
 from llamasup.system.process.identity import carriers_of, carries, kill_if, start_of
 from llamasup.system.storage.folders import atomic_write
 
-__all__ = ["Belonging", "end_all_of", "end_descendants", "forget_child", "marked", "record_child"]
+__all__ = ["OwnedProcess", "end_all_of", "end_descendants", "forget_child", "marked", "record_child"]
 
 MARK = "LLAMASUP_RUN"
 GONE_WITHIN_S = 2.0
@@ -33,7 +33,7 @@ _ROUNDS = 10  # a process that forks faster than it can be killed is not followe
 
 
 @dataclass(frozen=True, slots=True)
-class Belonging:
+class OwnedProcess:
     """A process that was ended; ``executable`` as it was spawned, empty where only the mark told."""
 
     pid: int
@@ -58,7 +58,7 @@ def forget_child(folder: Path, pid: int) -> None:
         _record(folder, pid).unlink()
 
 
-def end_descendants(env: Mapping[str, str]) -> tuple[Belonging, ...]:
+def end_descendants(env: Mapping[str, str]) -> tuple[OwnedProcess, ...]:
     """End what carries the mark in ``env``: what a child that has ended left outside its process group.
 
     Looks at every process of this user. Waits until they are gone, 2 s at most.
@@ -67,7 +67,7 @@ def end_descendants(env: Mapping[str, str]) -> tuple[Belonging, ...]:
     return () if mark is None else tuple(_end_carriers(f"{MARK}={mark}\0"))
 
 
-def end_all_of(folder: Path) -> tuple[Belonging, ...]:
+def end_all_of(folder: Path) -> tuple[OwnedProcess, ...]:
     """End what a run that is over has left alive. Waits until they are gone, 2 s at most.
 
     The executable is not compared: it is another one after every ``exec``, of a script for example.
@@ -76,12 +76,12 @@ def end_all_of(folder: Path) -> tuple[Belonging, ...]:
     for pid, start, executable in _records(folder):
         lives = partial(_began_at, pid, start)
         if kill_if(pid, lives, group=sys.platform != "win32"):
-            ended.append(Belonging(pid, executable))
+            ended.append(OwnedProcess(pid, executable))
             _await_gone([lives])
     return (*ended, *_end_carriers(f"{MARK}={folder}/"))
 
 
-def _end_carriers(entry: str) -> Iterator[Belonging]:
+def _end_carriers(entry: str) -> Iterator[OwnedProcess]:
     wanted = os.fsencode(entry)
     for _ in range(_ROUNDS):
         living = {pid: partial(carries, pid, wanted) for pid in carriers_of(wanted)}
@@ -89,7 +89,7 @@ def _end_carriers(entry: str) -> Iterator[Belonging]:
         if not killed:
             return
         _await_gone([living[pid] for pid in killed])
-        yield from map(Belonging, killed)
+        yield from map(OwnedProcess, killed)
 
 
 def _began_at(pid: int, start: str) -> bool:

@@ -27,7 +27,7 @@ from llamasup.errors import FolderUnusable
 from llamasup.system.process import ready_file
 from llamasup.system.process.exit import LeftFolder
 from llamasup.system.process.identity import start_of
-from llamasup.system.process.ownership import Belonging, end_all_of
+from llamasup.system.process.ownership import OwnedProcess, end_all_of
 from llamasup.system.process.run_folder import OWNER, run_folders
 from llamasup.system.storage.folders import Claimed, cache_folder, claim, state_folder
 
@@ -46,7 +46,7 @@ class Swept:
 
     folder: Path
     pid: int
-    ended: tuple[Belonging, ...] = ()
+    ended: tuple[OwnedProcess, ...] = ()
     ready_file: Path | None = None
 
     def __str__(self) -> str:

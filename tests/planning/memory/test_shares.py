@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.planning.memory.estimate import MemoryEstimate, Part, Room
-from llamasup.planning.memory.shares import RAM, Share, budget_of, left_of, needs_of
+from llamasup.planning.memory.shares import RAM, MemoryBudget, budget_of, left_of, needs_of
 from llamasup.system.hardware.devices import Device
 from tests.planning.plans import machine
 
@@ -22,19 +22,19 @@ INTEGRATED = Device("Vulkan0", "the processor's own", 16 * GIB, 16 * GIB, shares
 @pytest.mark.parametrize(
     ("share", "ram_gib", "vram_gib"),
     [
-        (Share({RAM: 10 * GIB, "CUDA0": 20 * GIB}), 10, 8),  # of the device no more than what is free
-        (Share({RAM: 10 * GIB, "CUDA0": 20 * GIB}, alone=True), 10, 20),
-        (Share({}), 32, 8),
-        (Share({RAM: 10 * GIB, "CUDA0": 6 * GIB}, replicas=2), 5, 3),
-        (Share({RAM: 10 * GIB, "CUDA0": 20 * GIB}, alone=True, replicas=2), 5, 10),
+        (MemoryBudget({RAM: 10 * GIB, "CUDA0": 20 * GIB}), 10, 8),  # of the device no more than what is free
+        (MemoryBudget({RAM: 10 * GIB, "CUDA0": 20 * GIB}, alone=True), 10, 20),
+        (MemoryBudget({}), 32, 8),
+        (MemoryBudget({RAM: 10 * GIB, "CUDA0": 6 * GIB}, replicas=2), 5, 3),
+        (MemoryBudget({RAM: 10 * GIB, "CUDA0": 20 * GIB}, alone=True, replicas=2), 5, 10),
         # each on a device of its own; of three on two devices two share one
-        (Share({RAM: 10 * GIB, "CUDA0": 6 * GIB}, replicas=2, devices=("CUDA0", "CUDA1")), 5, 6),
-        (Share({RAM: 9 * GIB, "CUDA0": 6 * GIB}, replicas=3, devices=("CUDA0", "CUDA1")), 3, 3),
-        (Share({RAM: 9 * GIB, "CUDA0": 6 * GIB}, replicas=3, devices=("CUDA1", "CUDA0")), 3, 6),
-        (Share({RAM: 8 * GIB, "CUDA0": 6 * GIB}, replicas=2, devices=("CUDA0", "CUDA0")), 4, 3),
+        (MemoryBudget({RAM: 10 * GIB, "CUDA0": 6 * GIB}, replicas=2, devices=("CUDA0", "CUDA1")), 5, 6),
+        (MemoryBudget({RAM: 9 * GIB, "CUDA0": 6 * GIB}, replicas=3, devices=("CUDA0", "CUDA1")), 3, 3),
+        (MemoryBudget({RAM: 9 * GIB, "CUDA0": 6 * GIB}, replicas=3, devices=("CUDA1", "CUDA0")), 3, 6),
+        (MemoryBudget({RAM: 8 * GIB, "CUDA0": 6 * GIB}, replicas=2, devices=("CUDA0", "CUDA0")), 4, 3),
     ],
 )
-def test_the_share(share: Share, ram_gib: int, vram_gib: int) -> None:
+def test_the_share(share: MemoryBudget, ram_gib: int, vram_gib: int) -> None:
     host = share.of_host(machine(memory_available_bytes=32 * GIB))
     (gpu,) = share.of_devices([device("CUDA0", 8 * GIB)])
     assert (host.memory_available_bytes, gpu.free_bytes) == (ram_gib * GIB, vram_gib * GIB)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llamasup.llama_server.settings import Settings
-from llamasup.models.access import MeantModel, meant_by
+from llamasup.models.access import ResolvedModel, resolved
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
 from llamasup.pool.policy import Phase
@@ -26,7 +26,7 @@ AWAY = ModelSpec("bge", "org/bge")
 
 
 def listed(spec: ModelSpec, **more: Any) -> ListedModel:
-    return ListedModel(spec, meant_by(spec), **more)
+    return ListedModel(spec, resolved(spec), **more)
 
 
 def listing(*models: ListedModel, default: str | None = None) -> ModelListing:
@@ -141,7 +141,7 @@ def test_the_list_is_openais_and_begins_with_the_default() -> None:
 
 
 def test_only_those_are_listed_that_may_be() -> None:
-    def allowed(meant: MeantModel) -> bool:
+    def allowed(meant: ResolvedModel) -> bool:
         return "gpt-4o-mini" in meant.names
 
     both = listing(listed(HERE), listed(AWAY))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llamasup.http.address import UnixAddress
-from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
@@ -16,7 +16,7 @@ __all__ = ["LOADING", "Replica", "served_model"]
 class Replica(InstanceRunner):
     """A runner without a child: what it would say of one is set from outside."""
 
-    def __init__(self, served: ServedModel, path: str = "/run/1.sock", *, places: int = UNLIMITED) -> None:
+    def __init__(self, served: ReplicaSet, path: str = "/run/1.sock", *, places: int = UNLIMITED) -> None:
         # Nothing of a real runner's: no child, no events.
         self.model = "tiny"
         self.room = served.room
@@ -72,5 +72,5 @@ class Replica(InstanceRunner):
         return 0 if self.serves is None else self.serves.in_flight
 
 
-def served_model(policy: Policy | None = None) -> ServedModel:
-    return ServedModel(policy=policy or Policy())
+def served_model(policy: Policy | None = None) -> ReplicaSet:
+    return ReplicaSet(policy=policy or Policy())

@@ -12,9 +12,9 @@ import pytest
 
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.pool.replicas.replica_set import ServedModel
+from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import Ticket
+from llamasup.queueing.wait_queue import QueueEntry
 from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker
 from llamasup.supervision.runner import NOT_RUNNING, STOPPING, InstanceRunner
@@ -29,7 +29,7 @@ STOPPED = Unavailable(503, "The model is not running", cause="stopped")
 FAILED = Unavailable(503, "It crashed too often", cause="killed", remedy="see the log", retry_after_s=300.0)
 
 
-def idle_runner(served: ServedModel, folder: Path = Path("/nowhere")) -> InstanceRunner:
+def idle_runner(served: ReplicaSet, folder: Path = Path("/nowhere")) -> InstanceRunner:
     """A real one, of which nothing was asked yet."""
     planner: AnyPlanMaker = object()  # type: ignore[assignment]
     runner = InstanceRunner(
@@ -42,12 +42,12 @@ def idle_runner(served: ServedModel, folder: Path = Path("/nowhere")) -> Instanc
 class Client:
     """Comes, waits if it has to, and keeps what it was told."""
 
-    def __init__(self, served: ServedModel, body: bytes = b"", *, infers: bool = True) -> None:
+    def __init__(self, served: ReplicaSet, body: bytes = b"", *, infers: bool = True) -> None:
         self.served_model = served
         self.body = body
         self.lease: Lease | None = None
         self.why: Unavailable | None = None
-        self.ticket = Ticket(self, 0.0, len(body), needs_place=infers)
+        self.ticket = QueueEntry(self, 0.0, len(body), needs_place=infers)
         found = served.lease(infers=infers, body=body)
         if isinstance(found, Lease):
             self.lease = found
@@ -84,7 +84,7 @@ class Client:
         return taken
 
 
-def two(places: int = 2, policy: Policy | None = None) -> tuple[ServedModel, Endpoint, Endpoint]:
+def two(places: int = 2, policy: Policy | None = None) -> tuple[ReplicaSet, Endpoint, Endpoint]:
     served = served_model(policy)
     first, second = (Replica(served, f"/run/{n}.sock", places=places) for n in (1, 2))
     return served, first.becomes_ready(), second.becomes_ready()
@@ -189,7 +189,7 @@ async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() ->
 @in_a_loop
 async def test_when_one_that_cannot_be_loaded_is_tried_again_comes_nearer() -> None:
     now_s = 100.0
-    served = ServedModel(policy=Policy(), clock=lambda: now_s)
+    served = ReplicaSet(policy=Policy(), clock=lambda: now_s)
     served.fail(FAILED, 400.0)
     assert served.lease() == replace(FAILED, retry_after_s=300.0)
     now_s = 390.0
@@ -281,7 +281,7 @@ async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothi
 @in_a_loop
 async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves() -> None:
     wanted: list[int] = []
-    served = ServedModel(policy=Policy(), when_wanted=lambda: wanted.append(len(served.room)))
+    served = ReplicaSet(policy=Policy(), when_wanted=lambda: wanted.append(len(served.room)))
     served.absent = TO_BE_LOADED
     assert served.room.oldest_s == float("inf")
     began_s = asyncio.get_running_loop().time()
@@ -303,7 +303,7 @@ async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves()
 @in_a_loop
 async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() -> None:
     told: list[tuple[int, str]] = []
-    served = ServedModel(
+    served = ReplicaSet(
         policy=Policy(),
         when_left=lambda why: told.append((len(served.room), "" if why is None else why.cause)),
     )
@@ -323,7 +323,7 @@ async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() 
 @in_a_loop
 async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered() -> None:
     """It finds that the model can never be loaded, or has a process ready: nobody is told while it enters."""
-    served = ServedModel(policy=Policy(), when_wanted=lambda: serves())
+    served = ReplicaSet(policy=Policy(), when_wanted=lambda: serves())
     served.absent = TO_BE_LOADED
 
     def serves() -> None:
@@ -338,7 +338,7 @@ async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered
 @in_a_loop
 async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -> None:
     idle: list[float] = []
-    served = ServedModel(policy=Policy(), when_idle=lambda: idle.append(served.idle_since_s))
+    served = ReplicaSet(policy=Policy(), when_idle=lambda: idle.append(served.idle_since_s))
     for n in (1, 2):
         Replica(served, f"/run/{n}.sock", places=1).becomes_ready()
     clients = [Client(served), Client(served)]

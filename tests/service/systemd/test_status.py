@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.plan_limits import Adjustment, Bounds
+from llamasup.llama_server.plan_limits import Adjustment, PlanLimits
 from llamasup.service.systemd import status as told
 from llamasup.service.systemd.status import ServiceStatus
 from llamasup.supervision.states import State
@@ -63,7 +63,7 @@ def test_a_crash_is_in_the_status_until_the_model_serves_again_and_the_service_s
 
 
 def test_a_smaller_plan_is_no_crash_that_counts() -> None:
-    smaller = replace(OUT_OF_MEMORY, cause="kv_unsupported", adjustment=Adjustment(1, 3, (), Bounds()))
+    smaller = replace(OUT_OF_MEMORY, cause="kv_unsupported", adjustment=Adjustment(1, 3, (), PlanLimits()))
     _, messages = told.exited(UP, "qwen", smaller, restarts=True, crashes=0, most_crashes=5)
     assert messages == ("STATUS=starting qwen smaller after kv unsupported",)
 

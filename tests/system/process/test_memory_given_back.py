@@ -13,10 +13,10 @@ def test_it_may_be_asked_at_any_time() -> None:
 
 
 def test_a_system_without_malloc_trim_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Library:
+    class ModelInventory:
         def __init__(self, name: str | None) -> None: ...
 
-    monkeypatch.setattr("ctypes.CDLL", Library)
+    monkeypatch.setattr("ctypes.CDLL", ModelInventory)
     assert platform._malloc_trim.__wrapped__() is None
 
 

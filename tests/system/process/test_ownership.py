@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.system.process.ownership import (
-    Belonging,
+    OwnedProcess,
     end_all_of,
     end_descendants,
     forget_child,
@@ -59,7 +59,7 @@ def output_ends(process: subprocess.Popen[bytes]) -> bool:
 def test_a_recorded_child_is_ended_with_its_group(tmp_path: Path, start: Start) -> None:
     child = start("sleep 600 & sleep 600")
     record_child(tmp_path, child.pid, "/bin/server")
-    assert end_all_of(tmp_path) == (Belonging(child.pid, "/bin/server"),)
+    assert end_all_of(tmp_path) == (OwnedProcess(child.pid, "/bin/server"),)
     assert child.wait() == -9
     assert output_ends(child)
 
