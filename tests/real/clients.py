@@ -20,7 +20,8 @@ from tests.ports import free_port as free_port
 
 # Whatever differs between two runs of the very same server.
 _VARIES = re.compile(
-    r'"(?:id|created|id_slot|id_task|media_marker|system_fingerprint|t_[a-z_]+|[a-z_]+_ms|[a-z_]+_per_second)":\s*'
+    r'"(?:id|created|created_at|completed_at|id_slot|id_task|media_marker|system_fingerprint'
+    r'|t_[a-z_]+|[a-z_]+_ms|[a-z_]+_per_second)":\s*'
     r'(?:"[^"]*"|-?[\d.e+-]+)'
 )
 # Of the connection, of the process, and what llamasup adds.

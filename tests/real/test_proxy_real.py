@@ -19,7 +19,10 @@ from tests.real.bare_server import bare_server
 
 pytestmark = pytest.mark.real
 
-_VARIES = re.compile(rb'"(?:id|created|[a-z_]+_ms|[a-z_]+_per_second|t_[a-z_]+)":\s*(?:"[^"]*"|[-0-9.e+]+)')
+_VARIES = re.compile(
+    rb'"(?:id|created|created_at|completed_at|[a-z_]+_ms|[a-z_]+_per_second|t_[a-z_]+)":\s*'
+    rb'(?:"[^"]*"|[-0-9.e+]+)'
+)
 ASKED = b'"temperature":0,"seed":1,"cache_prompt":false,"max_tokens":32,"n_predict":32'
 CHAT = b'{"messages":[{"role":"user","content":"Tell me."}],' + ASKED + b"}"
 
