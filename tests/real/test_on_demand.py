@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from llamasup.config import Config
 from llamasup.config.values import Downloads, ModelEntry
 from llamasup.gguf.demo import demo_model
 from tests.hub import Fault, Hub, running_hub
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.real
 
@@ -131,6 +133,10 @@ def test_who_waits_for_a_download_too_long_is_told_how_far_it_is(
     entry = ModelEntry(repo="org/tiny-GGUF", ctx_size=512, wait_timeout_s=2.0)
     with llamasup.serve(config=config_of(hub, tmp_path, tiny=entry), runtime=llama_server) as server:
         answer = server.client.post("/v1/completions", json={"model": "tiny", **ASKED})
+        deadline_s = time.monotonic() + PATIENCE_S
+        while answer.json()["error"]["cause"] == "loading":  # the machine is busy: no download yet
+            assert time.monotonic() < deadline_s
+            answer = server.client.post("/v1/completions", json={"model": "tiny", **ASKED})
         assert (answer.status_code, answer.json()["error"]["cause"]) == (503, "downloading")
         assert "is being downloaded" in answer.json()["error"]["message"]
         assert int(answer.headers["retry-after"]) >= 1
