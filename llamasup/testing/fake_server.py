@@ -43,7 +43,7 @@ def install(path: Path, *fakes: str) -> Path:
     path.write_text(
         "#!/bin/sh\n"
         'case "$#$1" in\n'
-        f"1--help) exec /bin/cat {shlex.quote(str(_HELP))} ;;\n"
+        f"1--help) printf %s {shlex.quote(_HELP.read_text(encoding='utf-8'))}; exit ;;\n"
         f"1--version) echo {shlex.quote(_VERSION)} >&2; exit ;;\n"
         f"1--list-devices) echo {shlex.quote(_DEVICES)}; exit ;;\n"
         "esac\n"
