@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from llamasup.gguf.demo import demo_model
 from tests.children import NewChildren, end_all
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_port
 
 if sys.platform != "win32":
@@ -202,5 +202,5 @@ def own_folders(
             monkeypatch.delenv(variable)
     yield home
     if sys.platform == "linux" and not request.node.stash.get(FAILED, False):
-        left = list((home / "run" / "llamasup").glob("*"))
-        assert left == [], f"left behind in the run-time folder: {left}"
+        # The guardian of one that was killed clears its folder away a moment later.
+        eventually(lambda: not list((home / "run" / "llamasup").glob("*")), "an empty run-time folder")
