@@ -228,7 +228,7 @@ def test_a_kill_of_one_process_under_eight_clients_costs_none_of_them_an_answer(
                         tasks.create_task(visitor(late * clients + name))
             print(f"{runtime}: {outcomes}, {replayed} of them sent again, {pair.answered()} at the end")
             assert set(outcomes) == {"right"}
-            assert replayed >= 2
+            assert replayed >= 1  # an answer may be here already when its server is killed
             assert victim.instance.restarts >= 2
 
     asyncio.run(test())
