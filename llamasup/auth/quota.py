@@ -191,11 +191,11 @@ def untold_tokens(
     return untold if left is None else min(untold, left)
 
 
-def context_left(told: TokenCounts | None, items: int, n_ctx: int | None) -> int | None:
-    """How many tokens so many items can still have, besides the reported ones; None: not known."""
+def context_left(counts: TokenCounts | None, items: int, n_ctx: int | None) -> int | None:
+    """The tokens for which ``items`` still have context, after the reported ``counts``; None: not known."""
     if n_ctx is None:
         return None
-    reported = ((told.prompt or 0) + (told.completion or 0)) if told else 0
+    reported = ((counts.prompt or 0) + (counts.completion or 0)) if counts else 0
     return max(0, n_ctx * items - reported)
 
 

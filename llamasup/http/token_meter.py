@@ -154,11 +154,11 @@ class TokenMeter:
             self._take_counts(found["usage"], found["counts"])
 
     def _take_counts(self, kind: bytes, counts: bytes) -> None:
-        told = counts_in(counts)
-        prompt, cached, completion = told.prompt, told.cached, told.completion
+        found = counts_in(counts)
+        prompt, cached, completion = found.prompt, found.cached, found.completion
         item = self._items.setdefault(self._at, _Item())
         if kind == b"timings":
-            self.tokens_per_s = self.tokens_per_s if told.tokens_per_s is None else told.tokens_per_s
+            self.tokens_per_s = self.tokens_per_s if found.tokens_per_s is None else found.tokens_per_s
             if not self._adds_up and completion is not None and prompt is not None:
                 item.prompt, item.cached, item.completion = prompt, cached or 0, completion
         elif self._adds_up:

@@ -23,8 +23,8 @@ _BARE = re.compile(rf"{_BEFORE}{_ROOT}(?:[^\s/]+/)*(?=[^\s/]*{_FILE})")
 
 
 def without_places(text: str, paths: Iterable[str]) -> str:
-    """``text`` with the names of files in place of their absolute paths. ``paths`` are those that are known;
-    another path is replaced if it ends like a file and is in quotation marks or without a blank.
+    """``text`` with file names instead of absolute paths. ``paths`` are the known paths. An unknown path is
+    replaced if it ends like a file, and is quoted or has no blank.
 
     Empty if the name of a folder could be left: an unquoted path with a blank has no clear end. Assumes that
     no folder's name begins or ends with a blank.
