@@ -200,9 +200,9 @@ def test_a_kill_of_one_process_under_eight_clients_costs_none_of_them_an_answer(
 
             async def killer() -> None:
                 before = dict.fromkeys(range(clients), 0)
-                for generation in (1, 2):
-                    # The second time not before what the first one broke off is answered: a request that
-                    # two servers died of is not sent a third time (S10).
+                for generation in count(1):
+                    # Not before what the kill before broke off is answered: a request that two servers died
+                    # of is not sent a third time (S10).
                     while pair.busy()[0] < 2 or any(  # noqa: ASYNC110 - it tells nobody
                         answered[name] == number for name, number in before.items()
                     ):
@@ -212,6 +212,9 @@ def test_a_kill_of_one_process_under_eight_clients_costs_none_of_them_an_answer(
                     assert pid is not None
                     os.kill(pid, signal.SIGKILL)
                     await victim.until(_is_next_of(generation))
+                    # An answer may be here already when its server is killed: such a kill shows nothing.
+                    if generation >= 2 and sum(record.replayed for record in pair.records) >= 2:
+                        break
                 killed.set()
 
             async with asyncio.TaskGroup() as tasks:
@@ -228,7 +231,7 @@ def test_a_kill_of_one_process_under_eight_clients_costs_none_of_them_an_answer(
                         tasks.create_task(visitor(late * clients + name))
             print(f"{runtime}: {outcomes}, {replayed} of them sent again, {pair.answered()} at the end")
             assert set(outcomes) == {"right"}
-            assert replayed >= 1  # an answer may be here already when its server is killed
+            assert replayed >= 2
             assert victim.instance.restarts >= 2
 
     asyncio.run(test())
