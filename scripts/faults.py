@@ -38,9 +38,9 @@ from tests.real.flood import flooded_over_quiet  # noqa: E402
 from tests.real.remains import folders_of  # noqa: E402
 
 MARKS = "<!-- faults -->", "<!-- /faults -->"
-MOST_ADDED_S = 0.1  # P6
+MAX_ADDED_S = 0.1  # P6
 GONE_WITHIN_S = 2.0  # S14
-MOST_SLOWED = 1.1
+MAX_SLOWED = 1.1
 
 
 class Verdict:
@@ -164,7 +164,7 @@ def crash_to_served(bench: Bench, repeats: int, verdict: Verdict) -> Iterator[st
         assert late_s is not None
         added_s.append(late_s - own_s[-1])
     added = statistics.median(added_s)
-    verdict.expect(added <= MOST_ADDED_S, f"P6: {shown(added)} added to the server's own load time")
+    verdict.expect(added <= MAX_ADDED_S, f"P6: {shown(added)} added to the server's own load time")
     yield (
         f"**Crash to served again** (P6; {repeats} times, medians): a request sent right after the SIGKILL "
         f"has its answer {shown(added)} ({shown(min(added_s))} to {shown(max(added_s))}) later than "
@@ -208,7 +208,7 @@ def flood(bench: Bench, rounds: int, verdict: Verdict) -> Iterator[str]:
     seen = flooded_over_quiet(bench, rounds=rounds, requests=50)
     ratios = sorted(flooded_s / quiet_s for quiet_s, flooded_s in seen)
     ratio = statistics.median(ratios)
-    verdict.expect(ratio <= MOST_SLOWED, f"S19: with a flooded log a request takes {ratio:.2f} of its time")
+    verdict.expect(ratio <= MAX_SLOWED, f"S19: with a flooded log a request takes {ratio:.2f} of its time")
     yield (
         f"**A million log lines a minute** (S19): a small request takes {ratio:.2f} times as long as with "
         f"a quiet log (median of {rounds} rounds, in turn; half of them within "

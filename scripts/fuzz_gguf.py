@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["llamasup"]):
 
 # A file of this size has room for whatever a header of some KB states, so that facts are reached as well.
 _LARGE_FILE_BYTES = 1 << 34
-_MOST_SEED_BYTES = 16 * 1024
+_MAX_SEED_BYTES = 16 * 1024
 # Sizes, ids of types, and where numbers of 8, 16, 32 and 64 bits end.
 _NUMBERS = (
     *range(34),
@@ -124,7 +124,7 @@ def seeds() -> Iterator[bytes]:
         models.vocabulary_only,
         models.big_endian_decoder,
     ):
-        yield make()[:_MOST_SEED_BYTES] + b"\xff"
+        yield make()[:_MAX_SEED_BYTES] + b"\xff"
     keys: dict[str, KeyValue] = {**demo_keys(["a"]), "split.no": U16(0), "split.count": U16(2)}
     yield write_gguf_header(keys, [plan for plan, _ in demo_tensors(["a"])]) + b"\xff"
     for architecture in sorted(architectures.KNOWN):

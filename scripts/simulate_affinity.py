@@ -20,7 +20,7 @@ from statistics import fmean
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.pool.replicas.affinity import MOST_BUSIER, AskedBefore, Candidate, choose  # noqa: E402
+from llamasup.pool.replicas.affinity import MAX_BUSIER, AskedBefore, Candidate, choose  # noqa: E402
 from llamasup.pool.replicas.conversation import Conversation  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
@@ -208,7 +208,7 @@ def table(*, turns: int, seeds: Sequence[int]) -> str:
             for name, value in rules:
                 runs = [play(machine, clients, value, turns=turns, seed=seed) for seed in seeds]
                 whole_s = sorted(each for run in runs for each in run.whole_s)
-                shown = f"**{name}**" if value == MOST_BUSIER else name
+                shown = f"**{name}**" if value == MAX_BUSIER else name
                 rows.append(
                     f"| {machine.name} | {clients} | {shown} "
                     f"| {sum(run.cached for run in runs) / sum(run.prompt for run in runs):.0%} "

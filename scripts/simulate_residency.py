@@ -160,7 +160,7 @@ def played(workload: Workload, calls: list[Call], only: str = "") -> dict[str, t
             id_: replace(each, use=UNUSED, used_s=world.now_s - min(future.until_next(id_) + 1, 1e9))
             for id_, each in world.tenants.items()
         }
-        return decide(replace(world, tenants=tenants, policy=replace(world.policy, linger=0.0)))
+        return decide(replace(world, tenants=tenants, policy=replace(world.policy, idle_grace=0.0)))
 
     policies: dict[str, Decide] = {
         "least recently used (LRU)": one_by_one(lambda each: (each.used_s,)),
@@ -263,9 +263,9 @@ def turns_table(*, seeds: int, requests: int) -> str:
     models = [replace(each, slots=4) for each in WORKLOADS[0].models()]
     variants: dict[str, tuple[ResidencyPolicy, Decide]] = {
         "LRU among idle ones, no turns": (ResidencyPolicy(), one_by_one(lambda each: (each.used_s,))),
-        "no lingering (`linger` 0)": (ResidencyPolicy(linger=0.0), decide),
+        "no lingering (`linger` 0)": (ResidencyPolicy(idle_grace=0.0), decide),
         "**llamasup** (`turn_s` 5, `linger` 0.1)": (ResidencyPolicy(), decide),
-        "`linger` 0.3": (ResidencyPolicy(linger=0.3), decide),
+        "`linger` 0.3": (ResidencyPolicy(idle_grace=0.3), decide),
         "`turn_s` 1": (ResidencyPolicy(time_slice_s=1.0), decide),
         "`turn_s` 20": (ResidencyPolicy(time_slice_s=20.0), decide),
     }

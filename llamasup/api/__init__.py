@@ -13,7 +13,7 @@ has examples.
 
 from llamasup.api.async_server import AsyncServer
 from llamasup.api.events import AsyncEvents, Events
-from llamasup.api.given import ModelArguments
+from llamasup.api.inputs import ModelArguments
 from llamasup.api.server import Server
 from llamasup.api.serving import Serving, serve
 

@@ -10,12 +10,12 @@ from typing import Any, Unpack
 
 from llamasup.api.access import Access
 from llamasup.api.events import AsyncEvents, Feed, Reader
-from llamasup.api.given import Given, ModelArguments, entry_of, successor
+from llamasup.api.inputs import ConfigInputs, ModelArguments, entry_of, successor
 from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
 from llamasup.http.httpx_import import httpx
 from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ServeOptions, ServeService
-from llamasup.supervision.events import Bus, Notice, Ready
+from llamasup.supervision.events import Bus, PublishedEvent, Ready
 
 __all__ = ["AsyncServer", "begin", "ended"]
 
@@ -27,7 +27,7 @@ class AsyncServer:
     cannot be done raises a ``LlamasupError``; after the end that is NotRunning.
     """
 
-    def __init__(self, service: ServeService, bus: Bus, given: Given, name: str | None) -> None:
+    def __init__(self, service: ServeService, bus: Bus, given: ConfigInputs, name: str | None) -> None:
         """Not to be called: ``serve`` makes it."""
         self._given = given
         self._name = name
@@ -202,7 +202,7 @@ class AsyncServer:
         self._began.set()
         self._ended.set()
 
-    def _notice(self, notice: Notice) -> None:
+    def _notice(self, notice: PublishedEvent) -> None:
         if isinstance(notice, Ready):
             self._ready = notice
             self._began.set()
@@ -245,7 +245,7 @@ class AsyncServer:
 
 
 async def begin(
-    given: Given, options: Callable[[Given], ServeOptions], name: str | None = None
+    given: ConfigInputs, options: Callable[[ConfigInputs], ServeOptions], name: str | None = None
 ) -> AsyncServer:
     """Serve until it is ready. Raises why it cannot be; then nothing is left of it."""
     bus = Bus()

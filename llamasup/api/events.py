@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from llamasup.api.interruptible import nap_s
-from llamasup.supervision.events import PROTOCOL, Notice, Stopped, as_json
+from llamasup.supervision.events import PROTOCOL, PublishedEvent, Stopped, as_json
 
 __all__ = ["AsyncEvents", "Events", "Feed", "Reader"]
 
-MOST_WAITING = 1000  # a load is half a dozen: more than a hundred of them that nobody has looked at
+MAX_WAITING = 1000  # a load is half a dozen: more than a hundred of them that nobody has looked at
 
 Event = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ class _Queue:
         self._missed = 0
 
     def put(self, event: Event) -> None:
-        if len(self._waiting) == MOST_WAITING:
+        if len(self._waiting) == MAX_WAITING:
             self._waiting.popleft()
             self._missed += 1
         self._waiting.append(event)
@@ -136,7 +136,7 @@ class Feed:
                 self._readers.add(reader)
             return not self.ended
 
-    def notice(self, notice: Notice) -> None:
+    def notice(self, notice: PublishedEvent) -> None:
         event: Event | None = None
         for reader in self._present():
             event = event or as_json(notice)

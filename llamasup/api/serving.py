@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from llamasup.api.async_server import AsyncServer, begin
-from llamasup.api.given import Given, ModelArguments, absolute_of, config_of, entry_of, name_of
+from llamasup.api.inputs import ConfigInputs, ModelArguments, absolute_of, config_of, entry_of, name_of
 from llamasup.api.server import LoopThread, Server
 from llamasup.auth.key_source import environment_keys
 from llamasup.config import Config
@@ -81,7 +81,7 @@ def serve(
         )
     environ = os.environ if environ is None else environ
     read = config_of(config, environ, more_models=bool(models or folders))
-    given = Given(read, tuple(map(absolute_of, folders)), environ, models)
+    given = ConfigInputs(read, tuple(map(absolute_of, folders)), environ, models)
     if isinstance(runtime, PathLike):  # a name alone would be looked for on PATH
         runtime = str(absolute_of(runtime))
     return Serving(given, name, host=host, port=port, runtime=runtime, api_key=api_key)
@@ -125,7 +125,7 @@ class Serving:
     May be begun again once it has ended: as it was said at first.
     """
 
-    def __init__(self, given: Given, name: str | None, *, api_key: str | None, **options: Any) -> None:
+    def __init__(self, given: ConfigInputs, name: str | None, *, api_key: str | None, **options: Any) -> None:
         """Not to be called: ``serve`` makes it."""
         self._given = given
         self._name = name
@@ -179,7 +179,7 @@ class Serving:
                 "This is being served already.", remedy="Call llamasup.serve() once for each server."
             )
 
-    def _serve_options(self, given: Given) -> ServeOptions:
+    def _serve_options(self, given: ConfigInputs) -> ServeOptions:
         refuse_no_folder(given.folders, of="models_dir")
         options = serve_options(given, config_file=given.file, **self._options)
         keys = (*options.api_keys, *environment_keys(given.environ))

@@ -33,14 +33,14 @@ __all__ = [
 _HASHED = re.compile(r"sha256:([0-9A-Za-z]{8,64}):([0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9._/:@+*?-]{1,256}")
-_MOST_MODELS = 32  # all are compared with the name in each request
+_MAX_MODELS = 32  # all are compared with the name in each request
 _UNNAMED = re.compile(r"(?:key|given)-\d+")
 _ATTRIBUTE = re.compile(r"([A-Za-z_-]*)=(.*)")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # but the tab, which a header may carry
 _BLANKS = " \t"
 _LARGEST = 1_000_000_000
 # Comparing with so many takes 0.03 ms (docs/api-keys.md), for each head that is new.
-_MOST_KEYS = 1000
+_MAX_KEYS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]
         try:
             name, key, hashed, word = _read_line(line, salt)
             _refuse_taken(name, named)
-        except _Mistake as mistake:
+        except _Mistake as issue:
             raise ConfigInvalid(
-                f"The API key file {where!r}, line {number}: {mistake.what}.", remedy=f"{mistake.allowed}."
+                f"The API key file {where!r}, line {number}: {issue.what}.", remedy=f"{issue.allowed}."
             ) from None
         if name is None:
             unnamed += 1
@@ -88,10 +88,10 @@ def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]
         lines.append(KeyLine(number, replace(key, name=name), hashed))
         if not hashed:
             plain.append((number, word.encode()))
-        if len(lines) > _MOST_KEYS:
+        if len(lines) > _MAX_KEYS:
             raise ConfigInvalid(
-                f"The API key file {where!r} holds more than {_MOST_KEYS} keys, in line {number}.",
-                remedy=f"A file has at most {_MOST_KEYS}.",
+                f"The API key file {where!r} holds more than {_MAX_KEYS} keys, in line {number}.",
+                remedy=f"A file has at most {_MAX_KEYS}.",
             )
     _refuse_twice(lines, plain, where)
     return tuple(lines)
@@ -201,11 +201,11 @@ def checked_models(names: str) -> tuple[str, ...]:
     """Names of models with commas between them, as a key may have them. Raises UsageInvalid."""
     models = tuple(names.split(","))
     bad = next((name for name in models if not _MODEL.fullmatch(name)), None)
-    if bad is None and len(models) <= _MOST_MODELS:
+    if bad is None and len(models) <= _MAX_MODELS:
         return models
     raise UsageInvalid(
         f"{_shown(names)} names no models." if bad is None else f"{_shown(bad)} is no name of a model.",
-        remedy=f"Give up to {_MOST_MODELS} names, with commas between them: letters, digits, . _ / : @ + -, "
+        remedy=f"Give up to {_MAX_MODELS} names, with commas between them: letters, digits, . _ / : @ + -, "
         "and * or ? for any others.",
     )
 

@@ -24,7 +24,7 @@ class CountedRequest(Protocol):
     @property
     def key(self) -> ApiKey | None: ...
     @property
-    def needs_place(self) -> bool: ...
+    def needs_permit(self) -> bool: ...
     @property
     def jobs(self) -> int: ...
 
@@ -60,7 +60,7 @@ class Keys:
         Once: one whose generation ended in the middle of its body comes again when that is whole.
         """
         key = request.key
-        if key is None or not key.limits or request.quota is not None or not request.needs_place:
+        if key is None or not key.limits or request.quota is not None or not request.needs_permit:
             return None
         limits = self._limits.get(key.name)
         if limits is None:

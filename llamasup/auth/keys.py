@@ -19,7 +19,7 @@ Priority = Literal["normal", "high"]
 
 # A client sends one, or two where a library adds its own to the one that it was given. The bound is for
 # those who would have a hundred headers compared with every key.
-_MOST_CREDENTIALS = 4
+_MAX_CREDENTIALS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class KeyRing:
     def find(self, credentials: tuple[bytes, ...]) -> ApiKey | None:
         """The key of the first credential that is one."""
         found = None
-        for credential in reversed(credentials[:_MOST_CREDENTIALS]):
+        for credential in reversed(credentials[:_MAX_CREDENTIALS]):
             if not credential:  # a file may hold the hash of a variable that was not set
                 continue
             for salt, entries in self._by_salt:

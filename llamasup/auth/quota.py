@@ -162,7 +162,7 @@ def untold_tokens(
     seconds: float,
     begun: bool,
     tokens_per_s: float | None,
-    places: int,
+    max_concurrent: int,
     n_ctx: int | None,
 ) -> int:
     """Estimate the tokens that llama-server processed and did not report.
@@ -180,7 +180,7 @@ def untold_tokens(
     if prompt is None or (items > prompts_told and not tells_all_prompts):
         untold = max(0, prompt_bytes // _PROMPT_BYTES_PER_TOKEN - (prompt or 0))
     if generates and (not whole or items_told < items):
-        made = tokens_made_in(seconds, tokens_per_s, min(items, places))
+        made = tokens_made_in(seconds, tokens_per_s, min(items, max_concurrent))
         if streams:
             # Before the first byte, time may have gone to the prompt. Its tokens take less time than others.
             made = max(events, made if begun else made - untold)

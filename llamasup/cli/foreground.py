@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llamasup.cli.lifeline import ENDINGS, HURRY_S, tie_to_parent
+from llamasup.cli.output.console import Narrator
 from llamasup.cli.output.error_report import show_error
-from llamasup.cli.output.narrator import Narrator
 from llamasup.cli.output.view import JsonView, Level, TextView, View, ViewHandler
-from llamasup.cli.output.writer import Outlet
+from llamasup.cli.output.writer import OutputWriter
+from llamasup.cli.parent_watch import ENDINGS, HURRY_S, tie_to_parent
 from llamasup.cli.process import STOP_SIGNALS, Interrupted
 from llamasup.system.process.platform import loop_factory
 from llamasup.system.text import json_text
@@ -66,7 +66,7 @@ def serve_until_stopped(
     ``make`` makes the service of the options that ``ask`` returns. ``going_on`` is shown until the service
     starts. ``before_serving`` runs first, and shows its own progress.
     """
-    stderr, stdout = Outlet(sys.stderr), Outlet(sys.stdout)
+    stderr, stdout = OutputWriter(sys.stderr), OutputWriter(sys.stdout)
     view: View = TextView(stderr)
     handler: ViewHandler | None = None
     try:
@@ -93,7 +93,7 @@ def serve_until_stopped(
         stdout.close()
 
 
-def _view(output: OutputOptions, stderr: Outlet) -> View:
+def _view(output: OutputOptions, stderr: OutputWriter) -> View:
     style = JsonView if output.log_format == "json" else TextView
     return style(stderr, level=output.log_level)
 
@@ -103,7 +103,7 @@ def _serve(
     make: Callable[[Any, Bus], AnyService],
     output: OutputOptions,
     view: View,
-    stdout: Outlet,
+    stdout: OutputWriter,
     began_s: float,
 ) -> int:
     from llamasup.service.systemd.notify import take_systemd

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from llamasup.config.mistakes import MOST_PATTERNS, Mistake, Place, mistake_at, place_text, shown
+from llamasup.config.issues import MAX_PATTERNS, Issue, Place, mistake_at, place_text, shown
 from llamasup.config.values import Config, ModelKeys
 from llamasup.http.address import TcpAddress, UnixAddress
 from llamasup.models.names import is_pattern, pattern
@@ -18,7 +18,7 @@ __all__ = ["inconsistencies"]
 _SOURCES = ("path", "repo", "url")
 
 
-def inconsistencies(config: Config, *, models_are_known: bool) -> list[Mistake]:
+def inconsistencies(config: Config, *, models_are_known: bool) -> list[Issue]:
     """``models_are_known``: none was refused and none comes from elsewhere, so that a name which is not there
     is a mistake.
     """
@@ -132,8 +132,8 @@ def _of_groups(config: Config, *, models_are_known: bool) -> _Found:
             key: Place = ("groups", group, number)
             if is_pattern(member):
                 patterns += 1
-                if patterns > MOST_PATTERNS:
-                    yield key, f"more than {MOST_PATTERNS} names with * or ?"
+                if patterns > MAX_PATTERNS:
+                    yield key, f"more than {MAX_PATTERNS} names with * or ?"
                     return
                 matches = pattern(member).fullmatch
                 means = [name for name in named if matches(name)]

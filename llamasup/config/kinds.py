@@ -27,21 +27,21 @@ from llamasup.models.names import is_pattern, why_not_a_name
 
 __all__ = [
     "NAME",
+    "Boolean",
     "Endpoint",
     "HostName",
     "Integer",
     "IntegerOr",
+    "InvalidValue",
     "Listen",
     "MediaHost",
     "Name",
     "OneOf",
     "Origin",
-    "Refused",
     "Repo",
     "RuntimeName",
     "ScalarKind",
     "SizeText",
-    "Switch",
     "Text",
     "Time",
     "Url",
@@ -49,14 +49,14 @@ __all__ = [
 
 NAME = r"[A-Za-z0-9._/:@+-]+"
 _PATTERN = r"[A-Za-z0-9._/:@+*?-]+"
-_MOST_NAME = 256
+_MAX_NAME = 256
 _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
-_MOST_DIGITS = 18  # fits 64 bits, and int() of a million digits takes minutes
+_MAX_DIGITS = 18  # fits 64 bits, and int() of a million digits takes minutes
 _HOST_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*):(?P<port>[0-9]{1,5})")
 _REPO = r"[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*(?::[A-Za-z0-9._-]+)?"
 
 
-class Refused(Exception):
+class InvalidValue(Exception):
     """The text cannot be meant. ``why``: what is wrong with it, where more can be said than that."""
 
     def __init__(self, why: str = "") -> None:
@@ -75,7 +75,7 @@ class ScalarKind(Protocol):
     def hidden(self) -> bool: ...
 
     def parse(self, text: str) -> Any:
-        """Raises Refused."""
+        """Raises InvalidValue."""
         ...
 
     def schema(self) -> Mapping[str, Any]: ...
@@ -99,7 +99,7 @@ class Text(_Kind):
 
     def parse(self, text: str) -> str:
         if not text or "\0" in text or (self.pattern and not re.fullmatch(self.pattern, text)):
-            raise Refused
+            raise InvalidValue
         return text
 
     def schema(self) -> Mapping[str, Any]:
@@ -109,7 +109,7 @@ class Text(_Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Switch(_Kind):
+class Boolean(_Kind):
     @property
     def allowed(self) -> str:
         return "true or false"
@@ -120,7 +120,7 @@ class Switch(_Kind):
 
     def parse(self, text: str) -> bool:
         if text not in ("true", "True", "TRUE", "false", "False", "FALSE"):
-            raise Refused
+            raise InvalidValue
         return text.lower() == "true"
 
     def schema(self) -> Mapping[str, Any]:
@@ -145,10 +145,10 @@ class Integer(_Kind):
     def parse(self, text: str) -> int:
         if not _WHOLE.fullmatch(text):
             if text.isascii() and text.isdigit():
-                raise Refused("YAML takes a number that begins with 0 for an octal one")
-            raise Refused
-        if len(text) > _MOST_DIGITS or not self.least <= int(text) <= self.most:
-            raise Refused
+                raise InvalidValue("YAML takes a number that begins with 0 for an octal one")
+            raise InvalidValue
+        if len(text) > _MAX_DIGITS or not self.least <= int(text) <= self.most:
+            raise InvalidValue
         return int(text)
 
     def schema(self) -> Mapping[str, Any]:
@@ -168,7 +168,7 @@ class OneOf(_Kind):
 
     def parse(self, text: str) -> str:
         if text not in self.words:
-            raise Refused
+            raise InvalidValue
         return text
 
     def schema(self) -> Mapping[str, Any]:
@@ -214,7 +214,7 @@ class Time(_Kind):
             return float("inf")
         seconds = read_duration(text)
         if seconds is None:
-            raise Refused
+            raise InvalidValue
         return None if self.zero_is_none and not seconds else seconds
 
     def schema(self) -> Mapping[str, Any]:
@@ -235,7 +235,7 @@ class SizeText(_Kind):
     def parse(self, text: str) -> Size:
         size, why = read_size(text)
         if size is None or (size.percent is not None and not self.percent):
-            raise Refused(why)
+            raise InvalidValue(why)
         return size
 
     def schema(self) -> Mapping[str, Any]:
@@ -264,12 +264,12 @@ class Name(_Kind):
         if why:
             # What is allowed is said by whoever catches it.
             said = why.partition(";")[0]
-            raise Refused("it is a pattern, and has to be a name" if is_pattern(text) else f"it {said}")
+            raise InvalidValue("it is a pattern, and has to be a name" if is_pattern(text) else f"it {said}")
         return text
 
     def schema(self) -> Mapping[str, Any]:
         letters = _PATTERN if self.pattern else NAME
-        return {"type": "string", "pattern": rf"^(?!/)(?!.*\.\.){letters}$", "maxLength": _MOST_NAME}
+        return {"type": "string", "pattern": rf"^(?!/)(?!.*\.\.){letters}$", "maxLength": _MAX_NAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class Repo(_Kind):
 
     def parse(self, text: str) -> str:
         if not re.fullmatch(_REPO, text) or ".." in text:
-            raise Refused
+            raise InvalidValue
         return text
 
     def schema(self) -> Mapping[str, Any]:
@@ -300,7 +300,7 @@ class Url(_Kind):
 
     def parse(self, text: str) -> str:
         if not re.fullmatch(self.pattern, text):
-            raise Refused
+            raise InvalidValue
         return text
 
     def schema(self) -> Mapping[str, Any]:
@@ -326,7 +326,7 @@ class RuntimeName(_Kind):
 
     def parse(self, text: str) -> str | None:
         if not text or "\0" in text:
-            raise Refused
+            raise InvalidValue
         return None if text == "auto" else text
 
     def schema(self) -> Mapping[str, Any]:
@@ -349,15 +349,15 @@ class Listen(_Kind):
             return UnixAddress(text)
         parts = _HOST_PORT.fullmatch(text)
         if parts is None:
-            raise Refused(_why_no_address(text))
+            raise InvalidValue(_why_no_address(text))
         host, port = parts["host"], int(parts["port"])
         if not host:
-            raise Refused("it names no address; every address of this machine is 0.0.0.0 or [::]")
+            raise InvalidValue("it names no address; every address of this machine is 0.0.0.0 or [::]")
         host = host.removeprefix("[").removesuffix("]")
         if not host or any(letter.isspace() for letter in host) or "/" in host or "," in host:
-            raise Refused
+            raise InvalidValue
         if port > 65535:
-            raise Refused("a port is at most 65535")
+            raise InvalidValue("a port is at most 65535")
         return TcpAddress(host, port)
 
     def schema(self) -> Mapping[str, Any]:
@@ -418,4 +418,4 @@ def _checked(check: Any, text: str) -> str:
     try:
         return str(check(text))
     except UsageInvalid as error:
-        raise Refused(error.message.removeprefix(f"{text!r} ").rstrip(".")) from None
+        raise InvalidValue(error.message.removeprefix(f"{text!r} ").rstrip(".")) from None

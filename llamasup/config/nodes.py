@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from llamasup.config.mistakes import ConfigMistakes, Mistake, Place, place_text, shown
+from llamasup.config.issues import ConfigIssues, Issue, Place, place_text, shown
 
-__all__ = ["MOST_BYTES", "Entry", "Items", "Node", "Scalar", "Table", "parse"]
+__all__ = ["MAX_BYTES", "Entry", "Items", "Node", "Scalar", "Table", "parse"]
 
 # 1,000 models with every key that a model can have take 600 kB, and ten times this is no config any more.
-MOST_BYTES = 1 << 20
-_MOST_NODES = 100_000  # the same 1,000 models have 50,000
-_MOST_KEY = 512  # a model's name has 256 letters at most
-_MOST_DEPTH = 16  # the deepest value that means anything is at 4
+MAX_BYTES = 1 << 20
+_MAX_NODES = 100_000  # the same 1,000 models have 50,000
+_MAX_KEY = 512  # a model's name has 256 letters at most
+_MAX_DEPTH = 16  # the deepest value that means anything is at 4
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -61,14 +61,14 @@ class Table:
 Node = Scalar | Items | Table
 
 
-def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list[Mistake]]:
+def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list[Issue]]:
     """The root of the one document (None: there is none), and the keys that are given twice.
 
-    ``size_bytes``: of all of it; of more than ``MOST_BYTES`` nothing is looked at. Raises ConfigMistakes for
+    ``size_bytes``: of all of it; of more than ``MAX_BYTES`` nothing is looked at. Raises ConfigIssues for
     what is no YAML, or more than is taken.
     """
-    if size_bytes > MOST_BYTES:
-        raise _refused(file, 0, f"it has {size_bytes} bytes, and a config may have {MOST_BYTES}")
+    if size_bytes > MAX_BYTES:
+        raise _refused(file, 0, f"it has {size_bytes} bytes, and a config may have {MAX_BYTES}")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -90,11 +90,11 @@ def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list
         raise _refused(file, line, f"this is no YAML: {error.reason}") from None
     except (ValueError, OverflowError) as error:  # \U00110000 in PyYAML's own parser
         raise _refused(file, 0, f"this is no YAML: {error}") from None
-    return builder.root, builder.mistakes
+    return builder.root, builder.issues
 
 
-def _refused(file: str, line: int, what: str) -> ConfigMistakes:
-    return ConfigMistakes(file, (Mistake(line, "", what),))
+def _refused(file: str, line: int, what: str) -> ConfigIssues:
+    return ConfigIssues(file, (Issue(line, "", what),))
 
 
 def _tab(text: str, mark: yaml.Mark | None) -> str:
@@ -119,7 +119,7 @@ class _Builder:
     def __init__(self, file: str) -> None:
         self._file = file
         self.root: Node | None = None
-        self.mistakes: list[Mistake] = []
+        self.issues: list[Issue] = []
         self._open: list[_Open] = []
         self._count = 0
         self._documents = 0
@@ -148,8 +148,8 @@ class _Builder:
                 place = self._place()
                 self._add(node, line)
                 self._open.append(_Open(node, place))
-                if len(self._open) > _MOST_DEPTH:
-                    raise _refused(self._file, line, f"more than {_MOST_DEPTH} levels in one another")
+                if len(self._open) > _MAX_DEPTH:
+                    raise _refused(self._file, line, f"more than {_MAX_DEPTH} levels in one another")
             case yaml.SequenceEndEvent() | yaml.MappingEndEvent():
                 self._open.pop()
             case _:
@@ -157,9 +157,9 @@ class _Builder:
 
     def _add(self, node: Node, line: int) -> None:
         self._count += 1
-        if self._count > _MOST_NODES:
+        if self._count > _MAX_NODES:
             raise _refused(
-                self._file, line, f"more than {_MOST_NODES} values, and a config may have that many"
+                self._file, line, f"more than {_MAX_NODES} values, and a config may have that many"
             )
         if not self._open:
             self.root = node
@@ -172,8 +172,8 @@ class _Builder:
                 raise _refused(
                     self._file, line, f"{self._where()}a key has to be text, not a list or a mapping"
                 )
-            if len(node.text) > _MOST_KEY:
-                what = f"{self._where()}a key has {len(node.text)} letters, and at most {_MOST_KEY}"
+            if len(node.text) > _MAX_KEY:
+                what = f"{self._where()}a key has {len(node.text)} letters, and at most {_MAX_KEY}"
                 raise _refused(self._file, line, what)
             top.key = (node.text, line)
         else:
@@ -184,7 +184,7 @@ class _Builder:
                 top.node.entries.append(Entry(key, key_line, node))
             else:
                 twice = f"is given twice, first in line {first}; keep one of them"
-                self.mistakes.append(Mistake(key_line, place_text((*top.place, key)), twice))
+                self.issues.append(Issue(key_line, place_text((*top.place, key)), twice))
 
     def _refuse_tag(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, line: int) -> None:
         if event.tag is not None and event.tag != "!":

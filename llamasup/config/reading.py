@@ -13,19 +13,19 @@ from typing import Any, cast, get_type_hints
 import msgspec
 
 from llamasup.config.consistency import inconsistencies
-from llamasup.config.keys import FilePath, Key, Kind, Many, Named, Section
-from llamasup.config.kinds import Name, Refused, RuntimeName, ScalarKind
-from llamasup.config.mistakes import (
-    MOST_PATTERNS,
-    MOST_TOLD,
+from llamasup.config.issues import (
+    MAX_PATTERNS,
+    MAX_TOLD,
     NOT_SHOWN,
-    ConfigMistakes,
-    Mistake,
+    ConfigIssues,
+    Issue,
     Place,
     place_text,
     shown,
 )
-from llamasup.config.nodes import MOST_BYTES, Items, Node, Scalar, Table, parse
+from llamasup.config.keys import FilePath, Key, Kind, Many, Named, Section
+from llamasup.config.kinds import InvalidValue, Name, RuntimeName, ScalarKind
+from llamasup.config.nodes import MAX_BYTES, Items, Node, Scalar, Table, parse
 from llamasup.config.sources import Unset, expanded
 from llamasup.config.values import Config, ModelEntry
 from llamasup.errors import ConfigInvalid
@@ -63,21 +63,21 @@ class Reading:
 
 
 def load(path: Path, environ: Mapping[str, str], *, more_models: bool = False) -> Config:
-    """Raises ConfigInvalid: one that cannot be read, or ConfigMistakes with everything that is wrong."""
-    reading, mistakes = read(path, environ, more_models=more_models)
-    if mistakes:
-        raise ConfigMistakes(str(path), mistakes)
+    """Raises ConfigInvalid: one that cannot be read, or ConfigIssues with everything that is wrong."""
+    reading, issues = read(path, environ, more_models=more_models)
+    if issues:
+        raise ConfigIssues(str(path), issues)
     return reading.config
 
 
 def read(
     path: Path, environ: Mapping[str, str], *, more_models: bool = False
-) -> tuple[Reading, tuple[Mistake, ...]]:
+) -> tuple[Reading, tuple[Issue, ...]]:
     """What could be read of a file, and what is wrong with it. ``more_models``: there are some besides, so it
     need not say what is served. Raises ConfigInvalid where it is no YAML.
     """
     try:
-        content, status = read_bounded(path, MOST_BYTES + 1)
+        content, status = read_bounded(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ConfigInvalid(
             f"The config {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
@@ -101,22 +101,22 @@ def read_text(
     *,
     size_bytes: int = 0,
     more_models: bool = False,
-) -> tuple[Reading, tuple[Mistake, ...]]:
+) -> tuple[Reading, tuple[Issue, ...]]:
     """``content`` as if it were in ``file``, whose paths begin at ``folder``.
 
-    ``size_bytes``: of all of it, where that is more than ``content``. Raises ConfigMistakes for no YAML.
+    ``size_bytes``: of all of it, where that is more than ``content``. Raises ConfigIssues for no YAML.
     """
-    root, mistakes = parse(content, file, max(size_bytes, len(content)))
-    reader = _Reader(file, folder, environ, mistakes)
+    root, issues = parse(content, file, max(size_bytes, len(content)))
+    reader = _Reader(file, folder, environ, issues)
     config = msgspec.structs.replace(reader.whole(root), lines=reader.lines)
     reading = Reading(config, reader.written, reader.hidden)
-    if all(each.key for each in mistakes):
-        sections = {re.split(r"[.\[]", each.key)[0] for each in mistakes}
+    if all(each.key for each in issues):
+        sections = {re.split(r"[.\[]", each.key)[0] for each in issues}
         is_sure = "models" not in sections and sections <= keys_of(Config).keys()
         models_are_known = is_sure and not more_models
         found = inconsistencies(config, models_are_known=models_are_known)
-        mistakes += [replace(each, what=reading.as_written(each.what)) for each in found]
-    return reading, tuple(mistakes)
+        issues += [replace(each, what=reading.as_written(each.what)) for each in found]
+    return reading, tuple(issues)
 
 
 def keys_of(struct: type[msgspec.Struct]) -> dict[str, tuple[str, Key]]:
@@ -133,11 +133,11 @@ def keys_of(struct: type[msgspec.Struct]) -> dict[str, tuple[str, Key]]:
 class _Reader:
     """Collects what is wrong instead of stopping at it; what is wrong has its default meanwhile."""
 
-    def __init__(self, file: str, folder: Path, environ: Mapping[str, str], mistakes: list[Mistake]) -> None:
+    def __init__(self, file: str, folder: Path, environ: Mapping[str, str], issues: list[Issue]) -> None:
         self._file = file
         self._folder = folder
         self._environ = environ
-        self._mistakes = mistakes
+        self._mistakes = issues
         self._keys: dict[type[msgspec.Struct], dict[str, tuple[str, Key]]] = {}
         self.lines: dict[Place, int] = {}
         self.written: dict[str, str] = {}
@@ -157,7 +157,7 @@ class _Reader:
         return Config()
 
     def _refuse(self, line: int, place: Place, what: str) -> None:
-        self._mistakes.append(Mistake(line, place_text(place), what))
+        self._mistakes.append(Issue(line, place_text(place), what))
 
     def _section(self, node: Node, at: Place, struct: type[msgspec.Struct]) -> msgspec.Struct:
         if struct not in self._keys:
@@ -184,7 +184,7 @@ class _Reader:
         return ()
 
     def _unknown(self, name: str, known: Iterable[str]) -> str:
-        if len(self._mistakes) < MOST_TOLD:  # a comparison takes a millisecond, and nobody sees later ones
+        if len(self._mistakes) < MAX_TOLD:  # a comparison takes a millisecond, and nobody sees later ones
             near = difflib.get_close_matches(name[:64], known, n=1)
             if near:
                 return f"there is no such key; the nearest is {near[0]}"
@@ -208,13 +208,13 @@ class _Reader:
             place = (*at, name)
             try:
                 Name(kind.pattern).parse(name)
-            except Refused as refused:
+            except InvalidValue as refused:
                 allowed = Name(kind.pattern).allowed
                 self._refuse(line, at, f"{shown(name)}: {refused.why}; it takes {allowed}")
                 continue
             patterns += is_pattern(name)
-            if patterns == MOST_PATTERNS + 1:
-                self._refuse(line, at, f"more than {MOST_PATTERNS} rules with * or ?")
+            if patterns == MAX_PATTERNS + 1:
+                self._refuse(line, at, f"more than {MAX_PATTERNS} rules with * or ?")
             self.lines[place] = line
             read = self._value(value, place, kind.of)
             if read is not _WRONG:
@@ -263,7 +263,7 @@ class _Reader:
             return _WRONG
         try:
             value = self._path(text, kind) if isinstance(kind, FilePath) else self._parsed(text, kind)
-        except Refused as refused:
+        except InvalidValue as refused:
             tells = refused.why and text not in self.written
             self._refuse(node.line, at, f"{seen}{f': {refused.why}' if tells else ''}; {takes}")
             return _WRONG
@@ -297,16 +297,16 @@ class _Reader:
     def _absolute(self, text: str) -> Path:
         """Without symlinks resolved: a folder of models may be one, and be turned to another later."""
         if not text or "\0" in text:
-            raise Refused
+            raise InvalidValue
         if _BARE_VARIABLE.match(text):
-            raise Refused("a variable is written in braces, as in ${HOME}")
+            raise InvalidValue("a variable is written in braces, as in ${HOME}")
         home = self._environ.get("HOME")
         if home and (text == "~" or text.startswith("~/")):
             text = home + text[1:]
         try:
             path = Path(text).expanduser()
         except RuntimeError:
-            raise Refused(f"there is no user {text.split('/')[0].removeprefix('~')!r}") from None
+            raise InvalidValue(f"there is no user {text.split('/')[0].removeprefix('~')!r}") from None
         return Path(os.path.normpath(self._folder / path))
 
 

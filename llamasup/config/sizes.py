@@ -14,7 +14,7 @@ _NUMBER = r"\d{1,9}(?:\.\d{1,6})?"
 DURATION = f"(?=\\d){''.join(f'(?:{_NUMBER}{unit})?' for unit in _UNITS_S)}"
 _DURATION = re.compile("(?=\\d)" + "".join(f"(?:({_NUMBER}){unit})?" for unit in _UNITS_S), re.ASCII)
 _SECONDS = re.compile(_NUMBER, re.ASCII)
-_MOST_S = 10 * 365 * 86_400.0  # ten years: longer is a slip, and timers take no more than some centuries
+_MAX_S = 10 * 365 * 86_400.0  # ten years: longer is a slip, and timers take no more than some centuries
 
 _BYTES = {
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
@@ -59,7 +59,7 @@ def read_duration(text: str) -> float | None:
             for part, unit_s in zip(parts.groups(), _UNITS_S.values(), strict=True)
             if part
         )
-    return seconds if seconds <= _MOST_S else None
+    return seconds if seconds <= _MAX_S else None
 
 
 def duration_text(seconds: float) -> str:

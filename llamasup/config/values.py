@@ -12,8 +12,10 @@ from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
+from llamasup.config.issues import Place
 from llamasup.config.keys import FilePath, Key, Many, Named, Section
 from llamasup.config.kinds import (
+    Boolean,
     Endpoint,
     HostName,
     Integer,
@@ -26,16 +28,14 @@ from llamasup.config.kinds import (
     Repo,
     RuntimeName,
     SizeText,
-    Switch,
     Text,
     Time,
     Url,
 )
-from llamasup.config.mistakes import Place
 from llamasup.config.sizes import Size
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.llama_server.settings import FlashAttn, GpuLayers, Profile
-from llamasup.llama_server.slots.policy import MOST_BYTES
+from llamasup.llama_server.slots.policy import MAX_BYTES
 from llamasup.models.rules import ModelRule
 from llamasup.models.spec import ModelOptions
 
@@ -136,9 +136,9 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
         Key(Many(Text(), or_one=False), "llama-server's own flags, passed on as they are.", "none"),
     ] = None
     check_memory: Annotated[
-        bool | None, Key(Switch(), "Refuse to start it where it seems not to fit.", "true")
+        bool | None, Key(Boolean(), "Refuse to start it where it seems not to fit.", "true")
     ] = None
-    warm_up: Annotated[bool | None, Key(Switch(), "Serve only after the proof of a real token.", "true")] = (
+    warm_up: Annotated[bool | None, Key(Boolean(), "Serve only after the proof of a real token.", "true")] = (
         None
     )
 
@@ -146,14 +146,14 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
         float | None,
         Key(Time(never=True), "Unload it when it was idle for so long.", "never"),
     ] = None
-    pin: Annotated[bool | None, Key(Switch(), "Never unload it for another model.", "false")] = None
-    preload: Annotated[bool | None, Key(Switch(), "Load it at the start.", "false")] = None
+    pin: Annotated[bool | None, Key(Boolean(), "Never unload it for another model.", "false")] = None
+    preload: Annotated[bool | None, Key(Boolean(), "Load it at the start.", "false")] = None
     replicas: Annotated[
         int | None, Key(Integer(1, 64), "Processes that serve it behind its one name.", "1")
     ] = None
     keep_slots: Annotated[
         bool | None,
-        Key(Switch(), "Keep its conversations' caches on disk while it is unloaded.", "as slots.keep"),
+        Key(Boolean(), "Keep its conversations' caches on disk while it is unloaded.", "as slots.keep"),
     ] = None
 
     max_concurrent: Annotated[
@@ -213,9 +213,9 @@ class Auth(_Keys, frozen=True, kw_only=True):
             "none",
         ),
     ] = None
-    insecure_no_auth: Annotated[bool, Key(Switch(), "Allow another address than loopback without a key.")] = (
-        False
-    )
+    insecure_no_auth: Annotated[
+        bool, Key(Boolean(), "Allow another address than loopback without a key.")
+    ] = False
 
 
 class Http(_Keys, frozen=True, kw_only=True):
@@ -237,7 +237,7 @@ class Http(_Keys, frozen=True, kw_only=True):
     tls_key: Annotated[Path | None, Key(FilePath("the path of a PEM file"), "Its key.", "none")] = None
     stream_keepalive: Annotated[
         bool,
-        Key(Switch(), "Send comments to a stream that waits, so that nothing on the way gives it up."),
+        Key(Boolean(), "Send comments to a stream that waits, so that nothing on the way gives it up."),
     ] = False
     request_timeout_s: Annotated[
         float | None, Key(Time(zero_is_none=True), "How long a request may take.", "no limit")
@@ -256,7 +256,7 @@ class Http(_Keys, frozen=True, kw_only=True):
 class Downloads(_Keys, frozen=True, kw_only=True):
     """Models that are not here yet."""
 
-    on_demand: Annotated[bool, Key(Switch(), "Download any org/repo[:quant] that a request names.")] = False
+    on_demand: Annotated[bool, Key(Boolean(), "Download any org/repo[:quant] that a request names.")] = False
     folder: Annotated[
         Path | None,
         Key(FilePath("a folder"), "Where files go.", "the first of models_dir, else that of pull"),
@@ -274,7 +274,7 @@ class Downloads(_Keys, frozen=True, kw_only=True):
         ),
     ] = None
     private_addresses: Annotated[
-        bool, Key(Switch(), "Download from addresses of this network too, and over http.")
+        bool, Key(Boolean(), "Download from addresses of this network too, and over http.")
     ] = False
     parallel: Annotated[int, Key(Integer(1, 16), "Connections for one file.")] = 4
 
@@ -282,9 +282,9 @@ class Downloads(_Keys, frozen=True, kw_only=True):
 class Slots(_Keys, frozen=True, kw_only=True):
     """Conversations' caches of models that are unloaded."""
 
-    keep: Annotated[bool, Key(Switch(), "Save them when a model is unloaded, and restore them.")] = False
+    keep: Annotated[bool, Key(Boolean(), "Save them when a model is unloaded, and restore them.")] = False
     disk: Annotated[Size, Key(SizeText(percent=False), "What all of them together may take on disk.")] = Size(
-        bytes=MOST_BYTES
+        bytes=MAX_BYTES
     )
 
 
@@ -345,7 +345,7 @@ class Config(_Keys, frozen=True, kw_only=True):
     slots: Annotated[Slots, Key(Section(Slots), "Conversations' caches of models that are unloaded.")] = (
         Slots()
     )
-    watch: Annotated[bool, Key(Switch(), "Take changes of this file over as they are made.")] = False
+    watch: Annotated[bool, Key(Boolean(), "Take changes of this file over as they are made.")] = False
 
     lines: Mapping[Place, int] = {}
     """Of each key that the file gives."""

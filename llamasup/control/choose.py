@@ -22,8 +22,8 @@ class Running:
 
     @property
     def shown(self) -> str:
-        served = ", ".join(self.models[:_MOST_NAMED]) or "no models"
-        more = f" and {len(self.models) - _MOST_NAMED} more" if len(self.models) > _MOST_NAMED else ""
+        served = ", ".join(self.models[:_MAX_NAMED]) or "no models"
+        more = f" and {len(self.models) - _MAX_NAMED} more" if len(self.models) > _MAX_NAMED else ""
         return f"--pid {self.pid}  {self.url}  {served}{more}"
 
 
@@ -44,7 +44,7 @@ class Found:
     closed: tuple[str, ...] = ()
 
 
-_MOST_NAMED = 4  # of a thousand
+_MAX_NAMED = 4  # of a thousand
 
 
 def choose(found: Found, pid: int | None) -> Running:

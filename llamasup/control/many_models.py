@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from llamasup.control.interface import shown
-from llamasup.control.one_model import Owner, shut_down
+from llamasup.control.one_model import ServiceOwner, shut_down
 from llamasup.errors import Conflict, Stopping
 from llamasup.http.address import Address
 from llamasup.models.diff import Changes
@@ -32,7 +32,7 @@ class ManyModels:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: ServiceOwner,
         catalog: Catalog,
         address: Address,
         log_path: Callable[[str], Path | None],
@@ -119,8 +119,8 @@ class ManyModels:
 
 def _may_begin_anew(managed: ManagedModel) -> bool:
     """Whether a server of it is there, or will be by itself, and is to stay in the memory that it has."""
-    stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and not managed.changing
-    return stays and any(not runner.instance.at_rest for runner in managed.runners)
+    stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and not managed.swapping
+    return stays and any(not runner.instance.is_settled for runner in managed.runners)
 
 
 def _status(managed: ManagedModel) -> Mapping[str, Any]:

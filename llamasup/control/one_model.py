@@ -17,10 +17,10 @@ from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import RestartRequested, StartRequested, State, StopRequested
 
-__all__ = ["OneModel", "Owner", "shut_down"]
+__all__ = ["OneModel", "ServiceOwner", "shut_down"]
 
 
-class Owner(Protocol):
+class ServiceOwner(Protocol):
     """Whose model it is: told of what is asked for before it is done."""
 
     @property
@@ -35,7 +35,7 @@ class Owner(Protocol):
         ...
 
 
-def shut_down(owner: Owner, *, now: bool) -> None:
+def shut_down(owner: ServiceOwner, *, now: bool) -> None:
     """As ``Controlled.shutdown`` has it."""
     if owner.stops_asked and not now:
         return
@@ -48,7 +48,7 @@ def shut_down(owner: Owner, *, now: bool) -> None:
 class OneModel:
     """Implements ``Controlled``. ``log_path``: where its llama-server's output is kept."""
 
-    def __init__(self, owner: Owner, supervisor: Supervisor, bus: Bus, log_path: Path | None) -> None:
+    def __init__(self, owner: ServiceOwner, supervisor: Supervisor, bus: Bus, log_path: Path | None) -> None:
         (self._runner,) = supervisor.runners
         self._owner = owner
         self._supervisor = supervisor

@@ -23,7 +23,7 @@ from llamasup.http.errors import error_object, type_of
 from llamasup.observability.metrics import Metrics
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
 from llamasup.system.hardware.nvml import vram_by_process
-from llamasup.system.process.log_tail import MOST_LINES
+from llamasup.system.process.log_tail import MAX_LINES
 from llamasup.system.text import json_text
 
 __all__ = ["Application"]
@@ -89,7 +89,7 @@ class Application:
 
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]
-        lines = _number(request, "lines", USUAL_LINES, MOST_LINES)
+        lines = _number(request, "lines", USUAL_LINES, MAX_LINES)
         follow = _number(request, "follow", 0, 1) == 1
         log = await open_log(self._controlled.log_path(model), model, lines)
         try:

@@ -18,16 +18,16 @@ from starlette.types import Receive, Scope, Send
 
 from llamasup.control.interface import ControlTarget
 from llamasup.errors import Conflict, LogMissing
-from llamasup.supervision.events import PROTOCOL, Notice, Stopped, as_json
+from llamasup.supervision.events import PROTOCOL, PublishedEvent, Stopped, as_json
 from llamasup.system.process.log_tail import LogTail
 from llamasup.system.text import json_text
 
-__all__ = ["MOST_WAITING", "Stream", "Streams", "TooManyStreams", "event_stream", "log_stream", "open_log"]
+__all__ = ["MAX_WAITING", "Stream", "Streams", "TooManyStreams", "event_stream", "log_stream", "open_log"]
 
 # A start is half a dozen notices: forty models that start at once, or one that crashed forty times.
-MOST_WAITING = 256
+MAX_WAITING = 256
 # Each is a connection and a queue; whoever needs more is forgetting to close them.
-MOST_STREAMS = 64
+MAX_STREAMS = 64
 # Half of what proxies and load balancers allow a silent connection, mostly.
 KEEPALIVE_S = 15.0
 # A file says nothing when it grows. A stat() each, and only while somebody follows.
@@ -57,9 +57,9 @@ class Streams:
 
     def enter(self) -> None:
         """Raises TooManyStreams. A ``Stream`` leaves by itself."""
-        if self._open >= MOST_STREAMS:
+        if self._open >= MAX_STREAMS:
             raise TooManyStreams(
-                f"{MOST_STREAMS} streams of events and logs are open, which is all that there may be.",
+                f"{MAX_STREAMS} streams of events and logs are open, which is all that there may be.",
                 remedy="Close those that nobody reads.",
             )
         self._open += 1
@@ -119,13 +119,13 @@ async def event_stream(
     controlled: ControlTarget, streams: Streams, *, keepalive_s: float = KEEPALIVE_S
 ) -> AsyncGenerator[bytes]:
     """Server-sent events: the state of each model, then every notice of the bus as its contract object."""
-    waiting: deque[Notice] = deque()
+    waiting: deque[PublishedEvent] = deque()
     missed = 0
     with streams.waking() as wake:
 
-        def hear(notice: Notice) -> None:
+        def hear(notice: PublishedEvent) -> None:
             nonlocal missed
-            if missed or len(waiting) >= MOST_WAITING:
+            if missed or len(waiting) >= MAX_WAITING:
                 missed += 1
             else:
                 waiting.append(notice)

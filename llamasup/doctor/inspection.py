@@ -15,7 +15,7 @@ from llamasup.llama_server.settings import Settings
 from llamasup.planning.ladder import admit
 from llamasup.planning.memory.context import ContextShape, kv_bytes
 from llamasup.planning.projectors import pairings_of
-from llamasup.planning.sizes import Sizing, size_up
+from llamasup.planning.sizes import PlanSizes, choose_sizes
 from llamasup.system.hardware.facts import Hardware
 
 __all__ = ["Fit", "KvGrowth", "broken_as_json", "fits_here", "kv_growth", "model_as_json", "projectors_of"]
@@ -91,8 +91,8 @@ def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little")
     if not is_served(facts):
         return None
 
-    def candidate(bounds: PlanLimits) -> Sizing:
-        return size_up(
+    def candidate(bounds: PlanLimits) -> PlanSizes:
+        return choose_sizes(
             _TODAYS_BUILD, facts, hardware, _NOTHING_ASKED, _NOTHING_BY_HAND, kind="binary", bounds=bounds
         )
 

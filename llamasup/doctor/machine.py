@@ -20,7 +20,7 @@ __all__ = [
 
 _MIB = 1 << 20
 # The demo model runs in 40 MiB; the smallest models of use have some 300 MB.
-_LEAST_MEMORY = 512 * _MIB
+_MIN_MEMORY = 512 * _MIB
 
 
 def check_memory(facts: Facts) -> Iterator[Check]:
@@ -32,7 +32,7 @@ def check_memory(facts: Facts) -> Iterator[Check]:
         found += (
             f"; swap {memory_text(machine.swap_free_bytes)} free of {memory_text(machine.swap_total_bytes)}"
         )
-    if machine.memory_available_bytes >= _LEAST_MEMORY:
+    if machine.memory_available_bytes >= _MIN_MEMORY:
         yield Check("memory", True, found)
     elif machine.cgroup_memory_limit_bytes == machine.memory_total_bytes:
         yield Check("memory", False, found, "Raise the limit (MemoryMax=, --memory), or free some.")

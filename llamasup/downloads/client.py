@@ -26,18 +26,18 @@ from llamasup.errors import DownloadFailed
 from llamasup.http.httpx_import import httpx
 from llamasup.system.text import printable
 
-__all__ = ["Answer", "DownloadClient", "Patience", "TransientError"]
+__all__ = ["Answer", "DownloadClient", "RetryPolicy", "TransientError"]
 
 T = TypeVar("T")
 
-_MOST_REDIRECTS = 8
+_MAX_REDIRECTS = 8
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # A redirect's body is a sentence; reading it keeps the connection.
 _SMALL_BODY = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """Times in seconds. ``attempts``: in a row without a byte of progress."""
 
     attempts: int = 6
@@ -73,15 +73,15 @@ class DownloadClient:
     """One download's connections. An asynchronous context manager."""
 
     def __init__(
-        self, ref: Ref, reach: UrlPolicy, token: str | None, *, parallel: int, patience: Patience
+        self, ref: Ref, reach: UrlPolicy, token: str | None, *, parallel: int, retry_policy: RetryPolicy
     ) -> None:
         self.ref = ref
-        self.patience = patience
+        self.retry_policy = retry_policy
         self._reach = reach
         self._token = token
         self._client = httpx.AsyncClient(
             transport=PinnedTransport(reach, connections=parallel),
-            timeout=httpx.Timeout(patience.stall_s, connect=patience.connect_s),
+            timeout=httpx.Timeout(retry_policy.stall_s, connect=retry_policy.connect_s),
             trust_env=False,  # proxies are the transport's; no .netrc: the token is all that is sent
             follow_redirects=False,
         )
@@ -103,9 +103,9 @@ class DownloadClient:
         if bytes_from is not None:
             headers["Range"] = f"bytes={bytes_from[0]}-{bytes_from[1] - 1}"
         hub: Mapping[str, str] | None = None
-        for _ in range(_MOST_REDIRECTS):
+        for _ in range(_MAX_REDIRECTS):
             self._reach.check_url(url)
-            with_token = self._token is not None and self._reach.may_have_token(url)
+            with_token = self._token is not None and self._reach.allows_token(url)
             authorized = {**headers, "Authorization": f"Bearer {self._token}"} if with_token else headers
             async with self._sent(url, authorized) as response:
                 hub = response.headers if hub is None else hub
@@ -124,7 +124,7 @@ class DownloadClient:
                 yield Answer(url, response, hub)
                 return
         raise DownloadFailed(
-            f"{shown_url(url)}: redirected {_MOST_REDIRECTS} times, and still no file.",
+            f"{shown_url(url)}: redirected {_MAX_REDIRECTS} times, and still no file.",
             remedy="Check the URL, in a browser for example.",
         )
 
@@ -145,14 +145,14 @@ class DownloadClient:
             async for chunk in answer.response.aiter_raw():
                 yield chunk
 
-    async def patiently(
+    async def retry(
         self, act: Callable[[], Awaitable[T]], moved: Callable[[], int], say: Callable[[str], None]
     ) -> T:
         """Let ``act`` try again as long as ``moved`` (bytes so far) grows, or a few times without.
 
         Raises DownloadFailed when it is no use.
         """
-        tries = _Tries(self.patience, moved, say)
+        tries = _Tries(self.retry_policy, moved, say)
 
         async def counted() -> T:
             try:
@@ -192,7 +192,7 @@ class DownloadClient:
         status = response.status_code
         if is_transient(status):
             wait_s = retry_after_s(response.headers.get("retry-after"), datetime.now(UTC))
-            if wait_s is not None and wait_s > self.patience.longest_retry_after_s:
+            if wait_s is not None and wait_s > self.retry_policy.longest_retry_after_s:
                 raise DownloadFailed(
                     f"{shown_url(url)} answered {status}, and asks to come back in {wait_s:.0f} s.",
                     remedy="Try again then; what has come is kept.",
@@ -206,8 +206,10 @@ class DownloadClient:
 class _Tries:
     """How often ``act`` has failed since the last byte came."""
 
-    def __init__(self, patience: Patience, moved: Callable[[], int], say: Callable[[str], None]) -> None:
-        self._patience = patience
+    def __init__(
+        self, retry_policy: RetryPolicy, moved: Callable[[], int], say: Callable[[str], None]
+    ) -> None:
+        self._patience = retry_policy
         self._moved = moved
         self._say = say
         self._seen = moved()

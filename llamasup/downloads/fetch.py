@@ -31,7 +31,15 @@ from llamasup.downloads.remote_file import (
 from llamasup.errors import DiskFull, DownloadFailed, LlamasupError, ModelInvalid
 from llamasup.system.text import memory_text
 
-__all__ = ["FileDownload", "Heard", "ListingChanged", "Wanted", "check_space", "is_in_place", "look"]
+__all__ = [
+    "DownloadTarget",
+    "FileDownload",
+    "ListingChanged",
+    "ProgressListener",
+    "check_space",
+    "is_in_place",
+    "look",
+]
 
 # One write of this size takes the disk cache about 0.2 ms: less of them would be all calls, more would wait.
 _WRITE_BYTES = 1 << 20
@@ -40,7 +48,7 @@ _SAVE_EVERY_S = 2.0
 _LOOK_AGAIN_S = 0.25  # whether another process has finished
 
 
-class Heard(Protocol):
+class ProgressListener(Protocol):
     """Whoever follows a download."""
 
     def moved(self, done_bytes: int) -> None:
@@ -53,7 +61,7 @@ class Heard(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DownloadTarget:
     """A file to be had: from ``url`` to ``target``. What is known of it beforehand is in ``remote``."""
 
     url: str
@@ -72,10 +80,12 @@ class _Changed(Exception):
 class FileDownload:
     """Of one file; ``parallel`` requests at a time. ``fetch`` is called once."""
 
-    def __init__(self, client: DownloadClient, wanted: Wanted, heard: Heard, *, parallel: int) -> None:
+    def __init__(
+        self, client: DownloadClient, target: DownloadTarget, listener: ProgressListener, *, parallel: int
+    ) -> None:
         self._client = client
-        self._wanted = wanted
-        self._heard = heard
+        self._target = target
+        self._listener = listener
         self._parallel = parallel
         self._grown = asyncio.Event()
 
@@ -100,7 +110,7 @@ class FileDownload:
             await self._once(part)
         except _Changed as why:
             part.start_over()
-            self._heard.say(f"{self._wanted.target.name}: {why}, so the download starts over")
+            self._listener.say(f"{self._target.target.name}: {why}, so the download starts over")
         else:
             return
         try:
@@ -108,7 +118,7 @@ class FileDownload:
         except _Changed as why:
             part.start_over()
             raise DownloadFailed(
-                f"{shown_url(self._wanted.url)}: {why}, and again while it was downloaded anew.",
+                f"{shown_url(self._target.url)}: {why}, and again while it was downloaded anew.",
                 remedy="Try again later: the file is being changed on the server.",
             ) from None
 
@@ -117,16 +127,16 @@ class FileDownload:
         told = False
         while True:
             try:
-                part = PartFile(self._wanted.target)
+                part = PartFile(self._target.target)
             except Busy as busy:
                 if not told:
                     who = f"process {busy.pid}" if busy.pid else "another process"
-                    self._heard.say(f"{who} downloads {self._wanted.target.name} already: waiting for it")
+                    self._listener.say(f"{who} downloads {self._target.target.name} already: waiting for it")
                 told = True
                 await asyncio.sleep(_LOOK_AGAIN_S)
                 continue
             # Of a model of several files whoever was first has published all when the first is let go of.
-            if is_in_place(self._wanted):
+            if is_in_place(self._target):
                 part.discard()
                 return None
             return part
@@ -134,14 +144,14 @@ class FileDownload:
     # --- one try -----------------------------------------------------------------------------------
 
     async def _once(self, part: PartFile) -> None:
-        remote, has_ranges = await self._client.patiently(
-            partial(look, self._client, self._wanted), lambda: 0, self._heard.say
+        remote, has_ranges = await self._client.retry(
+            partial(look, self._client, self._target), lambda: 0, self._listener.say
         )
         why = part.become(remote)
         if why:
-            self._heard.say(f"{self._wanted.target.name}: {why}, so the download starts over")
+            self._listener.say(f"{self._target.target.name}: {why}, so the download starts over")
         check_space(part.target.parent, (remote.size or 0) - part.done_bytes, part.target.name)
-        self._heard.moved(part.done_bytes)
+        self._listener.moved(part.done_bytes)
         try:
             async with asyncio.TaskGroup() as tasks:
                 hashing = tasks.create_task(self._hash(part))
@@ -151,7 +161,7 @@ class FileDownload:
                 if has_ranges and is_known and remote.size is not None:
                     await self._in_parts(part, remote.size)
                 else:
-                    await self._client.patiently(partial(self._stream, part), lambda: 0, self._heard.say)
+                    await self._client.retry(partial(self._stream, part), lambda: 0, self._listener.say)
                 self._grown.set()
                 digest = await hashing
                 saving.cancel()
@@ -171,18 +181,18 @@ class FileDownload:
         while todo:
             start, end = todo.popleft()
             piece = _Piece(start, end)
-            await self._client.patiently(
+            await self._client.retry(
                 partial(self._piece, part, piece, end, size),
                 lambda piece=piece: piece.at,  # type: ignore[misc]
-                self._heard.say,
+                self._listener.say,
             )
 
     async def _piece(self, part: PartFile, piece: _Piece, end: int, size: int) -> None:
-        async with self._client.ask(self._wanted.url, bytes_from=(piece.at, end)) as answer:
+        async with self._client.ask(self._target.url, bytes_from=(piece.at, end)) as answer:
             self._check_piece(answer, part, piece, size)
             await self._read(answer, part, piece)
         if piece.at < end:
-            raise TransientError(f"{shown_url(self._wanted.url)} was cut off at {piece.at} bytes")
+            raise TransientError(f"{shown_url(self._target.url)} was cut off at {piece.at} bytes")
 
     def _check_piece(self, answer: Answer, part: PartFile, piece: _Piece, size: int) -> None:
         found = content_range(answer.headers.get("content-range"))
@@ -202,7 +212,7 @@ class FileDownload:
         if part.done:
             part.start_over()
         size = part.remote.size
-        async with self._client.ask(self._wanted.url) as answer:
+        async with self._client.ask(self._target.url) as answer:
             expected = _length(answer)
             if size is not None and expected is not None and expected != size:
                 raise _Changed(f"the file has {expected} bytes now, and had {size}")
@@ -211,7 +221,7 @@ class FileDownload:
         if size is None:
             part.remote = replace(part.remote, size=piece.at)
         elif piece.at < size:
-            raise TransientError(f"{shown_url(self._wanted.url)} was cut off at {piece.at} of {size} bytes")
+            raise TransientError(f"{shown_url(self._target.url)} was cut off at {piece.at} of {size} bytes")
 
     async def _read(self, answer: Answer, part: PartFile, piece: _Piece) -> None:
         """Write what comes, up to the piece's end."""
@@ -233,7 +243,7 @@ class FileDownload:
             piece.at += len(buffer)
             buffer.clear()
             self._grown.set()
-            self._heard.moved(part.done_bytes)
+            self._listener.moved(part.done_bytes)
 
     # --- beside it ---------------------------------------------------------------------------------
 
@@ -289,15 +299,15 @@ def _length(answer: Answer) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 19 else None
 
 
-async def look(client: DownloadClient, wanted: Wanted) -> tuple[RemoteFile, bool]:
+async def look(client: DownloadClient, target: DownloadTarget) -> tuple[RemoteFile, bool]:
     """What the server says of a file, and whether it can send a part of it.
 
     Raises what ``DownloadClient.ask`` raises, and ListingChanged.
     """
-    async with client.ask(wanted.url, bytes_from=(0, 1)) as answer:
+    async with client.ask(target.url, bytes_from=(0, 1)) as answer:
         found = content_range(answer.headers.get("content-range"))
         size = found.size if found is not None else _length(answer)
-        known = wanted.remote
+        known = target.remote
         linked = linked_sha256(answer.hub)
         remote = RemoteFile(
             size=known.size if size is None else size,
@@ -311,14 +321,14 @@ async def look(client: DownloadClient, wanted: Wanted) -> tuple[RemoteFile, bool
     return remote, found is not None
 
 
-def is_in_place(wanted: Wanted) -> bool:
+def is_in_place(target: DownloadTarget) -> bool:
     """Whether the file is there, and was downloaded as the very one that is wanted."""
-    origin = origin_of_file(wanted.target)
-    if origin is None or (wanted.remote.sha256 is not None and origin.sha256 is None):
+    origin = origin_of_file(target.target)
+    if origin is None or (target.remote.sha256 is not None and origin.sha256 is None):
         return False  # the second: never compared with it, whatever a tag says
     # A tag is one of its URL alone (RFC 9110, 8.8.3).
-    etag = origin.etag if origin.url == shown_url(wanted.url) else None
-    return not why_not_resumed(RemoteFile(origin.size, origin.sha256, etag), wanted.remote)
+    etag = origin.etag if origin.url == shown_url(target.url) else None
+    return not why_not_resumed(RemoteFile(origin.size, origin.sha256, etag), target.remote)
 
 
 def check_space(folder: Path, needed_bytes: int, name: str) -> None:

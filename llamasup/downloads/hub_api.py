@@ -22,7 +22,7 @@ __all__ = ["is_transient", "next_page", "read_page", "refusal"]
 
 _NEXT = re.compile(r'<([^<>]*)>\s*;[^,<]*rel="?next"?')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MOST_SAID = 200
+_MAX_SAID = 200
 _NO_SUCH = frozenset({"RepoNotFound", "RevisionNotFound", "EntryNotFound"})
 
 
@@ -89,7 +89,7 @@ def refusal(
 ) -> LlamasupError:
     """What an answer other than success means, for the person who asked for ``ref``."""
     code = headers.get("x-error-code", "")
-    said = printable(headers.get("x-error-message", ""))[:_MOST_SAID]
+    said = printable(headers.get("x-error-message", ""))[:_MAX_SAID]
     where = f" ({shown_url(url)} answered {status}{f': {said}' if said else ''})"
     if isinstance(ref, RepoRef) and (code == "GatedRepo" or (status == 403 and with_token)):
         return AccessDenied(

@@ -15,7 +15,7 @@ from llamasup.system.text import printable
 
 __all__ = ["hub_endpoint", "hub_token"]
 
-_MOST_BYTES = 64 * 1024
+_MAX_BYTES = 64 * 1024
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 
 
@@ -57,7 +57,7 @@ def hub_token(environ: Mapping[str, str], file: Path | None = None) -> str | Non
 
 def _read(path: Path, what: str) -> str:
     try:
-        content, _ = read_bounded(path, _MOST_BYTES)
+        content, _ = read_bounded(path, _MAX_BYTES)
         text = content.decode("ascii", "replace").strip()
     except OSError as error:
         raise ConfigInvalid(

@@ -33,7 +33,7 @@ from llamasup.errors import (
     Stopping,
     UsageInvalid,
 )
-from llamasup.system.process.platform import own_python
+from llamasup.system.process.platform import python_executable
 from llamasup.system.process.spawn import Child, spawn
 from llamasup.system.text import INVALID_JSON
 
@@ -42,9 +42,9 @@ __all__ = ["DownloadSettings", "Downloads", "Progress"]
 # Each takes what the line and the disk give: a third one makes the first two late.
 _AT_ONCE = 2
 # Clients may name what they like where downloads on demand are allowed.
-_MOST_ASKED = 32
+_MAX_ASKED = 32
 # A set of 999 parts, each with its path.
-_MOST_LINE = 1 << 20
+_MAX_LINE = 1 << 20
 # After a SIGTERM what has come is put on the disk; then it is killed, and seconds of the download are lost.
 _END_S = 10.0
 
@@ -141,7 +141,7 @@ class Downloads:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _begin(self, ref: str) -> _Download:
-        if len(self._tasks) >= _MOST_ASKED:
+        if len(self._tasks) >= _MAX_ASKED:
             raise DownloadFailed(
                 f"{len(self._tasks)} downloads are waiting already.", remedy="Try again later."
             )
@@ -167,7 +167,7 @@ class Downloads:
         found = await asyncio.to_thread(self._here, ref)
         if found is not None:
             return found
-        python = own_python()
+        python = python_executable()
         if python is None:
             raise DownloadFailed(
                 f"{_shown(ref)} is not here, and this application has no Python to download it with.",
@@ -247,7 +247,7 @@ def _shown(ref: str) -> str:
 
 async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:
     """The objects among what a child writes, until it ends."""
-    reader = asyncio.StreamReader(limit=_MOST_LINE)
+    reader = asyncio.StreamReader(limit=_MAX_LINE)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output_fd, "rb", buffering=0)

@@ -45,9 +45,9 @@ __all__ = [
 
 _HASH_BYTES = 4 << 20
 # Ranges of ten parallel pieces in ten runs are some hundred bytes.
-_MOST_SIDECAR_BYTES = 1 << 20
+_MAX_SIDECAR_BYTES = 1 << 20
 # Signatures differ each time, and nobody asks again with an old one.
-_MOST_NAMES = 16
+_MAX_NAMES = 16
 
 
 class Busy(Exception):
@@ -318,7 +318,7 @@ def remember_names(path: Path, names: Sequence[str]) -> None:
         return
     others = tuple(each for each in origin.names if each not in names)
     with disk_errors(path):
-        remember_origin(path, msgspec.structs.replace(origin, names=(*others, *names)[-_MOST_NAMES:]))
+        remember_origin(path, msgspec.structs.replace(origin, names=(*others, *names)[-_MAX_NAMES:]))
 
 
 def leftovers_of(path: Path) -> tuple[Path, ...]:
@@ -338,7 +338,7 @@ def _record(path: Path, kind: type[_R]) -> _R | None:
     """The record at ``path``; None if it is missing or unreadable."""
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.read(_MOST_SIDECAR_BYTES), type=kind)
+            return msgspec.json.decode(file.read(_MAX_SIDECAR_BYTES), type=kind)
     except (OSError, *INVALID_JSON):
         return None
 

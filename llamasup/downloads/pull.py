@@ -17,8 +17,15 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from llamasup.downloads.choose import Choice, RepoFile, choose
-from llamasup.downloads.client import DownloadClient, Patience
-from llamasup.downloads.fetch import FileDownload, ListingChanged, Wanted, check_space, is_in_place, look
+from llamasup.downloads.client import DownloadClient, RetryPolicy
+from llamasup.downloads.fetch import (
+    DownloadTarget,
+    FileDownload,
+    ListingChanged,
+    check_space,
+    is_in_place,
+    look,
+)
 from llamasup.downloads.hub_api import next_page, read_page
 from llamasup.downloads.part_file import Origin, PartFile, disk_errors, origin_of_file, remember_origin
 from llamasup.downloads.reference import (
@@ -39,11 +46,11 @@ from llamasup.errors import DownloadFailed, FolderUnusable, ModelInvalid, UsageI
 from llamasup.gguf.files import read_parts
 from llamasup.system.text import printable
 
-__all__ = ["Choosing", "DownloadOptions", "Follower", "pull"]
+__all__ = ["Choosing", "DownloadOptions", "PullListener", "pull"]
 
 # A page of 1,000 files is some 300 KB. A repository of a million files is none of a model.
-_MOST_PAGE_BYTES = 8 << 20
-_MOST_PAGES = 50
+_MAX_PAGE_BYTES = 8 << 20
+_MAX_PAGES = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +63,7 @@ class DownloadOptions:
     private_addresses: bool = False
     allow_http: bool = False
     parallel: int = 4
-    patience: Patience = field(default_factory=Patience)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
 
     @property
     def reach(self) -> UrlPolicy:
@@ -75,7 +82,7 @@ class Choosing:
     notes: tuple[str, ...] = ()
 
 
-class Follower(Protocol):
+class PullListener(Protocol):
     """Whoever follows the download of a model."""
 
     def chosen(self, choosing: Choosing) -> None: ...
@@ -87,14 +94,14 @@ class Follower(Protocol):
     def say(self, text: str) -> None: ...
 
 
-async def pull(ref: Ref, options: DownloadOptions, follower: Follower) -> FetchedModel:
+async def pull(ref: Ref, options: DownloadOptions, follower: PullListener) -> FetchedModel:
     """Have the model that ``ref`` names in the models folder; what is there already is not fetched again.
 
     Raises what ``DownloadClient.ask`` and ``FileDownload.fetch`` raise, ModelMissing, UsageInvalid where
     several models are meant, and ModelInvalid for what no server could load.
     """
     client = DownloadClient(
-        ref, options.reach, options.token, parallel=options.parallel, patience=options.patience
+        ref, options.reach, options.token, parallel=options.parallel, retry_policy=options.retry_policy
     )
     async with client:
         for last in (False, True):
@@ -113,7 +120,7 @@ class _Pull:
     """One try. Owns the part files until they are published."""
 
     def __init__(
-        self, ref: Ref, options: DownloadOptions, follower: Follower, client: DownloadClient
+        self, ref: Ref, options: DownloadOptions, follower: PullListener, client: DownloadClient
     ) -> None:
         self._ref = ref
         self._options = options
@@ -141,7 +148,7 @@ class _Pull:
 
     # --- what there is -----------------------------------------------------------------------------
 
-    async def _of_repo(self, ref: RepoRef) -> tuple[list[Wanted], Wanted | None, Choosing]:
+    async def _of_repo(self, ref: RepoRef) -> tuple[list[DownloadTarget], DownloadTarget | None, Choosing]:
         choice = _pinned(ref, choose(ref, await self._listed(ref)))
         model_folder = PurePosixPath(choice.parts[0].path).parent
         wanted = [await self._looked_at(self._wanted(ref, each, model_folder)) for each in choice.files]
@@ -155,10 +162,10 @@ class _Pull:
         )
         return wanted, wanted[0] if choice.projector else None, choosing
 
-    def _wanted(self, ref: RepoRef, file: RepoFile, model_folder: PurePosixPath) -> Wanted:
+    def _wanted(self, ref: RepoRef, file: RepoFile, model_folder: PurePosixPath) -> DownloadTarget:
         # A projector is looked for beside the model, and nowhere else.
         place = local_path(ref, str(model_folder / PurePosixPath(file.path).name))
-        return Wanted(
+        return DownloadTarget(
             resolve_url(self._options.endpoint, ref, file.path, ref.revision),
             self._options.folder / place,
             RemoteFile(file.size, file.sha256),
@@ -167,12 +174,12 @@ class _Pull:
     async def _listed(self, ref: RepoRef) -> list[RepoFile]:
         files: list[RepoFile] = []
         url: str | None = tree_url(self._options.endpoint, ref)
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             if url is None:
                 break
             page = url
-            body, link = await self._client.patiently(
-                partial(self._client.text, page, most_bytes=_MOST_PAGE_BYTES),
+            body, link = await self._client.retry(
+                partial(self._client.text, page, most_bytes=_MAX_PAGE_BYTES),
                 lambda: 0,
                 self._follower.say,
             )
@@ -180,7 +187,7 @@ class _Pull:
             url = next_page(link, page)
         return files
 
-    async def _of_url(self, ref: UrlRef) -> tuple[list[Wanted], Wanted | None, Choosing]:
+    async def _of_url(self, ref: UrlRef) -> tuple[list[DownloadTarget], DownloadTarget | None, Choosing]:
         urls = split_urls(ref.url)
         if len(urls) > 1 and ref.sha256 is not None:
             raise UsageInvalid(
@@ -190,7 +197,9 @@ class _Pull:
         paths = [unquote(urlsplit(url).path) for url in urls]
         wanted = [
             await self._looked_at(
-                Wanted(url, self._options.folder / local_path(ref, path), RemoteFile(sha256=ref.sha256))
+                DownloadTarget(
+                    url, self._options.folder / local_path(ref, path), RemoteFile(sha256=ref.sha256)
+                )
             )
             for url, path in zip(urls, paths, strict=True)
         ]
@@ -202,18 +211,18 @@ class _Pull:
         names = tuple(each.target.name for each in wanted)
         return wanted, None, Choosing(str(ref), names, size, 0, "the file asked for", notes)
 
-    async def _looked_at(self, wanted: Wanted) -> Wanted:
+    async def _looked_at(self, wanted: DownloadTarget) -> DownloadTarget:
         """With what the server says itself of a file whose size and checksum nobody has announced."""
         if wanted.remote.size is not None and wanted.remote.sha256 is not None:
             return wanted
-        remote, _ = await self._client.patiently(
+        remote, _ = await self._client.retry(
             partial(look, self._client, wanted), lambda: 0, self._follower.say
         )
         return replace(wanted, remote=remote)
 
     # --- what is here ------------------------------------------------------------------------------
 
-    async def _is_here(self, wanted: Wanted) -> bool:
+    async def _is_here(self, wanted: DownloadTarget) -> bool:
         """Whether the file is in place, and the very one. One that is not known is read through once."""
         try:
             size = wanted.target.stat().st_size
@@ -238,7 +247,7 @@ class _Pull:
             remember_origin(wanted.target, origin)
         return True
 
-    def _is_other(self, wanted: Wanted, why: str) -> bool:
+    def _is_other(self, wanted: DownloadTarget, why: str) -> bool:
         self._follower.say(f"{wanted.target.name}: {why}, so what comes replaces it")
         return False
 
@@ -262,7 +271,10 @@ class _Pull:
     # --- fetching ----------------------------------------------------------------------------------
 
     async def _fetch(
-        self, needed: Sequence[Wanted], wanted: Sequence[Wanted], projector: Wanted | None
+        self,
+        needed: Sequence[DownloadTarget],
+        wanted: Sequence[DownloadTarget],
+        projector: DownloadTarget | None,
     ) -> None:
         fetched: dict[Path, PartFile] = {}
         first = next(each for each in wanted if each is not projector)
@@ -298,7 +310,7 @@ class _Pull:
 class _Sum:
     """What is heard of one file, as a part of all."""
 
-    def __init__(self, follower: Follower, before: int) -> None:
+    def __init__(self, follower: PullListener, before: int) -> None:
         self._follower = follower
         self._before = before
         self.say: Callable[[str], None] = follower.say

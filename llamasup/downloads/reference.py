@@ -42,9 +42,9 @@ _PORTS = {"http": 80, "https": 443}
 _SHA256 = re.compile(r"sha256=([0-9a-fA-F]{64})")
 # As llama.cpp finds the other parts of a set by the name of the first one (b11434).
 _SPLIT_URL = re.compile(r"(?P<prefix>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-_MOST_PARTS = 999
+_MAX_PARTS = 999
 # Of the 255 that file systems take: a name gets ".part.json" behind it, and dots before it.
-_MOST_NAME_BYTES = 220
+_MAX_NAME_BYTES = 220
 _HOW = "Write org/repo, org/repo:QUANT, org/repo:FILE.gguf, or the https URL of a .gguf file."
 
 
@@ -234,7 +234,7 @@ def split_urls(url: str) -> tuple[str, ...]:
     """The URLs of all files of the set that ``url`` is a part of, first part first; just itself of no set."""
     parts = urlsplit(url)
     found = _SPLIT_URL.fullmatch(parts.path)
-    if found is None or not 1 <= int(found["count"]) <= _MOST_PARTS:
+    if found is None or not 1 <= int(found["count"]) <= _MAX_PARTS:
         return (url,)
     count = int(found["count"])
     return tuple(
@@ -268,7 +268,7 @@ def _is_safe_name(name: str) -> bool:
         and not name.startswith((".", "~"))
         and not name.endswith((".", " "))
         and not any(letter in name for letter in '\\:*?"<>|')
-        and 0 < len(name.encode("utf-8", "surrogatepass")) <= _MOST_NAME_BYTES
+        and 0 < len(name.encode("utf-8", "surrogatepass")) <= _MAX_NAME_BYTES
     )
 
 
@@ -292,8 +292,8 @@ def _joined(folders: list[str]) -> str:
     is_plain = len(folders) == len(joined.split("--")) and not any(
         each.startswith("-") or each.endswith("-") for each in folders
     )
-    if is_plain and len(joined.encode()) <= _MOST_NAME_BYTES:
+    if is_plain and len(joined.encode()) <= _MAX_NAME_BYTES:
         return joined
     digest = hashlib.sha256("/".join(folders).encode()).hexdigest()[:16]
-    kept = joined.encode()[-(_MOST_NAME_BYTES - len(digest) - 2) :].decode(errors="ignore")
+    kept = joined.encode()[-(_MAX_NAME_BYTES - len(digest) - 2) :].decode(errors="ignore")
     return f"{digest}--{kept}"

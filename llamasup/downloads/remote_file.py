@@ -102,8 +102,8 @@ Ranges = tuple[tuple[int, int], ...]
 
 # A request costs a redirect and a signed URL: not more of them than it takes to keep all connections busy to
 # the end, and no piece so small that the asking takes longer than the reading.
-_LEAST_PIECE = 16 << 20
-_MOST_PIECE = 1 << 30
+_MIN_PIECE = 16 << 20
+_MAX_PIECE = 1 << 30
 _PIECES_EACH = 4
 
 
@@ -150,7 +150,7 @@ def total(ranges: Ranges) -> int:
 
 def piece_bytes(size: int, parallel: int) -> int:
     """How much one request asks for."""
-    return min(max(size // (parallel * _PIECES_EACH), _LEAST_PIECE), _MOST_PIECE)
+    return min(max(size // (parallel * _PIECES_EACH), _MIN_PIECE), _MAX_PIECE)
 
 
 def pieces(gaps: Ranges, most_bytes: int) -> Iterator[tuple[int, int]]:

@@ -16,8 +16,8 @@ from llamasup.errors import LlamasupError, UsageInvalid
 
 __all__ = ["FetchedModel", "downloaded", "know_as"]
 
-_MOST_FILES = 10_000  # of one repository
-_MOST_DEPTH = 6
+_MAX_FILES = 10_000  # of one repository
+_MAX_DEPTH = 6
 _MAIN = "main"
 
 
@@ -112,10 +112,10 @@ def _files(top: Path) -> Iterator[RepoFile]:
             continue
         for entry in entries:
             seen += 1
-            if seen > _MOST_FILES or entry.name.startswith("."):
+            if seen > _MAX_FILES or entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                if depth < _MOST_DEPTH:
+                if depth < _MAX_DEPTH:
                     waiting.append((folder / entry.name, f"{prefix}{entry.name}/", depth + 1))
             elif entry.name.lower().endswith(".gguf"):
                 # A link in a circle, a target that may not be read, a file that has just gone: none of them

@@ -22,7 +22,7 @@ from llamasup.http.httpx_import import httpx
 __all__ = ["PinnedTransport"]
 
 # Of one host; those behind it are hardly ever reached before somebody loses patience.
-_MOST_ADDRESSES = 4
+_MAX_ADDRESSES = 4
 _LOOK_UP_S = 15.0
 
 
@@ -47,7 +47,7 @@ class PinnedTransport(httpx.AsyncBaseTransport):
                 self._reach.allowed(str(request.url), [request.url.host])
             return await pool.handle_async_request(request)
         failed: httpx.TransportError = httpx.ConnectError(f"{request.url.host} has no address")
-        for address in (await self._checked(request.url, origin))[:_MOST_ADDRESSES]:
+        for address in (await self._checked(request.url, origin))[:_MAX_ADDRESSES]:
             pinned = httpx.Request(
                 request.method,
                 request.url.copy_with(host=address),

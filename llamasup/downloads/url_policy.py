@@ -53,7 +53,7 @@ class UrlPolicy:
     def is_endpoint(self, url: str) -> bool:
         return origin_of(url) == origin_of(self.endpoint)
 
-    def may_have_token(self, url: str) -> bool:
+    def allows_token(self, url: str) -> bool:
         """Whether the user's token may be shown to ``url``: to the hub alone, and where nobody can listen."""
         scheme, host, _ = origin_of(url)
         return self.is_endpoint(url) and (scheme == "https" or is_loopback_host(host))

@@ -9,7 +9,7 @@ from llamasup.gguf.container import Array, Container, Value
 
 __all__ = ["Keys"]
 
-_MOST = 1 << 31  # what llama.cpp holds in 32 bits
+_MAX = 1 << 31  # what llama.cpp holds in 32 bits
 
 
 class Keys:
@@ -37,7 +37,7 @@ class Keys:
             self.refuse(key, f"is {_shown(value)}, not a string")
         return value
 
-    def integer(self, key: str, default: int = 0, *, least: int = 0, most: int = _MOST) -> int:
+    def integer(self, key: str, default: int = 0, *, least: int = 0, most: int = _MAX) -> int:
         value = self._values.get(self._named(key))
         return default if value is None else self._checked(key, value, least, most)
 
@@ -80,10 +80,10 @@ class Keys:
         if value is None:
             return None
         if not isinstance(value, Array):
-            return (self._checked(key, value, 0, _MOST),) * layers
+            return (self._checked(key, value, 0, _MAX),) * layers
         if value.count not in (layers, layers - trailing) or not value.items:
             self.refuse(key, f"has {value.count} entries of {value.item_type} for {layers} layers")
-        items = tuple(self._checked(key, item, 0, _MOST) for item in value.items)
+        items = tuple(self._checked(key, item, 0, _MAX) for item in value.items)
         return items + items[-1:] * (layers - value.count)
 
     def is_array(self, key: str) -> bool:

@@ -17,23 +17,23 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["MANY_JOBS", "MOST_DEPTH", "MOST_STEPS", "BodyScan", "scanned", "times"]
+__all__ = ["MANY_JOBS", "MAX_DEPTH", "MAX_STEPS", "BodyScan", "scanned", "times"]
 
 MANY_JOBS: Final = 1 << 20
 """The number of jobs of a body that cannot be counted. No server has so many places."""
-MOST_STEPS: Final = 100_000  # 0.1 s in all; 8,000 messages of a chat whose contents are arrays
-MOST_DEPTH: Final = 512
+MAX_STEPS: Final = 100_000  # 0.1 s in all; 8,000 messages of a chat whose contents are arrays
+MAX_DEPTH: Final = 512
 WINDOW: Final = 1 << 16  # bytes per match: the memory of a regular expression grows with them
-_MOST_KEY: Final = 128  # raw bytes; the longest relevant name has 66, with every letter escaped
-_MOST_URL: Final = 8192  # raw bytes
-_MOST_NUMBER: Final = 64  # digits of ``n``; longer numbers count as MANY_JOBS
-_MOST_FOUND: Final = 64  # different URLs
+_MAX_KEY: Final = 128  # raw bytes; the longest relevant name has 66, with every letter escaped
+_MAX_URL: Final = 8192  # raw bytes
+_MAX_NUMBER: Final = 64  # digits of ``n``; longer numbers count as MANY_JOBS
+_MAX_FOUND: Final = 64  # different URLs
 
 _OUTSIDE = re.compile(rb'[^"\[\]{}]*').match
 _INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL).match
 _CONTENT = re.compile(rb"[^\s,\]]").search
 _DIGIT = re.compile(rb"[0-9]").search
-_MOST_LINE: Final = 4096  # bytes of a line in the head of a form's part
+_MAX_LINE: Final = 4096  # bytes of a line in the head of a form's part
 _DISPOSITION = re.compile(rb"\r\n(?i:content-disposition:)").finditer
 # A field whose name is plain. Any other spelling counts as the name of a list.
 _FIELD = re.compile(
@@ -99,7 +99,7 @@ class BodyScan:
     )
 
     def __init__(
-        self, lists: Iterable[bytes] = (), *, urls: bool = False, most_steps: int = MOST_STEPS
+        self, lists: Iterable[bytes] = (), *, urls: bool = False, most_steps: int = MAX_STEPS
     ) -> None:
         self.unclear = False  # too many tokens, or nested too deeply
         self.suspect = False  # some string in the body may be a URL
@@ -168,8 +168,8 @@ class BodyScan:
         for found in _DISPOSITION(text):
             self._steps += 1
             begin = found.end()
-            end = text.find(b"\r\n", begin, begin + _MOST_LINE)
-            if end < 0 and len(text) - begin < _MOST_LINE:
+            end = text.find(b"\r\n", begin, begin + _MAX_LINE)
+            if end < 0 and len(text) - begin < _MAX_LINE:
                 self._line = text[found.start() :]
                 return
             field = _FIELD(text, begin, end) if end >= 0 else None
@@ -215,10 +215,10 @@ class BodyScan:
         if self._counts and len(self._keys) == 2:
             self._content = True
         if self._keys and self._is_object[-1] and not self._is_value:
-            self._keep = _MOST_KEY
+            self._keep = _MAX_KEY
             return
         self._number = None
-        self._keep = _MOST_URL if self._urls and self._is_media() else 0
+        self._keep = _MAX_URL if self._urls and self._is_media() else 0
 
     def _string(self, piece: bytes, at: int) -> int:
         """Read more of a string. Returns the position behind it."""
@@ -244,7 +244,7 @@ class BodyScan:
 
     def _end_string(self) -> None:
         if self._is_value:
-            if _begins_with_http(self._kept) and len(self.remote) < _MOST_FOUND:
+            if _begins_with_http(self._kept) and len(self.remote) < _MAX_FOUND:
                 url = None if self._overlong else _decoded(self._kept)
                 if url not in self.remote:
                     self.remote.append(url)
@@ -263,7 +263,7 @@ class BodyScan:
 
     def _open(self, is_object: bool) -> None:
         keys, depth = self._keys, len(self._keys)
-        if depth == MOST_DEPTH:
+        if depth == MAX_DEPTH:
             self.unclear = True
             return
         if self._counts and depth == 2:
@@ -310,7 +310,7 @@ class BodyScan:
             if self._number is not None:
                 first = piece.find(b",", begin, end)
                 text = piece[begin : end if first < 0 else first].translate(None, _NOT_A_NUMBER)
-                self._number = (self._number + text)[: _MOST_NUMBER + 1]
+                self._number = (self._number + text)[: _MAX_NUMBER + 1]
                 if first >= 0:
                     self._end_number()
             if comma != colon:
@@ -319,7 +319,7 @@ class BodyScan:
     def _end_number(self) -> None:
         if self._number is not None:
             self._times = max(
-                self._times, MANY_JOBS if len(self._number) > _MOST_NUMBER else times(self._number)
+                self._times, MANY_JOBS if len(self._number) > _MAX_NUMBER else times(self._number)
             )
             self._number = None
 
@@ -330,7 +330,7 @@ def may_hold_url(piece: bytes) -> bool:
 
 
 def scanned(
-    body: bytes, lists: Iterable[bytes] = (), *, urls: bool = False, most_steps: int = MOST_STEPS
+    body: bytes, lists: Iterable[bytes] = (), *, urls: bool = False, most_steps: int = MAX_STEPS
 ) -> BodyScan:
     """The scan of a complete body."""
     scan = BodyScan(lists, urls=urls, most_steps=most_steps)

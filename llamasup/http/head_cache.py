@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["KnownHead", "learn"]
+__all__ = ["KnownHead", "compile_head"]
 
 HEAD_BYTES: Final = 4096  # longer ones are not remembered: with cookies and tokens, a client sends 2 KiB
 _DIGITS: Final = 9  # of a length; a body of a gigabyte and more is the parser's
@@ -43,7 +43,7 @@ class KnownHead:
         return None
 
 
-def learn(read: bytes) -> KnownHead | None:
+def compile_head(read: bytes) -> KnownHead | None:
     """The head that ``read`` begins with, which a parser found good; None if it is not to be remembered."""
     end = read.find(b"\r\n\r\n", 0, HEAD_BYTES) + 4
     if end < 4 or read[0] in b"\r\n":  # empty lines in front, which parsers skip, are no part of it

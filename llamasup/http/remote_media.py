@@ -19,7 +19,7 @@ _PLAIN = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?(?:/[!-?A-\[\]-~]*)?"
 )
 _USUAL_PORTS = {"http": "80", "https": "443"}
-_MOST_SHOWN = 80
+_MAX_SHOWN = 80
 
 
 def refused_media(urls: Iterable[str | None], allowed: tuple[str, ...]) -> HttpError | None:
@@ -36,7 +36,7 @@ def refused_media(urls: Iterable[str | None], allowed: tuple[str, ...]) -> HttpE
             if f"{host}:{port}" in allowed or (port == _USUAL_PORTS[plain["scheme"]] and host in allowed):
                 continue
             shown = host if plain["port"] is None else f"{host}:{port}"
-            what = f"a URL of {shown[:_MOST_SHOWN]!r}"
+            what = f"a URL of {shown[:_MAX_SHOWN]!r}"
         return HttpError(
             400,
             f"The body contains {what} that llama-server would fetch as media",

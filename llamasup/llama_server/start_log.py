@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.last_words import quotes_client
 
-__all__ = ["TELLING", "Doom", "Heard", "Ready", "SizeTold", "Warned", "read_line"]
+__all__ = ["TELLING", "Ready", "SizeTold", "StartLogEvent", "StartupFailure", "Warned", "read_line"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Doom:
+class StartupFailure:
     """It loads on, and cannot end well."""
 
     diagnosis: Diagnosis
@@ -39,7 +39,7 @@ class SizeTold:
     """A line for :func:`llamasup.llama_server.memory_log.read_sizes`."""
 
 
-Heard = Ready | Doom | Warned | SizeTold
+StartLogEvent = Ready | StartupFailure | Warned | SizeTold
 
 _READY = re.compile(r"listening on|server is listening|model loaded")
 # A warning after which llama-server loads all the same, and runs out of memory (#27872). "already set by
@@ -57,14 +57,14 @@ TELLING = re.compile(
 """What any line that ``read_line`` understands matches, for a filter over bytes."""
 
 
-def read_line(line: str) -> Heard | None:
+def read_line(line: str) -> StartLogEvent | None:
     """The meaning of a line of the log; None for other lines, and for a line that quotes a request."""
     if quotes_client(line):
         return None
     if _READY.search(line):
         return Ready()
     if found := _FIT_FAILED.search(line):
-        return Doom(
+        return StartupFailure(
             Diagnosis(
                 cause="fit_failed",
                 message=f"llama-server found that the model does not fit: {found['why'].rstrip('.')}.",

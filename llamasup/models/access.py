@@ -24,8 +24,8 @@ __all__ = [
     "unnamed_model",
 ]
 
-_MOST_SHOWN = 10  # names in a message
-_MOST_LETTERS = 80  # of a name that a client made up
+_MAX_SHOWN = 10  # names in a message
+_MAX_LETTERS = 80  # of a name that a client made up
 
 _ALL = tuple(Work)
 # With one of these, what the file is says nothing of what its server does.
@@ -137,12 +137,12 @@ def forbidden_model(key: ApiKey, name: str | None) -> HttpError:
 
 
 def _shown(name: str) -> str:
-    return repr(name if len(name) <= _MOST_LETTERS else name[:_MOST_LETTERS] + "…")
+    return repr(name if len(name) <= _MAX_LETTERS else name[:_MAX_LETTERS] + "…")
 
 
 def _listed(names: Sequence[str], conjunction: str) -> str:
     """``a, b or c``; the first few where there are many."""
-    shown = list(names[:_MOST_SHOWN])
-    if len(names) > _MOST_SHOWN:
+    shown = list(names[:_MAX_SHOWN])
+    if len(names) > _MAX_SHOWN:
         return f"{', '.join(shown)}, … ({len(names)} in all)"
     return f" {conjunction} ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else "".join(shown)

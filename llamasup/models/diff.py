@@ -77,18 +77,18 @@ def changes(
     same = {id_ for id_ in both if is_same(id_)}
     removed = tuple(id_ for id_ in before if id_ not in after)
     gone = sorted(removed, key=lambda id_: id_ not in running)
-    heirs = ((id_, _heir(running.get(id_, before[id_]), meant)) for id_ in gone)
+    heirs = ((id_, _successor(running.get(id_, before[id_]), meant)) for id_ in gone)
     return Changes(
         added=tuple(id_ for id_ in after if id_ not in before),
         removed=removed,
         changed=tuple(id_ for id_ in both if id_ not in same),
         retouched=tuple(id_ for id_ in both if id_ in same and before[id_] != after[id_]),
         unchanged=tuple(id_ for id_ in both if before[id_] == after[id_]),
-        renamed=tuple((id_, heir.id) for id_, heir in heirs if heir is not None),
+        renamed=tuple((id_, successor.id) for id_, successor in heirs if successor is not None),
     )
 
 
-def _heir(gone: ModelSpec, meant: Meaning) -> ModelSpec | None:
+def _successor(gone: ModelSpec, meant: Meaning) -> ModelSpec | None:
     """What is meant by its id; else what an alias of it means, if that is the same file: those who know it by
     another name may have meant only that.
     """

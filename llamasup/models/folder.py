@@ -49,11 +49,11 @@ def _devices(mountinfo: str) -> Iterator[tuple[int, int]]:
 
 
 # ~/.cache/huggingface/hub/models--ORG--REPO/snapshots/COMMIT/QUANT/x.gguf: seen from ~/.cache that is six.
-_MOST_DEPTH = 6
-_MOST_ENTRIES = 200_000  # names looked at: some seconds of a home folder
-_MOST_MODELS = 5_000  # facts of one are up to 5 KB in the cache
+_MAX_DEPTH = 6
+_MAX_ENTRIES = 200_000  # names looked at: some seconds of a home folder
+_MAX_MODELS = 5_000  # facts of one are up to 5 KB in the cache
 _SHOWN_NOTES = 3
-_MOST_INDEX_BYTES = 32 * 1024 * 1024
+_MAX_INDEX_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Indexed:
     remembered: Remembered
 
 
-def list_models(folder: Path, *, deepest: int = _MOST_DEPTH, cache_folder: Path | None = None) -> ModelFolder:
+def list_models(folder: Path, *, deepest: int = _MAX_DEPTH, cache_folder: Path | None = None) -> ModelFolder:
     """Every .gguf file in ``folder`` and in its subfolders, so many levels down, sorted by path; hidden ones
     are left out.
 
@@ -161,7 +161,7 @@ def _is_current(entry: _Indexed, status: os.stat_result) -> bool:
 @lru_cache(maxsize=8)
 def _cache(folder: Path | None) -> FactCache[dict[str, _Indexed]]:
     return FactCache(
-        "folder", dict[str, _Indexed], revision=REVISION, folder=folder, most_bytes=_MOST_INDEX_BYTES
+        "folder", dict[str, _Indexed], revision=REVISION, folder=folder, most_bytes=_MAX_INDEX_BYTES
     )
 
 
@@ -202,7 +202,7 @@ class _Walk:
             folder, depth = waiting.pop()
             names: set[str] = set()
             for entry in self._entries_of(folder):
-                if self._entries >= _MOST_ENTRIES or len(paths) + len(names) >= _MOST_MODELS:
+                if self._entries >= _MAX_ENTRIES or len(paths) + len(names) >= _MAX_MODELS:
                     found = len(paths) + len(names)
                     self._stopped = f"stopped after {self._entries:,} names and {found:,} models"
                     return [*paths, *_whole_models(folder, names)]

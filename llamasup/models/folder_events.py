@@ -22,8 +22,8 @@ _UNFINISHED = (
     *(".crdownload", ".!qb"),
 )
 
-_MOST_FOLDERS = 4_000  # of the 8,192 watches that a user has on older kernels (fs.inotify.max_user_watches)
-_MOST_ENTRIES = 200_000  # as for listing: some seconds of a home folder
+_MAX_FOLDERS = 4_000  # of the 8,192 watches that a user has on older kernels (fs.inotify.max_user_watches)
+_MAX_ENTRIES = 200_000  # as for listing: some seconds of a home folder
 
 
 class FolderEvents:
@@ -87,7 +87,7 @@ def _can_be_watched(top: str) -> bool:
                     waiting.append(entry.path)
                 elif entry.is_symlink() and entry.is_dir():
                     return False
-        if folders > _MOST_FOLDERS or entries > _MOST_ENTRIES:
+        if folders > _MAX_FOLDERS or entries > _MAX_ENTRIES:
             return False
     return True
 

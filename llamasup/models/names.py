@@ -13,7 +13,7 @@ from llamasup.llama_server.settings import names_of
 
 __all__ = ["NameIndex", "file_id", "folded", "is_pattern", "pattern", "why_not_a_name"]
 
-_MOST_LETTERS = 256  # of a name: longer ones are nobody's, and would make comparing them costly
+_MAX_LETTERS = 256  # of a name: longer ones are nobody's, and would make comparing them costly
 _ALLOWED = re.compile(r"[A-Za-z0-9._/:@+-]+")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._/:@+-]+")
 _ENDINGS = re.compile(r"(?::latest|\.gguf|-\d{5}-of-\d{5})$")
@@ -27,8 +27,8 @@ def why_not_a_name(name: str) -> str:
     """What is wrong with a name that somebody gave; empty if nothing is."""
     if not name:
         return "is empty"
-    if len(name) > _MOST_LETTERS:
-        return f"has {len(name)} letters, and {_MOST_LETTERS} are allowed"
+    if len(name) > _MAX_LETTERS:
+        return f"has {len(name)} letters, and {_MAX_LETTERS} are allowed"
     if (bad := _FORBIDDEN.search(name)) is not None:
         return f"has {bad[0][:8]!r} in it; allowed are letters, digits and . _ / : @ + -"
     if ".." in name:
@@ -48,7 +48,7 @@ def file_id(path: str) -> str:
         letter for letter in unicodedata.normalize("NFKD", stem) if not unicodedata.combining(letter)
     )
     cleaned = re.sub(r"\.{2,}", ".", _FORBIDDEN.sub("-", plain))
-    return cleaned.strip("-./")[:_MOST_LETTERS]
+    return cleaned.strip("-./")[:_MAX_LETTERS]
 
 
 def folded(name: str) -> str:
@@ -95,7 +95,7 @@ class NameIndex:
         meant = self.meant(name)
         if len(meant) == 1:
             return meant[0]
-        if len(name) > _MOST_LETTERS:
+        if len(name) > _MAX_LETTERS:
             return ()
         return meant[:_SHOWN_NEAR] or self._near(name)
 
@@ -104,7 +104,7 @@ class NameIndex:
         exact = self._names.get(name)
         if exact is not None:
             return (exact,)
-        return () if len(name) > _MOST_LETTERS else self._spellings.get(folded(name), ())
+        return () if len(name) > _MAX_LETTERS else self._spellings.get(folded(name), ())
 
     @cached_property
     def _spellings(self) -> Mapping[str, tuple[str, ...]]:

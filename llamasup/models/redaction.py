@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["whole_and_plain", "without_folders", "without_places"]
+__all__ = ["redact_paths", "whole_and_plain", "without_folders"]
 
 
 _ROOT = r"(?:~\w*|\.{1,2})?/(?![/\s])"  # the slashes of https:// and org/repo begin no path
@@ -22,7 +22,7 @@ _QUOTED = re.compile(rf"(?<!\w)(['\"`]){_ROOT}(?:[^'\"`\n/]*/)*([^'\"`\n/]*{_FIL
 _BARE = re.compile(rf"{_BEFORE}{_ROOT}(?:[^\s/]+/)*(?=[^\s/]*{_FILE})")
 
 
-def without_places(text: str, paths: Iterable[str]) -> str:
+def redact_paths(text: str, paths: Iterable[str]) -> str:
     """``text`` with file names instead of absolute paths. ``paths`` are the known paths. An unknown path is
     replaced if it ends like a file, and is quoted or has no blank.
 

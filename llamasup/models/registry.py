@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from llamasup.errors import LlamasupError
 from llamasup.llama_server.settings import Settings
-from llamasup.models.claims import Claims, FoundIndex, NameBinding, can_share, shared_options
-from llamasup.models.companions import Companions
+from llamasup.models.attachments import Attachments
+from llamasup.models.bindings import Claims, FoundIndex, NameBinding, can_share, shared_options
 from llamasup.models.found import FoundModel
 from llamasup.models.names import NameIndex, is_pattern, pattern
 from llamasup.models.rules import ModelRule, Problem, check_rules
@@ -99,9 +99,9 @@ def build(
     claims = Claims(FoundIndex(found, sources))
     claims.by_rules([rule for rule in rules if not rule.is_pattern], patterns)
     claims.by_files(patterns)
-    companions = Companions.among(found, sources)
+    attachments = Attachments.among(found, sources)
     members = {group: _Members(said) for group, said in groups.items()}
-    specs = {spec.id: spec for spec in _specs(claims, companions, defaults, members)}
+    specs = {spec.id: spec for spec in _specs(claims, attachments, defaults, members)}
     names = {name: spec.id for spec in specs.values() for name in spec.names}
     index = NameIndex(names)
     default, no_default = _default(specs, index, default_model)
@@ -124,7 +124,7 @@ def build(
 
 def _specs(
     claims: Claims,
-    companions: Companions,
+    attachments: Attachments,
     defaults: ModelOptions,
     groups: Mapping[str, _Members],
 ) -> Iterator[ModelSpec]:
@@ -142,22 +142,22 @@ def _specs(
             # The file's own name means it, too, unless that could mean one of several.
             own = claims.own_ids_of(key) if len(processes) == 1 else ()
             names = tuple(dict.fromkeys([*(name for each in shared for name in each.names), *own]))
-            yield _spec(names, shared, companions, defaults, groups)
+            yield _spec(names, shared, attachments, defaults, groups)
 
 
 def _spec(
     names: tuple[str, ...],
     shared: Sequence[NameBinding],
-    companions: Companions,
+    attachments: Attachments,
     defaults: ModelOptions,
     groups: Mapping[str, _Members],
 ) -> ModelSpec:
     first, found = shared[0], shared[0].found
     options = shared_options([each.options for each in shared], defaults)
-    adapters = companions.adapters.get(first.source, ()) if _takes_found(options) else ()
-    pairing = companions.pairings.get(first.source) if options.mmproj is None else None
+    adapters = attachments.adapters.get(first.source, ()) if _takes_found(options) else ()
+    pairing = attachments.pairings.get(first.source) if options.mmproj is None else None
     paired = () if pairing is None or pairing.projector is None else (pairing.projector.path,)
-    beside = companions.states_of((*paired, *adapters, *options.files))
+    beside = attachments.states_of((*paired, *adapters, *options.files))
     return ModelSpec(
         id=names[0],
         source=first.source,

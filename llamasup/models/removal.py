@@ -16,7 +16,7 @@ from llamasup.downloads.reference import Ref, RepoRef, UrlRef, parse_ref
 from llamasup.downloads.store import _is_file, _paths_of_url, downloaded
 from llamasup.errors import FolderUnusable, LlamasupError, ModelMissing, UsageInvalid
 from llamasup.gguf.files import split_name, split_paths
-from llamasup.models.companions import projector_going_with
+from llamasup.models.attachments import projector_going_with
 from llamasup.models.folder import list_models
 from llamasup.models.found import FoundModel
 from llamasup.system.text import printable

@@ -20,10 +20,10 @@ from llamasup.models.folder import list_models, look_at
 from llamasup.models.found import FoundModel, current_files, hub_place, ids_of, manifest_repo
 from llamasup.system.storage.paths import PathKind, expanded, path_kind
 
-__all__ = ["Search", "cache_folders", "cache_places", "search_models"]
+__all__ = ["Search", "cache_folders", "known_caches", "search_models"]
 
 
-_MOST_REF_BYTES = 64  # of a commit and a newline
+_MAX_REF_BYTES = 64  # of a commit and a newline
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _named_revision(repository: Path, revisions: Container[str]) -> str | None:
     for ref in refs:
         try:
             with ref.open("rb") as file:
-                commit = file.read(_MOST_REF_BYTES).decode("ascii", "replace").strip()
+                commit = file.read(_MAX_REF_BYTES).decode("ascii", "replace").strip()
         except OSError:
             continue
         if commit in revisions:
@@ -175,11 +175,11 @@ def _kept_inside(model: FoundModel, inside: tuple[str, ...]) -> FoundModel:
 
 def cache_folders(names: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Those of ``cache_places`` that are there, or may be."""
-    places = cache_places(names, environ)
+    places = known_caches(names, environ)
     return tuple(place for place in places if path_kind(place) not in (PathKind.NOTHING, PathKind.FILE))
 
 
-def cache_places(names: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Path, ...]:
+def known_caches(names: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Where the folders of ``huggingface`` and ``llama.cpp`` are, or will be: absolute, each once.
 
     As huggingface_hub and llama.cpp (common/hf-cache.cpp of b11434, fs_get_cache_directory before) look

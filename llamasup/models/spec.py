@@ -7,7 +7,7 @@ from typing import Self
 
 from llamasup.gguf.facts import ModelFacts
 from llamasup.llama_server.settings import FlashAttn, GpuLayers, Profile, Settings
-from llamasup.models.redaction import without_places
+from llamasup.models.redaction import redact_paths
 from llamasup.planning.projectors import Pairing
 
 __all__ = ["ModelOptions", "ModelSpec", "Stay"]
@@ -125,16 +125,16 @@ class ModelSpec:
             return self.identity[0][0] == other.identity[0][0]
         return bool(self.source) and self.source == other.source
 
-    def for_clients(self, text: str) -> str:
+    def redacted(self, text: str) -> str:
         """``text`` with its files' names where their paths stand: where they lie is nothing to clients. Empty
         where it names other places of this machine.
         """
         source = (self.source,) if self.source.startswith("/") else ()
-        return without_places(text, (*source, *(path for path, _, _ in self.identity), *self.options.files))
+        return redact_paths(text, (*source, *(path for path, _, _ in self.identity), *self.options.files))
 
     def told(self, problem: str) -> str:
         """Why it cannot be loaded, as clients hear it."""
-        return self.for_clients(problem) or f"The model {self.id!r} cannot be loaded: llamasup's log says why"
+        return self.redacted(problem) or f"The model {self.id!r} cannot be loaded: llamasup's log says why"
 
     @property
     def names(self) -> tuple[str, ...]:

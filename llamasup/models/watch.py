@@ -22,10 +22,10 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from llamasup.errors import LlamasupError
+from llamasup.models.debounce import DebouncePolicy, debounce, initial_state
 from llamasup.models.folder_events import FolderEvents
 from llamasup.models.found import FoundModel
 from llamasup.models.search import Search, search_models
-from llamasup.models.settling import SettlePolicy, settle, settled_at_start
 
 __all__ = ["ModelWatch"]
 
@@ -52,12 +52,12 @@ class ModelWatch:
         first: Search,
         *,
         cache_folder: Path | None = None,
-        policy: SettlePolicy | None = None,
+        policy: DebouncePolicy | None = None,
         tick_s: float = _TICK_S,
     ) -> None:
         self._folders, self._paths = tuple(folders), tuple(paths)
         self._cache_folder = cache_folder
-        self._policy = SettlePolicy() if policy is None else policy
+        self._policy = DebouncePolicy() if policy is None else policy
         self._tick_s = tick_s
         self._first = self._last = first
         self._latest: Search | None = None
@@ -95,8 +95,8 @@ class ModelWatch:
 
     def _run(self) -> None:
         now_s = time.monotonic()
-        self._settled = settled_at_start(self._first.found, now_s)
-        self._settled_sources = settled_at_start(tuple(self._first.sources.values()), now_s)
+        self._debounced = initial_state(self._first.found, now_s)
+        self._debounced_sources = initial_state(tuple(self._first.sources.values()), now_s)
         parents = {Path(path).parent for path in self._paths}
         events = FolderEvents(self._folders, sorted(parents))
         look_at_s = now_s  # once, when it is watched: something may have happened between
@@ -124,20 +124,22 @@ class ModelWatch:
         search = search_models(self._folders, self._paths, cache_folder=self._cache_folder)
         now_s = time.monotonic()
         self._settle(search, now_s)
-        wake_at_s = min(self._settled.wake_at_s, self._settled_sources.wake_at_s)
+        wake_at_s = min(self._debounced.wake_at_s, self._debounced_sources.wake_at_s)
         return min(wake_at_s, now_s + (_LOOK_S if reliable else _LOOK_UNTOLD_S))
 
     def _settle(self, search: Search, now_s: float) -> None:
         hidden = search.hidden
-        settled = settle(self._settled, search.found, now_s, missing=hidden, policy=self._policy)
+        debounced = debounce(self._debounced, search.found, now_s, missing=hidden, policy=self._policy)
         out_of_sight = tuple(f"{folder.rstrip('/')}/" for folder in hidden)
         in_sight = (each for each in search.sources.values() if not each.path.startswith(out_of_sight))
-        sources = settle(self._settled_sources, tuple(in_sight), now_s, missing=hidden, policy=self._policy)
-        self._settled, self._settled_sources = settled, sources
+        sources = debounce(
+            self._debounced_sources, tuple(in_sight), now_s, missing=hidden, policy=self._policy
+        )
+        self._debounced, self._debounced_sources = debounced, sources
         # A path may name any part of a set: what it leads to is its first.
         now_at = {each.path: each for each in sources.models}
         asked = {path: now_at[found.path] for path, found in search.sources.items() if found.path in now_at}
-        new = replace(search, found=settled.models, sources=MappingProxyType(asked))
+        new = replace(search, found=debounced.models, sources=MappingProxyType(asked))
         if _shown(new) != _shown(self._last):
             self._last = new
             self._hand_on(partial(self._tell, new))

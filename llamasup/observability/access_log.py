@@ -26,7 +26,7 @@ T = TypeVar("T")
 MAX_BYTES: Final = 20_000_000  # some 40,000 lines
 FILES: Final = 5  # 100 MB of disk at most
 # Records that wait for the disk: 0.5 kB each, and a second of more requests than one core can serve.
-MOST_PENDING: Final = 20_000
+MAX_PENDING: Final = 20_000
 # The thread wakes up at most five times a second, however many requests there are.
 LINGER_S: Final = 0.2
 # Lines that are made in one go. They hold the interpreter for 0.3 ms, and a stream must not wait for longer.
@@ -63,7 +63,7 @@ class AccessLog(Generic[T]):
         self._file = None
         if path is not None:
             self._file = RotatedFile(path, max_bytes=max_bytes, files=FILES, holds="access log")
-        self._pending: deque[tuple[float, T]] = deque()  # at most MOST_PENDING
+        self._pending: deque[tuple[float, T]] = deque()  # at most MAX_PENDING
         self._refused = 0  # counted in the loop's thread
         self._lost = 0  # counted in our own
         self._retry_at_s = monotonic() + RETRY_S
@@ -74,7 +74,7 @@ class AccessLog(Generic[T]):
 
     def write(self, record: T) -> None:
         """Write it soon. Never waits."""
-        if len(self._pending) >= MOST_PENDING:
+        if len(self._pending) >= MAX_PENDING:
             self._refused += 1
             return
         self._pending.append((monotonic(), record))

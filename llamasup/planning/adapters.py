@@ -28,7 +28,7 @@ __all__ = ["adapters_of", "give_adapters"]
 
 _FLAG = "--lora-scaled"
 _KEEP_NOTHING = "--no-cache-prompt"
-_MOST = 8  # that one model loads: each takes memory, and clients have to tell them apart by number
+_MAX = 8  # that one model loads: each takes memory, and clients have to tell them apart by number
 _SERVED = frozenset({ModelClass.DECODER, ModelClass.ENCODER, ModelClass.RERANKER, ModelClass.ENCODER_DECODER})
 
 
@@ -50,7 +50,7 @@ def adapters_of(files: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> 
         for adapter in adapters:
             for model in _models_of(adapter, files, models, unread):
                 found[model].append(adapter)
-    return {model: tuple(adapters[:_MOST]) for model, adapters in found.items()}
+    return {model: tuple(adapters[:_MAX]) for model, adapters in found.items()}
 
 
 def _models_of(

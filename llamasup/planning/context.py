@@ -22,11 +22,11 @@ __all__ = ["Context", "decide_context", "give_context"]
 _AUTO = -1  # as --parallel: four slots that share the context
 _AUTO_SLOTS = 4
 _OWN_CONTEXT = 4096  # of a model that names none
-_MOST_SLOTS = 256  # LLAMA_MAX_SEQ: "n_seq_max must be <= 256" (b11434 [run])
+_MAX_SLOTS = 256  # LLAMA_MAX_SEQ: "n_seq_max must be <= 256" (b11434 [run])
 # A context of one token, or a batch of fewer tokens than slots, aborts in llama-server's own warm-up
 # ("get_sub_batch: failed to add token", b11434 [run]).
-_LEAST_TOKENS = 2
-_MOST_TOKENS = 2**31 - 1  # llama-server reads --ctx-size as a C int
+_MIN_TOKENS = 2
+_MAX_TOKENS = 2**31 - 1  # llama-server reads --ctx-size as a C int
 
 # Classes whose whole input must be in one micro-batch.
 _WHOLE_INPUT = frozenset({ModelClass.ENCODER, ModelClass.RERANKER, ModelClass.ENCODER_DECODER})
@@ -80,11 +80,11 @@ def decide_context(
         total, why_total = each * parallel, f"{each} tokens for each of {parallel} slots: {why}"
         if unified:
             why_total += "; a request may take what the others leave"
-    elif total < _LEAST_TOKENS * parallel:
-        least = f"{_LEAST_TOKENS * parallel} or more, since {parallel} slots share it"
+    elif total < _MIN_TOKENS * parallel:
+        least = f"{_MIN_TOKENS * parallel} or more, since {parallel} slots share it"
         raise _bad("--ctx-size", total, f"{least}, or 0 for the model's own")
-    if total > _MOST_TOKENS:
-        raise _bad("--ctx-size times --parallel", total, f"at most {_MOST_TOKENS}")
+    if total > _MAX_TOKENS:
+        raise _bad("--ctx-size times --parallel", total, f"at most {_MAX_TOKENS}")
     per_request = total if unified else total // parallel
     if _has_auto_slots(capabilities) and 0 < model.context_length < per_request:
         # "the slot context exceeds the training context of the model - capping" (b11434 [run]).
@@ -129,8 +129,8 @@ def _parallel(
         why = f"set by hand: as many as llama-server likes, which is {_AUTO_SLOTS} with one KV cache"
         return _AUTO_SLOTS, True, why
     for asked in (passed, settings.parallel):
-        if asked is not None and not 1 <= asked <= _MOST_SLOTS:
-            raise _bad("--parallel", asked, f"1 to {_MOST_SLOTS}")
+        if asked is not None and not 1 <= asked <= _MAX_SLOTS:
+            raise _bad("--parallel", asked, f"1 to {_MAX_SLOTS}")
     if passed is not None:
         return passed, False, "set by hand"
     if settings.parallel is not None:
@@ -161,8 +161,8 @@ def _per_request(
         if preferred == own:
             return own, "all that the model was trained for"
         return preferred, f"the default; the model was trained for {own}" if own else "the default"
-    if asked < _LEAST_TOKENS:
-        least = f"{_LEAST_TOKENS} tokens or more for each request"
+    if asked < _MIN_TOKENS:
+        least = f"{_MIN_TOKENS} tokens or more for each request"
         raise _bad("--ctx-size", asked, f"{least}; leave it out for the default")
     if 0 < own < asked:
         return asked, f"asked for with --ctx-size, beyond the {own} that the model was trained for"
@@ -180,7 +180,7 @@ def _batches(
         batch = ubatch = max(cells, parallel)
         why = "the whole input of a request must fit in one micro-batch"
     passed = {name: extra_args.number(name) for name in ("--batch-size", "--ubatch-size")}
-    least = {"--batch-size": max(parallel, _LEAST_TOKENS), "--ubatch-size": 1}
+    least = {"--batch-size": max(parallel, _MIN_TOKENS), "--ubatch-size": 1}
     for name, value in passed.items():
         if value is not None and value < least[name]:
             raise _bad(name, value, f"{least[name]} or more")

@@ -1,7 +1,7 @@
 """Gathers the facts for a plan: runtime, model, machine, and the files next to the model. Starts nothing.
 
 Which files belong to the model is decided in :mod:`llamasup.planning.projectors`; models of folders are
-paired with the found files of the folder (:mod:`llamasup.models.companions`).
+paired with the found files of the folder (:mod:`llamasup.models.attachments`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 
-_MOST_ENTRIES = 10_000  # of the folder; listing them takes some 10 ms
-_MOST_PROJECTORS = 32  # headers that are read, each once and then from the cache
+_MAX_ENTRIES = 10_000  # of the folder; listing them takes some 10 ms
+_MAX_PROJECTORS = 32  # headers that are read, each once and then from the cache
 
 
 def projectors_beside(model: Path, *, cache_folder: Path | None = None) -> tuple[list[Candidate], list[str]]:
@@ -53,14 +53,14 @@ def projectors_beside(model: Path, *, cache_folder: Path | None = None) -> tuple
         with os.scandir(model.parent) as entries:
             names = sorted(
                 entry.name
-                for entry in islice(entries, _MOST_ENTRIES)
+                for entry in islice(entries, _MAX_ENTRIES)
                 if entry.name.lower().endswith(".gguf") and entry.name != model.name
             )
     except OSError:
         return [], []
     projectors = [name for name in names if "mmproj" in name.lower()]
     candidates = []
-    for name in projectors[:_MOST_PROJECTORS]:
+    for name in projectors[:_MAX_PROJECTORS]:
         path = model.parent / name
         try:
             facts = read_model(path, cache_folder=cache_folder)

@@ -13,24 +13,24 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.plan_limits import LEAST_CTX_SIZE, Adjustment, Change, PlanLimits
+from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, Adjustment, Change, PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.plan import LaunchPlan
 
 __all__ = [
-    "MOST_STEPS",
+    "MAX_STEPS",
     "OUT_OF_MEMORY",
     "Admission",
     "admit",
     "blames_the_cache",
-    "give_way",
     "is_out_of_memory",
+    "largest_that_fits",
     "step_down",
 ]
 
-MOST_STEPS = 3
-_LEAST_CELLS = 256  # that llama-server gives a slot
+MAX_STEPS = 3
+_MIN_CELLS = 256  # that llama-server gives a slot
 _BEFORE_A_START = ("--parallel", "--kv-type", "--ctx-size")
 _AFTER_A_CRASH = ("--parallel", "--ctx-size", "--kv-type")
 OUT_OF_MEMORY = frozenset({"out_of_memory_host", "out_of_memory_device", "fit_failed"})
@@ -84,7 +84,7 @@ def admit(candidate: Callable[[PlanLimits], S], start: PlanLimits) -> Admission[
     return Admission(considered[-1], tuple(considered))
 
 
-def give_way(
+def largest_that_fits(
     smallest: LaunchPlan, settings: Settings, candidate: Callable[[Settings, PlanLimits], LaunchPlan]
 ) -> LaunchPlan:
     """What would fit if the user gave way too, from the smallest plan within what was set by hand.
@@ -96,19 +96,19 @@ def give_way(
     made, bounds = smallest, smallest.bounds
     now = replace(settings, parallel=made.parallel, ctx_size=made.ctx_size_of_slot)
     while not made.memory.fits:
-        parallel, ctx_size = now.parallel or 1, now.ctx_size or LEAST_CTX_SIZE
+        parallel, ctx_size = now.parallel or 1, now.ctx_size or MIN_CTX_SIZE
         if made.memory.lacks_device and now.gpu_layers is not None:
             now = replace(now, gpu_layers=None)
         elif parallel > 1:
             now = replace(now, parallel=parallel // 2)
         elif made.smaller_kv_type is not None and bounds.kv_type is None:
             bounds = replace(bounds, kv_type=made.smaller_kv_type)
-        elif ctx_size > LEAST_CTX_SIZE:
-            now = replace(now, ctx_size=max(LEAST_CTX_SIZE, ctx_size // 2))
+        elif ctx_size > MIN_CTX_SIZE:
+            now = replace(now, ctx_size=max(MIN_CTX_SIZE, ctx_size // 2))
         elif now.kv_type is not None:
             now = replace(now, kv_type=None)
-        elif ctx_size > _LEAST_CELLS:
-            now = replace(now, ctx_size=max(_LEAST_CELLS, ctx_size // 2))
+        elif ctx_size > _MIN_CELLS:
+            now = replace(now, ctx_size=max(_MIN_CELLS, ctx_size // 2))
         else:
             break
         made = candidate(now, bounds)
@@ -127,7 +127,7 @@ def step_down(
     After out of memory one setting goes down far enough that the plan takes half of what it took besides its
     weights, or as far as it goes: three small steps would lead nowhere.
     """
-    if steps_taken >= MOST_STEPS:
+    if steps_taken >= MAX_STEPS:
         return None
     if is_out_of_memory(diagnosis):
         bounds = _half(made, candidate, diagnosis)
@@ -138,7 +138,7 @@ def step_down(
     if bounds is None:
         return None
     changes = _changes(made, candidate(bounds))
-    return Adjustment(steps_taken + 1, MOST_STEPS, changes, bounds) if changes else None
+    return Adjustment(steps_taken + 1, MAX_STEPS, changes, bounds) if changes else None
 
 
 def _half(
@@ -161,17 +161,17 @@ def _half(
 def _smaller(made: S, candidate: Callable[[PlanLimits], S], why: str, order: Sequence[str]) -> S | None:
     """The next plan down that takes less: fewer slots of a context set by hand, say, take as much."""
     bounds = replace(made.bounds, why=why)
-    rungs = (_rung(made, bounds, option) for option in order if option in made.adjustable)
+    rungs = (_fallback_step(made, bounds, option) for option in order if option in made.adjustable)
     plans = (candidate(rung) for rung in rungs if rung is not None)
     return next((plan for plan in plans if plan.memory.context_bytes < made.memory.context_bytes), None)
 
 
-def _rung(made: Sized, bounds: PlanLimits, option: str) -> PlanLimits | None:
+def _fallback_step(made: Sized, bounds: PlanLimits, option: str) -> PlanLimits | None:
     match option:
         case "--parallel" if made.parallel > 1:
             return replace(bounds, parallel=made.parallel // 2)
-        case "--ctx-size" if made.ctx_size_of_slot > LEAST_CTX_SIZE:
-            return replace(bounds, ctx_size=max(LEAST_CTX_SIZE, made.ctx_size_of_slot // 2))
+        case "--ctx-size" if made.ctx_size_of_slot > MIN_CTX_SIZE:
+            return replace(bounds, ctx_size=max(MIN_CTX_SIZE, made.ctx_size_of_slot // 2))
         # Bounded to f16, it is because the packed one crashed.
         case "--kv-type" if made.smaller_kv_type is not None and bounds.kv_type is None:
             return replace(bounds, kv_type=made.smaller_kv_type)

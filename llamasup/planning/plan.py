@@ -23,15 +23,15 @@ from llamasup.planning.adapters import give_adapters
 from llamasup.planning.child_address import give_address
 from llamasup.planning.context import give_context
 from llamasup.planning.drafting import give_drafter
-from llamasup.planning.experience import Experience, runtime_id
 from llamasup.planning.kv_cache import give_kv_cache
+from llamasup.planning.load_history import LoadHistory, runtime_id
 from llamasup.planning.memory.context import ContextShape
 from llamasup.planning.memory.estimate import Correction, MemoryEstimate
 from llamasup.planning.placement import give_gpu_layers
 from llamasup.planning.profiles import preferences
 from llamasup.planning.projectors import Pairing, give_projector, projector_loaded
 from llamasup.planning.purpose import give_purpose, refuse_what_is_no_model
-from llamasup.planning.sizes import size_up
+from llamasup.planning.sizes import choose_sizes
 from llamasup.planning.tuning import (
     WHY_SPIN,
     decide_prompt_cache,
@@ -52,7 +52,7 @@ __all__ = ["LaunchPlan", "Reason", "plan"]
 
 _MIB = 1 << 20
 _NO_BOUNDS = PlanLimits()
-_NO_EXPERIENCE = Experience()
+_NO_EXPERIENCE = LoadHistory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def plan(
     api_key: str | None = None,
     api_key_file: str | None = None,
     bounds: PlanLimits = _NO_BOUNDS,
-    experience: Experience = _NO_EXPERIENCE,
+    history: LoadHistory = _NO_EXPERIENCE,
     shared: bool = False,
     slot_home: SlotHome | None = None,
 ) -> LaunchPlan:
@@ -144,7 +144,7 @@ def plan(
     is_identified = names_commit(capabilities.version)
     slot_runtime = runtime_id(command, replace(capabilities, build="")) if is_identified else runtime
     prefers = preferences(settings.profile)
-    sizes = size_up(
+    sizes = choose_sizes(
         capabilities,
         model,
         hardware,
@@ -155,7 +155,7 @@ def plan(
         draft=draft,
         projector=projector_loaded(capabilities, model, settings, extra_args, mmproj, found),
         bounds=bounds,
-        experience=experience,
+        history=history,
     )
     serves, drafter, memory, on_device = sizes.serves, sizes.drafter, sizes.memory, sizes.gpu_layers != 0
     threads = decide_threads(hardware, settings, extra_args)

@@ -25,9 +25,18 @@ from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.slots.flags import SlotHome
 from llamasup.planning.admission import refusal
 from llamasup.planning.child_address import child_address_kind, needs_key_file
-from llamasup.planning.experience import (
-    Experience,
+from llamasup.planning.facts import Launch, named
+from llamasup.planning.ladder import (
+    Admission,
+    admit,
+    blames_the_cache,
+    is_out_of_memory,
+    largest_that_fits,
+    step_down,
+)
+from llamasup.planning.load_history import (
     FailedPlan,
+    LoadHistory,
     bounds_of,
     forget_crashes,
     has_served,
@@ -36,9 +45,7 @@ from llamasup.planning.experience import (
     remember,
     runtime_id,
 )
-from llamasup.planning.experience_store import recall, record
-from llamasup.planning.facts import Launch, named
-from llamasup.planning.ladder import Admission, admit, blames_the_cache, give_way, is_out_of_memory, step_down
+from llamasup.planning.load_history_store import recall, record
 from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
@@ -83,7 +90,7 @@ class Planner:
         self._folder = folder
         self._prefix = prefix
         self._share = share
-        self._experience = recall(launch.model_path)
+        self._history = recall(launch.model_path)
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         self._devices = launch.runtime.capabilities.devices
         self._asked = ""  # the key of the plan that would be made with memory enough
@@ -137,7 +144,7 @@ class Planner:
             start = self._failures[-1].adjustment.bounds
         else:
             available_bytes = preferred.memory.available_bytes
-            start = bounds_of(self._experience, self._runtime, preferred.key, available_bytes, _today())
+            start = bounds_of(self._history, self._runtime, preferred.key, available_bytes, _today())
         if not self._checks_memory:
             made = candidate(start)
             return Admission(made, (made,))
@@ -148,7 +155,7 @@ class Planner:
         if admission.plan.memory.fits or not self._checks_memory:
             return None
         machine, at = self._machine(), self._nowhere()
-        fitting = give_way(
+        fitting = largest_that_fits(
             admission.considered[-1],
             self._launch.settings,
             lambda settings, bounds: self._candidate(settings, machine, at, bounds),
@@ -206,8 +213,8 @@ class Planner:
         if self._launch.settings.profile == "plain":
             return  # nothing of what was planned was passed on
         if sizes.complete and resident_bytes is not None:
-            self._experience = learn(
-                self._experience,
+            self._history = learn(
+                self._history,
                 runtime=self._runtime,
                 key=made.key,
                 estimated=made.memory,
@@ -219,17 +226,17 @@ class Planner:
                 device_bytes=sizes.device_bytes,
             )
         if generated:
-            self._experience = learn_served(self._experience, self._runtime, made.key, _today())
-        self._experience = forget_crashes(self._experience, self._runtime, made.key)
-        self._experience = self._with_setbacks(self._experience)
+            self._history = learn_served(self._history, self._runtime, made.key, _today())
+        self._history = forget_crashes(self._history, self._runtime, made.key)
+        self._history = self._with_setbacks(self._history)
         # They are recorded now, and expire. Later starts have their own MOST_STEPS.
         self._failures = ()
-        record(self._launch.model_path, self._experience)
+        record(self._launch.model_path, self._history)
 
-    def _with_setbacks(self, experience: Experience) -> Experience:
+    def _with_setbacks(self, history: LoadHistory) -> LoadHistory:
         """Add the failures before the serving plan: one record for memory, one for kernels."""
         if not self._failures:
-            return experience
+            return history
         bounds = self._failures[-1].adjustment.bounds
         for out_of_memory, avoids in ((True, bounds.against_memory), (False, bounds.against_crashes)):
             told = [each for each in self._failures if self._is_evidence(each, out_of_memory=out_of_memory)]
@@ -244,13 +251,13 @@ class Planner:
                     available_bytes=told[-1].available_bytes,
                     failed=told[-1].plan.key,
                 )
-                experience = remember(experience, setback)
-        return experience
+                history = remember(history, setback)
+        return history
 
     def _is_evidence(self, failed: _Failed, *, out_of_memory: bool) -> bool:
         if out_of_memory:
             return is_out_of_memory(failed.diagnosis)
-        served = has_served(self._experience, self._runtime, failed.plan.key, _today())
+        served = has_served(self._history, self._runtime, failed.plan.key, _today())
         return blames_the_cache(failed.diagnosis) and not served and not is_out_of_memory(failed.diagnosis)
 
     # --- making one -------------------------------------------------------------------------------
@@ -288,7 +295,7 @@ class Planner:
             api_key=at.key,
             api_key_file=at.key_file,
             bounds=bounds,
-            experience=self._experience,
+            history=self._history,
             shared=self._share is not None,
             slot_home=self._slot_home,
         )

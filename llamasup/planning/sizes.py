@@ -21,8 +21,8 @@ from llamasup.planning.drafting import (
     draft_shape,
     shape_with_drafts,
 )
-from llamasup.planning.experience import Experience, correction_of
 from llamasup.planning.kv_cache import KvCache, decide_kv_cache
+from llamasup.planning.load_history import LoadHistory, correction_of
 from llamasup.planning.memory.context import ContextShape
 from llamasup.planning.memory.estimate import Correction, Load, MemoryEstimate, estimate
 from llamasup.planning.placement import RUNTIME_BYTES, decide_gpu_layers, room_for
@@ -31,7 +31,7 @@ from llamasup.planning.purpose import served_as
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind
 
-__all__ = ["Sizing", "size_up"]
+__all__ = ["PlanSizes", "choose_sizes"]
 
 _NO_BOUNDS = PlanLimits()
 # Flags given by hand that take or move memory: a load with them teaches nothing about one without.
@@ -42,11 +42,11 @@ _MOVE_MEMORY = frozenset(
         *("--device", "-dev", "--no-mmproj-offload", "--load-mode", "-lm", "--no-mmap", "--mlock"),
     )
 )
-_NO_EXPERIENCE = Experience()
+_NO_EXPERIENCE = LoadHistory()
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class PlanSizes:
     """What was chosen, and what it takes. ``memory`` is without the prompt cache: that gets what is spare."""
 
     serves: ModelClass  # --embedding after "--" makes a decoder an encoder
@@ -79,7 +79,7 @@ class Sizing:
         return self.kv.smaller
 
 
-def size_up(
+def choose_sizes(
     capabilities: Capabilities,
     model: ModelFacts,
     hardware: Hardware,
@@ -91,8 +91,8 @@ def size_up(
     draft: ModelFacts | None = None,
     projector: ModelFacts | None = None,
     bounds: PlanLimits = _NO_BOUNDS,
-    experience: Experience = _NO_EXPERIENCE,
-) -> Sizing:
+    history: LoadHistory = _NO_EXPERIENCE,
+) -> PlanSizes:
     """Choose sizes within ``bounds`` and estimate them. ``experience`` knows the build as ``runtime``.
 
     Raises UsageInvalid for what cannot be meant, DraftMismatch for a draft that is not this model's.
@@ -125,7 +125,7 @@ def size_up(
     if settings.adapters:
         moved += (settings.adapters,)
     key = f"{shape} {layers} {beside} {moved} {[each.name for each in capabilities.devices]}"
-    correction = correction_of(experience, runtime, key)
+    correction = correction_of(history, runtime, key)
     memory = estimate(
         Load(model, shape, layers),
         room_for(capabilities, hardware, extra_args, on_device=on_device),
@@ -136,7 +136,7 @@ def size_up(
         or extra_args.switch("--mmproj-offload"),
         correction=correction,
     )
-    return Sizing(
+    return PlanSizes(
         serves,
         context,
         kv,

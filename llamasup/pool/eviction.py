@@ -16,7 +16,7 @@ from typing import Final, Literal
 __all__ = [
     "COUNT",
     "HALF_LIFE_S",
-    "MOST_STEPS",
+    "MAX_STEPS",
     "RAM",
     "UNUSED",
     "Candidate",
@@ -25,7 +25,7 @@ __all__ = [
     "Resource",
     "Use",
     "add",
-    "cheapest",
+    "cheapest_set",
     "demand",
     "devices",
     "lacking",
@@ -81,7 +81,7 @@ def add(free: dict[Resource, int], given: Demand) -> None:
         free[resource] = free.get(resource, 0) + amount
 
 
-MOST_STEPS: Final = 500
+MAX_STEPS: Final = 500
 """Of the search: exact for ten candidates or so (1,024 sets, most of them cut off), and at most a millisecond
 or two for hundreds, for which the best set found by then is taken."""
 
@@ -98,7 +98,7 @@ class Candidate:
     cost: Cost
 
 
-def cheapest(candidates: Sequence[Candidate], lack: Demand) -> tuple[Candidate, ...] | None:
+def cheapest_set(candidates: Sequence[Candidate], lack: Demand) -> tuple[Candidate, ...] | None:
     """The set of least cost that frees all that is lacking, nobody in it for nothing; None: there is none."""
     helping = sorted(
         (each for each in candidates if any(resource in each.frees for resource in lack)),
@@ -118,7 +118,7 @@ def _search(candidates: Sequence[Candidate], lack: Demand) -> tuple[Candidate, .
     best_cost = _NOTHING
     open_: list[tuple[int, tuple[Candidate, ...], Cost, Demand]] = [(0, (), _NOTHING, lack)]
     steps = 0
-    while open_ and (best is None or steps < MOST_STEPS):
+    while open_ and (best is None or steps < MAX_STEPS):
         steps += 1
         at, chosen, cost, missing = open_.pop()
         if best is not None and cost >= best_cost:

@@ -30,14 +30,14 @@ from llamasup.system.text import memory_text
 __all__ = [
     "ManagedModel",
     "PendingDemand",
-    "Sized",
+    "SizedModel",
     "absent",
     "as_unavailable",
+    "estimate_model",
     "making_room",
     "policy_for",
     "prepare_listed",
     "share_of",
-    "size_up",
     "with_devices",
 ]
 
@@ -46,11 +46,11 @@ T = TypeVar("T")
 _NOWHERE = Path("/nonexistent")
 # Weights come from a disk at about 1 GB/s, and a server needs a moment for itself. Until it was measured.
 _BYTES_PER_S = 1e9
-_LEAST_LOAD_S = 0.5
+_MIN_LOAD_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class SizedModel:
     """What is known of ``spec`` before its first start. ``needs``: bytes by place, of all its replicas.
     ``found`` is the spec with the file that it led to, where that had to be downloaded first.
     """
@@ -65,9 +65,9 @@ class Sized:
         return spec.started_as in (self.spec.started_as, self.found.started_as)
 
 
-def size_up(
+def estimate_model(
     spec: ModelSpec, budget: Mapping[str, int], runtime: str | None, environ: Mapping[str, str]
-) -> Sized:
+) -> SizedModel:
     """Read what a plan needs and see what it takes. Blocks for some milliseconds.
 
     Raises what ``prepare`` and ``Planner.check`` do: DoesNotFit where not even all of ``budget`` is enough.
@@ -86,7 +86,7 @@ def size_up(
                 raise refused
             of_one[own] = needs_of(admission.plan.memory, devices)
         needs.update(of_one[own])
-    return Sized(spec, launch, dict(needs), _as_found(spec, launch))
+    return SizedModel(spec, launch, dict(needs), _as_found(spec, launch))
 
 
 def _as_found(spec: ModelSpec, launch: Launch) -> ModelSpec:
@@ -158,27 +158,27 @@ class ManagedModel:
 
     __slots__ = (
         "answered",
-        "changing",
-        "claims",
-        "claims_since_s",
-        "comes_back",
-        "departure",
         "error",
         "leaving",
-        "outgoing",
+        "load_waiters",
+        "load_waiters_since_s",
+        "old_replicas",
         "outgoing_needs",
+        "reload_after",
         "removed",
-        "renewal",
-        "renewing",
         "resident_since_s",
         "retry_at_s",
+        "rolling_out",
+        "rollout",
         "runners",
         "served",
         "sized",
         "sizing",
         "spec",
         "starting",
+        "swapping",
         "unloaded",
+        "unloading",
         "use",
         "wish",
         "yielding",
@@ -187,35 +187,35 @@ class ManagedModel:
     def __init__(self, spec: ModelSpec, served: ReplicaSet) -> None:
         self.spec = spec
         self.served = served
-        self.sized: Sized | None = None
-        self.sizing: asyncio.Task[Sized | LlamasupError] | None = None  # and its download before
+        self.sized: SizedModel | None = None
+        self.sizing: asyncio.Task[SizedModel | LlamasupError] | None = None  # and its download before
         self.runners: list[InstanceRunner] = []  # one for each replica, once it was wanted
-        self.renewing = False  # what it was changed to is looked at, waits for its turn, or is swapped in
-        self.changing = False  # that is: from one spec to the next
-        self.renewal: asyncio.Task[LlamasupError | None] | None = None  # the last; why it came to nothing
-        self.comes_back = False  # it made way for its successor, which is to be loaded
+        self.rolling_out = False  # what it was changed to is looked at, waits for its turn, or is swapped in
+        self.swapping = False  # that is: from one spec to the next
+        self.rollout: asyncio.Task[LlamasupError | None] | None = None  # the last; why it came to nothing
+        self.reload_after = False  # it made way for its successor, which is to be loaded
         self.removed = False  # it is served no more, once it has ended
         self.unloaded = False  # as asked, and nobody has wanted it since: no reload preloads it
-        self.outgoing: list[InstanceRunner] = []  # of the spec before: they finish what they began
+        self.old_replicas: list[InstanceRunner] = []  # of the spec before: they finish what they began
         self.outgoing_needs: Mapping[str, int] = {}
         self.starting = False  # told to start, and nothing heard of it yet
         self.yielding = False
         self.leaving = False
-        self.departure: asyncio.Task[None] | None = None
+        self.unloading: asyncio.Task[None] | None = None
         self.error: LlamasupError | None = None  # why it cannot be loaded for now
         self.retry_at_s = 0.0  # after an error
         self.resident_since_s = 0.0
         self.answered = 0  # requests, as it was last idle
         self.use = UNUSED  # lately; it outlasts what is loaded
-        self.claims: list[asyncio.Future[None]] = []  # of those who asked for it to be loaded
-        self.claims_since_s = 0.0
+        self.load_waiters: list[asyncio.Future[None]] = []  # of those who asked for it to be loaded
+        self.load_waiters_since_s = 0.0
         self.wish: PendingDemand | None = None
 
     @property
     def phase(self) -> Phase:
         if self.leaving or self.removed:
             return Phase.LEAVING
-        if self.changing:
+        if self.swapping:
             return Phase.LOADING  # whatever serves meanwhile: it is not to be taken away in the middle
         if self.yielding:
             return Phase.YIELDING
@@ -235,7 +235,7 @@ class ManagedModel:
 
     @property
     def wanted(self) -> bool:
-        return bool(self.claims) or len(self.served.room) > 0 or self.wish is not None
+        return bool(self.load_waiters) or len(self.served.room) > 0 or self.wish is not None
 
     @property
     def is_outdated(self) -> bool:
@@ -266,7 +266,7 @@ class ManagedModel:
 
     @property
     def all_runners(self) -> tuple[InstanceRunner, ...]:
-        return (*self.runners, *self.outgoing)
+        return (*self.runners, *self.old_replicas)
 
     @property
     def needs(self) -> Mapping[str, int]:
@@ -280,15 +280,15 @@ class ManagedModel:
         measured = [runner.load_s for runner in self.runners if runner.load_s is not None]
         if measured:
             return max(measured)
-        return _LEAST_LOAD_S + sum(self.needs.values()) / _BYTES_PER_S
+        return _MIN_LOAD_S + sum(self.needs.values()) / _BYTES_PER_S
 
-    def tenant(self) -> ModelSnapshot:
+    def snapshot(self) -> ModelSnapshot:
         """As the policy sees it."""
         served, stay = self.served, self.spec.stay
-        waiting = len(served.room) + len(self.claims) + (self.wish is not None)
+        waiting = len(served.room) + len(self.load_waiters) + (self.wish is not None)
         since_s = min(
             served.room.oldest_s,
-            self.claims_since_s if self.claims else float("inf"),
+            self.load_waiters_since_s if self.load_waiters else float("inf"),
             float("inf") if self.wish is None else self.wish.since_s,
         )
         return ModelSnapshot(
@@ -305,7 +305,7 @@ class ManagedModel:
             used_s=max(self.resident_since_s, served.idle_since_s),
             resident_since_s=self.resident_since_s,
             use=self.use,
-            outgoing=self.outgoing_needs,
+            old_replicas=self.outgoing_needs,
         )
 
     def stop_sizing(self) -> None:
@@ -324,10 +324,10 @@ class ManagedModel:
         requests = max(1, answered - self.answered)
         self.use, self.answered = self.use.after(self.served.idle_since_s, requests), answered
 
-    def settle_claims(self, error: LlamasupError | None = None) -> None:
+    def resolve_load_waiters(self, error: LlamasupError | None = None) -> None:
         """Tell those who asked for it to be loaded how that came out."""
-        claims, self.claims = self.claims, []
-        for claim in claims:
+        load_waiters, self.load_waiters = self.load_waiters, []
+        for claim in load_waiters:
             if not claim.done():
                 if error is None:
                     claim.set_result(None)
@@ -338,7 +338,7 @@ class ManagedModel:
 def as_unavailable(error: LlamasupError, spec: ModelSpec, why: Unavailable | None = None) -> Unavailable:
     """What requests for a model hear that cannot be loaded; ``why``: as its server said it, if it had one."""
     why = why or Unavailable(503, error.message, cause=error.cause, remedy=error.remedy)
-    return replace(why, message=spec.told(why.message), remedy=spec.for_clients(why.remedy))
+    return replace(why, message=spec.told(why.message), remedy=spec.redacted(why.remedy))
 
 
 def absent(spec: ModelSpec) -> Unavailable:

@@ -22,7 +22,7 @@ from llamasup.pool.eviction import (
     Resource,
     Use,
     add,
-    cheapest,
+    cheapest_set,
     demand,
     lacking,
     take,
@@ -31,7 +31,7 @@ from llamasup.system.text import memory_text
 
 __all__ = [
     "LOOK_AGAIN_S",
-    "MOST_CLAIMS",
+    "MAX_CLAIMS",
     "Action",
     "Cordon",
     "Evict",
@@ -92,7 +92,7 @@ class ModelSnapshot:
     resident_since_s: float = 0.0
     use: Use = UNUSED
     """How much it was used lately; what is not known of it does no harm."""
-    outgoing: Places = field(default_factory=dict[str, int])
+    old_replicas: Places = field(default_factory=dict[str, int])
     """The part of ``needs`` that is free again when the replacement of the process ends."""
 
 
@@ -105,14 +105,14 @@ class ResidencyPolicy:
     """
 
     time_slice_s: float = 5.0
-    linger: float = 0.1
+    idle_grace: float = 0.1
     max_loaded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     now_s: float
-    tenants: Mapping[str, ModelSnapshot]
+    models: Mapping[str, ModelSnapshot]
     budget: Places
     policy: ResidencyPolicy = field(default_factory=ResidencyPolicy)
 
@@ -165,7 +165,7 @@ Action = Load | Evict | Cordon | Uncordon | Reject | WakeAt
 
 _HOLDING: Final = frozenset({Phase.LOADING, Phase.RESIDENT, Phase.YIELDING, Phase.LEAVING})
 _STAYING: Final = _HOLDING - {Phase.LEAVING}
-MOST_CLAIMS: Final = 32
+MAX_CLAIMS: Final = 32
 """Models whose waiters are looked at in one decision, those first who have waited longest: it takes a few
 milliseconds at most, whatever comes. On no machine are so many loaded that the next one could be served."""
 
@@ -175,37 +175,37 @@ that is idle for a moment need not tell if nobody waits."""
 
 _NEVER: Final = float("inf")
 _SESSION_S: Final = 60.0  # to have been used this long ago weighs as much as one use lately
-_LEAST_S: Final = 0.001  # of an idle time that something is divided by
+_MIN_S: Final = 0.001  # of an idle time that something is divided by
 _REASONS: Final[tuple[Reason, ...]] = ("memory", "group", "count")
 # what a model costs that is ... and, with what is added to it, everything dearer
 _BUSY: Final[Cost] = (0, 1, 0.0)
 _UNDUE: Final[Cost] = (1, 0, 0.0)
 
 
-def decide(world: Snapshot) -> tuple[Action, ...]:
+def decide(snapshot: Snapshot) -> tuple[Action, ...]:
     """What is to be done now. Nothing twice: what is under way is seen by its phase.
 
     Tenants that are absent or failed and that nobody waits for may be left out of ``world``. One with waiters
     whose needs are not known is passed over until they are.
     """
-    return _Round(world).verdicts()
+    return _Round(snapshot).actions()
 
 
-def never_fits(id_: str, world: Snapshot) -> str:
+def never_fits(id_: str, snapshot: Snapshot) -> str:
     """Why it cannot be loaded, however long one waits: with what is pinned and loaded it exceeds the budget.
     Empty: it can."""
-    tenant = world.tenants[id_]
-    room = _capacity(world)
+    model = snapshot.models[id_]
+    room = _capacity(snapshot)
     pinned = [
-        each for each in world.tenants.values() if each.pinned and each.phase in _STAYING and each.id != id_
+        each for each in snapshot.models.values() if each.pinned and each.phase in _STAYING and each.id != id_
     ]
     for each in pinned:
         take(room, _lasting(each))
-    wanted = _demand(tenant)
-    return "; ".join(_shortage(key, wanted[key], world, pinned) for key in lacking(wanted, room))
+    wanted = _demand(model)
+    return "; ".join(_shortage(key, wanted[key], snapshot, pinned) for key in lacking(wanted, room))
 
 
-def _shortage(key: Resource, wanted: int, world: Snapshot, pinned: list[ModelSnapshot]) -> str:
+def _shortage(key: Resource, wanted: int, snapshot: Snapshot, pinned: list[ModelSnapshot]) -> str:
     kind, name = key
     holders = [each for each in pinned if key in _lasting(each)]
     beside = ", ".join(sorted(each.id for each in holders))
@@ -213,10 +213,12 @@ def _shortage(key: Resource, wanted: int, world: Snapshot, pinned: list[ModelSna
         case "memory":
             held = sum(_lasting(each)[key] for each in holders)
             pinned_text = f", of which pinned models hold {memory_text(held)} ({beside})" if holders else ""
-            budget = memory_text(world.budget.get(name, 0))
+            budget = memory_text(snapshot.budget.get(name, 0))
             return f"it needs {memory_text(wanted)} of {name}, and the budget there is {budget}{pinned_text}"
         case "count":
-            return f"max_loaded is {world.policy.max_loaded}, and so many pinned models are loaded ({beside})"
+            return (
+                f"max_loaded is {snapshot.policy.max_loaded}, and so many pinned models are loaded ({beside})"
+            )
         case "group":
             group, _, device = name.partition("@")
             return f"of group {group} one model at a time may be on {device}, and {beside} is pinned there"
@@ -224,24 +226,24 @@ def _shortage(key: Resource, wanted: int, world: Snapshot, pinned: list[ModelSna
             assert_never(kind)
 
 
-def _demand(tenant: ModelSnapshot) -> dict[Resource, int]:
-    return demand(tenant.needs, tenant.groups)
+def _demand(model: ModelSnapshot) -> dict[Resource, int]:
+    return demand(model.needs, model.groups)
 
 
-def _lasting(tenant: ModelSnapshot) -> dict[Resource, int]:
+def _lasting(model: ModelSnapshot) -> dict[Resource, int]:
     """The resources that it takes while it stays loaded."""
-    outgoing = tenant.outgoing
-    needs = {place: size - outgoing.get(place, 0) for place, size in tenant.needs.items()}
-    return demand(needs, tenant.groups)
+    old_replicas = model.old_replicas
+    needs = {place: size - old_replicas.get(place, 0) for place, size in model.needs.items()}
+    return demand(needs, model.groups)
 
 
-def _capacity(world: Snapshot) -> dict[Resource, int]:
-    room: dict[Resource, int] = {("memory", place): size for place, size in world.budget.items()}
-    most = world.policy.max_loaded
-    room[COUNT] = len(world.tenants) if most is None else most
-    for tenant in world.tenants.values():
-        if tenant.groups:
-            room |= {key: 1 for key in _demand(tenant) if key[0] == "group"}
+def _capacity(snapshot: Snapshot) -> dict[Resource, int]:
+    room: dict[Resource, int] = {("memory", place): size for place, size in snapshot.budget.items()}
+    most = snapshot.policy.max_loaded
+    room[COUNT] = len(snapshot.models) if most is None else most
+    for model in snapshot.models.values():
+        if model.groups:
+            room |= {key: 1 for key in _demand(model) if key[0] == "group"}
     return room
 
 
@@ -249,21 +251,21 @@ class _Round:
     """One decision. ``free`` is free now; ``soon`` is what will be when all have gone that go, less what
     older claims are promised of it. A model may be started if it fits in both."""
 
-    def __init__(self, world: Snapshot) -> None:
-        self.now = world.now_s
-        self.world = world
-        self.policy = world.policy
-        self.holding = [each for each in world.tenants.values() if each.phase in _HOLDING]
-        self.free = _capacity(world)
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.now = snapshot.now_s
+        self.snapshot = snapshot
+        self.policy = snapshot.policy
+        self.holding = [each for each in snapshot.models.values() if each.phase in _HOLDING]
+        self.free = _capacity(snapshot)
         self.most = dict(self.free)  # that will ever be free, as long as what is pinned stays
-        self.soon = dict(self.free)
+        self.expected_free = dict(self.free)
         self.candidates: list[Candidate] = []
         for each in self.holding:
             held = _demand(each)
             take(self.free, held)
             if each.phase is Phase.LEAVING:
                 continue
-            take(self.soon, held)
+            take(self.expected_free, held)
             if each.pinned:
                 take(self.most, _lasting(each))
             else:
@@ -274,15 +276,15 @@ class _Round:
         self.others: list[Action] = []
         self.wakes: list[float] = []
 
-    def verdicts(self) -> tuple[Action, ...]:
+    def actions(self) -> tuple[Action, ...]:
         self.expire()
         self.come_within_bounds()
         claims = [
             each
-            for each in self.world.tenants.values()
+            for each in self.snapshot.models.values()
             if each.phase is Phase.ABSENT and each.waiting and each.needs
         ]
-        for claim in nsmallest(MOST_CLAIMS, claims, key=lambda each: (each.waiting_since_s, each.id)):
+        for claim in nsmallest(MAX_CLAIMS, claims, key=lambda each: (each.waiting_since_s, each.id)):
             self.serve(claim)
         resumed = (
             Uncordon(each.id)
@@ -293,16 +295,16 @@ class _Round:
         wake = (WakeAt(min(due)),) if due else ()
         return (*resumed, *self.orders(), *self.others, *wake)
 
-    def is_still_lacked(self, tenant: ModelSnapshot) -> bool:
+    def is_still_lacked(self, model: ModelSnapshot) -> bool:
         """Whether what it holds is of use to a claim that has waited for long enough and gets nothing that is
         idle. Several such claims may take each other's choices away in turns: who yields goes on with it.
         """
-        return not self.lacked.isdisjoint(_demand(tenant))
+        return not self.lacked.isdisjoint(_demand(model))
 
     def orders(self) -> Iterator[Evict | Cordon]:
         """What is not under way already."""
         for id_, order in self.going.items():
-            if isinstance(order, Evict) or self.world.tenants[id_].phase is Phase.RESIDENT:
+            if isinstance(order, Evict) or self.snapshot.models[id_].phase is Phase.RESIDENT:
                 yield order
 
     def expire(self) -> None:
@@ -312,19 +314,19 @@ class _Round:
             due = each.used_s + each.ttl_s
             if self.now >= due:
                 self.going[each.id] = Evict(each.id, "ttl")
-                add(self.soon, _demand(each))
+                add(self.expected_free, _demand(each))
             else:
                 self.wakes.append(due)
 
     def come_within_bounds(self) -> None:
         """The budget has become less, or a model has turned out larger: idle ones go. Busy ones are left
         until they are idle, or until somebody waits for what they hold."""
-        over = {key: -amount for key, amount in self.soon.items() if amount < 0}
+        over = {key: -amount for key, amount in self.expected_free.items() if amount < 0}
         if not over:
             return
         helping = [each for each in self.movable() if any(key in each.frees for key in over)]
         idle = [each for each in helping if each.cost < _BUSY]
-        chosen = cheapest(idle, over)
+        chosen = cheapest_set(idle, over)
         if chosen is None and len(idle) < len(helping):
             self.wakes.append(self.now + LOOK_AGAIN_S)
         self.send(idle if chosen is None else chosen, over, "")
@@ -332,14 +334,14 @@ class _Round:
     def serve(self, claim: ModelSnapshot) -> None:
         wanted = _demand(claim)
         if lacking(wanted, self.most):
-            self.others.append(Reject(claim.id, never_fits(claim.id, self.world)))
+            self.others.append(Reject(claim.id, never_fits(claim.id, self.snapshot)))
             return
-        lack = lacking(wanted, self.soon)
+        lack = lacking(wanted, self.expected_free)
         overdue_at = claim.waiting_since_s + self.policy.time_slice_s
         if lack:
             overdue = self.now >= overdue_at
             candidates = self.movable()
-            chosen = cheapest([each for each in candidates if overdue or each.cost < _BUSY], lack)
+            chosen = cheapest_set([each for each in candidates if overdue or each.cost < _BUSY], lack)
             if overdue and (chosen is None or any(each.cost >= _BUSY for each in chosen)):
                 self.lacked |= lack.keys()
             if chosen is None or any(each.cost >= _UNDUE for each in chosen):
@@ -350,51 +352,51 @@ class _Round:
         elif not lacking(wanted, self.free):
             self.others.append(Load(claim.id))
             take(self.free, wanted)
-        take(self.soon, wanted)
+        take(self.expected_free, wanted)
 
     def movable(self) -> list[Candidate]:
         """Those that can be sent away, some day, and that no older claim gets."""
         return [each for each in self.candidates if each.id not in self.going and each.id not in self.kept]
 
-    def cost(self, tenant: ModelSnapshot) -> Cost:
+    def cost(self, model: ModelSnapshot) -> Cost:
         """Of losing it: first what may not go yet, then what is in use, then what it would take to have it
         again."""
-        if tenant.phase is Phase.LOADING:
+        if model.phase is Phase.LOADING:
             return _UNDUE  # its end is an event
-        if self.now >= self.idle_at(tenant):
-            idle_s = max(self.now - tenant.used_s, _LEAST_S)
-            return 0, 0, tenant.load_s * (tenant.use.at(self.now) + _SESSION_S / idle_s)
-        if tenant.phase is Phase.YIELDING:
+        if self.now >= self.idle_at(model):
+            idle_s = max(self.now - model.used_s, _MIN_S)
+            return 0, 0, model.load_s * (model.use.at(self.now) + _SESSION_S / idle_s)
+        if model.phase is Phase.YIELDING:
             return _BUSY  # rather than one more
-        if self.now >= self.turn_ends_at(tenant):
-            return 0, 1, tenant.load_s / max(self.now - tenant.resident_since_s, _LEAST_S)
+        if self.now >= self.turn_ends_at(model):
+            return 0, 1, model.load_s / max(self.now - model.resident_since_s, _MIN_S)
         return _UNDUE
 
-    def idle_at(self, tenant: ModelSnapshot) -> float:
-        if tenant.in_flight or tenant.waiting:
+    def idle_at(self, model: ModelSnapshot) -> float:
+        if model.in_flight or model.waiting:
             return _NEVER
-        return tenant.used_s + self.policy.linger * tenant.load_s
+        return model.used_s + self.policy.idle_grace * model.load_s
 
-    def turn_ends_at(self, tenant: ModelSnapshot) -> float:
+    def turn_ends_at(self, model: ModelSnapshot) -> float:
         """Half of the time at most goes into loading, however many want the same place."""
-        return tenant.resident_since_s + max(self.policy.time_slice_s, tenant.load_s)
+        return model.resident_since_s + max(self.policy.time_slice_s, model.load_s)
 
     def changes(self, candidates: Iterable[Candidate]) -> Iterator[float]:
         """When one of these may go that may not now."""
         for each in candidates:
-            tenant = self.world.tenants[each.id]
-            if tenant.phase is not Phase.LOADING:
-                yield self.idle_at(tenant)
-                yield self.turn_ends_at(tenant)
+            model = self.snapshot.models[each.id]
+            if model.phase is not Phase.LOADING:
+                yield self.idle_at(model)
+                yield self.turn_ends_at(model)
 
     def send(self, chosen: Sequence[Candidate], lack: Demand, for_id: str) -> None:
         """All together or, while one may not go yet, none; then younger claims cannot have them either."""
         ripe = all(each.cost < _UNDUE for each in chosen)
         for each in chosen:
-            add(self.soon, each.frees)
+            add(self.expected_free, each.frees)
             if not ripe:
                 self.kept.add(each.id)
-            elif self.world.tenants[each.id].in_flight:
+            elif self.snapshot.models[each.id].in_flight:
                 self.going[each.id] = Cordon(each.id, for_id)
                 self.wakes.append(self.now + LOOK_AGAIN_S)
             else:

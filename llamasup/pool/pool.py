@@ -14,11 +14,11 @@ from typing import Any, TypeVar, assert_never
 
 from llamasup.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.spec import ModelSpec
-from llamasup.planning.memory.shares import left_of
+from llamasup.planning.memory.shares import remaining
 from llamasup.pool.model import (
     ManagedModel,
     PendingDemand,
-    Sized,
+    SizedModel,
     absent,
     as_unavailable,
     making_room,
@@ -41,15 +41,15 @@ from llamasup.pool.policy import (
 from llamasup.pool.processes import Runners
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.pool.sizing import Fetch, ModelSizer
-from llamasup.pool.unload import at_rest, end, freed
+from llamasup.pool.unload import end, is_settled, memory_released
 from llamasup.queueing.endpoint import Unavailable
-from llamasup.supervision.events import Bus, LoadFailed, ModelUnloading, Notice, StateChanged
+from llamasup.supervision.events import Bus, LoadFailed, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.failure import failure_of, lacks_memory
 from llamasup.supervision.runner import STOPPING, InstanceRunner
 from llamasup.supervision.states import KillRequested, Policy, StartRequested, State, StopRequested
 from llamasup.system.timers import DeadlineTimer
 
-__all__ = ["WISH_S", "Pool", "decide_now"]
+__all__ = ["WISH_S", "Pool", "reconcile"]
 
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class Pool:
         self.alarm.stop()
         for managed in self._all():
             managed.served.shut(STOPPING)
-            managed.settle_claims(_stopping())
+            managed.resolve_load_waiters(_stopping())
             managed.stop_sizing()
             for runner in managed.all_runners:
                 runner.post(KillRequested() if now else StopRequested())
@@ -118,7 +118,7 @@ class Pool:
         """Wait until no server is left, and none will start by itself."""
         for managed in self._all():
             for runner in managed.all_runners:
-                await runner.until(at_rest)
+                await runner.until(is_settled)
 
     def _all(self) -> Iterable[ManagedModel]:
         return dict.fromkeys((*self.managed_models.values(), *self.active))
@@ -144,7 +144,7 @@ class Pool:
             policy=policy_for(spec, self.options.policy),
             when_wanted=lambda: self._asked_for(managed),
             when_left=lambda why: self._left(managed, why),
-            when_idle=lambda: self._idle(managed),
+            once_idle=lambda: self._idle(managed),
         )
         managed = ManagedModel(spec, served)
         served.absent = absent(spec)
@@ -188,24 +188,24 @@ class Pool:
         try:
             await claim
         finally:
-            if claim in managed.claims:  # whoever asked gave up
-                managed.claims.remove(claim)
+            if claim in managed.load_waiters:  # whoever asked gave up
+                managed.load_waiters.remove(claim)
                 self.decide_soon()
 
     def claim(self, managed: ManagedModel, claim: asyncio.Future[None]) -> None:
         """Have it loaded for whoever waits for ``claim``."""
         self.forget_failure(managed)
-        if not managed.claims:
-            managed.claims_since_s = monotonic()
-        managed.claims.append(claim)
+        if not managed.load_waiters:
+            managed.load_waiters_since_s = monotonic()
+        managed.load_waiters.append(claim)
         self.want(managed)
 
     async def unload(self, managed: ManagedModel) -> None:
         """Until its memory is free. What is in flight has a drain's time; who waits has it loaded again."""
         self.forget_failure(managed)
-        managed.comes_back, managed.wish = False, None
+        managed.reload_after, managed.wish = False, None
         managed.unloaded = True
-        managed.settle_claims(
+        managed.resolve_load_waiters(
             Conflict(
                 f"{managed.spec.id} was unloaded meanwhile.", remedy="Load it again if it is to be served."
             )
@@ -225,7 +225,7 @@ class Pool:
             managed.sized = None
             managed.served.absent = absent(managed.spec)
 
-    def make_runners(self, managed: ManagedModel, sized: Sized) -> list[InstanceRunner]:
+    def make_runners(self, managed: ManagedModel, sized: SizedModel) -> list[InstanceRunner]:
         """Of what was sized, with the limits that hold now; at rest."""
         assert self._tasks is not None
         return self.runners.make(
@@ -237,7 +237,7 @@ class Pool:
             when_measured=lambda: self._measured(managed),
         )
 
-    def _policy_for(self, managed: ManagedModel, sized: Sized | None) -> Policy:
+    def _policy_for(self, managed: ManagedModel, sized: SizedModel | None) -> Policy:
         return policy_for(managed.spec, self.options.policy, None if sized is None else sized.spec)
 
     def left_for(self, managed: ManagedModel) -> Mapping[str, int]:
@@ -245,13 +245,13 @@ class Pool:
         too.
         """
         others = (each.needs for each in tuple(self.active) if each is not managed and each.holds)
-        return left_of(self.options.budget, (*others, managed.outgoing_needs))
+        return remaining(self.options.budget, (*others, managed.outgoing_needs))
 
-    async def size(self, managed: ManagedModel, spec: ModelSpec) -> Sized:
+    async def size(self, managed: ManagedModel, spec: ModelSpec) -> SizedModel:
         """See what it takes, and fetch it before if it is not here. Raises what these raise."""
         return await self._sizer.size(managed, spec)
 
-    def begin_sizing(self, managed: ManagedModel, what: str) -> asyncio.Task[Sized | LlamasupError]:
+    def begin_sizing(self, managed: ManagedModel, what: str) -> asyncio.Task[SizedModel | LlamasupError]:
         """As it is now: what it was before is of no use any more. Cancelled once nobody wants to know."""
         managed.stop_sizing()
         name = f"{managed.spec.id}/{what}"
@@ -269,9 +269,9 @@ class Pool:
         """It has its size then, or cannot be loaded for now."""
         spec = managed.spec
 
-        def over(task: asyncio.Task[Sized | LlamasupError]) -> None:
+        def over(task: asyncio.Task[SizedModel | LlamasupError]) -> None:
             outcome = None if task.cancelled() or managed.removed else task.result()
-            if isinstance(outcome, Sized) and outcome.is_of(managed.spec):
+            if isinstance(outcome, SizedModel) and outcome.is_of(managed.spec):
                 managed.sized = outcome
                 if self.when_sized is not None:
                     self.when_sized(managed)
@@ -281,7 +281,7 @@ class Pool:
 
         self.begin_sizing(managed, what).add_done_callback(over)
 
-    async def _sized(self, managed: ManagedModel, spec: ModelSpec) -> Sized | LlamasupError:
+    async def _sized(self, managed: ManagedModel, spec: ModelSpec) -> SizedModel | LlamasupError:
         try:
             return await self.size(managed, spec)
         except LlamasupError as error:
@@ -296,7 +296,7 @@ class Pool:
 
     def _asked_for(self, managed: ManagedModel) -> None:
         """A request waits for it; or would, and may not: then it is loaded for when it comes again."""
-        if not managed.claims and not len(managed.served.room):
+        if not managed.load_waiters and not len(managed.served.room):
             self._wish(managed, managed.served.absent)
         self.want(managed)
 
@@ -327,7 +327,7 @@ class Pool:
         elif managed.spec.stay.ttl_s < float("inf"):
             self.alarm.schedule(monotonic() + managed.spec.stay.ttl_s)
 
-    def _notice(self, notice: Notice) -> None:
+    def _notice(self, notice: PublishedEvent) -> None:
         managed = self.managed_models.get(notice.model) if isinstance(notice, StateChanged) else None
         if managed is None or not isinstance(notice, StateChanged):
             return
@@ -347,14 +347,14 @@ class Pool:
         managed.retry_at_s = monotonic() + _retry_after_s(error)
         managed.served.fail(as_unavailable(error, managed.spec, why), managed.retry_at_s)
         for runner in managed.runners:
-            if not runner.instance.at_rest:
+            if not runner.instance.is_settled:
                 runner.post(StopRequested())  # none of them tries by itself in memory that is not its own
-        managed.settle_claims(error)
+        managed.resolve_load_waiters(error)
         self.alarm.schedule(managed.retry_at_s)
 
     def _measured(self, managed: ManagedModel) -> None:
         """A load has taught what the model really takes."""
-        if not (managed.sizing or managed.changing or managed.is_outdated or self.stopping):
+        if not (managed.sizing or managed.swapping or managed.is_outdated or self.stopping):
             self.size_soon(managed, "measure")
 
     # --- deciding ---------------------------------------------------------------------------------------
@@ -368,26 +368,26 @@ class Pool:
     def _decide(self) -> None:
         self._deciding = False
         if self._tasks is not None and not self.stopping:
-            decide_now(self)
+            reconcile(self)
 
     def leave(self, managed: ManagedModel, reason: str, for_id: str = "") -> asyncio.Task[None]:
         """End its servers; from now on none of them gets a request. Done when their memory is free."""
-        if managed.departure is None:
+        if managed.unloading is None:
             self.bus.publish(ModelUnloading(managed.spec.id, reason, for_id))
-            if managed.renewing:
+            if managed.rolling_out:
                 managed.stop_sizing()  # what it was to be next is looked at when it is loaded again
             managed.yielding, managed.leaving = False, True
             managed.served.shut(making_room(managed.spec, for_id))
-            managed.departure = self.start(self._see_off(managed), f"{managed.spec.id}/leave")
-        return managed.departure
+            managed.unloading = self.start(self._see_off(managed), f"{managed.spec.id}/leave")
+        return managed.unloading
 
     async def _see_off(self, managed: ManagedModel) -> None:
         try:
-            async with freed(managed.sized):
+            async with memory_released(managed.sized):
                 await end(managed.all_runners)
         finally:
             managed.leaving = managed.starting = False
-            managed.departure = None
+            managed.unloading = None
             if not (self.stopping or managed.removed):
                 managed.served.open()
             self.decide_soon()
@@ -404,17 +404,17 @@ def _retry_after_s(error: LlamasupError) -> float:
 _REFUSED = "Make it smaller (ctx_size, parallel), pin fewer, or allow more (memory, max_loaded, groups)."
 
 
-def decide_now(pool: Pool) -> None:
+def reconcile(pool: Pool) -> None:
     now_s = monotonic()
     for managed in tuple(pool.active):
         if not managed.removed:
-            _look_at(pool, managed, now_s)
-    tenants = {each.key: each.tenant() for each in pool.active if each.sized is not None}
-    for verdict in decide(Snapshot(now_s, tenants, pool.options.budget, pool.options.residency)):
-        _carry_out(pool, verdict)
+            _observe(pool, managed, now_s)
+    models = {each.key: each.snapshot() for each in pool.active if each.sized is not None}
+    for action in decide(Snapshot(now_s, models, pool.options.budget, pool.options.residency)):
+        _apply(pool, action)
 
 
-def _look_at(pool: Pool, managed: ManagedModel, now_s: float) -> None:
+def _observe(pool: Pool, managed: ManagedModel, now_s: float) -> None:
     """What follows from how it is, whatever else is loaded."""
     _look_at_wish(pool, managed, now_s)
     if managed.serves:
@@ -435,7 +435,7 @@ def _look_at(pool: Pool, managed: ManagedModel, now_s: float) -> None:
             del pool.active[managed]
         elif managed.sized is None:
             managed.stop_sizing()
-    elif managed.sized is None and not (managed.sizing or managed.changing):
+    elif managed.sized is None and not (managed.sizing or managed.swapping):
         pool.size_soon(managed, "size")
 
 
@@ -453,11 +453,11 @@ def _serves(managed: ManagedModel) -> None:
     if managed.error is not None:
         managed.error = None
         managed.served.absent = absent(managed.spec)
-    managed.settle_claims()
+    managed.resolve_load_waiters()
 
 
-def _carry_out(pool: Pool, verdict: Action) -> None:
-    match verdict:
+def _apply(pool: Pool, action: Action) -> None:
+    match action:
         case Load(id_):
             _begin(pool, pool.managed_models[id_])
         case Evict(id_, reason, for_id):

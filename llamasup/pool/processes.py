@@ -9,7 +9,7 @@ from pathlib import Path
 from llamasup.planning.facts import named
 from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.planner import Planner
-from llamasup.pool.model import ManagedModel, Sized, with_devices
+from llamasup.pool.model import ManagedModel, SizedModel, with_devices
 from llamasup.supervision.events import Bus
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
@@ -39,7 +39,7 @@ class Runners:
     def make(
         self,
         managed: ManagedModel,
-        sized: Sized,
+        sized: SizedModel,
         policy: Policy,
         tasks: asyncio.TaskGroup,
         *,

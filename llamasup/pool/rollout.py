@@ -9,72 +9,72 @@ from collections.abc import Mapping
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.models.access import unknown_model
 from llamasup.models.spec import ModelSpec
-from llamasup.planning.memory.shares import left_of
-from llamasup.pool.model import ManagedModel, Sized, absent
+from llamasup.planning.memory.shares import remaining
+from llamasup.pool.model import ManagedModel, SizedModel, absent
 from llamasup.pool.policy import Phase
 from llamasup.pool.pool import Pool
-from llamasup.pool.unload import end, freed, is_up_or_over
+from llamasup.pool.unload import end, is_up_or_over, memory_released
 from llamasup.queueing.endpoint import Unavailable
 from llamasup.supervision.events import ModelUnloading
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.states import StartRequested, State
 
-__all__ = ["remove", "renew"]
+__all__ = ["remove", "roll_out"]
 
 _log = logging.getLogger(__name__)
 
 
-def remove(pool: Pool, managed: ManagedModel, heir: ManagedModel | None = None) -> None:
+def remove(pool: Pool, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
     """Serve it no more: what is in flight may finish; who waits has ``heir`` instead, or is told."""
-    managed.removed, managed.comes_back = True, False
+    managed.removed, managed.reload_after = True, False
     managed.stop_sizing()
-    if heir is not None:
-        _hand_over(pool, managed, heir)
+    if successor is not None:
+        _transfer(pool, managed, successor)
     error = unknown_model(managed.spec.id)
     managed.served.shut(Unavailable(error.status, error.message, error.type, error.cause, error.remedy))
-    managed.settle_claims(ModelUnknown(f"{error.message}.", remedy=error.remedy))
-    if any(not runner.instance.at_rest for runner in managed.all_runners) or managed.starting:
+    managed.resolve_load_waiters(ModelUnknown(f"{error.message}.", remedy=error.remedy))
+    if any(not runner.instance.is_settled for runner in managed.all_runners) or managed.starting:
         pool.bus.publish(ModelUnloading(managed.spec.id, "removed"))
         pool.start(_see_out(pool, managed), f"{managed.spec.id}/remove")
     else:
         pool.forget(managed)
 
 
-def _hand_over(pool: Pool, managed: ManagedModel, heir: ManagedModel) -> None:
+def _transfer(pool: Pool, managed: ManagedModel, successor: ManagedModel) -> None:
     def over(claim: asyncio.Future[None]) -> None:
         """Whoever gives up looks for it where it was."""
-        if claim in heir.claims:
-            heir.claims.remove(claim)
+        if claim in successor.load_waiters:
+            successor.load_waiters.remove(claim)
             pool.decide_soon()
 
     is_wanted = managed.wanted
-    claims, managed.claims = managed.claims, []
-    for claim in claims:
-        pool.claim(heir, claim)
+    load_waiters, managed.load_waiters = managed.load_waiters, []
+    for claim in load_waiters:
+        pool.claim(successor, claim)
         claim.add_done_callback(over)
-    heir.wish, managed.wish = heir.wish or managed.wish, None
-    managed.served.room.hand_over(heir.served.room)
+    successor.wish, managed.wish = successor.wish or managed.wish, None
+    managed.served.room.transfer_to(successor.served.room)
     if is_wanted:
-        pool.want(heir)
+        pool.want(successor)
 
 
 async def _see_out(pool: Pool, managed: ManagedModel) -> None:
-    async with freed(managed.sized):
+    async with memory_released(managed.sized):
         await end(managed.all_runners)
     pool.forget(managed)
 
 
-def renew(pool: Pool, managed: ManagedModel, spec: ModelSpec) -> None:
+def roll_out(pool: Pool, managed: ManagedModel, spec: ModelSpec) -> None:
     """Serve it from its new file, or with its new settings. Nobody notices but by the answers."""
     pool.retouch(managed, spec)
     managed.stop_sizing()  # of what it was
-    if managed.renewing:
+    if managed.rolling_out:
         return  # whoever is at it goes on with the newest
     if managed.phase in {Phase.ABSENT, Phase.FAILED}:
         _begin_anew(pool, managed)
     elif managed.is_outdated or managed.sized is None:
-        managed.renewing = True
-        managed.renewal = pool.start(_replace(pool, managed), f"{spec.id}/renew")
+        managed.rolling_out = True
+        managed.rollout = pool.start(_replace(pool, managed), f"{spec.id}/renew")
 
 
 def _begin_anew(pool: Pool, managed: ManagedModel) -> None:
@@ -91,19 +91,19 @@ async def _replace(pool: Pool, managed: ManagedModel) -> LlamasupError | None:
 
     Returns why it came to nothing, where it did.
     """
-    managed.comes_back = False
+    managed.reload_after = False
     failure: LlamasupError | None = None
     try:
         while _is_behind(pool, managed):
             spec = managed.spec
-            if managed.departure is not None:
-                await asyncio.shield(managed.departure)
+            if managed.unloading is not None:
+                await asyncio.shield(managed.unloading)
                 continue
             if managed.phase is Phase.ABSENT:
                 _begin_anew(pool, managed)
                 break
             try:
-                sized = await _weighed(pool, managed)
+                sized = await _size_new(pool, managed)
                 if sized is not None:
                     async with pool.swapping:
                         await _swap(pool, managed, sized)
@@ -114,10 +114,10 @@ async def _replace(pool: Pool, managed: ManagedModel) -> LlamasupError | None:
                 _log.error("%s goes on as it was: %s", spec.id, error)
                 break
     finally:
-        managed.renewing = False
+        managed.rolling_out = False
         pool.decide_soon()
-    if managed.comes_back and not pool.stopping:
-        failure = await _bring_back(pool, managed)
+    if managed.reload_after and not pool.stopping:
+        failure = await _reload(pool, managed)
     return failure
 
 
@@ -125,7 +125,7 @@ def _is_behind(pool: Pool, managed: ManagedModel) -> bool:
     return (managed.is_outdated or managed.sized is None) and not (managed.removed or pool.stopping)
 
 
-async def _weighed(pool: Pool, managed: ManagedModel) -> Sized | None:
+async def _size_new(pool: Pool, managed: ManagedModel) -> SizedModel | None:
     """What it takes from now on, and it is here then. Meanwhile it is as it was: it may be evicted, too.
 
     None: something came between. Raises why it cannot be.
@@ -138,32 +138,32 @@ async def _weighed(pool: Pool, managed: ManagedModel) -> Sized | None:
     return outcome
 
 
-async def _swap(pool: Pool, managed: ManagedModel, sized: Sized) -> None:
+async def _swap(pool: Pool, managed: ManagedModel, sized: SizedModel) -> None:
     """Raises why it cannot be changed; then all is as it was. It is, too, where something else came between:
     whoever calls looks again.
     """
     is_newest = sized.spec.started_as == managed.spec.started_as and _is_behind(pool, managed)
-    if not is_newest or managed.departure is not None or managed.phase is Phase.ABSENT:
+    if not is_newest or managed.unloading is not None or managed.phase is Phase.ABSENT:
         return
-    managed.changing = True
+    managed.swapping = True
     try:
         serves = any(runner.instance.state is State.READY for runner in managed.runners)
-        if serves and _fits(sized, left_of(pool.left_for(managed), [managed.needs])):
+        if serves and _fits(sized, remaining(pool.left_for(managed), [managed.needs])):
             await _replace_beside(pool, managed, sized)
         else:
             await _replace_after(pool, managed, sized)
     finally:
-        managed.changing = False
+        managed.swapping = False
         pool.decide_soon()
 
 
-def _fits(sized: Sized, left: Mapping[str, int]) -> bool:
+def _fits(sized: SizedModel, left: Mapping[str, int]) -> bool:
     return all(left.get(place, 0) >= size_bytes for place, size_bytes in sized.needs.items())
 
 
-async def _replace_beside(pool: Pool, managed: ManagedModel, sized: Sized) -> None:
+async def _replace_beside(pool: Pool, managed: ManagedModel, sized: SizedModel) -> None:
     old, before = managed.runners, managed.sized
-    managed.outgoing, managed.outgoing_needs = old, managed.needs
+    managed.old_replicas, managed.outgoing_needs = old, managed.needs
     try:
         error = await _try(pool, managed, sized)
         if not managed.runners:
@@ -173,22 +173,22 @@ async def _replace_beside(pool: Pool, managed: ManagedModel, sized: Sized) -> No
             return  # somebody has ended them
         for runner in old:
             managed.served.remove(runner)  # who comes from now on comes to the new ones
-        async with freed(before):
+        async with memory_released(before):
             await end(old)
         pool.runners.drop(managed, old)
     finally:
-        managed.outgoing, managed.outgoing_needs = [], {}
+        managed.old_replicas, managed.outgoing_needs = [], {}
 
 
-async def _replace_after(pool: Pool, managed: ManagedModel, sized: Sized) -> None:
+async def _replace_after(pool: Pool, managed: ManagedModel, sized: SizedModel) -> None:
     """Who comes meanwhile waits, also while the new one fails and the old one is started again."""
     before = managed.sized
-    if managed.starting or any(not runner.instance.at_rest for runner in managed.runners):
+    if managed.starting or any(not runner.instance.is_settled for runner in managed.runners):
         pool.bus.publish(ModelUnloading(managed.spec.id, "changed"))
-        managed.comes_back = True
+        managed.reload_after = True
     managed.yielding = managed.starting = False
     managed.served.shut(_CHANGING)
-    async with freed(before):
+    async with memory_released(before):
         await end(managed.runners)
     pool.runners.drop(managed, managed.runners)
     managed.runners, managed.sized, managed.error = [], sized, None
@@ -196,14 +196,14 @@ async def _replace_after(pool: Pool, managed: ManagedModel, sized: Sized) -> Non
     error = None
     if _comes_back(pool, managed) and before is not None and _fits(sized, pool.left_for(managed)):
         error = await _replace_in_place(pool, managed, sized, before)
-    if managed.departure is None and not (managed.removed or pool.stopping):
+    if managed.unloading is None and not (managed.removed or pool.stopping):
         managed.served.open()
     if error is not None:
         raise error
 
 
 async def _replace_in_place(
-    pool: Pool, managed: ManagedModel, sized: Sized, before: Sized
+    pool: Pool, managed: ManagedModel, sized: SizedModel, before: SizedModel
 ) -> LlamasupError | None:
     """In the memory of the old one, which nobody else gets before it is sure not to be needed again."""
     needs = sized.needs
@@ -215,11 +215,11 @@ async def _replace_in_place(
         managed.outgoing_needs = {}
     if error is not None and _comes_back(pool, managed):
         await _try(pool, managed, before)
-    managed.comes_back = False
+    managed.reload_after = False
     return error
 
 
-async def _try(pool: Pool, managed: ManagedModel, sized: Sized) -> LlamasupError | None:
+async def _try(pool: Pool, managed: ManagedModel, sized: SizedModel) -> LlamasupError | None:
     """Start it. Where none of its servers serves they are put away; why, unless somebody has ended them."""
     managed.sized = sized
     managed.runners = new = pool.make_runners(managed, sized)
@@ -235,10 +235,10 @@ async def _try(pool: Pool, managed: ManagedModel, sized: Sized) -> LlamasupError
 
 def _comes_back(pool: Pool, managed: ManagedModel) -> bool:
     """Nobody has said otherwise meanwhile."""
-    return managed.comes_back and not (managed.removed or pool.stopping)
+    return managed.reload_after and not (managed.removed or pool.stopping)
 
 
-async def _bring_back(pool: Pool, managed: ManagedModel) -> LlamasupError | None:
+async def _reload(pool: Pool, managed: ManagedModel) -> LlamasupError | None:
     """It was loaded, and is to be so again, although perhaps nobody asks for it at this moment.
 
     Returns why it is not.

@@ -13,7 +13,7 @@ from llamasup.downloads.manager import Listener, Progress
 from llamasup.errors import LlamasupError, ModelInvalid
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.facts import read_given
-from llamasup.pool.model import ManagedModel, Sized, size_up
+from llamasup.pool.model import ManagedModel, SizedModel, estimate_model
 from llamasup.supervision.events import Bus, Downloading
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ModelSizer:
         self._bus = bus
         self._options = options
 
-    async def size(self, managed: ManagedModel, spec: ModelSpec) -> Sized:
+    async def size(self, managed: ManagedModel, spec: ModelSpec) -> SizedModel:
         """Raises what fetching raises, and ``size_up``."""
         try:
             return await self._size(managed, spec)
@@ -50,7 +50,7 @@ class ModelSizer:
                 remedy="See its log, and report it.",
             ) from error
 
-    async def _size(self, managed: ManagedModel, spec: ModelSpec) -> Sized:
+    async def _size(self, managed: ManagedModel, spec: ModelSpec) -> SizedModel:
         if spec.problem:
             if spec.source and not spec.is_remote:
                 await asyncio.to_thread(read_given, spec.source)  # what it raises says more
@@ -60,13 +60,13 @@ class ModelSizer:
             local = replace(spec, source=str(await self._fetched(managed, spec, self._fetch)))
         return replace(await self._planned(local), spec=spec)
 
-    async def _planned(self, spec: ModelSpec) -> Sized:
+    async def _planned(self, spec: ModelSpec) -> SizedModel:
         """In the memory that there is: a reload may say otherwise meanwhile."""
         while True:
             options = self._options()
             try:
                 sized = await asyncio.to_thread(
-                    size_up, spec, options.budget, options.runtime, options.environ
+                    estimate_model, spec, options.budget, options.runtime, options.environ
                 )
             except LlamasupError:
                 if options.budget == self._options().budget:

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from llamasup.errors import LlamasupError
 from llamasup.llama_server.device_memory import await_freed, devices_now
 from llamasup.planning.memory.shares import RAM
-from llamasup.pool.model import Sized
+from llamasup.pool.model import SizedModel
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Instance, State, StopRequested
 
-__all__ = ["at_rest", "end", "freed", "is_up_or_over"]
+__all__ = ["end", "is_settled", "is_up_or_over", "memory_released"]
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ async def end(runners: Iterable[InstanceRunner]) -> None:
 
     async def end_one(runner: InstanceRunner) -> None:
         await runner.take(StopRequested())
-        await runner.until(at_rest)
+        await runner.until(is_settled)
 
     async with asyncio.TaskGroup() as tasks:
         for runner in runners:
@@ -32,7 +32,7 @@ async def end(runners: Iterable[InstanceRunner]) -> None:
 
 
 @asynccontextmanager
-async def freed(sized: Sized | None) -> AsyncIterator[None]:
+async def memory_released(sized: SizedModel | None) -> AsyncIterator[None]:
     """Around the end of a model's servers: over when what they held can be seen to be free.
 
     The host has its memory back with the process; a driver takes its time.
@@ -52,10 +52,10 @@ async def freed(sized: Sized | None) -> AsyncIterator[None]:
         _log.warning("%s has ended, and its memory is not free on the device yet.", sized.launch.model_id)
 
 
-def at_rest(instance: Instance) -> bool:
-    return instance.at_rest
+def is_settled(instance: Instance) -> bool:
+    return instance.is_settled
 
 
 def is_up_or_over(instance: Instance) -> bool:
     """It serves, or whoever waits for that waits in vain: also where it tries again by itself in minutes."""
-    return instance.state in {State.READY, State.FAILED} or instance.at_rest
+    return instance.state in {State.READY, State.FAILED} or instance.is_settled

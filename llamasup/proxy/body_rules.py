@@ -14,7 +14,7 @@ import msgspec
 
 from llamasup.auth.key_limits import Keys
 from llamasup.http.address import ANYWHERE
-from llamasup.http.body_scan import MANY_JOBS, MOST_STEPS, BodyScan, may_hold_url, scanned
+from llamasup.http.body_scan import MANY_JOBS, MAX_STEPS, BodyScan, may_hold_url, scanned
 from llamasup.http.heads import HeadRules, HttpError
 from llamasup.http.remote_media import refused_media
 from llamasup.http.requested_model import FORMS_ONLY, BodyTooDeep, lists_of, read_body
@@ -64,20 +64,20 @@ def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
         return None
     lists = (each.encode() for each in lists_of(request.head.route.label))
     return BodyScan(
-        lists if request.needs_place else (), urls=_takes_media(request), most_steps=_most_steps(request)
+        lists if request.needs_permit else (), urls=_takes_media(request), most_steps=_most_steps(request)
     )
 
 
 def judge_scan(
-    request: Request, scan: BodyScan, config: ProxyConfig, keys: Keys, whole: Callable[[], bytes | None]
+    request: Request, scan: BodyScan, config: ProxyConfig, keys: Keys, buffered: Callable[[], bytes | None]
 ) -> HttpError | None:
     """Check a completely scanned body; returns the refusal, if any. ``whole``: the body, if it is kept."""
     if _is_compressed(request.head.opening):
         return _COMPRESSED
     if (refusal := _judge_media(request, scan, config.remote_media)) is not None:
         return refusal
-    if request.needs_place and request.head.route.label not in FORMS_ONLY:
-        request.jobs = _jobs_of(request, whole()) if scan.unclear else scan.jobs
+    if request.needs_permit and request.head.route.label not in FORMS_ONLY:
+        request.jobs = _jobs_of(request, buffered()) if scan.unclear else scan.jobs
     return keys.weigh(request) if request.jobs > 1 else None
 
 
@@ -95,7 +95,7 @@ def _judge_media(request: Request, scan: BodyScan, allowed: tuple[str, ...]) -> 
         return None
     unclear = scan.unclear and scan.suspect
     refusal = _unclear(_most_steps(request)) if unclear else refused_media(scan.remote, allowed)
-    if refusal is not None and not request.needs_place:
+    if refusal is not None and not request.needs_permit:
         refusal = msgspec.structs.replace(refusal, close=True)  # no rpm slows down the next one
     return refusal
 
@@ -107,7 +107,7 @@ def _takes_media(request: Request) -> bool:
 
 
 def _most_steps(request: Request) -> int:
-    return MOST_STEPS if request.needs_place else FEW_STEPS
+    return MAX_STEPS if request.needs_permit else FEW_STEPS
 
 
 def _unclear(most_steps: int) -> HttpError:

@@ -93,7 +93,7 @@ class Downstream(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=proxy.limits.write_buffer_bytes)
         self._deadline = monotonic() + proxy.limits.head_s
         try:
-            refusal = proxy.joined(self, peer, stranger=self._is_stranger)
+            refusal = proxy.on_connect(self, peer, stranger=self._is_stranger)
         except ConnectionAbortedError:
             self.abort()
             return
@@ -123,7 +123,7 @@ class Downstream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone()
         self._reader.close()
-        self.proxy.left(self)
+        self.proxy.on_disconnect(self)
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -172,7 +172,7 @@ class Downstream(asyncio.Protocol):
             else:
                 self._wait_for_more()
                 return
-        self.proxy.soon(self._serve_ready)
+        self.proxy.call_soon(self._serve_ready)
 
     def _wait_for_more(self) -> None:
         """Nothing is whole: say what the client waits for, and until when we wait for it."""
@@ -234,7 +234,7 @@ class Downstream(asyncio.Protocol):
         """Send on what is here of it if a generation serves; else it is read whole, and waits then."""
         lease = lease_for(request, self._door, self.proxy)
         if isinstance(lease, Unavailable):
-            request.whole = True
+            request.buffered = True
             if self._may_go_on(request):
                 self._await_body(request)
             return
@@ -244,7 +244,7 @@ class Downstream(asyncio.Protocol):
             request.keep_alive = False
             self._serve(request)
             return
-        lease.return_place()  # it takes one when it is whole: nobody waits for a client that sends slowly
+        lease.cancel_permit()  # it takes one when it is whole: nobody waits for a client that sends slowly
         request.received_at = monotonic()
         self.proxy.bodies.drop(request)
         self._exchange = exchange = Exchange(self, request, lease)
@@ -344,18 +344,18 @@ class Downstream(asyncio.Protocol):
                 return
             self._exchange = None
             why = refusal
-        self.proxy.tell(request, record_of(request, why.status, "unavailable", model=model))
+        self.proxy.record_request(request, record_of(request, why.status, "unavailable", model=model))
         self._answer_error(request, why.as_error())
 
     def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
         self.transport.write(answer)
-        self.proxy.tell(request, record_of(request, status, "local"))
+        self.proxy.record_request(request, record_of(request, status, "local"))
         self._after(request)
 
     def _refused(self, request: Request, error: HttpError) -> None:
         if error.close:
             request.keep_alive = False
-        self.proxy.tell(request, record_of(request, error.status, "refused"))
+        self.proxy.record_request(request, record_of(request, error.status, "refused"))
         self._answer_error(request, error)
 
     def _answer_error(self, request: Request, error: HttpError) -> None:
@@ -474,7 +474,7 @@ class Downstream(asyncio.Protocol):
         # One whose generation ended in the middle of its body has no exchange, and still counts for its key.
         for request in (self._reader.partial, *self._reader.ready):
             if request is not None and request.quota is not None:
-                self.proxy.tell(request, record_of(request, CLIENT_GONE, "client_gone"))
+                self.proxy.record_request(request, record_of(request, CLIENT_GONE, "client_gone"))
             elif request is not None:
                 self.proxy.bodies.drop(request)
         self._held.clear()

@@ -19,7 +19,7 @@ from llamasup.http.token_meter import TokenMeter
 from llamasup.models.redaction import whole_and_plain, without_folders
 from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.request import Request, overdue, record_of
-from llamasup.proxy.sse_keepalive import keep_awake
+from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.proxy.upload import Upload
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
@@ -140,7 +140,7 @@ class Exchange:
 
     def start(self) -> None:
         lease = self._lease
-        lease.when_revoked(self._revoked)
+        lease.on_revoked(self._revoked)
         if self._request.jobs > 1:
             lease.weigh(self._request.jobs)
         pool = self._downstream.proxy.pool_of(lease.endpoint)
@@ -199,7 +199,7 @@ class Exchange:
         else:
             self._write_head(upstream, framing, body)
         self.bytes_out = len(body)
-        if request.needs_place and (
+        if request.needs_permit and (
             request.jobs > 1 or (request.quota is not None and request.quota.counts_tokens)
         ):
             self._meter = TokenMeter(request.head.route.label, streams=upstream.streams_events)
@@ -259,8 +259,8 @@ class Exchange:
     def upload_ended(self) -> None:
         """Its body is whole: now llama-server begins with it (b11434), and not before."""
         self._whole_at = monotonic()
-        if self._request.needs_place:
-            self._lease.take_place()
+        if self._request.needs_permit:
+            self._lease.acquire_permit()
             self._lease.weigh(self._request.jobs)
 
     def upload_resumes(self) -> None:
@@ -280,7 +280,7 @@ class Exchange:
 
     def finished(self) -> None:
         """The whole response has gone downstream."""
-        self._lease.endpoint.count_answer(self.status, infers=self._request.needs_place)
+        self._lease.endpoint.count_answer(self.status, infers=self._request.needs_permit)
         request = self._request
         if self._settings is not None:
             self._settings.pass_on()
@@ -311,7 +311,7 @@ class Exchange:
             return
         upstream, endpoint = self._upstream, self._lease.endpoint
         fresh = upstream is None or upstream.is_fresh
-        if not (self.answered or self._retried or fresh or endpoint.closed or self._request.spent):
+        if not (self.answered or self._retried or fresh or endpoint.closed or self._request.body_discarded):
             # It sat idle, and the child closed it while the request was on its way: nothing was begun.
             self._retried = True
             self._upstream = None
@@ -354,17 +354,17 @@ class Exchange:
             self._fail(error, "timed_out")
             return
         if not self.status:
-            keep_awake(self._downstream, self._request, now)
+            send_keepalive_if_due(self._downstream, self._request, now)
         elif not self._downstream.paused:
             self._lagging_since = 0.0
         elif not self._lagging_since:
             self._lagging_since = now
         elif now - self._lagging_since >= proxy.limits.lag_s:
-            self._lease.leave_place()
+            self._lease.release_permit()
         if not self.status or self._downstream.paused or self.bytes_out != self._seen:
             self._seen = self.bytes_out
             self._seen_at = now
-        elif now - self._seen_at >= proxy.limits.upstream_idle_s and self._request.needs_place:
+        elif now - self._seen_at >= proxy.limits.upstream_idle_s and self._request.needs_permit:
             what = f"llama-server has sent nothing for {proxy.limits.upstream_idle_s:g} s"
             self._fail(HttpError(504, what, "timeout_error", "upstream_idle", "try again"), "upstream_failed")
 
@@ -398,7 +398,7 @@ class Exchange:
         if waiting is None:
             room = downstream.proxy.backend.room(endpoint.model)
             waiting = self._waiting = Waiting(downstream, request, room, endpoint.model)
-        if not waiting.put_back(endpoint, sent=self.sent_at > 0.0):
+        if not waiting.requeue(endpoint, sent=self.sent_at > 0.0):
             return False
         downstream.exchange_waits(waiting)
         self._let_go(abort=True)  # the place that comes free may be what has another server take it at once
@@ -415,7 +415,7 @@ class Exchange:
             # The child starts when the request is complete. From then on its slot is busy until it closes the
             # connection.
             begun = not self._cut_short and upstream.has_sent_all
-            if request.needs_place and begun and not lease.endpoint.closed:
+            if request.needs_permit and begun and not lease.endpoint.closed:
                 clock = self._downstream.proxy.keys.clock
                 self._abandoned = Abandoned(lease, request, upstream, clock)
                 return
@@ -486,7 +486,7 @@ class Exchange:
             seconds=monotonic() - since if by_client else 0.0,
             begun=self.first_byte_at > 0.0,
             tokens_per_s=endpoint.tokens_per_s,
-            places=endpoint.slots,
+            max_concurrent=endpoint.slots,
             n_ctx=self._n_ctx,
         )
 
@@ -506,7 +506,7 @@ class Exchange:
     def _tell(self, outcome: str, status: int = 0) -> None:
         request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
         counts = context = None
-        if self._request.needs_place:
+        if self._request.needs_permit:
             if self.status == 200:
                 tail = tail_of(self._tail)
                 counts = self._counts(tail)
@@ -521,7 +521,7 @@ class Exchange:
                 if self._abandoned is not None:
                     left = context_left(counts, self._items, self._n_ctx)
                     self._abandoned.most_tokens = None if left is None else left - request.untold_tokens
-        self._downstream.proxy.tell(
+        self._downstream.proxy.record_request(
             request,
             record_of(
                 request,

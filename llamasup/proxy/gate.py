@@ -60,7 +60,7 @@ class AccessPolicy:
         """Whether a connection without a valid key can reach only public paths."""
         return self.keys.needed and not self._trusted and not self.rules.transparent
 
-    def admit(self, head: Head, local_host: str) -> ApiKey | HttpError | None:
+    def authorize(self, head: Head, local_host: str) -> ApiKey | HttpError | None:
         """The key that it came with, None if it needs none, or why it does not come in.
 
         ``local_host`` is the address at which this connection reached us.

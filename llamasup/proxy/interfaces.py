@@ -42,18 +42,18 @@ class ProxyContext(Protocol):
     uploads: int
     """How many requests have an ``Upload``."""
 
-    def joined(self, connection: Connection, client: str, *, stranger: bool) -> HttpError | None:
+    def on_connect(self, connection: Connection, client: str, *, stranger: bool) -> HttpError | None:
         """Count a new connection; returns its refusal, if any. ``stranger`` as in ``Connections.enter``.
 
         Raises ConnectionAbortedError if the connection can only be aborted.
         """
         ...
 
-    def left(self, connection: Connection) -> None:
+    def on_disconnect(self, connection: Connection) -> None:
         """A connection has closed."""
         ...
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         """Call back in the loop's next round."""
         ...
 
@@ -69,7 +69,7 @@ class ProxyContext(Protocol):
         """An id for a request without an ``X-Request-Id``."""
         ...
 
-    def tell(self, request: Request, record: RequestRecord) -> None:
+    def record_request(self, request: Request, record: RequestRecord) -> None:
         """A request is over: release what it holds, and record it. Called once for each."""
         ...
 

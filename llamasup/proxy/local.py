@@ -14,17 +14,17 @@ from llamasup.queueing.endpoint import Unavailable
 
 __all__ = [
     "CONTROL_PATHS",
+    "access_denied",
     "answer",
     "answer_listing",
     "answer_to",
     "cors_lines",
     "is_local",
-    "misused",
     "preflight",
 ]
 
 
-def misused(request: Request, meant: ResolvedModel | None) -> HttpError | None:
+def access_denied(request: Request, meant: ResolvedModel | None) -> HttpError | None:
     """Why the request may not have the model that it means. None: nothing here speaks against it.
 
     What means no model at all is for the backend to refuse, unless its key must not learn which there are.
@@ -35,7 +35,7 @@ def misused(request: Request, meant: ResolvedModel | None) -> HttpError | None:
             return unnamed_model(key.models)
         return forbidden_model(key, request.named)
     work = request.head.route.work
-    if meant is not None and work is not None and work not in meant.works and request.needs_place:
+    if meant is not None and work is not None and work not in meant.works and request.needs_permit:
         return unfit_model(meant, work)
     return None
 
@@ -54,7 +54,7 @@ def answer_listing(
         return 200, response(200, listing.all(allowed), lines, method=head.method, close=close)
     request.named = name
     meant = backend.meant(name)
-    refusal = misused(request, meant)
+    refusal = access_denied(request, meant)
     if refusal is None and meant is None:
         why = backend.lease(name)
         assert isinstance(why, Unavailable)

@@ -129,7 +129,7 @@ class Proxy:
 
     # --- for connections and exchanges
 
-    def joined(self, connection: Connection, client: str, *, stranger: bool) -> HttpError | None:
+    def on_connect(self, connection: Connection, client: str, *, stranger: bool) -> HttpError | None:
         """Count a new connection; returns its refusal, if any. ``stranger`` as in ``Connections.enter``.
 
         Raises ConnectionAbortedError where it can only be broken off.
@@ -143,7 +143,7 @@ class Proxy:
             self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep)
         return refusal
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         """Call back in the loop's next round."""
         self._loop.call_soon(callback)
 
@@ -151,7 +151,7 @@ class Proxy:
         """Do what has to be awaited, in a task that ends with the proxy."""
         self._tasks.start(work, name)
 
-    def left(self, connection: Connection) -> None:
+    def on_disconnect(self, connection: Connection) -> None:
         self.clients.leave(connection)
         if not len(self.clients):
             self._all_left.set()
@@ -167,7 +167,7 @@ class Proxy:
     def next_id(self) -> bytes:
         return b"%b-%x" % (self._id_prefix, next(self._ids))
 
-    def tell(self, request: Request, record: RequestRecord) -> None:
+    def record_request(self, request: Request, record: RequestRecord) -> None:
         """A request is over, and this is what became of it. Called once for each."""
         if request.quota is not None:
             cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)

@@ -14,7 +14,7 @@ from typing import Final
 import httptools
 
 from llamasup.auth.keys import ApiKey
-from llamasup.http.head_cache import KnownHead, learn
+from llamasup.http.head_cache import KnownHead, compile_head
 from llamasup.http.heads import Head, HttpError, RawHeaders, read_head
 from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.local import cors_lines
@@ -154,7 +154,7 @@ class RequestReader:
             if self._fed > self._limits.head_bytes:
                 self.refuse(_unbounded(self._limits.head_bytes))
         if self._repeats and from_its_start and self._heads_read == 1:
-            self._known_bytes = learn(data)
+            self._known_bytes = compile_head(data)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Go on in HTTP/1.1, as RFC 9110 §7.8 lets us: Java's client offers h2c with its first request.
@@ -236,7 +236,7 @@ class RequestReader:
                 self.refuse(read)
                 return
             head = read
-            admitted = self._door.admit(head, self._local_host)
+            admitted = self._door.authorize(head, self._local_host)
             if isinstance(admitted, HttpError):
                 refusal, api_key = admitted, None
             else:

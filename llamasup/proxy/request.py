@@ -61,7 +61,9 @@ class Request:
         "_received",
         "body",
         "body_bytes",
+        "body_discarded",
         "body_sink",
+        "buffered",
         "comment_at",
         "counted",
         "early",
@@ -74,15 +76,13 @@ class Request:
         "keep_alive",
         "key",
         "named",
-        "needs_place",
+        "needs_permit",
         "peer",
         "quota",
         "received_at",
         "refusal",
         "response_lines",
-        "spent",
         "untold_tokens",
-        "whole",
     )
 
     def __init__(
@@ -105,7 +105,7 @@ class Request:
         self.untold_tokens = 0  # estimated tokens that its answer did not report, for its quota
         self.quota: Quota | None = None  # that of its key, which it has entered and must leave
         # Whether it needs inference, which is limited by places.
-        self.needs_place = head.route.infers and head.method == b"POST"
+        self.needs_permit = head.route.infers and head.method == b"POST"
         self.id = request_id
         self.http_1_0 = http_1_0
         self.keep_alive = keep_alive and not http_1_0
@@ -115,8 +115,8 @@ class Request:
         self.early: BegunStream | None = None  # once the head of a stream of ours has been sent
         self.comment_at = 0.0  # when the next SSE comment is due; 0: none was yet
         self.received_at = 0.0  # monotonic time of its last byte, or of being sent on before; 0 until then
-        self.whole = False  # its body is read whole, whatever its size
-        self.spent = False  # a part of its body was sent on and is not here any more
+        self.buffered = False  # its body is read whole, whatever its size
+        self.body_discarded = False  # a part of its body was sent on and is not here any more
         self.body_sink: Callable[[bytes], None] | None = None  # takes its body while that is sent on
         self.body = b""
         self.body_bytes = 0
@@ -159,13 +159,13 @@ class Request:
 
     def read_whole(self, received: bytearray) -> None:
         """Keep ``received`` and what follows."""
-        self.whole = True
+        self.buffered = True
         self._received = received
 
     @property
     def may_wait(self) -> bool:
         """Whether it may wait for a generation, and be sent again if nothing of an answer has come."""
-        return self.head.route.waits and self.head.method == b"POST" and not self.spent
+        return self.head.route.waits and self.head.method == b"POST" and not self.body_discarded
 
     @property
     def hides_paths(self) -> bool:
@@ -180,7 +180,7 @@ class Request:
 
     def wants_events(self) -> bool:
         """Whether its body asks for a stream of events, and its route can give one."""
-        if not (self.head.route.streams and self.needs_place and self.body):
+        if not (self.head.route.streams and self.needs_permit and self.body):
             return False
         try:
             return _read_streamed(self.body).stream

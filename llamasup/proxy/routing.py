@@ -8,7 +8,7 @@ from __future__ import annotations
 from llamasup.http.routes import CONTROL
 from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.interfaces import ProxyContext
-from llamasup.proxy.local import CONTROL_PATHS, misused
+from llamasup.proxy.local import CONTROL_PATHS, access_denied
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease, Unavailable
 
@@ -28,7 +28,7 @@ def lease_for(request: Request, door: AccessPolicy, proxy: ProxyContext) -> Leas
     if limited or proxy.config.route_by_model:
         meant = backend.meant(model)
         if limited or (meant is not None and head.route.work not in meant.works):
-            refusal = misused(request, meant)
+            refusal = access_denied(request, meant)
             if refusal is not None:
                 return Unavailable.because(refusal)
-    return backend.lease(model, infers=request.needs_place, body=request.body)
+    return backend.lease(model, infers=request.needs_permit, body=request.body)

@@ -18,15 +18,15 @@ from llamasup.http.sse import error_event, error_of
 from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request
 
-__all__ = ["EarlyStream", "keep_awake"]
+__all__ = ["EarlyStream", "send_keepalive_if_due"]
 
 NEVER: Final = float("inf")
-MOST_HELD: Final = 64 * 1024  # of an answer that is no stream; llama-server's errors are below 1 KiB
+MAX_HELD: Final = 64 * 1024  # of an answer that is no stream; llama-server's errors are below 1 KiB
 _COMMENT = b": waiting\n\n"
 _HEAD = status_line(200) + b"Content-Type: text/event-stream\r\nX-Accel-Buffering: no\r\n"
 
 
-def keep_awake(downstream: ClientConnection, request: Request, now: float) -> None:
+def send_keepalive_if_due(downstream: ClientConnection, request: Request, now: float) -> None:
     """Called every ``Limits.sweep_s`` for a request without a byte of a response: comment, if that is due."""
     interval_s = downstream.proxy.config.stream_keepalive_s
     if interval_s is None or request.body_sink is not None or downstream.paused:
@@ -101,7 +101,7 @@ class EarlyStream:
     def _hold(self, data: bytes) -> None:
         assert self._body is not None
         self._body_bytes += len(data)
-        if self._body_bytes <= MOST_HELD:
+        if self._body_bytes <= MAX_HELD:
             self._body.append(data)
 
     def _write(self, data: bytes) -> None:

@@ -26,7 +26,7 @@ __all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_contex
 _log = logging.getLogger("llamasup.proxy")
 
 _ACCEPT_PAUSE_S = 1.0  # as asyncio's servers
-_MOST_BYTES = 1 << 20  # of a certificate and its chain
+_MAX_BYTES = 1 << 20  # of a certificate and its chain
 RENEW = "Renew it and replace the file. llamasup reads it again at the next handshake, without a restart."
 
 
@@ -88,7 +88,7 @@ def tls_context(key_file: str, cert_file: str) -> TlsContext:
 def read_validity(cert_file: str) -> Validity | None:
     """The validity dates of the first certificate of a file; None if it cannot be read."""
     try:
-        content, _ = read_bounded(Path(cert_file), _MOST_BYTES)
+        content, _ = read_bounded(Path(cert_file), _MAX_BYTES)
     except OSError:
         return None
     return validity_of(content.decode("latin-1"))
@@ -211,14 +211,14 @@ class Handshake:
     def begin(self, context: ssl.SSLContext) -> None:
         self._accepted.setblocking(False)
         try:
-            refusal = self.proxy.joined(self, self._client, stranger=self.door.needs_key)
+            refusal = self.proxy.on_connect(self, self._client, stranger=self.door.needs_key)
         except ConnectionAbortedError:
             refusal = TOO_MANY
         if refusal is None:
             self.proxy.start_soon(self._shake(context), "a TLS handshake")
         else:  # whoever has not shaken hands yet understands no answer
             self._accepted.close()
-            self.proxy.left(self)
+            self.proxy.on_disconnect(self)
 
     async def _shake(self, context: ssl.SSLContext) -> None:
         limits = self.proxy.limits
@@ -233,7 +233,7 @@ class Handshake:
                     ssl_shutdown_timeout=limits.linger_s,
                 )
             finally:
-                self.proxy.left(self)
+                self.proxy.on_disconnect(self)
 
     # --- among the connections
 
@@ -259,5 +259,5 @@ class Secured(Downstream):
         self._handshake = handshake
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.proxy.left(self._handshake)
+        self.proxy.on_disconnect(self._handshake)
         super().connection_made(transport)

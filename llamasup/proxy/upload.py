@@ -26,7 +26,7 @@ def may_upload(request: Request, door: AccessPolicy, proxy: ProxyContext) -> boo
     """Whether its body is large, and nobody here has to read it."""
     return (
         request.body_bytes > proxy.limits.stream_above_bytes
-        and not (request.whole or proxy.config.route_by_model)
+        and not (request.buffered or proxy.config.route_by_model)
         and proxy.uploads < proxy.limits.uploads
         and not is_local(request, door, proxy.backend)
     )
@@ -99,8 +99,8 @@ class Upload:
         ``ready``: what the reader has found; this request is the first of it if its end was found too.
         """
         request = self._request
-        whole = bool(ready) and ready[0] is request
-        if whole:
+        buffered = bool(ready) and ready[0] is request
+        if buffered:
             ready.popleft()
             if request.refusal is None and self._scan is not None:
                 proxy = self._downstream.proxy
@@ -108,7 +108,7 @@ class Upload:
         if request.refusal is not None:
             request.keep_alive = False
             self._exchange.refused(request.refusal)
-        elif whole:
+        elif buffered:
             self._end()
             self._exchange.upload_ended()
         else:
@@ -127,7 +127,7 @@ class Upload:
                 self._kept += fresh
             else:
                 self._kept = None
-                self._request.spent = True
+                self._request.body_discarded = True
         if self._length is None:
             self._upstream.transport.writelines((b"%x\r\n" % len(fresh), fresh, b"\r\n"))
         else:
@@ -147,7 +147,7 @@ class Upload:
         if self._downstream.proxy.bodies.hold(self._request, None) is None:
             self._request.body = bytes(self._kept)
         else:  # there is no memory for a copy
-            self._request.spent = True
+            self._request.body_discarded = True
 
     def give_back(self) -> None:
         """Have the body read whole: the child that had begun to get it is gone."""

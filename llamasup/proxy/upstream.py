@@ -16,7 +16,7 @@ from typing import Final, Protocol, cast
 
 import httptools
 
-from llamasup.http.head_cache import KnownHead, learn
+from llamasup.http.head_cache import KnownHead, compile_head
 from llamasup.http.heads import HeadRules, RawHeaders, read_response_headers
 
 __all__ = ["COPY_BYTES", "ConnectionPool", "ResponseReceiver", "Upstream"]
@@ -388,7 +388,7 @@ class Upstream(asyncio.Protocol):
             pool.known_headers = headers.copy()
             pool.known_head = None
         elif self._is_repeatable():
-            pool.known_head = learn(data)
+            pool.known_head = compile_head(data)
         self.lines = pool.known_lines
         self.streams_events = pool.known_streams_events
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from llamasup.http.heads import HttpError
 from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request, overdue, record_of
-from llamasup.proxy.sse_keepalive import keep_awake
+from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
 from llamasup.queueing.wait_queue import QueueEntry, RequestQueue
 
@@ -50,7 +50,7 @@ class Waiting:
             len(request.body),
             client=request.client,
             priority=request.priority,
-            needs_place=request.needs_place,
+            needs_permit=request.needs_permit,
         )
         self._ticket.jobs = request.jobs
         self._model = model
@@ -62,9 +62,9 @@ class Waiting:
         """Wait, or learn why not."""
         return self._room.enter(self._ticket)
 
-    def put_back(self, broken: Endpoint, *, sent: bool) -> bool:
+    def requeue(self, broken: Endpoint, *, sent: bool) -> bool:
         """Wait again, if that is allowed: ``broken`` ended without a byte of a response."""
-        if not self._room.put_back(self._ticket, broken, sent=sent):
+        if not self._room.requeue(self._ticket, broken, sent=sent):
             return False
         self._generation = broken.generation
         if sent:
@@ -118,7 +118,7 @@ class Waiting:
             self._tell(error.status, "timed_out")
             self._downstream.exchange_failed(self._request, error)
         else:
-            keep_awake(self._downstream, self._request, now)
+            send_keepalive_if_due(self._downstream, self._request, now)
 
     def pause(self) -> None:
         """There is nothing to hold back."""
@@ -128,7 +128,7 @@ class Waiting:
 
     def _tell(self, status: int, outcome: str) -> None:
         request = self._request
-        self._downstream.proxy.tell(
+        self._downstream.proxy.record_request(
             request,
             record_of(
                 request,

@@ -71,7 +71,7 @@ class Endpoint:
     """
 
     __slots__ = (
-        "_earned",
+        "_deposited",
         "_leases",
         "_lingering",
         "_on_close",
@@ -82,17 +82,17 @@ class Endpoint:
         "busy",
         "bytes_relayed",
         "closed",
+        "ejected_until_s",
         "failures",
         "generation",
         "held_s",
         "idle_since_s",
+        "max_concurrent",
         "model",
-        "places",
+        "on_idle",
+        "on_permit_free",
         "produced",
-        "shunned_until_s",
         "tokens_per_s",
-        "when_free",
-        "when_vacant",
         "window",
     )
 
@@ -103,27 +103,27 @@ class Endpoint:
         address: Address,
         api_key: str | None = None,
         *,
-        places: int = UNLIMITED,
+        max_concurrent: int = UNLIMITED,
         held_s: float | None = None,
-        when_free: Callable[[], None] | None = None,
-        when_vacant: Callable[[Endpoint], None] | None = None,
+        on_permit_free: Callable[[], None] | None = None,
+        on_idle: Callable[[Endpoint], None] | None = None,
     ) -> None:
         self.model = model
         self.generation = generation
         self.address = address
         self.api_key = api_key
-        self.places = places
+        self.max_concurrent = max_concurrent
         self.busy = 0  # places that are taken
         self.held_s = held_s
-        self.when_free = when_free
-        self.when_vacant = when_vacant
+        self.on_permit_free = on_permit_free
+        self.on_idle = on_idle
         self.idle_since_s = 0.0
-        self.shunned_until_s = 0.0  # it broke a request off: until then nobody who waits is sent to it
+        self.ejected_until_s = 0.0  # it broke a request off: until then nobody who waits is sent to it
         self.closed = False
         # What the proxy sees of its progress; plain counters, since they are on the path of every token.
         self.bytes_relayed = 0
         self.answered = 0  # responses that came to their end
-        self._earned = 0  # those of them that the budget of repeats was told of
+        self._deposited = 0  # those of them that the budget of repeats was told of
         self.produced = 0  # those of them that hold what a model made
         self.failures = 0  # answers of 500 and more in a row, where such were asked for
         self.tokens_per_s: float | None = None  # measured by the last answer of some length
@@ -140,7 +140,7 @@ class Endpoint:
     @property
     def slots(self) -> int:
         """How many jobs the child works on at one time, for estimates."""
-        return self.places if self.places < UNLIMITED else _USUAL_SLOTS
+        return self.max_concurrent if self.max_concurrent < UNLIMITED else _USUAL_SLOTS
 
     @property
     def at_work(self) -> int:
@@ -162,12 +162,12 @@ class Endpoint:
         lease = Lease(self)
         self._leases.add(lease)
         if infers:
-            lease.take_place()
+            lease.acquire_permit()
         return lease
 
     def lease_if_free(self, *, infers: bool) -> Lease | Unavailable:
         """``lease``, unless it would need a place and there is none."""
-        return BUSY if infers and self.busy >= self.places else self.lease(infers=infers)
+        return BUSY if infers and self.busy >= self.max_concurrent else self.lease(infers=infers)
 
     def count_answer(self, status: int, *, infers: bool) -> None:
         """A response came to its end. ``infers``: the request was one for the model itself.
@@ -183,14 +183,14 @@ class Endpoint:
 
     def begin_serving(self) -> None:
         """What it answered while it loaded ("Loading model") says nothing of how it serves."""
-        self.answered = self._earned = self.failures = 0
+        self.answered = self._deposited = self.failures = 0
 
-    def earn(self) -> int:
+    def take_completed(self) -> int:
         """How many responses were completed since this was asked last."""
-        earned, self._earned = self.answered - self._earned, self.answered
+        earned, self._deposited = self.answered - self._deposited, self.answered
         return earned
 
-    def when_idle(self, callback: Callable[[], None]) -> None:
+    def once_idle(self, callback: Callable[[], None]) -> None:
         """Call back once, as soon as no request is in flight (at once if none is)."""
         if not self._leases:
             callback()
@@ -213,10 +213,10 @@ class Endpoint:
             callback()
 
     def _places_left(self, count: int) -> None:
-        was_full = self.busy >= self.places
+        was_full = self.busy >= self.max_concurrent
         self.busy -= count
-        if was_full and self.busy < self.places and self.when_free is not None:
-            self.when_free()
+        if was_full and self.busy < self.max_concurrent and self.on_permit_free is not None:
+            self.on_permit_free()
 
     def _lingers(self, lease: Lease) -> None:
         self._lingering.add(lease)
@@ -230,9 +230,9 @@ class Endpoint:
         self._leases.remove(lease)
         if self._leases:
             return
-        if self.when_vacant is not None:
+        if self.on_idle is not None:
             self.idle_since_s = now_s or monotonic()
-            self.when_vacant(self)
+            self.on_idle(self)
         if self._on_idle is not None:
             callback, self._on_idle = self._on_idle, None
             callback()
@@ -256,7 +256,7 @@ class Lease:
         self.weight = 1
         self._on_revoke: Callable[[str], None] | None = None
 
-    def when_revoked(self, callback: Callable[[str], None]) -> None:
+    def on_revoked(self, callback: Callable[[str], None]) -> None:
         """Called with the reason when the generation goes while the request is in flight."""
         self._on_revoke = callback
 
@@ -273,7 +273,7 @@ class Lease:
         self._on_revoke = when_closed
         self.endpoint._lingers(self)
 
-    def take_place(self) -> None:
+    def acquire_permit(self) -> None:
         """Count among those that are inferred for, whether there is room for one more or not."""
         self.endpoint.busy += 1
         self.weight = 1
@@ -282,16 +282,16 @@ class Lease:
     def weigh(self, jobs: int) -> None:
         """Hold a place for each job, up to all places. llama-server queues the other jobs."""
         if self.since_s:
-            weight = min(jobs, self.endpoint.places)
+            weight = min(jobs, self.endpoint.max_concurrent)
             self.endpoint.busy += weight - self.weight
             self.weight = weight
 
-    def leave_place(self) -> None:
+    def release_permit(self) -> None:
         """Let the next be served although this one is not over. May be repeated."""
         if self.since_s:
             self._leave_place(monotonic())
 
-    def return_place(self) -> None:
+    def cancel_permit(self) -> None:
         """Leave it unused, with nothing learnt of how long one holds it."""
         if self.since_s:
             self.since_s = 0.0
@@ -309,4 +309,4 @@ class Lease:
     def _leave_place(self, now_s: float) -> None:
         endpoint = self.endpoint
         endpoint.held_s = smoothed(endpoint.held_s, (now_s - self.since_s) * self.weight, HELD_WEIGHT)
-        self.return_place()
+        self.cancel_permit()

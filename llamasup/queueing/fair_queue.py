@@ -96,7 +96,7 @@ class FairQueue(Generic[T]):
         insort(line.items, item, key=_arrival)
         self._count += 1
 
-    def pop(self, places: int = 1) -> T:
+    def pop(self, max_concurrent: int = 1) -> T:
         """Remove and return the next item, for a server with ``places``. Raises IndexError if the queue is
         empty.
         """
@@ -106,7 +106,7 @@ class FairQueue(Generic[T]):
         item = line.items[0]
         item.turn = line.turn
         self._turn += 4
-        more_turns = (min(item.jobs, places) - 1) * (len(lines) - 1)
+        more_turns = (min(item.jobs, max_concurrent) - 1) * (len(lines) - 1)
         line.turn = self._turn + (4 * more_turns + 2 if more_turns else 0)
         self.remove(item)
         self._passed[priority] = 0

@@ -27,13 +27,13 @@ def smoothed(mean_s: float | None, seen_s: float, weight: float) -> float:
     return seen_s if mean_s is None else mean_s + (seen_s - mean_s) * weight
 
 
-def until_served_s(position: int, places: int, held_s: float | None) -> float:
+def until_served_s(position: int, max_concurrent: int, held_s: float | None) -> float:
     """When the ``position``-th of those who wait gets one of ``places`` that are all taken.
 
     ``held_s``: how long a request holds a place, times the number of its places; None: not known, and the
     estimate is optimistic.
     """
-    return 0.0 if held_s is None else held_s * position / places
+    return 0.0 if held_s is None else held_s * position / max_concurrent
 
 
 def until_loaded_s(load_s: float | None, elapsed_s: float) -> float:

@@ -17,13 +17,13 @@ from typing import Final, Protocol
 from llamasup.http.heads import Priority
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving, Unavailable
 from llamasup.queueing.fair_queue import FairQueue, Queued
-from llamasup.queueing.refusals import too_busy, too_long, too_many
+from llamasup.queueing.rejections import queue_full, server_busy, wait_timed_out
 from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
 
-__all__ = ["GRACE_S", "MOST_BYTES", "MOST_WAITING", "QueueEntry", "QueueListener", "RequestQueue"]
+__all__ = ["GRACE_S", "MAX_BYTES", "MAX_WAITING", "QueueEntry", "QueueListener", "RequestQueue"]
 
-MOST_WAITING: Final = 256  # S9; each holds a connection and its body
-MOST_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
+MAX_WAITING: Final = 256  # S9; each holds a connection and its body
+MAX_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
 GRACE_S: Final = 0.5
 """For how long a generation that broke a request off gets none of those who wait. The end of a child is seen
 within 0.1 s (S1), so whatever still serves after this was not dying."""
@@ -52,7 +52,7 @@ class QueueEntry(Queued):
     __slots__ = (
         "body_bytes",
         "deadline_s",
-        "needs_place",
+        "needs_permit",
         "position",
         "replayed",
         "since_s",
@@ -70,12 +70,12 @@ class QueueEntry(Queued):
         *,
         client: str = "",
         priority: Priority = Priority.NORMAL,
-        needs_place: bool = True,
+        needs_permit: bool = True,
     ) -> None:
         super().__init__(arrived_s, client, priority)
         self.waiter = waiter
         self.body_bytes = body_bytes
-        self.needs_place = needs_place
+        self.needs_permit = needs_permit
         self.waits = False
         self.waited_s = 0.0  # in all
         self.position = 0
@@ -97,7 +97,7 @@ def _call_later(delay_s: float, callback: Callable[[], None]) -> _Timer:
     return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
-def _least_busy(ticket: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
+def _least_busy(entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
     return min(endpoints, key=lambda endpoint: endpoint.busy)
 
 
@@ -117,18 +117,18 @@ class RequestQueue:
         "_choose",
         "_clock",
         "_entering",
-        "_heir",
         "_look",
         "_most",
-        "_placeless",
         "_policy",
         "_queue",
         "_read_at_s",
         "_serves",
         "_serving",
+        "_successor",
         "_timeout_s",
         "_timer",
         "_timer_at_s",
+        "_unlimited",
         "_unserved_s",
         "_when_left",
         "_when_wanted",
@@ -139,7 +139,7 @@ class RequestQueue:
         look: Callable[[], Serving],
         *,
         timeout_s: float,
-        most: int = MOST_WAITING,
+        most: int = MAX_WAITING,
         choose: Callable[[QueueEntry, Sequence[Endpoint]], Endpoint] = _least_busy,
         when_wanted: Callable[[], None] | None = None,
         when_left: Callable[[Unavailable | None], None] | None = None,
@@ -159,12 +159,12 @@ class RequestQueue:
         self._budget = RetryBudget(self._policy.floor, clock())
         # At most ``most`` in both together.
         self._queue: FairQueue[QueueEntry] = FairQueue()
-        self._placeless: list[
+        self._unlimited: list[
             QueueEntry
         ] = []  # who need no place: all are served as soon as a generation serves
         self._bytes = 0
         self._serving = False  # within _serve: who is served may be gone at once, and make room for the next
-        self._heir: RequestQueue | None = None  # where those who come here belong
+        self._successor: RequestQueue | None = None  # where those who come here belong
         self._entering = False  # nobody is told anything while it enters
         self._timer: _Timer | None = None
         self._timer_at_s = 0.0
@@ -175,12 +175,12 @@ class RequestQueue:
 
     def __len__(self) -> int:
         """How many wait."""
-        return len(self._queue) + len(self._placeless)
+        return len(self._queue) + len(self._unlimited)
 
     @property
     def oldest_s(self) -> float:
         """Since when the one waits who has waited longest (monotonic); inf: nobody does."""
-        return min((ticket.since_s for ticket in self._all()), default=float("inf"))
+        return min((entry.since_s for entry in self._all()), default=float("inf"))
 
     def allow(self, *, timeout_s: float, most: int) -> None:
         """How long and how many may wait from now on; those who do stay."""
@@ -189,79 +189,79 @@ class RequestQueue:
 
     # --- what the proxy does
 
-    def enter(self, ticket: QueueEntry) -> Unavailable | None:
+    def enter(self, entry: QueueEntry) -> Unavailable | None:
         """Let a request that just came wait; or the reason why it may not."""
-        if self._heir is not None:
-            return self._heir.enter(ticket)
+        if self._successor is not None:
+            return self._successor.enter(entry)
         state = self._look()
         if isinstance(state, Unavailable):
             if not state.may_wait:
                 return state
-            if not self._timeout_s or self._is_full(ticket):
+            if not self._timeout_s or self._is_full(entry):
                 if self._when_wanted is not None:
                     self._when_wanted()
-                return too_many(state, len(self)) if self._timeout_s else state
-        elif not self._timeout_s or self._is_full(ticket):
-            return too_busy(state, len(self), len(self._queue))
+                return queue_full(state, len(self)) if self._timeout_s else state
+        elif not self._timeout_s or self._is_full(entry):
+            return server_busy(state, len(self), len(self._queue))
         now_s = self._clock()
-        ticket.begin(now_s, self._timeout_s)
-        self._admit(ticket, state, now_s)
+        entry.begin(now_s, self._timeout_s)
+        self._admit(entry, state, now_s)
         return None
 
-    def put_back(self, ticket: QueueEntry, broken: Endpoint, *, sent: bool) -> bool:
+    def requeue(self, entry: QueueEntry, broken: Endpoint, *, sent: bool) -> bool:
         """Take a request back that ``broken`` has dropped before any byte of a response.
 
         ``sent``: that generation may have begun with it. This is allowed once for a request, and within the
         budget (S10); one that never reached a server may come back until its time is up. A full room takes as
         many as had a place all the same: they had their turn, and it was not their fault.
         """
-        if self._heir is not None:
-            return self._heir.put_back(ticket, broken, sent=sent)
-        spare = broken.places if broken.places < UNLIMITED else 0
-        if self.verdict() is not None or self._is_full(ticket, spare):
+        if self._successor is not None:
+            return self._successor.requeue(entry, broken, sent=sent)
+        spare = broken.max_concurrent if broken.max_concurrent < UNLIMITED else 0
+        if self.verdict() is not None or self._is_full(entry, spare):
             return False
         now_s = self._clock()
         if not self._timeout_s and not any(each is not broken for each in _able(self._look(), now_s)):
             return False  # nobody waits, but another server takes it at once
         if sent:
-            if ticket.replayed or not self._may_replay(broken, now_s):
+            if entry.replayed or not self._may_replay(broken, now_s):
                 return False
-            ticket.replayed = True
-            ticket.begin(now_s, self._timeout_s)  # a new wait: the first may be long ago
-        elif not ticket.deadline_s:
-            ticket.begin(now_s, self._timeout_s)
-        elif ticket.deadline_s <= now_s:
+            entry.replayed = True
+            entry.begin(now_s, self._timeout_s)  # a new wait: the first may be long ago
+        elif not entry.deadline_s:
+            entry.begin(now_s, self._timeout_s)
+        elif entry.deadline_s <= now_s:
             return False
-        if ticket.turn is None:
-            ticket.turn = 0  # it was served before anybody had to wait
-        broken.shunned_until_s = now_s + GRACE_S
-        self._admit(ticket, self._look(), now_s)
+        if entry.turn is None:
+            entry.turn = 0  # it was served before anybody had to wait
+        broken.ejected_until_s = now_s + GRACE_S
+        self._admit(entry, self._look(), now_s)
         return True
 
-    def leave(self, ticket: QueueEntry) -> None:
+    def leave(self, entry: QueueEntry) -> None:
         """Its client has gone. May be repeated."""
-        if self._heir is not None:
-            self._heir.leave(ticket)
-        elif ticket.waits:
-            self._remove(ticket)
+        if self._successor is not None:
+            self._successor.leave(entry)
+        elif entry.waits:
+            self._remove(entry)
             self._tell_left(None)
 
     def verdict(self) -> Unavailable | None:
         """Why nobody may wait, where that is so: no generation will come by itself."""
-        if self._heir is not None:
-            return self._heir.verdict()
+        if self._successor is not None:
+            return self._successor.verdict()
         state = self._look()
         return state if isinstance(state, Unavailable) and not state.may_wait else None
 
-    def hand_over(self, heir: RequestQueue) -> None:
+    def transfer_to(self, successor: RequestQueue) -> None:
         """Its model is served as another one: who waits here waits there from now on, for as long as before,
         whether that one is full or not; and who would come back here comes back there.
         """
-        self._heir = heir
-        for ticket in tuple(self._all()):
-            self._remove(ticket)
-            heir._admit(ticket, heir._look(), heir._clock())
-        heir.changed()
+        self._successor = successor
+        for entry in tuple(self._all()):
+            self._remove(entry)
+            successor._admit(entry, successor._look(), successor._clock())
+        successor.changed()
 
     # --- what the processes of the model do
 
@@ -282,28 +282,28 @@ class RequestQueue:
 
     # --- within
 
-    def _is_full(self, ticket: QueueEntry, spare: int = 0) -> bool:
-        return len(self) >= self._most + spare or self._bytes + ticket.body_bytes > MOST_BYTES
+    def _is_full(self, entry: QueueEntry, spare: int = 0) -> bool:
+        return len(self) >= self._most + spare or self._bytes + entry.body_bytes > MAX_BYTES
 
     def _may_replay(self, broken: Endpoint, now_s: float) -> bool:
-        self._budget, granted = spend(self._budget, self._policy, earned=broken.earn(), now_s=now_s)
+        self._budget, granted = spend(self._budget, self._policy, earned=broken.take_completed(), now_s=now_s)
         return granted
 
-    def _admit(self, ticket: QueueEntry, state: Serving, now_s: float) -> None:
+    def _admit(self, entry: QueueEntry, state: Serving, now_s: float) -> None:
         able = _able(state, now_s)
         self._read(now_s, serves=bool(able))
-        ticket.waits = True
-        ticket.unserved_s = self._unserved_s
-        self._bytes += ticket.body_bytes
-        if ticket.needs_place:
-            self._queue.add(ticket)
-            position = self._queue.position(ticket)
+        entry.waits = True
+        entry.unserved_s = self._unserved_s
+        self._bytes += entry.body_bytes
+        if entry.needs_permit:
+            self._queue.add(entry)
+            position = self._queue.position(entry)
         else:
-            insort(self._placeless, ticket, key=lambda waits: waits.arrived_s)
+            insort(self._unlimited, entry, key=lambda waits: waits.arrived_s)
             position = 1
-        ticket.position = ticket.position or position
-        at_once = _free(able) if ticket.needs_place else able
-        self._wake_at(now_s if at_once else min(ticket.deadline_s, _release_s(state, now_s)), now_s)
+        entry.position = entry.position or position
+        at_once = _free(able) if entry.needs_permit else able
+        self._wake_at(now_s if at_once else min(entry.deadline_s, _release_s(state, now_s)), now_s)
         if isinstance(state, Unavailable) and self._when_wanted is not None:
             self._entering = True
             try:
@@ -311,19 +311,19 @@ class RequestQueue:
             finally:
                 self._entering = False
 
-    def _remove(self, ticket: QueueEntry) -> None:
-        if ticket.needs_place:
-            self._queue.remove(ticket)
+    def _remove(self, entry: QueueEntry) -> None:
+        if entry.needs_permit:
+            self._queue.remove(entry)
         else:
-            self._placeless.remove(ticket)
-        self._left(ticket, self._clock())
+            self._unlimited.remove(entry)
+        self._left(entry, self._clock())
 
-    def _left(self, ticket: QueueEntry, now_s: float) -> None:
+    def _left(self, entry: QueueEntry, now_s: float) -> None:
         """It is in no queue any more."""
         self._read(now_s, serves=self._serves)
-        self._bytes -= ticket.body_bytes
-        ticket.waits = False
-        ticket.waited_s += self._unserved_s - ticket.unserved_s
+        self._bytes -= entry.body_bytes
+        entry.waits = False
+        entry.waited_s += self._unserved_s - entry.unserved_s
         if self._timer is not None and not len(self):
             self._timer.cancel()
             self._timer = None
@@ -342,16 +342,16 @@ class RequestQueue:
             self._serve(now_s)
         elif not state.may_wait:
             self._refuse(tuple(self._all()), state)
-        late = tuple(ticket for ticket in self._all() if ticket.deadline_s <= now_s)
+        late = tuple(entry for entry in self._all() if entry.deadline_s <= now_s)
         if late:
             reachable = bool(_able(state, now_s))
-            self._refuse(late, too_long(state, len(self._queue), self._timeout_s, reachable=reachable))
+            self._refuse(late, wait_timed_out(state, len(self._queue), self._timeout_s, reachable=reachable))
         if len(self):
-            earliest_s = min(ticket.deadline_s for ticket in self._all())
+            earliest_s = min(entry.deadline_s for entry in self._all())
             self._wake_at(min(earliest_s, _release_s(state, now_s)), now_s)
 
     def _all(self) -> Iterator[QueueEntry]:
-        return chain(self._placeless, self._queue)
+        return chain(self._unlimited, self._queue)
 
     def _serve(self, now_s: float) -> None:
         """Give away all the places that are free. Serving one may make others leave, or come back."""
@@ -360,23 +360,23 @@ class RequestQueue:
         self._serving = True
         try:
             while able := _able(self._look(), now_s):
-                if self._placeless:
-                    ticket = self._placeless.pop(0)
+                if self._unlimited:
+                    entry = self._unlimited.pop(0)
                 elif self._queue and (able := _free(able)):
-                    ticket = self._queue.pop(max(each.places for each in able))
+                    entry = self._queue.pop(max(each.max_concurrent for each in able))
                 else:
                     return
-                self._left(ticket, now_s)
-                endpoint = self._choose(ticket, able)
-                ticket.waiter.served(endpoint.lease(infers=ticket.needs_place))
+                self._left(entry, now_s)
+                endpoint = self._choose(entry, able)
+                entry.waiter.served(endpoint.lease(infers=entry.needs_permit))
         finally:
             self._serving = False
 
     def _refuse(self, tickets: tuple[QueueEntry, ...], why: Unavailable) -> None:
-        for ticket in tickets:
-            if ticket.waits:
-                self._remove(ticket)
-                ticket.waiter.refused(why)
+        for entry in tickets:
+            if entry.waits:
+                self._remove(entry)
+                entry.waiter.refused(why)
                 self._tell_left(why)
 
     def _tell_left(self, why: Unavailable | None) -> None:
@@ -402,14 +402,14 @@ def _able(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
     """Those of what serves that those who wait may be sent to."""
     if isinstance(state, Unavailable):
         return ()
-    return tuple(each for each in state if not each.closed and each.shunned_until_s <= now_s)
+    return tuple(each for each in state if not each.closed and each.ejected_until_s <= now_s)
 
 
 def _free(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
-    return tuple(each for each in endpoints if each.busy < each.places)
+    return tuple(each for each in endpoints if each.busy < each.max_concurrent)
 
 
 def _release_s(state: Serving, now_s: float) -> float:
     """When the first that broke something off gets requests again; inf: none did just now."""
     endpoints = () if isinstance(state, Unavailable) else state
-    return min((e.shunned_until_s for e in endpoints if e.shunned_until_s > now_s), default=float("inf"))
+    return min((e.ejected_until_s for e in endpoints if e.ejected_until_s > now_s), default=float("inf"))

@@ -29,7 +29,7 @@ from llamasup.service.options import ServiceOptions
 from llamasup.supervision.events import (
     Bus,
     ModelUnloading,
-    Notice,
+    PublishedEvent,
     Ready,
     ServerExited,
     ServerWarned,
@@ -41,7 +41,7 @@ from llamasup.supervision.states import State
 from llamasup.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.system.process.limits import raise_limit
 from llamasup.system.process.ready_file import ReadyFile
-from llamasup.system.process.sweep import remember_ready_file, sweep
+from llamasup.system.process.sweep import record_ready_file, sweep
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "prepare_place"]
 
@@ -140,7 +140,7 @@ class ServiceHost:
         try:
             with guarded_run_folder() as (folder, guardian):
                 if ready_file is not None:
-                    remember_ready_file(folder, ready_file.path)
+                    record_ready_file(folder, ready_file.path)
                 self._hosted = make(folder, front.address)
                 error = await self._serve(self._hosted, front, folder, guardian, ready_file)
         finally:
@@ -204,7 +204,7 @@ class ServiceHost:
                         _log.exception("closing failed")  # the children must be put down all the same
                 running.cancel()
 
-    def _notice(self, notice: Notice) -> None:
+    def _notice(self, notice: PublishedEvent) -> None:
         match notice:
             case StateChanged(model, State.STARTING, _):
                 self._loads_began_s[model] = asyncio.get_running_loop().time()

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from llamasup.config import Config
+from llamasup.models.debounce import DebouncePolicy, debounce_by_age
 from llamasup.models.registry import Registry, build
 from llamasup.models.rules import ModelRule
-from llamasup.models.search import Search, cache_places, search_models
-from llamasup.models.settling import SettlePolicy, settle_by_age
+from llamasup.models.search import Search, known_caches, search_models
 from llamasup.planning.facts import DEMO, demo_file
 
 __all__ = ["ModelInventory", "SearchPaths", "library_of", "read_library", "shelves_of"]
@@ -61,12 +61,12 @@ def read_library(config: Config, before: Search | None = None) -> ModelInventory
 def _settled(before: Search, now: Search) -> tuple[Search, float]:
     """What counts of what is found now, and for how long to wait for more."""
     now_s = time.time_ns() / 1e9  # as the files' times
-    found = settle_by_age(before.found, now.found, now_s, missing=now.hidden)
+    found = debounce_by_age(before.found, now.found, now_s, missing=now.hidden)
     out_of_sight = tuple(f"{folder.rstrip('/')}/" for folder in now.hidden)
     in_sight = {path: each for path, each in now.sources.items() if not each.path.startswith(out_of_sight)}
     # What the config names for the first time is meant as it is.
     again = [each for path, each in in_sight.items() if path in before.sources]
-    sources = settle_by_age(tuple(before.sources.values()), again, now_s, missing=now.hidden)
+    sources = debounce_by_age(tuple(before.sources.values()), again, now_s, missing=now.hidden)
     settled = {each.path: each for each in sources.models}
     named = {
         path: settled.get(each.path, each) if path in before.sources else each
@@ -74,7 +74,7 @@ def _settled(before: Search, now: Search) -> tuple[Search, float]:
     }
     wait_s = min(found.wake_at_s, sources.wake_at_s) - now_s
     search = replace(now, found=found.models, sources=MappingProxyType(named))
-    return search, wait_s if wait_s <= SettlePolicy().sound_s else 0.0
+    return search, wait_s if wait_s <= DebouncePolicy().sound_s else 0.0
 
 
 def shelves_of(config: Config, environ: Mapping[str, str] = os.environ) -> SearchPaths:
@@ -83,7 +83,7 @@ def shelves_of(config: Config, environ: Mapping[str, str] = os.environ) -> Searc
     said = (config.default_options, *(rule.options for rule in rules))
     beside = (path for options in said for path in options.files)
     return SearchPaths(
-        tuple(dict.fromkeys((*config.models_dir, *cache_places(config.caches, environ)))),
+        tuple(dict.fromkeys((*config.models_dir, *known_caches(config.caches, environ)))),
         tuple(dict.fromkeys((*models, *beside))),
     )
 
@@ -107,7 +107,7 @@ def _missed(config: Config, search: Search) -> set[str]:
     """The folders that should be there. Of the places of a cache one is enough, except where models were."""
     missed = set(map(str, config.models_dir))
     for cache in config.caches:
-        places = list(map(str, cache_places((cache,), os.environ)))
+        places = list(map(str, known_caches((cache,), os.environ)))
         none_is_there = all(place in search.missing for place in places)
         missed.update(
             place

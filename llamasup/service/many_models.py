@@ -12,7 +12,7 @@ from typing import Protocol
 
 from llamasup.config import Config
 from llamasup.control.many_models import ManyModels
-from llamasup.control.one_model import Owner
+from llamasup.control.one_model import ServiceOwner
 from llamasup.downloads.manager import Downloads, DownloadSettings, Listener
 from llamasup.downloads.reference import RepoRef, parse_ref
 from llamasup.errors import LlamasupError
@@ -28,9 +28,9 @@ from llamasup.pool.model import ManagedModel
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
-from llamasup.pool.rollout import renew
+from llamasup.pool.rollout import roll_out
 from llamasup.service.library import ModelInventory, SearchPaths, library_of, read_library, shelves_of
-from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, Notice
+from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, PublishedEvent
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.system.process.log_tail import LogFiles
 
@@ -85,18 +85,18 @@ class HostedModels:
         self,
         configured: Configured,
         source: Source,
-        owner: Owner,
+        owner: ServiceOwner,
         bus: Bus,
         folder: Path,
         address: Address,
         *,
-        insists: bool = False,
+        fail_on_preload_error: bool = False,
         log_passed_on: Callable[[list[bytes]], None] | None = None,
     ) -> None:
         self._configured = configured
         self._search = configured.library.search  # what lies in the folders, as far as it was taken over
         self._started_with = configured.config
-        self._insists = insists
+        self._insists = fail_on_preload_error
         self._error: LlamasupError | None = None
         self._source = source
         self._stamp = source.stamp()
@@ -158,7 +158,7 @@ class HostedModels:
     async def ready(self) -> tuple[str, ...] | None:
         left: dict[str, None] = {}
 
-        def hear(notice: Notice) -> None:
+        def hear(notice: PublishedEvent) -> None:
             if isinstance(notice, ModelUnloading) and notice.for_model:
                 left[notice.model] = None
 
@@ -243,11 +243,11 @@ class HostedModels:
     async def settled(self, model: str) -> None:
         """Wait until it serves as is said of it now, if it served before. Raises why it does not."""
         managed = self.backend.known(model)
-        if managed.is_outdated and not managed.renewing:
-            renew(self._pool, managed, managed.spec)  # an earlier try came to nothing
-        if managed.renewal is None or managed.renewal.done():
+        if managed.is_outdated and not managed.rolling_out:
+            roll_out(self._pool, managed, managed.spec)  # an earlier try came to nothing
+        if managed.rollout is None or managed.rollout.done():
             return
-        error = await asyncio.shield(managed.renewal)
+        error = await asyncio.shield(managed.rollout)
         if error is not None:
             raise error
 

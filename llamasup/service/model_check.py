@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from llamasup.config.mistakes import ConfigMistakes, Mistake, Place, mistake_at, place_text
+from llamasup.config.issues import ConfigIssues, Issue, Place, mistake_at, place_text
 from llamasup.config.values import Config, ModelEntry
 from llamasup.errors import ConfigInvalid, LlamasupError, UsageInvalid
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import read_extra
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.eviction import devices
-from llamasup.pool.model import Sized, size_up
+from llamasup.pool.model import SizedModel, estimate_model
 from llamasup.pool.options import PoolOptions
 
 __all__ = ["WrongModel", "refusal", "wrong_flags", "wrong_models"]
@@ -44,13 +44,13 @@ def wrong_models(config: Config, specs: Iterable[ModelSpec], options: PoolOption
     """Blocks for some milliseconds for each of ``specs``. What the config does not name is not tried, nor
     what is not here: it may come.
     """
-    pinned: list[Sized] = []
+    pinned: list[SizedModel] = []
     for spec in specs:
         said = {name: config.models[name] for name in spec.names if name in config.models}
         if not said or not spec.source or spec.is_remote:
             continue
         try:
-            sized = size_up(spec, options.budget, options.runtime, options.environ)
+            sized = estimate_model(spec, options.budget, options.runtime, options.environ)
             _refuse_devices(sized)
             _refuse_crowded(sized, pinned)
         except LlamasupError as error:
@@ -86,24 +86,24 @@ def refusal(wrong: Iterable[WrongModel]) -> LlamasupError | None:
 
     Its exit code says whose turn it is: 65, 66, 69 or 71 where that is the same for all, else 78.
     """
-    mistakes: list[Mistake] = []
+    issues: list[Issue] = []
     codes: set[int] = set()
     file = ""
     for each in wrong:
         file, _, line = each.where.rpartition(":")
         if not file:
             return each.error
-        mistakes.append(Mistake(int(line), place_text(each.place), each.error.message, each.details))
+        issues.append(Issue(int(line), place_text(each.place), each.error.message, each.details))
         codes.add(each.error.exit_code)
-    if not mistakes:
+    if not issues:
         return None
-    error = ConfigMistakes(file, tuple(mistakes))
+    error = ConfigIssues(file, tuple(issues))
     if len(codes) == 1 and codes <= _OWN_CODES:
         (error.exit_code,) = codes
     return error
 
 
-def _refuse_devices(sized: Sized) -> None:
+def _refuse_devices(sized: SizedModel) -> None:
     """llama-server ends at a device that it does not know."""
     there = [device.name for device in sized.launch.runtime.capabilities.devices]
     absent = [each for each in sized.spec.options.devices or () if each not in ("none", *there)]
@@ -114,7 +114,7 @@ def _refuse_devices(sized: Sized) -> None:
         )
 
 
-def _refuse_crowded(sized: Sized, pinned: list[Sized]) -> None:
+def _refuse_crowded(sized: SizedModel, pinned: list[SizedModel]) -> None:
     """Of a group at most one is on a device, and what is pinned makes way for nobody."""
     stay = sized.spec.stay
     if not stay.pin:

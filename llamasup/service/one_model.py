@@ -6,12 +6,12 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from llamasup.control.one_model import OneModel, Owner
+from llamasup.control.one_model import OneModel, ServiceOwner
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
 from llamasup.pool.catalog.single import Supervisor
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.service.options import Job
+from llamasup.service.options import ServiceSpec
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import STOPPING, InstanceRunner
@@ -26,9 +26,9 @@ class HostedModel:
 
     def __init__(
         self,
-        job: Job,
+        job: ServiceSpec,
         policy: Policy,
-        owner: Owner,
+        owner: ServiceOwner,
         bus: Bus,
         folder: Path,
         address: Address,
@@ -87,7 +87,7 @@ class HostedModel:
 
     def _is_over(self, instance: Instance) -> bool:
         """One that is stopped, and nobody has asked us to stop, is unloaded: it may be loaded again."""
-        return instance.at_rest and (instance.state is State.FAILED or self._stopping)
+        return instance.is_settled and (instance.state is State.FAILED or self._stopping)
 
     def _is_ready_or_over(self, instance: Instance) -> bool:
         return instance.state is State.READY or self._is_over(instance)

@@ -25,7 +25,7 @@ from llamasup.http.address import (
 )
 from llamasup.http.heads import HeadRules
 from llamasup.llama_server.client import Prober
-from llamasup.llama_server.slots.policy import MOST_BYTES
+from llamasup.llama_server.slots.policy import MAX_BYTES
 from llamasup.proxy.listen import ListenerSet, listen
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
 from llamasup.proxy.tls import TlsContext, tls_context
@@ -38,8 +38,8 @@ from llamasup.supervision.wrap.planner import WrappedPlanner, Wrapping, prober_f
 
 __all__ = [
     "EntranceOptions",
-    "Job",
     "ServiceOptions",
+    "ServiceSpec",
     "WrapOptions",
     "front_of",
     "given_front",
@@ -57,7 +57,7 @@ _BODY_BYTES = 100 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ServiceSpec:
     """What sets one kind of service apart from another."""
 
     name: str
@@ -102,7 +102,7 @@ class ServiceOptions:
     stop_timeout_s: float = 10.0
     stall_timeout_s: float = 120.0
     """A start that shows no progress for this long is given up as hung."""
-    slots_disk_bytes: int = MOST_BYTES
+    slots_disk_bytes: int = MAX_BYTES
     """What conversations that outlive their server (``Settings.keep_slots``) may take on the disk."""
     slots_timeout_s: float = 10.0
     """How long they may be saved before it ends, and restored before it serves."""
@@ -156,14 +156,14 @@ class WrapOptions(ServiceOptions):
         return replace(
             self.shared_policy(),
             # Where nobody knows what to ask, /health has to do.
-            warm_up=self.warm_up and self.wrapping.tried_as is not None,
+            warm_up=self.warm_up and self.wrapping.probe_class is not None,
             knows_all_keys=False,  # a script may set one
             limits_to_slots=self.strict,
             waits_for_first_load=self.wait_timeout_s > 0 and waits,
         )
 
 
-def wrap_job(options: WrapOptions) -> Job:
+def wrap_job(options: WrapOptions) -> ServiceSpec:
     """The command line as it is. ``strict`` closes on top of that what llamasup closes elsewhere.
 
     Raises UnsafeBind, UsageInvalid and ConfigInvalid.
@@ -196,7 +196,7 @@ def wrap_job(options: WrapOptions) -> Job:
         send_stall_s=patience_s,
         connections_per_client=Limits().connections,  # as it would be of llama-server itself
     )
-    return Job(
+    return ServiceSpec(
         name=line.name,
         aliases=(),
         planner=lambda folder: WrappedPlanner(wrapping, folder),

@@ -16,7 +16,7 @@ from llamasup.service.hosting import ServiceHost, prepare_place
 from llamasup.service.one_model import HostedModel
 from llamasup.service.options import (
     EntranceOptions,
-    Job,
+    ServiceSpec,
     WrapOptions,
     front_of,
     proxy_of,
@@ -118,9 +118,9 @@ class Service(ServiceHost):
         await self.host(make)
 
 
-def _run_job(options: RunOptions, launch: Launch, proxy: ProxyConfig) -> Job:
+def _run_job(options: RunOptions, launch: Launch, proxy: ProxyConfig) -> ServiceSpec:
     tls = tls_of(options)
-    return Job(
+    return ServiceSpec(
         name=launch.model_id,
         aliases=launch.aliases,
         planner=lambda folder: Planner(launch, folder),

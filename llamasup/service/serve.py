@@ -51,7 +51,7 @@ class ServeOptions(EntranceOptions):
     said: Config | None = None
     """By the config when these options were made of it, if they were: a pipe can be read only once."""
     runtime: str | None = None
-    insists: bool = False
+    fail_on_preload_error: bool = False
     """What is to be preloaded has to be there: else it ends with the reason."""
 
     @property
@@ -272,7 +272,7 @@ class ServeService(ServiceHost):
                 self._bus,
                 folder,
                 address,
-                insists=self.options.insists,
+                fail_on_preload_error=self.options.fail_on_preload_error,
                 log_passed_on=self.on_log,
             )
             return self.hosted_models

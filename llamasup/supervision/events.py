@@ -24,7 +24,7 @@ __all__ = [
     "LoadFailed",
     "ModelUnloading",
     "ModelsChanged",
-    "Notice",
+    "PublishedEvent",
     "Ready",
     "ServerExited",
     "ServerWarned",
@@ -125,7 +125,7 @@ class Stopped:
     pass
 
 
-Notice = (
+PublishedEvent = (
     StateChanged
     | ServerExited
     | ServerWarned
@@ -139,7 +139,7 @@ Notice = (
 )
 
 
-def as_json(notice: Notice) -> Mapping[str, Any]:
+def as_json(notice: PublishedEvent) -> Mapping[str, Any]:
     """The public object of a happening."""
     match notice:
         case StateChanged(model, state, generation):
@@ -204,14 +204,14 @@ def _object(event: str, **fields: Any) -> Mapping[str, Any]:
 class Bus:
     """Hands every happening to every listener, in order, at once."""
 
-    _listeners: list[Callable[[Notice], None]] = field(default_factory=list)
+    _listeners: list[Callable[[PublishedEvent], None]] = field(default_factory=list)
 
-    def listen(self, listener: Callable[[Notice], None]) -> None:
+    def listen(self, listener: Callable[[PublishedEvent], None]) -> None:
         self._listeners.append(listener)
 
-    def forget(self, listener: Callable[[Notice], None]) -> None:
+    def forget(self, listener: Callable[[PublishedEvent], None]) -> None:
         self._listeners.remove(listener)
 
-    def publish(self, notice: Notice) -> None:
+    def publish(self, notice: PublishedEvent) -> None:
         for listener in tuple(self._listeners):  # one may come or go while it is told
             listener(notice)

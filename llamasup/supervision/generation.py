@@ -17,7 +17,7 @@ from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
-from llamasup.llama_server.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
+from llamasup.llama_server.start_log import TELLING, Ready, SizeTold, StartupFailure, Warned, read_line
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.supervision import states as core
 from llamasup.supervision.events import Bus, ServerWarned
@@ -32,7 +32,7 @@ __all__ = ["PUMP_TIMEOUT_S", "Generation", "GenerationContext", "begin"]
 
 PUMP_TIMEOUT_S: Final = 1.0
 _REAP_TIMEOUT_S: Final = 5.0
-_MOST_SIZE_LINES: Final = 400
+_MAX_SIZE_LINES: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Generation:
         number: int,
         plan: ChildPlan,
         child: Child,
-        around: GenerationContext,
+        context: GenerationContext,
         group: asyncio.TaskGroup,
         *,
         kills: int,
@@ -77,17 +77,17 @@ class Generation:
         self.number = number
         self.plan = plan
         self.child = child
-        self.around = around
+        self.context = context
         self.pump = LogPump(
             child.output_fd,
-            name=f"{around.model}/{number}/log",
-            path=around.log_path,
-            passed_on=around.log_passed_on,
+            name=f"{context.model}/{number}/log",
+            path=context.log_path,
+            tee=context.log_passed_on,
         )
-        self.endpoint = around.endpoint(number, plan)
+        self.endpoint = context.endpoint(number, plan)
         self.exit: Exit | None = None
         """Known as soon as its end is seen: what it leaves is cleared away before that is told."""
-        self.heard = asyncio.Event()
+        self.log_ready = asyncio.Event()
         """Its log said that it listens."""
         self.size_lines: list[str] = []
         """What the child said about its memory while it started."""
@@ -98,43 +98,43 @@ class Generation:
         self._tasks: list[asyncio.Task[None]] = []
         self._slots: asyncio.Task[None] | None = None  # has what they hold saved or restored
 
-    def live(self) -> None:
+    def watch(self) -> None:
         """From now on its log is heard and its end is seen."""
         self.pump.watch(TELLING, self._hear)
-        self._group.create_task(self._reap(), name=f"{self.around.model}/{self.number}/reap")
+        self._group.create_task(self._reap(), name=f"{self.context.model}/{self.number}/reap")
         self.post(core.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
 
-    def rename(self, around: GenerationContext) -> None:
+    def rename(self, context: GenerationContext) -> None:
         """Its model has another name, and ``around`` says which."""
-        self.around = around
-        self.endpoint.model = around.model
+        self.context = context
+        self.endpoint.model = context.model
 
     def post(self, event: Event) -> None:
-        self.around.post(event)
+        self.context.post(event)
 
     def prober(self) -> Prober:
         """For asking the child itself."""
-        return self.around.prober(self.plan)
+        return self.context.prober(self.plan)
 
     def warn(self, message: str, remedy: str = "") -> None:
         """Tell people of something that it can live with."""
-        self.around.bus.publish(ServerWarned(self.around.model, self.number, message, remedy))
+        self.context.bus.publish(ServerWarned(self.context.model, self.number, message, remedy))
 
     # --- what it does
 
     def start(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> asyncio.Task[None]:
         """A task that ends with the child, at the latest."""
-        name = f"{self.around.model}/{self.number}/{work.__name__}"
+        name = f"{self.context.model}/{self.number}/{work.__name__}"
         task = self._group.create_task(work(self), name=name)
         self._tasks.append(task)
         return task
 
     def move_slots(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> None:
         """``start`` what has them saved or restored, in place of what did."""
-        self.let_slots_be()
+        self.cancel_slot_transfer()
         self._slots = self.start(work)
 
-    def let_slots_be(self) -> None:
+    def cancel_slot_transfer(self) -> None:
         """Wait no longer for them: it would not end while it is asked for something (b11434)."""
         if self._slots is not None:
             self._slots.cancel()
@@ -142,39 +142,39 @@ class Generation:
     def close(self, reason: str) -> None:
         """End what is in flight with ``reason``, and what moves its slots."""
         self.endpoint.close(reason)
-        self.let_slots_be()
+        self.cancel_slot_transfer()
 
     # --- what is heard of it
 
     def _hear(self, line: str) -> None:
         match read_line(line):
             case Ready():
-                self.heard.set()
-            case Doom(diagnosis) if self.plan.checked:
+                self.log_ready.set()
+            case StartupFailure(diagnosis) if self.plan.checked:
                 self.post(core.StartupFailureLogged(self.number, self._adjusted(diagnosis)))
             case Warned(message, remedy):
                 self.warn(message, remedy)
-            case SizeTold() if len(self.size_lines) < _MOST_SIZE_LINES:
+            case SizeTold() if len(self.size_lines) < _MAX_SIZE_LINES:
                 self.size_lines.append(line)
             case _:
                 pass
 
     def _adjusted(self, diagnosis: Diagnosis) -> Diagnosis:
         """With what the next start does differently, if a smaller plan may help (S5)."""
-        return replace(diagnosis, adjustment=self.around.planner.step_down(self.plan, diagnosis))
+        return replace(diagnosis, adjustment=self.context.planner.step_down(self.plan, diagnosis))
 
     # --- its end
 
     async def _reap(self) -> None:
         exit_ = await self.child.wait()
         self.exit = exit_
-        phase = self.around.phase()
+        phase = self.context.phase()
         if self._slots is not None:
             # Its connection has gone as well, and what it says of that belongs before the end.
             await asyncio.wait([self._slots], timeout=PUMP_TIMEOUT_S)
         for task in self._tasks:
             task.cancel()
-        await self.clear_away()
+        await self.clean_up()
         diagnosis = diagnose(
             exit_,
             self.pump.tail(),
@@ -186,18 +186,18 @@ class Generation:
             diagnosis = self._adjusted(diagnosis)
         self.post(core.Exited(self.number, diagnosis))
 
-    async def clear_away(self) -> None:
+    async def clean_up(self) -> None:
         """What a child leaves that is ours: its pipe and its socket; and what it started and left alone."""
         await asyncio.to_thread(self.child.end_descendants)
         await self.pump.aclose(PUMP_TIMEOUT_S)
         _remove_socket(self.plan.address)
 
-    async def put_down(self) -> None:
+    async def kill(self) -> None:
         """The way out when the instance itself is cancelled: no drain, no politeness, but nothing left."""
         self.endpoint.close("the supervisor is ending")
         self.child.kill_group()
         await _shielded(self.child.wait(), _REAP_TIMEOUT_S)
-        await _shielded(self.clear_away(), PUMP_TIMEOUT_S)
+        await _shielded(self.clean_up(), PUMP_TIMEOUT_S)
 
 
 async def _shielded(work: Awaitable[object], timeout_s: float) -> None:
@@ -219,7 +219,7 @@ def _remove_socket(address: Address) -> None:
 
 async def begin(
     number: int,
-    around: GenerationContext,
+    context: GenerationContext,
     group: asyncio.TaskGroup,
     *,
     wanted: Callable[[], bool],
@@ -231,22 +231,22 @@ async def begin(
     not ``wanted`` any more by then. ``first``: nothing has served yet.
     """
     try:
-        plan: ChildPlan = await asyncio.to_thread(around.planner.plan, number)
+        plan: ChildPlan = await asyncio.to_thread(context.planner.plan, number)
         if not wanted():
             return _NOT_STARTED
         # A cleaner of temporary folders may have taken it; without it no child can start again.
-        around.work_folder.mkdir(mode=0o700, exist_ok=True)
+        context.work_folder.mkdir(mode=0o700, exist_ok=True)
         _remove_socket(plan.address)
         kills = oom_kills()
-        cwd = around.cwd or around.work_folder
-        child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=around.work_folder)
+        cwd = context.cwd or context.work_folder
+        child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=context.work_folder)
     except LlamasupError as error:
         return _as_diagnosis(error, first=first)
     except OSError as error:
         return _as_diagnosis(_spawn_error(error), first=True)
     try:
-        generation = Generation(number, plan, child, around, group, kills=kills)
-        generation.live()
+        generation = Generation(number, plan, child, context, group, kills=kills)
+        generation.watch()
     except BaseException:
         # Nobody would know of it.
         child.kill_group()

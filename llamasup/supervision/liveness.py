@@ -20,7 +20,7 @@ from enum import Enum
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.health import Health, Proof
 from llamasup.llama_server.progress import ServerWork
-from llamasup.system.hardware.facts import Effort
+from llamasup.system.hardware.facts import CpuUsage
 
 __all__ = ["LivenessPolicy", "Look", "Need", "Order", "Traffic", "Vigil", "judge", "needs"]
 
@@ -76,7 +76,7 @@ class Look:
     traffic: Traffic
     health: Health | None = None
     work: ServerWork | None = None
-    effort: Effort | None = None
+    cpu_usage: CpuUsage | None = None
     proof: Proof | None = None
 
 
@@ -95,7 +95,7 @@ class Vigil:
     misses: int = 0
     traffic: Traffic = Traffic()
     work: ServerWork | None = None
-    effort: Effort | None = None
+    cpu_usage: CpuUsage | None = None
     decoding: bool = True
     """Whether in this pause the slots have always said that nobody is at a prompt."""
     suspected_at_s: float | None = None
@@ -134,7 +134,7 @@ def judge(vigil: Vigil, look: Look, policy: LivenessPolicy) -> tuple[Vigil, Orde
         at_s=look.at_s,
         misses=_misses(vigil, look, busy=busy),
         traffic=look.traffic,
-        effort=look.effort,
+        cpu_usage=look.cpu_usage,
         excused=min(vigil.excused, look.traffic.failures),
     )
     if vigil.misses >= policy.most_misses:
@@ -197,11 +197,11 @@ def _misses(vigil: Vigil, look: Look, *, busy: bool) -> int:
 
 
 def _is_busy(vigil: Vigil, look: Look, policy: LivenessPolicy) -> bool:
-    if vigil.effort is None or look.effort is None or look.at_s <= vigil.at_s:
+    if vigil.cpu_usage is None or look.cpu_usage is None or look.at_s <= vigil.at_s:
         return False
     seconds = look.at_s - vigil.at_s
-    cores = (look.effort.cpu_s - vigil.effort.cpu_s) / seconds
-    read_bytes_s = (look.effort.read_bytes - vigil.effort.read_bytes) / seconds
+    cores = (look.cpu_usage.cpu_s - vigil.cpu_usage.cpu_s) / seconds
+    read_bytes_s = (look.cpu_usage.read_bytes - vigil.cpu_usage.read_bytes) / seconds
     return cores >= policy.busy_cores or read_bytes_s >= policy.busy_read_bytes_s
 
 
@@ -243,7 +243,7 @@ def _is_stalled(vigil: Vigil, policy: LivenessPolicy) -> bool:
 
 
 def _unresponsive(look: Look, policy: LivenessPolicy) -> Diagnosis:
-    if look.effort is not None and look.effort.stopped:
+    if look.cpu_usage is not None and look.cpu_usage.stopped:
         why, remedy = ": it is stopped", "Find out who sent it SIGSTOP."
     else:
         why = ""

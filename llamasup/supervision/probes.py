@@ -44,7 +44,7 @@ async def probe(generation: Generation) -> None:
             generation.post(core.Loading(generation.number))
 
     async with generation.prober() as prober:
-        await prober.until_healthy(generation.heard, on_loading)
+        await prober.until_healthy(generation.log_ready, on_loading)
     generation.pump.unwatch()
     generation.post(core.Healthy(generation.number))
 
@@ -52,11 +52,11 @@ async def probe(generation: Generation) -> None:
 async def watch_progress(generation: Generation) -> None:
     """Tell of every second in which the start moved: log output, memory, bytes read (S6)."""
     before: tuple[int, ...] = ()
-    while generation.around.phase() == "starting":
+    while generation.context.phase() == "starting":
         await asyncio.sleep(_PROGRESS_INTERVAL_S)
-        from llamasup.system.hardware.usage import vitals
+        from llamasup.system.hardware.usage import memory_usage
 
-        seen = vitals(generation.child.pid)
+        seen = memory_usage(generation.child.pid)
         now = (generation.pump.bytes_seen, *((seen.rss_bytes, seen.read_bytes) if seen else ()))
         if now != before:
             before = now
@@ -80,7 +80,7 @@ async def warm_up(generation: Generation) -> None:
         missing: str | None = not_answered(request, error)
     else:
         missing = what_is_missing(request, status, body)
-        if status == 401 and not generation.around.policy().knows_all_keys:
+        if status == 401 and not generation.context.policy().knows_all_keys:
             missing = None
             generation.warn(
                 "llama-server asks for a key that llamasup does not know: no first token was tried."
@@ -99,11 +99,11 @@ async def warm_up(generation: Generation) -> None:
 async def restore_slots(generation: Generation) -> None:
     from llamasup.supervision import slot_transfer
 
-    number, around, kept = generation.number, generation.around, generation.plan.slots
+    number, context, kept = generation.number, generation.context, generation.plan.slots
     assert kept is not None
     async with generation.prober() as prober:
         usable, problem = await slot_transfer.restore_slots(
-            prober, kept, most_bytes=around.policy().slots_disk_bytes, model=around.model
+            prober, kept, most_bytes=context.policy().slots_disk_bytes, model=context.model
         )
     if problem is not None:
         then = "Those conversations are read anew." if usable else "It is started again without them."
@@ -114,11 +114,11 @@ async def restore_slots(generation: Generation) -> None:
 async def save_slots(generation: Generation) -> None:
     from llamasup.supervision import slot_transfer
 
-    around, kept = generation.around, generation.plan.slots
+    context, kept = generation.context, generation.plan.slots
     assert kept is not None
     async with generation.prober() as prober:
         problem = await slot_transfer.save_slots(
-            prober, kept, most_bytes=around.policy().slots_disk_bytes, model=around.model
+            prober, kept, most_bytes=context.policy().slots_disk_bytes, model=context.model
         )
     if problem is not None:
         generation.warn(f"Not all slots could be saved: {problem}.")
@@ -136,7 +136,7 @@ async def check_liveness(generation: Generation) -> None:
             generation.endpoint,
             generation.child.pid,
             warm_up_request(generation.plan.model_class),
-            generation.around.policy().liveness,
+            generation.context.policy().liveness,
             warm_up_s=generation.warm_up_s,
         )
     if verdict is not None:
@@ -155,16 +155,16 @@ async def learn(generation: Generation) -> None:
     One piece of work in a thread: a stop right after the start does not wait for it, nor does it undo it.
     """
     await asyncio.to_thread(_learn_now, generation)
-    if generation.around.when_measured is not None:
-        generation.around.when_measured()
+    if generation.context.when_measured is not None:
+        generation.context.when_measured()
 
 
 def _learn_now(generation: Generation) -> None:
-    from llamasup.system.hardware.usage import vitals
+    from llamasup.system.hardware.usage import memory_usage
 
-    seen = vitals(generation.child.pid)
+    seen = memory_usage(generation.child.pid)
     resident_bytes = None if seen is None else seen.rss_bytes
-    generation.around.planner.served(
+    generation.context.planner.served(
         generation.plan,
         generation.size_lines,
         resident_bytes=resident_bytes,

@@ -16,7 +16,7 @@ from typing import assert_never
 
 from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import Diagnosis, Phase
-from llamasup.models.redaction import without_places
+from llamasup.models.redaction import redact_paths
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.queueing.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
 from llamasup.queueing.wait_queue import RequestQueue
@@ -89,7 +89,7 @@ class InstanceRunner:
             policy=lambda: self.policy,
             phase=self._phase,
         )
-        self.when_vacant: Callable[[Endpoint], None] | None = None
+        self.on_idle: Callable[[Endpoint], None] | None = None
         """Hears each time that the last request in flight has ended; to be set before it is started."""
         self._is_over = False
         # Unbounded, but each generation adds a handful of events and one per second while it starts.
@@ -178,8 +178,8 @@ class InstanceRunner:
         """Whether nothing is to be hoped from it: it has no server and starts none, or its last one ends."""
         instance = self.instance
         ending = instance.state in {State.DRAINING, State.STOPPING}
-        is_last = ending and instance.verdict is None and not instance.wanted
-        return self._is_over or is_last or instance.at_rest
+        is_last = ending and instance.kill_reason is None and not instance.restart_pending
+        return self._is_over or is_last or instance.is_settled
 
     def unavailable(self) -> Unavailable:
         """Why no request is served now, and whether one may wait for it (S9)."""
@@ -209,9 +209,9 @@ class InstanceRunner:
                 last, start_in_s = instance.last, self._next_start_in_s()
                 return Unavailable(
                     503,
-                    (last and without_places(last.message, ())) or "llama-server ended",
+                    (last and redact_paths(last.message, ())) or "llama-server ended",
                     cause=last.cause if last else "",
-                    remedy=without_places(last.remedy, ()) if last else "",
+                    remedy=redact_paths(last.remedy, ()) if last else "",
                     retry_after_s=retry_after_s(start_in_s + (self._load_s or 0.0)),
                     # Not in vain: a start that comes later than the request may wait is none for it.
                     may_wait=instance.state is State.BACKOFF
@@ -235,7 +235,7 @@ class InstanceRunner:
         """What is allowed from now on, the current child included."""
         self.policy = policy
         if self._generation is not None:
-            self._generation.endpoint.places = _places(policy, self._generation.plan)
+            self._generation.endpoint.max_concurrent = _max_concurrent(policy, self._generation.plan)
 
     @property
     def load_s(self) -> float | None:
@@ -296,7 +296,7 @@ class InstanceRunner:
                     heard.set_result(self.instance)
             self.room.changed()
             if self._generation is not None and self.instance.state in LIVE:
-                await self._generation.put_down()
+                await self._generation.kill()
 
     def _step(self, event: Event) -> None:
         before = self.instance
@@ -311,7 +311,7 @@ class InstanceRunner:
         if (after.state, after.generation) != (before.state, before.generation):
             if after.state is State.STARTING:
                 self._load_began_s = now_s
-                if self._awaits_memory and before.at_rest:
+                if self._awaits_memory and before.is_settled:
                     self._fitted = False
             elif after.state is State.READY:
                 self._never_served, self._fitted = False, True
@@ -344,7 +344,7 @@ class InstanceRunner:
             case core.Watch():
                 self._current.start(probes.check_liveness)
             case core.AwaitIdle(generation):
-                self._current.endpoint.when_idle(lambda: self.post(core.Idle(generation)))
+                self._current.endpoint.once_idle(lambda: self.post(core.Drained(generation)))
             case core.CloseEndpoint(_, reason):
                 if self._generation is not None:
                     self._generation.close(reason)
@@ -354,11 +354,11 @@ class InstanceRunner:
             case core.Kill():
                 if self._generation is not None:
                     self._generation.child.kill_group()
-            case core.WakeAt(ticket, at_s):
+            case core.WakeAt(timer_id, at_s):
                 if self._timer is not None:
                     self._timer.cancel()
                 loop = asyncio.get_running_loop()
-                self._timer = loop.call_at(at_s, self.post, core.TimerFired(ticket))
+                self._timer = loop.call_at(at_s, self.post, core.TimerFired(timer_id))
             case core.Report(generation, diagnosis, restart_in_s, by_us):
                 self.last_exit = self._generation.exit if self._generation and not by_us else None
                 self._bus.publish(
@@ -401,10 +401,10 @@ class InstanceRunner:
             number,
             plan.address,
             plan.api_key,
-            places=_places(self.policy, plan),
+            max_concurrent=_max_concurrent(self.policy, plan),
             held_s=self._held_s,
-            when_free=self.room.place_free,
-            when_vacant=self.when_vacant,
+            on_permit_free=self.room.place_free,
+            on_idle=self.on_idle,
         )
 
     def _phase(self) -> Phase:
@@ -417,6 +417,6 @@ class InstanceRunner:
                 return "starting"
 
 
-def _places(policy: Policy, plan: ChildPlan) -> int:
-    places = policy.places(plan.parallel)
-    return UNLIMITED if places is None else places
+def _max_concurrent(policy: Policy, plan: ChildPlan) -> int:
+    permits = policy.permits(plan.parallel)
+    return UNLIMITED if permits is None else permits

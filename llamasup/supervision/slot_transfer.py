@@ -15,7 +15,7 @@ from llamasup.errors import FolderUnusable
 from llamasup.http.httpx_import import httpx
 from llamasup.llama_server.client import Prober
 from llamasup.llama_server.health import SlotAnswer
-from llamasup.llama_server.slots.policy import LEAST_TOKENS, KeptSlots, SavedSet, file_name
+from llamasup.llama_server.slots.policy import MIN_TOKENS, KeptSlots, SavedSet, file_name
 from llamasup.llama_server.slots.store import SlotStore
 from llamasup.llama_server.warmup import use_of_slot
 
@@ -53,7 +53,7 @@ async def save_slots(prober: Prober, kept: KeptSlots, *, most_bytes: int, model:
 
 
 def _added(store: SlotStore, saved: SavedSet, number: int, answer: SlotAnswer) -> tuple[SavedSet, str | None]:
-    if answer.problem or answer.tokens < LEAST_TOKENS:
+    if answer.problem or answer.tokens < MIN_TOKENS:
         store.remove_unfinished(saved, number)
         return saved, answer.problem or None
     try:

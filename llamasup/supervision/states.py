@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.slots.policy import MOST_BYTES
+from llamasup.llama_server.slots.policy import MAX_BYTES
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy
 
@@ -17,11 +17,11 @@ __all__ = [
     "LIVE",
     "AwaitIdle",
     "CloseEndpoint",
+    "Drained",
     "Effect",
     "Event",
     "Exited",
     "Healthy",
-    "Idle",
     "Instance",
     "Kill",
     "KillRequested",
@@ -97,7 +97,7 @@ class Policy:
     """A SIGKILLed process can linger in uninterruptible I/O; it is killed again at this interval."""
     slots_timeout_s: float = 10.0
     """How long what its slots hold may be saved before it ends, and restored before it serves."""
-    slots_disk_bytes: int = MOST_BYTES
+    slots_disk_bytes: int = MAX_BYTES
     """What all saved slots together, of whichever model, may take on the disk."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
@@ -106,7 +106,7 @@ class Policy:
     def first_term_timeout_s(self) -> float:
         return min(self.terminate_again_s, self.stop_timeout_s)
 
-    def places(self, slots: int | None) -> int | None:
+    def permits(self, slots: int | None) -> int | None:
         """How many requests a plan with ``slots`` infers for at a time; None: any number.
 
         Who is not to wait here (``wait_timeout_s`` 0) is not refused for want of a slot either, unless there
@@ -124,13 +124,13 @@ class Instance:
     state: State = State.STOPPED
     generation: int = 0
     alive: bool = False
-    ticket: int = 0
+    timer_id: int = 0
     """Number of the newest timer; the wake-ups of older ones are stale."""
-    wanted: bool = False
+    restart_pending: bool = False
     """Whether another child follows when the current one has ended."""
-    insisted: bool = False
+    term_resent: bool = False
     """Whether the child has been told twice to end, or been killed."""
-    verdict: Diagnosis | None = None
+    kill_reason: Diagnosis | None = None
     """Why we are ending the child ourselves, where it is its fault; counts as its crash."""
     ready: bool = False
     """Whether the current or last child ever became ready."""
@@ -143,11 +143,11 @@ class Instance:
     last: Diagnosis | None = None
     next_start_s: float | None = None
     """When it will be started without being asked: in BACKOFF, and in FAILED where that is tried."""
-    trial_s: float | None = None
+    half_open_since_s: float | None = None
     """When it was started out of FAILED; a crash soon after leads back there (half-open)."""
 
     @property
-    def at_rest(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether nothing more will happen until somebody asks."""
         return self.state is State.STOPPED or (self.state is State.FAILED and self.next_start_s is None)
 
@@ -265,7 +265,7 @@ class LivenessFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class Drained:
     """No request is in flight any more."""
 
     generation: int
@@ -281,7 +281,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    ticket: int
+    timer_id: int
 
 
 Event = (
@@ -301,7 +301,7 @@ Event = (
     | SlotsSaved
     | StartupFailureLogged
     | LivenessFailed
-    | Idle
+    | Drained
     | Exited
     | TimerFired
 )
@@ -369,7 +369,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    ticket: int
+    timer_id: int
     at_s: float
 
 

@@ -50,25 +50,25 @@ __all__ = [
     "fail_and_kill",
     "healthy",
     "idle",
+    "ignore",
     "kill",
     "kill_for_good",
     "kill_spoilt",
     "loading",
     "progressed",
-    "proven",
     "resend_sigterm",
-    "rest_now",
     "restart_now",
     "serve",
+    "settle",
     "spawned",
     "spoilt",
     "start_afresh",
-    "stay",
     "stop_for_good",
     "terminate",
     "terminate_and_restart",
     "then_restart",
     "try_again",
+    "warmup_succeeded",
     "warmup_timeout",
 ]
 
@@ -85,14 +85,14 @@ class Transition:
 
     def deadline(self, instance: Instance, after_s: float) -> tuple[Instance, WakeAt]:
         """A fresh timer; it makes every earlier one stale."""
-        ticket = instance.ticket + 1
-        return replace(instance, ticket=ticket), WakeAt(ticket, self.now_s + after_s)
+        timer_id = instance.timer_id + 1
+        return replace(instance, timer_id=timer_id), WakeAt(timer_id, self.now_s + after_s)
 
 
 Step = Callable[[Transition], Outcome]
 
 
-def stay(moment: Transition) -> Outcome:
+def ignore(moment: Transition) -> Outcome:
     return moment.instance, ()
 
 
@@ -103,8 +103,8 @@ def _spawn(moment: Transition) -> Outcome:
         state=State.STARTING,
         generation=generation,
         alive=True,
-        wanted=False,
-        verdict=None,
+        restart_pending=False,
+        kill_reason=None,
         ready=False,
         keeps_slots=False,
         moves_slots=False,
@@ -116,12 +116,12 @@ def _spawn(moment: Transition) -> Outcome:
 
 def start_afresh(moment: Transition) -> Outcome:
     """A start that a person asks for forgets the crashes before it."""
-    return _spawn(replace(moment, instance=replace(moment.instance, crashes=(), trial_s=None)))
+    return _spawn(replace(moment, instance=replace(moment.instance, crashes=(), half_open_since_s=None)))
 
 
 def try_again(moment: Transition) -> Outcome:
     """One start out of a crash loop: if it lives, all is well again; if not, back at once."""
-    return restart_now(replace(moment, instance=replace(moment.instance, trial_s=moment.now_s)))
+    return restart_now(replace(moment, instance=replace(moment.instance, half_open_since_s=moment.now_s)))
 
 
 def restart_now(moment: Transition) -> Outcome:
@@ -143,21 +143,21 @@ def loading(moment: Transition) -> Outcome:
 
 def progressed(moment: Transition) -> Outcome:
     if moment.instance.moves_slots:
-        return stay(moment)  # that has a deadline of its own
+        return ignore(moment)  # that has a deadline of its own
     instance, wake = moment.deadline(moment.instance, moment.policy.stall_timeout_s)
     return instance, (wake,)
 
 
 def healthy(moment: Transition) -> Outcome:
     if not moment.policy.warm_up:
-        return proven(moment)
+        return warmup_succeeded(moment)
     warming, wake = moment.deadline(
         replace(moment.instance, state=State.WARMING), moment.policy.stall_timeout_s
     )
     return warming, (WarmUp(warming.generation), wake)
 
 
-def proven(moment: Transition) -> Outcome:
+def warmup_succeeded(moment: Transition) -> Outcome:
     if not moment.instance.keeps_slots:
         return serve(moment)
     # Before the first request: afterwards its slot might be one that is restored.
@@ -174,14 +174,15 @@ def serve(moment: Transition) -> Outcome:
         state=State.READY,
         ready=True,
         moves_slots=False,
-        ticket=moment.instance.ticket + 1,
+        timer_id=moment.instance.timer_id + 1,
     )
     return serving, (Watch(serving.generation),)
 
 
-def drain(moment: Transition, *, wanted: bool = False) -> Outcome:
+def drain(moment: Transition, *, restart_pending: bool = False) -> Outcome:
     draining, wake = moment.deadline(
-        replace(moment.instance, state=State.DRAINING, wanted=wanted), moment.policy.drain_timeout_s
+        replace(moment.instance, state=State.DRAINING, restart_pending=restart_pending),
+        moment.policy.drain_timeout_s,
     )
     return draining, (AwaitIdle(draining.generation), wake)
 
@@ -199,37 +200,37 @@ def idle(moment: Transition) -> Outcome:
 
 
 def drain_and_restart(moment: Transition) -> Outcome:
-    return drain(moment, wanted=True)
+    return drain(moment, restart_pending=True)
 
 
 def terminate(moment: Transition) -> Outcome:
     policy = moment.policy
     # Only just after its ready line can a SIGTERM be lost, and a second one ends llama-server at once: a
     # server that has been ready keeps its whole time to end.
-    insisted = moment.instance.ready
-    patience_s = policy.stop_timeout_s if insisted else policy.first_term_timeout_s
+    term_resent = moment.instance.ready
+    patience_s = policy.stop_timeout_s if term_resent else policy.first_term_timeout_s
     stopping, wake = moment.deadline(
-        replace(moment.instance, state=State.STOPPING, insisted=insisted), patience_s
+        replace(moment.instance, state=State.STOPPING, term_resent=term_resent), patience_s
     )
     generation = stopping.generation
     return stopping, (CloseEndpoint(generation, "the server is stopping"), Terminate(generation), wake)
 
 
 def resend_sigterm(moment: Transition) -> Outcome:
-    if moment.instance.insisted:
+    if moment.instance.term_resent:
         return kill(moment)
     patience_s = moment.policy.stop_timeout_s - moment.policy.first_term_timeout_s
-    stopping, wake = moment.deadline(replace(moment.instance, insisted=True), patience_s)
+    stopping, wake = moment.deadline(replace(moment.instance, term_resent=True), patience_s)
     return stopping, (Terminate(stopping.generation), wake)
 
 
 def terminate_and_restart(moment: Transition) -> Outcome:
-    return terminate(replace(moment, instance=replace(moment.instance, wanted=True)))
+    return terminate(replace(moment, instance=replace(moment.instance, restart_pending=True)))
 
 
 def kill(moment: Transition) -> Outcome:
     stopping, wake = moment.deadline(
-        replace(moment.instance, state=State.STOPPING, insisted=True), moment.policy.kill_again_s
+        replace(moment.instance, state=State.STOPPING, term_resent=True), moment.policy.kill_again_s
     )
     generation = stopping.generation
     return stopping, (CloseEndpoint(generation, "the server is stopping"), Kill(generation), wake)
@@ -248,7 +249,7 @@ def spoilt(moment: Transition) -> Outcome:
 
 def kill_spoilt(moment: Transition) -> Outcome:
     clean = _nothing_to_keep(moment)
-    return kill(replace(clean, instance=replace(clean.instance, wanted=True)))
+    return kill(replace(clean, instance=replace(clean.instance, restart_pending=True)))
 
 
 def drain_spoilt(moment: Transition) -> Outcome:
@@ -256,24 +257,24 @@ def drain_spoilt(moment: Transition) -> Outcome:
 
 
 def kill_for_good(moment: Transition) -> Outcome:
-    return kill(replace(moment, instance=replace(moment.instance, wanted=False, verdict=None)))
+    return kill(replace(moment, instance=replace(moment.instance, restart_pending=False, kill_reason=None)))
 
 
 def stop_for_good(moment: Transition) -> Outcome:
-    return replace(moment.instance, wanted=False, verdict=None), ()
+    return replace(moment.instance, restart_pending=False, kill_reason=None), ()
 
 
 def then_restart(moment: Transition) -> Outcome:
-    return replace(moment.instance, wanted=True, verdict=None), ()
+    return replace(moment.instance, restart_pending=True, kill_reason=None), ()
 
 
 def fail_and_kill(moment: Transition) -> Outcome:
     """It lives, but it is of no use: end it, and count that as its crash."""
     if isinstance(moment.event, WarmupFailed | StartupFailureLogged | LivenessFailed):
-        verdict = moment.event.diagnosis
+        kill_reason = moment.event.diagnosis
     else:
         seconds = moment.policy.stall_timeout_s
-        verdict = Diagnosis(
+        kill_reason = Diagnosis(
             cause="hung_start",
             message=f"llama-server made no progress for {seconds:.0f} s while starting",
             remedy="See its log; a very slow disk or a device driver that hangs are the usual reasons.",
@@ -281,15 +282,15 @@ def fail_and_kill(moment: Transition) -> Outcome:
             deterministic=False,
             exit_code=75,
         )
-    return kill(replace(moment, instance=replace(moment.instance, verdict=verdict)))
+    return kill(replace(moment, instance=replace(moment.instance, kill_reason=kill_reason)))
 
 
 def ended(moment: Transition) -> Outcome:
     """The child that we were ending is gone."""
     instance = replace(moment.instance, alive=False)
-    if instance.verdict is not None:
-        return _crashed(replace(moment, instance=instance), instance.verdict, by_us=True)
-    if instance.wanted:
+    if instance.kill_reason is not None:
+        return _crashed(replace(moment, instance=instance), instance.kill_reason, by_us=True)
+    if instance.restart_pending:
         return restart_now(replace(moment, instance=instance))
     return _rest(instance, State.STOPPED), ()
 
@@ -311,17 +312,19 @@ def _crashed(moment: Transition, diagnosis: Diagnosis, *, by_us: bool = False) -
     instance, policy = moment.instance, moment.policy.restart
     if diagnosis.adjustment is not None:
         # The next plan is another one, so this is no crash loop; the planner bounds how often (S5).
-        smaller = replace(instance, last=diagnosis, verdict=None, wanted=False)
+        smaller = replace(instance, last=diagnosis, kill_reason=None, restart_pending=False)
         after, effects = restart_now(replace(moment, instance=smaller))
         return after, (Report(instance.generation, diagnosis, 0.0, by_us), *effects)
     crashes = (*recent_crashes(instance.crashes, moment.now_s, policy), moment.now_s)
-    instance = replace(instance, crashes=crashes, last=diagnosis, verdict=None, wanted=False)
-    on_trial = instance.trial_s is not None and moment.now_s - instance.trial_s < policy.window_s
+    instance = replace(instance, crashes=crashes, last=diagnosis, kill_reason=None, restart_pending=False)
+    on_trial = (
+        instance.half_open_since_s is not None and moment.now_s - instance.half_open_since_s < policy.window_s
+    )
     if diagnosis.deterministic:
         return _rest(instance, State.FAILED), (Report(instance.generation, diagnosis, None, by_us),)
     if on_trial or len(crashes) > policy.most_crashes:
         return _give_up(replace(moment, instance=instance), diagnosis, by_us=by_us)
-    instance = replace(instance, trial_s=None)
+    instance = replace(instance, half_open_since_s=None)
     delay_s = restart_delay_s(len(crashes), was_ready=instance.ready, roll=moment.roll, policy=policy)
     report = Report(instance.generation, diagnosis, delay_s, by_us)
     if delay_s == 0.0:
@@ -341,9 +344,9 @@ def _give_up(moment: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcom
     return replace(waiting, next_start_s=wake.at_s), (report, wake)
 
 
-def rest_now(moment: Transition) -> Outcome:
+def settle(moment: Transition) -> Outcome:
     return _rest(moment.instance, State.STOPPED), ()
 
 
 def _rest(instance: Instance, state: State) -> Instance:
-    return replace(instance, state=state, ticket=instance.ticket + 1, next_start_s=None)
+    return replace(instance, state=state, timer_id=instance.timer_id + 1, next_start_s=None)

@@ -10,7 +10,7 @@ from llamasup.llama_server.health import Health, Proof
 from llamasup.llama_server.warmup import WarmUpRequest
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.supervision.liveness import LivenessPolicy, Look, Need, Order, Traffic, Vigil, judge, needs
-from llamasup.system.hardware.usage import effort
+from llamasup.system.hardware.usage import cpu_usage
 
 __all__ = ["watch"]
 
@@ -69,13 +69,13 @@ async def _look(
     health = await prober.health(timeout_s) if need.health else None
     work = await prober.work(timeout_s) if need.work and health is not Health.SILENT else None
     doubtful = need.work or health is Health.SILENT
-    spent = await asyncio.to_thread(effort, pid) if doubtful else None
+    spent = await asyncio.to_thread(cpu_usage, pid) if doubtful else None
     return Look(
         asyncio.get_running_loop().time(),
         traffic_of(endpoint),
         health=health,
         work=work,
-        effort=spent,
+        cpu_usage=spent,
         proof=proving.result() if proving is not None and _came_to_an_end(proving) else None,
     )
 

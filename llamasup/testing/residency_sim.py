@@ -115,10 +115,10 @@ class Simulation:
         self.world.finish(asked.call.model)
         self._next(asked.client)
 
-    def _follow(self, verdicts: list[Action]) -> None:
+    def _follow(self, actions: list[Action]) -> None:
         world = self.world
-        for verdict in verdicts:
-            match verdict:
+        for action in actions:
+            match action:
                 case Load(id_):
                     after_s = world.lives[id_].model.load_s
                     self._at(world.now_s + after_s, partial(world.loaded, id_))
@@ -146,8 +146,8 @@ class Simulation:
             hits=self.hits,
             loads={life.model.id: life.loads for life in lives},
             load_s=sum(life.loads * life.model.load_s for life in lives),
-            evictions=sum(isinstance(verdict, Evict) for _, verdict in log),
-            yields=sum(isinstance(verdict, Cordon) for _, verdict in log),
+            evictions=sum(isinstance(action, Evict) for _, action in log),
+            yields=sum(isinstance(action, Cordon) for _, action in log),
             waits_s=tuple(self.waits_s),
             ended_s=self.world.now_s,
             trace=tuple(self.trace),

@@ -33,8 +33,8 @@ __all__ = ["Broken", "Decide", "Model", "ModelWorld"]
 
 Decide = Callable[[Snapshot], tuple[Action, ...]]
 
-_MOST_ROUNDS: Final = 100  # of deciding without an event: a policy that goes on for ever is broken
-_MOST_LOGGED: Final = 100_000  # verdicts kept for whoever wants to read what happened
+_MAX_ROUNDS: Final = 100  # of deciding without an event: a policy that goes on for ever is broken
+_MAX_LOGGED: Final = 100_000  # verdicts kept for whoever wants to read what happened
 
 
 class Broken(AssertionError):
@@ -68,7 +68,7 @@ class _Life:
     use: Use = UNUSED
     loads: int = 0
 
-    def tenant(self) -> ModelSnapshot:
+    def snapshot(self) -> ModelSnapshot:
         model = self.model
         return ModelSnapshot(
             model.id,
@@ -105,14 +105,14 @@ class ModelWorld:
         self.decide = decide
         self.now_s = 0.0
         self.wake_at_s = float("inf")
-        self.log: deque[tuple[float, Action]] = deque(maxlen=_MOST_LOGGED)
+        self.log: deque[tuple[float, Action]] = deque(maxlen=_MAX_LOGGED)
         self.began: list[int] = []
         self.refused: list[int] = []
         self._tickets = count(1)
 
-    def world(self) -> Snapshot:
-        tenants = {id_: life.tenant() for id_, life in self.lives.items()}
-        return Snapshot(self.now_s, tenants, self.budget, self.policy)
+    def snapshot(self) -> Snapshot:
+        models = {id_: life.snapshot() for id_, life in self.lives.items()}
+        return Snapshot(self.now_s, models, self.budget, self.policy)
 
     def arrive(self, id_: str) -> int:
         """A request; served at once where there is a slot, else it waits. Returns its ticket."""
@@ -157,12 +157,12 @@ class ModelWorld:
     def settle(self) -> list[Action]:
         """Decide and carry out until there is nothing more to do. Returns what was carried out."""
         done: list[Action] = []
-        for _ in range(_MOST_ROUNDS):
-            verdicts = self.decide(self.world())
+        for _ in range(_MAX_ROUNDS):
+            actions = self.decide(self.snapshot())
             self.wake_at_s = float("inf")
-            orders = [each for each in verdicts if not isinstance(each, WakeAt)]
-            for verdict in verdicts:
-                self._carry_out(verdict)
+            orders = [each for each in actions if not isinstance(each, WakeAt)]
+            for action in actions:
+                self._apply(action)
             self.log.extend((self.now_s, each) for each in orders)
             done += orders
             if not orders:
@@ -178,8 +178,8 @@ class ModelWorld:
                     total[place] = total.get(place, 0) + size
         return total
 
-    def _carry_out(self, verdict: Action) -> None:
-        match verdict:
+    def _apply(self, action: Action) -> None:
+        match action:
             case Load(id_):
                 life = self._expect(id_, Phase.ABSENT)
                 life.phase = Phase.LOADING
@@ -188,12 +188,12 @@ class ModelWorld:
             case Evict(id_):
                 life = self._expect(id_, Phase.RESIDENT, Phase.YIELDING)
                 if life.in_flight or life.model.pinned:
-                    raise Broken(f"{verdict}: {life.in_flight} in flight, pinned: {life.model.pinned}")
+                    raise Broken(f"{action}: {life.in_flight} in flight, pinned: {life.model.pinned}")
                 life.phase = Phase.LEAVING
             case Cordon(id_):
                 life = self._expect(id_, Phase.RESIDENT)
                 if life.model.pinned or not life.in_flight:
-                    raise Broken(f"{verdict}: {life.in_flight} in flight, pinned: {life.model.pinned}")
+                    raise Broken(f"{action}: {life.in_flight} in flight, pinned: {life.model.pinned}")
                 life.phase = Phase.YIELDING
             case Uncordon(id_):
                 life = self._expect(id_, Phase.YIELDING)
@@ -203,7 +203,7 @@ class ModelWorld:
                 self.refused += self._dismiss(self._expect(id_, Phase.ABSENT))
             case WakeAt(at_s):
                 if at_s <= self.now_s:
-                    raise Broken(f"{verdict} is not after {self.now_s}")
+                    raise Broken(f"{action} is not after {self.now_s}")
                 self.wake_at_s = at_s
 
     def _expect(self, id_: str, *phases: Phase) -> _Life:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from llamasup.cli.output.narrator import Narrator
+from llamasup.cli.output.console import Narrator
 from llamasup.cli.output.view import View
 from llamasup.errors import ConfigInvalid, ModelInvalid
 from llamasup.http.address import TcpAddress

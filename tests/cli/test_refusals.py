@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from llamasup.cli.output import refusals, view
-from llamasup.cli.output.narrator import Narrator
+from llamasup.cli.output.console import Narrator
 from llamasup.cli.output.refusals import Refusals
 from llamasup.cli.output.repeats import BURST
 from llamasup.cli.output.view import View, ViewHandler

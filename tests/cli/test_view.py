@@ -10,7 +10,7 @@ from io import TextIOWrapper
 import pytest
 
 from llamasup.cli.output.view import JsonView, TextView, duration_text, while_waiting
-from llamasup.cli.output.writer import MOST_BYTES, MOST_LINES, Outlet
+from llamasup.cli.output.writer import MAX_BYTES, MAX_LINES, OutputWriter
 from llamasup.system.text import display_width, memory_text
 
 
@@ -34,7 +34,7 @@ def pipe() -> Iterator[Pipe]:
 
 
 def test_off_a_terminal_there_is_no_live_line(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
+    outlet = OutputWriter(pipe.stream)
     view = TextView(outlet)
     view.loading("loading tiny")
     view.tick()
@@ -45,7 +45,7 @@ def test_off_a_terminal_there_is_no_live_line(pipe: Pipe) -> None:
 
 
 def test_what_a_file_is_called_does_not_steer_the_terminal(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
+    outlet = OutputWriter(pipe.stream)
     outlet.is_terminal = True
     view = TextView(outlet)
     view.say("info", "found", "\x1b[31mred.gguf\nis here")
@@ -61,7 +61,7 @@ def test_the_live_line_stays_one_line_and_keeps_how_far_it_is(columns: int) -> N
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, columns))
     stream = os.fdopen(theirs, "w")
-    outlet = Outlet(stream)
+    outlet = OutputWriter(stream)
     view = TextView(outlet)
     view.loading("downloading org/A-Model-With-A-Very-Long-Name-Instruct-GGUF:Q4_K_M 模型模型 · 12 of 80 GiB")
     view.tick()
@@ -80,7 +80,7 @@ def test_the_live_line_stays_one_line_and_keeps_how_far_it_is(columns: int) -> N
 
 
 def test_a_line_below_the_level_is_not_written(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
+    outlet = OutputWriter(pipe.stream)
     TextView(outlet, level="warning").say("info", "ready", "ready")
     JsonView(outlet, level="warning").say("debug", "x", "y")
     JsonView(outlet, level="warning").say("error", "x", "modèle", path="\udcff")
@@ -90,9 +90,9 @@ def test_a_line_below_the_level_is_not_written(pipe: Pipe) -> None:
 
 
 def test_a_reader_that_lags_loses_lines_and_keeps_what_must_be_kept(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
+    outlet = OutputWriter(pipe.stream)
     line = "x" * 999 + "\n"
-    for _ in range(3 * MOST_LINES):
+    for _ in range(3 * MAX_LINES):
         outlet.write(line)
     outlet.write("event\n", keep=True)
     assert outlet.left_out > 0
@@ -101,12 +101,12 @@ def test_a_reader_that_lags_loses_lines_and_keeps_what_must_be_kept(pipe: Pipe) 
         lines = []
         while (read := reader.readline()) != "event\n":
             lines.append(read)
-    assert 64 < len(lines) < 3 * MOST_LINES
+    assert 64 < len(lines) < 3 * MAX_LINES
 
 
 def test_a_reader_that_is_gone_is_no_error(pipe: Pipe) -> None:
     os.close(pipe.read_end)
-    outlet = Outlet(pipe.stream)
+    outlet = OutputWriter(pipe.stream)
     outlet.write("x\n")
     outlet.close()
     outlet.write("y\n")
@@ -139,7 +139,7 @@ def test_durations_are_told_in_the_unit_that_fits(seconds: float, text: str) -> 
 
 
 def test_who_waits_on_a_terminal_sees_what_for_and_the_line_is_gone_afterwards(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
+    outlet = OutputWriter(pipe.stream)
     outlet.is_terminal = True
     with while_waiting(TextView(outlet), "asking the runtimes"):
         assert os.read(pipe.read_end, 4) == b"\r\x1b[2"  # comes while the block runs
@@ -150,7 +150,7 @@ def test_who_waits_on_a_terminal_sees_what_for_and_the_line_is_gone_afterwards(p
 
 
 def test_who_waits_for_hardly_any_time_sees_nothing(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
+    outlet = OutputWriter(pipe.stream)
     outlet.is_terminal = True
     with while_waiting(TextView(outlet), "asking the runtimes"):
         pass
@@ -159,7 +159,7 @@ def test_who_waits_for_hardly_any_time_sees_nothing(pipe: Pipe) -> None:
 
 
 def test_the_log_of_a_server_keeps_its_lines_and_steers_no_terminal(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
+    outlet = OutputWriter(pipe.stream)
     TextView(outlet, level="error").server_said([b"0.0 I srv  main: \xff", b"two"])
     outlet.is_terminal = True
     TextView(outlet).server_said([b"\x1b[2Jthree"])
@@ -177,11 +177,11 @@ def test_the_log_of_a_server_keeps_its_lines_and_steers_no_terminal(pipe: Pipe) 
 def test_a_flood_that_nobody_reads_is_left_out_and_waits_for_nothing() -> None:
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "w") as stream:
-        outlet = Outlet(stream)
+        outlet = OutputWriter(stream)
         view = TextView(outlet)
         for _ in range(200):
             view.server_said([b"x" * 65536])
         assert outlet.is_behind
-        assert outlet.held < 2 * MOST_BYTES
+        assert outlet.held < 2 * MAX_BYTES
         os.close(read_end)
         outlet.close()

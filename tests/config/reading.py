@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
-from llamasup.config.mistakes import ConfigMistakes
+from llamasup.config.issues import ConfigIssues
 from llamasup.config.reading import read_text
 from llamasup.config.values import Config
 
@@ -14,8 +14,8 @@ HERE = Path("/etc/llamasup")
 
 
 def config_of(text: str, **environ: str) -> Config:
-    reading, mistakes = read_text(dedent(text).encode(), "c.yaml", HERE, {"HOME": "/home/ann", **environ})
-    assert not mistakes, [each.in_file("c.yaml") for each in mistakes]
+    reading, issues = read_text(dedent(text).encode(), "c.yaml", HERE, {"HOME": "/home/ann", **environ})
+    assert not issues, [each.in_file("c.yaml") for each in issues]
     return reading.config
 
 
@@ -23,10 +23,10 @@ def mistakes_of(text: str | bytes, **environ: str) -> list[str]:
     """As they are told, in the order of the lines."""
     content = text if isinstance(text, bytes) else dedent(text).encode()
     try:
-        _, mistakes = read_text(content, "c.yaml", HERE, {"HOME": "/home/ann", **environ})
-    except ConfigMistakes as error:
+        _, issues = read_text(content, "c.yaml", HERE, {"HOME": "/home/ann", **environ})
+    except ConfigIssues as error:
         return list(error.details)
-    return list(ConfigMistakes("c.yaml", mistakes).details)
+    return list(ConfigIssues("c.yaml", issues).details)
 
 
 def mistake_of(text: str | bytes, **environ: str) -> str:

@@ -13,8 +13,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamasup.config.mistakes import ConfigMistakes
-from llamasup.config.nodes import MOST_BYTES
+from llamasup.config.issues import ConfigIssues
+from llamasup.config.nodes import MAX_BYTES
 from llamasup.config.reading import keys_of, read_text
 from llamasup.config.values import Config, ModelEntry
 from tests.config.reading import mistakes_of
@@ -58,7 +58,7 @@ _PIECES = st.lists(
 
 
 def _read(content: bytes) -> None:
-    with suppress(ConfigMistakes):
+    with suppress(ConfigIssues):
         read_text(content, "c.yaml", Path("/x"), {"A": "b\x00c", "HOME": "/home/ann"})
 
 
@@ -102,13 +102,13 @@ _HOSTILE: Mapping[str, Callable[[int], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [MOST_BYTES // 16, pytest.param(MOST_BYTES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [MAX_BYTES // 16, pytest.param(MAX_BYTES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", _HOSTILE)
 def test_hostile_text_takes_no_longer_than_as_much_of_a_real_config(kind: str, size: int) -> None:
     models = "".join(f"  model-{n}: {{path: model-{n}.gguf, ttl: 10m}}\n" for n in range(size // 70))
 
     def took_s(text: str) -> float:
-        assert len(text) <= MOST_BYTES
+        assert len(text) <= MAX_BYTES
         began_s = time.process_time()
         _read(text.encode())
         return time.process_time() - began_s

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from llamasup.config import load
-from llamasup.config.mistakes import ConfigMistakes
-from llamasup.config.nodes import MOST_BYTES
+from llamasup.config.issues import ConfigIssues
+from llamasup.config.nodes import MAX_BYTES
 from llamasup.errors import ConfigInvalid
 from tests.config.reading import config_of, mistake_of, mistakes_of
 
@@ -20,7 +20,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("lissten: x\nmodels_dir: m\nmax_loaded: many\nwatch: yes\n")
 
-    with pytest.raises(ConfigMistakes) as caught:
+    with pytest.raises(ConfigIssues) as caught:
         load(path, {})
 
     assert caught.value.message == f"{path} has 3 mistakes."
@@ -370,14 +370,14 @@ def test_a_config_of_10_mb_is_refused_unread(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(10_000_000)
 
-    with pytest.raises(ConfigMistakes) as caught:
+    with pytest.raises(ConfigIssues) as caught:
         load(path, {})
 
-    assert caught.value.details == (f"{path}: it has 10000000 bytes, and a config may have {MOST_BYTES}",)
+    assert caught.value.details == (f"{path}: it has 10000000 bytes, and a config may have {MAX_BYTES}",)
 
 
 def test_a_file_without_an_end_is_refused() -> None:
-    with pytest.raises(ConfigMistakes, match="has one mistake"):
+    with pytest.raises(ConfigIssues, match="has one mistake"):
         load(Path("/dev/zero"), {})
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from llamasup.cli.commands.config import check, init, schema
 from llamasup.cli.commands.config_check import missing_here
-from llamasup.config.mistakes import ConfigMistakes
+from llamasup.config.issues import ConfigIssues
 from llamasup.config.reading import Reading, load, read, read_text
 from llamasup.config.schema import json_schema
 from llamasup.config.starter import GenerationContext, starter_text
@@ -49,8 +49,8 @@ def written(folder: Path, text: str) -> Path:
 
 
 def missing(path: Path, **environ: str) -> list[str]:
-    reading, mistakes = read(path, {"HOME": str(path.parent), **environ})
-    assert not mistakes
+    reading, issues = read(path, {"HOME": str(path.parent), **environ})
+    assert not issues
     return [each.in_file("c.yaml") for each in sorted(missing_here(reading, environ))]
 
 
@@ -180,9 +180,9 @@ def test_what_serve_would_refuse_is_told_by_check_and_by_serve_alike(
     assert f"{path}:9: models.d.extra: this llama-server" in said
     assert "has no --nonsense" in said
 
-    with pytest.raises(ConfigMistakes) as refused:
+    with pytest.raises(ConfigIssues) as refused:
         ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
-    assert [(each.line, each.key) for each in refused.value.mistakes] == [
+    assert [(each.line, each.key) for each in refused.value.issues] == [
         (5, "models.b.kv_type"),
         (6, "models.c2.5.path"),
         (9, "models.d.extra"),
@@ -219,13 +219,13 @@ def test_flags_that_every_start_refuses_are_mistakes_wherever_they_are(
         assert f"{path}:{place}: " in said
 
     options = serve_options(lambda: load(path, os.environ), config_file=path, port=0)
-    with pytest.raises(ConfigMistakes) as at_start:
+    with pytest.raises(ConfigIssues) as at_start:
         ServeService(options, Bus())
     source = ConfigSource(options, os.environ)
-    with pytest.raises(ConfigMistakes) as at_reload:
+    with pytest.raises(ConfigIssues) as at_reload:
         source.check(source.read(), {})
     for refused in (at_start.value, at_reload.value):
-        assert [(each.line, each.key) for each in refused.mistakes] == [
+        assert [(each.line, each.key) for each in refused.issues] == [
             (4, "defaults.extra"),
             (7, "models.x*.extra"),
             (10, "models.far.extra"),
@@ -249,9 +249,9 @@ def test_a_broken_model_that_the_environment_names_is_told_by_the_variable(
 
 def test_a_device_that_is_not_there_is_refused_at_the_start(models: Path) -> None:
     path = written(models, "models: {a: {path: m/x.gguf, devices: CUDA9}}\n")
-    with pytest.raises(ConfigMistakes) as refused:
+    with pytest.raises(ConfigIssues) as refused:
         ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
-    assert [each.key for each in refused.value.mistakes] == ["models.a.devices"]
+    assert [each.key for each in refused.value.issues] == ["models.a.devices"]
     assert "'CUDA9' is not there" in refused.value.details[0]
 
 
@@ -395,8 +395,8 @@ def test_a_runtime_that_cannot_be_started_is_told(tmp_path: Path) -> None:
 
 
 def _reading(text: str) -> Reading:
-    reading, mistakes = read_text(text.encode(), "c.yaml", Path("/"), {})
-    assert not mistakes
+    reading, issues = read_text(text.encode(), "c.yaml", Path("/"), {})
+    assert not issues
     return reading
 
 

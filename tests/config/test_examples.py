@@ -37,9 +37,9 @@ def test_there_is_one_for_each_use() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_it_is_sound_on_a_machine_that_has_what_it_names(path: Path, machine: dict[str, str]) -> None:
-    reading, mistakes = read(path, machine)
+    reading, issues = read(path, machine)
 
-    assert mistakes == ()
+    assert issues == ()
     assert missing_here(reading, machine, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
     assert reading.config.port == 0
 

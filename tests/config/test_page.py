@@ -29,11 +29,11 @@ def test_its_mistakes_are_told_like_that(tmp_path: Path) -> None:
         "    path: demo}\n  coder: {path: models/coder.gguf}\n"
     )
 
-    reading, mistakes = read(path, {})
-    told = sorted((*mistakes, *missing_here(reading, {})))
+    reading, issues = read(path, {})
+    told = sorted((*issues, *missing_here(reading, {})))
 
     folder = "/home/ann/.config/llamasup"
-    for mistake in told:
-        said = mistake.in_file(f"{folder}/config.yaml").replace(f"{tmp_path}/models", "/home/ann/models")
+    for issue in told:
+        said = issue.in_file(f"{folder}/config.yaml").replace(f"{tmp_path}/models", "/home/ann/models")
         assert f"    {said}\n" in PAGE
     assert len(told) == 3

@@ -12,7 +12,7 @@ from llamasup.control.app import ControlServer
 from llamasup.control.client import AsyncControlClient, Place
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.observability.metrics import InstanceGauges, Metrics
-from llamasup.supervision.events import Bus, Notice, StateChanged
+from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 
@@ -27,12 +27,12 @@ class WatchedBus(Bus):
         self.listeners = 0
         self._changed = changed
 
-    def listen(self, listener: Callable[[Notice], None]) -> None:
+    def listen(self, listener: Callable[[PublishedEvent], None]) -> None:
         super().listen(listener)
         self.listeners += 1
         self._changed()
 
-    def forget(self, listener: Callable[[Notice], None]) -> None:
+    def forget(self, listener: Callable[[PublishedEvent], None]) -> None:
         super().forget(listener)
         self.listeners -= 1
         self._changed()

@@ -15,7 +15,7 @@ from llamasup.control.app import ControlServer
 from llamasup.llama_server import client as probe
 from llamasup.llama_server.settings import Settings
 from llamasup.service.run import RunOptions, Service
-from llamasup.supervision.events import Bus, Notice, Ready, StateChanged, Stopped
+from llamasup.supervision.events import Bus, PublishedEvent, Ready, StateChanged, Stopped
 from llamasup.supervision.states import State
 from llamasup.testing.fake_server import install
 
@@ -25,7 +25,7 @@ class Running:
 
     def __init__(self, model: Path, runtime: Path) -> None:
         self.bus = Bus()
-        self.notices: list[Notice] = []
+        self.notices: list[PublishedEvent] = []
         self.bus.listen(self.notices.append)
         self.service = Service(
             RunOptions(model=str(model), settings=Settings(alias="tiny,small"), runtime=str(runtime), port=0),
@@ -35,7 +35,7 @@ class Running:
     async def until_ready(self) -> str:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def listen(notice: Notice) -> None:
+        def listen(notice: PublishedEvent) -> None:
             if isinstance(notice, Ready):
                 ready.set_result(notice.address.url)
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 LATE = Policy(restart=RestartPolicy(first_delay_s=1000.0, longest_delay_s=1000.0), wait_timeout_s=2000.0)
 
 
-class Owner:
+class ServiceOwner:
     stops_asked = 0
 
     def ask_stop(self) -> None:
@@ -36,7 +36,7 @@ async def nothing_new() -> Changes:
 
 
 def controlled(it: Pooled) -> ManyModels:
-    return ManyModels(Owner(), it.catalog, TcpAddress("127.0.0.1", 1), lambda _: None, nothing_new)
+    return ManyModels(ServiceOwner(), it.catalog, TcpAddress("127.0.0.1", 1), lambda _: None, nothing_new)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from llamasup.control import streams
 from llamasup.control.client import AsyncControlClient, Place
-from llamasup.control.streams import MOST_STREAMS, MOST_WAITING, Streams, TooManyStreams, event_stream
+from llamasup.control.streams import MAX_STREAMS, MAX_WAITING, Streams, TooManyStreams, event_stream
 from llamasup.errors import LogMissing
 from llamasup.supervision.events import ServerWarned
 from llamasup.system.process.log_tail import LogTail
@@ -101,11 +101,11 @@ def test_whoever_reads_too_slowly_is_told_so_after_what_came_before() -> None:
         fake = FakeControlled()
         stream = event_stream(fake, Streams())
         await anext(stream)
-        for generation in range(MOST_WAITING + 44):
+        for generation in range(MAX_WAITING + 44):
             fake.happens(generation)
         told = [as_event(frame) async for frame in stream]
         assert told[0]["model"] == "org/repo:q8_0"
-        assert [each["generation"] for each in told[1:-1]] == list(range(MOST_WAITING))
+        assert [each["generation"] for each in told[1:-1]] == list(range(MAX_WAITING))
         assert told[-1] == {"event": "missed", "protocol": 1, "count": 44}
         assert fake.bus.listeners == 0
 
@@ -132,7 +132,7 @@ def test_a_reader_who_takes_nothing_costs_a_bounded_queue(tmp_path: Path) -> Non
                     break
             missed = int(json.loads(rest[rest.rindex(b"data: ") + 6 : rest.rindex(b"}") + 1])["count"])
             assert missed > 0
-            assert rest.count(b'"state"') > MOST_WAITING
+            assert rest.count(b'"state"') > MAX_WAITING
             await fake.until(lambda: fake.bus.listeners == 0)
             writer.close()
             await writer.wait_closed()
@@ -157,15 +157,15 @@ def test_there_are_only_so_many_streams_and_each_that_ends_makes_room(tmp_path: 
     async def visit() -> None:
         fake = FakeControlled()
         async with served(fake, tmp_path) as (_, path), AsyncControlClient(Place(socket=path)) as client:
-            listening = [client.events() for _ in range(MOST_STREAMS)]
+            listening = [client.events() for _ in range(MAX_STREAMS)]
             for events in listening:
                 await event(events)
-            with pytest.raises(Exception, match=f"{MOST_STREAMS} streams") as raised:
+            with pytest.raises(Exception, match=f"{MAX_STREAMS} streams") as raised:
                 await event(client.events())
             assert getattr(raised.value, "cause", "") == TooManyStreams.cause
             assert (await client.status())["pid"] == 4242  # which is no stream
             await listening.pop().aclose()  # type: ignore[attr-defined]
-            await fake.until(lambda: fake.bus.listeners == MOST_STREAMS - 1)
+            await fake.until(lambda: fake.bus.listeners == MAX_STREAMS - 1)
             again = client.events()
             await event(again)
             for events in (*listening, again):
@@ -222,7 +222,7 @@ def test_a_follower_who_leaves_makes_room(tmp_path: Path) -> None:
         log = tmp_path / "a.log"
         log.write_bytes(b"one\n")
         async with controlled(FakeControlled(log), tmp_path) as client:
-            for _ in range(MOST_STREAMS * 2):
+            for _ in range(MAX_STREAMS * 2):
                 following = client.log("tiny", follow=True)
                 assert await anext(following) == b"one\n"
                 await following.aclose()  # type: ignore[attr-defined]

@@ -230,7 +230,7 @@ async def test_while_a_change_is_downloaded_the_others_change_and_have_the_memor
         asking = it.ask("a")
         assert await asking.served_by() == 1
         asking.goes()
-        await it.until(lambda: not it["b"].renewing)
+        await it.until(lambda: not it["b"].rolling_out)
         assert not it["b"].is_outdated
         assert hub.called_off == []
 
@@ -257,14 +257,14 @@ async def test_the_download_of_a_change_ends_with_an_unload_and_with_the_next_ch
         it.apply(far(specs["a"]))
         await it.until(lambda: len(hub.begun) == 1)
         it.apply(specs["a"])
-        await it.until(lambda: not it["a"].renewing)
+        await it.until(lambda: not it["a"].rolling_out)
         assert len(hub.called_off) == 1
         assert it.loads("a") == 1
 
         it.apply(far(specs["a"]))
         await it.until(lambda: len(hub.begun) == 2)
         await it.unload("a")
-        await it.until(lambda: not it["a"].renewing)
+        await it.until(lambda: not it["a"].rolling_out)
         assert len(hub.called_off) == 2
         assert it["a"].phase is Phase.ABSENT
 
@@ -278,7 +278,7 @@ async def test_a_change_that_was_downloaded_is_no_download_any_more(
     async with pooled(tmp_path, specs["a"], fetch=hub.fetch) as it:
         await it.load("a")
         it.apply(far(specs["a"]))
-        await it.until(lambda: not it["a"].renewing)
+        await it.until(lambda: not it["a"].rolling_out)
         told = it["a"].served.absent
         assert told is not None
         assert told.cause == "loading"

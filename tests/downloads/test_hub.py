@@ -519,11 +519,11 @@ def test_plain_http_is_for_a_hub_on_this_machine() -> None:
 
 
 def test_the_token_is_for_the_hub_alone() -> None:
-    assert UrlPolicy(HUB).may_have_token("https://huggingface.co/o/r")
-    assert UrlPolicy("http://127.0.0.1:1").may_have_token("http://127.0.0.1:1/x")
+    assert UrlPolicy(HUB).allows_token("https://huggingface.co/o/r")
+    assert UrlPolicy("http://127.0.0.1:1").allows_token("http://127.0.0.1:1/x")
     for url in ("https://cdn.huggingface.co/x", "http://huggingface.co/x", "https://huggingface.co:444/x"):
-        assert not UrlPolicy(HUB).may_have_token(url)
-    assert not UrlPolicy("http://mirror", http=True).may_have_token("http://mirror/x")
+        assert not UrlPolicy(HUB).allows_token(url)
+    assert not UrlPolicy("http://mirror", http=True).allows_token("http://mirror/x")
 
 
 # --- the file on the server ------------------------------------------------------------------------

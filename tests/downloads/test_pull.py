@@ -22,7 +22,7 @@ import msgspec
 import pytest
 
 from llamasup.downloads import fetch, remote_file, transport
-from llamasup.downloads.client import Patience
+from llamasup.downloads.client import RetryPolicy
 from llamasup.downloads.hub_settings import hub_endpoint, hub_token
 from llamasup.downloads.part_file import Busy, Origin, PartFile
 from llamasup.downloads.pull import Choosing, DownloadOptions, pull
@@ -45,7 +45,7 @@ from llamasup.testing import models
 from tests.hub import Fault, Hub, running_hub
 from tests.patience import PATIENCE_S
 
-QUICK = Patience(attempts=3, first_wait_s=0.01, most_wait_s=0.02, connect_s=PATIENCE_S, stall_s=PATIENCE_S)
+QUICK = RetryPolicy(attempts=3, first_wait_s=0.01, most_wait_s=0.02, connect_s=PATIENCE_S, stall_s=PATIENCE_S)
 KIB = 1024
 
 

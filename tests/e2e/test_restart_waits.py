@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from llamasup.service.run import RunOptions, Service
-from llamasup.supervision.events import Bus, Notice, Ready
+from llamasup.supervision.events import Bus, PublishedEvent, Ready
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import State
 from tests.e2e.driver import PATIENCE_S
@@ -27,7 +27,7 @@ def serve(options: RunOptions, visit: Visit) -> None:
         bus = Bus()
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def listen(notice: Notice) -> None:
+        def listen(notice: PublishedEvent) -> None:
             if isinstance(notice, Ready):
                 url.set_result(notice.address.url)
 

@@ -393,7 +393,7 @@ _KEYS_OF_A_MODEL = (
     ),
 )
 # As much of everything as the reader takes: kept arrays of numbers, 28 MiB that are stepped over, tensors.
-_MOST_OF_ALL = (
+_MAX_OF_ALL = (
     *_KEYS_OF_A_MODEL,
     *((f"k{index}", 9, struct.pack("<IQ", 4, 4000) + bytes(range(1, 251)) * 64) for index in range(46)),
     ("pad", 9, struct.pack("<IQ", 0, 28 << 20) + bytes(28 << 20)),
@@ -410,7 +410,7 @@ _MOST_OF_ALL = (
         (large_header(("general.name", 8, struct.pack("<Q", 1 << 34))), "within 32 MiB"),
         (large_header(("general.name", 8, struct.pack("<Q", 1 << 63))), "claims 9223372036854775808 bytes"),
         (large_header(("a", 9, struct.pack("<IQ", 4, 1 << 40))), "is 1099511627776, for which"),
-        (large_header(*_MOST_OF_ALL, tensors=16_384), "131072"),
+        (large_header(*_MAX_OF_ALL, tensors=16_384), "131072"),
     ],
     ids=["strings", "floats", "string", "string of 2^63", "array of 2^40", "most of all"],
 )

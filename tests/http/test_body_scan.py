@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.http.body_scan import MANY_JOBS, MOST_DEPTH, MOST_STEPS, WINDOW, BodyScan, scanned
+from llamasup.http.body_scan import MANY_JOBS, MAX_DEPTH, MAX_STEPS, WINDOW, BodyScan, scanned
 from llamasup.http.requested_model import read_body
 from tests.bodies import LABELS, bodies, jobs_of
 
@@ -111,7 +111,7 @@ def test_a_line_of_a_form_that_does_not_end_counts_as_one_field() -> None:
 
 
 def test_a_form_of_too_many_parts_counts_as_heavy() -> None:
-    assert scanned(form_of(*["x"] * (MOST_STEPS + 1)).encode(), (b"prompt",)).jobs == MANY_JOBS
+    assert scanned(form_of(*["x"] * (MAX_STEPS + 1)).encode(), (b"prompt",)).jobs == MANY_JOBS
 
 
 def test_the_members_of_questions_are_counted() -> None:
@@ -134,10 +134,10 @@ def test_beyond_the_windows_of_one_piece_the_same_is_found() -> None:
 
 def test_a_body_with_too_many_tokens_counts_as_heavy_and_is_read_no_further() -> None:
     assert (
-        scanned(b'{"prompt": [' + b'"", ' * (MOST_STEPS // 2) + b'""]}', (b"prompt",)).jobs
-        == MOST_STEPS // 2 + 1
+        scanned(b'{"prompt": [' + b'"", ' * (MAX_STEPS // 2) + b'""]}', (b"prompt",)).jobs
+        == MAX_STEPS // 2 + 1
     )
-    scan = scanned(b'{"prompt": [' + b'"", ' * (MOST_STEPS + 1) + b'""]}', (b"prompt",))
+    scan = scanned(b'{"prompt": [' + b'"", ' * (MAX_STEPS + 1) + b'""]}', (b"prompt",))
     assert (scan.jobs, scan.unclear) == (MANY_JOBS, True)
     scan.feed(b'"http')
     assert (scan.jobs, scan.suspect) == (MANY_JOBS, False)  # URLs were not asked for
@@ -150,8 +150,8 @@ def test_the_number_of_tokens_can_be_limited_further(text: bytes) -> None:
 
 
 def test_a_body_that_is_nested_too_deep_counts_as_heavy() -> None:
-    assert scanned(b"[" * MOST_DEPTH).jobs == 1
-    assert scanned(b"[" * (MOST_DEPTH + 1)).jobs == MANY_JOBS
+    assert scanned(b"[" * MAX_DEPTH).jobs == 1
+    assert scanned(b"[" * (MAX_DEPTH + 1)).jobs == MANY_JOBS
 
 
 @given(
@@ -249,7 +249,7 @@ def test_each_url_is_told_once_and_no_more_than_so_many() -> None:
 @pytest.mark.parametrize("pieces", [(b'"h', b"tt", b"p://"), (b'"\\u00', b"7", b"0://"), (b'"http',)])
 def test_a_suspect_string_is_seen_also_where_nothing_is_read_any_more(pieces: tuple[bytes, ...]) -> None:
     scan = BodyScan(urls=True)
-    scan.feed(b"[" * (MOST_DEPTH + 1))
+    scan.feed(b"[" * (MAX_DEPTH + 1))
     seen = []
     for piece in pieces:
         scan.feed(piece)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from llamasup.http.requested_model import (
     LISTS,
-    MOST_NAME,
-    MOST_PARTS,
+    MAX_NAME,
+    MAX_PARTS,
     BodyTooDeep,
     lists_of,
     named_in_path,
@@ -120,8 +120,8 @@ def test_a_form_names_a_model_before_or_behind_its_file() -> None:
         (form(part("file", b"x", 'filename="; name=model"')), None),
         (form(part("models", b"x"), part("filename", b"model")), None),
         (form(part("model", b"")), None),
-        (form(part("model", b"x" * (MOST_NAME + 1))), None),
-        (form(*[part("field", b"")] * MOST_PARTS, part("model", b"late")), None),
+        (form(part("model", b"x" * (MAX_NAME + 1))), None),
+        (form(*[part("field", b"")] * MAX_PARTS, part("model", b"late")), None),
         (form(part("model", b"x")).replace(b"\r\n", b"\n"), None),
         (form(part("model", b"unfinished"))[:-50], None),
         (form(part("file", WAV))[:-100], None),

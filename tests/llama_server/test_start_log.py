@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.llama_server.start_log import TELLING, Doom, Ready, SizeTold, Warned, read_line
+from llamasup.llama_server.start_log import TELLING, Ready, SizeTold, StartupFailure, Warned, read_line
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_failed_fit_is_the_end_of_the_start() -> None:
         "W cmn  common_fit_params: failed to fit params to free device memory: n_ctx_min is too large, abort"
     )
     heard = read_line(line)
-    assert isinstance(heard, Doom)
+    assert isinstance(heard, StartupFailure)
     assert heard.diagnosis.cause == "fit_failed"
     assert "n_ctx_min is too large" in heard.diagnosis.message
     assert (heard.diagnosis.deterministic, heard.diagnosis.exit_code) == (True, 71)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.models.redaction import without_places
+from llamasup.models.redaction import redact_paths
 
 KNOWN = ("/srv/my models/tiny.gguf", "/blobs/77ab", "/tiny.gguf", r"/srv/my models/a\1.gguf")
 
@@ -28,7 +28,7 @@ KNOWN = ("/srv/my models/tiny.gguf", "/blobs/77ab", "/tiny.gguf", r"/srv/my mode
     ],
 )
 def test_a_path_that_is_known_is_told_by_its_name(text: str, told: str) -> None:
-    assert without_places(text, KNOWN) == told
+    assert redact_paths(text, KNOWN) == told
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_path_that_is_known_is_told_by_its_name(text: str, told: str) -> None:
     ],
 )
 def test_another_path_is_replaced_by_the_name_of_its_file(text: str, named: str) -> None:
-    assert without_places(text, KNOWN) == named
+    assert redact_paths(text, KNOWN) == named
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_another_path_is_replaced_by_the_name_of_its_file(text: str, named: str)
     ],
 )
 def test_a_text_with_an_unclear_path_is_dropped(text: str) -> None:
-    assert without_places(text, KNOWN) == ""
+    assert redact_paths(text, KNOWN) == ""
 
 
 # Upper case only in folders, so that a letter in upper case in the result is a part of a folder's name.
@@ -93,4 +93,4 @@ parts_of_texts = st.one_of(
 @given(st.lists(parts_of_texts, max_size=5), st.lists(absolute_paths, max_size=2))
 def test_the_name_of_no_folder_is_in_the_result(parts: list[str], known: list[str]) -> None:
     text = " ".join([*parts, *known])
-    assert not re.search("[A-Z]", without_places(text, [path for path in known if path.startswith("/")]))
+    assert not re.search("[A-Z]", redact_paths(text, [path for path in known if path.startswith("/")]))

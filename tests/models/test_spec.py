@@ -50,7 +50,7 @@ def test_options_say_what_others_leave_unsaid() -> None:
 
 
 def test_clients_are_told_of_files_without_where_they_lie() -> None:
-    told = SPEC.for_clients("/models/tiny.gguf: is cut off. There is no other in /models.")
+    told = SPEC.redacted("/models/tiny.gguf: is cut off. There is no other in /models.")
     assert told == "tiny.gguf: is cut off. There is no other in its folder."
     beside = replace(
         SPEC,
@@ -58,7 +58,7 @@ def test_clients_are_told_of_files_without_where_they_lie() -> None:
         options=ModelOptions(mmproj="/far/p.gguf", loras=("/far/l.gguf",), draft_model="/far/d.gguf"),
     )
     for path in ("/blobs/77ab", "/far/p.gguf", "/far/l.gguf", "/far/d.gguf"):
-        assert beside.for_clients(f"{path}: is cut off") == f"{path.rpartition('/')[2]}: is cut off"
+        assert beside.redacted(f"{path}: is cut off") == f"{path.rpartition('/')[2]}: is cut off"
 
 
 def test_of_what_names_other_places_clients_hear_that_there_is_a_problem() -> None:
@@ -67,6 +67,6 @@ def test_of_what_names_other_places_clients_hear_that_there_is_a_problem() -> No
         "the folder /srv/secret cannot be read",
     ):
         for spec in (SPEC, ModelSpec("tiny", ""), ModelSpec("tiny", "org/repo:Q8_0")):
-            assert spec.for_clients(problem) == ""
+            assert spec.redacted(problem) == ""
             assert spec.told(problem) == "The model 'tiny' cannot be loaded: llamasup's log says why"
     assert SPEC.told("/models/tiny.gguf: truncated") == "tiny.gguf: truncated"

@@ -17,16 +17,16 @@ import pytest
 
 from llamasup.errors import LlamasupError
 from llamasup.models import folder_events
+from llamasup.models.debounce import DebouncePolicy
 from llamasup.models.folder_events import FolderEvents
 from llamasup.models.search import Search, search_models
-from llamasup.models.settling import SettlePolicy
 from llamasup.models.watch import ModelWatch
 from llamasup.testing import models
 from tests.patience import PATIENCE_S
 
 Given = ParamSpec("Given")
 
-QUICK = SettlePolicy(sound_s=0.1, broken_s=0.3)
+QUICK = DebouncePolicy(sound_s=0.1, broken_s=0.3)
 DECODER = models.tiny_decoder()
 
 
@@ -65,7 +65,7 @@ class Watched:
 
 @contextlib.asynccontextmanager
 async def watching(
-    top: Path, *paths: Path, policy: SettlePolicy = QUICK, tick_s: float = 0.02
+    top: Path, *paths: Path, policy: DebouncePolicy = QUICK, tick_s: float = 0.02
 ) -> AsyncIterator[Watched]:
     first = search_models([top], map(str, paths))
     async with ModelWatch([top], [str(path) for path in paths], first, policy=policy, tick_s=tick_s) as watch:
@@ -109,7 +109,7 @@ async def test_a_removed_model_is_gone_and_the_others_stay(top: Path) -> None:
 async def test_a_renamed_model_never_leaves(top: Path) -> None:
     put(top / "a.gguf")
     # A new file would count after an hour.
-    async with watching(top, policy=SettlePolicy(sound_s=3600, broken_s=3600)) as watched:
+    async with watching(top, policy=DebouncePolicy(sound_s=3600, broken_s=3600)) as watched:
         (top / "a.gguf").rename(top / "b.gguf")
         await watched.until(lambda served: "b.gguf" in served)
         assert all(each.found for each in watched.told)
@@ -130,7 +130,7 @@ async def test_a_download_is_told_when_it_has_its_name_and_nothing_of_it_before(
 @in_loop
 async def test_a_copy_is_neither_served_nor_a_problem_while_it_grows(top: Path) -> None:
     """Written piece by piece until another file has come and gone many times in between."""
-    policy = SettlePolicy(sound_s=0.05, broken_s=3600)
+    policy = DebouncePolicy(sound_s=0.05, broken_s=3600)
     async with watching(top, policy=policy) as watched:
         with (top / "a.gguf").open("wb") as file:
             for number, start in enumerate(range(0, len(DECODER), len(DECODER) // 4)):
@@ -146,7 +146,7 @@ async def test_a_copy_is_neither_served_nor_a_problem_while_it_grows(top: Path) 
 
 @in_loop
 async def test_what_aria2_has_not_finished_is_no_model_although_it_has_its_name_and_size(top: Path) -> None:
-    policy = SettlePolicy(sound_s=0.05, broken_s=3600)
+    policy = DebouncePolicy(sound_s=0.05, broken_s=3600)
     async with watching(top, policy=policy) as watched:
         control = put(top / "a.gguf.aria2", b"aria2")
         put(top / "a.gguf", DECODER[:-1000] + bytes(1000))
@@ -197,7 +197,7 @@ async def test_models_of_a_folder_that_disappears_stay_and_it_is_watched_again_w
 @in_loop
 async def test_so_does_a_model_there_that_the_config_names(top: Path) -> None:
     path = put(top / "a.gguf")
-    async with watching(top, path, policy=SettlePolicy(sound_s=0.0, broken_s=0.0)) as watched:
+    async with watching(top, path, policy=DebouncePolicy(sound_s=0.0, broken_s=0.0)) as watched:
         shutil.move(top, top.with_name("aside"))
         await watched.until(lambda _: bool(watched.told[-1].missing))
         assert not isinstance(watched.told[-1].sources[str(path)].outcome, LlamasupError)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from llamasup.llama_server.diagnosis import Diagnosis, diagnose
 from llamasup.llama_server.plan_limits import Change, PlanLimits
 from llamasup.llama_server.settings import Settings
-from llamasup.llama_server.start_log import Doom, read_line
+from llamasup.llama_server.start_log import StartupFailure, read_line
 from llamasup.planning.ladder import (
-    MOST_STEPS,
+    MAX_STEPS,
     admit,
     blames_the_cache,
-    give_way,
     is_out_of_memory,
+    largest_that_fits,
     step_down,
 )
 from llamasup.planning.memory.context import has_kv_cache
@@ -151,7 +151,7 @@ def test_what_was_set_by_hand_stays_through_every_step(
 ) -> None:
     candidate = ladder(capabilities(NEW, GPU), **extra_args)
     preferred = made = candidate(PlanLimits())
-    for step in range(MOST_STEPS):
+    for step in range(MAX_STEPS):
         adjustment = step_down(made, diagnosis, candidate, steps_taken=step)
         if adjustment is None:
             break
@@ -194,7 +194,7 @@ def walk(
     plans = [candidate(PlanLimits())]
     changes: list[tuple[Change, ...]] = []
     while (adjustment := step_down(plans[-1], diagnosis, candidate, steps_taken=len(changes))) is not None:
-        assert (adjustment.step, adjustment.most_steps) == (len(changes) + 1, MOST_STEPS)
+        assert (adjustment.step, adjustment.most_steps) == (len(changes) + 1, MAX_STEPS)
         plans.append(candidate(adjustment.bounds))
         changes.append(adjustment.changes)
     return plans, changes
@@ -253,8 +253,8 @@ def test_a_step_is_told_with_what_was_before_and_after_and_its_reason_reaches_th
 def test_three_steps_and_no_more() -> None:
     candidate = ladder()
     made = candidate(PlanLimits())
-    assert step_down(made, HOST_FULL, candidate, steps_taken=MOST_STEPS - 1) is not None
-    assert step_down(made, HOST_FULL, candidate, steps_taken=MOST_STEPS) is None
+    assert step_down(made, HOST_FULL, candidate, steps_taken=MAX_STEPS - 1) is not None
+    assert step_down(made, HOST_FULL, candidate, steps_taken=MAX_STEPS) is None
 
 
 def test_layers_go_last_by_half_and_only_for_the_devices_memory() -> None:
@@ -299,7 +299,7 @@ def test_once_no_layer_is_left_on_the_device_there_is_nothing_smaller() -> None:
 
 def test_the_warning_that_it_does_not_fit_counts_as_out_of_memory() -> None:
     heard = read_line("common_fit_params: failed to fit params to free device memory: n_ctx_min is too large")
-    assert isinstance(heard, Doom)
+    assert isinstance(heard, StartupFailure)
     assert is_out_of_memory(heard.diagnosis)
     candidate = ladder(capabilities(NEW, GPU))
     assert step_down(candidate(PlanLimits()), heard.diagnosis, candidate, steps_taken=0) is not None
@@ -350,7 +350,7 @@ def given_way(free_bytes: int, **asked: Any) -> LaunchPlan:
         names = ("parallel", "ctx_size", "kv_type", "gpu_layers", "extra")
         return planned(hardware=free, bounds=bounds, **{name: getattr(now, name) for name in names})
 
-    return give_way(smallest, Settings(**asked), candidate)
+    return largest_that_fits(smallest, Settings(**asked), candidate)
 
 
 def test_what_would_fit_begins_with_what_was_asked_for_not_with_the_defaults() -> None:
@@ -385,7 +385,7 @@ def test_a_cache_that_nobody_packed_is_packed_last_of_all() -> None:
         return unpacked(hardware=free, ctx_size=now.ctx_size, parallel=now.parallel)(bounds)
 
     assert not smallest.memory.fits
-    assert give_way(smallest, Settings(ctx_size=2048, parallel=1), candidate).kv_type == "q8_0"
+    assert largest_that_fits(smallest, Settings(ctx_size=2048, parallel=1), candidate).kv_type == "q8_0"
 
 
 def test_layers_that_the_device_cannot_hold_are_given_up_before_anything_else() -> None:
@@ -397,7 +397,7 @@ def test_layers_that_the_device_cannot_hold_are_given_up_before_anything_else() 
             known, bounds=bounds, gpu_layers=now.gpu_layers, ctx_size=now.ctx_size, parallel=now.parallel
         )
 
-    found = give_way(candidate(asked, PlanLimits()), asked, candidate)
+    found = largest_that_fits(candidate(asked, PlanLimits()), asked, candidate)
     assert found.memory.fits
     assert (found.gpu_layers, found.ctx_size_of_slot, found.parallel) == (None, 16384, 2)
 
@@ -414,7 +414,7 @@ def test_layers_by_hand_stay_where_it_is_the_host_that_is_too_small() -> None:
 
     preferred = candidate(asked, PlanLimits())
     assert preferred.memory.lacks_host
-    found = give_way(preferred, asked, candidate)
+    found = largest_that_fits(preferred, asked, candidate)
     assert found.memory.fits
     assert found.gpu_layers == 1
     assert found.ctx_size_of_slot < 65536
@@ -495,7 +495,7 @@ def test_whatever_goes_wrong_the_ladder_ends_after_three_steps_each_of_which_cha
         if is_out_of_memory(end) and after.gpu_layers == made.gpu_layers:
             assert after.memory.context_bytes < made.memory.context_bytes
         made = after
-    assert taken <= MOST_STEPS
+    assert taken <= MAX_STEPS
 
 
 def test_a_crash_is_evidence_against_the_cache_only_once_the_weights_were_read() -> None:

@@ -13,8 +13,8 @@ from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis, diagnose
 from llamasup.llama_server.settings import Settings
 from llamasup.planning import planner as module
-from llamasup.planning.experience_store import recall
 from llamasup.planning.facts import prepare
+from llamasup.planning.load_history_store import recall
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.planner import Planner
 from llamasup.system.hardware.facts import Hardware

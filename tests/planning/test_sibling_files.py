@@ -37,7 +37,7 @@ def test_a_folder_that_cannot_be_listed_has_nothing(tmp_path: Path) -> None:
 
 def test_of_very_many_only_the_first_are_looked_into(tmp_path: Path) -> None:
     content = vision.vision_projector()
-    for index in range(facts._MOST_PROJECTORS + 5):
+    for index in range(facts._MAX_PROJECTORS + 5):
         (tmp_path / f"mmproj-{index:03}.gguf").write_bytes(content)
     candidates, _ = projectors_beside(tmp_path / "tiny.gguf")
-    assert len(candidates) == facts._MOST_PROJECTORS
+    assert len(candidates) == facts._MAX_PROJECTORS

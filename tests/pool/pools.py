@@ -22,7 +22,7 @@ from llamasup.models.registry import Registry
 from llamasup.models.spec import ModelOptions, ModelSpec, Stay
 from llamasup.pool import sizing
 from llamasup.pool.catalog.catalog import Catalog
-from llamasup.pool.model import ManagedModel, Sized, size_up
+from llamasup.pool.model import ManagedModel, SizedModel, estimate_model
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.policy import Phase, ResidencyPolicy
 from llamasup.pool.pool import Pool
@@ -30,7 +30,7 @@ from llamasup.pool.processes import Runners
 from llamasup.pool.sizing import Fetch
 from llamasup.queueing.endpoint import Lease, Unavailable
 from llamasup.queueing.wait_queue import QueueEntry
-from llamasup.supervision.events import Bus, ModelUnloading, Notice, StateChanged
+from llamasup.supervision.events import Bus, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.states import Policy, State
 from llamasup.testing.fake_server import install
 from tests.patience import PATIENCE_S
@@ -67,13 +67,13 @@ class HeldSizing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._really = sizing.__dict__["size_up"]
         self._begun, self._go_on = threading.Event(), threading.Event()
-        monkeypatch.setattr(sizing, "size_up", self._size_up)
+        monkeypatch.setattr(sizing, "estimate_model", self._size_up)
 
-    def _size_up(self, *arguments: Any) -> Sized:
+    def _size_up(self, *arguments: Any) -> SizedModel:
         self._begun.set()
         self._go_on.wait(PATIENCE_S)
         found = self._really(*arguments)
-        assert isinstance(found, Sized)
+        assert isinstance(found, SizedModel)
         return found
 
     async def begun(self) -> None:
@@ -181,11 +181,11 @@ class Pooled:
         self.pool = pool
         self.catalog = catalog
         self.needs_bytes = needs_bytes
-        self.notices: list[Notice] = []
+        self.notices: list[PublishedEvent] = []
         self._news = asyncio.Event()
         pool.bus.listen(self._hear)
 
-    def _hear(self, notice: Notice) -> None:
+    def _hear(self, notice: PublishedEvent) -> None:
         self.notices.append(notice)
         self._news.set()
 
@@ -258,7 +258,9 @@ async def pooled(
     path = server(folder) if runtime is None else runtime
     environ = dict(os.environ)
     here = next((each for each in specs if not each.is_remote), None)
-    needs = 1 << 30 if here is None else size_up(here, {"ram": 1 << 50}, str(path), environ).needs["ram"]
+    needs = (
+        1 << 30 if here is None else estimate_model(here, {"ram": 1 << 50}, str(path), environ).needs["ram"]
+    )
     bus = Bus()
     run_folder = folder / "run"
     run_folder.mkdir(mode=0o700, exist_ok=True)

@@ -8,7 +8,7 @@ from itertools import chain, combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.pool.eviction import Candidate, Resource, cheapest
+from llamasup.pool.eviction import Candidate, Resource, cheapest_set
 
 RAM: Resource = ("memory", "ram")
 GPU: Resource = ("memory", "CUDA0")
@@ -36,7 +36,7 @@ def test_no_other_set_that_is_enough_costs_less_and_nobody_in_it_could_stay(
     candidates = [Candidate(f"m{n}", frees, cost) for n, (frees, cost) in enumerate(given_)]
     every = chain.from_iterable(combinations(candidates, size) for size in range(len(candidates) + 1))
     sufficient = [each for each in every if enough(each, lack)]
-    chosen = cheapest(candidates, lack)
+    chosen = cheapest_set(candidates, lack)
     if chosen is None:
         assert not sufficient
         return
@@ -51,7 +51,7 @@ def test_among_a_thousand_a_good_set_is_found_though_not_all_can_be_looked_at() 
         Candidate(f"m{n}", {RAM: seeded.randint(1, 100)}, (0, 0, seeded.uniform(1, 100))) for n in range(1000)
     ]
     lack = {RAM: 5000}
-    chosen = cheapest(many, lack)
+    chosen = cheapest_set(many, lack)
     assert chosen is not None
     assert enough(chosen, lack)
     assert not any(enough(tuple(kept for kept in chosen if kept is not each), lack) for each in chosen)

@@ -11,13 +11,13 @@ from llamasup.errors import ModelMissing
 from llamasup.llama_server.settings import Settings
 from llamasup.models.spec import ModelOptions, ModelSpec
 from llamasup.planning.memory.shares import RAM
-from llamasup.pool.model import as_unavailable, size_up
+from llamasup.pool.model import as_unavailable, estimate_model
 from llamasup.queueing.endpoint import Unavailable
 from tests.paths import FIXTURES
 from tests.planning.plans import GIB
 
 HELP = FIXTURES / "help" / "b11434.txt"
-MOST_OF_THE_LARGER = 4 << 20  # tokens, of which the tiny model keeps 5 GiB
+MAX_OF_THE_LARGER = 4 << 20  # tokens, of which the tiny model keeps 5 GiB
 BUDGET = {RAM: 64 * GIB, "CUDA0": 8 * GIB, "CUDA1": 4 * GIB}
 
 
@@ -45,14 +45,14 @@ def needs_of(
         options=ModelOptions(devices=devices),
         replicas=len(devices),
     )
-    return size_up(spec, BUDGET, runtime, {}).needs
+    return estimate_model(spec, BUDGET, runtime, {}).needs
 
 
 def test_each_replica_is_planned_for_the_device_that_it_gets(two_cards: str, tiny_model: Path) -> None:
     """What fits on the first card does not on the second, and on both together it would."""
-    both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA1"), MOST_OF_THE_LARGER)
+    both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA1"), MAX_OF_THE_LARGER)
     first, second = (
-        needs_of(tiny_model, two_cards, (card,), MOST_OF_THE_LARGER, "--device", card)
+        needs_of(tiny_model, two_cards, (card,), MAX_OF_THE_LARGER, "--device", card)
         for card in ("CUDA0", "CUDA1")
     )
     assert set(first) == {RAM, "CUDA0"}
@@ -61,17 +61,17 @@ def test_each_replica_is_planned_for_the_device_that_it_gets(two_cards: str, tin
 
 
 def test_two_on_one_device_take_twice_as_much_of_it(two_cards: str, tiny_model: Path) -> None:
-    one = needs_of(tiny_model, two_cards, ("CUDA0",), MOST_OF_THE_LARGER // 4, "--device", "CUDA0")
-    both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA0"), MOST_OF_THE_LARGER // 4)
+    one = needs_of(tiny_model, two_cards, ("CUDA0",), MAX_OF_THE_LARGER // 4, "--device", "CUDA0")
+    both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA0"), MAX_OF_THE_LARGER // 4)
     assert both == {place: 2 * size_bytes for place, size_bytes in one.items()}
 
 
 def test_a_device_that_was_chosen_by_hand_is_the_only_one_that_is_taken_of(
     two_cards: str, tiny_model: Path
 ) -> None:
-    settings = Settings(parallel=1, ctx_size=MOST_OF_THE_LARGER // 4, extra=("--device", "CUDA1"))
+    settings = Settings(parallel=1, ctx_size=MAX_OF_THE_LARGER // 4, extra=("--device", "CUDA1"))
     spec = ModelSpec("tiny", str(tiny_model), settings=settings)
-    assert set(size_up(spec, BUDGET, two_cards, {}).needs) == {RAM, "CUDA1"}
+    assert set(estimate_model(spec, BUDGET, two_cards, {}).needs) == {RAM, "CUDA1"}
 
 
 def test_requests_hear_why_it_cannot_be_loaded_and_nothing_of_where_files_lie() -> None:

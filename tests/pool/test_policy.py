@@ -9,7 +9,7 @@ import pytest
 from llamasup.pool.eviction import HALF_LIFE_S, Use
 from llamasup.pool.policy import (
     LOOK_AGAIN_S,
-    MOST_CLAIMS,
+    MAX_CLAIMS,
     Action,
     Cordon,
     Evict,
@@ -45,16 +45,16 @@ def wanted(id_: str, needs: Mapping[str, int], *, for_s: float = 0.0, **facts: o
 
 
 def decided(
-    *tenants: ModelSnapshot,
+    *models: ModelSnapshot,
     budget: Mapping[str, int] | None = None,
     now_s: float = NOW,
     max_loaded: int | None = None,
     time_slice_s: float = 5.0,
-    linger: float = 0.1,
+    idle_grace: float = 0.1,
 ) -> tuple[Action, ...]:
     """With 10 GiB on one device unless said otherwise."""
-    policy = ResidencyPolicy(time_slice_s=time_slice_s, max_loaded=max_loaded, linger=linger)
-    return decide(Snapshot(now_s, {each.id: each for each in tenants}, budget or gpu(10), policy))
+    policy = ResidencyPolicy(time_slice_s=time_slice_s, max_loaded=max_loaded, idle_grace=idle_grace)
+    return decide(Snapshot(now_s, {each.id: each for each in models}, budget or gpu(10), policy))
 
 
 def test_nobody_waits_and_nothing_is_due_so_nothing_is_done() -> None:
@@ -188,8 +188,8 @@ def test_what_is_larger_than_the_budget_is_refused_and_nobody_goes_for_it() -> N
 
 
 def test_a_device_that_the_budget_does_not_have_is_told() -> None:
-    world = Snapshot(NOW, {"b": ModelSnapshot("b", {"CUDA3": GIB, "ram": GIB})}, {"ram": 4 * GIB})
-    assert never_fits("b", world) == "it needs 1.0 GiB of CUDA3, and the budget there is 0 B"
+    snapshot = Snapshot(NOW, {"b": ModelSnapshot("b", {"CUDA3": GIB, "ram": GIB})}, {"ram": 4 * GIB})
+    assert never_fits("b", snapshot) == "it needs 1.0 GiB of CUDA3, and the budget there is 0 B"
 
 
 def test_a_request_that_waits_for_a_place_keeps_its_model() -> None:
@@ -324,10 +324,10 @@ def test_one_that_never_fits_does_not_hold_up_the_others() -> None:
 def test_of_very_many_that_wait_those_are_looked_at_who_have_waited_longest() -> None:
     waiting = [wanted(f"m{n:03}", gpu(0.01), for_s=n / 1000) for n in range(100)]
     first = decided(*waiting)
-    assert first == tuple(Load(each.id) for each in reversed(waiting[-MOST_CLAIMS:]))
-    loading = [ModelSnapshot(each.id, each.needs, Phase.LOADING) for each in waiting[-MOST_CLAIMS:]]
-    assert Load("m000") not in decided(*waiting[:-MOST_CLAIMS], *loading)
-    assert len(decided(*waiting[:-MOST_CLAIMS], *loading)) == MOST_CLAIMS
+    assert first == tuple(Load(each.id) for each in reversed(waiting[-MAX_CLAIMS:]))
+    loading = [ModelSnapshot(each.id, each.needs, Phase.LOADING) for each in waiting[-MAX_CLAIMS:]]
+    assert Load("m000") not in decided(*waiting[:-MAX_CLAIMS], *loading)
+    assert len(decided(*waiting[:-MAX_CLAIMS], *loading)) == MAX_CLAIMS
 
 
 # --- time to live
@@ -369,9 +369,9 @@ def test_no_more_are_loaded_than_max_loaded() -> None:
 
 
 def test_a_pinned_model_that_is_changed_refuses_only_what_does_not_fit_afterwards() -> None:
-    changing = ModelSnapshot("embed", gpu(8), Phase.LOADING, pinned=True, outgoing=gpu(4))
-    assert decided(changing, wanted("b", gpu(6))) == (WakeAt(NOW + 5),)
-    assert decided(changing, wanted("b", gpu(7))) == (
+    swapping = ModelSnapshot("embed", gpu(8), Phase.LOADING, pinned=True, old_replicas=gpu(4))
+    assert decided(swapping, wanted("b", gpu(6))) == (WakeAt(NOW + 5),)
+    assert decided(swapping, wanted("b", gpu(7))) == (
         Reject(
             "b",
             "it needs 7.0 GiB of CUDA0, and the budget there is 10 GiB, of which pinned models hold 4.0 GiB"

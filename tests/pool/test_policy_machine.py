@@ -111,8 +111,8 @@ class AnyWorld(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_to_decide(self) -> None:
-        verdicts = self.world.decide(self.world.world())
-        assert all(isinstance(each, WakeAt) for each in verdicts)
+        actions = self.world.decide(self.world.snapshot())
+        assert all(isinstance(each, WakeAt) for each in actions)
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
@@ -185,8 +185,8 @@ def test_small_ones_that_come_for_ever_do_not_starve_a_big_one() -> None:
 def test_a_client_without_pauses_does_not_lose_its_model_between_two_requests() -> None:
     models = [Model(id=name, needs={"ram": 1}, load_s=3.0) for name in ("a", "b")]
     clients = [[Call(name, 0.2, 0.01)] * 100 for name in ("a", "b")]
-    lingering = simulate(models, clients, {"ram": 1}, ResidencyPolicy(linger=0.1))
-    at_once = simulate(models, clients, {"ram": 1}, ResidencyPolicy(linger=0.0))
+    lingering = simulate(models, clients, {"ram": 1}, ResidencyPolicy(idle_grace=0.1))
+    at_once = simulate(models, clients, {"ram": 1}, ResidencyPolicy(idle_grace=0.0))
     assert sum(at_once.loads.values()) > 190
     assert sum(lingering.loads.values()) < 20
 

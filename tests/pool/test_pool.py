@@ -22,7 +22,7 @@ from llamasup.models.spec import ModelSpec, Stay
 from llamasup.planning import planner
 from llamasup.pool import pool as pool_module
 from llamasup.pool import sizing, unload
-from llamasup.pool.model import Sized
+from llamasup.pool.model import SizedModel
 from llamasup.pool.policy import Phase
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import StateChanged
@@ -77,7 +77,7 @@ async def test_those_who_wait_for_a_model_share_one_load(tmp_path: Path, specs: 
         await loading
 
         assert it.loads("a") == 1
-        assert not it["a"].claims
+        assert not it["a"].load_waiters
 
 
 @in_a_loop
@@ -229,14 +229,14 @@ async def test_a_bug_in_reading_one_model_is_no_end_for_the_others(
 ) -> None:
     really = sizing.__dict__["size_up"]
 
-    def size_up(spec: ModelSpec, *rest: Any) -> Sized:
+    def estimate_model(spec: ModelSpec, *rest: Any) -> SizedModel:
         if spec.id == "b":
             raise ZeroDivisionError
         found = really(spec, *rest)
-        assert isinstance(found, Sized)
+        assert isinstance(found, SizedModel)
         return found
 
-    monkeypatch.setattr(sizing, "size_up", size_up)
+    monkeypatch.setattr(sizing, "estimate_model", estimate_model)
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         with pytest.raises(LlamasupError) as raised:

@@ -42,10 +42,10 @@ def specs(tmp_path: Path, tiny_model: Path) -> dict[str, ModelSpec]:
 
 async def settled(it: Pooled, name: str) -> LlamasupError | None:
     """Why its last change came to nothing."""
-    renewal = it[name].renewal
-    assert renewal is not None
+    rollout = it[name].rollout
+    assert rollout is not None
     async with asyncio.timeout(PATIENCE_S):
-        return await asyncio.shield(renewal)
+        return await asyncio.shield(rollout)
 
 
 def bigger(spec: ModelSpec) -> ModelSpec:
@@ -68,7 +68,7 @@ async def test_what_is_said_of_a_model_changes_without_its_process(
 
         assert await it.ask("gpt").served_by() == 1
         assert it.pids("a", "b") == before
-        assert it["a"].tenant().pinned
+        assert it["a"].snapshot().pinned
         assert it["a"].runners[0].policy.wait_timeout_s == 7.0
 
 
@@ -107,7 +107,7 @@ async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
         old, other = it.pids("a"), it.pids("b")
         it.apply(bigger(specs["a"]), specs["b"])
         asked = 0
-        while it["a"].outgoing == [] or it["a"].runners[0].instance.state is not State.READY:
+        while it["a"].old_replicas == [] or it["a"].runners[0].instance.state is not State.READY:
             asking = it.ask("a")
             assert not asking.waits
             assert asking.why is None
@@ -139,7 +139,7 @@ async def test_both_generations_are_counted_while_both_are_there(
         in_flight = it.ask("a")
         await in_flight.served_by()
         it.apply(bigger(specs["a"]), specs["b"], specs["c"])
-        await it.until(lambda: it["a"].outgoing != [])
+        await it.until(lambda: it["a"].old_replicas != [])
         new = it["a"].needs["ram"] - it["a"].outgoing_needs["ram"]
         assert it.pool.left_for(it["a"]) == {
             "ram": it.pool.options.budget["ram"] - it["a"].outgoing_needs["ram"]
@@ -164,7 +164,7 @@ async def test_a_request_waits_for_the_memory_of_the_process_that_a_pinned_model
         in_flight = it.ask("a")
         await in_flight.served_by()
         it.apply(bigger(a), b)
-        await it.until(lambda: it["a"].outgoing != [])
+        await it.until(lambda: it["a"].old_replicas != [])
         other = it.ask("b")
         await it.until(lambda: it["b"].sized is not None)
         await it.decided()
@@ -184,7 +184,7 @@ async def test_a_change_that_does_not_start_leaves_the_old_one_as_it_was(
         await it.load("a")
         before = it.pids("a")
         it.apply(bigger(specs["a"]), specs["b"])
-        await it.until(lambda: it["a"].changing)
+        await it.until(lambda: it["a"].swapping)
         asked = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         assert await settled(it, "a") is not None
 
@@ -344,7 +344,7 @@ async def test_what_changes_twice_ends_as_the_second_says(
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         it.apply(bigger(specs["a"]))
-        await it.until(lambda: it["a"].outgoing != [])
+        await it.until(lambda: it["a"].old_replicas != [])
         it.apply(with_context(specs["a"], 700))
         await settled(it, "a")
 
@@ -399,7 +399,7 @@ async def test_an_unload_in_the_middle_of_a_change_unloads_both(
     async with pooled(tmp_path, *specs.values(), runtime=runtime) as it:
         await it.load("a")
         it.apply(bigger(specs["a"]))
-        await it.until(lambda: it["a"].outgoing != [] and it.pids("a")["a"] is not None)
+        await it.until(lambda: it["a"].old_replicas != [] and it.pids("a")["a"] is not None)
         pids = [runner.pid for runner in it["a"].all_runners]
         await it.unload("a")
         assert await settled(it, "a") is None
@@ -437,7 +437,7 @@ async def test_a_model_may_be_removed_in_the_middle_of_its_change(
         await it.load("a")
         gone = it["a"]
         it.apply(bigger(specs["a"]), specs["b"])
-        await it.until(lambda: gone.outgoing != [] and gone.runners[0].pid is not None)
+        await it.until(lambda: gone.old_replicas != [] and gone.runners[0].pid is not None)
         pids = [runner.pid for runner in gone.all_runners]
         it.apply(specs["b"])
         await it.until(lambda: gone.all_runners == ())
@@ -460,7 +460,7 @@ async def test_a_model_may_be_removed_while_its_change_is_weighed(
         it.apply(specs["b"])
         await it.until(lambda: gone.runners == [])
         held.go_on()
-        await it.until(lambda: not gone.renewing)
+        await it.until(lambda: not gone.rolling_out)
 
         assert gone.all_runners == ()
         await it.load("b")
@@ -479,7 +479,7 @@ async def test_a_stop_while_a_change_is_weighed_starts_nothing(
         it.pool.ask_stop()
         await it.pool.ended()
         held.go_on()
-        await it.until(lambda: not it["a"].renewing)
+        await it.until(lambda: not it["a"].rolling_out)
 
         starts = [
             each for each in it.notices if isinstance(each, StateChanged) and each.state is State.STARTING
@@ -575,7 +575,7 @@ async def test_limits_that_come_after_a_failure_hold_for_the_process_that_comes_
         (runner,) = it["a"].runners
         assert runner.policy == policy_for(it["a"].spec, it.pool.options.policy)
         assert runner.endpoint is not None
-        assert runner.endpoint.places == 7
+        assert runner.endpoint.max_concurrent == 7
 
 
 @in_a_loop

@@ -25,7 +25,7 @@ from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.proxy.tls import TlsContext
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import MOST_WAITING, RequestQueue
+from llamasup.queueing.wait_queue import MAX_WAITING, RequestQueue
 from tests.patience import PATIENCE_S as PATIENCE_S
 from tests.patience import eventually as eventually
 
@@ -137,7 +137,7 @@ class OneModel:
         self.waiting = RequestQueue(
             lambda: self.unavailable or (self.endpoint,), timeout_s=wait_timeout_s, most=max_queued
         )
-        endpoint.when_free = self.waiting.place_free
+        endpoint.on_permit_free = self.waiting.place_free
         self.asked_for: list[str | None] = []
 
     def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
@@ -171,8 +171,8 @@ class Rig:
         trusted: bool = False,
         child_path: str | None = None,
         wait_timeout_s: float = PATIENCE_S,
-        places: int = UNLIMITED,
-        max_queued: int = MOST_WAITING,
+        max_concurrent: int = UNLIMITED,
+        max_queued: int = MAX_WAITING,
     ) -> None:
         """``child_path``: where a real server listens; else the test itself is the child."""
         self._loop = uvloop.new_event_loop() if loop_name == "uvloop" else asyncio.new_event_loop()
@@ -184,7 +184,9 @@ class Rig:
         self._records: queue.Queue[RequestRecord] = queue.Queue()
         self._child_path = child_path or str(folder / "child.sock")
         self._child = socket.socket() if child_path else self.listen(self._child_path)
-        self.endpoint = Endpoint("tiny", 1, UnixAddress(self._child_path), api_key, places=places)
+        self.endpoint = Endpoint(
+            "tiny", 1, UnixAddress(self._child_path), api_key, max_concurrent=max_concurrent
+        )
         self.backend = OneModel(self.endpoint, wait_timeout_s, max_queued)
         self._control: socket.socket | None = None
         control_endpoint = None

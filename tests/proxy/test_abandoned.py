@@ -50,7 +50,7 @@ def refused(rig: Rig) -> bool:
 def test_an_abandoned_request_keeps_place_and_quota_until_its_slot_is_free(
     make_rig: MakeRig, ends: str
 ) -> None:
-    rig = make_rig(ONE_AT_A_TIME, places=1)
+    rig = make_rig(ONE_AT_A_TIME, max_concurrent=1)
     child = abandons(rig, chat(b"one"))
     assert rig.record().outcome == "client_gone"
     assert busy(rig) == (1, 0, 1)
@@ -77,7 +77,7 @@ def test_all_jobs_of_an_abandoned_request_are_charged_by_time(
     make_rig: MakeRig, prompts: int, cost: int
 ) -> None:
     rig, clock = limited(make_rig, "tpm=60")
-    rig.call(lambda: setattr(rig.endpoint, "places", 4))
+    rig.call(lambda: setattr(rig.endpoint, "max_concurrent", 4))
     rig.call(lambda: setattr(rig.endpoint, "tokens_per_s", 0.001))
     body = b'{"prompt":[%b]}' % b",".join([b'""'] * prompts)
     child = abandons(rig, post(b"/completion", body, b"Authorization: Bearer one"))
@@ -95,7 +95,7 @@ def test_all_jobs_of_an_abandoned_request_are_charged_by_time(
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_an_abandoned_request_costs_no_more_than_its_context(make_rig: MakeRig, prompts: int) -> None:
     rig, clock = limited(make_rig, "tpm=60")
-    rig.call(lambda: setattr(rig.endpoint, "places", 4))
+    rig.call(lambda: setattr(rig.endpoint, "max_concurrent", 4))
     rig.call(lambda: setattr(rig.endpoint, "tokens_per_s", 0.001))
     rig.call(lambda: setattr(rig.endpoint, "window", ContextWindow(500, 500)))
     body = b'{"prompt":[%b]}' % b",".join([b'""'] * prompts)
@@ -114,7 +114,7 @@ def test_an_abandoned_request_costs_no_more_than_its_context(make_rig: MakeRig, 
 def test_the_next_in_the_queue_gets_the_place_of_an_abandoned_request_when_it_is_free(
     make_rig: MakeRig,
 ) -> None:
-    rig = make_rig(places=1)
+    rig = make_rig(max_concurrent=1)
     first, second = rig.connect(), rig.connect()
     first.send(post(CHAT, b"1"))
     child = rig.accept()
@@ -157,7 +157,7 @@ def test_a_drain_does_not_wait_for_an_abandoned_request(make_rig: MakeRig) -> No
     client.send(chat(b"one"))
     child = rig.accept()
     child.message()
-    rig.call(lambda: rig.endpoint.when_idle(idle.set))
+    rig.call(lambda: rig.endpoint.once_idle(idle.set))
     assert not idle.is_set()
     client.close()
     assert idle.wait(60)
@@ -181,7 +181,7 @@ def test_nothing_is_left_of_an_abandoned_request_when_the_proxy_closes(make_rig:
 
 
 def test_a_request_that_has_had_all_of_its_time_keeps_its_place_too(make_rig: MakeRig) -> None:
-    rig = make_rig(ProxyConfig(request_timeout_s=0.05, limits=Limits(sweep_s=0.01)), places=1)
+    rig = make_rig(ProxyConfig(request_timeout_s=0.05, limits=Limits(sweep_s=0.01)), max_concurrent=1)
     client = rig.connect()
     client.send(post(CHAT, b"{}"))
     child = rig.accept()

@@ -62,7 +62,7 @@ WEIGHTS = {
 def test_a_request_holds_a_place_for_each_of_its_jobs(
     make_rig: MakeRig, path: bytes, body: object, weight: int, *, route_by_model: bool
 ) -> None:
-    rig = make_rig(config(route_by_model=route_by_model), places=4)
+    rig = make_rig(config(route_by_model=route_by_model), max_concurrent=4)
     client = rig.connect()
     client.send(post(path, json.dumps(body).encode()))
     child = rig.accept()
@@ -75,7 +75,7 @@ def test_a_request_holds_a_place_for_each_of_its_jobs(
 
 @pytest.mark.check("X8", "each job holds a place; the next request waits for a free place")
 def test_no_other_request_is_sent_while_one_of_many_jobs_holds_all_places(make_rig: MakeRig) -> None:
-    rig = make_rig(config(), places=4)
+    rig = make_rig(config(), max_concurrent=4)
     many, one = rig.connect(), rig.connect()
     many.send(post(COMPLETION, prompts(3000)))
     first = rig.accept()
@@ -91,7 +91,7 @@ def test_no_other_request_is_sent_while_one_of_many_jobs_holds_all_places(make_r
 
 
 def test_a_request_of_many_jobs_is_served_as_soon_as_one_place_is_free(make_rig: MakeRig) -> None:
-    rig = make_rig(config(), places=2)
+    rig = make_rig(config(), max_concurrent=2)
     one, many = rig.connect(), rig.connect()
     one.send(post(COMPLETION, b"{}"))
     child = rig.accept()
@@ -108,7 +108,7 @@ def test_a_request_of_many_jobs_is_served_as_soon_as_one_place_is_free(make_rig:
 
 
 def test_a_request_of_many_jobs_that_waited_holds_its_places_too(make_rig: MakeRig) -> None:
-    rig = make_rig(config(), places=2)
+    rig = make_rig(config(), max_concurrent=2)
     one, many = rig.connect(), rig.connect()
     one.send(post(COMPLETION, prompts(2)))
     child = rig.accept()
@@ -191,7 +191,7 @@ def test_jobs_in_flight_count_against_a_keys_concurrent(make_rig: MakeRig) -> No
 
 
 def test_a_body_that_is_nested_too_deep_to_be_counted_counts_as_heavy(make_rig: MakeRig) -> None:
-    rig = make_rig(config("k name=app concurrent=9\nfree name=free", route_by_model=False), places=4)
+    rig = make_rig(config("k name=app concurrent=9\nfree name=free", route_by_model=False), max_concurrent=4)
     client = rig.connect()
     deep = b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}"
     client.send(keyed(b"k", deep))
@@ -205,7 +205,7 @@ def test_a_body_that_is_nested_too_deep_to_be_counted_counts_as_heavy(make_rig: 
 
 
 def test_jobs_of_a_client_that_leaves_are_given_back(make_rig: MakeRig) -> None:
-    rig = make_rig(config("k name=app concurrent=4"), places=4)
+    rig = make_rig(config("k name=app concurrent=4"), max_concurrent=4)
     client = rig.connect()
     client.send(keyed(b"k", prompts(4)))
     child = rig.accept()
@@ -292,7 +292,7 @@ def test_the_jobs_of_a_forwarded_body_are_checked_before_its_last_byte(
 
 
 def test_a_body_that_is_sent_on_holds_its_places_from_its_end(make_rig: MakeRig) -> None:
-    rig = make_rig(config("k name=app concurrent=3", route_by_model=False), places=4)
+    rig = make_rig(config("k name=app concurrent=3", route_by_model=False), max_concurrent=4)
     client = rig.connect()
     head, body = uploaded(json.dumps({"prompt": ["a", BIG, "b"]}).encode())
     client.send(head, body[:-1])
@@ -318,7 +318,7 @@ def test_a_body_that_is_sent_on_holds_its_places_from_its_end(make_rig: MakeRig)
 def test_a_complex_body_is_decoded_where_it_is_kept(
     make_rig: MakeRig, complex_part: bytes, size: int, code: int, *, route_by_model: bool
 ) -> None:
-    rig = make_rig(config("k name=app concurrent=1", route_by_model=route_by_model), places=4)
+    rig = make_rig(config("k name=app concurrent=1", route_by_model=route_by_model), max_concurrent=4)
     client = rig.connect()
     body = b'{"x":%b,"y":"%b","prompt":"a"}' % (complex_part, b"a" * size)
     client.send(*uploaded(body))
@@ -335,7 +335,7 @@ def test_a_complex_body_is_decoded_where_it_is_kept(
 
 
 def test_a_request_without_inference_has_no_jobs(make_rig: MakeRig) -> None:
-    rig = make_rig(config("k name=app concurrent=1", route_by_model=False), places=1)
+    rig = make_rig(config("k name=app concurrent=1", route_by_model=False), max_concurrent=1)
     client = rig.connect()
     small, large = b'{"content": ["a", "b"], "n": 7}', json.dumps({"content": ["a", BIG]}).encode()
     client.send(keyed(b"k", small, b"/tokenize"))
@@ -352,7 +352,7 @@ def test_a_request_without_inference_has_no_jobs(make_rig: MakeRig) -> None:
 
 def test_a_transparent_proxy_applies_no_limits(make_rig: MakeRig) -> None:
     rules = HeadRules(transparent=True, credentials=True)
-    rig = make_rig(config(route_by_model=False, rules=rules), places=4)
+    rig = make_rig(config(route_by_model=False, rules=rules), max_concurrent=4)
     client = rig.connect()
     client.send(post(COMPLETION, prompts(3000)))
     child = rig.accept()

@@ -234,13 +234,13 @@ def test_keys_with_blanks_and_letters_beyond_ascii_open(make_rig: MakeRig) -> No
 def test_a_request_is_known_by_its_keys_name(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(RIGHTS)
     clients: list[str] = []
-    tell = rig.proxy.tell
+    record_request = rig.proxy.record_request
 
     def told(request: Request, record: RequestRecord) -> None:
         clients.append(request.client)
-        tell(request, record)
+        record_request(request, record)
 
-    monkeypatch.setattr(rig.proxy, "tell", told)
+    monkeypatch.setattr(rig.proxy, "record_request", told)
     client, child = rig.connect(), Child(rig)
     for _ in range(2):  # the second time from memory
         served(client, child, chat(b"both"))
@@ -800,7 +800,7 @@ def test_a_client_that_disconnects_before_the_answer_pays_for_the_prompt(
 
 def test_a_client_that_disconnects_during_the_body_or_in_the_queue_pays_nothing(make_rig: MakeRig) -> None:
     config = ProxyConfig(key_file=keys_of("one name=a tpm=60"), route_by_model=False)
-    rig = make_rig(config, places=1)
+    rig = make_rig(config, max_concurrent=1)
     client = rig.connect()
     client.send(get(CHAT, b"Content-Length: 1000000", bearer(b"one"), method=b"POST"), b"x" * 200_000)
     child = rig.accept()

@@ -12,7 +12,7 @@ import pytest
 
 from llamasup.auth.key_limits import Keys
 from llamasup.http.address import UnixAddress
-from llamasup.http.head_cache import KnownHead, learn
+from llamasup.http.head_cache import KnownHead, compile_head
 from llamasup.proxy import ProxyConfig, reader, upstream
 from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.reader import RequestReader
@@ -98,7 +98,7 @@ class Reading:
         """Read, and note all that is known after each read."""
         with pytest.MonkeyPatch.context() as patch:
             if not self._remembers:
-                patch.setattr(reader, "learn", lambda read: None)
+                patch.setattr(reader, "compile_head", lambda read: None)
             for piece in pieces:
                 self.reader.feed(piece)
                 while self.reader.ready:
@@ -209,7 +209,7 @@ class Hearing:
     def hear(self, *answers: tuple[bytes, ...]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if not self._remembers:
-                patch.setattr(upstream, "learn", lambda read: None)
+                patch.setattr(upstream, "compile_head", lambda read: None)
             for pieces in answers:
                 connection = self._pool.take(0.0) if self.is_open else None
                 if connection is None:
@@ -300,15 +300,15 @@ def test_a_childs_head_is_known_after_it_has_come_twice(monkeypatch: pytest.Monk
 
 
 def test_what_is_not_remembered() -> None:
-    assert learn(b"\r\n" + PLAIN_GET) is None
-    assert learn(PLAIN_GET[:-1]) is None
-    assert learn(post(CHAT, BODY, b"Cookie: " + b"x" * 4096)) is None
-    assert learn(CHAT_POST.replace(b"Length: 16", b"Length: 16 ")) is None
-    assert learn(CHAT_POST.replace(b"Length: 16", b"Length: 1234567890")) is None
+    assert compile_head(b"\r\n" + PLAIN_GET) is None
+    assert compile_head(PLAIN_GET[:-1]) is None
+    assert compile_head(post(CHAT, BODY, b"Cookie: " + b"x" * 4096)) is None
+    assert compile_head(CHAT_POST.replace(b"Length: 16", b"Length: 16 ")) is None
+    assert compile_head(CHAT_POST.replace(b"Length: 16", b"Length: 1234567890")) is None
 
 
 def test_a_head_ends_where_its_empty_line_ends() -> None:
-    known = learn(CHAT_POST)
+    known = compile_head(CHAT_POST)
     assert isinstance(known, KnownHead)
     assert known.length_in(CHAT_POST) == b"16"
     assert CHAT_POST[known.bytes_beside_digits + 2 :] == BODY

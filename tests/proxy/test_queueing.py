@@ -55,7 +55,7 @@ def queue_up(rig: Rig, requests: Sequence[tuple[bytes, str, tuple[bytes, ...]]])
 
 @pytest.fixture
 def one_place(make_rig: MakeRig) -> Rig:
-    return make_rig(places=1)
+    return make_rig(max_concurrent=1)
 
 
 def test_the_next_is_sent_as_soon_as_a_place_is_free_and_not_before(one_place: Rig) -> None:
@@ -113,7 +113,7 @@ def test_what_is_asked_about_the_server_waits_for_no_place(one_place: Rig) -> No
 
 
 def test_a_full_queue_is_a_429_with_the_time_until_it_moves(make_rig: MakeRig) -> None:
-    rig = make_rig(places=1, max_queued=2)
+    rig = make_rig(max_concurrent=1, max_queued=2)
     rig.endpoint.held_s = 7.0
     for number in range(3):
         asked(rig, b"%d" % number)
@@ -129,7 +129,7 @@ def test_a_full_queue_is_a_429_with_the_time_until_it_moves(make_rig: MakeRig) -
 
 
 def test_who_waits_too_long_for_a_place_is_a_503_that_says_so(make_rig: MakeRig) -> None:
-    rig = make_rig(places=1, wait_timeout_s=0.05)
+    rig = make_rig(max_concurrent=1, wait_timeout_s=0.05)
     asked(rig, b"0")
     works_at(rig, b"0")
     head, body = asked(rig, b"1").message()
@@ -184,7 +184,7 @@ def test_a_crash_while_some_wait_sends_all_to_the_next_generation_in_their_order
     ends(rig)
     wait_until(rig, 3)
     waiting = rig.backend.waiting
-    new = Endpoint("tiny", 2, rig.endpoint.address, places=1, when_free=waiting.place_free)
+    new = Endpoint("tiny", 2, rig.endpoint.address, max_concurrent=1, on_permit_free=waiting.place_free)
 
     def tell() -> None:
         rig.backend.endpoint, rig.backend.unavailable = new, None
@@ -213,7 +213,9 @@ def test_those_who_wait_for_a_place_wait_on_when_the_model_is_restarted(one_plac
 
 def test_who_does_not_read_keeps_the_place_for_a_few_seconds_only(make_rig: MakeRig) -> None:
     """llama-server goes on without its client, and has most likely finished."""
-    rig = make_rig(ProxyConfig(limits=Limits(sweep_s=0.01, lag_s=0.05, write_buffer_bytes=1024)), places=1)
+    rig = make_rig(
+        ProxyConfig(limits=Limits(sweep_s=0.01, lag_s=0.05, write_buffer_bytes=1024)), max_concurrent=1
+    )
     slow = rig.connect(receive_buffer=4096)
     slow.send(post(CHAT, b'{"stream":true}'))
     child = rig.accept()
@@ -236,7 +238,7 @@ def test_who_does_not_read_keeps_the_place_for_a_few_seconds_only(make_rig: Make
 def test_an_upload_takes_its_place_when_it_is_whole(make_rig: MakeRig) -> None:
     """Whoever sends slowly keeps nobody waiting: llama-server begins nothing before it has the last byte."""
     config = ProxyConfig(route_by_model=False, limits=Limits(stream_above_bytes=1024))
-    rig = make_rig(config, places=1)
+    rig = make_rig(config, max_concurrent=1)
     uploads = rig.connect()
     body = b"x" * 4096
     request = post(CHAT, body)

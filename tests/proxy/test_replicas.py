@@ -46,7 +46,9 @@ class Backend:
 class Pair:
     """The rig's proxy before two children, each of which is this test."""
 
-    def __init__(self, rig: Rig, folder: Path, *, places: int = 2, policy: Policy | None = None) -> None:
+    def __init__(
+        self, rig: Rig, folder: Path, *, max_concurrent: int = 2, policy: Policy | None = None
+    ) -> None:
         self.rig = rig
         self.served = served_model(policy)
         self.replicas: list[Replica] = []
@@ -54,7 +56,7 @@ class Pair:
         for n in (0, 1):
             path = str(folder / f"replica-{n}.sock")
             self._sockets.append(rig.listen(path))
-            self.replicas.append(Replica(self.served, path, places=places))
+            self.replicas.append(Replica(self.served, path, max_concurrent=max_concurrent))
         rig.call(self._serve)
 
     def _serve(self) -> None:
@@ -154,7 +156,7 @@ def test_all_that_one_had_in_flight_goes_to_the_other_as_it_has_places(pair: Pai
 
 def test_a_client_that_leaves_is_noticed_by_the_process_that_took_over(make_pair: MakePair) -> None:
     """With one place each, the place that the first one loses is what has the other one take over at once."""
-    pair = make_pair(places=1)
+    pair = make_pair(max_concurrent=1)
     client = pair.ask(b"{}")
     pair.accept(0).message()
     pair.crashes(0)
@@ -206,7 +208,7 @@ def test_a_conversation_finds_the_process_that_has_its_beginning(pair: Pair) -> 
 
 
 def test_with_both_full_the_next_waits_for_whichever_is_free_first(make_pair: MakePair) -> None:
-    pair = make_pair(places=1)
+    pair = make_pair(max_concurrent=1)
     clients = [pair.ask(b"0"), pair.ask(b"1")]
     children = [pair.accept(0), pair.accept(1)]
     for child in children:

@@ -113,7 +113,7 @@ def test_comments_go_on_while_llama_server_works_at_the_prompt(make_rig: MakeRig
 
 
 def test_comments_come_while_a_request_is_queued(make_rig: MakeRig) -> None:
-    rig = make_rig(config(), places=1)
+    rig = make_rig(config(), max_concurrent=1)
     busy = asked(rig, b"{}")
     child = rig.accept()
     child.message()

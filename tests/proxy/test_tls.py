@@ -42,9 +42,9 @@ class Certificate:
 
     def __init__(self, folder: Path) -> None:
         self.key, self.chain = folder / "key.pem", folder / "chain.pem"
-        self.renew("first")
+        self.roll_out("first")
 
-    def renew(self, name: str) -> None:
+    def roll_out(self, name: str) -> None:
         words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
         names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
         files = ["-keyout", str(self.key), "-out", str(self.chain)]
@@ -315,7 +315,7 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on(make_rig: Make
     rig = make_rig(tls=certificate.context())
     before = secured(rig, certificate.trusting())
     assert common_name(before) == "first"
-    certificate.renew("second")
+    certificate.roll_out("second")
     after = secured(rig, certificate.trusting(), name="127.0.0.1")  # without a name in the handshake
     assert common_name(after) == "second"
     for client in (before, after):
@@ -339,7 +339,7 @@ def test_an_expired_certificate_is_warned_of_at_the_start_and_once(
     for _ in range(2):
         client = secured(rig, unverified())  # it is served all the same
         client.close()
-    certificate.renew("second")
+    certificate.roll_out("second")
     client = secured(rig, certificate.trusting())
     assert common_name(client) == "second"
     client.close()

@@ -14,7 +14,7 @@ def endpoint() -> Endpoint:
 def test_idle_is_told_when_the_last_lease_is_released(endpoint: Endpoint) -> None:
     told: list[str] = []
     first, second = endpoint.lease(), endpoint.lease()
-    endpoint.when_idle(lambda: told.append("idle"))
+    endpoint.once_idle(lambda: told.append("idle"))
     first.release()
     first.release()
     assert (endpoint.in_flight, told) == (1, [])
@@ -24,7 +24,7 @@ def test_idle_is_told_when_the_last_lease_is_released(endpoint: Endpoint) -> Non
 
 def test_idle_is_told_at_once_when_nothing_is_in_flight(endpoint: Endpoint) -> None:
     told: list[str] = []
-    endpoint.when_idle(lambda: told.append("idle"))
+    endpoint.once_idle(lambda: told.append("idle"))
     assert told == ["idle"]
 
 
@@ -32,7 +32,7 @@ def test_closing_revokes_what_is_in_flight_and_tells_the_pools_once(endpoint: En
     told: list[str] = []
     leases = [endpoint.lease() for _ in range(2)]
     for lease in leases:
-        lease.when_revoked(told.append)
+        lease.on_revoked(told.append)
     endpoint.when_closed(lambda: told.append("pool"))
     endpoint.close("it died")
     endpoint.close("again")
@@ -42,7 +42,7 @@ def test_closing_revokes_what_is_in_flight_and_tells_the_pools_once(endpoint: En
 def test_a_released_lease_is_not_revoked(endpoint: Endpoint) -> None:
     told: list[str] = []
     lease = endpoint.lease()
-    lease.when_revoked(told.append)
+    lease.on_revoked(told.append)
     lease.release()
     endpoint.close("it died")
     assert told == []
@@ -78,7 +78,7 @@ def test_whoever_wants_to_hear_of_the_last_lease_hears_every_time(
         return read[-1]
 
     monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", clock)
-    endpoint.when_vacant = lambda vacant: told.append(vacant.idle_since_s)
+    endpoint.on_idle = lambda vacant: told.append(vacant.idle_since_s)
     first, second = endpoint.lease(infers=True), endpoint.lease(infers=True)
     read.clear()
     first.release()
@@ -106,9 +106,9 @@ def test_answers_are_earned_once(endpoint: Endpoint) -> None:
     endpoint.begin_serving()
     for _ in range(3):
         endpoint.count_answer(200, infers=True)
-    assert (endpoint.earn(), endpoint.earn(), endpoint.answered) == (3, 0, 3)
+    assert (endpoint.take_completed(), endpoint.take_completed(), endpoint.answered) == (3, 0, 3)
     endpoint.count_answer(200, infers=True)
-    assert endpoint.earn() == 1
+    assert endpoint.take_completed() == 1
 
 
 def test_there_is_no_lease_on_a_closed_generation(endpoint: Endpoint) -> None:
@@ -120,7 +120,7 @@ def test_there_is_no_lease_on_a_closed_generation(endpoint: Endpoint) -> None:
 def test_a_lease_that_lingers_keeps_its_place_alone(endpoint: Endpoint) -> None:
     told: list[str] = []
     lease = endpoint.lease(infers=True)
-    endpoint.when_idle(lambda: told.append("idle"))
+    endpoint.once_idle(lambda: told.append("idle"))
     lease.linger(told.append)
     assert (endpoint.in_flight, endpoint.at_work, endpoint.busy, told) == (0, 1, 1, ["idle"])
     lease.release()
@@ -144,8 +144,8 @@ def test_a_request_of_several_jobs_holds_as_many_places_as_there_are(monkeypatch
     times = iter([10.0, 14.0])
     monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", lambda: next(times))
     told: list[int] = []
-    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), places=4)
-    endpoint.when_free = lambda: told.append(endpoint.busy)
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=4)
+    endpoint.on_permit_free = lambda: told.append(endpoint.busy)
     endpoint.lease().weigh(3)  # needs no place
     lease = endpoint.lease(infers=True)
     lease.weigh(3000)
@@ -156,12 +156,12 @@ def test_a_request_of_several_jobs_holds_as_many_places_as_there_are(monkeypatch
 
 def test_a_place_is_free_only_when_fewer_are_taken_than_there_are() -> None:
     told: list[int] = []
-    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), places=2)
-    endpoint.when_free = lambda: told.append(endpoint.busy)
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=2)
+    endpoint.on_permit_free = lambda: told.append(endpoint.busy)
     first, second = endpoint.lease(infers=True), endpoint.lease(infers=True)
     second.weigh(2)
     assert endpoint.busy == 3
     first.release()
     assert (endpoint.busy, told) == (2, [])
-    second.return_place()
+    second.cancel_permit()
     assert (endpoint.busy, told) == (0, [0])

@@ -16,9 +16,9 @@ from tests.queueing.test_wait_queue import LOADING, TIMEOUT_S, Clock, serving
 class Model:
     """An instance that serves with some places, its waiting room, and clients who come, hold and go."""
 
-    def __init__(self, places: int = 1, *, timeout_s: float = TIMEOUT_S, most: int = 256) -> None:
+    def __init__(self, max_concurrent: int = 1, *, timeout_s: float = TIMEOUT_S, most: int = 256) -> None:
         self.clock = Clock()
-        self.places = places
+        self.max_concurrent = max_concurrent
         self.state: Endpoint | Unavailable = LOADING
         self.room = RequestQueue(
             lambda: serving(self.state),
@@ -35,7 +35,9 @@ class Model:
 
     def generation(self, number: int) -> Endpoint:
         address = UnixAddress(f"/run/{number}.sock")
-        endpoint = Endpoint("tiny", number, address, places=self.places, when_free=self.room.place_free)
+        endpoint = Endpoint(
+            "tiny", number, address, max_concurrent=self.max_concurrent, on_permit_free=self.room.place_free
+        )
         self.becomes(endpoint)
         return endpoint
 
@@ -52,14 +54,14 @@ class Model:
             return "served"
         assert lease.may_wait
         waiter = QueueListener(self, name)
-        ticket = QueueEntry(
-            waiter, self.clock.now_s, 0, client=name[0], priority=priority, needs_place=infers
+        entry = QueueEntry(
+            waiter, self.clock.now_s, 0, client=name[0], priority=priority, needs_permit=infers
         )
-        refusal = self.room.enter(ticket)
+        refusal = self.room.enter(entry)
         if refusal is not None:
             self.refused[name] = refusal
             return "refused"
-        self.tickets[name] = ticket
+        self.tickets[name] = entry
         return "queued"
 
     def served(self, name: str, lease: Lease) -> None:
@@ -87,7 +89,7 @@ class QueueListener:
 
 
 def test_no_more_are_served_at_a_time_than_there_are_places() -> None:
-    model = Model(places=2)
+    model = Model(max_concurrent=2)
     assert [model.comes(name) for name in ("a1", "a2", "a3", "a4")] == [
         "served",
         "served",
@@ -134,7 +136,7 @@ def test_what_does_not_infer_needs_no_place() -> None:
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
-    model = Model(places=2, most=3)
+    model = Model(max_concurrent=2, most=3)
     endpoint = model.state
     assert isinstance(endpoint, Endpoint)
     for number in range(5):
@@ -166,9 +168,9 @@ def test_how_long_places_are_held_is_learnt_from_those_who_leave(monkeypatch: py
     model.done("a1")
     assert endpoint.held_s == 20.0
     model.comes("a2")
-    model.held["a2"].return_place()  # it never was inferred for
+    model.held["a2"].cancel_permit()  # it never was inferred for
     assert (endpoint.busy, endpoint.held_s) == (0, 20.0)
-    model.held["a2"].take_place()
+    model.held["a2"].acquire_permit()
     model.comes("a3")
     assert model.refused["a3"].retry_after_s == 20.0
 
@@ -182,7 +184,7 @@ def test_while_a_model_loads_a_full_queue_is_a_503() -> None:
 
 
 def test_who_waits_too_long_for_a_place_is_a_503() -> None:
-    model = Model(places=3)
+    model = Model(max_concurrent=3)
     endpoint = model.state
     assert isinstance(endpoint, Endpoint)
     endpoint.held_s = 600.0
@@ -219,14 +221,14 @@ def test_who_waited_for_the_load_waits_on_for_a_place_and_each_wait_is_counted_f
 
 
 def test_a_crash_loses_nobody_who_waited_and_who_was_broken_off_goes_first() -> None:
-    model = Model(places=2, most=2)
+    model = Model(max_concurrent=2, most=2)
     for name in ("a1", "b1", "c1", "a2"):
         model.comes(name)
     dead = model.state
     assert isinstance(dead, Endpoint)
     model.becomes(LOADING)
     for name, arrived_s in (("b1", 0.2), ("a1", 0.1)):  # the room is full, and takes them back all the same
-        assert model.room.put_back(
+        assert model.room.requeue(
             QueueEntry(QueueListener(model, name), arrived_s, 0, client=name[0]), dead, sent=True
         )
         model.done(name)
@@ -245,8 +247,8 @@ def test_nobody_who_waits_is_sent_to_a_generation_that_just_broke_something_off(
     model.comes("b1")
     dying = model.state
     assert isinstance(dying, Endpoint)
-    ticket = QueueEntry(QueueListener(model, "a1"), 0.0, 0, client="a")
-    assert model.room.put_back(ticket, dying, sent=True)
+    entry = QueueEntry(QueueListener(model, "a1"), 0.0, 0, client="a")
+    assert model.room.requeue(entry, dying, sent=True)
     model.done("a1")
     assert model.order == ["a1"]
     model.clock.pass_time(GRACE_S)
@@ -273,7 +275,7 @@ def test_a_place_may_be_left_before_the_answer_is_over() -> None:
     model = Model()
     model.comes("a1")
     model.comes("b1")
-    model.held["a1"].leave_place()
+    model.held["a1"].release_permit()
     assert model.order == ["a1", "b1"]
     endpoint = model.state
     assert isinstance(endpoint, Endpoint)
@@ -286,9 +288,9 @@ def test_one_too_many_takes_no_place_from_those_who_wait() -> None:
     """An upload that was begun without a place takes one when it is whole, whether there is one or not."""
     model = Model()
     model.comes("a1")
-    model.held["a1"].return_place()
+    model.held["a1"].cancel_permit()
     model.comes("b1")
-    model.held["a1"].take_place()
+    model.held["a1"].acquire_permit()
     model.comes("c1")
     model.done("b1")
     assert model.order == ["a1", "b1"]
@@ -297,7 +299,7 @@ def test_one_too_many_takes_no_place_from_those_who_wait() -> None:
 
 
 def test_busy_is_what_one_hears_who_does_not_wait() -> None:
-    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), places=1)
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=1)
     assert isinstance(endpoint.lease_if_free(infers=True), Lease)
     assert endpoint.lease_if_free(infers=True) is BUSY
     assert isinstance(endpoint.lease_if_free(infers=False), Lease)

@@ -29,9 +29,9 @@ def test_a_mean_follows_a_change_within_some_twenty_requests() -> None:
     [(1, 1, 10.0, 10.0), (1, 4, 10.0, 2.5), (257, 4, 2.0, 128.5), (3, 1, None, 0.0)],
 )
 def test_a_place_comes_free_as_often_as_places_and_holding_times_say(
-    position: int, places: int, held_s: float | None, wait_s: float
+    position: int, max_concurrent: int, held_s: float | None, wait_s: float
 ) -> None:
-    assert until_served_s(position, places, held_s) == wait_s
+    assert until_served_s(position, max_concurrent, held_s) == wait_s
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from llamasup.http.address import UnixAddress
 from llamasup.queueing.endpoint import Endpoint, Lease, Serving, Unavailable
 from llamasup.queueing.retry_budget import RetryPolicy
-from llamasup.queueing.wait_queue import GRACE_S, MOST_BYTES, QueueEntry, RequestQueue
+from llamasup.queueing.wait_queue import GRACE_S, MAX_BYTES, QueueEntry, RequestQueue
 
 LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, may_wait=True)
 FAILED = Unavailable(503, "it crashed too often", cause="killed", remedy="see the log", retry_after_s=30.0)
@@ -73,9 +73,9 @@ class Place:
         return QueueEntry(Client(self, name), self.clock.now_s, body_bytes)
 
     def enter(self, name: str, **options: int) -> QueueEntry:
-        ticket = self.request(name, **options)
-        assert self.room.enter(ticket) is None
-        return ticket
+        entry = self.request(name, **options)
+        assert self.room.enter(entry) is None
+        return entry
 
     def becomes(self, state: Endpoint | Unavailable) -> None:
         self.state = state
@@ -168,33 +168,33 @@ def test_the_room_holds_no_more_than_it_may(place: Place) -> None:
     assert why is not None
     assert (why.status, why.cause, why.retry_after_s) == (503, "waiting_room_full", 1.0)
     assert "2 requests wait for it already" in why.message
-    assert not place.room.put_back(place.request("d"), generation(1), sent=False)
+    assert not place.room.requeue(place.request("d"), generation(1), sent=False)
     place.room.leave(first_leaves)
     place.enter("e")
 
 
 def test_the_room_holds_no_more_bytes_than_it_may(place: Place) -> None:
-    place.enter("a", body_bytes=MOST_BYTES - 1)
+    place.enter("a", body_bytes=MAX_BYTES - 1)
     place.enter("b", body_bytes=1)
     why = place.room.enter(place.request("c", body_bytes=1))
     assert why is not None
     assert why.cause == "waiting_room_full"
     place.becomes(generation(1))
     place.state = LOADING
-    place.enter("d", body_bytes=MOST_BYTES)
+    place.enter("d", body_bytes=MAX_BYTES)
 
 
 def test_with_no_time_to_wait_nobody_waits() -> None:
     place = Place(timeout_s=0.0)
     assert place.room.enter(place.request("a")) is LOADING
-    assert not place.room.put_back(place.request("b"), generation(1), sent=True)
+    assert not place.room.requeue(place.request("b"), generation(1), sent=True)
 
 
 def test_who_leaves_is_neither_served_nor_told(place: Place) -> None:
     place.enter("a")
-    ticket = place.enter("b")
-    place.room.leave(ticket)
-    place.room.leave(ticket)
+    entry = place.enter("b")
+    place.room.leave(entry)
+    place.room.leave(entry)
     assert len(place.room) == 1
     place.becomes(generation(1))
     assert place.served == ["a by 1"]
@@ -219,9 +219,9 @@ def test_one_who_leaves_while_others_are_told_is_not_told(place: Place) -> None:
     tickets[0].waiter = Leaver(place, "a")
     place.becomes(FAILED)
     assert (place.refused, len(place.room)) == ([], 0)
-    for ticket in tickets:
+    for entry in tickets:
         place.state = LOADING
-        assert place.room.enter(ticket) is None
+        assert place.room.enter(entry) is None
     place.becomes(generation(1))
     assert (place.served, len(place.room)) == ([], 0)
 
@@ -248,8 +248,8 @@ def test_whoever_is_served_may_change_what_serves(place: Place) -> None:
 def test_what_a_generation_broke_off_comes_before_what_came_later(place: Place) -> None:
     first, second = place.request("first"), place.request("second")
     place.enter("late")
-    assert place.room.put_back(second, generation(1), sent=True)
-    assert place.room.put_back(first, generation(1), sent=True)
+    assert place.room.requeue(second, generation(1), sent=True)
+    assert place.room.requeue(first, generation(1), sent=True)
     place.becomes(generation(2))
     assert place.served == ["first by 2", "second by 2", "late by 2"]
     assert (first.replayed, second.replayed) == (True, True)
@@ -258,7 +258,7 @@ def test_what_a_generation_broke_off_comes_before_what_came_later(place: Place) 
 def test_it_keeps_away_from_the_generation_that_broke_it_off(place: Place) -> None:
     """The end of the child may be seen a moment later than the end of its connections."""
     place.state = dying = generation(1)
-    assert place.room.put_back(place.request("a"), dying, sent=True)
+    assert place.room.requeue(place.request("a"), dying, sent=True)
     place.room.changed()
     assert place.served == []
     place.becomes(LOADING)
@@ -270,7 +270,7 @@ def test_it_keeps_away_from_the_generation_that_broke_it_off(place: Place) -> No
 
 def test_a_generation_that_goes_on_gets_it_again_after_a_moment(place: Place) -> None:
     place.state = alive = generation(1)
-    assert place.room.put_back(place.request("a"), alive, sent=True)
+    assert place.room.requeue(place.request("a"), alive, sent=True)
     place.clock.pass_time(GRACE_S * 0.9)
     assert place.served == []
     place.clock.pass_time(GRACE_S * 0.2)
@@ -279,70 +279,70 @@ def test_a_generation_that_goes_on_gets_it_again_after_a_moment(place: Place) ->
 
 def test_a_later_generation_that_serves_already_gets_it_at_once_but_not_before_it_waits(place: Place) -> None:
     place.state = generation(2)
-    assert place.room.put_back(place.request("a"), generation(1), sent=True)
+    assert place.room.requeue(place.request("a"), generation(1), sent=True)
     assert place.served == []
     place.clock.pass_time(0.0)
     assert place.served == ["a by 2"]
 
 
 def test_a_request_is_sent_again_once(place: Place) -> None:
-    ticket = place.request("poison")
-    assert place.room.put_back(ticket, generation(1), sent=True)
+    entry = place.request("poison")
+    assert place.room.requeue(entry, generation(1), sent=True)
     place.becomes(generation(2))
     place.state = LOADING
-    assert not place.room.put_back(ticket, generation(2), sent=True)
+    assert not place.room.requeue(entry, generation(2), sent=True)
 
 
 def test_what_never_reached_a_server_may_come_back_until_its_time_is_up(place: Place) -> None:
-    ticket = place.request("a")
+    entry = place.request("a")
     place.state = unreachable = generation(1)
     began_s = place.clock.now_s
     returns = 0
-    while place.room.put_back(ticket, unreachable, sent=False):
+    while place.room.requeue(entry, unreachable, sent=False):
         returns += 1
         place.clock.pass_time(GRACE_S)
         assert len(place.served) == returns
     assert place.clock.now_s - began_s == pytest.approx(TIMEOUT_S, abs=GRACE_S)
-    assert not ticket.replayed
+    assert not entry.replayed
 
 
 def test_what_waits_for_a_server_that_cannot_be_reached_is_told_so(place: Place) -> None:
     place.state = unreachable = generation(1)
-    ticket = place.request("a")
-    ticket.deadline_s = place.clock.now_s + GRACE_S / 2
-    assert place.room.put_back(ticket, unreachable, sent=False)
+    entry = place.request("a")
+    entry.deadline_s = place.clock.now_s + GRACE_S / 2
+    assert place.room.requeue(entry, unreachable, sent=False)
     place.clock.pass_time(GRACE_S)
     ((_, why),) = place.refused
     assert (why.cause, why.retry_after_s) == ("upstream_unreachable", 1.0)
 
 
 def test_a_replay_has_the_whole_time_to_wait(place: Place) -> None:
-    ticket = place.enter("a")
+    entry = place.enter("a")
     place.clock.pass_time(TIMEOUT_S * 0.9)
     place.becomes(generation(1))
     place.state = LOADING
-    assert place.room.put_back(ticket, generation(1), sent=True)
+    assert place.room.requeue(entry, generation(1), sent=True)
     place.clock.pass_time(TIMEOUT_S * 0.9)
     assert place.refused == []
     place.becomes(generation(2))
-    assert ticket.waited_s == pytest.approx(TIMEOUT_S * 1.8)
+    assert entry.waited_s == pytest.approx(TIMEOUT_S * 1.8)
 
 
 def test_nothing_is_put_back_where_no_next_generation_comes(place: Place) -> None:
     place.state = FAILED
-    assert not place.room.put_back(place.request("a"), generation(1), sent=True)
+    assert not place.room.requeue(place.request("a"), generation(1), sent=True)
 
 
 def test_no_more_are_put_back_than_the_budget_allows() -> None:
     place = Place(floor=2.0)
     tickets = [place.request(name) for name in "abc"]
     dead = generation(1)
-    assert [place.room.put_back(ticket, dead, sent=True) for ticket in tickets] == [True, True, False]
+    assert [place.room.requeue(entry, dead, sent=True) for entry in tickets] == [True, True, False]
     assert not tickets[2].replayed
-    assert place.room.put_back(tickets[2], dead, sent=False)  # this costs none
+    assert place.room.requeue(tickets[2], dead, sent=False)  # this costs none
     dead.answered = 5
-    assert place.room.put_back(place.request("d"), dead, sent=True)
-    assert not place.room.put_back(place.request("e"), dead, sent=True)
+    assert place.room.requeue(place.request("d"), dead, sent=True)
+    assert not place.room.requeue(place.request("e"), dead, sent=True)
 
 
 # --- several generations that serve
@@ -358,19 +358,19 @@ def several(*endpoints: Endpoint, floor: float = 64.0) -> Place:
         call_later=place.clock.call_later,
     )
     for endpoint in endpoints:
-        endpoint.when_free = place.room.place_free
+        endpoint.on_permit_free = place.room.place_free
     return place
 
 
-def with_places(number: int, places: int) -> Endpoint:
-    return Endpoint("tiny", number, UnixAddress(f"/run/{number}.sock"), places=places)
+def with_places(number: int, max_concurrent: int) -> Endpoint:
+    return Endpoint("tiny", number, UnixAddress(f"/run/{number}.sock"), max_concurrent=max_concurrent)
 
 
 def test_of_several_only_the_one_that_broke_something_off_gets_nothing_for_a_moment() -> None:
-    dying, alive = with_places(1, places=2), with_places(2, places=1)
+    dying, alive = with_places(1, max_concurrent=2), with_places(2, max_concurrent=1)
     place = several(dying, alive)
-    assert place.room.put_back(place.request("a"), dying, sent=True)
-    assert place.room.put_back(place.request("b"), dying, sent=True)
+    assert place.room.requeue(place.request("a"), dying, sent=True)
+    assert place.room.requeue(place.request("b"), dying, sent=True)
     place.clock.pass_time(0.0)
     assert place.served == ["a by 2"]  # the other one, at once, and then it is full
     place.clock.pass_time(GRACE_S * 0.9)
@@ -380,7 +380,7 @@ def test_of_several_only_the_one_that_broke_something_off_gets_nothing_for_a_mom
 
 
 def test_two_that_have_the_same_number_are_told_apart() -> None:
-    dying, alive = with_places(1, places=1), with_places(1, places=1)
+    dying, alive = with_places(1, max_concurrent=1), with_places(1, max_concurrent=1)
     place = several(dying, alive, floor=1.0)
     dying.answered = alive.answered = 10
     for name, broken, taken in (
@@ -389,19 +389,19 @@ def test_two_that_have_the_same_number_are_told_apart() -> None:
         ("c", dying, True),
         ("d", alive, True),
     ):
-        assert place.room.put_back(place.request(name), broken, sent=True) is taken
+        assert place.room.requeue(place.request(name), broken, sent=True) is taken
     # One at the floor, two fifths of ten answers of each; what one answered is not counted twice.
-    assert place.room.put_back(place.request("e"), alive, sent=True)
-    assert not place.room.put_back(place.request("f"), alive, sent=True)
+    assert place.room.requeue(place.request("e"), alive, sent=True)
+    assert not place.room.requeue(place.request("f"), alive, sent=True)
 
 
 def test_who_waits_too_long_hears_of_the_busy_one_and_not_of_the_one_that_broke_something_off() -> None:
-    dying, busy = with_places(1, places=1), with_places(2, places=1)
+    dying, busy = with_places(1, max_concurrent=1), with_places(2, max_concurrent=1)
     busy.lease(infers=True)
     place = several(dying, busy)
-    ticket = place.request("a")
-    ticket.deadline_s = place.clock.now_s + GRACE_S / 2
-    assert place.room.put_back(ticket, dying, sent=False)
+    entry = place.request("a")
+    entry.deadline_s = place.clock.now_s + GRACE_S / 2
+    assert place.room.requeue(entry, dying, sent=False)
     place.clock.pass_time(GRACE_S / 2)
     ((_, why),) = place.refused
     assert (why.cause, why.message.partition(";")[0]) == ("busy", "The model is busy with 1 request")
@@ -416,7 +416,7 @@ def test_the_oldest_is_the_one_who_has_waited_longest_and_a_wait_that_is_new_cou
     young = place.enter("young")
     began_s = place.clock.now_s
     place.clock.pass_time(1.0)
-    assert place.room.put_back(old, generation(1), sent=True)
+    assert place.room.requeue(old, generation(1), sent=True)
     assert place.room.oldest_s == began_s
     place.room.allow(timeout_s=1.0, most=1)  # those who wait stay, and for as long as they could
     place.clock.pass_time(10.0)
@@ -436,7 +436,7 @@ def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
 
         place.state = generation(1)
         room = RequestQueue(lambda: serving(place.state), timeout_s=1.0)
-        assert room.put_back(QueueEntry(Told(place, "a"), 0.0, 0), generation(1), sent=True)
+        assert room.requeue(QueueEntry(Told(place, "a"), 0.0, 0), generation(1), sent=True)
         await told.wait()
 
     asyncio.run(run())
@@ -447,42 +447,42 @@ def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
 
 
 def test_who_waits_is_handed_over_with_the_time_that_is_left(place: Place) -> None:
-    heir = Place(most=1)
-    heir.clock = place.clock
-    heir.room = RequestQueue(
-        lambda: serving(heir.state),
+    successor = Place(most=1)
+    successor.clock = place.clock
+    successor.room = RequestQueue(
+        lambda: serving(successor.state),
         timeout_s=1.0,
         most=1,
         clock=place.clock.read,
         call_later=place.clock.call_later,
     )
-    heir.enter("there")
+    successor.enter("there")
     first, second = place.enter("a"), place.enter("b")
-    place.room.hand_over(heir.room)
-    assert (len(place.room), len(heir.room)) == (0, 3)
+    place.room.transfer_to(successor.room)
+    assert (len(place.room), len(successor.room)) == (0, 3)
     place.clock.pass_time(2.0)
-    assert [name for name, _ in heir.refused] == ["there"]
+    assert [name for name, _ in successor.refused] == ["there"]
     place.room.leave(second)
-    assert len(heir.room) == 1
-    heir.becomes(generation(1))
+    assert len(successor.room) == 1
+    successor.becomes(generation(1))
     assert place.served == ["a by 1"]
     assert first.waited_s == pytest.approx(2.0, abs=0.01)
 
 
 def test_who_would_come_back_comes_back_to_the_heir(place: Place) -> None:
-    heir = Place()
+    successor = Place()
     broken = generation(1)
     place.becomes(broken)
-    ticket = place.enter("a")
+    entry = place.enter("a")
     place.clock.pass_time(0.0)
     assert place.served == ["a by 1"]
     place.state = FAILED
-    place.room.hand_over(heir.room)
+    place.room.transfer_to(successor.room)
     assert place.room.verdict() is None
-    assert place.room.put_back(ticket, broken, sent=True)
-    assert len(heir.room) == 1
+    assert place.room.requeue(entry, broken, sent=True)
+    assert len(successor.room) == 1
     late = place.request("b")
     assert place.room.enter(late) is None
-    heir.state = FAILED
-    heir.room.changed()
+    successor.state = FAILED
+    successor.room.changed()
     assert [name for name, _ in place.refused] == ["a", "b"]

@@ -24,7 +24,7 @@ import psutil
 
 from tests.e2e.driver import Llamasup, is_alive, llamasup
 from tests.real.remains import folders_of, remains_of
-from tests.real.soak_clients import IDLE, KEY, KINDS, MOST_IDLE_S, Asked, Client, Kind
+from tests.real.soak_clients import IDLE, KEY, KINDS, MAX_IDLE_S, Asked, Client, Kind
 from tests.real.soak_wire import Outcome
 
 __all__ = ["Held", "Report", "soak"]
@@ -41,7 +41,7 @@ SETTLED_S = 1.0
 """A client hears of a fault at most so much after the server serves again."""
 # What the allocator may keep of the memory of a burst. A leak is above it from 20 KiB a request on in two
 # minutes, and from 2 KiB on in half an hour.
-MOST_GROWTH_BYTES = 4 << 20
+MAX_GROWTH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class _Soak:
     async def _work(self, number: int, only: Kind | None) -> None:
         dice = random.Random(self._seed * 1000 + number)
         # The last of them are waited for: in a short soak nobody is quiet for longer than is allowed.
-        client = Client(self._port, dice, min(MOST_IDLE_S, self._duration_s / 10))
+        client = Client(self._port, dice, min(MAX_IDLE_S, self._duration_s / 10))
         weights = [kind.weight for kind in KINDS]
         while not self._over.is_set():
             kind = only or dice.choices(KINDS, weights)[0]
@@ -315,5 +315,5 @@ class _Soak:
         half = report.samples[: len(report.samples) // 2]
         if end.threads > max(each.threads for each in half):
             report.off.append(f"threads: {end.threads} at the end, more than in the whole first half")
-        if report.growth_bytes > MOST_GROWTH_BYTES:
+        if report.growth_bytes > MAX_GROWTH_BYTES:
             report.off.append(f"RSS: {report.growth_bytes} bytes more in the last quarter than in the third")

@@ -36,7 +36,7 @@ CLIENT_PAUSE_S = 0.15  # on average, between two requests of a client
 LONGEST_TOKENS = 1500
 CALM_EVERY_S = 20.0
 PATIENCE_S = 120.0
-MOST_TOLD = 20
+MAX_TOLD = 20
 """Violations that are reported in full. More of them say nothing new."""
 
 
@@ -60,7 +60,7 @@ class Report:
 
     def violation(self, what: str) -> None:
         self.off.append(what)
-        if len(self.off) <= MOST_TOLD:
+        if len(self.off) <= MAX_TOLD:
             print(f"OFF: {what}", file=sys.stderr, flush=True)
 
     def count(self, *verdicts: Verdict) -> int:

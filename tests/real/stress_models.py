@@ -28,7 +28,7 @@ VERSIONS = 3
 KNOWN_WORDS = 120
 """So many words of each answer are known. Of a longer answer the rest is checked by the vocabulary alone."""
 # Where the best two words are closer than this (in logits), another batch may lead to the second.
-LEAST_MARGIN = 0.005
+MIN_MARGIN = 0.005
 _LEARNERS = 3
 _LETTERS = ascii_lowercase[:6]  # few words: the best one is far ahead of the next
 
@@ -140,7 +140,7 @@ def _ask(client: httpx.Client, version: Version, prompt: Prompt) -> list[str]:
     words = []
     for token in tokens:
         best, second = (each["logprob"] for each in token["top_logprobs"][:2])
-        if best - second < LEAST_MARGIN:
+        if best - second < MIN_MARGIN:
             break
         words.append(token["token"].strip())
     return words

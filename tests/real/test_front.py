@@ -68,7 +68,7 @@ def test_an_expired_certificate_and_its_renewal_by_an_expired_one_are_warned_of(
         assert running.url.startswith("https://")
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{running.url}/livez", verify=certificate.trusting())
-        certificate.renew("second")
+        certificate.roll_out("second")
         assert httpx.get(f"{running.url}/livez", verify=certificate.trusting()).status_code == 200
         assert running.stop() == 0
     assert running.said.count("expired on") == 1

@@ -24,8 +24,8 @@ from tests.real.clients import bare_server, environment
 
 pytestmark = pytest.mark.real
 
-MOST_TOKENS = 20_000
-CONTEXT = str(MOST_TOKENS + 500)
+MAX_TOKENS = 20_000
+CONTEXT = str(MAX_TOKENS + 500)
 
 
 class Occupant:
@@ -55,7 +55,7 @@ class Occupant:
         return self._thread.is_alive()
 
     def _read(self) -> None:
-        body = {"prompt": "Once", "n_predict": MOST_TOKENS, "ignore_eos": True, "stream": True}
+        body = {"prompt": "Once", "n_predict": MAX_TOKENS, "ignore_eos": True, "stream": True}
         url = f"{self._url}/completion"
         with httpx.stream("POST", url, json=body, headers=self._headers, timeout=PATIENCE_S) as stream:
             for _ in stream.iter_raw():
@@ -177,7 +177,7 @@ def kept(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[Rig]:
     env = environment(None if runtime == "embedded" else runtime, tmp_path)
     with bare_server([*command, "--parallel", "1"], env=env):
         config = ProxyConfig(stream_keepalive_s=0.02, limits=Limits(sweep_s=0.01))
-        rig = Rig(tmp_path, "uvloop", config, child_path=path, places=1)
+        rig = Rig(tmp_path, "uvloop", config, child_path=path, max_concurrent=1)
         try:
             yield rig
         finally:
@@ -217,7 +217,7 @@ def test_the_openai_client_raises_what_llama_server_refused_behind_comments(kept
     with Occupant(address_of(kept)) as occupant, client_of(kept) as client:
         stream = client.chat.completions.create(
             model="tiny",
-            messages=[{"role": "user", "content": "too long " * MOST_TOKENS}],
+            messages=[{"role": "user", "content": "too long " * MAX_TOKENS}],
             max_tokens=8,
             stream=True,
         )

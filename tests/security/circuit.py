@@ -150,11 +150,11 @@ class Circuit:
         return outcome
 
     async def _rest(self) -> None:
-        at_rest = 0
-        while at_rest < _ROUNDS_AT_REST:
+        is_settled = 0
+        while is_settled < _ROUNDS_AT_REST:
             moved = self.moved
             await asyncio.sleep(0)
-            at_rest = at_rest + 1 if self.moved == moved else 0
+            is_settled = is_settled + 1 if self.moved == moved else 0
 
     def answer(self, request: Received, transport: asyncio.Transport) -> None:
         if request.target == b"/first":

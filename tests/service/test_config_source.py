@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from llamasup.api.given import Given
+from llamasup.api.inputs import ConfigInputs
 from llamasup.config import Config, load
 from llamasup.errors import ConfigInvalid
 from llamasup.service import model_check
@@ -38,7 +38,7 @@ def test_folders_given_beside_a_config_need_no_models_in_it(tmp_path: Path) -> N
     with pytest.raises(ConfigInvalid):
         load(config, {})
 
-    given = Given(config, (tmp_path / "m",), {}, {})
+    given = ConfigInputs(config, (tmp_path / "m",), {}, {})
     read = structs.replace(given(), lines={})
     assert read == Config(max_loaded=3, default_model="a", models_dir=(tmp_path / "m",))
 

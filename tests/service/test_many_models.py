@@ -17,7 +17,7 @@ from llamasup.pool.policy import Phase
 from llamasup.service import serve
 from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ConfigSource, ServeOptions, ServeService
-from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, Notice
+from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, PublishedEvent
 from llamasup.testing.fake_server import install
 from tests.pool.pools import PATIENCE_S, file_of
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @dataclass(slots=True)
 class ServiceHost:
     hosted: HostedModels
-    notices: list[Notice]
+    notices: list[PublishedEvent]
 
     def pid(self, model: str) -> int | None:
         return self.hosted.runners_of(model)[0].pid
@@ -48,7 +48,7 @@ class ServiceHost:
 @asynccontextmanager
 async def hosting(path: Path) -> AsyncIterator[ServiceHost]:
     """``serve`` in this process, with this config."""
-    bus, notices = Bus(), list[Notice]()
+    bus, notices = Bus(), list[PublishedEvent]()
     bus.listen(notices.append)
 
     def read() -> Config:

@@ -142,7 +142,7 @@ async def test_a_name_that_comes_with_other_settings_swaps_the_process_for_nobod
         assert waiting.lease.endpoint is not in_flight.lease.endpoint
         assert psutil.pid_exists(old or 0)
         in_flight.goes()
-        await it.until(lambda: not it["chat"].changing)
+        await it.until(lambda: not it["chat"].swapping)
         plan = it["chat"].runners[0].plan
         assert plan is not None
         assert plan.argv[plan.argv.index("--alias") + 1] == "chat"
@@ -213,7 +213,7 @@ async def test_a_model_of_the_config_is_loaded_once_although_it_is_found_where_i
         changes = it.catalog.apply(registry_of(other, spec))
 
         assert (changes.retouched, changes.changed) == (("x",), ())
-        assert not it["x"].changing
+        assert not it["x"].swapping
         assert it.pids("x") == before
         assert it["x"].spec is spec
         await it.unload("x")
@@ -232,8 +232,8 @@ async def test_a_file_that_is_another_one_than_was_downloaded_is_taken_over(
         path, size, mtime_ns = spec.identity[0]
         it.apply(other, replace(spec, identity=((path, size, mtime_ns + 1),)))
         async with asyncio.timeout(PATIENCE_S):
-            assert it["x"].renewal is not None
-            await asyncio.shield(it["x"].renewal)
+            assert it["x"].rollout is not None
+            await asyncio.shield(it["x"].rollout)
 
         assert it.pids("x") != before
 

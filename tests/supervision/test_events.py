@@ -19,7 +19,7 @@ from llamasup.supervision.events import (
     LoadFailed,
     ModelsChanged,
     ModelUnloading,
-    Notice,
+    PublishedEvent,
     Ready,
     ServerExited,
     ServerWarned,
@@ -48,7 +48,7 @@ STEP_JSON = {
 }
 CHANGES = ("added", "removed", "changed", "retouched", "unchanged", "settings", "next_start", "renamed")
 NO_CHANGES: dict[str, list[str]] = {name: [] for name in CHANGES}
-EVENTS: tuple[tuple[Notice, dict[str, Any]], ...] = (
+EVENTS: tuple[tuple[PublishedEvent, dict[str, Any]], ...] = (
     (
         StateChanged("a", State.READY, 2),
         {"event": "state", "model": "a", "state": "ready", "generation": 2},
@@ -110,16 +110,16 @@ EVENTS: tuple[tuple[Notice, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("event", "fields"), EVENTS)
-def test_an_event_has_these_fields(event: Notice, fields: dict[str, Any]) -> None:
+def test_an_event_has_these_fields(event: PublishedEvent, fields: dict[str, Any]) -> None:
     assert as_json(event) == {"protocol": 1, **fields}
 
 
 def test_every_kind_of_event_is_tested() -> None:
-    assert {type(event) for event, _ in EVENTS} == set(get_args(Notice))
+    assert {type(event) for event, _ in EVENTS} == set(get_args(PublishedEvent))
 
 
 def test_every_listener_gets_every_event_until_it_is_forgotten() -> None:
-    bus, first, second = Bus(), list[Notice](), list[Notice]()
+    bus, first, second = Bus(), list[PublishedEvent](), list[PublishedEvent]()
     bus.listen(first.append)
     bus.listen(listener := second.append)
     bus.publish(Stopped())

@@ -11,7 +11,7 @@ from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.health import Health, Proof
 from llamasup.llama_server.progress import ServerWork
 from llamasup.supervision.liveness import LivenessPolicy, Look, Need, Order, Traffic, Vigil, judge, needs
-from llamasup.system.hardware.facts import Effort
+from llamasup.system.hardware.facts import CpuUsage
 
 POLICY = LivenessPolicy()
 DECODING = ServerWork({"0/7": 100}, prefilling=False)
@@ -39,14 +39,14 @@ class Watched:
         health: Health | None = Health.OK,
         cores: float = 0.0,
         read_bytes_s: float = 0.0,
-        effort: bool = True,
+        cpu_usage: bool = True,
         stopped: bool = False,
         proof: Proof | None = None,
         after_s: float = 5.0,
     ) -> Order | Diagnosis:
         self.cpu_s += cores * after_s
         self.read_bytes += int(read_bytes_s * after_s)
-        spent = Effort(self.cpu_s, self.read_bytes, stopped) if effort else None
+        spent = CpuUsage(self.cpu_s, self.read_bytes, stopped) if cpu_usage else None
         look = Look(self.vigil.at_s + after_s, traffic, health, work, spent, proof)
         self.vigil, order = judge(self.vigil, look, POLICY)
         return order
@@ -315,7 +315,7 @@ def test_a_process_that_stops_working_is_suspected_after_minutes_of_that() -> No
 
 def test_a_process_that_may_not_be_looked_at_is_taken_for_idle() -> None:
     server = Watched()
-    assert server.until_suspected(ONE, PREFILLING, effort=False) == 180.0
+    assert server.until_suspected(ONE, PREFILLING, cpu_usage=False) == 180.0
 
 
 def test_a_prefill_that_shows_its_batches_takes_as_long_as_it_takes() -> None:

@@ -39,7 +39,7 @@ def told(tmp_path: Path) -> Ask:
             runner._load_s = load_s
             runner._load_began_s = now_s - elapsed_s
             runner.instance = replace(
-                runner.instance, state=state, wanted=True, next_start_s=now_s + start_in_s
+                runner.instance, state=state, restart_pending=True, next_start_s=now_s + start_in_s
             )
             retry_after_s = runner.unavailable().retry_after_s
             assert retry_after_s is not None

@@ -21,6 +21,6 @@ from llamasup.supervision.states import Policy
     ],
 )
 def test_the_places_are_the_slots_unless_something_else_was_asked_for(
-    policy: Policy, slots: int | None, places: int | None
+    policy: Policy, slots: int | None, max_concurrent: int | None
 ) -> None:
-    assert policy.places(slots) == places
+    assert policy.permits(slots) == max_concurrent

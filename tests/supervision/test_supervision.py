@@ -19,7 +19,7 @@ from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import Bus, ServerExited, StateChanged
 from llamasup.supervision.generation import Generation
 from llamasup.supervision.states import State, WarmupSucceeded
-from llamasup.supervision.wrap.planner import understand
+from llamasup.supervision.wrap.planner import parse_command
 from llamasup.system.process.spawn import spawn
 from llamasup.testing.fake_server import install
 from tests.e2e.service import serving
@@ -132,7 +132,7 @@ def test_what_it_answers_while_it_loads_is_no_sign_that_it_hangs(
 
     async def test() -> None:
         bus = Bus()
-        wrapping = understand([*words, "--port", str(free_tcp_port)], os.environ)
+        wrapping = parse_command([*words, "--port", str(free_tcp_port)], os.environ)
         service = Service(WrapOptions(wrapping), bus)
         loading, ready = asyncio.Event(), asyncio.Event()
         bus.listen(lambda told: loading.set() if getattr(told, "state", None) is State.LOADING else None)
@@ -160,7 +160,7 @@ def test_between_a_death_and_its_clearing_away_requests_wait_and_nobody_is_told_
 ) -> None:
     """What outlives a server may take seconds to end; the server itself is dead all the while."""
     runtime = install(tmp_path / "llama-server")
-    clear_away = Generation.clear_away
+    clean_up = Generation.clean_up
 
     async def test() -> None:
         dead, go_on = asyncio.Event(), asyncio.Event()
@@ -168,9 +168,9 @@ def test_between_a_death_and_its_clearing_away_requests_wait_and_nobody_is_told_
         async def late(generation: Generation) -> None:
             dead.set()
             await go_on.wait()
-            await clear_away(generation)
+            await clean_up(generation)
 
-        monkeypatch.setattr(Generation, "clear_away", late)
+        monkeypatch.setattr(Generation, "clean_up", late)
         async with serving(tiny_model, runtime=str(runtime)) as it, asyncio.TaskGroup() as tasks:
             await it.reaches(State.READY, 1)
             os.kill(it.pid, signal.SIGKILL)
@@ -191,7 +191,7 @@ def test_a_proof_that_is_read_after_the_death_announces_nothing(
 ) -> None:
     """The token came, then the end; the runner hears of the end first, while the rest is cleared away."""
     runtime = install(tmp_path / "llama-server")
-    clear_away = Generation.clear_away
+    clean_up = Generation.clean_up
     ready: list[int] = []
 
     async def test() -> None:
@@ -200,11 +200,11 @@ def test_a_proof_that_is_read_after_the_death_announces_nothing(
         async def late(generation: Generation) -> None:
             dead.set()
             await go_on.wait()
-            await clear_away(generation)
+            await clean_up(generation)
 
         async with serving(tiny_model, runtime=str(runtime)) as it:
             await it.reaches(State.READY, 1)
-            monkeypatch.setattr(Generation, "clear_away", late)
+            monkeypatch.setattr(Generation, "clean_up", late)
             os.kill(it.pid, signal.SIGKILL)
             await dead.wait()
             runner = it.runner

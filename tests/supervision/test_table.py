@@ -54,7 +54,7 @@ class Life:
         return self.instance.next_start_s
 
     def wake(self) -> tuple[Effect, ...]:
-        return self(lc.TimerFired(self.instance.ticket))
+        return self(lc.TimerFired(self.instance.timer_id))
 
 
 def ready(policy: Policy = POLICY) -> Life:
@@ -119,7 +119,7 @@ def test_a_start_without_progress_is_killed_and_counts_as_a_crash() -> None:
 def test_the_start_deadline_does_not_strike_a_server_that_serves() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
-    old_ticket = life.instance.ticket
+    old_ticket = life.instance.timer_id
     life(lc.WarmupSucceeded(1))
     assert life(lc.TimerFired(old_ticket)) == ()
     assert life.state() is State.READY
@@ -129,7 +129,7 @@ def test_a_stop_drains_then_terminates() -> None:
     life = ready()
     assert life(lc.StopRequested())[0] == lc.AwaitIdle(1)
     assert life.state() is State.DRAINING
-    close, terminate, _wake = life(lc.Idle(1))
+    close, terminate, _wake = life(lc.Drained(1))
     assert isinstance(close, lc.CloseEndpoint)
     assert terminate == lc.Terminate(1)
     assert life(lc.Exited(1, CRASH)) == ()
@@ -145,7 +145,7 @@ def test_a_drain_that_takes_too_long_ends_in_a_terminate() -> None:
 def test_a_child_that_ignores_the_terminate_is_killed_and_killed_again() -> None:
     life = ready()
     life(lc.StopRequested())
-    assert life(lc.Idle(1))[-1] == lc.WakeAt(life.instance.ticket, 1010.0)
+    assert life(lc.Drained(1))[-1] == lc.WakeAt(life.instance.timer_id, 1010.0)
     assert lc.Kill(1) in life.wake()
     assert lc.Kill(1) in life.wake()
     life(lc.Exited(1, CRASH))
@@ -156,13 +156,13 @@ def test_a_child_that_is_just_becoming_ready_is_told_twice() -> None:
     """b11434 loses a SIGTERM that comes right at its ready line."""
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
-    assert life(lc.StopRequested())[-1] == lc.WakeAt(life.instance.ticket, 1000.5)
+    assert life(lc.StopRequested())[-1] == lc.WakeAt(life.instance.timer_id, 1000.5)
     life.now_s = 1000.5
-    assert life.wake() == (lc.Terminate(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert life.wake() == (lc.Terminate(1), lc.WakeAt(life.instance.timer_id, 1010.0))
     assert lc.Kill(1) in life.wake()
 
 
-@pytest.mark.parametrize("before", [(), (lc.StopRequested(),), (lc.StopRequested(), lc.Idle(1))])
+@pytest.mark.parametrize("before", [(), (lc.StopRequested(),), (lc.StopRequested(), lc.Drained(1))])
 def test_a_second_ctrl_c_kills_wherever_the_stop_is(before: tuple[Event, ...]) -> None:
     life = ready()
     life(*before)
@@ -241,13 +241,13 @@ def test_a_restart_drains_the_old_child_before_the_new_one_starts() -> None:
     life = ready()
     life(lc.RestartRequested())
     assert life.state() is State.DRAINING
-    life(lc.Idle(1))
+    life(lc.Drained(1))
     assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
 
 
 def test_a_stop_takes_back_a_restart() -> None:
     life = ready()
-    life(lc.RestartRequested(), lc.StopRequested(), lc.Idle(1), lc.Exited(1, CRASH))
+    life(lc.RestartRequested(), lc.StopRequested(), lc.Drained(1), lc.Exited(1, CRASH))
     assert life.state() is State.STOPPED
 
 
@@ -277,7 +277,7 @@ def test_news_of_an_earlier_generation_is_dropped() -> None:
     life = ready()
     life(lc.Exited(1, CRASH))
     before = life.instance
-    for stale in (lc.Healthy(1), lc.WarmupSucceeded(1), lc.Exited(1, CRASH), lc.Idle(1)):
+    for stale in (lc.Healthy(1), lc.WarmupSucceeded(1), lc.Exited(1, CRASH), lc.Drained(1)):
         assert life(stale) == ()
     assert life.instance == before
 
@@ -341,7 +341,7 @@ def test_a_hang_ends_the_drain_and_not_what_it_was_for(asked: Event, after: Stat
 
 def test_news_of_a_hang_that_comes_while_it_ends_is_no_news() -> None:
     life = ready()
-    life(lc.StopRequested(), lc.Idle(1))
+    life(lc.StopRequested(), lc.Drained(1))
     assert life(lc.LivenessFailed(1, WEDGED)) == ()
 
 
@@ -364,14 +364,14 @@ def crash_loop(policy: Policy) -> Life:
 def test_without_half_open_a_crash_loop_is_the_end() -> None:
     life = crash_loop(POLICY)
     assert not any(isinstance(effect, lc.WakeAt) for effect in life.effects)
-    assert life.instance.at_rest
+    assert life.instance.is_settled
 
 
 def test_half_open_tries_once_and_a_failure_leads_back() -> None:
     life = crash_loop(KEEP_TRYING)
     for trial in range(1, 5):  # much longer than the window in which crashes count
         assert life.next_start_s() == 1000.0 + 300 * trial
-        assert not life.instance.at_rest
+        assert not life.instance.is_settled
         life.now_s = 1000.0 + 300 * trial
         assert lc.Spawn(6 + trial) in life.wake()
         assert life.next_start_s() is None
@@ -389,14 +389,14 @@ def test_half_open_leaves_failed_when_the_try_lives() -> None:
     assert life.state() is State.READY
     effects = life(lc.Exited(7, CRASH), at_s=1900.0)  # ten minutes later: an ordinary crash
     assert lc.Spawn(8) in effects
-    assert life.instance.trial_s is None
+    assert life.instance.half_open_since_s is None
 
 
 def test_half_open_is_never_for_what_would_fail_again() -> None:
     life = Life(KEEP_TRYING)
     life(lc.StartRequested(), lc.Spawned(1, 42))
     assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
-    assert life.instance.at_rest
+    assert life.instance.is_settled
 
 
 def test_a_half_open_try_that_fails_for_good_ends_the_trying() -> None:
@@ -404,16 +404,16 @@ def test_a_half_open_try_that_fails_for_good_ends_the_trying() -> None:
     life.now_s = 1300.0
     life.wake()
     life(lc.Spawned(7, 42), lc.Exited(7, BAD_FLAG))
-    assert life.instance.at_rest
+    assert life.instance.is_settled
 
 
 @pytest.mark.parametrize("asked", [lc.StopRequested(), lc.KillRequested()])
 def test_a_stop_ends_the_trying(asked: Event) -> None:
     life = crash_loop(KEEP_TRYING)
-    ticket = life.instance.ticket
+    timer_id = life.instance.timer_id
     life(asked)
-    assert life(lc.TimerFired(ticket)) == ()
-    assert (life.state(), life.instance.at_rest) == (State.STOPPED, True)
+    assert life(lc.TimerFired(timer_id)) == ()
+    assert (life.state(), life.instance.is_settled) == (State.STOPPED, True)
 
 
 def test_a_start_by_hand_does_not_wait_for_the_try_and_is_none() -> None:
@@ -429,7 +429,7 @@ def test_a_start_by_hand_does_not_wait_for_the_try_and_is_none() -> None:
 def test_slots_are_restored_after_the_proof_and_before_the_first_request() -> None:
     life = keeping()
     assert life.state() is State.WARMING
-    assert life(lc.WarmupSucceeded(1)) == (lc.RestoreSlots(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert life(lc.WarmupSucceeded(1)) == (lc.RestoreSlots(1), lc.WakeAt(life.instance.timer_id, 1010.0))
     assert life.state() is State.WARMING
     assert life(lc.SlotsRestored(1)) == (lc.Watch(1),)
     assert life.state() is State.READY
@@ -461,7 +461,7 @@ def test_one_that_already_serves_when_that_shows_is_drained_and_its_slots_are_no
     life = keeping(lc.WarmupSucceeded(1))
     life.wake()
     assert life(lc.SlotRestoreCorrupted(1))[0] == lc.AwaitIdle(1)
-    assert lc.Terminate(1) in life(lc.Idle(1))
+    assert lc.Terminate(1) in life(lc.Drained(1))
     assert life(lc.Exited(1, CRASH))[0] == lc.Spawn(2)
 
 
@@ -470,7 +470,7 @@ def test_one_that_is_drained_already_when_that_shows_is_not_saved_either() -> No
     life.wake()
     life(lc.StopRequested())
     assert life(lc.SlotRestoreCorrupted(1)) == ()
-    assert lc.Terminate(1) in life(lc.Idle(1))
+    assert lc.Terminate(1) in life(lc.Drained(1))
     assert life(lc.Exited(1, CRASH)) != (lc.Spawn(2),)
     assert life.state() is State.STOPPED
 
@@ -479,7 +479,7 @@ def test_what_is_being_saved_when_that_shows_is_not_kept() -> None:
     life = keeping(lc.WarmupSucceeded(1))
     life.wake()
     life(lc.StopRequested())
-    assert lc.SaveSlots(1) in life(lc.Idle(1))
+    assert lc.SaveSlots(1) in life(lc.Drained(1))
     effects = life(lc.SlotRestoreCorrupted(1))  # on its way when the last request ended
     assert effects[:2] == (lc.CloseEndpoint(1, "the server is stopping"), lc.Terminate(1))
     assert life.state() is State.STOPPING
@@ -487,20 +487,20 @@ def test_what_is_being_saved_when_that_shows_is_not_kept() -> None:
 
 def test_an_idle_server_saves_its_slots_before_it_is_told_to_end() -> None:
     life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
-    assert life(lc.Idle(1)) == (lc.SaveSlots(1), lc.WakeAt(life.instance.ticket, 1010.0))
+    assert life(lc.Drained(1)) == (lc.SaveSlots(1), lc.WakeAt(life.instance.timer_id, 1010.0))
     assert life.state() is State.DRAINING
     assert lc.Terminate(1) in life(lc.SlotsSaved(1))
     assert life.state() is State.STOPPING
 
 
 def test_a_save_that_takes_too_long_is_not_waited_for() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Idle(1))
+    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
     assert lc.Terminate(1) in life.wake()
     assert life(lc.SlotsSaved(1)) == ()
 
 
 def test_a_second_stop_skips_the_saving() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Idle(1))
+    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
     assert lc.Kill(1) in life(lc.KillRequested())
 
 
@@ -510,7 +510,7 @@ def test_a_drain_that_ends_with_requests_in_flight_saves_nothing() -> None:
 
 
 def test_a_server_that_dies_while_its_slots_are_saved_has_ended_as_it_was_asked_to() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Idle(1))
+    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
     assert life(lc.Exited(1, CRASH)) == (lc.CloseEndpoint(1, "llama-server ended"),)
     assert life.state() is State.STOPPED
 
@@ -537,9 +537,9 @@ def test_every_live_state_has_a_row_for_the_exit() -> None:
     assert all(lc.Exited in TABLE[state] for state in LIVE)
 
 
-def _events_of(generation: int, ticket: int) -> st.SearchStrategy[Event]:
+def _events_of(generation: int, timer_id: int) -> st.SearchStrategy[Event]:
     of_slots = (lc.SlotsRestored, lc.SlotRestoreCorrupted, lc.SlotsSaved)
-    child = (lc.Loading, lc.Progressed, lc.Healthy, lc.WarmupSucceeded, lc.Idle, *of_slots)
+    child = (lc.Loading, lc.Progressed, lc.Healthy, lc.WarmupSucceeded, lc.Drained, *of_slots)
     by_verdict = (lc.Exited, lc.SpawnFailed, lc.WarmupFailed, lc.StartupFailureLogged, lc.LivenessFailed)
     return st.one_of(
         st.sampled_from([lc.StartRequested(), lc.StopRequested(), lc.KillRequested(), lc.RestartRequested()]),
@@ -548,7 +548,7 @@ def _events_of(generation: int, ticket: int) -> st.SearchStrategy[Event]:
         st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]).flatmap(
             lambda verdict: st.sampled_from(by_verdict).map(lambda kind: kind(generation, verdict))
         ),
-        st.just(lc.TimerFired(ticket)),
+        st.just(lc.TimerFired(timer_id)),
     )
 
 
@@ -578,8 +578,8 @@ class AnyLife(RuleBasedStateMachine):
                 case lc.Spawn(generation):
                     assert generation == self.instance.generation
                     self.spawned.append(generation)
-                case lc.WakeAt(ticket, at_s):
-                    self.timers[ticket] = at_s
+                case lc.WakeAt(timer_id, at_s):
+                    self.timers[timer_id] = at_s
                 case lc.Report():
                     pass
                 case _:
@@ -591,8 +591,8 @@ class AnyLife(RuleBasedStateMachine):
         generation = choice.draw(
             st.sampled_from([self.instance.generation, max(self.instance.generation - 1, 0)])
         )
-        ticket = choice.draw(st.sampled_from([self.instance.ticket, self.instance.ticket - 1]))
-        self.feed(choice.draw(_events_of(generation, ticket)))
+        timer_id = choice.draw(st.sampled_from([self.instance.timer_id, self.instance.timer_id - 1]))
+        self.feed(choice.draw(_events_of(generation, timer_id)))
 
     @rule(bad_end=st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]))
     def a_stop_leads_to_rest(self, bad_end: Diagnosis) -> None:
@@ -601,8 +601,8 @@ class AnyLife(RuleBasedStateMachine):
         for _ in range(4):
             if (lc.Kill, self.instance.generation) in self.orders or not self.instance.alive:
                 break
-            self.now_s = max(self.now_s, self.timers[self.instance.ticket])
-            self.feed(lc.TimerFired(self.instance.ticket))
+            self.now_s = max(self.now_s, self.timers[self.instance.timer_id])
+            self.feed(lc.TimerFired(self.instance.timer_id))
         if self.instance.alive:
             assert (lc.Kill, self.instance.generation) in self.orders
             self.feed(lc.Exited(self.instance.generation, bad_end))
@@ -618,7 +618,7 @@ class AnyLife(RuleBasedStateMachine):
 
     def rests(self) -> None:
         assert self.instance.state is State.STOPPED
-        assert self.instance.at_rest
+        assert self.instance.is_settled
         assert self.reaped == self.spawned
 
     @invariant()
@@ -630,8 +630,8 @@ class AnyLife(RuleBasedStateMachine):
     @invariant()
     def a_state_in_which_nothing_more_happens_is_one_of_rest(self) -> None:
         """A child's own end, or a timer, leads out of every other one."""
-        timed = self.instance.ticket in self.timers
-        assert self.instance.at_rest or self.instance.alive or timed
+        timed = self.instance.timer_id in self.timers
+        assert self.instance.is_settled or self.instance.alive or timed
         assert (self.instance.next_start_s is not None) == (timed and not self.instance.alive)
 
 

@@ -21,7 +21,7 @@ from llamasup.system.storage.folders import atomic_write, models_folder
 from llamasup.system.text import path_text, printable
 
 if TYPE_CHECKING:
-    from llamasup.config.mistakes import Mistake
+    from llamasup.config.issues import Issue
     from llamasup.config.starter import GenerationContext
     from llamasup.config.values import Config
 
@@ -78,27 +78,27 @@ def check(file: ConfigFile = None, json: o.Json = False) -> int:
     """
 
     from llamasup.cli.commands.config_check import missing_here, wrong_here
-    from llamasup.config.mistakes import ConfigMistakes, Mistake
+    from llamasup.config.issues import ConfigIssues, Issue
     from llamasup.config.reading import read
     from llamasup.config.sources import find_config
 
     def act(view: View) -> int:
         path = find_config(file, os.environ)
         try:
-            reading, mistakes = read(path, os.environ)
+            reading, issues = read(path, os.environ)
             untold = ""
-            if not mistakes:  # an unreadable value has its default: checking models with it would mislead
-                mistakes = missing_here(reading, os.environ)
-                wrong, untold = wrong_here(reading, os.environ, mistakes)
-                mistakes += wrong
+            if not issues:  # an unreadable value has its default: checking models with it would mislead
+                issues = missing_here(reading, os.environ)
+                wrong, untold = wrong_here(reading, os.environ, issues)
+                issues += wrong
             else:
-                mistakes += missing_here(reading, os.environ)
-            if mistakes:
-                raise ConfigMistakes(str(path), mistakes)
+                issues += missing_here(reading, os.environ)
+            if issues:
+                raise ConfigIssues(str(path), issues)
         except ConfigInvalid as error:
             if not json:
                 raise
-            found = error.mistakes if isinstance(error, ConfigMistakes) else (Mistake(0, "", error.message),)
+            found = error.issues if isinstance(error, ConfigIssues) else (Issue(0, "", error.message),)
             write_json(
                 {"ok": False, "file": path_text(str(path)), "mistakes": [_as_json(each) for each in found]}
             )
@@ -125,8 +125,8 @@ def schema() -> int:
     return guarded(act)
 
 
-def _as_json(mistake: Mistake) -> Mapping[str, object]:
-    return {"line": mistake.line or None, "key": mistake.key, "message": mistake.what}
+def _as_json(issue: Issue) -> Mapping[str, object]:
+    return {"line": issue.line or None, "key": issue.key, "message": issue.what}
 
 
 def _summary(config: Config) -> str:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamasup.auth.key_source import KeyFile, environment_keys
+from llamasup.config.issues import NOT_SHOWN, Issue, Place, mistake_at, place_text, shown
 from llamasup.config.keys import FilePath, Many
-from llamasup.config.mistakes import NOT_SHOWN, Mistake, Place, mistake_at, place_text, shown
 from llamasup.config.reading import Reading, keys_of
 from llamasup.config.values import Config, ModelKeys
 from llamasup.errors import ConfigInvalid, LlamasupError, RuntimeMissing
@@ -28,7 +28,7 @@ DevicesOf = Callable[[str | None, Mapping[str, str]], Sequence[str]]
 
 def missing_here(
     reading: Reading, environ: Mapping[str, str], *, devices_of: DevicesOf | None = None
-) -> tuple[Mistake, ...]:
+) -> tuple[Issue, ...]:
     """``devices_of`` lists the devices of a runtime; called only if a model names devices."""
     found = (
         *_auth(reading, environ),
@@ -42,8 +42,8 @@ def missing_here(
 
 
 def wrong_here(
-    reading: Reading, environ: Mapping[str, str], told: Sequence[Mistake] = ()
-) -> tuple[tuple[Mistake, ...], str]:
+    reading: Reading, environ: Mapping[str, str], told: Sequence[Issue] = ()
+) -> tuple[tuple[Issue, ...], str]:
     """The models that ``serve`` would refuse, the names that no model has, and why the models could not be
     checked if there is no runtime.
 
@@ -54,7 +54,7 @@ def wrong_here(
     from llamasup.service.serve import ConfigSource, serve_options
 
     config = reading.config
-    found: list[Mistake] = []
+    found: list[Issue] = []
     untold = ""
     try:
         try:
@@ -68,11 +68,11 @@ def wrong_here(
                 model = place_text(each.place[:2])
                 if any(known.key == model or known.key.startswith(f"{model}.") for known in told):
                     continue
-                mistake = _mistake(reading, each.place, reading.as_written(each.error.message))
+                issue = _mistake(reading, each.place, reading.as_written(each.error.message))
                 key = place_text(each.place)
-                found.append(replace(mistake, key=key, more=tuple(map(reading.as_written, each.details))))
+                found.append(replace(issue, key=key, more=tuple(map(reading.as_written, each.details))))
     except ConfigInvalid as error:
-        return (Mistake(0, "", reading.as_written(error.message)),), ""
+        return (Issue(0, "", reading.as_written(error.message)),), ""
     is_known = not any(known.key.startswith("models_dir") for known in told)
     names = _unknown_names(config, library.registry) if is_known else ()
     return (*found, *(_mistake(reading, place, what) for place, what in names)), untold
@@ -97,7 +97,7 @@ def _said(problem: Problem) -> str:
     return "; ".join(filter(None, (problem.message, problem.remedy.rstrip("."))))
 
 
-def _mistake(reading: Reading, place: Place, what: str) -> Mistake:
+def _mistake(reading: Reading, place: Place, what: str) -> Issue:
     return mistake_at(place, reading.as_written(what), reading.config.lines)
 
 

@@ -51,17 +51,17 @@ _WHERE = Group(
         path("--api-key-file", "api_key_file", "File with the key for --url. Env: $LLAMASUP_API_KEY."),
     )
 )
-_MOST_LINES = 10_000
+_MAX_LINES = 10_000
 
 
 def _lines(text: str | int) -> int:
     count = whole_number(text, least=0)
-    if count > _MOST_LINES:
-        raise typer.BadParameter(f"{count} is more than {_MOST_LINES}.")
+    if count > _MAX_LINES:
+        raise typer.BadParameter(f"{count} is more than {_MAX_LINES}.")
     return count
 
 
-WhereOptions = Annotated[o.Given, _WHERE]
+WhereOptions = Annotated[o.OptionValues, _WHERE]
 Model = Annotated[
     str | None,
     typer.Argument(metavar="MODEL", help="Name of the model. Default: the only one.", show_default=False),
@@ -82,7 +82,7 @@ Lines = Annotated[
         "-n",
         metavar="N",
         parser=_lines,
-        help=f"Number of lines, at most {_MOST_LINES}.",
+        help=f"Number of lines, at most {_MAX_LINES}.",
     ),
 ]
 

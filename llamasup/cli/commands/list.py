@@ -17,7 +17,7 @@ from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
 from llamasup.errors import LlamasupError, ModelMissing
-from llamasup.models.companions import Companions
+from llamasup.models.attachments import Attachments
 from llamasup.models.registry import Problem, Registry, build
 from llamasup.models.search import Search, cache_folders, search_models
 from llamasup.models.spec import ModelSpec
@@ -56,7 +56,7 @@ def list_models(folders: Folders = None, json: o.Json = False) -> int:
             write_json(_as_json(registry, search, places))
         else:
             if registry.specs:
-                write_result(_as_text(registry, Companions.among(search.found)))
+                write_result(_as_text(registry, Attachments.among(search.found)))
             elif len(errors) < len(places) or not places:
                 shown = ", ".join(printable(str(place)) for place in places)
                 text = f"llamasup: no models in {shown or 'any of the usual folders'}"
@@ -94,7 +94,7 @@ def _untold(registry: Registry) -> list[Problem]:
 # --- as text ---------------------------------------------------------------------------------------
 
 
-def _as_text(registry: Registry, companions: Companions) -> str:
+def _as_text(registry: Registry, attachments: Attachments) -> str:
     rows = [("NAME", "CLASS", "SIZE", "QUANT", "CONTEXT", "WHERE")]
     for spec in registry.specs.values():
         facts = spec.listed
@@ -105,7 +105,7 @@ def _as_text(registry: Registry, companions: Companions) -> str:
         where = _shown_path(spec)
         if (projector := spec.projector) is not None:
             where += f", with {PurePath(projector).name}"
-        if adapters := companions.adapters.get(spec.source):
+        if adapters := attachments.adapters.get(spec.source):
             where += f", adapters: {', '.join(PurePath(adapter).name for adapter in adapters)}"
         context = f"{facts.context_length:,}" if facts.context_length else ""
         size = memory_text(facts.file_bytes)
@@ -123,9 +123,9 @@ def _shown_path(spec: ModelSpec) -> str:
 
 
 def _as_json(registry: Registry, search: Search, places: Sequence[Path]) -> Mapping[str, Any]:
-    companions = Companions.among(search.found)
+    attachments = Attachments.among(search.found)
     return {
-        "models": [_model(spec, companions) for spec in registry.specs.values()],
+        "models": [_model(spec, attachments) for spec in registry.specs.values()],
         "problems": [
             {
                 "message": printable(each.message),
@@ -141,7 +141,7 @@ def _as_json(registry: Registry, search: Search, places: Sequence[Path]) -> Mapp
     }
 
 
-def _model(spec: ModelSpec, companions: Companions) -> Mapping[str, Any]:
+def _model(spec: ModelSpec, attachments: Attachments) -> Mapping[str, Any]:
     facts, projector = spec.listed, spec.projector
     common = {
         "id": spec.id,
@@ -161,5 +161,5 @@ def _model(spec: ModelSpec, companions: Companions) -> Mapping[str, Any]:
         "parameters": facts.parameters,
         "context_length": facts.context_length,
         "projector": None if projector is None else path_text(projector),
-        "adapters": [path_text(path) for path in companions.adapters.get(spec.source, ())],
+        "adapters": [path_text(path) for path in attachments.adapters.get(spec.source, ())],
     }

@@ -39,15 +39,15 @@ commands = command_set()
 
 REF_VARIABLE = "LLAMASUP_REF"
 
-_MOST_PARALLEL = 16  # more connections from one address are too many for a hub's servers
+_MAX_PARALLEL = 16  # more connections from one address are too many for a hub's servers
 
 T = TypeVar("T")
 
 
 def _parallel(text: str | int) -> int:
     value = whole_number(text, least=1)
-    if value > _MOST_PARALLEL:
-        raise typer.BadParameter(f"{value} is more than {_MOST_PARALLEL}.")
+    if value > _MAX_PARALLEL:
+        raise typer.BadParameter(f"{value} is more than {_MAX_PARALLEL}.")
     return value
 
 

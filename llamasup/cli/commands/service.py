@@ -51,10 +51,10 @@ _UNIT = Group(
         ),
     )
 )
-UnitOptions = Annotated[o.Given, _UNIT]
+UnitOptions = Annotated[o.OptionValues, _UNIT]
 # Options that serve has and run has not.
 _BESIDE = Group(tuple(each for each in o.BESIDE_CONFIG.options if each.field in {"models_dir", "token_file"}))
-Beside = Annotated[o.Given, _BESIDE]
+Beside = Annotated[o.OptionValues, _BESIDE]
 Model = Annotated[
     str | None,
     typer.Argument(
@@ -259,9 +259,9 @@ def _asked(
     ctx: typer.Context,
     model: str | None,
     settings: Settings,
-    given: o.Given,
+    given: o.OptionValues,
     config: Path | None,
-    beside: o.Given,
+    beside: o.OptionValues,
     **unit: Any,
 ) -> Asked:
     flags = {each.name or "": each.opts[0] for each in ctx.command.params}
@@ -386,14 +386,14 @@ def _sound_config(
     from msgspec import structs
 
     from llamasup.cli.commands.config_check import missing_here
-    from llamasup.config.mistakes import ConfigMistakes
+    from llamasup.config.issues import ConfigIssues
     from llamasup.config.reading import read
     from llamasup.http.address import UnixAddress
 
     def is_own(place: PurePath) -> bool:
         return any(place.is_relative_to(each) for each in own)
 
-    reading, mistakes = read(path, environ, more_models=more_models)
+    reading, issues = read(path, environ, more_models=more_models)
     config = reading.config
     log = config.http.access_log
     # Its own folders are created at its start; whether it needs a key depends on more than the config.
@@ -407,7 +407,7 @@ def _sound_config(
         http=structs.replace(config.http, access_log=None if log is None or is_own(log) else log),
         auth=structs.replace(config.auth, insecure_no_auth=True),
     )
-    mistakes += missing_here(replace(reading, config=looked_for), environ)
-    if mistakes:
-        raise ConfigMistakes(str(path), mistakes)
+    issues += missing_here(replace(reading, config=looked_for), environ)
+    if issues:
+        raise ConfigIssues(str(path), issues)
     return config

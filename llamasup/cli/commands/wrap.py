@@ -68,9 +68,9 @@ def wrap(
     def ask() -> WrapOptions:
         from llamasup.service.options import WrapOptions
         from llamasup.service.systemd.notify import take_sockets
-        from llamasup.supervision.wrap.planner import understand
+        from llamasup.supervision.wrap.planner import parse_command
 
-        wrapping = understand(command, os.environ)
+        wrapping = parse_command(command, os.environ)
         if wrapping.line.asks:
             _become(command)
         return WrapOptions(

@@ -37,13 +37,13 @@ __all__ = [
     "BesideConfig",
     "ConfigFile",
     "Foreground",
-    "Given",
     "Json",
     "Listening",
     "Logging",
     "Model",
     "ModelSettings",
     "ModelsFolder",
+    "OptionValues",
     "RuntimeOption",
     "Serving",
     "Watch",
@@ -52,7 +52,7 @@ __all__ = [
     "was_given",
 ]
 
-Given = dict[str, Any]
+OptionValues = dict[str, Any]
 """Values by field: keyword arguments."""
 
 # --- what commands take ------------------------------------------------------------------------------
@@ -264,12 +264,12 @@ LOGGING = Group(
 )
 
 ModelSettings = Annotated[Settings, SETTINGS]
-Listening = Annotated[Given, LISTENING]
-Serving = Annotated[Given, SERVING]
-Foreground = Annotated[Given, FOREGROUND]
-BesideConfig = Annotated[Given, BESIDE_CONFIG]
-Attached = Annotated[Given, ATTACHED]
-Logging = Annotated[Given, LOGGING]
+Listening = Annotated[OptionValues, LISTENING]
+Serving = Annotated[OptionValues, SERVING]
+Foreground = Annotated[OptionValues, FOREGROUND]
+BesideConfig = Annotated[OptionValues, BESIDE_CONFIG]
+Attached = Annotated[OptionValues, ATTACHED]
+Logging = Annotated[OptionValues, LOGGING]
 
 # --- written back -----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llamasup.cli.output.view import TextView, View
-from llamasup.cli.output.writer import Outlet
+from llamasup.cli.output.writer import OutputWriter
 from llamasup.errors import LlamasupError
 
 __all__ = ["error_text", "guarded", "show_error"]
@@ -51,7 +51,7 @@ def show_error(view: View, error: Exception) -> int:
 
 def guarded(act: Callable[[View], int | None]) -> int:
     """Call ``act`` with a view on standard error; show its error. Returns the exit code (None means 0)."""
-    stderr = Outlet(sys.stderr)
+    stderr = OutputWriter(sys.stderr)
     view = TextView(stderr)
     try:
         return act(view) or 0

@@ -14,7 +14,7 @@ from llamasup.system.text import display_width
 __all__ = ["cut_to", "hanging", "stdout_columns", "table"]
 
 # The text of a narrower column begins on the next line instead.
-_LEAST_COLUMNS = 24
+_MIN_COLUMNS = 24
 _STEP_IN = 4
 
 
@@ -55,7 +55,7 @@ def hanging(start: str, text: str, *, columns: int | None = None) -> str:
     if columns is None or display_width(start + text) <= columns:
         return (start + text).rstrip()
     room = columns - display_width(start)
-    if room >= _LEAST_COLUMNS:
+    if room >= _MIN_COLUMNS:
         return f"\n{' ' * display_width(start)}".join(_lines(text, room, first=start)).rstrip()
     margin = " " * (len(start) - len(start.lstrip()) + _STEP_IN)
     return "\n".join([start.rstrip(), *(margin + line for line in _lines(text, columns - len(margin)))])

@@ -20,7 +20,7 @@ _HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "U
 
 # Where a terminal is too narrow for all, these are left out, the first ones first.
 _DISPENSABLE = ("DEVICE", "SIZE", "RESTARTS", "CONTEXT", "UNTIL", "MEMORY", "SLOTS")
-_LEAST_NAME = 16  # a shorter one could be any
+_MIN_NAME = 16  # a shorter one could be any
 
 
 def models_table(models: Sequence[Model], columns: int | None = None) -> str:
@@ -30,7 +30,7 @@ def models_table(models: Sequence[Model], columns: int | None = None) -> str:
     shown = table(rows, indent="")
     if columns is None or _width(shown) <= columns:
         return shown
-    rows = [(cut_to(max(_LEAST_NAME, columns // 3), name), *rest) for name, *rest in rows]
+    rows = [(cut_to(max(_MIN_NAME, columns // 3), name), *rest) for name, *rest in rows]
     for heading in ("", *_DISPENSABLE):
         if heading:
             left_out = rows[0].index(heading)

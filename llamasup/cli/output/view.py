@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from llamasup.cli.output.layout import cut_to
 from llamasup.cli.output.repeats import Repeats, count_one, end_period
-from llamasup.cli.output.writer import Outlet
+from llamasup.cli.output.writer import OutputWriter
 from llamasup.system.text import json_text, printable
 
 __all__ = [
@@ -37,7 +37,7 @@ LEVELS: Mapping[Level, int] = {"debug": 10, "info": 20, "warning": 30, "error": 
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 CLEAR_LINE = "\r\x1b[2K"
-_MOST_NAMED = 5  # of a thousand
+_MAX_NAMED = 5  # of a thousand
 
 
 def duration_text(seconds: float) -> str:
@@ -60,8 +60,8 @@ def plural(count: int, noun: str) -> str:
 
 def shortened(names: Sequence[str]) -> str:
     """``a, b, c, d, e, and 995 more``."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join((*names[:_MOST_NAMED], f"and {more} more")) if more > 0 else ", ".join(names)
+    more = len(names) - _MAX_NAMED
+    return ", ".join((*names[:_MAX_NAMED], f"and {more} more")) if more > 0 else ", ".join(names)
 
 
 class View(Protocol):
@@ -91,7 +91,7 @@ class View(Protocol):
 class TextView:
     """Lines of text, and on a terminal the live line."""
 
-    outlet: Outlet
+    writer: OutputWriter
     level: Level = "info"
     _going_on: str | None = None
     _since_s: float = 0.0
@@ -99,31 +99,31 @@ class TextView:
 
     @property
     def is_busy(self) -> bool:
-        return self.outlet.is_terminal and self._going_on is not None
+        return self.writer.is_terminal and self._going_on is not None
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         if LEVELS[level] < LEVELS[self.level]:
             return
         # The text may contain a file name, whose control characters must not reach the terminal.
         lines = "".join(f"{printable(line)}\n" for line in text.splitlines())
-        self.outlet.write((CLEAR_LINE if self.is_busy else "") + lines, keep=event != "request")
+        self.writer.write((CLEAR_LINE if self.is_busy else "") + lines, keep=event != "request")
         self.tick()
 
     def loading(self, text: str | None) -> None:
         if text is not None and self._going_on is None:
             self._since_s = time.monotonic()
         if text is None and self.is_busy:
-            self.outlet.write(CLEAR_LINE)
+            self.writer.write(CLEAR_LINE)
         self._going_on = None if text is None else printable(text)
         self.tick()
 
     def server_said(self, lines: list[bytes]) -> None:
-        if self.outlet.is_behind:
+        if self.writer.is_behind:
             return
         text = b"\n".join(lines).decode("utf-8", "replace")
-        if self.outlet.is_terminal:
+        if self.writer.is_terminal:
             text = "\n".join(map(printable, text.split("\n")))
-        self.outlet.write(f"{CLEAR_LINE if self.is_busy else ''}{text}\n")
+        self.writer.write(f"{CLEAR_LINE if self.is_busy else ''}{text}\n")
 
     def tick(self) -> None:
         if not self.is_busy or LEVELS[self.level] > LEVELS["info"]:
@@ -131,16 +131,16 @@ class TextView:
         self._frame = (self._frame + 1) % len(SPINNER)
         elapsed = f" · {duration_text(time.monotonic() - self._since_s)}"
         # A line that wraps is not cleared as a whole; and in the last column some terminals wrap already.
-        room = self.outlet.columns - 1 - len(f"{SPINNER[self._frame]} {elapsed}")
+        room = self.writer.columns - 1 - len(f"{SPINNER[self._frame]} {elapsed}")
         going_on = cut_to(room, self._going_on or "")
-        self.outlet.write(f"{CLEAR_LINE}{SPINNER[self._frame]} {going_on}{elapsed}")
+        self.writer.write(f"{CLEAR_LINE}{SPINNER[self._frame]} {going_on}{elapsed}")
 
 
 @dataclass(slots=True)
 class JsonView:
     """One JSON object a line, for log collectors."""
 
-    outlet: Outlet
+    writer: OutputWriter
     level: Level = "info"
     is_busy: bool = False
 
@@ -154,17 +154,17 @@ class JsonView:
             "message": text,
             **fields,
         }
-        self.outlet.write(json_text(record) + "\n", keep=event != "request")
+        self.writer.write(json_text(record) + "\n", keep=event != "request")
 
     def server_said(self, lines: list[bytes]) -> None:
-        if self.outlet.is_behind:
+        if self.writer.is_behind:
             return  # before any work on the lines: a flood must not slow down requests
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         records = (
             {"time": time, "event": "server_log", "message": line.decode("utf-8", "replace")}
             for line in lines
         )
-        self.outlet.write("".join(f"{json_text(record)}\n" for record in records))
+        self.writer.write("".join(f"{json_text(record)}\n" for record in records))
 
     def loading(self, text: str | None) -> None:
         pass

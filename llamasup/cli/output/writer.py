@@ -12,20 +12,20 @@ import threading
 from collections import deque
 from typing import IO
 
-__all__ = ["Outlet"]
+__all__ = ["OutputWriter"]
 
 # A request's line is about 100 bytes: this is 0.1 MB, and minutes of a reader that lags.
-MOST_LINES = 1000
+MAX_LINES = 1000
 # Lines that must not be lost (events, errors). A crash loop makes some twenty; a reader that is gone for good
 # must not cost memory without end.
-MOST_KEPT = 10_000
+MAX_KEPT = 10_000
 # Beside them a server's log, in pieces of up to 64 KiB.
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 CLOSE_TIMEOUT_S = 1.0
 _COLUMNS = 80
 
 
-class Outlet:
+class OutputWriter:
     """One stream's writer. ``write`` never blocks; ``close`` waits a moment for the rest."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -50,12 +50,12 @@ class Outlet:
     @property
     def is_behind(self) -> bool:
         """Whether text without ``keep`` would be dropped."""
-        return self.held > MOST_BYTES or len(self._texts) >= MOST_LINES
+        return self.held > MAX_BYTES or len(self._texts) >= MAX_LINES
 
     def write(self, text: str, *, keep: bool = False) -> None:
         """Write soon. If the reader lags, text without ``keep`` is dropped and counted."""
         with self._condition:
-            if len(self._texts) >= MOST_KEPT or (self.is_behind and not keep):
+            if len(self._texts) >= MAX_KEPT or (self.is_behind and not keep):
                 self.left_out += 1
                 return
             self._texts.append(text)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from llamasup.llama_server.flags import Reason
 
 __all__ = [
-    "LEAST_TOKENS",
-    "MOST_BYTES",
+    "MAX_BYTES",
+    "MIN_TOKENS",
     "STRAY_AFTER_S",
     "FileState",
     "KeptSlots",
@@ -38,13 +38,13 @@ __all__ = [
 FileState = tuple[str, int, int]
 """Path, size in bytes, time of modification in nanoseconds."""
 
-MOST_BYTES: Final = 10 << 30
+MAX_BYTES: Final = 10 << 30
 """Of all saved slots together, unless something else is asked for: ten conversations of 8,192 tokens with a
 model of 8 billion parameters (128 KiB a token in f16).
 """
 # A folder of tiny ones is bounded too: each is looked at before the next is saved.
-_MOST_SETS = 256
-LEAST_TOKENS: Final = 32
+_MAX_SETS = 256
+MIN_TOKENS: Final = 32
 """Fewer are read again in less time than a file takes; the prompt of a warm-up is none to keep."""
 STRAY_AFTER_S: Final = 600.0
 """A file that no list names belongs to a save or a restore that still runs, for so long at most."""
@@ -137,7 +137,7 @@ def to_drop(sets: Sequence[SavedSet], most_bytes: int) -> tuple[SavedSet, ...]:
     left, kept = most_bytes, 0
     for each in newest_first:
         left -= each.size_bytes
-        if left < 0 or kept == _MOST_SETS:
+        if left < 0 or kept == _MAX_SETS:
             break
         kept += 1
     return tuple(newest_first[kept:])

@@ -23,7 +23,7 @@ from llamasup.errors import FolderUnusable
 from llamasup.gguf.files import split_name, split_paths
 from llamasup.llama_server.slots.flags import SlotHome
 from llamasup.llama_server.slots.policy import (
-    MOST_BYTES,
+    MAX_BYTES,
     STRAY_AFTER_S,
     FileState,
     KeptSlots,
@@ -43,7 +43,7 @@ __all__ = ["SlotStore", "Taken", "slot_home", "sweep_slots"]
 
 _LIST = msgspec.json.Decoder(SavedSet)
 # Of a few hundred slots; a longer one is not ours.
-_MOST_LIST_BYTES = 1 << 20
+_MAX_LIST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 
 
@@ -105,7 +105,7 @@ class Taken:
 class SlotStore:
     """``most_bytes``: of all sets together. It may be exceeded by files that are being written."""
 
-    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Path, most_bytes: int = MAX_BYTES) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
 
@@ -219,7 +219,7 @@ class SlotStore:
                 continue
             try:
                 with self._opened(path.name) as fd:
-                    saved = _LIST.decode(os.read(fd, _MOST_LIST_BYTES))
+                    saved = _LIST.decode(os.read(fd, _MAX_LIST_BYTES))
             except (OSError, *INVALID_JSON):
                 continue
             # What is to be removed or read is named in it: nothing but files of ours.

@@ -1,7 +1,7 @@
 """How much memory a plan takes, where, and whether there is that much.
 
 Upper bounds, so that "fits" is not promised lightly, until a load of this model was measured: from then on
-the estimate starts from what it really took (:mod:`llamasup.planning.experience`).
+the estimate starts from what it really took (:mod:`llamasup.planning.load_history`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = ["RAM", "MemoryBudget", "budget_of", "left_of", "needs_of"]
+__all__ = ["RAM", "MemoryBudget", "budget_of", "needs_of", "remaining"]
 
 RAM = "ram"
 
@@ -79,7 +79,7 @@ def needs_of(memory: MemoryEstimate, devices: Sequence[Device]) -> dict[str, int
     return needs
 
 
-def left_of(budget: Mapping[str, int], taken: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def remaining(budget: Mapping[str, int], taken: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """What is left of ``budget``; never less than nothing."""
     left = dict(budget)
     for needs in taken:

@@ -17,7 +17,7 @@ from llamasup.pool.catalog.status import state_of_managed
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.policy import Phase
 from llamasup.pool.pool import Pool
-from llamasup.pool.rollout import remove, renew
+from llamasup.pool.rollout import remove, roll_out
 from llamasup.queueing.endpoint import Lease, Unavailable
 from llamasup.queueing.wait_queue import RequestQueue
 from llamasup.supervision.runner import STOPPING
@@ -25,7 +25,7 @@ from llamasup.supervision.runner import STOPPING
 __all__ = ["Catalog", "OnDemandFactory"]
 
 OnDemandFactory = Callable[[str], ModelSpec | None]
-_MOST_INVITED = 100  # names that clients make up where downloads on demand are allowed
+_MAX_INVITED = 100  # names that clients make up where downloads on demand are allowed
 
 
 class Catalog:
@@ -89,9 +89,9 @@ class Catalog:
         found = self.registry.find(model)
         if not isinstance(found, Unknown):
             return self.pool.managed_models.get(found.id)
-        return self._invitee(model) if invite and found.refused is None else None
+        return self._create_on_demand(model) if invite and found.refused is None else None
 
-    def _invitee(self, name: str) -> ManagedModel | None:
+    def _create_on_demand(self, name: str) -> ManagedModel | None:
         spec = None if self._invite is None else self._invite(name)
         if spec is None or not self._has_room_for_one():
             return None
@@ -108,19 +108,19 @@ class Catalog:
         for id_ in self._invited:
             other = self.pool.managed_models[id_]
             if other is not managed and other.sized is not None and found.is_file_of(other.found):
-                self._dismiss(managed, other)
+                self._remove_model(managed, other)
                 spec = replace(other.spec, aliases=(*other.spec.aliases, *managed.spec.names))
                 self.pool.retouch(other, spec)
                 self._by_name |= dict.fromkeys(spec.names, other)
                 self._meant[id_] = resolved(spec)
                 return
 
-    def _dismiss(self, managed: ManagedModel, heir: ManagedModel | None = None) -> None:
+    def _remove_model(self, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
         """One that was invited, with all its names."""
         for name in managed.spec.names:
             self._by_name.pop(name, None)
         del self._invited[managed.spec.id], self._meant[managed.spec.id]
-        remove(self.pool, managed, heir)
+        remove(self.pool, managed, successor)
 
     def known(self, model: str, *, invite: bool = False) -> ManagedModel:
         """As ``find``. Raises ModelUnknown, with near names."""
@@ -192,12 +192,12 @@ class Catalog:
 
     def _has_room_for_one(self) -> bool:
         """Of those that were invited the oldest goes that is not there: most likely it never was anywhere."""
-        if sum(len(self.pool.managed_models[id_].spec.names) for id_ in self._invited) < _MOST_INVITED:
+        if sum(len(self.pool.managed_models[id_].spec.names) for id_ in self._invited) < _MAX_INVITED:
             return True
         for id_ in self._invited:
             managed = self.pool.managed_models[id_]
             if managed.phase in {Phase.ABSENT, Phase.FAILED} and not (managed.wanted or managed.sizing):
-                self._dismiss(managed)
+                self._remove_model(managed)
                 return True
         return False
 
@@ -227,14 +227,14 @@ class Catalog:
                 pool.add(after[id_])
         for id_ in found.removed:
             if id_ in before:
-                heir = renamed.get(id_)
-                remove(pool, before[id_], None if heir is None else managed_models[heir])
+                successor = renamed.get(id_)
+                remove(pool, before[id_], None if successor is None else managed_models[successor])
         for id_ in (*found.retouched, *found.changed, *carried):
             managed, spec = managed_models[id_], after[id_]
             if spec.started_as in (managed.spec.started_as, managed.found.started_as):
                 pool.retouch(managed, spec)
             else:
-                renew(pool, managed, spec)
+                roll_out(pool, managed, spec)
         self.registry = registry
         # What the registry calls something counts more than what a client has.
         ids = (*self._invited, *registry.specs)

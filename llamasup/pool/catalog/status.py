@@ -66,13 +66,13 @@ def model_status(
 
     ``vram_bytes`` is for others to fill in: asking the driver takes time.
     """
-    from llamasup.system.hardware.usage import vitals
+    from llamasup.system.hardware.usage import memory_usage
 
     runners = sorted(runners, key=lambda runner: nearest(runner.instance.state))
     first = runners[0] if runners else None
     plan = None if first is None else first.plan
     last = None if first is None else first.instance.last
-    seen = [vitals(runner.pid) for runner in runners if runner.pid is not None]
+    seen = [memory_usage(runner.pid) for runner in runners if runner.pid is not None]
     rss = [each.rss_bytes for each in seen if each is not None]
     slots = [runner.plan.parallel for runner in runners if runner.plan is not None]
     model_class = plan.model_class if plan is not None else None if facts is None else facts.model_class

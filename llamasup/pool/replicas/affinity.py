@@ -12,16 +12,16 @@ from typing import Final
 
 from llamasup.pool.replicas.conversation import Conversation
 
-__all__ = ["LEAST_FIT", "MOST_BUSIER", "MOST_MARKS", "AskedBefore", "Candidate", "choose"]
+__all__ = ["MAX_BUSIER", "MAX_MARKS", "MIN_FIT", "AskedBefore", "Candidate", "choose"]
 
-MOST_MARKS: Final = 4096
+MAX_MARKS: Final = 4096
 """Remembered of one process, in half a megabyte: two hundred conversations of twenty messages. That is more
 than its caches hold (8 GiB by default, b11434: a GiB for 8,192 tokens of a model of 7 billion parameters), so
 that what is forgotten here is most likely gone there too."""
-LEAST_FIT: Final = 0.1
+MIN_FIT: Final = 0.1
 """The share of a prompt that makes a cache worth going to. From there on llama-server itself takes a slot for
 what is in it (--slot-prompt-similarity, b11434)."""
-MOST_BUSIER: Final = 0.5
+MAX_BUSIER: Final = 0.5
 """By how much of its places the one with the cache may be busier than the least busy (docs/replicas.md)."""
 
 
@@ -56,7 +56,7 @@ class AskedBefore:
         for mark in conversation.marks:
             self._marks[mark] = None
             self._marks.move_to_end(mark)
-        while len(self._marks) > MOST_MARKS:
+        while len(self._marks) > MAX_MARKS:
             self._marks.popitem(last=False)
 
 
@@ -71,7 +71,7 @@ class Candidate:
     turn: int = 0
 
 
-def choose(candidates: Sequence[Candidate], most_busier: float = MOST_BUSIER) -> int:
+def choose(candidates: Sequence[Candidate], most_busier: float = MAX_BUSIER) -> int:
     """The index of the one that gets the request.
 
     The longest match, of those that are not much busier than the least busy. Without a match the least busy;
@@ -81,7 +81,7 @@ def choose(candidates: Sequence[Candidate], most_busier: float = MOST_BUSIER) ->
     close = [
         index
         for index, each in enumerate(candidates)
-        if each.fit >= LEAST_FIT and each.load - least <= most_busier
+        if each.fit >= MIN_FIT and each.load - least <= most_busier
     ]
     if close:
         return min(close, key=lambda index: (-candidates[index].fit, *_by_load(candidates[index])))

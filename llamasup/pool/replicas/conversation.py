@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["BLOCK", "FIRST_MARKS", "LAST_MARKS", "MOST_OBJECTS", "Conversation", "read_conversation"]
+__all__ = ["BLOCK", "FIRST_MARKS", "LAST_MARKS", "MAX_OBJECTS", "Conversation", "read_conversation"]
 
 BLOCK: Final = 1024
 """Letters between two marks within one text, so that questions about the same document share its marks. Some
@@ -22,7 +22,7 @@ FIRST_MARKS: Final = 64
 LAST_MARKS: Final = 192
 """Of more marks, those in the middle are left out. The first ones are shared with other conversations (system
 prompt, tools, a document), the last ones with the turn before: it ended a few messages ago."""
-MOST_OBJECTS: Final = 16_384
+MAX_OBJECTS: Final = 16_384
 """Opening braces in a body; one with more is not read. No conversation has so many messages, parts and calls.
 So many take 20 ms and 3 MB; the ten million empty messages that 32 MiB can hold took 15 s and 2 GB."""
 _PICTURE: Final = BLOCK  # of an image or a sound, whatever its bytes: they become some hundred tokens
@@ -79,7 +79,7 @@ class Conversation:
 
 def read_conversation(body: bytes) -> Conversation | None:
     """Of chat completions, messages, responses, completions and infill; None: there is nothing to go by."""
-    if body.count(b"{") > MOST_OBJECTS:
+    if body.count(b"{") > MAX_OBJECTS:
         return None
     try:
         asked = _read(body)

@@ -18,7 +18,7 @@ from llamasup.supervision.runner import NOT_RUNNING, InstanceRunner
 from llamasup.supervision.states import Policy
 
 if TYPE_CHECKING:
-    from llamasup.pool.replicas.choice import ReplicaChoice
+    from llamasup.pool.replicas.load_balancer import LoadBalancer
 
 __all__ = ["ReplicaSet"]
 
@@ -38,7 +38,7 @@ class ReplicaSet:
         policy: Policy,
         when_wanted: Callable[[], None] | None = None,
         when_left: Callable[[Unavailable | None], None] | None = None,
-        when_idle: Callable[[], None] | None = None,
+        once_idle: Callable[[], None] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.room = RequestQueue(
@@ -56,9 +56,9 @@ class ReplicaSet:
         self._shut: Unavailable | None = None
         self._absent: Unavailable | None = None
         self._again_at_s: float | None = None  # when it is tried again, of which ``absent`` tells
-        self._when_idle = when_idle
+        self._when_idle = once_idle
         self._clock = clock
-        self._choice: ReplicaChoice | None = None  # while there are several processes
+        self._choice: LoadBalancer | None = None  # while there are several processes
 
     # --- what the proxy asks
 
@@ -72,9 +72,9 @@ class ReplicaSet:
         state = self.serving()
         if isinstance(state, Unavailable):
             return state
-        able = self._unshunned(state)
+        able = self._healthy(state)
         if infers:
-            able = tuple(each for each in able if each.busy < each.places)
+            able = tuple(each for each in able if each.busy < each.max_concurrent)
         return self._pick(able, infers=infers, body=body).lease(infers=infers) if able else BUSY
 
     def serving(self) -> Serving:
@@ -98,7 +98,7 @@ class ReplicaSet:
     def add(self, runner: InstanceRunner) -> None:
         """Before it is started; it was made with ``room``."""
         if self._when_idle is not None:
-            runner.when_vacant = self._vacant
+            runner.on_idle = self._vacant
         self._have(*self.runners, runner)
 
     def remove(self, runner: InstanceRunner) -> None:
@@ -148,9 +148,9 @@ class ReplicaSet:
         if len(runners) < 2:
             self._choice = None
         elif self._choice is None:
-            from llamasup.pool.replicas.choice import ReplicaChoice
+            from llamasup.pool.replicas.load_balancer import LoadBalancer
 
-            self._choice = ReplicaChoice()
+            self._choice = LoadBalancer()
         self.room.changed()
 
     def _vacant(self, endpoint: Endpoint) -> None:
@@ -162,22 +162,22 @@ class ReplicaSet:
         """Of several processes the one speaks that can be hoped for most."""
         staying = [runner.unavailable() for runner in self.runners if not runner.leaves]
         if staying:
-            return min(staying, key=_hopelessness)
+            return min(staying, key=_retry_priority)
         if self._absent is not None:
             if self._again_at_s is None:
                 return self._absent
             return replace(self._absent, retry_after_s=retry_after_s(self._again_at_s - self._clock()))
         return self.runners[-1].unavailable() if self.runners else NOT_RUNNING
 
-    def _unshunned(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    def _healthy(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
         """Those that broke nothing off just now, if there are any."""
-        if not any(each.shunned_until_s for each in endpoints):
+        if not any(each.ejected_until_s for each in endpoints):
             return endpoints
         now_s = self._clock()
-        return tuple(each for each in endpoints if each.shunned_until_s <= now_s) or endpoints
+        return tuple(each for each in endpoints if each.ejected_until_s <= now_s) or endpoints
 
-    def _choose(self, ticket: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
-        return self._pick(endpoints, infers=ticket.needs_place, body=ticket.waiter.body)
+    def _choose(self, entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
+        return self._pick(endpoints, infers=entry.needs_permit, body=entry.waiter.body)
 
     def _pick(self, endpoints: Sequence[Endpoint], *, infers: bool, body: bytes) -> Endpoint:
         """One of those that can take it. Bodies are read only for models that have several processes, but
@@ -188,7 +188,7 @@ class ReplicaSet:
         return self._choice.pick(endpoints, infers=infers, body=body)
 
 
-def _hopelessness(why: Unavailable) -> tuple[bool, float]:
+def _retry_priority(why: Unavailable) -> tuple[bool, float]:
     """Whoever may be waited for, and comes first; of those who may not, one that says what to do."""
     if why.may_wait:
         return False, why.retry_after_s or 0.0

@@ -34,7 +34,7 @@ __all__ = [
     "writing_places",
 ]
 
-_LEAST_FREE_PORT = 1024
+_MIN_FREE_PORT = 1024
 CREDENTIALS: Mapping[str, str] = {
     "api_key_file": "--api-key-file",
     "tls_cert": "--tls-cert",
@@ -122,7 +122,7 @@ def refuse_address(hosts: Iterable[str], port: int, *, needs_key: bool, remedy: 
     """``needs_key``: nobody has given one, or said that none is wanted; ``remedy`` says how to."""
     if not 0 <= port <= 65535:
         raise UsageInvalid(f"--port {port} is no port.", remedy="Give 1 to 65535, or 0 for any free one.")
-    if 0 < port < _LEAST_FREE_PORT:
+    if 0 < port < _MIN_FREE_PORT:
         raise UsageInvalid(
             f"--port {port} needs a right that the service is not given.",
             remedy="Use a port above 1023, or let systemd open it (docs/systemd.md, Socket activation).",

@@ -16,7 +16,7 @@ from llamasup.service.systemd.status import Messages, ServiceStatus
 from llamasup.supervision.events import (
     ConfigRejected,
     ModelsChanged,
-    Notice,
+    PublishedEvent,
     Ready,
     ServerExited,
     StateChanged,
@@ -71,7 +71,7 @@ class ServiceManager:
             self._timer.cancel()
         self._notifier.close()
 
-    def notice(self, notice: Notice) -> None:
+    def notice(self, notice: PublishedEvent) -> None:
         runner = self._service.runner
         slots = runner.plan.parallel if runner is not None and runner.plan is not None else None
         match notice:

@@ -22,7 +22,7 @@ __all__ = ["Notifier", "Systemd", "take_sockets", "take_systemd"]
 _log = logging.getLogger(__name__)
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
-_MOST_UNSENT = 16  # messages that matter: a start, a reload and a stop make fewer
+_MAX_UNSENT = 16  # messages that matter: a start, a reload and a stop make fewer
 
 
 class Notifier:
@@ -31,7 +31,7 @@ class Notifier:
     def __init__(self, address: str) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._socket: socket.socket | None = None
-        self._unsent: deque[bytes] = deque(maxlen=_MOST_UNSENT)
+        self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
 
     def send(self, *assignments: str, keep: bool = True) -> None:
         """One datagram. ``keep``: should systemd's queue be full now, it goes first at the next ``send``."""

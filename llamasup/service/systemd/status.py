@@ -42,7 +42,7 @@ _STEPS = {
 _IN_WORDS = {"out_of_memory_host": "out of memory", "out_of_memory_device": "out of device memory"}
 
 
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +198,9 @@ def _without(told: Mapping[str, str], model: str) -> Mapping[str, str]:
 def _told(status: ServiceStatus, slots: int | None = None) -> Messages:
     """STATUS=: what is served, if all is well; of many, in any case."""
     doing = [*status.going_on.values()]
-    said = doing[:_MOST_NAMED]
-    if len(doing) > _MOST_NAMED:
-        said.append(f"{len(doing) - _MOST_NAMED} more")
+    said = doing[:_MAX_NAMED]
+    if len(doing) > _MAX_NAMED:
+        said.append(f"{len(doing) - _MAX_NAMED} more")
     if status.url and (status.of_many or not said):
         said.insert(0, _serving_text(status.models, status.url, slots))
     if status.refused:
@@ -209,7 +209,7 @@ def _told(status: ServiceStatus, slots: int | None = None) -> Messages:
 
 
 def _serving_text(models: Sequence[str], url: str, slots: int | None) -> str:
-    named = ", ".join(models) if 0 < len(models) <= _MOST_NAMED else f"{len(models)} models"
+    named = ", ".join(models) if 0 < len(models) <= _MAX_NAMED else f"{len(models)} models"
     text = f"serving {named} at {url}"
     return text if slots is None else f"{text}, {slots} slot{'' if slots == 1 else 's'}"
 

@@ -16,12 +16,12 @@ from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.given_options import (
-    Given,
+from llamasup.llama_server.parsed_options import (
+    ParsedOption,
     ParsedOptions,
-    given_in_config,
-    given_in_environ,
-    given_on_line,
+    options_in_config,
+    options_in_environ,
+    parse_options,
 )
 from llamasup.llama_server.settings import names_of
 
@@ -136,10 +136,10 @@ def read_line(
     The later of config files, environment and command line wins, except that keys add up [run, b11434].
     Raises UsageInvalid.
     """
-    on_line = given_on_line(command[len(program) :], capabilities)
-    in_config = given_in_config(config, capabilities)
+    on_line = parse_options(command[len(program) :], capabilities)
+    in_config = options_in_config(config, capabilities)
     assigned = _assigned(program)
-    in_environ = given_in_environ({**environ, **assigned}, capabilities)
+    in_environ = options_in_environ({**environ, **assigned}, capabilities)
     every = ParsedOptions(capabilities, (*in_config, *in_environ, *on_line))
     taken = {each for flag in _TAKEN for each in every.all(flag)}
     kept: list[str] = []
@@ -165,7 +165,7 @@ def read_line(
         tls=Tls(key_file, cert_file) if key_file and cert_file else None,
         tls_elsewhere=any(
             each in taken and each.name.startswith("--ssl-")
-            for each in (*in_config, *given_in_environ(assigned, capabilities))
+            for each in (*in_config, *options_in_environ(assigned, capabilities))
         ),
         api_keys=tuple(key for each in every.all("--api-key") for key in each.value.split(",") if key),
         api_key_files=tuple(dict.fromkeys(each.value for each in every.all("--api-key-file"))),
@@ -202,7 +202,7 @@ def _port(every: ParsedOptions) -> int:
     return int(value)
 
 
-def _preset_port(given: Given) -> int | None:
+def _preset_port(given: ParsedOption) -> int | None:
     return next((port for start, port in _PRESET_PORTS if given.on and given.name.startswith(start)), None)
 
 

@@ -24,7 +24,7 @@ from llamasup.llama_server.capabilities import (
 )
 from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.given_options import config_files_in, read_config
+from llamasup.llama_server.parsed_options import config_files_in, read_config
 from llamasup.llama_server.plan_limits import Adjustment
 from llamasup.llama_server.slots.policy import KeptSlots
 from llamasup.planning.child_address import child_address_kind, needs_key_file
@@ -43,7 +43,7 @@ from llamasup.system.process.platform import free_loopback_port
 from llamasup.system.process.run_once import Answer, ask
 from llamasup.system.storage.folders import atomic_write
 
-__all__ = ["WrappedPlan", "WrappedPlanner", "Wrapping", "prober_for", "understand"]
+__all__ = ["WrappedPlan", "WrappedPlanner", "Wrapping", "parse_command", "prober_for"]
 
 _ASK_TIMEOUT_S = 20.0
 _KEY_BYTES = 24
@@ -78,7 +78,7 @@ class Wrapping:
         return next((key for key in reversed(self.api_keys) if re.fullmatch(r"[!-~]+", key)), None)
 
     @property
-    def tried_as(self) -> ModelClass | None:
+    def probe_class(self) -> ModelClass | None:
         """What decides on a first request; None where there is none that could be made."""
         return None if self.has_keys and self.usable_key is None else self.model_class
 
@@ -108,7 +108,7 @@ class WrappedPlan:
     device: str | None = None
 
 
-def understand(command: Sequence[str], environ: Mapping[str, str]) -> Wrapping:
+def parse_command(command: Sequence[str], environ: Mapping[str, str]) -> Wrapping:
     """Read a command line with the help of the program itself. Starts no server.
 
     Raises UsageInvalid, RuntimeMissing (no such program) and BrokenRuntime (no llama-server).

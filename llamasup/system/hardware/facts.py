@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-__all__ = ["Effort", "Hardware", "HardwareText", "cgroup_files", "read_hardware"]
+__all__ = ["CpuUsage", "Hardware", "HardwareText", "cgroup_files", "read_hardware"]
 
 _CAP_IPC_LOCK = 14
 _CAP_SYS_NICE = 23
@@ -21,9 +21,9 @@ _NICE_LIMIT_WANTED = 20 + 10  # RLIMIT_NICE counts 20 - nice
 _RT_PRIORITY_WANTED = 80
 # cgroup v1 says "no limit" with the largest multiple of the page size; no machine has an exbibyte.
 _NO_LIMIT_BYTES = 1 << 60
-_MOST_CPUS = 8192  # NR_CPUS is at most that; a longer list is nonsense
+_MAX_CPUS = 8192  # NR_CPUS is at most that; a longer list is nonsense
 # 2^64 - 1 has 20; int() itself refuses text of more than 4,300.
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 _WHOLE_UID_RANGE = ("0", "0", "4294967295")
 
 
@@ -127,7 +127,7 @@ def _cpu_list(text: str) -> Iterable[int]:
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         if _is_number(first) and _is_number(last or first):
-            yield from range(int(first), min(int(last or first), _MOST_CPUS) + 1)
+            yield from range(int(first), min(int(last or first), _MAX_CPUS) + 1)
 
 
 def _numa_nodes(allowed: frozenset[int], node_cpus: Mapping[int, str]) -> int:
@@ -240,7 +240,7 @@ def _number(text: str) -> int:
 
 
 def _is_number(word: str) -> bool:
-    return word.isdecimal() and len(word) <= _MOST_DIGITS
+    return word.isdecimal() and len(word) <= _MAX_DIGITS
 
 
 def _counts(text: str) -> dict[str, int]:
@@ -303,7 +303,7 @@ def _soft_limit(limits: str, name: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class CpuUsage:
     """What the process has spent. ``stopped``: by a signal (SIGSTOP), it cannot do anything."""
 
     cpu_s: float

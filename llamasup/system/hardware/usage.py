@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamasup.system.hardware.facts import Effort, cgroup_files
+from llamasup.system.hardware.facts import CpuUsage, cgroup_files
 from llamasup.system.hardware.probe import system_text
 
-__all__ = ["Vitals", "effort", "oom_kills", "vitals"]
+__all__ = ["MemoryUsage", "cpu_usage", "memory_usage", "oom_kills"]
 
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -36,7 +36,7 @@ def oom_kills(root: Path = Path("/")) -> int:
     return int(found[1]) if found else 0
 
 
-def effort(pid: int) -> Effort | None:
+def cpu_usage(pid: int) -> CpuUsage | None:
     """Of the process and everything it has started: llama-server may be wrapped in a script.
 
     Takes some milliseconds (psutil looks through all processes): only for a server that is in doubt. None
@@ -58,17 +58,17 @@ def effort(pid: int) -> Effort | None:
         # Unlike read_chars, read_bytes counts the pages that a memory map brings in. Not on macOS.
         with suppress(psutil.Error, AttributeError, NotImplementedError):
             read_bytes += process.io_counters().read_bytes
-    return Effort(cpu_s, read_bytes, stopped)
+    return CpuUsage(cpu_s, read_bytes, stopped)
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class MemoryUsage:
     rss_bytes: int
     read_bytes: int
     """Bytes read by system calls; pages that a memory map brings in show in ``rss_bytes`` instead."""
 
 
-def vitals(pid: int) -> Vitals | None:
+def memory_usage(pid: int) -> MemoryUsage | None:
     """None if the process is gone or may not be looked at."""
     import psutil
 
@@ -81,4 +81,4 @@ def vitals(pid: int) -> Vitals | None:
         read_bytes = process.io_counters().read_chars
     except (psutil.Error, AttributeError, NotImplementedError):
         read_bytes = 0  # not on macOS
-    return Vitals(rss_bytes, read_bytes)
+    return MemoryUsage(rss_bytes, read_bytes)

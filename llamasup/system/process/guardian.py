@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamasup.system.process.platform import own_python
+from llamasup.system.process.platform import python_executable
 from llamasup.system.process.run_folder import run_folder
 
 __all__ = ["Guardian", "guarded_run_folder"]
@@ -69,11 +69,11 @@ def guarded_run_folder() -> Iterator[tuple[Path, Guardian]]:
 
 
 def _can_guard() -> bool:
-    return sys.platform != "win32" and os.getpid() != 1 and own_python() is not None
+    return sys.platform != "win32" and os.getpid() != 1 and python_executable() is not None
 
 
 def _start(folder: Path, read_fd: int) -> None:
-    python = own_python()
+    python = python_executable()
     assert python is not None
     # The sweep needs what we could import; the guardian itself (-I) does not look at this.
     paths = [str(_PACKAGE_ROOT), *(path for path in sys.path if path)]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["began_after", "carriers_of", "carries", "kill_if", "start_of"]
+__all__ = ["began_after", "carries", "kill_if", "processes_tagged", "start_of"]
 
 _ENDED = frozenset("ZXx")  # proc(5): zombie, dead
 
@@ -59,7 +59,7 @@ def _start_by_psutil(pid: int) -> str | None:
         return None
 
 
-def carriers_of(entry: bytes) -> list[int]:
+def processes_tagged(entry: bytes) -> list[int]:
     """The processes of this user, ourselves excepted, that ``carries`` is true of."""
     if sys.platform != "linux":
         return []

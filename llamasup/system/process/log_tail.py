@@ -22,13 +22,13 @@ from pathlib import Path
 from llamasup.errors import FolderUnusable
 from llamasup.system.storage.folders import Claimed, claim_file, private_folder, state_folder
 
-__all__ = ["LEFT_OUT", "MOST_LINES", "MOST_LLAMASUPS", "LogFiles", "LogTail"]
+__all__ = ["LEFT_OUT", "MAX_LINES", "MAX_LLAMASUPS", "LogFiles", "LogTail"]
 
 
 # What somebody wants to look at; all of it is in the files.
-MOST_LINES = 10_000
+MAX_LINES = 10_000
 # Lines of a megabyte each are no reason to read gigabytes: what is before is left out.
-_MOST_BYTES = 8 << 20
+_MAX_BYTES = 8 << 20
 _BLOCK_BYTES = 64 * 1024
 _FILES = 3  # that are kept: RotatedFile, as LogPump uses it
 LEFT_OUT = b"[llamasup: lines are left out here: the log was rotated faster than it was read]\n"
@@ -85,7 +85,7 @@ class LogTail:
 
     def _begin(self, lines: int) -> None:
         """Go back from the end until so many lines lie before us; drop the files that come before that."""
-        budget, ends = _MOST_BYTES, lines
+        budget, ends = _MAX_BYTES, lines
         for index in range(len(self._open) - 1, -1, -1):
             fd = self._open[index]
             at = size = os.fstat(fd).st_size
@@ -159,9 +159,9 @@ def _opened(path: Path) -> int:
 
 
 # Of the 255 bytes that file systems take, where each is one of UTF-8's longest; a digest and numbers follow.
-_MOST_LETTERS = 48
+_MAX_LETTERS = 48
 # Instances that serve a model of the same name at the same time; each has 30 MB of log.
-MOST_LLAMASUPS = 8
+MAX_LLAMASUPS = 8
 
 _log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class LogFiles:
 
     def _claimed(self, name: str) -> Path | None:
         folder = private_folder(state_folder() / "logs")
-        for number in range(1, MOST_LLAMASUPS + 1):
+        for number in range(1, MAX_LLAMASUPS + 1):
             place = folder if number == 1 else private_folder(folder / str(number))
             try:
                 lock = claim_file(place / f"{name}.lock")
@@ -207,7 +207,7 @@ class LogFiles:
             return place / f"{name}.log"
         _log.warning(
             "llama-server's output is not kept: %d running llamasup instances already write %s.log",
-            MOST_LLAMASUPS,
+            MAX_LLAMASUPS,
             name,
         )
         return None
@@ -215,7 +215,7 @@ class LogFiles:
 
 def _name_of(model: str) -> str:
     name = "".join(letter if letter.isalnum() or letter in "._-~" else "_" for letter in model)
-    if name != model or len(name) > _MOST_LETTERS:
+    if name != model or len(name) > _MAX_LETTERS:
         digest = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        name = f"{name[:_MOST_LETTERS]}-{digest}"
+        name = f"{name[:_MAX_LETTERS]}-{digest}"
     return name

@@ -54,7 +54,7 @@ class LogPump:
         path: Path | None = None,
         max_bytes: int = 10_000_000,
         files: int = 3,
-        passed_on: Callable[[list[bytes]], None] | None = None,
+        tee: Callable[[list[bytes]], None] | None = None,
     ) -> None:
         self.bytes_seen = 0
         self._fd = fd
@@ -63,7 +63,7 @@ class LogPump:
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._partial = b""
         self._watch: _Watch | None = None
-        self._passed_on = passed_on
+        self._passed_on = tee
         self._finished: list[Callable[[], None]] = []
         self._ended = False
         self._wake_read, self._wake_write = os.pipe()

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from llamasup.system.process.identity import carriers_of, carries, kill_if, start_of
+from llamasup.system.process.identity import carries, kill_if, processes_tagged, start_of
 from llamasup.system.storage.folders import atomic_write
 
-__all__ = ["OwnedProcess", "end_all_of", "end_descendants", "forget_child", "marked", "record_child"]
+__all__ = ["OwnedProcess", "end_all_of", "end_descendants", "forget_child", "record_child", "tag_environment"]
 
 MARK = "LLAMASUP_RUN"
 GONE_WITHIN_S = 2.0
@@ -40,7 +40,7 @@ class OwnedProcess:
     executable: str = ""
 
 
-def marked(env: Mapping[str, str], folder: Path) -> dict[str, str]:
+def tag_environment(env: Mapping[str, str], folder: Path) -> dict[str, str]:
     """``env`` with a mark that no other child carries."""
     return {**env, MARK: f"{folder}/{secrets.token_hex(4)}"}
 
@@ -84,7 +84,7 @@ def end_all_of(folder: Path) -> tuple[OwnedProcess, ...]:
 def _end_carriers(entry: str) -> Iterator[OwnedProcess]:
     wanted = os.fsencode(entry)
     for _ in range(_ROUNDS):
-        living = {pid: partial(carries, pid, wanted) for pid in carriers_of(wanted)}
+        living = {pid: partial(carries, pid, wanted) for pid in processes_tagged(wanted)}
         killed = [pid for pid, lives in living.items() if kill_if(pid, lives)]
         if not killed:
             return

@@ -20,7 +20,7 @@ __all__ = [
     "free_loopback_port",
     "give_memory_back",
     "loop_factory",
-    "own_python",
+    "python_executable",
 ]
 
 
@@ -68,7 +68,7 @@ def _malloc_trim() -> Callable[[int], int] | None:
     return trim
 
 
-def own_python() -> str | None:
+def python_executable() -> str | None:
     """The path of a Python that has our modules; None: there is none that could be run."""
     return None if getattr(sys, "frozen", False) else sys.executable or None
 

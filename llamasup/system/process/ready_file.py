@@ -18,7 +18,7 @@ from llamasup.system.text import INVALID_JSON, json_text
 __all__ = ["ReadyFile", "clear_place", "remove_of"]
 
 _CONNECT_S = 0.5
-_MOST_BYTES = 65_536
+_MAX_BYTES = 65_536
 
 
 class ReadyFile:
@@ -96,7 +96,7 @@ def _content(path: Path, mode: int) -> bytes:
     if not stat.S_ISREG(mode):
         raise ValueError("no plain file")
     with path.open("rb") as file:
-        return file.read(_MOST_BYTES)
+        return file.read(_MAX_BYTES)
 
 
 def _is_ready(content: Any) -> bool:

@@ -40,8 +40,8 @@ from llamasup.errors import BrokenRuntime
 from llamasup.system.process.exit import Exit
 from llamasup.system.process.exit_watch import end_of
 from llamasup.system.process.limits import give_back_limit
-from llamasup.system.process.ownership import end_descendants, forget_child, marked, record_child
-from llamasup.system.process.platform import broken, find_executable, own_python
+from llamasup.system.process.ownership import end_descendants, forget_child, record_child, tag_environment
+from llamasup.system.process.platform import broken, find_executable, python_executable
 
 if TYPE_CHECKING:
     from llamasup.system.process.windows import Job
@@ -66,7 +66,7 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, run_folder:
     """
     path = find_executable(argv[0], env)
     command = _guarded(path, argv)
-    env = dict(env) if run_folder is None else marked(env, run_folder)
+    env = dict(env) if run_folder is None else tag_environment(env, run_folder)
     read_fd, write_fd = os.pipe()
     try:
         _enlarge(write_fd)
@@ -284,7 +284,7 @@ def _guarded(path: str, argv: Sequence[str]) -> list[str]:
     """The command that runs ``argv`` tied to the life of this process, where the system can do that."""
     if sys.platform != "linux":
         return list(argv)
-    if (python := own_python()) is not None:
+    if (python := python_executable()) is not None:
         return [python, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), path, *argv]
     # util-linux can do it, less the race.
     setpriv = shutil.which("setpriv", path=os.defpath)

@@ -31,7 +31,7 @@ from llamasup.system.process.ownership import OwnedProcess, end_all_of
 from llamasup.system.process.run_folder import OWNER, run_folders
 from llamasup.system.storage.folders import Claimed, cache_folder, claim, state_folder
 
-__all__ = ["Swept", "leftovers", "remember_ready_file", "sweep"]
+__all__ = ["Swept", "leftovers", "record_ready_file", "sweep"]
 
 _CONNECT_S = 0.2
 _READY_FILE = "ready-file"
@@ -119,7 +119,7 @@ def _answers(path: Path) -> bool:
 # --- removing ------------------------------------------------------------------------------------
 
 
-def remember_ready_file(folder: Path, path: Path) -> None:
+def record_ready_file(folder: Path, path: Path) -> None:
     """Write into the run folder where the ready file is, for whoever has to remove it."""
     with contextlib.suppress(OSError):
         (folder / _READY_FILE).write_bytes(os.fsencode(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.planning.memory.estimate import MemoryEstimate, Part, Room
-from llamasup.planning.memory.shares import RAM, MemoryBudget, budget_of, left_of, needs_of
+from llamasup.planning.memory.shares import RAM, MemoryBudget, budget_of, needs_of, remaining
 from llamasup.system.hardware.devices import Device
 from tests.planning.plans import machine
 
@@ -78,5 +78,9 @@ def test_what_a_plan_takes_by_place(
 
 def test_what_is_left_is_never_less_than_nothing() -> None:
     budget = {RAM: 10, "CUDA0": 5}
-    assert left_of(budget, [{RAM: 4}, {RAM: 3, "CUDA0": 9}, {"CUDA1": 1}]) == {RAM: 3, "CUDA0": 0, "CUDA1": 0}
+    assert remaining(budget, [{RAM: 4}, {RAM: 3, "CUDA0": 9}, {"CUDA1": 1}]) == {
+        RAM: 3,
+        "CUDA0": 0,
+        "CUDA1": 0,
+    }
     assert budget == {RAM: 10, "CUDA0": 5}

@@ -16,17 +16,19 @@ __all__ = ["LOADING", "Replica", "served_model"]
 class Replica(InstanceRunner):
     """A runner without a child: what it would say of one is set from outside."""
 
-    def __init__(self, served: ReplicaSet, path: str = "/run/1.sock", *, places: int = UNLIMITED) -> None:
+    def __init__(
+        self, served: ReplicaSet, path: str = "/run/1.sock", *, max_concurrent: int = UNLIMITED
+    ) -> None:
         # Nothing of a real runner's: no child, no events.
         self.model = "tiny"
         self.room = served.room
-        self.when_vacant = None
+        self.on_idle = None
         self._generation = None
         self.why: Unavailable = LOADING
         self.is_leaving = False
         self.serves: Endpoint | None = None
         self._path = path
-        self._places = places
+        self._places = max_concurrent
         self._number = 0
         served.add(self)
 
@@ -36,9 +38,9 @@ class Replica(InstanceRunner):
             self.model,
             self._number,
             UnixAddress(self._path),
-            places=self._places,
-            when_free=self.room.place_free,
-            when_vacant=self.when_vacant,
+            max_concurrent=self._places,
+            on_permit_free=self.room.place_free,
+            on_idle=self.on_idle,
         )
         self.room.changed()
         return self.serves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.pool.replicas.affinity import LEAST_FIT, MOST_BUSIER, MOST_MARKS, AskedBefore, Candidate, choose
+from llamasup.pool.replicas.affinity import MAX_BUSIER, MAX_MARKS, MIN_FIT, AskedBefore, Candidate, choose
 from llamasup.pool.replicas.conversation import Conversation
 
 
@@ -22,17 +22,17 @@ def conversation(*marks: int, size: int = 0) -> Conversation:
         ([Candidate(0.0, turn=7), Candidate(0.0, turn=3), Candidate(0.0, turn=5)], 1),
         ([Candidate(0.0, turn=7), Candidate(0.25, turn=3)], 0),
         # a match is worth a queue of half the places
-        ([Candidate(0.0), Candidate(MOST_BUSIER, 0.9)], 1),
-        ([Candidate(0.0), Candidate(MOST_BUSIER + 0.25, 0.9)], 0),
-        ([Candidate(0.25), Candidate(MOST_BUSIER + 0.25, 0.9)], 1),
+        ([Candidate(0.0), Candidate(MAX_BUSIER, 0.9)], 1),
+        ([Candidate(0.0), Candidate(MAX_BUSIER + 0.25, 0.9)], 0),
+        ([Candidate(0.25), Candidate(MAX_BUSIER + 0.25, 0.9)], 1),
         # the longer one wins, the less busy one of equals; who is too busy leaves it to the next
         ([Candidate(0.0, 0.3), Candidate(0.25, 0.9)], 1),
         ([Candidate(0.25, 0.9), Candidate(0.0, 0.9)], 1),
         ([Candidate(0.0, 0.9, turn=2), Candidate(0.0, 0.9, turn=1)], 1),
         ([Candidate(0.25, 0.3), Candidate(0.75, 0.9), Candidate(0.0)], 0),
         # a few words in common are none
-        ([Candidate(0.25, LEAST_FIT / 2), Candidate(0.0)], 1),
-        ([Candidate(0.25, LEAST_FIT), Candidate(0.0)], 0),
+        ([Candidate(0.25, MIN_FIT / 2), Candidate(0.0)], 1),
+        ([Candidate(0.25, MIN_FIT), Candidate(0.0)], 0),
         ([Candidate(1.0)], 0),
     ],
 )
@@ -63,14 +63,14 @@ def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
     before.add(conversation(1), turn=1)
     before.add(conversation(2), turn=2)
     before.add(conversation(1), turn=3)
-    before.add(conversation(*range(100, 100 + MOST_MARKS - 1)), turn=4)
-    assert len(before) == MOST_MARKS
+    before.add(conversation(*range(100, 100 + MAX_MARKS - 1)), turn=4)
+    assert len(before) == MAX_MARKS
     assert (before.fit(conversation(1)), before.fit(conversation(2))) == (1.0, 0.0)
 
 
 def test_a_request_of_more_than_can_be_remembered_keeps_its_end() -> None:
     before = AskedBefore()
-    marks = tuple(range(MOST_MARKS + 10))
+    marks = tuple(range(MAX_MARKS + 10))
     before.add(conversation(*marks), turn=1)
-    assert len(before) == MOST_MARKS
+    assert len(before) == MAX_MARKS
     assert before.fit(conversation(*marks)) == 1.0

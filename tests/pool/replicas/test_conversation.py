@@ -11,7 +11,7 @@ from llamasup.pool.replicas.conversation import (
     BLOCK,
     FIRST_MARKS,
     LAST_MARKS,
-    MOST_OBJECTS,
+    MAX_OBJECTS,
     Conversation,
     read_conversation,
 )
@@ -167,5 +167,5 @@ def test_a_body_of_more_messages_than_any_conversation_has_is_not_read() -> None
     def messages(count: int) -> bytes:
         return b'{"messages":[{"content":"llama"}' + b",{}" * (count - 2) + b"]}"
 
-    assert read_conversation(messages(MOST_OBJECTS)) is not None
-    assert read_conversation(messages(MOST_OBJECTS + 1)) is None
+    assert read_conversation(messages(MAX_OBJECTS)) is not None
+    assert read_conversation(messages(MAX_OBJECTS + 1)) is None

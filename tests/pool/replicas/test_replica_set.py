@@ -47,7 +47,7 @@ class Client:
         self.body = body
         self.lease: Lease | None = None
         self.why: Unavailable | None = None
-        self.ticket = QueueEntry(self, 0.0, len(body), needs_place=infers)
+        self.ticket = QueueEntry(self, 0.0, len(body), needs_permit=infers)
         found = served.lease(infers=infers, body=body)
         if isinstance(found, Lease):
             self.lease = found
@@ -79,14 +79,14 @@ class Client:
         """Its server went before it answered; whether it may wait again. As an exchange does it."""
         lease, self.lease = self.lease, None
         assert lease is not None
-        taken = self.served_model.room.put_back(self.ticket, lease.endpoint, sent=True)
+        taken = self.served_model.room.requeue(self.ticket, lease.endpoint, sent=True)
         lease.release()
         return taken
 
 
-def two(places: int = 2, policy: Policy | None = None) -> tuple[ReplicaSet, Endpoint, Endpoint]:
+def two(max_concurrent: int = 2, policy: Policy | None = None) -> tuple[ReplicaSet, Endpoint, Endpoint]:
     served = served_model(policy)
-    first, second = (Replica(served, f"/run/{n}.sock", places=places) for n in (1, 2))
+    first, second = (Replica(served, f"/run/{n}.sock", max_concurrent=max_concurrent) for n in (1, 2))
     return served, first.becomes_ready(), second.becomes_ready()
 
 
@@ -147,7 +147,9 @@ def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
         served = served_model()
         runner = idle_runner(served, tmp_path)
         assert served.lease() is NOT_RUNNING
-        runner.instance = replace(runner.instance, state=State.READY, wanted=True)  # and nothing was spawned
+        runner.instance = replace(
+            runner.instance, state=State.READY, restart_pending=True
+        )  # and nothing was spawned
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runner.run())
             client = Client(served)
@@ -215,7 +217,9 @@ async def test_more_may_be_served_at_once_by_the_process_that_is_there() -> None
     served = served_model()
     runner = idle_runner(served)
     runner.instance = replace(runner.instance, state=State.READY)
-    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), places=1, when_free=served.room.place_free)
+    endpoint = Endpoint(
+        "tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=1, on_permit_free=served.room.place_free
+    )
     plan = SimpleNamespace(parallel=1)
     runner._generation = SimpleNamespace(endpoint=endpoint, exit=None, plan=plan)  # type: ignore[assignment]
     assert Client(served).lease is not None
@@ -253,7 +257,7 @@ def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
 @in_a_loop
 async def test_while_the_gate_is_shut_nothing_is_leased_and_what_waits_is_served_when_it_opens() -> None:
     served = served_model()
-    endpoint = Replica(served, places=1).becomes_ready()
+    endpoint = Replica(served, max_concurrent=1).becomes_ready()
     early = Client(served)
     served.shut(SWAPPING)
     assert served.is_shut
@@ -268,7 +272,7 @@ async def test_while_the_gate_is_shut_nothing_is_leased_and_what_waits_is_served
 @in_a_loop
 async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothing_back() -> None:
     served = served_model()
-    Replica(served, places=1).becomes_ready()
+    Replica(served, max_concurrent=1).becomes_ready()
     early, waits = Client(served), Client(served)
     served.shut(FAILED)
     assert (waits.why, Client(served).why) == (FAILED, FAILED)
@@ -280,24 +284,24 @@ async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothi
 
 @in_a_loop
 async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves() -> None:
-    wanted: list[int] = []
-    served = ReplicaSet(policy=Policy(), when_wanted=lambda: wanted.append(len(served.room)))
+    restart_pending: list[int] = []
+    served = ReplicaSet(policy=Policy(), when_wanted=lambda: restart_pending.append(len(served.room)))
     served.absent = TO_BE_LOADED
     assert served.room.oldest_s == float("inf")
     began_s = asyncio.get_running_loop().time()
     Client(served)
     oldest_s = served.room.oldest_s
     Client(served)
-    assert wanted == [1, 2]
+    assert restart_pending == [1, 2]
     assert began_s <= served.room.oldest_s == oldest_s <= asyncio.get_running_loop().time()
-    runner = Replica(served, places=1)
+    runner = Replica(served, max_concurrent=1)
     runner.becomes_ready()
     runner.becomes(LOADING)
-    wanted.clear()
+    restart_pending.clear()
     runner.becomes_ready()
     Client(served)
     Client(served)
-    assert wanted == []  # for a place: something serves
+    assert restart_pending == []  # for a place: something serves
 
 
 @in_a_loop
@@ -312,7 +316,7 @@ async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() 
     served.room.leave(second.ticket)
     served.room.leave(second.ticket)
     assert told == [(2, "")]
-    runner = Replica(served, places=1)
+    runner = Replica(served, max_concurrent=1)
     runner.becomes_ready()
     assert first.lease is not None
     assert told == [(2, "")]  # who is served goes too, and that is no news
@@ -338,9 +342,9 @@ async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered
 @in_a_loop
 async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -> None:
     idle: list[float] = []
-    served = ReplicaSet(policy=Policy(), when_idle=lambda: idle.append(served.idle_since_s))
+    served = ReplicaSet(policy=Policy(), once_idle=lambda: idle.append(served.idle_since_s))
     for n in (1, 2):
-        Replica(served, f"/run/{n}.sock", places=1).becomes_ready()
+        Replica(served, f"/run/{n}.sock", max_concurrent=1).becomes_ready()
     clients = [Client(served), Client(served)]
     waits = Client(served)
     assert (served.in_flight, served.idle_since_s) == (2, 0.0)
@@ -361,8 +365,8 @@ async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -
 @in_a_loop
 async def test_new_requests_go_to_the_least_busy_in_relation_to_its_places() -> None:
     served = served_model()
-    small = Replica(served, "/run/1.sock", places=1).becomes_ready()
-    large = Replica(served, "/run/2.sock", places=4).becomes_ready()
+    small = Replica(served, "/run/1.sock", max_concurrent=1).becomes_ready()
+    large = Replica(served, "/run/2.sock", max_concurrent=4).becomes_ready()
     for _ in range(5):
         Client(served)
     assert (small.busy, large.busy) == (1, 4)
@@ -383,7 +387,7 @@ async def test_of_idle_ones_new_conversations_go_to_each_in_turn() -> None:
 
 @in_a_loop
 async def test_a_conversation_goes_on_where_it_was_and_others_take_what_is_free() -> None:
-    served, first, second = two(places=2)
+    served, first, second = two(max_concurrent=2)
     one = Client(served, talk("a" * 50))
     other = Client(served, talk("b" * 50))
     assert (one.at, other.at) == (first, second)
@@ -401,7 +405,7 @@ async def test_a_conversation_goes_on_where_it_was_and_others_take_what_is_free(
 async def test_a_conversation_whose_process_is_much_busier_goes_to_another_and_is_at_home_there_then() -> (
     None
 ):
-    served, first, second = two(places=4)
+    served, first, second = two(max_concurrent=4)
     Client(served, talk("a" * 50)).goes()
     for _ in range(3):  # the same again: three at a time are no more than half the places too many
         assert Client(served, talk("a" * 50, "yes", "and?")).at is first
@@ -413,7 +417,7 @@ async def test_a_conversation_whose_process_is_much_busier_goes_to_another_and_i
 
 @in_a_loop
 async def test_who_waits_gets_the_place_that_is_free_first_and_its_own_where_there_is_a_choice() -> None:
-    served, first, second = two(places=1)
+    served, first, second = two(max_concurrent=1)
     Client(served, talk("a" * 50)).goes()
     one, other = Client(served), Client(served)
     assert {one.at, other.at} == {first, second}
@@ -427,7 +431,7 @@ async def test_who_waits_gets_the_place_that_is_free_first_and_its_own_where_the
 
 @in_a_loop
 async def test_a_place_that_comes_free_anywhere_serves_the_next() -> None:
-    served, first, second = two(places=1)
+    served, first, second = two(max_concurrent=1)
     clients = {client.at: client for client in (Client(served), Client(served))}
     waits = [Client(served) for _ in range(2)]
     clients[second].goes()
@@ -441,7 +445,7 @@ async def test_a_place_that_comes_free_anywhere_serves_the_next() -> None:
 
 @in_a_loop
 async def test_what_a_crash_broke_off_is_at_another_process_at_once() -> None:
-    served, first, second = two(places=2)
+    served, first, second = two(max_concurrent=2)
     client = Client(served)
     assert client.at is first
     assert client.is_broken_off()
@@ -457,7 +461,7 @@ async def test_what_a_crash_broke_off_is_at_another_process_at_once() -> None:
 
 @in_a_loop
 async def test_a_request_is_broken_off_and_sent_again_once_whoever_broke_it_off() -> None:
-    served, _, _ = two(places=2)
+    served, _, _ = two(max_concurrent=2)
     client = Client(served)
     assert client.is_broken_off()
     await asyncio.sleep(0.001)
@@ -466,7 +470,7 @@ async def test_a_request_is_broken_off_and_sent_again_once_whoever_broke_it_off(
 
 @in_a_loop
 async def test_where_nobody_waits_another_process_takes_it_all_the_same() -> None:
-    served, first, second = two(places=2, policy=Policy(wait_timeout_s=0.0))
+    served, first, second = two(max_concurrent=2, policy=Policy(wait_timeout_s=0.0))
     client = Client(served)
     assert client.is_broken_off()
     await asyncio.sleep(0.001)
@@ -479,7 +483,7 @@ async def test_where_nobody_waits_another_process_takes_it_all_the_same() -> Non
 
 @in_a_loop
 async def test_where_all_broke_something_off_what_is_new_is_sent_all_the_same_and_what_waits_is_not() -> None:
-    served, first, second = two(places=2)
+    served, first, second = two(max_concurrent=2)
     clients = [Client(served), Client(served)]
     assert all(client.is_broken_off() for client in clients)
     await asyncio.sleep(0.001)
@@ -490,7 +494,7 @@ async def test_where_all_broke_something_off_what_is_new_is_sent_all_the_same_an
 @in_a_loop
 async def test_while_one_of_two_loads_the_other_serves_and_remembers_for_later() -> None:
     served = served_model()
-    one, other = (Replica(served, f"/run/{n}.sock", places=4) for n in (1, 2))
+    one, other = (Replica(served, f"/run/{n}.sock", max_concurrent=4) for n in (1, 2))
     first = one.becomes_ready()
     Client(served, talk("a" * 50)).goes()
     other.becomes_ready()
@@ -522,7 +526,7 @@ def test_of_several_that_do_not_serve_the_most_hopeful_speaks_then_the_one_that_
 
 @in_a_loop
 async def test_a_full_model_counts_the_requests_of_all_its_processes() -> None:
-    served, first, second = two(places=1, policy=Policy(max_queued=1))
+    served, first, second = two(max_concurrent=1, policy=Policy(max_queued=1))
     first.held_s, second.held_s = 10.0, 30.0
     clients = [Client(served) for _ in range(4)]
     why = clients[3].why

@@ -14,7 +14,7 @@ from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.service.options import WrapOptions, wrap_job
-from llamasup.supervision.wrap.planner import WrappedPlanner, understand
+from llamasup.supervision.wrap.planner import WrappedPlanner, parse_command
 from tests.paths import FIXTURES
 
 HELP = FIXTURES / "help" / "b11434.txt"
@@ -32,7 +32,7 @@ def script(path: Path, *lines: str) -> str:
 
 
 def test_every_generation_has_an_address_of_its_own(server: str, tmp_path: Path) -> None:
-    wrapping = understand([server, "-m", "m.gguf", "--port", "1"], os.environ)
+    wrapping = parse_command([server, "-m", "m.gguf", "--port", "1"], os.environ)
     assert wrapping.capabilities.version == "7"
     planner = WrappedPlanner(wrapping, tmp_path)
     for generation in (1, 2):
@@ -59,13 +59,13 @@ def test_what_a_first_request_can_be(
     server: str,
     tiny_model: Path,
     words: list[str],
-    tried_as: ModelClass | None,
+    probe_class: ModelClass | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tiny_model.parent)
-    wrapping = understand([server, *words], os.environ)
-    assert wrapping.tried_as is tried_as
-    assert WrapOptions(wrapping).policy.warm_up is (tried_as is not None)
+    wrapping = parse_command([server, *words], os.environ)
+    assert wrapping.probe_class is probe_class
+    assert WrapOptions(wrapping).policy.warm_up is (probe_class is not None)
     assert not WrapOptions(wrapping, warm_up=False).policy.warm_up
 
 
@@ -75,7 +75,7 @@ def test_what_a_first_request_can_be(
 def test_the_first_load_is_waited_for_where_somebody_asked_for_a_wait(
     server: str, asked: bool, timeout_s: float, waits: bool
 ) -> None:
-    wrapping = understand([server], os.environ)
+    wrapping = parse_command([server], os.environ)
     options = WrapOptions(wrapping, waits_for_first_load=asked, wait_timeout_s=timeout_s)
     assert options.policy.waits_for_first_load is waits
     with socket.socket() as given:
@@ -94,10 +94,10 @@ def test_a_key_that_no_header_can_carry_is_not_tried(
     path = tmp_path / "keys"
     if keys is not None:
         path.write_bytes(keys.encode())
-    wrapping = understand([server, "-m", str(tiny_model), "--api-key-file", str(path)], os.environ)
+    wrapping = parse_command([server, "-m", str(tiny_model), "--api-key-file", str(path)], os.environ)
     assert len(wrapping.api_keys) == known
     assert wrapping.usable_key == usable
-    assert (wrapping.tried_as is None) == (usable is None)
+    assert (wrapping.probe_class is None) == (usable is None)
 
 
 def test_a_config_file_with_a_bad_value_hides_nothing_of_what_the_build_can_do(
@@ -109,26 +109,26 @@ def test_a_config_file_with_a_bad_value_hides_nothing_of_what_the_build_can_do(
         f"exec cat {HELP}",
     )
     monkeypatch.setenv("XDG_CONFIG_HOME", "/bad")
-    assert understand([server, "--port", "5"], os.environ).line.port == 5
+    assert parse_command([server, "--port", "5"], os.environ).line.port == 5
 
 
 def test_nothing_and_no_program_and_no_llama_server_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(UsageInvalid):
-        understand([], os.environ)
+        parse_command([], os.environ)
     with pytest.raises(RuntimeMissing):
-        understand([str(tmp_path / "missing")], os.environ)
+        parse_command([str(tmp_path / "missing")], os.environ)
     with pytest.raises(BrokenRuntime, match="exit code 4") as caught:
-        understand([script(tmp_path / "x", "echo last words", "exit 4")], os.environ)
+        parse_command([script(tmp_path / "x", "echo last words", "exit 4")], os.environ)
     assert caught.value.lines == ("last words",)
     (tmp_path / "y").write_text("x")
     with pytest.raises(BrokenRuntime, match="Permission denied"):
-        understand([str(tmp_path / "y")], os.environ)
+        parse_command([str(tmp_path / "y")], os.environ)
 
 
 @pytest.mark.check("X7", "refused with exit code 2: llama-server reads the prefix as a regular expression")
 @pytest.mark.parametrize("prefix", ["/a.b", "/(a|b)", "/a+", "/a/"])
 def test_strict_refuses_a_prefix_that_opens_other_paths(server: str, tiny_model: Path, prefix: str) -> None:
-    wrapping = understand([server, "-m", str(tiny_model), "--api-prefix", prefix], os.environ)
+    wrapping = parse_command([server, "-m", str(tiny_model), "--api-prefix", prefix], os.environ)
     with pytest.raises(UsageInvalid, match="regular expression") as refused:
         wrap_job(WrapOptions(wrapping, strict=True))
     assert refused.value.exit_code == 2
@@ -140,14 +140,14 @@ def test_an_empty_key_file_keeps_nobody_out(server: str, tiny_model: Path, tmp_p
     keys = tmp_path / "keys"
     keys.write_text("# none yet\n")
     words = [server, "-m", str(tiny_model), "--host", "0.0.0.0", "--api-key-file", str(keys)]
-    wrapping = understand(words, os.environ)
-    assert wrapping.tried_as is ModelClass.DECODER
+    wrapping = parse_command(words, os.environ)
+    assert wrapping.probe_class is ModelClass.DECODER
     with pytest.raises(UnsafeBind) as refused:
         wrap_job(WrapOptions(wrapping, strict=True))
     # $LLAMASUP_API_KEY is nothing to a wrapped server.
     assert refused.value.remedy.startswith("Give llama-server a key with --api-key-file, or")
     keys.write_text("k\n")
-    wrap_job(WrapOptions(understand(words, os.environ), strict=True))
+    wrap_job(WrapOptions(parse_command(words, os.environ), strict=True))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")
@@ -155,5 +155,5 @@ def test_keys_in_a_pipe_are_left_for_the_child(server: str, tiny_model: Path, tm
     """Whoever reads them first has taken them away from the other."""
     pipe = tmp_path / "keys"
     os.mkfifo(pipe)
-    wrapping = understand([server, "-m", str(tiny_model), "--api-key-file", str(pipe)], os.environ)
-    assert (wrapping.api_keys, wrapping.has_keys, wrapping.tried_as) == ((), True, None)
+    wrapping = parse_command([server, "-m", str(tiny_model), "--api-key-file", str(pipe)], os.environ)
+    assert (wrapping.api_keys, wrapping.has_keys, wrapping.probe_class) == ((), True, None)

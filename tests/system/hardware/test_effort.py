@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from llamasup.system.hardware.facts import Effort
-from llamasup.system.hardware.usage import effort
+from llamasup.system.hardware.facts import CpuUsage
+from llamasup.system.hardware.usage import cpu_usage
 from tests.patience import PATIENCE_S
 
 
@@ -23,8 +23,8 @@ def until(look: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def of(pid: int) -> Effort:
-    spent = effort(pid)
+def of(pid: int) -> CpuUsage:
+    spent = cpu_usage(pid)
     assert spent is not None
     return spent
 
@@ -51,4 +51,4 @@ def test_a_stopped_process_is_seen_to_be() -> None:
 def test_of_a_process_that_is_gone_nothing_is_known() -> None:
     with subprocess.Popen(["/bin/true"]) as child:
         child.wait()
-    assert effort(child.pid) is None
+    assert cpu_usage(child.pid) is None

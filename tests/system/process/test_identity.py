@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.system.process.identity import began_after, carriers_of, carries, kill_if, start_of
+from llamasup.system.process.identity import began_after, carries, kill_if, processes_tagged, start_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -78,10 +78,10 @@ def test_what_was_marked_is_found_by_the_beginning_of_its_mark(sleeper: subproce
     assert carries(sleeper.pid, b"MARK=here/1\0")
     assert not carries(sleeper.pid, b"MARK=here\0")
     assert not carries(sleeper.pid, b"ARK=here/")
-    assert carriers_of(b"MARK=here/") == [sleeper.pid]
+    assert processes_tagged(b"MARK=here/") == [sleeper.pid]
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
-    assert carriers_of(b"MARK=here/") == []
+    assert processes_tagged(b"MARK=here/") == []
 
 
 def test_only_the_one_that_is_meant_is_killed(sleeper: subprocess.Popen[bytes]) -> None:

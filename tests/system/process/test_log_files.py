@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.system.process.log_tail import MOST_LLAMASUPS, LogFiles
+from llamasup.system.process.log_tail import MAX_LLAMASUPS, LogFiles
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +68,9 @@ def test_the_next_llamasup_takes_the_first_log_that_is_free(state: Path) -> None
 def test_the_logs_of_one_name_are_so_many_at_most(
     state: Path, logs: LogFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others = [LogFiles() for _ in range(MOST_LLAMASUPS)]
+    others = [LogFiles() for _ in range(MAX_LLAMASUPS)]
     paths = [each.path_of("tiny") for each in others]
-    assert len({*paths, None}) == MOST_LLAMASUPS + 1
+    assert len({*paths, None}) == MAX_LLAMASUPS + 1
     assert logs.path_of("tiny") is None
     assert "is not kept" in caplog.text
     for each in others:

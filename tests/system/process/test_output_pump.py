@@ -53,7 +53,7 @@ def told(pump: LogPump, write_fd: int, content: bytes) -> tuple[str, ...]:
 
 def test_lines_are_passed_on_whole_and_the_last_words_too(open_pump: Open) -> None:
     heard: list[bytes] = []
-    pump, write_fd = open_pump(passed_on=heard.extend)
+    pump, write_fd = open_pump(tee=heard.extend)
     write_all(write_fd, b"one\ntw")
     told(pump, write_fd, b"o\n\xff\n" + b"x" * 100_000 + b"\nwithout end")
     assert [line[:20] for line in heard] == [b"one", b"two", b"\xff", b"x" * 20, b"without end"]

@@ -16,8 +16,8 @@ from llamasup.system.process.ownership import (
     end_all_of,
     end_descendants,
     forget_child,
-    marked,
     record_child,
+    tag_environment,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="uses sh")
@@ -96,7 +96,7 @@ def test_a_record_that_cannot_be_written_keeps_nobody_from_serving(tmp_path: Pat
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_marked_descendants_are_ended_wherever_they_have_gone(tmp_path: Path, start: Start) -> None:
-    env = marked({}, tmp_path)
+    env = tag_environment({}, tmp_path)
     child = start("(setsid sleep 600 &) ; (setsid setsid sleep 600 &) ; exit 0", env)
     child.wait()
     assert len(end_descendants(env)) == 2
@@ -108,7 +108,7 @@ def test_marked_descendants_are_ended_wherever_they_have_gone(tmp_path: Path, st
 def test_of_two_children_of_a_run_only_the_ones_own_descendants_are_ended(
     tmp_path: Path, start: Start
 ) -> None:
-    one, two = marked({}, tmp_path), marked({}, tmp_path)
+    one, two = tag_environment({}, tmp_path), tag_environment({}, tmp_path)
     first, second = start(env=one), start(env=two)
     end_descendants(one)
     assert first.wait() == -9
@@ -119,7 +119,7 @@ def test_of_two_children_of_a_run_only_the_ones_own_descendants_are_ended(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_folder_whose_name_begins_like_another_is_another(tmp_path: Path, start: Start) -> None:
-    other = start(env=marked({}, tmp_path / "12-abc"))
+    other = start(env=tag_environment({}, tmp_path / "12-abc"))
     assert end_all_of(tmp_path / "12-ab") == ()
     assert other.poll() is None
 

@@ -19,7 +19,7 @@ import pytest
 from llamasup.system.process import run_folder as module
 from llamasup.system.process.exit import LeftFolder
 from llamasup.system.process.run_folder import run_folder, run_folders
-from llamasup.system.process.sweep import leftovers, remember_ready_file, sweep
+from llamasup.system.process.sweep import leftovers, record_ready_file, sweep
 from llamasup.system.storage import folders
 from llamasup.system.storage.folders import cache_folder, claim, state_folder
 
@@ -223,7 +223,7 @@ def test_a_ready_file_goes_with_its_run_and_not_with_another(base: Path, dead: i
         url = {"url": "http://127.0.0.1:1", "host": "127.0.0.1", "port": 1}
         ready_file.write_text(json.dumps({"event": "ready", "pid": pid, **url}))
         folder = made(base / "llamasup" / f"{dead}-abc")
-        remember_ready_file(folder, ready_file)
+        record_ready_file(folder, ready_file)
         (one,) = sweep()
         assert (one.ready_file == ready_file) is removed
         assert ready_file.exists() is not removed

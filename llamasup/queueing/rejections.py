@@ -10,13 +10,13 @@ from dataclasses import replace
 from llamasup.queueing.endpoint import BUSY, Endpoint, Serving, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s, until_served_s
 
-__all__ = ["too_busy", "too_long", "too_many"]
+__all__ = ["queue_full", "server_busy", "wait_timed_out"]
 
 
 _LONGER = "try again, or let requests wait for longer (--wait-timeout, in a config wait_timeout)"
 
 
-def too_many(why: Unavailable, waiting: int) -> Unavailable:
+def queue_full(why: Unavailable, waiting: int) -> Unavailable:
     """The room is full, and nothing serves; ``waiting``: how many are in it."""
     return replace(
         why,
@@ -26,7 +26,7 @@ def too_many(why: Unavailable, waiting: int) -> Unavailable:
     )
 
 
-def too_busy(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) -> Unavailable:
+def server_busy(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) -> Unavailable:
     """All places are taken, and the room is full. ``queued``: how many of ``waiting`` wait for a place."""
     more = f", and {waiting} more wait" if waiting else ""
     return replace(
@@ -39,7 +39,7 @@ def too_busy(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) -> Unav
     )
 
 
-def too_long(state: Serving, queued: int, timeout_s: float, *, reachable: bool) -> Unavailable:
+def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: bool) -> Unavailable:
     """One has waited for all of its time. ``reachable``: something serves that broke nothing off just now."""
     if isinstance(state, Unavailable):
         why = state
@@ -66,8 +66,8 @@ def _free_in_s(endpoints: tuple[Endpoint, ...], queued: int) -> float:
     """When a request that came now would be served, if it were the last of all."""
     held_s = [endpoint.held_s for endpoint in endpoints if endpoint.held_s is not None]
     mean_s = sum(held_s) / len(held_s) if held_s else None
-    places = sum(endpoint.places for endpoint in endpoints)
-    return retry_after_s(until_served_s(queued + 1, places, mean_s))
+    max_concurrent = sum(endpoint.max_concurrent for endpoint in endpoints)
+    return retry_after_s(until_served_s(queued + 1, max_concurrent, mean_s))
 
 
 def _requests(endpoints: tuple[Endpoint, ...]) -> str:

@@ -13,8 +13,8 @@ from typing import Any, Final, TypedDict
 from msgspec import Struct, structs
 
 from llamasup.config import Config, load
-from llamasup.config.given import model_entry
-from llamasup.config.mistakes import ConfigMistakes
+from llamasup.config.issues import ConfigIssues
+from llamasup.config.overrides import model_entry
 from llamasup.config.reading import read_text
 from llamasup.config.values import ModelEntry
 from llamasup.downloads.reference import is_reference
@@ -24,7 +24,7 @@ from llamasup.models.names import file_id
 from llamasup.planning.facts import DEMO
 from llamasup.system.storage.paths import expanded
 
-__all__ = ["Given", "ModelArguments", "absolute_of", "config_of", "entry_of", "name_of", "successor"]
+__all__ = ["ConfigInputs", "ModelArguments", "absolute_of", "config_of", "entry_of", "name_of", "successor"]
 
 
 class ModelArguments(TypedDict, total=False):
@@ -68,7 +68,7 @@ _STAYS: Final = (
 )
 
 
-class Given:
+class ConfigInputs:
     """The config as it is now, each time that it is asked: a file's or a value, with what was said of single
     models and folders beside it.
     """
@@ -86,9 +86,9 @@ class Given:
         self.folders = folders
         self._config = config if isinstance(config, Config) else Config()
 
-    def copy(self) -> Given:
+    def copy(self) -> ConfigInputs:
         """What is changed in the one is as it was in the other."""
-        return Given(self.file or self._config, self.folders, self.environ, self.models)
+        return ConfigInputs(self.file or self._config, self.folders, self.environ, self.models)
 
     def __call__(self) -> Config:
         """Blocks for the reading of a file. Raises ConfigInvalid."""
@@ -107,7 +107,7 @@ class Given:
 
 
 def config_of(config: Any, environ: Mapping[str, str], *, more_models: bool) -> Path | Config | None:
-    """A file, or a config that is written as in one. Raises UsageInvalid, and ConfigMistakes of a mapping."""
+    """A file, or a config that is written as in one. Raises UsageInvalid, and ConfigIssues of a mapping."""
     match config:
         case None:
             return None
@@ -135,9 +135,9 @@ def _read(said: Mapping[Any, Any], environ: Mapping[str, str], *, more_models: b
             remedy="It takes texts, numbers, True and False, and dicts and lists of them.",
         ) from None
     content = text.encode("utf-8", "surrogatepass")
-    reading, mistakes = read_text(content, "config", Path.cwd(), environ, more_models=more_models)
-    if mistakes:
-        raise ConfigMistakes("config", tuple(replace(each, line=0) for each in mistakes))
+    reading, issues = read_text(content, "config", Path.cwd(), environ, more_models=more_models)
+    if issues:
+        raise ConfigIssues("config", tuple(replace(each, line=0) for each in issues))
     config = reading.config
     models = {name: structs.replace(entry, where="") for name, entry in config.models.items()}
     return structs.replace(config, models=models, lines={})  # a program says it, and no line of a file

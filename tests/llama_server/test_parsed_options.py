@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamasup.llama_server.capabilities import Capabilities, parse_help
-from llamasup.llama_server.given_options import (
-    Given,
+from llamasup.llama_server.parsed_options import (
+    ParsedOption,
     ParsedOptions,
     config_files_in,
-    given_in_config,
-    given_in_environ,
-    given_on_line,
+    options_in_config,
+    options_in_environ,
+    parse_options,
     read_config,
 )
 from tests.paths import FIXTURES
@@ -23,7 +23,7 @@ NOW = Capabilities("now", parse_help((HELP / "b11434.txt").read_text()), ())
 
 
 def line(*words: str) -> ParsedOptions:
-    return ParsedOptions(NOW, given_on_line(words, NOW))
+    return ParsedOptions(NOW, parse_options(words, NOW))
 
 
 def test_every_spelling_of_an_option_is_the_same_option() -> None:
@@ -46,10 +46,10 @@ def test_a_switch_is_what_was_said_last() -> None:
 
 
 def test_what_the_build_lacks_and_what_lacks_its_value_is_one_word_each() -> None:
-    assert given_on_line(("--nonsense", "x", "--port"), NOW) == (
-        Given("", words=("--nonsense",)),
-        Given("", words=("x",)),
-        Given("", words=("--port",)),
+    assert parse_options(("--nonsense", "x", "--port"), NOW) == (
+        ParsedOption("", words=("--nonsense",)),
+        ParsedOption("", words=("x",)),
+        ParsedOption("", words=("--port",)),
     )
     assert line().all("--nonsense") == ()
     assert line().value("--nonsense") is None
@@ -61,12 +61,12 @@ _SPELLINGS = sorted(spelling for option in NOW.options for spelling in option.sp
 
 @given(st.lists(st.one_of(st.sampled_from(_SPELLINGS), st.text(max_size=5)), max_size=12))
 def test_no_word_is_lost_and_none_is_moved(words: list[str]) -> None:
-    assert [word for each in given_on_line(words, NOW) for word in each.words] == words
+    assert [word for each in parse_options(words, NOW) for word in each.words] == words
 
 
 def test_variables_are_those_that_the_help_names() -> None:
     environ = {"LLAMA_ARG_PORT": "7", "LLAMA_ARG_EMBEDDINGS": "0", "LLAMA_API_KEY": "k", "PORT": "8"}
-    every = ParsedOptions(NOW, given_in_environ(environ, NOW))
+    every = ParsedOptions(NOW, options_in_environ(environ, NOW))
     assert every.value("--port") == "7"
     assert every.value("--api-key") == "k"
     assert not every.switch("--embedding")
@@ -75,7 +75,7 @@ def test_variables_are_those_that_the_help_names() -> None:
 
 def test_a_config_file_has_options_without_dashes_and_variables() -> None:
     config = (("port", "1"), ("to", "5"), ("LLAMA_ARG_HOST", "::1"), ("reuse-port", "true"), ("x", "y"))
-    every = ParsedOptions(NOW, given_in_config(config, NOW))
+    every = ParsedOptions(NOW, options_in_config(config, NOW))
     assert (every.value("--port"), every.value("--timeout"), every.value("--host")) == ("1", "5", "::1")
     assert every.switch("--reuse-port")
     assert len(every.given) == 4

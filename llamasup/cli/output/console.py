@@ -23,7 +23,7 @@ from llamasup.supervision.events import (
     LoadFailed,
     ModelsChanged,
     ModelUnloading,
-    Notice,
+    PublishedEvent,
     Ready,
     ServerExited,
     ServerWarned,
@@ -97,7 +97,7 @@ class Narrator:
         doing = "reading the config again" if is_config else f"{_ASKED[what]} {model}"
         self._view.say("info", what, f"llamasup {what}: {doing}.")
 
-    def notice(self, notice: Notice) -> None:
+    def notice(self, notice: PublishedEvent) -> None:
         match notice:
             case StateChanged(model, state, generation):
                 self._state_changed(model, state, generation)
@@ -324,9 +324,9 @@ class Narrator:
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:
-            from llamasup.system.hardware.usage import vitals
+            from llamasup.system.hardware.usage import memory_usage
 
-            seen = vitals(runner.pid)
+            seen = memory_usage(runner.pid)
             if seen is not None:
                 facts.append(("memory", f"{memory_text(seen.rss_bytes)} in use"))
         return facts

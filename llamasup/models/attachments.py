@@ -12,13 +12,13 @@ from llamasup.models.found import FileState, FoundModel
 from llamasup.planning.adapters import adapters_of
 from llamasup.planning.projectors import Pairing, pairings_of
 
-__all__ = ["Companions", "projector_going_with"]
+__all__ = ["Attachments", "projector_going_with"]
 
 _NO_SOURCES: Mapping[str, FoundModel] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Companions:
+class Attachments:
     """By the model's path. ``pairings`` are its projector, or why none of those beside it is."""
 
     pairings: Mapping[str, Pairing]
@@ -28,7 +28,7 @@ class Companions:
     @classmethod
     def among(
         cls, found: Sequence[FoundModel], sources: Mapping[str, FoundModel] = _NO_SOURCES
-    ) -> Companions:
+    ) -> Attachments:
         """``sources`` are by the paths that a config names: those may lead where others may not."""
         there = (each for each in sources.values() if each.files)
         here = {each.path: each.outcome for each in (*found, *there)}
@@ -50,18 +50,18 @@ def projector_going_with(model: str, found: Sequence[FoundModel]) -> str | None:
     be, by its own path or through a link to it, or if a file in its folder is unreadable: that file may be
     another quantization of the model, partially copied.
     """
-    companions = Companions.among(found)
-    mine = companions.pairings.get(model)
+    attachments = Attachments.among(found)
+    mine = attachments.pairings.get(model)
     if mine is None or mine.projector is None:
         return None
     path = mine.projector.path
     others = [
         projector
-        for other, pair in companions.pairings.items()
+        for other, pair in attachments.pairings.items()
         if other != model
         for projector in (*((pair.projector.path,) if pair.projector else ()), *pair.undecided)
     ]
-    used = {path_used for other in others for path_used in (other, *_real_paths(companions, other))}
+    used = {path_used for other in others for path_used in (other, *_real_paths(attachments, other))}
     unread = any(
         isinstance(each.outcome, LlamasupError) and PurePath(each.path).parent == PurePath(path).parent
         for each in found
@@ -69,5 +69,5 @@ def projector_going_with(model: str, found: Sequence[FoundModel]) -> str | None:
     return None if path in used or unread else path
 
 
-def _real_paths(companions: Companions, path: str) -> tuple[str, ...]:
-    return tuple(real for real, _, _ in companions.states_of([path]))
+def _real_paths(attachments: Attachments, path: str) -> tuple[str, ...]:
+    return tuple(real for real, _, _ in attachments.states_of([path]))

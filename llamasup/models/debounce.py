@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from llamasup.errors import LlamasupError
 from llamasup.models.found import FoundModel
 
-__all__ = ["SettlePolicy", "Settled", "settle", "settle_by_age", "settled_at_start"]
+__all__ = ["DebouncePolicy", "Debounced", "debounce", "debounce_by_age", "initial_state"]
 
 
 @dataclass(frozen=True, slots=True)
-class SettlePolicy:
+class DebouncePolicy:
     """Seconds that files have to stay as they are: sound ones, and those that look broken.
 
     Programs that copy or download write several times a second; a connection that stalls may pause longer.
@@ -35,7 +35,7 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Debounced:
     """``models`` are what is to be served; ``wake_at_s`` is when to look again though nothing is reported."""
 
     models: tuple[FoundModel, ...] = ()
@@ -43,37 +43,37 @@ class Settled:
     _seen: Mapping[str, _Seen] = field(default_factory=dict[str, _Seen])
 
 
-_USUAL = SettlePolicy()
+_USUAL = DebouncePolicy()
 
 
-def settled_at_start(found: Sequence[FoundModel], now_s: float) -> Settled:
+def initial_state(found: Sequence[FoundModel], now_s: float) -> Debounced:
     """What is there at the start is taken as it is."""
-    return Settled(tuple(found), _seen={each.path: _Seen(each, now_s) for each in found})
+    return Debounced(tuple(found), _seen={each.path: _Seen(each, now_s) for each in found})
 
 
-def settle_by_age(
+def debounce_by_age(
     before: Sequence[FoundModel],
     found: Sequence[FoundModel],
     now_s: float,
     *,
     missing: Sequence[str] = (),
-    policy: SettlePolicy = _USUAL,
-) -> Settled:
+    policy: DebouncePolicy = _USUAL,
+) -> Debounced:
     """As ``settle``, after one look: a file is as it is since it was written. ``now_s`` is by the clock of
     the files' times; what is dated in the future has to be watched.
     """
     seen = {each.path: _Seen(each, _written_s(each)) for each in found}
-    return settle(Settled(tuple(before), _seen=seen), found, now_s, missing=missing, policy=policy)
+    return debounce(Debounced(tuple(before), _seen=seen), found, now_s, missing=missing, policy=policy)
 
 
-def settle(
-    before: Settled,
+def debounce(
+    before: Debounced,
     found: Sequence[FoundModel],
     now_s: float,
     *,
     missing: Sequence[str] = (),
-    policy: SettlePolicy = _USUAL,
-) -> Settled:
+    policy: DebouncePolicy = _USUAL,
+) -> Debounced:
     """What is to be served now, after ``before``.
 
     ``missing`` are folders that cannot be looked into just now: what was served from there stays, since it is
@@ -108,7 +108,7 @@ def settle(
     # Another file under the name of one that is gone takes its place once it has settled.
     sound = (each for each in gone if not isinstance(each.outcome, LlamasupError))
     models += (each for each in sound if awaited.intersection(each.ids[:1]))
-    return Settled(tuple(sorted(models, key=lambda each: each.path.casefold())), wake_at_s, seen)
+    return Debounced(tuple(sorted(models, key=lambda each: each.path.casefold())), wake_at_s, seen)
 
 
 def _same(one: FoundModel, other: FoundModel) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llamasup.errors import LlamasupError, ModelInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
-from llamasup.models.companions import projector_going_with
+from llamasup.models.attachments import projector_going_with
 from llamasup.models.found import FoundModel
 from tests.planning.plans import model
 

@@ -12,10 +12,10 @@ from llamasup.pool.replicas.affinity import AskedBefore, Candidate, choose
 from llamasup.pool.replicas.conversation import read_conversation
 from llamasup.queueing.endpoint import Endpoint
 
-__all__ = ["ReplicaChoice"]
+__all__ = ["LoadBalancer"]
 
 
-class ReplicaChoice:
+class LoadBalancer:
     """What one generation was asked is forgotten when it closes: so are its caches."""
 
     __slots__ = ("_asked", "_turns")

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.header import ModelFacts, read_header
+from llamasup.models.debounce import Debounced, DebouncePolicy, debounce, debounce_by_age, initial_state
 from llamasup.models.found import FoundModel
-from llamasup.models.settling import Settled, SettlePolicy, settle, settle_by_age, settled_at_start
 from llamasup.testing import models
 
-POLICY = SettlePolicy(sound_s=2.0, broken_s=15.0)
+POLICY = DebouncePolicy(sound_s=2.0, broken_s=15.0)
 FOREVER = float("inf")
 
 
@@ -32,12 +32,12 @@ def broken(path: str, size: int, *, of: int = 100) -> FoundModel:
     return replace(model(path, size, mtime_ns=size), outcome=ModelInvalid(f"truncated: {size} of {of} bytes"))
 
 
-def at_start(*found: FoundModel) -> Settled:
-    return settled_at_start(found, 0.0)
+def at_start(*found: FoundModel) -> Debounced:
+    return initial_state(found, 0.0)
 
 
-def look(before: Settled, now_s: float, *found: FoundModel, missing: tuple[str, ...] = ()) -> Settled:
-    return settle(before, found, now_s, missing=missing, policy=POLICY)
+def look(before: Debounced, now_s: float, *found: FoundModel, missing: tuple[str, ...] = ()) -> Debounced:
+    return debounce(before, found, now_s, missing=missing, policy=POLICY)
 
 
 def test_what_is_there_at_the_start_is_served_at_once_and_nothing_has_to_be_looked_at_again() -> None:
@@ -140,7 +140,7 @@ def test_after_one_look_files_count_by_when_they_were_written() -> None:
     future = at(1000, "/m/g.gguf")
     nowhere = FoundModel("/m/h.gguf", ModelInvalid("gone in this moment"))
     found = (served, new, old, fresh, cut, quiet, future, nowhere)
-    settled = settle_by_age(
+    settled = debounce_by_age(
         (served, replaced, model("/n/x.gguf")), found, 100.0, missing=["/n"], policy=POLICY
     )
     assert settled.models == (served, replaced, old, quiet, nowhere, model("/n/x.gguf"))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.planning.experience import (
-    Experience,
+from llamasup.planning.load_history import (
     FailedPlan,
+    LoadHistory,
     Measurement,
     Served,
     bounds_of,
@@ -21,7 +21,7 @@ from llamasup.planning.experience import (
     learn_served,
     remember,
     runtime_id,
-    sound,
+    validate,
 )
 from llamasup.planning.memory.estimate import ESTIMATED
 from llamasup.planning.plan import LaunchPlan
@@ -37,8 +37,8 @@ def taught(
     kv: float = 1.0,
     compute: float = 1.0,
     own: int = 0,
-    earlier: Experience | None = None,
-) -> Experience:
+    earlier: LoadHistory | None = None,
+) -> LoadHistory:
     """A load of ``made`` whose sizes were so many times the estimated ones."""
     sizes = {
         "weights_bytes": made.memory.weights_bytes,
@@ -46,7 +46,7 @@ def taught(
         "compute_bytes": round(made.memory.compute_bytes * compute),
     }
     return learn(
-        earlier or Experience(),
+        earlier or LoadHistory(),
         runtime=RUNTIME,
         key=made.key,
         estimated=made.memory,
@@ -62,7 +62,7 @@ def taught(
 @pytest.mark.parametrize(("kv", "compute"), [(1.2, 1.5), (0.9, 0.25)])
 def test_the_same_plan_is_estimated_at_what_was_measured_higher_or_lower(kv: float, compute: float) -> None:
     first = planned()
-    second = planned(experience=taught(first, kv=kv, compute=compute, own=300 * MIB))
+    second = planned(history=taught(first, kv=kv, compute=compute, own=300 * MIB))
     assert second.key == first.key
     assert second.memory.measured
     assert second.memory.kv_bytes == pytest.approx(first.memory.kv_bytes * kv, abs=first.layers)
@@ -74,8 +74,8 @@ def test_the_same_plan_is_estimated_at_what_was_measured_higher_or_lower(kv: flo
 def test_another_plan_of_the_model_is_only_estimated_higher() -> None:
     lower = taught(planned(), kv=0.5, compute=0.5)
     other = planned(ctx_size=4096)
-    assert planned(ctx_size=4096, experience=lower).memory == other.memory
-    higher = planned(ctx_size=4096, experience=taught(planned(), kv=1.5, compute=2.0))
+    assert planned(ctx_size=4096, history=lower).memory == other.memory
+    higher = planned(ctx_size=4096, history=taught(planned(), kv=1.5, compute=2.0))
     assert not higher.memory.measured
     assert higher.memory.kv_bytes == pytest.approx(1.5 * other.memory.kv_bytes, rel=1e-6)
     assert higher.memory.compute_bytes == pytest.approx(2.0 * other.memory.compute_bytes, rel=1e-6)
@@ -83,23 +83,23 @@ def test_another_plan_of_the_model_is_only_estimated_higher() -> None:
 
 def test_a_second_measurement_is_compared_with_the_first_estimate_not_with_the_corrected_one() -> None:
     first = planned()
-    experience = taught(first, kv=2.0)
-    second = planned(experience=experience)
-    experience = taught(second, kv=1.0, earlier=experience)  # as corrected, so exactly right
-    assert len(experience.lessons) == 1
-    third = planned(experience=experience)
+    history = taught(first, kv=2.0)
+    second = planned(history=history)
+    history = taught(second, kv=1.0, earlier=history)  # as corrected, so exactly right
+    assert len(history.lessons) == 1
+    third = planned(history=history)
     assert third.memory.kv_bytes == pytest.approx(2 * first.memory.kv_bytes, abs=first.layers)
 
 
 def test_another_build_has_to_be_measured_itself() -> None:
-    experience = taught(planned(), kv=3.0)
-    assert correction_of(experience, "another 1.0", planned().key) == ESTIMATED
-    assert planned(command=("/opt/other/llama-server",), experience=experience).memory == planned().memory
+    history = taught(planned(), kv=3.0)
+    assert correction_of(history, "another 1.0", planned().key) == ESTIMATED
+    assert planned(command=("/opt/other/llama-server",), history=history).memory == planned().memory
 
 
 def test_a_process_that_seems_to_take_less_than_nothing_takes_what_was_assumed() -> None:
     first = planned()
-    assert planned(experience=taught(first, own=-GIB)).memory.total_bytes == first.memory.total_bytes
+    assert planned(history=taught(first, own=-GIB)).memory.total_bytes == first.memory.total_bytes
 
 
 def test_a_part_that_was_not_estimated_keeps_its_factor() -> None:
@@ -110,22 +110,22 @@ def test_a_part_that_was_not_estimated_keeps_its_factor() -> None:
 
 def test_a_log_that_is_silent_about_the_cache_teaches_nothing() -> None:
     """A newer build may log it in other words: 0 bytes would be planned with from then on."""
-    assert taught(planned(), kv=0.0) == Experience()
+    assert taught(planned(), kv=0.0) == LoadHistory()
 
 
 def test_the_sizes_are_logged_until_the_plan_has_been_measured() -> None:
     first = planned()
     assert "--verbosity" in first.argv
-    assert "--verbosity" not in planned(experience=taught(first)).argv
-    assert "--verbosity" in planned(ctx_size=4096, experience=taught(first)).argv
+    assert "--verbosity" not in planned(history=taught(first)).argv
+    assert "--verbosity" in planned(ctx_size=4096, history=taught(first)).argv
 
 
 def test_the_oldest_lessons_are_dropped() -> None:
-    experience = Experience()
+    history = LoadHistory()
     for size in range(2048, 2048 + 40):
-        experience = taught(planned(ctx_size=size), earlier=experience)
-    assert len(experience.lessons) == 16
-    assert experience.lessons[-1].key == planned(ctx_size=2048 + 39).key
+        history = taught(planned(ctx_size=size), earlier=history)
+    assert len(history.lessons) == 16
+    assert history.lessons[-1].key == planned(ctx_size=2048 + 39).key
 
 
 # --- setbacks ------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ SETBACK = FailedPlan(
     date="2026-11-20",
     available_bytes=10 * GIB,
 )
-KNOWN = remember(Experience(), SETBACK)
+KNOWN = remember(LoadHistory(), SETBACK)
 TODAY = "2026-11-21"
 
 
@@ -157,11 +157,11 @@ def test_with_half_as_much_memory_again_the_whole_plan_is_tried_again() -> None:
 CRASH = replace(
     SETBACK, bounds=PlanLimits(kv_type="f16"), cause="segfault", out_of_memory=False, failed="packed"
 )
-TWICE = remember(remember(Experience(), CRASH), CRASH)
+TWICE = remember(remember(LoadHistory(), CRASH), CRASH)
 
 
 def test_a_crash_counts_when_it_is_seen_twice_and_whatever_memory_there_is() -> None:
-    assert bounds_of(remember(Experience(), CRASH), RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
+    assert bounds_of(remember(LoadHistory(), CRASH), RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
     bounds = bounds_of(TWICE, RUNTIME, "a wish", 99 * GIB, TODAY)
     assert bounds == PlanLimits(kv_type="f16", why="a plan without this ended with segfault on 2026-11-20")
 
@@ -184,7 +184,7 @@ def test_a_crash_of_a_plan_that_has_served_does_not_count() -> None:
     ("today", "counts"), [("2026-11-10", True), ("2026-12-05", True), ("2026-12-06", False)]
 )
 def test_a_proof_expires_after_two_weeks_and_another_one_renews_it(today: str, counts: bool) -> None:
-    once = learn_served(Experience(), RUNTIME, "packed", "2026-11-01")
+    once = learn_served(LoadHistory(), RUNTIME, "packed", "2026-11-01")
     assert not has_served(once, RUNTIME, "packed", "2026-11-16")
     again = learn_served(once, RUNTIME, "packed", TODAY)
     assert len(again.served) == 1
@@ -192,19 +192,19 @@ def test_a_proof_expires_after_two_weeks_and_another_one_renews_it(today: str, c
 
 
 def test_crashes_count_once_the_proof_has_expired() -> None:
-    served = learn_served(Experience(), RUNTIME, "packed", "2026-11-01")
-    experience = remember(remember(served, CRASH), CRASH)
-    assert bounds_of(experience, RUNTIME, "a wish", GIB, "2026-11-15") == PlanLimits()
-    assert bounds_of(experience, RUNTIME, "a wish", GIB, "2026-11-21").kv_type == "f16"
+    served = learn_served(LoadHistory(), RUNTIME, "packed", "2026-11-01")
+    history = remember(remember(served, CRASH), CRASH)
+    assert bounds_of(history, RUNTIME, "a wish", GIB, "2026-11-15") == PlanLimits()
+    assert bounds_of(history, RUNTIME, "a wish", GIB, "2026-11-21").kv_type == "f16"
 
 
 def test_a_proof_without_a_date_counts_as_expired() -> None:
-    assert not has_served(Experience(served=(Served(RUNTIME, "packed"),)), RUNTIME, "packed", TODAY)
+    assert not has_served(LoadHistory(served=(Served(RUNTIME, "packed"),)), RUNTIME, "packed", TODAY)
 
 
 @pytest.mark.parametrize("key", ["packed", "a wish"])
 def test_a_start_without_a_crash_forgets_the_crashes_of_that_plan(key: str) -> None:
-    once = remember(Experience(), CRASH)
+    once = remember(LoadHistory(), CRASH)
     between = remember(forget_crashes(once, RUNTIME, key), CRASH)
     assert bounds_of(between, RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
     assert bounds_of(remember(between, CRASH), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
@@ -217,12 +217,12 @@ def test_a_start_without_a_crash_says_nothing_about_other_plans_builds_or_memory
 
 
 def test_the_plans_that_served_longest_ago_are_dropped() -> None:
-    experience = Experience()
+    history = LoadHistory()
     for number in (*range(40), 39, 30):
-        experience = learn_served(experience, RUNTIME, str(number), TODAY)
-    assert len(experience.served) == 16
-    assert has_served(experience, RUNTIME, "30", TODAY)
-    assert not has_served(experience, RUNTIME, "23", TODAY)
+        history = learn_served(history, RUNTIME, str(number), TODAY)
+    assert len(history.served) == 16
+    assert has_served(history, RUNTIME, "30", TODAY)
+    assert not has_served(history, RUNTIME, "23", TODAY)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_the_plans_that_served_longest_ago_are_dropped() -> None:
     [("2026-12-04", True), ("2026-12-05", False), ("2026-11-19", True), ("2026-10-01", False)],
 )
 @pytest.mark.parametrize("experience", [KNOWN, TWICE], ids=["memory", "crash"])
-def test_a_setback_is_forgotten_after_two_weeks(experience: Experience, today: str, counts: bool) -> None:
-    assert (bounds_of(experience, RUNTIME, "a wish", GIB, today) != PlanLimits()) is counts
+def test_a_setback_is_forgotten_after_two_weeks(history: LoadHistory, today: str, counts: bool) -> None:
+    assert (bounds_of(history, RUNTIME, "a wish", GIB, today) != PlanLimits()) is counts
 
 
 def test_two_crashes_far_apart_are_each_seen_once() -> None:
@@ -241,7 +241,7 @@ def test_two_crashes_far_apart_are_each_seen_once() -> None:
 
 def test_an_invalid_date_counts_as_expired() -> None:
     assert (
-        bounds_of(remember(Experience(), replace(SETBACK, date="x")), RUNTIME, "a wish", GIB, TODAY)
+        bounds_of(remember(LoadHistory(), replace(SETBACK, date="x")), RUNTIME, "a wish", GIB, TODAY)
         == PlanLimits()
     )
 
@@ -268,18 +268,18 @@ def test_bounds_are_told_apart_by_what_they_are_against() -> None:
 def test_another_build_and_another_wish_begin_at_the_top() -> None:
     assert bounds_of(KNOWN, "another 1.0", "a wish", 10 * GIB, TODAY) == PlanLimits()
     assert bounds_of(KNOWN, RUNTIME, "another wish", 10 * GIB, TODAY) == PlanLimits()
-    assert bounds_of(Experience(), RUNTIME, "a wish", 10 * GIB, TODAY) == PlanLimits()
+    assert bounds_of(LoadHistory(), RUNTIME, "a wish", 10 * GIB, TODAY) == PlanLimits()
 
 
 def test_the_latest_setback_of_a_wish_counts_and_those_of_other_wishes_stay() -> None:
     further = replace(SETBACK, bounds=PlanLimits(parallel=1))
     other = replace(SETBACK, asked="another wish", bounds=PlanLimits(ctx_size=2048))
-    experience = remember(remember(KNOWN, other), further)
-    assert bounds_of(experience, RUNTIME, "a wish", GIB, TODAY).parallel == 1
-    assert bounds_of(experience, RUNTIME, "another wish", GIB, TODAY).ctx_size == 2048
+    history = remember(remember(KNOWN, other), further)
+    assert bounds_of(history, RUNTIME, "a wish", GIB, TODAY).parallel == 1
+    assert bounds_of(history, RUNTIME, "another wish", GIB, TODAY).ctx_size == 2048
     for number in range(40):
-        experience = remember(experience, replace(SETBACK, asked=str(number)))
-    assert len(experience.setbacks) == 16
+        history = remember(history, replace(SETBACK, asked=str(number)))
+    assert len(history.setbacks) == 16
 
 
 # --- what a damaged file may say -----------------------------------------------------------------
@@ -288,8 +288,8 @@ LESSON = Measurement(RUNTIME, "a plan", 1.25, 0.0, 1 << 20, 1 << 30, 0)
 
 
 def test_what_loads_can_teach_is_kept() -> None:
-    learnt = Experience((LESSON,), (SETBACK, replace(SETBACK, bounds=PlanLimits(1, 2048, "q8_0", True, 0))))
-    assert sound(learnt) == learnt
+    learnt = LoadHistory((LESSON,), (SETBACK, replace(SETBACK, bounds=PlanLimits(1, 2048, "q8_0", True, 0))))
+    assert validate(learnt) == learnt
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_what_loads_can_teach_is_kept() -> None:
     ids=str,
 )
 def test_a_lesson_that_no_load_can_have_taught_is_dropped(changes: dict[str, Any]) -> None:
-    assert sound(Experience((replace(LESSON, **changes), LESSON))) == Experience((LESSON,))
+    assert validate(LoadHistory((replace(LESSON, **changes), LESSON))) == LoadHistory((LESSON,))
 
 
 @pytest.mark.parametrize(
@@ -314,4 +314,6 @@ def test_a_lesson_that_no_load_can_have_taught_is_dropped(changes: dict[str, Any
     ids=str,
 )
 def test_bounds_within_which_nothing_can_be_planned_are_dropped(bounds: PlanLimits) -> None:
-    assert sound(Experience((), (replace(SETBACK, bounds=bounds), SETBACK))) == Experience((), (SETBACK,))
+    assert validate(LoadHistory((), (replace(SETBACK, bounds=bounds), SETBACK))) == LoadHistory(
+        (), (SETBACK,)
+    )

@@ -9,11 +9,11 @@ from llamasup.errors import ConfigInvalid
 from llamasup.system.text import printable
 
 __all__ = [
-    "MOST_PATTERNS",
-    "MOST_TOLD",
+    "MAX_PATTERNS",
+    "MAX_TOLD",
     "NOT_SHOWN",
-    "ConfigMistakes",
-    "Mistake",
+    "ConfigIssues",
+    "Issue",
     "Place",
     "mistake_at",
     "place_text",
@@ -23,16 +23,16 @@ __all__ = [
 Place = tuple[str | int, ...]
 """A key by the keys above it, and by its number in a list: ``("models", "qwen", "aliases", 1)``."""
 
-MOST_PATTERNS = 100
+MAX_PATTERNS = 100
 """Each rule, and each pattern of a group, is tried on every model, of which there may be thousands."""
 # More than a screen holds; a file of the wrong kind has one in every line.
-MOST_TOLD = 100
-_MOST_SHOWN = 60
+MAX_TOLD = 100
+_MAX_SHOWN = 60
 NOT_SHOWN = "what is there (not shown: it may be a secret)"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Mistake:
+class Issue:
     """``line`` counts from 1; 0: the file as a whole. ``key`` as ``models.qwen.aliases[1]``; "": none."""
 
     line: int
@@ -47,34 +47,34 @@ class Mistake:
         return printable(f"{place}: {self.key}: {self.what}" if self.key else f"{place}: {self.what}")
 
 
-class ConfigMistakes(ConfigInvalid):
+class ConfigIssues(ConfigInvalid):
     """Every mistake of one file; each is a line of ``details`` too, as ``FILE:LINE: key: what``."""
 
-    def __init__(self, file: str, mistakes: tuple[Mistake, ...]) -> None:
+    def __init__(self, file: str, issues: tuple[Issue, ...]) -> None:
         self.file = file
-        self.mistakes = tuple(sorted(set(mistakes)))
+        self.issues = tuple(sorted(set(issues)))
         told = tuple(
             line
-            for each in self.mistakes[:MOST_TOLD]
+            for each in self.issues[:MAX_TOLD]
             for line in (each.in_file(file), *(f"  {printable(more)}" for more in each.more))
         )
-        left = max(0, len(self.mistakes) - MOST_TOLD)
-        count = "one mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
+        left = max(0, len(self.issues) - MAX_TOLD)
+        count = "one mistake" if len(self.issues) == 1 else f"{len(self.issues)} mistakes"
         super().__init__(
             f"{printable(file)} has {count}.", details=(*told, f"… and {left} more") if left else told
         )
 
 
-def mistake_at(place: Place, what: str, lines: Mapping[Place, int]) -> Mistake:
+def mistake_at(place: Place, what: str, lines: Mapping[Place, int]) -> Issue:
     """At the key of ``place``, or at the nearest one above it that the file gives."""
     while place and place not in lines:  # one value for a list of one, say
         place = place[:-1]
-    return Mistake(lines.get(place, 0), place_text(place), what)
+    return Issue(lines.get(place, 0), place_text(place), what)
 
 
 def shown(text: str) -> str:
     """A value of the file as an error shows it: on one line, and not all of a long one."""
-    cut = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    cut = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
     return f"'{printable(cut)}'"
 
 

@@ -2,10 +2,10 @@
 
 If llama-server or the kernel reported a lack of memory, later starts avoid the plan until more memory is
 free. A crash is weaker evidence: it counts against the KV cache and flash attention only if it happened while
-they were in use, happened twice in a row, and the same plan has not served within ``MOST_DAYS``. All these
-records expire after ``MOST_DAYS``, and when the build of llama-server changes.
+they were in use, happened twice in a row, and the same plan has not served within ``MAX_DAYS``. All these
+records expire after ``MAX_DAYS``, and when the build of llama-server changes.
 
-Kept per model file in the state folder (:mod:`llamasup.planning.experience_store`); read and extended here,
+Kept per model file in the state folder (:mod:`llamasup.planning.load_history_store`); read and extended here,
 pure.
 """
 
@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.plan_limits import LEAST_CTX_SIZE, PlanLimits
+from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, PlanLimits
 from llamasup.planning.memory.estimate import ESTIMATED, Correction, MemoryEstimate
 
 __all__ = [
-    "MOST_DAYS",
-    "Experience",
+    "MAX_DAYS",
     "FailedPlan",
+    "LoadHistory",
     "Measurement",
     "Served",
     "bounds_of",
@@ -33,17 +33,17 @@ __all__ = [
     "learn_served",
     "remember",
     "runtime_id",
-    "sound",
+    "validate",
 ]
 
 # Plans of one model that people use in turn: a few profiles and contexts.
-_MOST_LESSONS = 16
+_MAX_LESSONS = 16
 # Estimates are never so wrong: such a factor is a damaged file, or a log that was misread.
-_MOST_FACTOR = 100.0
+_MAX_FACTOR = 100.0
 # A plan that was too much is tried again once there is so much more free memory than there was then.
 _MORE_ROOM = 1.5
 # Drivers, kernels and other programs change within this time. Trying the full plan again costs one start.
-MOST_DAYS = 14
+MAX_DAYS = 14
 # A single crash can have other causes: a memory error, a disk, a debugger.
 _CRASHES_BELIEVED = 2
 
@@ -94,7 +94,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Experience:
+class LoadHistory:
     """Of one model file; the newest is the last."""
 
     lessons: tuple[Measurement, ...] = ()
@@ -102,17 +102,17 @@ class Experience:
     served: tuple[Served, ...] = ()
 
 
-def sound(experience: Experience) -> Experience:
+def validate(history: LoadHistory) -> LoadHistory:
     """Without what no load can have taught: a file on disk may say anything."""
-    return Experience(
-        tuple(lesson for lesson in experience.lessons if _is_possible(lesson)),
-        tuple(setback for setback in experience.setbacks if _can_be_planned(setback.bounds)),
-        experience.served,
+    return LoadHistory(
+        tuple(lesson for lesson in history.lessons if _is_possible(lesson)),
+        tuple(setback for setback in history.setbacks if _can_be_planned(setback.bounds)),
+        history.served,
     )
 
 
 def _is_possible(lesson: Measurement) -> bool:
-    factors = all(0 <= factor <= _MOST_FACTOR for factor in (lesson.kv, lesson.compute))
+    factors = all(0 <= factor <= _MAX_FACTOR for factor in (lesson.kv, lesson.compute))
     # A process takes no more by itself than all that was seen of it.
     return factors and 0 <= lesson.runtime_bytes <= lesson.resident_bytes + lesson.device_bytes
 
@@ -121,7 +121,7 @@ def _can_be_planned(bounds: PlanLimits) -> bool:
     parallel, ctx_size, layers = bounds.parallel, bounds.ctx_size, bounds.gpu_layers
     if (parallel is not None and parallel < 1) or (layers is not None and layers < 0):
         return False
-    return (ctx_size is None or ctx_size >= LEAST_CTX_SIZE) and bounds.kv_type in (None, "f16", "q8_0")
+    return (ctx_size is None or ctx_size >= MIN_CTX_SIZE) and bounds.kv_type in (None, "f16", "q8_0")
 
 
 def runtime_id(command: Sequence[str], capabilities: Capabilities) -> str:
@@ -129,13 +129,13 @@ def runtime_id(command: Sequence[str], capabilities: Capabilities) -> str:
     return " ".join(filter(None, (*command, capabilities.version, capabilities.build)))
 
 
-def correction_of(experience: Experience, runtime: str, key: str) -> Correction:
+def correction_of(history: LoadHistory, runtime: str, key: str) -> Correction:
     """How to correct the estimate of the plan ``key``.
 
     The very plan was measured: its numbers stand. Another plan of this model was: what it showed to be
     estimated too low is raised, but nothing is lowered, since the ratio differs from shape to shape.
     """
-    of_runtime = [lesson for lesson in experience.lessons if lesson.runtime == runtime]
+    of_runtime = [lesson for lesson in history.lessons if lesson.runtime == runtime]
     same = [lesson for lesson in of_runtime if lesson.key == key]
     if same:
         last = same[-1]
@@ -147,7 +147,7 @@ def correction_of(experience: Experience, runtime: str, key: str) -> Correction:
 
 
 def learn(
-    experience: Experience,
+    history: LoadHistory,
     *,
     runtime: str,
     key: str,
@@ -158,7 +158,7 @@ def learn(
     compute_bytes: int,
     resident_bytes: int,
     device_bytes: int = 0,
-) -> Experience:
+) -> LoadHistory:
     """Add a load: sizes from llama-server's log, and of its process.
 
     ``used`` is the correction that ``estimated`` was made with. What the process takes besides the logged
@@ -166,9 +166,9 @@ def learn(
     A log that tells no size of a KV cache that there must be is one that we cannot read, and teaches nothing.
     """
     if estimated.kv_bytes and not kv_bytes:
-        return experience
+        return history
     own = resident_bytes + device_bytes - kv_bytes - compute_bytes - weights_bytes
-    earlier = [each for each in experience.lessons if (each.runtime, each.key) != (runtime, key)]
+    earlier = [each for each in history.lessons if (each.runtime, each.key) != (runtime, key)]
     lesson = Measurement(
         runtime,
         key,
@@ -178,55 +178,53 @@ def learn(
         resident_bytes=resident_bytes,
         device_bytes=device_bytes,
     )
-    return replace(experience, lessons=(*earlier, lesson)[-_MOST_LESSONS:])
+    return replace(history, lessons=(*earlier, lesson)[-_MAX_LESSONS:])
 
 
-def learn_served(experience: Experience, runtime: str, key: str, today: str) -> Experience:
+def learn_served(history: LoadHistory, runtime: str, key: str, today: str) -> LoadHistory:
     """Record that the plan ``key`` has generated a token, so that its crashes do not count against the KV
     cache. ``today`` is an ISO date.
     """
-    others = [each for each in experience.served if (each.runtime, each.key) != (runtime, key)]
-    return replace(experience, served=(*others, Served(runtime, key, today))[-_MOST_LESSONS:])
+    others = [each for each in history.served if (each.runtime, each.key) != (runtime, key)]
+    return replace(history, served=(*others, Served(runtime, key, today))[-_MAX_LESSONS:])
 
 
-def has_served(experience: Experience, runtime: str, key: str, today: str) -> bool:
-    """Whether the plan ``key`` has generated a token within ``MOST_DAYS``."""
-    proofs = (each for each in experience.served if (each.runtime, each.key) == (runtime, key))
+def has_served(history: LoadHistory, runtime: str, key: str, today: str) -> bool:
+    """Whether the plan ``key`` has generated a token within ``MAX_DAYS``."""
+    proofs = (each for each in history.served if (each.runtime, each.key) == (runtime, key))
     return any(_is_recent(each.date, today) for each in proofs)
 
 
-def forget_crashes(experience: Experience, runtime: str, key: str) -> Experience:
+def forget_crashes(history: LoadHistory, runtime: str, key: str) -> LoadHistory:
     """Remove the crashes of the plan ``key``, which has just started without one: they were not in a row."""
     kept = (
         each
-        for each in experience.setbacks
+        for each in history.setbacks
         if each.out_of_memory or each.runtime != runtime or key not in (each.asked, each.failed)
     )
-    return replace(experience, setbacks=tuple(kept))
+    return replace(history, setbacks=tuple(kept))
 
 
-def remember(experience: Experience, setback: FailedPlan) -> Experience:
+def remember(history: LoadHistory, setback: FailedPlan) -> LoadHistory:
     """Add ``setback``, and increase its count if it was seen before."""
     same = (setback.runtime, setback.asked, setback.out_of_memory)
     others, seen = [], 0
-    for each in experience.setbacks:
+    for each in history.setbacks:
         if (each.runtime, each.asked, each.out_of_memory) != same:
             others.append(each)
         elif each.bounds == setback.bounds and _is_recent(each.date, setback.date):
             seen = each.seen
     kept = replace(setback, seen=seen + 1)
-    return replace(experience, setbacks=(*others, kept)[-_MOST_LESSONS:])
+    return replace(history, setbacks=(*others, kept)[-_MAX_LESSONS:])
 
 
-def bounds_of(
-    experience: Experience, runtime: str, asked: str, available_bytes: int, today: str
-) -> PlanLimits:
+def bounds_of(history: LoadHistory, runtime: str, asked: str, available_bytes: int, today: str) -> PlanLimits:
     """The first step of the ladder: the step that served last time, unless conditions have changed.
 
     ``today`` is an ISO date.
     """
     bounds, reasons = PlanLimits(), []
-    for setback in experience.setbacks:
+    for setback in history.setbacks:
         if (setback.runtime, setback.asked) != (runtime, asked) or not _is_recent(setback.date, today):
             continue
         if setback.out_of_memory:
@@ -235,7 +233,7 @@ def bounds_of(
             happened = "a larger plan ran out of memory"
         else:
             failed = setback.failed or asked
-            if setback.seen < _CRASHES_BELIEVED or has_served(experience, runtime, failed, today):
+            if setback.seen < _CRASHES_BELIEVED or has_served(history, runtime, failed, today):
                 continue
             happened = f"a plan without this ended with {setback.cause}"
         reasons.append(f"{happened} on {setback.date}")
@@ -264,7 +262,7 @@ def _is_recent(day: str, today: str) -> bool:
         days = (date.fromisoformat(today) - date.fromisoformat(day)).days
     except ValueError:  # a damaged file, or an entry of an older version
         return False
-    return abs(days) <= MOST_DAYS  # a clock may have been set back
+    return abs(days) <= MAX_DAYS  # a clock may have been set back
 
 
 def _ratio(measured: int, estimated: int, used: float) -> float:

@@ -11,9 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from llamasup.config.issues import shown
 from llamasup.config.keys import FilePath, Key, Many
-from llamasup.config.kinds import Integer, IntegerOr, Refused, Switch, Time
-from llamasup.config.mistakes import shown
+from llamasup.config.kinds import Boolean, Integer, IntegerOr, InvalidValue, Time
 from llamasup.config.reading import keys_of
 from llamasup.config.values import ModelEntry
 from llamasup.errors import UsageInvalid
@@ -31,22 +31,22 @@ def model_entry(source: Source, place: str, given: Mapping[str, Any]) -> ModelEn
     """
     keys = _keys()
     taken: dict[str, Any] = {}
-    mistakes: list[str] = []
+    issues: list[str] = []
     for name, value in given.items():
         if name not in keys:
-            mistakes.append(f"{name}: a model has no such option{_near(name, keys)}")
+            issues.append(f"{name}: a model has no such option{_near(name, keys)}")
         elif value is not None:
             kind = keys[name].kind
             try:
                 taken[name] = _taken(value, kind)
-            except Refused as refused:
+            except InvalidValue as refused:
                 why = f" ({refused.why})" if refused.why else ""
-                mistakes.append(f"{name}={shown(repr(value))[1:-1]}: it takes {_allowed(kind)}{why}")
-    if mistakes:
+                issues.append(f"{name}={shown(repr(value))[1:-1]}: it takes {_allowed(kind)}{why}")
+    if issues:
         raise UsageInvalid(
-            f"{mistakes[0]}." if len(mistakes) == 1 else f"{len(mistakes)} options cannot be meant.",
+            f"{issues[0]}." if len(issues) == 1 else f"{len(issues)} options cannot be meant.",
             remedy="docs/configuration.md says what each option means.",
-            details=tuple(mistakes) if len(mistakes) > 1 else (),
+            details=tuple(issues) if len(issues) > 1 else (),
         )
     return ModelEntry(**{**taken, source: place})
 
@@ -63,21 +63,21 @@ def _near(name: str, keys: Iterable[str]) -> str:
 
 
 def _taken(value: Any, kind: Any) -> Any:
-    """Raises Refused."""
+    """Raises InvalidValue."""
     match kind:
         case Many(one, or_one):
             if or_one and isinstance(value, str | PathLike):
                 value = (value,)
             if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-                raise Refused
+                raise InvalidValue
             return tuple(_taken(each, one) for each in value)
         case FilePath(literal=words):
             return value if value in words else _path(value)
         case Time():
             return _seconds(value, kind)
-        case Switch():
+        case Boolean():
             if not isinstance(value, bool):
-                raise Refused
+                raise InvalidValue
             return value
         case Integer():
             return kind.parse(_whole(value))
@@ -85,35 +85,35 @@ def _taken(value: Any, kind: Any) -> Any:
             return kind.parse(value if isinstance(value, str) else _whole(value))
         case _:
             if not isinstance(value, str):
-                raise Refused
+                raise InvalidValue
             return kind.parse(value)
 
 
 def _whole(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise Refused
+        raise InvalidValue
     return str(int(value))
 
 
 def _seconds(value: Any, kind: Time) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise Refused
+        raise InvalidValue
     seconds = float(value)
     if not seconds >= 0 or (math.isinf(seconds) and not kind.never):
-        raise Refused
+        raise InvalidValue
     return seconds
 
 
 def _path(value: Any) -> str:
     if not isinstance(value, str | PathLike):
-        raise Refused
+        raise InvalidValue
     path = Path(value)
     if not str(value) or "\0" in str(value):
-        raise Refused
+        raise InvalidValue
     try:
         return str(path.expanduser().absolute())
     except (RuntimeError, OSError) as error:
-        raise Refused(str(error)) from None
+        raise InvalidValue(str(error)) from None
 
 
 def _allowed(kind: Any) -> str:
@@ -124,7 +124,7 @@ def _allowed(kind: Any) -> str:
             return what
         case Time(never=never):
             return "seconds, 0 or more" + (", or inf for never" if never else "")
-        case Switch():
+        case Boolean():
             return "True or False"
         case _:
             return str(kind.allowed)

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.planning.experience import Experience, FailedPlan, Measurement, Served
-from llamasup.planning.experience_store import recall, record
+from llamasup.planning.load_history import FailedPlan, LoadHistory, Measurement, Served
+from llamasup.planning.load_history_store import recall, record
 from llamasup.system.storage.folders import state_folder
 
 LESSON = Measurement("llama-server 1", "a plan", 1.25, 0.5, 1 << 20, 1 << 30, 0)
 SETBACK = FailedPlan(
     "llama-server 1", "a wish", PlanLimits(parallel=2), "out_of_memory_host", True, "2026-11-20", 1 << 33
 )
-KNOWN = Experience((LESSON,), (SETBACK,))
+KNOWN = LoadHistory((LESSON,), (SETBACK,))
 
 
 @pytest.fixture
@@ -34,23 +34,23 @@ def test_what_was_recorded_is_recalled_for_that_file_alone(
     assert recall(tiny_model) == KNOWN
     other = tmp_path / "other.gguf"
     other.write_bytes(tiny_model.read_bytes())
-    assert recall(other) == Experience()
+    assert recall(other) == LoadHistory()
 
 
 def test_which_plans_have_served_is_recalled(tiny_model: Path) -> None:
-    known = Experience(served=(Served("llama-server 1", "a plan"),))
+    known = LoadHistory(served=(Served("llama-server 1", "a plan"),))
     record(tiny_model, known)
     assert recall(tiny_model) == known
 
 
 def test_a_plan_that_an_older_version_saw_serving_is_recalled_without_a_date(tiny_model: Path) -> None:
-    record(tiny_model, Experience(served=(Served("llama-server 1", "a plan", "2026-11-01"),)))
+    record(tiny_model, LoadHistory(served=(Served("llama-server 1", "a plan", "2026-11-01"),)))
     (path,) = (state_folder() / "experience").iterdir()
     content = path.read_bytes()
     older = content.replace(b',"date":"2026-11-01"', b"")
     assert older != content
     path.write_bytes(older)
-    assert recall(tiny_model) == Experience(served=(Served("llama-server 1", "a plan"),))
+    assert recall(tiny_model) == LoadHistory(served=(Served("llama-server 1", "a plan"),))
 
 
 def test_a_link_to_the_model_is_the_model(tiny_model: Path, kept: Path, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_model_that_was_replaced_is_another_one(tmp_path: Path) -> None:
     record(model, KNOWN)
     assert recall(model) == KNOWN
     model.write_bytes(b"three")
-    assert recall(model) == Experience()
+    assert recall(model) == LoadHistory()
 
 
 def test_it_is_in_the_state_folder_and_nobody_elses_to_read(kept: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_damaged_file_is_as_none_and_is_written_anew(damage: object, tiny_mode
     damaged = damage(content)  # type: ignore[operator]
     assert damaged != content
     kept.write_bytes(damaged)
-    assert recall(tiny_model) == Experience()
+    assert recall(tiny_model) == LoadHistory()
     record(tiny_model, KNOWN)
     assert recall(tiny_model) == KNOWN
 
@@ -103,7 +103,7 @@ def test_what_an_older_llamasup_kept_is_not_misread(tiny_model: Path, kept: Path
     entry["value"] = {"lessons": [], "setback": None}
     entry["revision"] = "1"
     kept.write_bytes(msgspec.json.encode(entry))
-    assert recall(tiny_model) == Experience()
+    assert recall(tiny_model) == LoadHistory()
 
 
 def test_an_entry_from_before_setbacks_were_counted_is_read_as_seen_once(
@@ -116,7 +116,7 @@ def test_an_entry_from_before_setbacks_were_counted_is_read_as_seen_once(
         entry["value"]["setbacks"][0]["failed"],
     )
     kept.write_bytes(msgspec.json.encode(entry))
-    assert recall(tiny_model) == Experience((LESSON,), (SETBACK,))
+    assert recall(tiny_model) == LoadHistory((LESSON,), (SETBACK,))
 
 
 def test_without_a_place_to_keep_it_nothing_is_kept_and_nothing_breaks(
@@ -125,9 +125,9 @@ def test_without_a_place_to_keep_it_nothing_is_kept_and_nothing_breaks(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     record(tiny_model, KNOWN)
-    assert recall(tiny_model) == Experience()
+    assert recall(tiny_model) == LoadHistory()
 
 
 def test_a_model_that_is_gone_has_taught_nothing(tmp_path: Path) -> None:
     record(tmp_path / "gone.gguf", KNOWN)
-    assert recall(tmp_path / "gone.gguf") == Experience()
+    assert recall(tmp_path / "gone.gguf") == LoadHistory()

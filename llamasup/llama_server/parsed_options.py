@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from llamasup.llama_server.capabilities import Capabilities, Option
 
 __all__ = [
-    "Given",
+    "ParsedOption",
     "ParsedOptions",
     "config_files_in",
-    "given_in_config",
-    "given_in_environ",
-    "given_on_line",
+    "options_in_config",
+    "options_in_environ",
+    "parse_options",
     "read_config",
 ]
 
@@ -25,7 +25,7 @@ _TRUE = frozenset({"on", "enabled", "true", "1"})  # as llama-server reads them 
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ParsedOption:
     """One option, given once. ``name`` is the same for every spelling of it; "" for what the build lacks.
 
     ``on``: whether a switch was switched on. ``words`` are those of the command line.
@@ -42,9 +42,9 @@ class ParsedOptions:
     """All that was given, what counts least first."""
 
     capabilities: Capabilities
-    given: tuple[Given, ...]
+    given: tuple[ParsedOption, ...]
 
-    def all(self, flag: str) -> tuple[Given, ...]:
+    def all(self, flag: str) -> tuple[ParsedOption, ...]:
         """Every time that this option was given, under whatever spelling."""
         option = self.capabilities.find(flag)
         return () if option is None else tuple(each for each in self.given if each.name == _name(option))
@@ -59,36 +59,38 @@ class ParsedOptions:
         return bool(every) and every[-1].on
 
 
-def given_on_line(words: Sequence[str], capabilities: Capabilities) -> tuple[Given, ...]:
+def parse_options(words: Sequence[str], capabilities: Capabilities) -> tuple[ParsedOption, ...]:
     """Option by option, no word left out. What the build does not know is one word, for it to refuse."""
     return tuple(_on_line(words, capabilities))
 
 
-def _on_line(words: Sequence[str], capabilities: Capabilities) -> Iterator[Given]:
+def _on_line(words: Sequence[str], capabilities: Capabilities) -> Iterator[ParsedOption]:
     place = 0
     while place < len(words):
         word = words[place]
         option = capabilities.find(word)
         end = place + 1 + (option.arity if option is not None else 0)
         if option is None or end > len(words):
-            yield Given("", words=(word,))
+            yield ParsedOption("", words=(word,))
             place += 1
         else:
             values = tuple(words[place + 1 : end])
             on = word.replace("_", "-") not in option.negations
-            yield Given(_name(option), " ".join(values), on, (word, *values))
+            yield ParsedOption(_name(option), " ".join(values), on, (word, *values))
             place = end
 
 
-def given_in_environ(environ: Mapping[str, str], capabilities: Capabilities) -> tuple[Given, ...]:
+def options_in_environ(environ: Mapping[str, str], capabilities: Capabilities) -> tuple[ParsedOption, ...]:
     return tuple(
-        Given(_name(option), environ[option.env], _is_on(environ[option.env]))
+        ParsedOption(_name(option), environ[option.env], _is_on(environ[option.env]))
         for option in capabilities.options
         if option.env is not None and option.env in environ and not option.removed
     )
 
 
-def given_in_config(config: Sequence[tuple[str, str]], capabilities: Capabilities) -> tuple[Given, ...]:
+def options_in_config(
+    config: Sequence[tuple[str, str]], capabilities: Capabilities
+) -> tuple[ParsedOption, ...]:
     """``config`` is what ``read_config`` found. Names are options without dashes, or variables [run]."""
     variables = {option.env: option for option in capabilities.options if option.env}
     found = (
@@ -96,7 +98,7 @@ def given_in_config(config: Sequence[tuple[str, str]], capabilities: Capabilitie
         for name, value in config
     )
     return tuple(
-        Given(_name(option), value, _is_on(value))
+        ParsedOption(_name(option), value, _is_on(value))
         for option, value in found
         if option is not None and not option.removed
     )

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 import llamasup
-from llamasup.api.given import Given, config_of, entry_of, name_of, successor
+from llamasup.api.inputs import ConfigInputs, config_of, entry_of, name_of, successor
 from llamasup.config import Config
-from llamasup.config.mistakes import ConfigMistakes
+from llamasup.config.issues import ConfigIssues
 from llamasup.config.values import ModelEntry
 
 
@@ -178,7 +178,7 @@ def test_what_is_said_of_a_name_outlives_its_file_and_what_is_said_of_a_file_doe
 def test_a_config_is_read_each_time_and_what_is_said_beside_it_counts_more(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text('models: {a: {path: a.gguf}, b: {path: b.gguf, ctx_size: "${SIZE}"}}\n')
-    given = Given(file, (tmp_path,), {"SIZE": "512"}, {"a": said(pin=True)})
+    given = ConfigInputs(file, (tmp_path,), {"SIZE": "512"}, {"a": said(pin=True)})
     copy = given.copy()
     assert given().models["a"] == said(pin=True)
     assert given().models["b"].ctx_size == 512
@@ -242,10 +242,10 @@ def test_a_dict_is_checked_as_a_file_is(tmp_path: Path, monkeypatch: pytest.Monk
         "memory": {"ram": "80%", "vram": None},
         "models": {"a": {"path": Path("a.gguf"), "ctx_size": "${SIZE}", "ttl": "10m", "aliases": ("é",)}},
     }
-    with pytest.raises(ConfigMistakes) as caught:
+    with pytest.raises(ConfigIssues) as caught:
         llamasup.serve(config=said, environ={"SIZE": "512"})
-    (mistake,) = caught.value.details
-    assert mistake.startswith("config: models.a.aliases[0]: 'é'")
+    (issue,) = caught.value.details
+    assert issue.startswith("config: models.a.aliases[0]: 'é'")
     said["models"]["a"]["aliases"] = ()
     read = config_of(said, {"SIZE": "512"}, more_models=False)
     assert isinstance(read, Config)
