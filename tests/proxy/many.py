@@ -23,7 +23,7 @@ class Model:
 
     def __init__(self, spec: ModelSpec, socket_path: Path) -> None:
         self.spec = spec
-        self.meant = resolved(spec)
+        self.resolved = resolved(spec)
         self.endpoint = Endpoint(spec.id, 1, UnixAddress(str(socket_path)))
         self.unavailable: Unavailable | None = None
         self.wanted = 0  # requests that began to wait for it
@@ -64,14 +64,14 @@ class ManyModels:
     def readiness(self) -> Unavailable | None:
         return None
 
-    def meant(self, model: str | None) -> ResolvedModel | None:
+    def resolve(self, model: str | None) -> ResolvedModel | None:
         found = self._find(model)
-        return found.meant if isinstance(found, Model) else None
+        return found.resolved if isinstance(found, Model) else None
 
     def listing(self) -> ModelListing:
         def look(model: str) -> ListedModel:
             each = self.models[model]
-            return ListedModel(each.spec, each.meant, Phase.ABSENT if each.unavailable else Phase.RESIDENT)
+            return ListedModel(each.spec, each.resolved, Phase.ABSENT if each.unavailable else Phase.RESIDENT)
 
         return ModelListing(self.models, look, self.default)
 

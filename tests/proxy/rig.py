@@ -150,7 +150,7 @@ class OneModel:
     def readiness(self) -> Unavailable | None:
         return self.unavailable
 
-    def meant(self, model: str | None) -> ResolvedModel | None:
+    def resolve(self, model: str | None) -> ResolvedModel | None:
         return ResolvedModel((self.endpoint.model,))
 
     def listing(self) -> ModelListing | None:

@@ -16,7 +16,7 @@ import pytest
 
 from llamasup.errors import PortInUse, PortNotAllowed
 from llamasup.proxy import bind, bind_unix
-from llamasup.proxy.bind import lock_beside
+from llamasup.proxy.bind import socket_lock
 from llamasup.proxy.listen import listen
 
 
@@ -55,7 +55,7 @@ def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may bind every port")
 def test_a_privileged_port_is_refused() -> None:
-    with pytest.raises(PortNotAllowed, match="rights"):
+    with pytest.raises(PortNotAllowed, match="permission denied"):
         bind("127.0.0.1", 80)
 
 
@@ -65,7 +65,7 @@ def test_rights_that_lack_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> Non
             raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(socket, "socket", Privileged)
-    with pytest.raises(PortNotAllowed, match=r"port 80 on 127\.0\.0\.1 needs rights"):
+    with pytest.raises(PortNotAllowed, match=r"permission denied for port 80 on 127\.0\.0\.1"):
         bind("127.0.0.1", 80)
 
 
@@ -150,9 +150,9 @@ def answers(racers: list[subprocess.Popen[bytes]], told: str = "") -> list[str]:
 def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[lock_beside.__module__], "_LOCK_WAIT_S", 0.01)
+    monkeypatch.setattr(sys.modules[socket_lock.__module__], "_LOCK_WAIT_S", 0.01)
     path = tmp_path / "a.sock"
-    with lock_beside(path), pytest.raises(PortInUse, match="lock"):
+    with socket_lock(path), pytest.raises(PortInUse, match="lock"):
         bind_unix(str(path))
     with bind_unix(str(path)):
         assert os.listdir(tmp_path) == ["a.sock"]  # noqa: PTH208

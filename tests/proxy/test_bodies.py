@@ -186,7 +186,7 @@ def memory_of(rig: Rig) -> int:
         (connection,) = rig.proxy.clients
         assert isinstance(connection, Downstream)
         request = connection._reader.partial
-        parts: list[object] = [connection._held]
+        parts: list[object] = [connection._unparsed]
         for holder in (request, connection._upload):
             if isinstance(holder, Request | Upload):
                 parts += [getattr(holder, name, None) for name in holder.__slots__]

@@ -88,12 +88,12 @@ def test_connections_without_a_key_cannot_keep_clients_with_a_key_out(make_rig: 
     child.message()
     child.send(answer())
     known.message()
-    strangers = []
+    unauthenticated = []
     for _ in range(5):  # of one address, which may have two in all
-        strangers.append(rig.connect(source="127.0.0.2"))
-        strangers[-1].send(sent)
+        unauthenticated.append(rig.connect(source="127.0.0.2"))
+        unauthenticated[-1].send(sent)
         if sent.startswith(b"GET /livez"):
-            strangers[-1].message()
+            unauthenticated[-1].message()
         rig.call(lambda: None)
     other = rig.connect(source="127.0.0.2")
     other.send(post(CHAT, b"{}", KEY))
@@ -231,10 +231,10 @@ def test_a_decision_costs_the_same_however_many_there_are() -> None:
 
         def sweep(self, now: float) -> None: ...
 
-    for strangers in (False, True):
+    for unauthenticated in (False, True):
         Stub.closed = 0
         connections = Connections(Limits(connections=5_000, connections_per_client=10))
         clients = [f"10.0.{number % 4096}" for number in range(20_000)]
-        refused = [connections.enter(Stub(), client, stranger=strangers) for client in clients]
+        refused = [connections.enter(Stub(), client, unauthenticated=unauthenticated) for client in clients]
         assert refused.count(None) == len(refused)
         assert Stub.closed == 15_000

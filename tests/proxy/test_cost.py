@@ -23,11 +23,11 @@ import pytest
 from llamasup.http.address import UnixAddress
 from llamasup.models.access import ResolvedModel
 from llamasup.proxy import Proxy, ProxyConfig, reader, upstream
+from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.exchange import Exchange
-from llamasup.proxy.gate import AccessPolicy
 from llamasup.proxy.upstream import Upstream
-from llamasup.proxy.upstream_pool import Pool
+from llamasup.proxy.upstream_pool import UpstreamPool
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
 from llamasup.testing.upstream import CHUNK, PLAIN_BODY, plain_response, stream_head
 from tests.proxy.conftest import MakeRig
@@ -83,7 +83,7 @@ class OneModel:
     def readiness(self) -> None:
         return None
 
-    def meant(self, model: str | None) -> ResolvedModel:
+    def resolve(self, model: str | None) -> ResolvedModel:
         return _TINY
 
     def listing(self) -> None:
@@ -132,12 +132,12 @@ class Wired:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._child: Upstream | None = None
 
-        def connect(pool: Pool, exchange: Exchange) -> None:
+        def connect(pool: UpstreamPool, exchange: Exchange) -> None:
             self._child = child = Upstream(pool)
             child.connection_made(cast("asyncio.Transport", Socket()))
             exchange.connected(child)
 
-        monkeypatch.setattr(Pool, "connect", connect)
+        monkeypatch.setattr(UpstreamPool, "connect", connect)
         self.records = 0
         proxy = Proxy(OneModel(), ProxyConfig(api_keys=("sesame",)), on_finished=self._finished)
         self.client = Downstream(proxy, AccessPolicy(proxy.config, proxy.keys))

@@ -48,7 +48,7 @@ def test_a_request_that_has_had_its_time_is_a_504_and_ends_at_the_child(
     head, body = client.message()
     error = json.loads(body)["error"]
     assert (status(head), error["code"], error["cause"]) == (504, 504, "request_timeout")
-    assert error["message"] == "the request has taken 100 s, which is all that it may"
+    assert error["message"] == "request timed out after 100 s"
     child.message()
     assert child.sees_the_end()
     record = rig.record()

@@ -70,7 +70,7 @@ def test_a_socket_that_somebody_put_in_its_place_is_left_alone(tmp_path: Path) -
 def test_what_is_in_the_way_of_a_socket_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "a.sock"
     file.write_text("theirs")
-    with pytest.raises(PortNotAllowed, match="no socket"):
+    with pytest.raises(PortNotAllowed, match="not a socket"):
         listen([str(file)], 1)
     assert file.read_text() == "theirs"
 
@@ -131,10 +131,14 @@ def test_what_is_wrong_with_a_certificate_or_its_key_is_said(tmp_path: Path) -> 
         (key, missing, f"'{missing}': No such file"),
         (missing, chain, f"'{missing}': No such file"),
         (key, str(tmp_path), f"'{tmp_path}': Is a directory"),
-        (key, key, f"'{key}' holds no PEM certificate"),
-        (chain, chain, f"'{chain}' holds no PEM key"),
-        (other, chain, "the key is another certificate's"),
-        (encrypted, its_chain, f"'{encrypted}' holds no PEM key, or one with a password"),  # nobody is asked
+        (key, key, f"'{key}' contains no PEM certificate"),
+        (chain, chain, f"'{chain}' contains no PEM key"),
+        (other, chain, "the key belongs to another certificate"),
+        (
+            encrypted,
+            its_chain,
+            f"'{encrypted}' contains no PEM key, or one with a password",
+        ),  # without asking for it
     ):
         with pytest.raises(ConfigInvalid) as refused:
             tls_context(key_file, chain_file)

@@ -133,7 +133,7 @@ def test_a_key_for_control_alone_cannot_infer(make_rig: MakeRig, path: bytes) ->
     client.send(get(path, bearer(b"control")))
     error = error_of(client, 403)
     assert error["cause"] == "key_rights"
-    assert error["message"] == "the key 'root' may control, not infer"
+    assert error["message"] == "the key 'root' has only the right `control`"
     assert rig.backend.asked_for == []
 
 

@@ -14,12 +14,12 @@ from llamasup.auth.key_limits import Keys
 from llamasup.http.address import UnixAddress
 from llamasup.http.head_cache import KnownHead, compile_head
 from llamasup.proxy import ProxyConfig, reader, upstream
-from llamasup.proxy.gate import AccessPolicy
+from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits
 from llamasup.proxy.upstream import Upstream
-from llamasup.proxy.upstream_pool import Pool, Tasks
+from llamasup.proxy.upstream_pool import Tasks, UpstreamPool
 from llamasup.queueing.endpoint import Endpoint
 from tests.proxy.parsers import parser_shows
 from tests.proxy.rig import CHAT, Rig, Wire, answer, field, get, post, status
@@ -196,14 +196,14 @@ class Hearing:
     """Stands for exchanges: notes what an upstream connection makes of a child's bytes."""
 
     is_head = False
-    may_come_back = True
+    is_replayable = True
     answered = False
 
     def __init__(self, *, remembers: bool) -> None:
         self.heard: list[object] = []
         self._remembers = remembers
         loop: Any = None
-        self._pool = Pool(Endpoint("tiny", 1, UnixAddress("/nowhere")), loop, Tasks(loop), 1.0)
+        self._pool = UpstreamPool(Endpoint("tiny", 1, UnixAddress("/nowhere")), loop, Tasks(loop), 1.0)
         self.is_open = False
 
     def hear(self, *answers: tuple[bytes, ...]) -> None:

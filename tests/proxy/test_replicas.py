@@ -36,7 +36,7 @@ class Backend:
         state = self.served.serving()
         return state if isinstance(state, Unavailable) else None
 
-    def meant(self, model: str | None) -> ResolvedModel:
+    def resolve(self, model: str | None) -> ResolvedModel:
         return ResolvedModel(("tiny",))
 
     def listing(self) -> None:

@@ -506,7 +506,7 @@ def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_p
         def readiness(self) -> Unavailable | None:
             return None
 
-        def meant(self, model: str | None) -> ResolvedModel:
+        def resolve(self, model: str | None) -> ResolvedModel:
             return ResolvedModel((model or "tiny",))
 
         def listing(self) -> None:
