@@ -1,4 +1,4 @@
-"""A backend with several models, each with a child of its own that the test plays."""
+"""A backend with several models, each with its own child, which the test plays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ManyModels", "Model"]
 
 
 class Model:
-    """``unavailable``: why it does not serve now; None: it does."""
+    """``unavailable``: why it does not serve now; None if it serves."""
 
     def __init__(self, spec: ModelSpec, socket_path: Path) -> None:
         self.spec = spec
@@ -41,7 +41,7 @@ class Model:
 
 
 class ManyModels:
-    """Takes the place of the rig's own backend; must be made in the loop of the proxy."""
+    """Replaces the backend of the rig. Must be made in the loop of the proxy."""
 
     def __init__(self, folder: Path, specs: Sequence[ModelSpec], default: str | None = None) -> None:
         self.models = {spec.id: Model(spec, folder / f"{each}.sock") for each, spec in enumerate(specs)}

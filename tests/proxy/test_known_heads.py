@@ -1,4 +1,4 @@
-"""A head that is known by its bytes means what it meant to the parser: with and without, all is equal."""
+"""Recognized heads have the same result as parsed ones, for requests and for responses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llamasup.proxy.settings import Limits
 from llamasup.proxy.upstream import Upstream
 from llamasup.proxy.upstream_pool import Tasks, UpstreamPool
 from llamasup.queueing.endpoint import Endpoint
-from tests.proxy.parsers import parser_shows
+from tests.proxy.parsers import record_parser_input
 from tests.proxy.rig import CHAT, Rig, Wire, answer, field, get, post, status
 
 BODY = b'{"model":"tiny"}'
@@ -81,7 +81,7 @@ TOLD = [name for name in Request.__slots__ if name != "received_at"]
 
 
 class Reading:
-    """A reader of its own, and all that it finds."""
+    """A reader, with everything that it finds."""
 
     def __init__(self, *, remembers: bool) -> None:
         config = ProxyConfig(api_keys=("sesame",), origins=("https://page.example",))
@@ -95,7 +95,7 @@ class Reading:
         self.found: list[object] = []
 
     def feed(self, *pieces: bytes) -> None:
-        """Read, and note all that is known after each read."""
+        """Read, and record the state after each read."""
         with pytest.MonkeyPatch.context() as patch:
             if not self._remembers:
                 patch.setattr(reader, "compile_head", lambda read: None)
@@ -119,7 +119,7 @@ def with_and_without(name: str, *pieces: bytes) -> None:
 
 
 @pytest.mark.parametrize("repeated", REPEATED.values(), ids=REPEATED)
-def test_whatever_follows_a_head_that_is_known(repeated: bytes) -> None:
+def test_requests_after_known_head_parse_the_same(repeated: bytes) -> None:
     often = (repeated,) * 3
     for at in range(1, len(repeated), 7):
         with_and_without("itself", repeated, repeated[:at], repeated[at:], repeated[at:], repeated)
@@ -132,14 +132,14 @@ def test_whatever_follows_a_head_that_is_known(repeated: bytes) -> None:
             with_and_without(name, *often, following[:at], following[at:] + repeated[:at], repeated[at:])
 
 
-def test_whatever_follows_byte_by_byte() -> None:
+def test_requests_after_known_head_parse_the_same_byte_by_byte() -> None:
     for name, following in FOLLOWING.items():
         bytewise = (following[at : at + 1] for at in range(min(len(following), 300)))
         with_and_without(name, CHAT_POST, CHAT_POST, CHAT_POST, *bytewise, CHAT_POST)
 
 
-def test_a_head_is_known_after_it_has_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = parser_shows(monkeypatch, reader, "HttpRequestParser")
+def test_request_head_is_known_after_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = record_parser_input(monkeypatch, reader, "HttpRequestParser")
     reading = Reading(remembers=True)
     reading.feed(CHAT_POST, CHAT_POST)
     assert shown == [CHAT_POST, CHAT_POST]
@@ -148,11 +148,11 @@ def test_a_head_is_known_after_it_has_come_twice(monkeypatch: pytest.MonkeyPatch
     assert shown == [CHAT_POST, CHAT_POST]
     bodies = [request["body"] for request in reading.found if isinstance(request, dict) and request["body"]]
     assert bodies[-1] == BODY * 100
-    assert len(bodies) == 5 + 1  # one was seen in part, and then whole
+    assert len(bodies) == 5 + 1  # one was seen in part, and then completely
 
 
-def test_keys_that_change_make_every_head_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = parser_shows(monkeypatch, reader, "HttpRequestParser")
+def test_changed_keys_make_every_head_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = record_parser_input(monkeypatch, reader, "HttpRequestParser")
     reading = Reading(remembers=True)
     reading.feed(CHAT_POST, CHAT_POST, CHAT_POST)
     assert len(shown) == 2
@@ -193,7 +193,7 @@ SOCKET, _ = os.pipe()  # nothing arrives at it
 
 
 class Hearing:
-    """Stands for exchanges: notes what an upstream connection makes of a child's bytes."""
+    """Replaces exchanges: records the calls of an upstream connection."""
 
     is_head = False
     is_replayable = True
@@ -265,7 +265,7 @@ class _Transport(asyncio.Transport):
 @pytest.mark.parametrize(
     "repeated", [PLAIN, CREATED, CLOSING, STREAM], ids=["plain", "201", "last", "stream"]
 )
-def test_whatever_a_child_sends_behind_a_head_that_is_known(repeated: bytes) -> None:
+def test_responses_after_known_head_parse_the_same(repeated: bytes) -> None:
     for name, following in ANSWERS.items():
         for at in (0, 1, 30, following.find(b"\r\n\r\n") + 4, len(following) - 1, len(following)):
             pieces = tuple(piece for piece in (following[:at], following[at:]) if piece)
@@ -276,8 +276,8 @@ def test_whatever_a_child_sends_behind_a_head_that_is_known(repeated: bytes) -> 
             assert "finished" in both[0].heard
 
 
-def test_two_answers_in_one_read_teach_nothing() -> None:
-    """The parser reads both at once: what it says is said of the second, the bytes are the first's."""
+def test_head_of_two_answers_in_one_read_is_not_remembered() -> None:
+    """The parser reads both at once: its state is that of the second, the bytes are those of the first."""
     for name, first in ANSWERS.items():
         hearing = Hearing(remembers=True), Hearing(remembers=False)
         for each in hearing:
@@ -285,8 +285,8 @@ def test_two_answers_in_one_read_teach_nothing() -> None:
         assert hearing[0].heard == hearing[1].heard, name
 
 
-def test_a_childs_head_is_known_after_it_has_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = parser_shows(monkeypatch, upstream, "HttpResponseParser")
+def test_response_head_is_known_after_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = record_parser_input(monkeypatch, upstream, "HttpResponseParser")
     hearing = Hearing(remembers=True)
     hearing.hear((PLAIN,), (PLAIN,))
     assert len(shown) == 2
@@ -299,7 +299,7 @@ def test_a_childs_head_is_known_after_it_has_come_twice(monkeypatch: pytest.Monk
 # --- the heads themselves
 
 
-def test_what_is_not_remembered() -> None:
+def test_unusual_response_heads_are_not_remembered() -> None:
     assert compile_head(b"\r\n" + PLAIN_GET) is None
     assert compile_head(PLAIN_GET[:-1]) is None
     assert compile_head(post(CHAT, BODY, b"Cookie: " + b"x" * 4096)) is None
@@ -316,7 +316,7 @@ def test_a_head_ends_where_its_empty_line_ends() -> None:
     assert known.length_in(b"") is None
 
 
-def test_ids_and_records_are_made_afresh_for_heads_that_are_known(rig: Rig) -> None:
+def test_requests_with_known_head_have_own_ids_and_records(rig: Rig) -> None:
     client = rig.connect()
     child: Wire | None = None
     ids = set()
