@@ -27,9 +27,7 @@ __all__ = ["Downstream"]
 ANSWERS_PER_TURN: Final = 32  # requests that are answered at once before other connections have their turn
 NEVER: Final = float("inf")
 _IDLE, _HEAD, _BODY, _BUSY = range(4)
-_FINAL_STATUSES = frozenset(
-    {400, 403, 404}
-)  # of what was asked for; whatever else stands in its way may pass
+_FINAL_STATUSES = frozenset({400, 403, 404})  # no wait can change these answers
 _log = logging.getLogger("llamasup.proxy")
 _INTERNAL_ERROR = HttpError(
     500, "llamasup failed to serve the request", "server_error", remedy="see llamasup's log", close=True

@@ -45,11 +45,11 @@ class _RedactedBody:
     Its size depends on the chat template of the model; clients cannot choose it.
     """
 
-    __slots__ = ("_add", "_chunks", "_pieces", "_write")
+    __slots__ = ("_add", "_pieces", "_rechunk", "_write")
 
-    def __init__(self, write: Callable[[bytes], None], *, is_chunked: bool, chunks: bool) -> None:
+    def __init__(self, write: Callable[[bytes], None], *, is_chunked: bool, rechunk: bool) -> None:
         self._write = write
-        self._chunks = chunks
+        self._rechunk = rechunk
         self._pieces: list[bytes] = []
         self._add = Dechunker(self._pieces.append).write if is_chunked else self._pieces.append
 
@@ -59,7 +59,7 @@ class _RedactedBody:
 
     def send(self) -> None:
         body = without_folders(b"".join(self._pieces))
-        if self._chunks:
+        if self._rechunk:
             body = (chunk(body) if body else b"") + LAST_CHUNK
         if body:
             self._write(body)
@@ -128,7 +128,7 @@ class Exchange:
         self._opening = b""
         self._meter: TokenMeter | None = None
         self._abandoned: Abandoned | None = None
-        self._body_incomplete = False  # the request body is incomplete
+        self._body_incomplete = False  # of the request
         self._redacted: _RedactedBody | None = None
         self.upload: Upload | None = None  # while the body of the request is forwarded
         self.is_head = request.head.method == b"HEAD"
@@ -211,8 +211,8 @@ class Exchange:
         request, write = self._request, self._write
         if request.head.route.has_paths and request.hides_paths:
             is_chunked = framing is not None and framing.startswith(b"Transfer")
-            chunks = is_chunked and not request.http_1_0
-            self._redacted = _RedactedBody(write, is_chunked=is_chunked, chunks=chunks)
+            rechunk = is_chunked and not request.http_1_0
+            self._redacted = _RedactedBody(write, is_chunked=is_chunked, rechunk=rechunk)
         if framing is None:
             request.keep_alive = False
         elif request.http_1_0 and framing.startswith(b"Transfer"):
@@ -239,7 +239,7 @@ class Exchange:
             self._write(body)
 
     def _timing(self, waiting: Waiting) -> bytes:
-        """How long the request waited for a generation that serves, and how long for a permit."""
+        """The Server-Timing of a request that waited: for a load (``load``), and otherwise (``queue``)."""
         load_s = waiting.waited_s
         queue_s = self.sent_at - self._request.received_at - load_s
         return b'Server-Timing: queue;dur=%.1f;desc="position %d", load;dur=%.1f\r\n' % (
@@ -390,8 +390,8 @@ class Exchange:
             return False
         waiting = self._waiting
         if waiting is None:
-            room = downstream.proxy.backend.room(endpoint.model)
-            waiting = self._waiting = Waiting(downstream, request, room, endpoint.model)
+            queue = downstream.proxy.backend.room(endpoint.model)
+            waiting = self._waiting = Waiting(downstream, request, queue, endpoint.model)
         if not waiting.requeue(endpoint, sent=self.sent_at > 0.0):
             return False
         downstream.exchange_waits(waiting)

@@ -121,11 +121,6 @@ class Proxy:
         await asyncio.gather(*(pool.aclose() for pool in pools))
         self._pools.clear()
 
-    @property
-    def connections(self) -> int:
-        """Open client connections."""
-        return len(self.clients)
-
     # --- for connections and exchanges
 
     def on_connect(self, connection: Connection, client: str, *, unauthenticated: bool) -> HttpError | None:

@@ -74,7 +74,7 @@ class Upload:
         self._exchange = exchange
         self._request = request
         self._length = length
-        self._unsent = request.take_body()  # not sent yet
+        self._unsent = request.take_body()
         self._scan = scan_for(request, downstream.proxy.config.rules)
         if self._scan is not None:
             self._scan.feed(bytes(self._unsent))
@@ -99,8 +99,8 @@ class Upload:
         ``ready``: the complete requests of the reader. The first is this request if its body is complete.
         """
         request = self._request
-        buffered = bool(ready) and ready[0] is request
-        if buffered:
+        complete = bool(ready) and ready[0] is request
+        if complete:
             ready.popleft()
             if request.refusal is None and self._scan is not None:
                 proxy = self._downstream.proxy
@@ -110,7 +110,7 @@ class Upload:
         if request.refusal is not None:
             request.keep_alive = False
             self._exchange.refused(request.refusal)
-        elif buffered:
+        elif complete:
             self._end()
             self._exchange.body_sent()
         else:

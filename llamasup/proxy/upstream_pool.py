@@ -32,9 +32,6 @@ class Tasks:
         self._loop = loop
         self._running: set[asyncio.Task[None]] = set()
 
-    def __len__(self) -> int:
-        return len(self._running)
-
     def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)
         self._running.add(task)

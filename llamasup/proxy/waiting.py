@@ -38,12 +38,12 @@ class Waiting:
     __slots__ = ("_downstream", "_entry", "_generation", "_model", "_queue", "_request")
 
     def __init__(
-        self, downstream: WaitingConnection, request: Request, room: RequestQueue, model: str
+        self, downstream: WaitingConnection, request: Request, queue: RequestQueue, model: str
     ) -> None:
         """``model``: the id of the model for which the request waits."""
         self._downstream = downstream
         self._request = request
-        self._queue = room
+        self._queue = queue
         self._entry = QueueEntry(
             self,
             request.received_at,

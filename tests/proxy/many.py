@@ -44,7 +44,7 @@ class ManyModels:
     """Replaces the backend of the rig. Must be made in the loop of the proxy."""
 
     def __init__(self, folder: Path, specs: Sequence[ModelSpec], default: str | None = None) -> None:
-        self.models = {spec.id: Model(spec, folder / f"{each}.sock") for each, spec in enumerate(specs)}
+        self.models = {spec.id: Model(spec, folder / f"{number}.sock") for number, spec in enumerate(specs)}
         self.default = default
         self._index = NameIndex({name: spec.id for spec in specs for name in spec.names})
 
@@ -70,8 +70,9 @@ class ManyModels:
 
     def listing(self) -> ModelListing:
         def look(model: str) -> ListedModel:
-            each = self.models[model]
-            return ListedModel(each.spec, each.resolved, Phase.ABSENT if each.unavailable else Phase.RESIDENT)
+            known = self.models[model]
+            phase = Phase.ABSENT if known.unavailable else Phase.RESIDENT
+            return ListedModel(known.spec, known.resolved, phase)
 
         return ModelListing(self.models, look, self.default)
 

@@ -13,7 +13,7 @@ def record_parser_input(monkeypatch: pytest.MonkeyPatch, module: Any, name: str)
     shown: list[bytes] = []
     made: Any = getattr(httptools, name)
 
-    class Noting:
+    class Recording:
         def __init__(self, protocol: object) -> None:
             self._parser = made(protocol)
 
@@ -24,5 +24,5 @@ def record_parser_input(monkeypatch: pytest.MonkeyPatch, module: Any, name: str)
         def __getattr__(self, asked: str) -> Any:
             return getattr(self._parser, asked)
 
-    monkeypatch.setattr(module.httptools, name, Noting)
+    monkeypatch.setattr(module.httptools, name, Recording)
     return shown

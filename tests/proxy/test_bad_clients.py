@@ -51,7 +51,7 @@ def serve_another_client(rig: Rig) -> None:
 
 
 def await_release(rig: Rig) -> None:
-    eventually(lambda: rig.call(lambda: rig.proxy.connections + rig.endpoint.in_flight) == 0)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients) + rig.endpoint.in_flight) == 0)
 
 
 # --- slow clients
@@ -66,12 +66,14 @@ def send_slowly(client: Wire, rest: bytes) -> bytes:
     return client.head()
 
 
+@pytest.mark.check("X8", "408, closed")
 def test_head_sent_byte_by_byte_has_a_deadline(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(limits=SHORT_TIMEOUTS))
     client = rig.send(b"GET /props HTTP/1.1\r\n")
     serve_another_client(rig)
-    head = send_slowly(client, b"X-A: " + b"a" * 1000)
+    head = send_slowly(client, b"X: y\r\n" * 200)
     assert (status(head), field(head, b"connection")) == (408, b"close")
+    assert b'"cause":"slow_request"' in client.rest()  # and then the end
     client.close()
     await_release(rig)
 
@@ -112,6 +114,8 @@ def test_unread_stream_pauses_child_and_then_times_out(make_rig: MakeRig) -> Non
         child.send(event)
         sent += len(event)
     assert sent < 32 * MIB  # buffers of the kernel, and little of ours, because the child was paused
+    assert rig.record().outcome == "client_gone"
+    assert child.sees_the_end()
     serve_another_client(rig)
     client.close()
     await_release(rig)
@@ -145,7 +149,7 @@ def test_five_thousand_idle_connections_delay_no_client(make_rig: MakeRig) -> No
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as crowd:
             assert crowd.stdout is not None
             assert crowd.stdout.readline() == b"here\n"
-            eventually(lambda: rig.call(lambda: rig.proxy.connections) == number)
+            eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == number)
             serve_another_client(rig)
         await_release(rig)
     finally:
@@ -197,16 +201,19 @@ def test_thousand_connects_and_resets_per_second_delay_no_client(make_rig: MakeR
 # --- large bodies
 
 
-def test_announced_body_above_limit_is_refused_unread(rig: Rig) -> None:
-    client = rig.send(post(CHAT, b"x" * 40 * MIB)[:100])
+@pytest.mark.check("X8", "413, closed")
+def test_announced_body_above_the_limit_is_refused_unread(rig: Rig) -> None:
+    client = rig.send(get(CHAT, b"Content-Length: %d" % (32 * MIB + 1), method=b"POST"))
     serve_another_client(rig)
     head, body = client.message()
     assert (status(head), field(head, b"connection")) == (413, b"close")
     assert json.loads(body)["error"]["cause"] == "body_limit"
+    assert client.sees_the_end()
     client.close()
     await_release(rig)
 
 
+@pytest.mark.check("X8", "413, closed")
 def test_chunked_body_is_refused_at_the_limit(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig())  # with routing by model, bodies are buffered
     client = rig.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))

@@ -139,10 +139,10 @@ def test_only_one_of_two_processes_takes_a_stale_unix_socket(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["a.sock"]  # noqa: PTH208
 
 
-def answers(racers: list[subprocess.Popen[bytes]], told: str = "") -> list[str]:
+def answers(racers: list[subprocess.Popen[bytes]], line: str = "") -> list[str]:
     for racer in racers:
         assert racer.stdin is not None
-        racer.stdin.write(told.encode())
+        racer.stdin.write(line.encode())
         racer.stdin.flush()
     return [racer.stdout.readline().decode().rstrip() for racer in racers if racer.stdout is not None]
 
@@ -197,7 +197,7 @@ def test_missing_folder_is_not_reported_as_lock_file_error(tmp_path: Path) -> No
 
 
 def test_listeners_close_even_if_lock_file_cannot_be_opened(tmp_path: Path) -> None:
-    front = listen([str(tmp_path / "a.sock")], 0)
+    listeners = listen([str(tmp_path / "a.sock")], 0)
     (tmp_path / ".a.sock.lock").mkdir()
-    front.close()
-    assert all(each.fileno() == -1 for each in front.sockets)
+    listeners.close()
+    assert all(sock.fileno() == -1 for sock in listeners.sockets)

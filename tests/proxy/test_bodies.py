@@ -90,8 +90,8 @@ def test_chunked_body_counts_as_it_arrives(bounded: Rig) -> None:
     for _ in range(4):
         client.send(chunk(b"x" * (5 * KIB)))
     assert error_of(client, 503)["cause"] == "bodies_limit"
-    for each in clients:
-        each.close()
+    for other in clients:
+        other.close()
     eventually(lambda: held_bytes(bounded) == 0)
 
 
@@ -344,7 +344,7 @@ def test_request_that_ends_during_its_body_leaves_its_quota_once(make_rig: MakeR
     eventually(lambda: in_flight(rig) == 0)
     eventually(lambda: held_bytes(rig) == 0)
     client.close()
-    eventually(lambda: rig.proxy.connections == 0)
+    eventually(lambda: len(rig.proxy.clients) == 0)
     assert in_flight(rig) == 0
 
 

@@ -22,8 +22,8 @@ FOUR = ProxyConfig(
 def connect_all(rig: Rig, *clients: str) -> list[Wire]:
     """An idle connection from each address."""
     wires = []
-    for each in clients:
-        wires.append(rig.connect(source=each))
+    for address in clients:
+        wires.append(rig.connect(source=address))
         wires[-1].send(get(b"/livez"))
         assert status(wires[-1].message()[0]) == 200
     return wires
@@ -52,7 +52,7 @@ def test_one_client_cannot_have_more_connections_than_its_limit(make_rig: MakeRi
     connect_all(rig, "127.0.0.3")  # other clients are served
     for wire in (first, second, third):
         wire.close()
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 1)
     connect_all(rig, "127.0.0.2", "127.0.0.2")  # closed connections do not count
 
 
@@ -116,7 +116,7 @@ def test_at_the_total_limit_connections_without_a_key_are_closed_first(make_rig:
     half = [rig.connect(source=f"127.0.0.{number}") for number in (3, 4, 5)]
     for wire in half:
         wire.send(b"GET /li")
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 4)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 4)
     connect_all(rig, "127.0.0.6", "127.0.0.7")
     assert [half[0].sees_the_end(), half[1].sees_the_end()] == [True, True]
     half[2].send(b"vez HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -148,7 +148,7 @@ def test_at_total_limit_longest_idle_connection_is_closed(make_rig: MakeRig) -> 
 def test_at_total_limit_silent_connection_is_closed(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
     silent = [rig.connect(source=f"127.0.0.{number}") for number in range(2, 6)]
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 4)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 4)
     connect_all(rig, "127.0.0.6")
     assert silent[0].sees_the_end()
 
@@ -159,7 +159,7 @@ def test_if_all_connections_are_busy_only_the_new_one_is_refused(make_rig: MakeR
     half = rig.send(b"GET /li", source="127.0.0.2")
     rig.send(post(CHAT, b"x" * 100)[:-50], source="127.0.0.3")
     running = [busy_connection(rig, client) for client in ("127.0.0.4", "127.0.0.5")]
-    eventually(lambda: rig.call(lambda: (rig.proxy.connections, len(rig.proxy.clients.idle))) == (4, 0))
+    eventually(lambda: rig.call(lambda: (len(rig.proxy.clients), len(rig.proxy.clients.idle))) == (4, 0))
     head, text = rig.connect(source="127.0.0.6").message()
     assert (status(head), field(head, b"connection"), field(head, b"retry-after")) == (503, b"close", b"1")
     assert "ulimit" in json.loads(text)["error"]["remedy"]
@@ -177,16 +177,16 @@ def test_refused_connection_is_closed_after_linger_time(make_rig: MakeRig) -> No
     extra = [rig.connect(source="127.0.0.2") for _ in range(3)]
     for wire in extra:
         assert status(wire.message()[0]) == 429
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 1)
 
 
 def test_connection_beyond_open_refusals_is_aborted(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(limits=Limits(connections=2, linger_s=60.0)))
     busy_connection(rig, "127.0.0.2")
-    told = [rig.connect(source="127.0.0.2") for _ in range(REFUSALS)]
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1 + REFUSALS)
+    first_refused = [rig.connect(source="127.0.0.2") for _ in range(REFUSALS)]
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 1 + REFUSALS)
     assert is_closed_at_once(rig, "127.0.0.2")
-    assert status(told[-1].message()[0]) == 429
+    assert status(first_refused[-1].message()[0]) == 429
 
 
 def is_closed_at_once(rig: Rig, source: str) -> bool:

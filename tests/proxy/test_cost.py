@@ -114,7 +114,7 @@ class Calls:
             sys.setprofile(outer)
         self.c["setprofile"] -= 1
 
-    def each(self) -> tuple[int, int]:
+    def per_repeat(self) -> tuple[int, int]:
         """Calls of Python and of C functions for each repeat."""
         return self.python.total() // REPEATS, self.c.total() // REPEATS
 
@@ -190,7 +190,7 @@ def test_calls_for_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.of("write") == 2, calls  # to the child, and to the client
     assert calls.of("monotonic") <= 8, calls
     assert [calls.of(name) for name in LATER] == [0] * len(LATER), calls
-    python, c = calls.each()
+    python, c = calls.per_repeat()
     assert python <= REQUEST_CALLS[0], calls
     assert c <= REQUEST_CALLS[1], calls
 
@@ -200,7 +200,7 @@ def test_calls_for_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.of("write") == 1, calls
     assert calls.of("monotonic") == 0, calls
     assert [calls.of(name) for name in LATER] == [0] * len(LATER), calls
-    python, c = calls.each()
+    python, c = calls.per_repeat()
     assert python <= CHUNK_CALLS[0], calls
     assert c <= CHUNK_CALLS[1], calls
 

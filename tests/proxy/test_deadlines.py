@@ -134,13 +134,13 @@ def test_pings_prevent_idle_timeout(make_rig: MakeRig, clock: Clock) -> None:
     pinged, child = streaming(rig)
     idle, _ = streaming(rig)
     idle.sock.settimeout(0.02)
-    said = b""
-    while b"upstream_idle" not in said:
+    received = b""
+    while b"upstream_idle" not in received:
         child.send(PING)
         assert pinged.receive(len(PING)) == PING
         clock.pass_s(30.0)
         try:
-            said += idle.sock.recv(1000)
+            received += idle.sock.recv(1000)
         except TimeoutError:
             continue
     child.send(b"0\r\n\r\n")

@@ -49,7 +49,7 @@ def test_stream_without_first_event_is_sent_to_next_generation(rig: Rig, path: b
     child.send(STREAM_HEAD, EVENT, b"0\r\n\r\n")
     assert status(client.head()) == 200
     assert client.until(b"\r\n0\r\n\r\n") == EVENT + b"0\r\n\r\n"
-    (record,) = [each for each in (rig.record(), rig.record()) if each.status == 200]
+    (record,) = [record for record in (rig.record(), rig.record()) if record.status == 200]
     assert (record.generation, record.replayed) == (new.generation, True)
 
 

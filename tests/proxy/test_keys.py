@@ -241,11 +241,11 @@ def test_client_of_a_request_is_the_name_of_its_key(
     clients: list[str] = []
     record_request = rig.proxy.record_request
 
-    def told(request: Request, record: RequestRecord) -> None:
+    def record(request: Request, record: RequestRecord) -> None:
         clients.append(request.client)
         record_request(request, record)
 
-    monkeypatch.setattr(rig.proxy, "record_request", told)
+    monkeypatch.setattr(rig.proxy, "record_request", record)
     client, child = rig.connect(), Child(rig)
     for _ in range(2):  # the second time with a known head
         serve_request(client, child, chat(b"both"))
@@ -373,7 +373,7 @@ def test_key_file_without_keys_gives_no_access(
     assert error_of(client, 403)["cause"] == "control_closed"
     client.send(get(b"/livez"))
     assert status(client.message()[0]) == 200
-    (warning,) = (each.getMessage() for each in caplog.records if each.name == "llamasup.keys")
+    (warning,) = (entry.getMessage() for entry in caplog.records if entry.name == "llamasup.keys")
     assert "holds no key any more" in warning
     replace_file(path, "two\n")
     await_epoch(rig, 3)
@@ -442,19 +442,19 @@ def fail(*_: object, **__: object) -> None:
 
 
 @pytest.mark.check("X8", "500 or a broken connection, and the request no longer counts for its key")
-@pytest.mark.parametrize("place", ["lease", "room", "pool_of", "_when_wanted"])
+@pytest.mark.parametrize("failing", ["lease", "room", "pool_of", "_when_wanted"])
 def test_internal_error_releases_the_quota_of_the_key(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
 ) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
-    if place in {"room", "_when_wanted"}:
+    if failing in {"room", "_when_wanted"}:
         rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
     owners = {"pool_of": rig.proxy, "_when_wanted": rig.backend.waiting}
     client = rig.connect()
     with monkeypatch.context() as broken:
-        broken.setattr(owners.get(place, rig.backend), place, fail)
+        broken.setattr(owners.get(failing, rig.backend), failing, fail)
         client.send(chat(b"one"))
-        if place in owners:  # here an exchange has begun, or the request waits
+        if failing in owners:  # here an exchange has begun, or the request waits
             with pytest.raises(ConnectionResetError):
                 client.rest()
         else:
@@ -673,7 +673,7 @@ COSTS = {
     "prompts, as a stream": (
         b"/completion",
         STREAM_HEAD
-        + b"".join(chunk(b"data: " + each + b"\n\n" + b": \n\n" * 9000) for each in ITEMS)
+        + b"".join(chunk(b"data: " + event + b"\n\n" + b": \n\n" * 9000) for event in ITEMS)
         + b"0\r\n\r\n",
         300,
     ),
@@ -741,8 +741,8 @@ def test_metrics_report_tokens_without_a_limit(make_rig: MakeRig, what: str) -> 
     child.send(answered)
     client.message()
     record = rig.record()
-    told = (record.tokens_prompt or 0) - (record.tokens_cached or 0) + (record.tokens_completion or 0)
-    assert told == cost
+    tokens = (record.tokens_prompt or 0) - (record.tokens_cached or 0) + (record.tokens_completion or 0)
+    assert tokens == cost
 
 
 def test_request_refused_by_llama_server_costs_no_tokens(make_rig: MakeRig) -> None:

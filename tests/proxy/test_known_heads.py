@@ -80,7 +80,7 @@ FOLLOWING = REPEATED | {
 TOLD = [name for name in Request.__slots__ if name != "received_at"]
 
 
-class Reading:
+class RecordedReader:
     """A reader, with everything that it finds."""
 
     def __init__(self, *, remembers: bool) -> None:
@@ -112,7 +112,7 @@ class Reading:
 
 
 def with_and_without(name: str, *pieces: bytes) -> None:
-    with_it, without = Reading(remembers=True), Reading(remembers=False)
+    with_it, without = RecordedReader(remembers=True), RecordedReader(remembers=False)
     with_it.feed(*pieces)
     without.feed(*pieces)
     assert with_it.found == without.found, name
@@ -140,7 +140,7 @@ def test_requests_after_known_head_parse_the_same_byte_by_byte() -> None:
 
 def test_request_head_is_known_after_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = record_parser_input(monkeypatch, reader, "HttpRequestParser")
-    reading = Reading(remembers=True)
+    reading = RecordedReader(remembers=True)
     reading.feed(CHAT_POST, CHAT_POST)
     assert shown == [CHAT_POST, CHAT_POST]
     longer = post(CHAT, BODY * 100, b"Authorization: Bearer sesame", b"User-Agent: someone")
@@ -153,7 +153,7 @@ def test_request_head_is_known_after_second_time(monkeypatch: pytest.MonkeyPatch
 
 def test_changed_keys_make_every_head_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = record_parser_input(monkeypatch, reader, "HttpRequestParser")
-    reading = Reading(remembers=True)
+    reading = RecordedReader(remembers=True)
     reading.feed(CHAT_POST, CHAT_POST, CHAT_POST)
     assert len(shown) == 2
     reading.keys.epoch += 1
@@ -192,7 +192,7 @@ ANSWERS = {
 SOCKET, _ = os.pipe()  # nothing arrives at it
 
 
-class Hearing:
+class RecordedExchanges:
     """Replaces exchanges: records the calls of an upstream connection."""
 
     is_head = False
@@ -200,13 +200,13 @@ class Hearing:
     answered = False
 
     def __init__(self, *, remembers: bool) -> None:
-        self.heard: list[object] = []
+        self.calls: list[object] = []
         self._remembers = remembers
         loop: Any = None
         self._pool = UpstreamPool(Endpoint("tiny", 1, UnixAddress("/nowhere")), loop, Tasks(loop), 1.0)
         self.is_open = False
 
-    def hear(self, *answers: tuple[bytes, ...]) -> None:
+    def receive(self, *answers: tuple[bytes, ...]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if not self._remembers:
                 patch.setattr(upstream, "compile_head", lambda read: None)
@@ -224,42 +224,42 @@ class Hearing:
                     connection.eof_received()
 
     def begin(self, connection: Upstream, framing: bytes | None, body: bytes) -> None:
-        self.heard += [connection.status, connection.lines, framing, connection.streams_events, body]
+        self.calls += [connection.status, connection.lines, framing, connection.streams_events, body]
 
     def relay(self, piece: bytes) -> None:
-        self.heard.append(piece)
+        self.calls.append(piece)
 
     def finished(self) -> None:
-        self.heard.append("finished")
+        self.calls.append("finished")
 
-    def upstream_broke(self, what: str, *, closed: bool = False) -> None:
-        self.heard.append(f"broke, {closed}")
+    def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
+        self.calls.append(f"broke, {closed}")
 
     def last_bytes(self) -> bytes:
-        return b"".join(piece for piece in self.heard if isinstance(piece, bytes))[-8:]
+        return b"".join(piece for piece in self.calls if isinstance(piece, bytes))[-8:]
 
 
 class _Transport(asyncio.Transport):
-    def __init__(self, hearing: Hearing) -> None:
+    def __init__(self, exchanges: RecordedExchanges) -> None:
         super().__init__()
-        self._hearing = hearing
+        self._exchanges = exchanges
 
     def write(self, data: Any) -> None:
-        self._hearing.heard.append("asked")
+        self._exchanges.calls.append("asked")
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return SOCKET
 
     def is_closing(self) -> bool:
-        return not self._hearing.is_open
+        return not self._exchanges.is_open
 
     def get_write_buffer_size(self) -> int:
         return 0
 
     def abort(self) -> None:
-        if self._hearing.is_open:
-            self._hearing.is_open = False
-            self._hearing.heard.append("aborted")
+        if self._exchanges.is_open:
+            self._exchanges.is_open = False
+            self._exchanges.calls.append("aborted")
 
 
 @pytest.mark.parametrize(
@@ -269,31 +269,31 @@ def test_responses_after_known_head_parse_the_same(repeated: bytes) -> None:
     for name, following in ANSWERS.items():
         for at in (0, 1, 30, following.find(b"\r\n\r\n") + 4, len(following) - 1, len(following)):
             pieces = tuple(piece for piece in (following[:at], following[at:]) if piece)
-            both = [Hearing(remembers=True), Hearing(remembers=False)]
-            for hearing in both:
-                hearing.hear((repeated,), (repeated,), (repeated,), pieces, (repeated,), pieces)
-            assert both[0].heard == both[1].heard, name
-            assert "finished" in both[0].heard
+            both = [RecordedExchanges(remembers=True), RecordedExchanges(remembers=False)]
+            for exchanges in both:
+                exchanges.receive((repeated,), (repeated,), (repeated,), pieces, (repeated,), pieces)
+            assert both[0].calls == both[1].calls, name
+            assert "finished" in both[0].calls
 
 
 def test_head_of_two_answers_in_one_read_is_not_remembered() -> None:
     """The parser reads both at once: its state is that of the second, the bytes are those of the first."""
     for name, first in ANSWERS.items():
-        hearing = Hearing(remembers=True), Hearing(remembers=False)
-        for each in hearing:
-            each.hear((PLAIN,), (PLAIN,), (first + PLAIN,), (first,), (first,), (PLAIN,))
-        assert hearing[0].heard == hearing[1].heard, name
+        exchanges = RecordedExchanges(remembers=True), RecordedExchanges(remembers=False)
+        for side in exchanges:
+            side.receive((PLAIN,), (PLAIN,), (first + PLAIN,), (first,), (first,), (PLAIN,))
+        assert exchanges[0].calls == exchanges[1].calls, name
 
 
 def test_response_head_is_known_after_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = record_parser_input(monkeypatch, upstream, "HttpResponseParser")
-    hearing = Hearing(remembers=True)
-    hearing.hear((PLAIN,), (PLAIN,))
+    exchanges = RecordedExchanges(remembers=True)
+    exchanges.receive((PLAIN,), (PLAIN,))
     assert len(shown) == 2
     longer = ANSWERS["another length"]
-    hearing.hear((PLAIN,), (longer,), (longer[:300], longer[300:]))
+    exchanges.receive((PLAIN,), (longer,), (longer[:300], longer[300:]))
     assert len(shown) == 2
-    assert hearing.heard.count("finished") == 5
+    assert exchanges.calls.count("finished") == 5
 
 
 # --- the heads themselves
@@ -327,8 +327,8 @@ def test_requests_with_known_head_have_own_ids_and_records(rig: Rig) -> None:
         asked = child.message()
         assert asked[1] == body
         child.send(answer(b"%d" % number))
-        head, told = client.message()
-        assert (status(head), told) == (200, b"%d" % number)
+        head, answered = client.message()
+        assert (status(head), answered) == (200, b"%d" % number)
         ids.add(field(head, b"x-request-id"))
         assert rig.record().bytes_in == len(body)
     assert len(ids) == 6

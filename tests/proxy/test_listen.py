@@ -20,14 +20,14 @@ from tests.proxy.rig import Wire, get, status
 
 def test_all_addresses_share_the_port_and_first_tcp_address_is_shown(tmp_path: Path) -> None:
     path = str(tmp_path / "a.sock")
-    front = listen([path, "127.0.0.1", "127.0.0.2"], 0)
-    names = [each.getsockname() for each in front.sockets]
+    listeners = listen([path, "127.0.0.1", "127.0.0.2"], 0)
+    names = [sock.getsockname() for sock in listeners.sockets]
     try:
         port = names[1][1]
         assert names == [path, ("127.0.0.1", port), ("127.0.0.2", port)]
-        assert front.address == TcpAddress("127.0.0.1", port)
+        assert listeners.address == TcpAddress("127.0.0.1", port)
     finally:
-        front.close()
+        listeners.close()
     assert not Path(path).exists()
 
 
@@ -35,23 +35,23 @@ def test_umask_sets_permissions_of_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     before = os.umask(0o027)
     try:
-        front = listen([str(path)], 1)
+        listeners = listen([str(path)], 1)
         assert os.umask(0o027) == 0o027
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o750
-    assert front.address == UnixAddress(str(path))
-    front.close()
+    assert listeners.address == UnixAddress(str(path))
+    listeners.close()
 
 
 def test_close_stops_own_sockets_in_all_processes_but_not_foreign_ones(tmp_path: Path) -> None:
     for is_ours in (True, False):
-        front = listen([str(tmp_path / "a.sock"), "127.0.0.1"], 0)
-        front.ours = is_ours
-        names = [each.getsockname() for each in front.sockets]
-        elsewhere = [each.dup() for each in front.sockets]  # as in a forked process
+        listeners = listen([str(tmp_path / "a.sock"), "127.0.0.1"], 0)
+        listeners.ours = is_ours
+        names = [sock.getsockname() for sock in listeners.sockets]
+        elsewhere = [sock.dup() for sock in listeners.sockets]  # as in a forked process
         (tmp_path / "a.sock").rename(tmp_path / "same.sock")  # this test is not about the file
-        front.close()
+        listeners.close()
         for name, other in zip((str(tmp_path / "same.sock"), names[1]), elsewhere, strict=True):
             with other, socket.socket(other.family) as client:
                 assert (client.connect_ex(name) == 0) is not is_ours
@@ -60,10 +60,10 @@ def test_close_stops_own_sockets_in_all_processes_but_not_foreign_ones(tmp_path:
 
 def test_close_does_not_remove_file_that_replaced_the_socket(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
-    front = listen([str(path)], 1)
+    listeners = listen([str(path)], 1)
     path.rename(tmp_path / "ours")
     path.write_text("theirs")
-    front.close()
+    listeners.close()
     assert path.read_text() == "theirs"
 
 
@@ -84,8 +84,8 @@ def test_unix_socket_with_full_backlog_is_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(PortInUse, match="another process"):
             listen([path], 1)
     assert Path(path).exists()
-    front = listen([path], 1)  # stale now
-    front.close()
+    listeners = listen([path], 1)  # stale now
+    listeners.close()
 
 
 def test_if_one_address_fails_none_stays_bound(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_error_says_what_is_wrong_with_certificate_or_key(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("hosts", "reached"), [(["::"], True), (["::", "127.0.0.2"], False)])
 def test_dual_stack_accepts_ipv4_unless_other_hosts_are_named(hosts: list[str], reached: bool) -> None:
     """As llama-server (b11434) [run]."""
-    front = listen(hosts, 0, dual_stack=True)
-    port = front.sockets[0].getsockname()[1]
+    listeners = listen(hosts, 0, dual_stack=True)
+    port = listeners.sockets[0].getsockname()[1]
     try:
         for host, answers in (("::1", True), ("127.0.0.1", reached)):
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as client:
                 assert (client.connect_ex((host, port)) == 0) is answers
     finally:
-        front.close()
+        listeners.close()
 
 
 def test_ipv4_address_of_dual_stack_connection_is_an_accepted_host(make_rig: MakeRig) -> None:

@@ -53,8 +53,8 @@ def reaches(rig: Rig, many: ManyModels, name: str, request: bytes) -> None:
     assert rig.record().model == name
 
 
-def error_of(said: tuple[bytes, bytes], code: int) -> dict[str, Any]:
-    head, body = said
+def error_of(answered: tuple[bytes, bytes], code: int) -> dict[str, Any]:
+    head, body = answered
     assert status(head) == code, body
     error: dict[str, Any] = json.loads(body)["error"]
     assert error["code"] == code
@@ -111,9 +111,9 @@ def test_without_default_model_error_lists_the_models(make_many: MakeMany) -> No
 
 def test_unknown_model_is_a_404_and_no_label_of_a_metric(make_many: MakeMany) -> None:
     rig, _ = make_many(default="other")
-    said = rig.ask(json_post(CHAT, model="othre"))
-    error = error_of(said, 404)
-    assert field(said[0], b"retry-after") is None
+    answered = rig.ask(json_post(CHAT, model="othre"))
+    error = error_of(answered, 404)
+    assert field(answered[0], b"retry-after") is None
     assert (error["cause"], error["type"]) == ("model_not_found", "invalid_request_error")
     assert "'othre'" in error["message"]
     assert error["remedy"] == "did you mean other?"
@@ -212,8 +212,8 @@ def test_llamasup_lists_its_models(make_many: MakeMany) -> None:
         assert status(head) == 200
         assert field(head, b"content-type") == b"application/json; charset=utf-8"
         listed = json.loads(body)["data"]
-        assert [each["id"] for each in listed] == ["other", CHATTY.id, "bge"]  # the default comes first
-        assert [each["status"]["value"] for each in listed] == ["loaded", "loaded", "unloaded"]
+        assert [model["id"] for model in listed] == ["other", CHATTY.id, "bge"]  # the default comes first
+        assert [model["status"]["value"] for model in listed] == ["loaded", "loaded", "unloaded"]
         record = rig.record()
         assert (record.route, record.outcome) == (path.decode(), "local")
     client = rig.send(get(b"/v1/models", method=b"HEAD"))
@@ -294,15 +294,15 @@ def test_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
 def test_key_cannot_distinguish_a_forbidden_model_from_an_unknown_one(make_many: MakeMany) -> None:
     rig, _ = make_many(ProxyConfig(key_file=keys_of(KEYS)))
     for path in (CHAT, b"/v1/models/"):
-        said = []
+        answered = []
         for name in ("other", "nothing"):
             request = (
                 json_post(CHAT, bearer("some"), model=name)
                 if path == CHAT
                 else get(path + name.encode(), bearer("some"))
             )
-            said.append(json.dumps(error_of(rig.ask(request), 403)).replace(name, "NAME"))
-        assert said[0] == said[1]
+            answered.append(json.dumps(error_of(rig.ask(request), 403)).replace(name, "NAME"))
+        assert answered[0] == answered[1]
     error = error_of(rig.ask(json_post(CHAT, bearer("some"))), 400)
     assert error["remedy"] == 'say which in "model": gpt-4o* or BGE'
 
@@ -313,7 +313,7 @@ def test_key_for_certain_models_sees_only_them_in_the_list(make_many: MakeMany) 
 
     def ids(key: str) -> list[str]:
         _, body = rig.ask(get(b"/v1/models", bearer(key)))
-        return [each["id"] for each in json.loads(body)["data"]]
+        return [model["id"] for model in json.loads(body)["data"]]
 
     assert ids("some") == [CHATTY.id, "bge"]
     assert ids("all") == ids("ops") == [CHATTY.id, "other", "bge"]

@@ -40,8 +40,7 @@ def declined(rig: Rig, raw: bytes, code: int) -> dict[str, object]:
 
 def passes(rig: Rig, raw: bytes) -> bytes:
     """Send a complete request; expect that the child gets it. Returns the head that it gets."""
-    client = rig.send(raw)
-    child = rig.accept()
+    client, child = rig.send(raw), rig.accept()
     head, _ = child.message()
     child.send(answer(b"{}", b"Connection: close"))
     assert status(client.message()[0]) == 200
@@ -445,18 +444,6 @@ def test_a_body_of_32_mib_passes(rig: Rig) -> None:
     assert status(client.message()[0]) == 200
 
 
-@pytest.mark.check("X8", "413, closed")
-def test_body_announced_above_the_limit_is_refused_unread(rig: Rig) -> None:
-    refused(rig, get(CHAT, b"Content-Length: %d" % ((32 << 20) + 1), method=b"POST"), 413)
-
-
-@pytest.mark.check("X8", "413, closed")
-def test_chunked_body_above_the_limit_is_refused(make_rig: MakeRig) -> None:
-    rig = make_rig(SMALL)
-    head = get(CHAT, b"Transfer-Encoding: chunked", method=b"POST")
-    refused(rig, head + chunk(b"x" * 600) + chunk(b"x" * 600), 413)
-
-
 def test_a_refused_upload_reads_its_refusal_before_the_end(make_rig: MakeRig) -> None:
     rig = make_rig(SMALL)
     client = rig.send(get(CHAT, b"Content-Length: 1000000", method=b"POST") + b"x" * 100_000)
@@ -524,21 +511,6 @@ def quick(**limits: float) -> ProxyConfig:
 )
 def test_incomplete_request_times_out(make_rig: MakeRig, config: ProxyConfig, raw: bytes) -> None:
     refused(make_rig(config), raw, 408)
-
-
-@pytest.mark.check("X8", "closed when its time is up")
-def test_slow_head_does_not_extend_its_deadline(make_rig: MakeRig) -> None:
-    rig = make_rig(quick(head_s=0.3))
-    client = rig.send(b"GET /props HTTP/1.1\r\n")
-    client.sock.settimeout(0.05)
-    with pytest.raises((BrokenPipeError, ConnectionResetError)):
-        for _ in range(1000):
-            client.send(b"X: y\r\n")
-            try:
-                if not client.sock.recv(1 << 16):
-                    raise BrokenPipeError
-            except TimeoutError:
-                continue
 
 
 @pytest.mark.check("X8", "closed")

@@ -236,7 +236,7 @@ def test_endless_pipelining_pauses_the_client(rig: Rig) -> None:
 def test_thousand_pipelined_requests_are_answered_in_order_and_delay_no_client(rig: Rig) -> None:
     client, other = rig.connect(), rig.connect()
     ids = [b"id-%d" % n for n in range(1000)]
-    client.send(b"".join(get(b"/livez", b"X-Request-Id: " + each) for each in ids))
+    client.send(b"".join(get(b"/livez", b"X-Request-Id: " + id_) for id_ in ids))
     other.send(get(b"/livez"))
     assert status(other.message()[0]) == 200
     assert [field(client.message()[0], b"x-request-id") for _ in ids] == ids

@@ -264,7 +264,7 @@ def test_handshake_counts_as_connection_and_can_be_closed_for_another(
 ) -> None:
     rig = make_rig(ProxyConfig(limits=Limits(connections=2)), tls=certificate.context())
     first = rig.connect(source="127.0.0.2")
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 1)
     second = rig.connect(source="127.0.0.3")
     third = connect_tls(rig, certificate.trusting())
     third.send(get(b"/livez"))
@@ -302,9 +302,9 @@ def test_unfinished_handshakes_cannot_keep_clients_with_a_key_out(
 def test_closing_proxy_ends_unfinished_handshakes(rig: Rig, certificate: Certificate) -> None:
     shaking = rig.send(b"\x16\x03\x01")
     shaken = connect_tls(rig, certificate.trusting())
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 2)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 2)
     rig.close_proxy()
-    assert rig.proxy.connections == 0
+    assert len(rig.proxy.clients) == 0
     assert shaking.sees_the_end()
     shaken.close()
 
@@ -350,15 +350,15 @@ def test_expired_renewal_is_warned_about(
 ) -> None:
     certificate = Certificate(tmp_path)
     context = certificate.context()
-    heard: list[str] = []
-    context.when_warned = lambda message, remedy: heard.append(message)
+    warned: list[str] = []
+    context.when_warned = lambda message, remedy: warned.append(message)
     rig = make_rig(tls=context)
     connect_tls(rig, certificate.trusting()).close()
-    assert heard == []
+    assert warned == []
     certificate.expire()
     connect_tls(rig, unverified()).close()
-    assert len(heard) == 1
-    assert "expired on" in heard[0]
+    assert len(warned) == 1
+    assert "expired on" in warned[0]
     assert warnings(caplog) == []  # reported once, by the callback
 
 
@@ -437,4 +437,4 @@ def test_handshakes_leak_no_descriptors(rig: Rig, certificate: Certificate) -> N
 
 
 def await_no_connections(rig: Rig) -> None:
-    eventually(lambda: rig.call(lambda: rig.proxy.connections + len(rig.proxy._tasks)) == 0)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients) + len(rig.proxy._tasks._running)) == 0)

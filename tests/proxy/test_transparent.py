@@ -28,7 +28,7 @@ def through(rig: Rig, raw: bytes, *lines: bytes) -> tuple[list[bytes], list[byte
 
 def test_transparent_proxy_forwards_the_request_unchanged(make_rig: MakeRig) -> None:
     rig = make_rig(WRAPPED)
-    said = [
+    headers = [
         b"origin: https://page.example",
         b"authorization: Bearer k",
         b"x-api-key: k2",
@@ -36,10 +36,10 @@ def test_transparent_proxy_forwards_the_request_unchanged(make_rig: MakeRig) -> 
         b"x-conversation-id: c1",
         b"cookie: a=b",
     ]
-    raw = b"\r\n".join((b"GET /nowhere HTTP/1.1", b"Host: rebound.example:80", *said, b"", b""))
+    raw = b"\r\n".join((b"GET /nowhere HTTP/1.1", b"Host: rebound.example:80", *headers, b"", b""))
     asked, _ = through(rig, raw)
     assert asked[:2] == [b"GET /nowhere HTTP/1.1", b"host: rebound.example:80"]
-    assert asked[2:-2] == said
+    assert asked[2:-2] == headers
 
 
 def test_transparent_proxy_forwards_cors_headers(make_rig: MakeRig) -> None:
