@@ -98,7 +98,7 @@ class Connections:
     ) -> HttpError | None:
         """Count a connection; returns its refusal, if any. ``client`` is empty for Unix sockets.
 
-        ``unauthenticated``: a key is required; call ``authenticated`` once a valid one has arrived.
+        ``unauthenticated``: a key is required; call ``mark_authenticated`` once a valid one has arrived.
 
         Raises ConnectionAbortedError, and does not count the connection, if too many refusals are open.
         """
@@ -119,7 +119,7 @@ class Connections:
                 (counted.unauthenticated if unauthenticated else counted.idle)[connection] = None
         return refusal
 
-    def authenticated(self, connection: Connection) -> None:
+    def mark_authenticated(self, connection: Connection) -> None:
         """The connection has sent a valid key with its current request."""
         for counted in (self._all, self._open[connection]):
             if counted is not None:

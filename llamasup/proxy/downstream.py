@@ -183,7 +183,7 @@ class Downstream(asyncio.Protocol):
             self._idle.pop(self, None)
             self._idle_of_client.pop(self, None)
         if request is not None and request.key is not None and self._unauthenticated:
-            self._authenticated()
+            self._mark_authenticated()
         if request is not None and request.refusal is not None:  # refused before its body has arrived
             request.keep_alive = False
             self._serve(request)
@@ -281,7 +281,7 @@ class Downstream(asyncio.Protocol):
             self._idle.pop(self, None)
             self._idle_of_client.pop(self, None)
         if self._unauthenticated and request.key is not None:
-            self._authenticated()
+            self._mark_authenticated()
         self._phase = _BUSY
         self._deadline = NEVER
         self._body_since = 0.0
@@ -322,10 +322,10 @@ class Downstream(asyncio.Protocol):
         else:
             self._refuse(request, _INTERNAL_ERROR)
 
-    def _authenticated(self) -> None:
+    def _mark_authenticated(self) -> None:
         """From now on, the connection is closed for a new one only while it is idle."""
         self._unauthenticated = False
-        self.proxy.clients.authenticated(self)
+        self.proxy.clients.mark_authenticated(self)
 
     def _wait(self, request: Request, why: Unavailable) -> None:
         """Queue the request until a generation serves, or answer with the reason why not."""

@@ -123,11 +123,8 @@ class RequestReader:
 
     def _read_body(self, data: bytes) -> bytes:
         """Read a body that bypasses the parser; returns the bytes after it."""
-        body, rest = (
-            (data, b"")
-            if len(data) <= self._body_remaining
-            else (data[: self._body_remaining], data[self._body_remaining :])
-        )
+        remaining = self._body_remaining
+        body, rest = (data, b"") if len(data) <= remaining else (data[:remaining], data[remaining:])
         self._body_remaining -= len(body)
         self._progress = True
         if body and self.partial is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import openai
 import pytest
@@ -36,7 +37,6 @@ def test_stream_broken_within_event_is_reset(rig: Rig) -> None:
 def test_openai_client_raises_when_child_ends_during_stream(rig: Rig) -> None:
     host, port = rig.address
     with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as user:
-        import threading
 
         def child() -> None:
             wire = rig.accept()

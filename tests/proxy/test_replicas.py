@@ -69,9 +69,7 @@ class Pair:
             sock.close()
 
     def ask(self, body: bytes) -> Wire:
-        client = self.rig.connect()
-        client.send(post(CHAT, body))
-        return client
+        return self.rig.send(post(CHAT, body))
 
     def accept(self, which: int) -> Wire:
         """The proxy's next connection to this one."""
