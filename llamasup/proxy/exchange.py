@@ -240,11 +240,11 @@ class Exchange:
 
     def _timing(self, waiting: Waiting) -> bytes:
         """The Server-Timing of a request that waited: for a load (``load``), and otherwise (``queue``)."""
-        load_s = waiting.waited_s
+        load_s = waiting.entry.waited_s
         queue_s = self.sent_at - self._request.received_at - load_s
         return b'Server-Timing: queue;dur=%.1f;desc="position %d", load;dur=%.1f\r\n' % (
             queue_s * 1000.0,
-            waiting.position,
+            waiting.entry.position,
             load_s * 1000.0,
         )
 
@@ -439,11 +439,6 @@ class Exchange:
         last = self.last_bytes()
         return not last or last.endswith(_EVENT_ENDS)
 
-    @property
-    def _streams(self) -> bool:
-        """Whether the answer is a stream of events, for the token limit of the key."""
-        return self._request.wants_events() if self._meter is None else self._meter.streams
-
     def _counts(self, tail: bytes) -> TokenCounts | None:
         """The token counts that the answer has reported."""
         if self._meter is not None:
@@ -463,7 +458,7 @@ class Exchange:
         if not by_client and meter is None:
             return 0
         route = request.head.route
-        streams = self._streams
+        streams = request.wants_events() if meter is None else meter.streams
         since = self.first_byte_at if streams and self.first_byte_at else self._request_sent_at
         return untold_tokens(
             counts,
@@ -526,8 +521,8 @@ class Exchange:
                 first_byte_s=self.first_byte_at - request.received_at if self.first_byte_at else None,
                 bytes_out=self.bytes_out,
                 counts=counts,
-                waited_s=0.0 if waiting is None else waiting.waited_s,
-                replayed=waiting is not None and waiting.replayed,
+                waited_s=0.0 if waiting is None else waiting.entry.waited_s,
+                replayed=waiting is not None and waiting.entry.replayed,
                 context=context,
             ),
         )

@@ -34,7 +34,7 @@ class RequestReader:
 
     ``ready``: complete requests and refusals of invalid ones, in order; at most those of one read.
     ``partial``: the request whose head has been read and whose body has not.
-    ``begun``: whether the connection is inside a request.
+    ``begun``: whether the connection is inside a request; ``length``: its Content-Length, if it has one.
     """
 
     __slots__ = (
@@ -47,7 +47,6 @@ class RequestReader:
         "_known_epoch",
         "_known_head",
         "_known_key",
-        "_length",
         "_limits",
         "_local_host",
         "_next_id",
@@ -61,6 +60,7 @@ class RequestReader:
         "_stalled_bytes",
         "_target",
         "begun",
+        "length",
         "partial",
         "ready",
     )
@@ -85,7 +85,7 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: RawHeaders = []
-        self._length: int | None = None
+        self.length: int | None = None
         # The last head with access. A client usually repeats it on its connection.
         self._known_key: tuple[bytes, bytes, str, RawHeaders] | None = None
         self._known_head = UNREAD
@@ -115,9 +115,9 @@ class RequestReader:
 
     def _read_known(self, digits: bytes, rest: bytes) -> bytes:
         """Begin a request with the known head, followed by ``rest``; returns the bytes after the request."""
-        self._length = int(digits) if digits else None
+        self.length = int(digits) if digits else None
         self._begin_request(self._known_head, self._known_api_key)
-        self._body_remaining = self._length or 0
+        self._body_remaining = self.length or 0
         self.begun = True
         return self._read_body(rest)
 
@@ -172,11 +172,6 @@ class RequestReader:
         if rest:
             self.feed(rest)
 
-    @property
-    def length(self) -> int | None:
-        """The Content-Length of the request that is being read."""
-        return self._length
-
     def refuse(self, error: HttpError) -> None:
         """Queue the refusal of an incomplete or invalid request. The connection ends with it."""
         request = self.partial or Request(UNREAD, self._next_id(), keep_alive=False, peer=self._peer)
@@ -205,7 +200,7 @@ class RequestReader:
         lower = name.lower()
         if lower == b"content-length":
             # llhttp has checked that these are digits, and below 2^64; but there may be any number of zeros.
-            self._length = int(value) if len(value) <= MAX_LENGTH_DIGITS else _TOO_LONG
+            self.length = int(value) if len(value) <= MAX_LENGTH_DIGITS else _TOO_LONG
         else:
             self._headers.append((lower, value))
 
@@ -251,8 +246,8 @@ class RequestReader:
         if head.upgrades and parser.should_upgrade():
             if head.chunked:
                 self._resume = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-            elif self._length:
-                self._resume = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % self._length
+            elif self.length:
+                self._resume = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % self.length
 
     def _begin_request(
         self,
@@ -272,8 +267,8 @@ class RequestReader:
             peer=self._peer,
             key=api_key,
         )
-        if refusal is None and self._length is not None and self._length > self._small_body_bytes:
-            refusal = self._judge_body_size(self._length, api_key)
+        if refusal is None and self.length is not None and self.length > self._small_body_bytes:
+            refusal = self._judge_body_size(self.length, api_key)
         request.refusal = refusal
         if head.origin is not None and self._access.allows_origin(head.origin):
             request.response_lines += cors_lines(head.origin)
@@ -291,7 +286,7 @@ class RequestReader:
         if self._resume:
             return  # the parser ignores the body after an offered upgrade
         request, self.partial = self.partial, None
-        self._length = None
+        self.length = None
         if self._headers:  # trailers are ignored
             self._headers = []
         self.begun = False

@@ -43,7 +43,7 @@ def send_keepalive_if_due(downstream: ClientConnection, request: Request, now: f
 
 
 class EarlyStream:
-    """The early stream of one request, through all its waits. The constructor sends the head."""
+    """An early stream of one request (``BegunStream``), through all its waits. The head is sent at once."""
 
     __slots__ = ("_body", "_body_bytes", "_downstream", "_rechunks", "_request")
 
@@ -64,11 +64,9 @@ class EarlyStream:
 
     @property
     def is_relayed(self) -> bool:
-        """Whether llama-server's answer goes to the client unchanged. Valid after ``join``."""
         return self._body is None
 
     def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
-        """Returns the function that takes the body of the answer. Its head is dropped."""
         chunked = framing is not None and framing.startswith(b"Transfer")
         write = self._downstream.transport.write
         if not is_stream:
@@ -82,7 +80,6 @@ class EarlyStream:
         return self._write
 
     def finish(self, status: int) -> bytes | None:
-        """The answer is complete. Returns its error body if it was not a stream, else None."""
         if self._body is not None:
             return error_of(status, b"".join(self._body))
         if self._rechunks:

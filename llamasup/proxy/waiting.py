@@ -33,9 +33,10 @@ class Waiting:
     """Stands for the exchange on its connection while the request waits.
 
     Made when a request first has to wait. The exchange keeps it, in case the request returns to the queue.
+    ``entry`` tells how long it waited, and at which position.
     """
 
-    __slots__ = ("_downstream", "_entry", "_generation", "_model", "_queue", "_request")
+    __slots__ = ("_downstream", "_generation", "_model", "_queue", "_request", "entry")
 
     def __init__(
         self, downstream: WaitingConnection, request: Request, queue: RequestQueue, model: str
@@ -44,7 +45,7 @@ class Waiting:
         self._downstream = downstream
         self._request = request
         self._queue = queue
-        self._entry = QueueEntry(
+        self.entry = QueueEntry(
             self,
             request.received_at,
             len(request.body),
@@ -52,7 +53,7 @@ class Waiting:
             priority=request.priority,
             needs_permit=request.needs_permit,
         )
-        self._entry.jobs = request.jobs
+        self.entry.jobs = request.jobs
         self._model = model
         self._generation = 0  # the last one that had the request
 
@@ -60,11 +61,11 @@ class Waiting:
 
     def enter(self) -> Unavailable | None:
         """Queue the request; returns the reason if that is not possible."""
-        return self._queue.enter(self._entry)
+        return self._queue.enter(self.entry)
 
     def requeue(self, broken: Endpoint, *, sent: bool) -> bool:
         """Queue the request again, if allowed, after ``broken`` ended before any byte of a response."""
-        if not self._queue.requeue(self._entry, broken, sent=sent):
+        if not self._queue.requeue(self.entry, broken, sent=sent):
             return False
         self._generation = broken.generation
         if sent:
@@ -89,32 +90,18 @@ class Waiting:
         self._record(why.status, "unavailable")
         self._downstream.exchange_failed(self._request, why.as_error())
 
-    @property
-    def replayed(self) -> bool:
-        return self._entry.replayed
-
-    @property
-    def waited_s(self) -> float:
-        """The total wait for a generation that serves."""
-        return self._entry.waited_s
-
-    @property
-    def position(self) -> int:
-        """The position in the queue when the wait began; 1 is the next."""
-        return self._entry.position
-
     # --- from the client's connection, as for an exchange
 
     def cancel(self) -> None:
         """The client disconnected: free its position in the queue at once (S11)."""
-        self._queue.leave(self._entry)
+        self._queue.leave(self.entry)
         self._record(CLIENT_GONE, "client_gone")
 
     def sweep(self, now: float) -> None:
         """Check the request timeout, which also counts the wait."""
         error = overdue(self._request, self._downstream.proxy.config.request_timeout_s, now)
         if error is not None:
-            self._queue.leave(self._entry)
+            self._queue.leave(self.entry)
             self._record(error.status, "timed_out")
             self._downstream.exchange_failed(self._request, error)
         else:
@@ -137,7 +124,7 @@ class Waiting:
                 model=self._model,
                 generation=self._generation,
                 queue_s=monotonic() - request.received_at,
-                waited_s=self.waited_s,
-                replayed=self.replayed,
+                waited_s=self.entry.waited_s,
+                replayed=self.entry.replayed,
             ),
         )
