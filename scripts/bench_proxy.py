@@ -87,7 +87,7 @@ def serve_llamasup(port: int, upstream: str, profile: str | None, access_log: Pa
         def readiness(self) -> Unavailable | None:
             return None
 
-        def meant(self, model: str | None) -> ResolvedModel | None:
+        def resolve(self, model: str | None) -> ResolvedModel | None:
             return tiny if model == "tiny" else None
 
         def listing(self) -> None:

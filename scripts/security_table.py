@@ -24,7 +24,7 @@ PROMISES = {
     "X2": "the Host header",
     "X3": "web pages",
     "X4": "keys",
-    "X5": "the child's door",
+    "X5": "access to the child",
     "X6": "the child's environment",
     "X7": "closed paths, and URLs in bodies",
     "X8": "limits",

@@ -1,4 +1,4 @@
-"""The data plane: clients on one side, llama-server on the other, bytes straight through."""
+"""The data plane: accepts the requests of clients and forwards them to llama-server."""
 
 from __future__ import annotations
 

@@ -25,23 +25,23 @@ from llamasup.proxy.settings import ProxyConfig
 __all__ = ["FEW_STEPS", "judge_body", "judge_scan", "scan_for"]
 
 FEW_STEPS: Final = 25_000
-"""The steps of a scan where no limit of a key counts: 25 ms of the event loop, besides 15 ms a MiB."""
+"""The steps of a scan for a route without key limits: 25 ms of the event loop, plus 15 ms for each MiB."""
 
 
 def judge_body(request: Request, config: ProxyConfig, keys: Keys) -> HttpError | None:
-    """Decode a buffered body, set ``Request.named`` and ``Request.jobs``, and return the refusal, if any."""
+    """Decode a buffered body, and set the requested model and the jobs. Returns the refusal, if any."""
     head, body = request.head, request.body
     if config.rules.transparent or head.route is CONTROL:
         return None
     if config.route_by_model or (body and head.route.infers):
         try:
-            named, request.jobs = read_body(body, head.query, head.route.label)
+            requested_model, request.jobs = read_body(body, head.query, head.route.label)
         except BodyTooDeep:
             if config.route_by_model:
                 return _TOO_DEEP
-            named, request.jobs = None, MANY_JOBS
+            requested_model, request.jobs = None, MANY_JOBS
         if config.route_by_model:
-            request.named = named
+            request.requested_model = requested_model
     if not body:
         return None
     if b"\r\ncontent-encoding:" in head.opening and _is_compressed(head.opening):
@@ -52,26 +52,26 @@ def judge_body(request: Request, config: ProxyConfig, keys: Keys) -> HttpError |
         and _takes_media(request)
         and may_hold_url(body)
     ):
-        scan = scanned(body, urls=True, most_steps=_most_steps(request))
+        scan = scanned(body, urls=True, most_steps=_max_steps(request))
         if (refusal := _judge_media(request, scan, config.remote_media)) is not None:
             return refusal
     return keys.weigh(request) if request.jobs > 1 else None
 
 
 def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
-    """The scan for a body that is forwarded while it arrives; None: there is nothing to check."""
+    """The scan of a body that is forwarded while it arrives; None if the body is not checked."""
     if rules.transparent:
         return None
-    lists = (each.encode() for each in lists_of(request.head.route.label))
+    lists = (name.encode() for name in lists_of(request.head.route.label))
     return BodyScan(
-        lists if request.needs_permit else (), urls=_takes_media(request), most_steps=_most_steps(request)
+        lists if request.needs_permit else (), urls=_takes_media(request), most_steps=_max_steps(request)
     )
 
 
 def judge_scan(
     request: Request, scan: BodyScan, config: ProxyConfig, keys: Keys, buffered: Callable[[], bytes | None]
 ) -> HttpError | None:
-    """Check a completely scanned body; returns the refusal, if any. ``whole``: the body, if it is kept."""
+    """Check a completely scanned body; returns the refusal, if any. ``buffered``: the body, if in memory."""
     if _is_compressed(request.head.opening):
         return _COMPRESSED
     if (refusal := _judge_media(request, scan, config.remote_media)) is not None:
@@ -94,19 +94,21 @@ def _judge_media(request: Request, scan: BodyScan, allowed: tuple[str, ...]) -> 
     if ANYWHERE in allowed:
         return None
     unclear = scan.unclear and scan.suspect
-    refusal = _unclear(_most_steps(request)) if unclear else refused_media(scan.remote, allowed)
+    refusal = _unclear(_max_steps(request)) if unclear else refused_media(scan.remote, allowed)
     if refusal is not None and not request.needs_permit:
-        refusal = msgspec.structs.replace(refusal, close=True)  # no rpm slows down the next one
+        refusal = msgspec.structs.replace(
+            refusal, close=True
+        )  # no requests-per-minute limit slows the client
     return refusal
 
 
 def _takes_media(request: Request) -> bool:
-    """Whether llama-server could fetch URLs of this body. Unknown routes may."""
+    """Whether llama-server could fetch URLs of this body; also true for unknown routes."""
     route = request.head.route
     return route.work is not Work.RERANKING and route.label not in _WITHOUT_MEDIA
 
 
-def _most_steps(request: Request) -> int:
+def _max_steps(request: Request) -> int:
     return MAX_STEPS if request.needs_permit else FEW_STEPS
 
 
@@ -122,7 +124,7 @@ def _unclear(most_steps: int) -> HttpError:
 _WITHOUT_MEDIA = frozenset({*FORMS_ONLY, "/tokenize", "/detokenize"})
 
 
-# llama-server refuses these, too, unless its cpp-httplib was built with decompression.
+# llama-server also refuses these, unless its cpp-httplib was built with decompression.
 _is_compressed = re.compile(
     rb"\r\ncontent-encoding:[^\r\n]*(?:gzip|deflate|br|zstd|compress)", re.IGNORECASE
 ).search

@@ -1,7 +1,7 @@
-"""What the parts of the proxy need of the proxy as a whole, and of the client connection that they work for.
+"""Protocols: what the proxy needs of the models, and its parts of the proxy and of a client connection.
 
-``Proxy`` and ``Downstream`` implement these protocols. The parts import this module in place of those two
-classes, which import the parts.
+The pool's catalog implements ``Backend``; ``Proxy`` and ``Downstream`` implement the others. The parts of the
+proxy import this module instead of those two classes, which import the parts.
 """
 
 from __future__ import annotations
@@ -12,20 +12,61 @@ from typing import Any, Protocol
 
 from llamasup.auth.key_limits import Keys
 from llamasup.http.heads import HttpError
+from llamasup.models.access import ResolvedModel
 from llamasup.observability.metrics import Metrics, RequestRecord
-from llamasup.proxy.backend import Backend
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits, ProxyConfig
-from llamasup.proxy.upstream_pool import Pool
-from llamasup.queueing.endpoint import Endpoint
+from llamasup.proxy.upstream_pool import UpstreamPool
+from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.wait_queue import RequestQueue
 
-__all__ = ["ClientConnection", "ProxyContext"]
+__all__ = ["Backend", "ClientConnection", "ModelList", "ProxyContext"]
+
+
+class ModelList(Protocol):
+    """The answers to ``/v1/models``, as JSON."""
+
+    def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
+        """All models, or only those that are ``allowed``."""
+        ...
+
+    def one(self, model: str) -> bytes:
+        """The model with this id."""
+        ...
+
+
+class Backend(Protocol):
+    """The models, for the proxy. Synchronous, because every request needs it."""
+
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        """A lease on a ready generation of ``model`` (None: the request names none), or why there is none.
+
+        ``infers``: the request runs the model, and so needs a permit. ``body``: the received part of the
+        body, which is read only to choose between several replicas.
+        """
+        ...
+
+    def room(self, model: str | None) -> RequestQueue:
+        """The queue of the requests for ``model``. Only for a model that ``lease`` knows."""
+        ...
+
+    def readiness(self) -> Unavailable | None:
+        """None if requests would be served now, else why not."""
+        ...
+
+    def resolve(self, model: str | None) -> ResolvedModel | None:
+        """The model that ``lease`` knows by this name, if any."""
+        ...
+
+    def listing(self) -> ModelList | None:
+        """The content of ``/v1/models``; None: forward llama-server's own answer."""
+        ...
 
 
 class ProxyContext(Protocol):
-    """The proxy, as its connections and exchanges use it."""
+    """The proxy, for its connections and exchanges."""
 
     backend: Backend
     config: ProxyConfig
@@ -35,18 +76,15 @@ class ProxyContext(Protocol):
     bodies: Bodies
     clients: Connections
     control: Endpoint | None
-    """Where /metrics and /llamasup/* are answered."""
+    """The endpoint for /metrics and /llamasup/*."""
     metrics: Metrics
     draining: bool
     """Whether each connection closes after its next response."""
     uploads: int
-    """How many requests have an ``Upload``."""
+    """The number of requests with an ``Upload``."""
 
-    def on_connect(self, connection: Connection, client: str, *, stranger: bool) -> HttpError | None:
-        """Count a new connection; returns its refusal, if any. ``stranger`` as in ``Connections.enter``.
-
-        Raises ConnectionAbortedError if the connection can only be aborted.
-        """
+    def on_connect(self, connection: Connection, client: str, *, unauthenticated: bool) -> HttpError | None:
+        """As ``Connections.enter``. Also raises ConnectionAbortedError if the proxy has been closed."""
         ...
 
     def on_disconnect(self, connection: Connection) -> None:
@@ -61,7 +99,7 @@ class ProxyContext(Protocol):
         """Run ``work`` in a task that ends with the proxy."""
         ...
 
-    def pool_of(self, endpoint: Endpoint) -> Pool:
+    def pool_of(self, endpoint: Endpoint) -> UpstreamPool:
         """The connections to ``endpoint``."""
         ...
 
@@ -75,12 +113,12 @@ class ProxyContext(Protocol):
 
 
 class ClientConnection(Protocol):
-    """The connection of a client, as the parts that serve its current request use it."""
+    """The connection of a client, for the parts that serve its current request."""
 
     proxy: ProxyContext
     transport: asyncio.Transport
     paused: bool
-    """Whether the client does not read as fast as its response comes."""
+    """Whether the client does not read as fast as its response arrives."""
 
     def keeps_alive(self, request: Request) -> bool:
         """Whether the connection stays open after the response to ``request``."""
@@ -96,8 +134,8 @@ class ClientConnection(Protocol):
         """The exchange has ended before any byte of a response: answer with ``error``."""
         ...
 
-    def exchange_reads_on(self, request: Request) -> None:
-        """The exchange has ended before the body of ``request`` was complete: read and serve it whole."""
+    def exchange_awaits_body(self, request: Request) -> None:
+        """The exchange has ended before the body was complete: buffer the body, then serve the request."""
         ...
 
     def close(self, *, linger: bool = False) -> None:
@@ -110,12 +148,12 @@ class ClientConnection(Protocol):
 
     # --- an upload
 
-    def hold_upload(self) -> None:
-        """Stop reading the body: the child takes no more of it for now, or is not connected yet."""
+    def pause_upload(self) -> None:
+        """Stop reading the body: the child does not read, or is not connected."""
         ...
 
-    def read_on(self, request: Request, paused_s: float = 0.0) -> None:
-        """Go on with the body of ``request``, which was not read for ``paused_s``."""
+    def resume_body(self, request: Request, paused_s: float = 0.0) -> None:
+        """Continue to read the body of ``request`` after a pause of ``paused_s``."""
         ...
 
     def upload_over(self) -> None:

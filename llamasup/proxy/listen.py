@@ -1,4 +1,4 @@
-"""Where clients come in: one address or several, Unix sockets, with TLS or without."""
+"""Opens the listeners: addresses and Unix sockets, with or without TLS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from socket import SHUT_RDWR, socket
 
 from llamasup.errors import PortInUse, PortNotAllowed
 from llamasup.http.address import Address, TcpAddress, UnixAddress
-from llamasup.proxy.bind import bind, bind_unix, lock_beside
+from llamasup.proxy.bind import bind, bind_unix, socket_lock
 from llamasup.proxy.tls import TlsContext
 
 __all__ = ["ListenerSet", "listen"]
@@ -19,35 +19,35 @@ __all__ = ["ListenerSet", "listen"]
 
 @dataclass(slots=True)
 class ListenerSet:
-    """Listening sockets and what they are called. Close it with ``close``, once."""
+    """Listening sockets and their addresses. Close it with ``close``, once."""
 
     address: Address
-    """The first of them: what people are told."""
+    """The first address: shown to users."""
     sockets: list[socket]
     tls: TlsContext | None = None
     _files: dict[Path, tuple[int, int]] = field(default_factory=dict)
     ours: bool = True
-    """Bound by us. Others' go on to listen elsewhere when they are closed here: the service manager's."""
+    """Whether llamasup bound them. Sockets of a service manager continue to listen in its process."""
 
     def stop_listening(self) -> None:
-        """Whoever connects is refused from now on, also where a forked process has the sockets too. Who reads
-        from them has to stop before the loop's next round.
+        """Refuse new connections, even if a forked process has the sockets. Code that accepts from them must
+        stop before the next round of the loop.
         """
-        for each in self.sockets if self.ours else ():
+        for sock in self.sockets if self.ours else ():
             with suppress(OSError):  # closed already
-                each.shutdown(SHUT_RDWR)
+                sock.shutdown(SHUT_RDWR)
 
     def close(self) -> None:
-        """Our own sockets leave no file behind; llama-server's do (b11434)."""
+        """Close the sockets, and remove their files."""
         self.stop_listening()
         for path, made in self._files.items():
             # The lock keeps other processes from replacing the file between the check and the removal. While
             # our socket is open, no other file can have its inode.
-            with suppress(OSError, PortInUse, PortNotAllowed), lock_beside(path):
+            with suppress(OSError, PortInUse, PortNotAllowed), socket_lock(path):
                 if _identity(path) == made:
                     path.unlink(missing_ok=True)
-        for each in self.sockets:
-            each.close()
+        for sock in self.sockets:
+            sock.close()
 
 
 def listen(
@@ -58,11 +58,11 @@ def listen(
     dual_stack: bool = False,
     tls: TlsContext | None = None,
 ) -> ListenerSet:
-    """Take every address. ``hosts`` are names, addresses and paths that end in ``.sock``; all share ``port``.
+    """Bind every address. ``hosts``: names, addresses, and paths that end in ``.sock``; all share ``port``.
 
-    ``dual_stack``: where it is the only address, ``::`` takes IPv4 as well.
+    ``dual_stack``: ``::`` accepts IPv4 as well if it is the only address.
 
-    Raises PortInUse and PortNotAllowed; then nothing is taken.
+    Raises PortInUse and PortNotAllowed; then no socket stays open.
     """
     sockets: list[socket] = []
     files: dict[Path, tuple[int, int]] = {}
@@ -78,12 +78,12 @@ def listen(
                 addresses.append(UnixAddress(host))
             else:
                 sockets += bind(host, port, reuse_port=reuse_port, dual_stack=dual_stack)
-                port = sockets[-1].getsockname()[1]  # 0: all take the same
+                port = sockets[-1].getsockname()[1]  # if 0, the other addresses get the same port
                 addresses.append(TcpAddress(host, port, tls=tls is not None))
     except BaseException:
         ListenerSet(UnixAddress(""), sockets, None, files).close()
         raise
-    first = next((each for each in addresses if isinstance(each, TcpAddress)), addresses[0])
+    first = next((address for address in addresses if isinstance(address, TcpAddress)), addresses[0])
     return ListenerSet(first, sockets, tls, files)
 
 
@@ -96,7 +96,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _umask() -> int:
-    """It can only be read by setting it; nothing else runs yet that makes files."""
+    """The umask can be read only by setting it. No other thread creates files at this time."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""The proxy as a whole: its listeners, its connections and their time-outs, its pools."""
+"""The proxy: its listeners, its client connections and their timeouts, its upstream connections."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from llamasup.auth.key_limits import Keys
 from llamasup.auth.quota import cost_of
 from llamasup.http.heads import HttpError
 from llamasup.observability.metrics import Metrics, RequestRecord
-from llamasup.proxy.backend import Backend
+from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.downstream import Downstream
-from llamasup.proxy.gate import AccessPolicy
+from llamasup.proxy.interfaces import Backend
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.proxy.tls import SecureListener, TlsContext
-from llamasup.proxy.upstream_pool import Pool, Tasks
+from llamasup.proxy.upstream_pool import Tasks, UpstreamPool
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.system.process.platform import give_memory_back
 
@@ -35,9 +35,9 @@ _log = logging.getLogger("llamasup.proxy")
 
 
 class Proxy:
-    """Serves clients on any number of sockets. Made and used in one event loop.
+    """Serves clients on any number of sockets (``ProxyContext``). Made and used in one event loop.
 
-    ``control`` is where /metrics and /llamasup/* are answered; None: they are 404. ``on_finished`` hears of
+    ``control``: the endpoint for /metrics and /llamasup/*; None: these are 404. ``on_finished`` is called for
     every finished request, on the hot path: it must return at once.
     """
 
@@ -58,18 +58,17 @@ class Proxy:
         self.control = control
         self.metrics = metrics if metrics is not None else Metrics()
         self.draining = False
-        self.uploads = 0  # requests whose bodies are sent on as they come
+        self.uploads = 0  # requests whose bodies are forwarded while they arrive
         self._closed = False
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._loop)
         self._servers: list[asyncio.Server | SecureListener] = []
         self.clients = Connections(config.limits)
-        self._all_left = asyncio.Event()
-        self._pools: dict[Endpoint, Pool] = {}
-        self._closing_pools: deque[Pool] = deque(
-            maxlen=8
-        )  # of generations that went; their last bytes may linger
+        self._all_disconnected = asyncio.Event()
+        self._pools: dict[Endpoint, UpstreamPool] = {}
+        # Of ended generations: their connections may still carry last bytes.
+        self._closing_pools: deque[UpstreamPool] = deque(maxlen=8)
         self._sweeper: asyncio.TimerHandle | None = None
         self._id_prefix = secrets.token_hex(5).encode()
         self._ids = count(1)
@@ -79,36 +78,36 @@ class Proxy:
     async def start(
         self, sockets: Sequence[socket], *, trusted: bool = False, tls: TlsContext | None = None
     ) -> None:
-        """Serve on listening sockets. ``trusted``: a Unix socket whose file permissions are the authority."""
-        door = AccessPolicy(self.config, self.keys, trusted=trusted)
+        """Serve on listening sockets. ``trusted``: a Unix socket, for which the file permissions decide."""
+        access = AccessPolicy(self.config, self.keys, trusted=trusted)
 
         for sock in sockets:
             self._servers.append(
-                # It listens once more. With a shorter queue the connects of a burst would be lost, and come
-                # again a second later.
-                await self._loop.create_server(lambda: Downstream(self, door), sock=sock, backlog=BACKLOG)
+                # asyncio calls listen() again. With a shorter backlog, connects of a burst would be lost, and
+                # repeated a second later.
+                await self._loop.create_server(lambda: Downstream(self, access), sock=sock, backlog=BACKLOG)
                 if tls is None
-                else SecureListener(self, door, sock, tls)
+                else SecureListener(self, access, sock, tls)
             )
 
     def stop_accepting(self) -> None:
-        """Close the listening sockets; connections go on."""
+        """Close the listening sockets; open connections continue."""
         for server in self._servers:
             server.close()
         self._servers.clear()
 
     def drain(self) -> None:
-        """Close idle connections now and the others behind their next response."""
+        """Close idle connections now, and the others after their next response."""
         self.draining = True
         for connection in self.clients:
             connection.close_if_idle()
 
     async def aclose(self) -> None:
-        """Close what is idle, break what is left."""
+        """Close idle connections in order, and abort the others."""
         self.stop_accepting()
         self._closed = True
-        self.drain()  # a connection that has just had its last answer is not to lose it by a reset
-        for _ in range(2):  # rounds of the loop, for connections that were accepted and have not joined yet
+        self.drain()  # without it, a reset could destroy an answer that was just written
+        for _ in range(2):  # rounds of the loop, until accepted connections have called ``on_connect``
             await asyncio.sleep(0)
         for connection in self.clients:
             connection.abort()
@@ -117,49 +116,38 @@ class Proxy:
             self._sweeper = None
         await self._tasks.aclose()
         if len(self.clients):  # connection_lost is called in the loop's next round
-            await self._all_left.wait()
+            await self._all_disconnected.wait()
         pools = (*self._pools.values(), *self._closing_pools)
         await asyncio.gather(*(pool.aclose() for pool in pools))
         self._pools.clear()
 
-    @property
-    def connections(self) -> int:
-        """Open client connections."""
-        return len(self.clients)
-
     # --- for connections and exchanges
 
-    def on_connect(self, connection: Connection, client: str, *, stranger: bool) -> HttpError | None:
-        """Count a new connection; returns its refusal, if any. ``stranger`` as in ``Connections.enter``.
-
-        Raises ConnectionAbortedError where it can only be broken off.
-        """
-        refusal = self.clients.enter(connection, client, stranger=stranger)
-        self._all_left.clear()
+    def on_connect(self, connection: Connection, client: str, *, unauthenticated: bool) -> HttpError | None:
+        refusal = self.clients.enter(connection, client, unauthenticated=unauthenticated)
+        self._all_disconnected.clear()
         if self._closed:
             raise ConnectionAbortedError
         if self._sweeper is None:
-            self.keys.look()  # nobody has looked while there was no connection
+            self.keys.look()  # the sweep did not check the key file while no connection was open
             self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep)
         return refusal
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call back in the loop's next round."""
         self._loop.call_soon(callback)
 
     def start_soon(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Do what has to be awaited, in a task that ends with the proxy."""
         self._tasks.start(work, name)
 
     def on_disconnect(self, connection: Connection) -> None:
         self.clients.leave(connection)
         if not len(self.clients):
-            self._all_left.set()
+            self._all_disconnected.set()
 
-    def pool_of(self, endpoint: Endpoint) -> Pool:
+    def pool_of(self, endpoint: Endpoint) -> UpstreamPool:
         pool = self._pools.get(endpoint)
         if pool is None:
-            pool = Pool(endpoint, self._loop, self._tasks, self.limits.connect_s, self.config.rules)
+            pool = UpstreamPool(endpoint, self._loop, self._tasks, self.limits.connect_s, self.config.rules)
             self._pools[endpoint] = pool
             endpoint.when_closed(lambda: self._drop_pool(endpoint))
         return pool
@@ -168,12 +156,11 @@ class Proxy:
         return b"%b-%x" % (self._id_prefix, next(self._ids))
 
     def record_request(self, request: Request, record: RequestRecord) -> None:
-        """A request is over, and this is what became of it. Called once for each."""
         if request.quota is not None:
             cost = cost_of(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
             never_sent = record.outcome == "unavailable" and not record.replayed
             refund = never_sent or record.outcome == "refused"
-            self.keys.leave(request, cost + request.untold_tokens, refund=refund)
+            self.keys.leave(request, cost + request.unreported_tokens, refund=refund)
         if request.held_bytes:
             self.bodies.drop(request)
         self.metrics.count_request(record)
@@ -185,12 +172,12 @@ class Proxy:
 
     def _drop_pool(self, endpoint: Endpoint) -> None:
         pool = self._pools.pop(endpoint, None)
-        if pool is not None:  # else the proxy was closed first
+        if pool is not None:  # else the proxy has been closed
             pool.close()
             self._closing_pools.append(pool)
 
     def _sweep(self) -> None:
-        """One timer for all connections: one per request would cost more than the request's parsing."""
+        """One timer for all connections: a timer for each request would cost more than its parsing."""
         now = monotonic()
         self.keys.look()
         for connection in self.clients:

@@ -1,4 +1,4 @@
-"""A client's request as far as it has been read, and what is told about it when it is over."""
+"""A request of a client, as far as it has been read, and the record of a finished request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llamasup.queueing.fair_queue import granted
 
 __all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]
 
-UNREAD = Head(b"", b"", b"", Route("unread"))  # stands for a head that could not be read
+UNREAD = Head(b"", b"", b"", Route("unread"))  # for a request whose head could not be read
 
 
 class _Streamed(msgspec.Struct):
@@ -30,23 +30,23 @@ _read_streamed = msgspec.json.Decoder(_Streamed).decode
 
 
 class BegunStream(Protocol):
-    """A stream of events that llamasup has begun before llama-server has answered (``EarlyStream``)."""
+    """A stream that llamasup has begun before llama-server has answered (``EarlyStream``)."""
 
     def comment(self) -> None:
         """Send an SSE comment."""
         ...
 
     def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
-        """Go on with llama-server's answer; returns what takes its body."""
+        """Continue with llama-server's answer; returns the function that takes its body."""
         ...
 
     @property
-    def is_passed_on(self) -> bool:
-        """Whether that answer is a stream, too, so that the client gets it as it is."""
+    def is_relayed(self) -> bool:
+        """Whether that answer is also a stream, so that the client gets it unchanged."""
         ...
 
     def finish(self, status: int) -> bytes | None:
-        """The answer is complete. The error body to ``fail`` with if it was no stream, else None."""
+        """The answer is complete. Returns the error body for ``fail`` if it was not a stream, else None."""
         ...
 
     def fail(self, error: bytes) -> None:
@@ -55,7 +55,7 @@ class BegunStream(Protocol):
 
 
 class Request:
-    """Filled by the parser's callbacks; ``refusal`` is set as soon as it is known that it is not served."""
+    """Filled by the callbacks of the parser. ``refusal`` is set as soon as it is known."""
 
     __slots__ = (
         "_received",
@@ -64,9 +64,8 @@ class Request:
         "body_discarded",
         "body_sink",
         "buffered",
-        "comment_at",
         "counted",
-        "early",
+        "early_stream",
         "expects_continue",
         "head",
         "held_bytes",
@@ -75,14 +74,15 @@ class Request:
         "jobs",
         "keep_alive",
         "key",
-        "named",
         "needs_permit",
+        "next_comment_at",
         "peer",
         "quota",
         "received_at",
         "refusal",
+        "requested_model",
         "response_lines",
-        "untold_tokens",
+        "unreported_tokens",
     )
 
     def __init__(
@@ -95,16 +95,16 @@ class Request:
         peer: str = "",
         key: ApiKey | None = None,
     ) -> None:
-        """``peer``: the address that it came from; empty for a Unix socket. ``key``: the one it came with."""
+        """``peer``: the address of the client; empty for a Unix socket. ``key``: its API key."""
         self.head = head
         self.peer = peer
         self.key = key
-        self.named: str | None = None  # the model, in its client's words
+        self.requested_model: str | None = None  # as the client wrote it
         self.jobs = 1  # jobs of this request at llama-server, as far as its body is read
         self.counted = 1  # how many of them the quota of its key counts
-        self.untold_tokens = 0  # estimated tokens that its answer did not report, for its quota
-        self.quota: Quota | None = None  # that of its key, which it has entered and must leave
-        # Whether it needs inference, which is limited by places.
+        self.unreported_tokens = 0  # estimated tokens that the answer did not report, for the quota
+        self.quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
+        # Whether it runs the model, which needs a permit.
         self.needs_permit = head.route.infers and head.method == b"POST"
         self.id = request_id
         self.http_1_0 = http_1_0
@@ -112,26 +112,26 @@ class Request:
         self.expects_continue = head.expects_continue
         self.refusal: HttpError | None = None
         self.response_lines = b"X-Request-Id: " + request_id + b"\r\n"
-        self.early: BegunStream | None = None  # once the head of a stream of ours has been sent
-        self.comment_at = 0.0  # when the next SSE comment is due; 0: none was yet
-        self.received_at = 0.0  # monotonic time of its last byte, or of being sent on before; 0 until then
-        self.buffered = False  # its body is read whole, whatever its size
-        self.body_discarded = False  # a part of its body was sent on and is not here any more
-        self.body_sink: Callable[[bytes], None] | None = None  # takes its body while that is sent on
+        self.early_stream: BegunStream | None = None  # once we have sent the head of a stream
+        self.next_comment_at = 0.0  # when the next SSE comment is due; 0: not set
+        self.received_at = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
+        self.buffered = False  # the body is buffered, whatever its size
+        self.body_discarded = False  # a part of the body was forwarded, and is not in memory
+        self.body_sink: Callable[[bytes], None] | None = None  # takes the body while it is forwarded
         self.body = b""
         self.body_bytes = 0
         self.held_bytes = 0  # bytes of the body that ``Bodies`` counts
-        # A body of several pieces, until it is complete. It is one buffer, because an object for each tiny
-        # chunk would take many times the memory of its bytes.
+        # The pieces of a body, until it is complete. One buffer, because an object for each tiny chunk would
+        # take many times the memory of its bytes.
         self._received: bytearray | None = None
 
     @property
     def client(self) -> str:
-        """Who it belongs to, for fairness and the log: ``key:NAME``, or the address that it came from."""
+        """The client, for fairness and the log: ``key:NAME``, or its address."""
         return self.peer if self.key is None else f"key:{self.key.name}"
 
     def add(self, piece: bytes) -> None:
-        """Keep bytes of the body; those of a refused request are only counted."""
+        """Keep bytes of the body; of a refused request, only count them."""
         self.body_bytes += len(piece)
         if self.refusal is not None:
             self._received = None
@@ -140,7 +140,7 @@ class Request:
         elif self._received is not None:
             self._received += piece
         elif not self.body:
-            self.body = piece  # most bodies come whole
+            self.body = piece  # most bodies arrive in one piece
         else:
             self._received = bytearray(self.body)
             self._received += piece
@@ -157,14 +157,14 @@ class Request:
         self.body, self._received = b"", None
         return received
 
-    def read_whole(self, received: bytearray) -> None:
-        """Keep ``received`` and what follows."""
+    def buffer(self, received: bytearray) -> None:
+        """Buffer the body from now on; ``received`` is its first part."""
         self.buffered = True
         self._received = received
 
     @property
-    def may_wait(self) -> bool:
-        """Whether it may wait for a generation, and be sent again if nothing of an answer has come."""
+    def replayable(self) -> bool:
+        """Whether it may wait for a generation, and be sent again before an answer begins."""
         return self.head.route.waits and self.head.method == b"POST" and not self.body_discarded
 
     @property
@@ -174,12 +174,12 @@ class Request:
 
     @property
     def priority(self) -> Priority:
-        """What it asks for, if its key allows it."""
+        """The requested priority, as far as the key allows it."""
         allows_high = self.key is not None and self.key.priority == "high"
         return granted(self.head.priority, Priority.HIGH if allows_high else Priority.NORMAL)
 
     def wants_events(self) -> bool:
-        """Whether its body asks for a stream of events, and its route can give one."""
+        """Whether its body asks for a stream, and its route supports streams."""
         if not (self.head.route.streams and self.needs_permit and self.body):
             return False
         try:
@@ -189,18 +189,18 @@ class Request:
 
 
 def overdue(request: Request, timeout_s: float | None, now: float) -> HttpError | None:
-    """The answer to a request that has had all of its time. ``timeout_s`` None: it may take any time.
+    """The error for a request whose time is over. ``timeout_s`` None: no limit.
 
-    It is for requests to the model: a stream of events goes on for as long as llamasup does.
+    The event stream of the control API has no limit.
     """
     if timeout_s is None or now - request.received_at < timeout_s or request.head.route is CONTROL:
         return None
     return HttpError(
         504,
-        f"the request has taken {timeout_s:g} s, which is all that it may",
+        f"request timed out after {timeout_s:g} s",
         "timeout_error",
         "request_timeout",
-        "ask for less at once, or allow more with --request-timeout",
+        "request less at once, or raise --request-timeout",
     )
 
 
@@ -219,10 +219,10 @@ def record_of(
     replayed: bool = False,
     context: ContextEnd | None = None,
 ) -> RequestRecord:
-    """The record of a request that is over now."""
+    """The record of a request that ends now."""
     head = request.head
-    if request.early is not None:
-        status = 200  # this is what its client has seen; ``outcome`` says what came of it
+    if request.early_stream is not None:
+        status = 200  # the client has received this status; ``outcome`` shows the failure
     record = RequestRecord(
         request.id.decode("ascii"),
         head.method.decode("ascii"),

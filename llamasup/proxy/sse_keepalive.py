@@ -1,10 +1,8 @@
-"""A stream that we begin ourselves, because its request has waited for long without a byte.
+"""SSE comments to a stream whose request waits for long (``stream_keepalive_s``), so that no proxy closes it.
 
-Whoever opted in (``stream_keepalive_s``) gets SSE comments, which clients skip, so that nobody on the way
-takes the connection for dead. They are no byte of a response: the request can still be sent again (S10). When
-llama-server's stream comes, its body goes on where the comments end. Whatever else comes is told as the error
-event of the API, and then the connection is closed without a last chunk: no stream that failed looks complete
-(S12).
+Clients skip comments, so the request can still be sent again (S10). The body of llama-server's stream follows
+the comments. If the answer is not a stream, the client gets an error event of its API, and the connection is
+closed without a last chunk, so that no failed stream looks complete (S12).
 """
 
 from __future__ import annotations
@@ -21,38 +19,38 @@ from llamasup.proxy.request import Request
 __all__ = ["EarlyStream", "send_keepalive_if_due"]
 
 NEVER: Final = float("inf")
-MAX_HELD: Final = 64 * 1024  # of an answer that is no stream; llama-server's errors are below 1 KiB
+MAX_HELD: Final = 64 * 1024  # of an answer that is not a stream; llama-server's errors have less than 1 KiB
 _COMMENT = b": waiting\n\n"
 _HEAD = status_line(200) + b"Content-Type: text/event-stream\r\nX-Accel-Buffering: no\r\n"
 
 
 def send_keepalive_if_due(downstream: ClientConnection, request: Request, now: float) -> None:
-    """Called every ``Limits.sweep_s`` for a request without a byte of a response: comment, if that is due."""
+    """Send a comment if one is due. Called every ``Limits.sweep_s`` before the response begins."""
     interval_s = downstream.proxy.config.stream_keepalive_s
     if interval_s is None or request.body_sink is not None or downstream.paused:
         return
-    if now < (request.comment_at or request.received_at + interval_s):
+    if now < (request.next_comment_at or request.received_at + interval_s):
         return
-    if request.early is None:
-        # With the Origin left to llama-server, only its own head says whether the page may read the answer.
+    if request.early_stream is None:
+        # If llama-server checks the Origin, only its own head shows whether the page may read the answer.
         hides = request.head.origin is not None and downstream.proxy.config.rules.transparent
         if hides or not request.wants_events():
-            request.comment_at = NEVER
+            request.next_comment_at = NEVER
             return
-        request.early = EarlyStream(downstream, request)
-    request.early.comment()
-    request.comment_at = now + interval_s
+        request.early_stream = EarlyStream(downstream, request)
+    request.early_stream.comment()
+    request.next_comment_at = now + interval_s
 
 
 class EarlyStream:
-    """Of one request, through all that it waits for. Its head is sent when it is made."""
+    """An early stream of one request (``BegunStream``), through all its waits. The head is sent at once."""
 
     __slots__ = ("_body", "_body_bytes", "_downstream", "_rechunks", "_request")
 
     def __init__(self, downstream: ClientConnection, request: Request) -> None:
         self._downstream = downstream
         self._request = request
-        self._body: list[bytes] | None = None  # of an answer that is no stream
+        self._body: list[bytes] | None = None  # of an answer that is not a stream
         self._body_bytes = 0
         self._rechunks = False
         framing = b"" if request.http_1_0 else b"Transfer-Encoding: chunked\r\n"
@@ -65,12 +63,10 @@ class EarlyStream:
     # --- llama-server's answer
 
     @property
-    def is_passed_on(self) -> bool:
-        """Whether what llama-server answers goes to the client as it is; meant for after ``join``."""
+    def is_relayed(self) -> bool:
         return self._body is None
 
     def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
-        """What takes the body of the answer, whose head cannot be passed on any more."""
         chunked = framing is not None and framing.startswith(b"Transfer")
         write = self._downstream.transport.write
         if not is_stream:
@@ -84,7 +80,6 @@ class EarlyStream:
         return self._write
 
     def finish(self, status: int) -> bytes | None:
-        """The answer is whole. The error body that has to be told if it was no stream, else None."""
         if self._body is not None:
             return error_of(status, b"".join(self._body))
         if self._rechunks:
@@ -92,7 +87,7 @@ class EarlyStream:
         return None
 
     def fail(self, error: bytes) -> None:
-        """Say why there is no stream: an error body. The connection ends with it."""
+        """Send the error event. The connection ends with it."""
         self._request.keep_alive = False
         self._write(error_event(self._request.head.path, error))
 

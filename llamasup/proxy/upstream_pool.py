@@ -1,6 +1,6 @@
-"""The idle connections to one endpoint, last in first out, and new ones.
+"""The connections to one endpoint: keeps idle ones (last in, first out), and makes new ones.
 
-Owns the proxy's few tasks: connecting is the only thing that cannot be done in a callback.
+Also holds the tasks of the proxy: only connecting and TLS handshakes cannot be done in a callback.
 """
 
 from __future__ import annotations
@@ -17,23 +17,20 @@ from llamasup.http.heads import OWN_RULES, HeadRules, RawHeaders
 from llamasup.proxy.upstream import Upstream
 from llamasup.queueing.endpoint import Endpoint
 
-__all__ = ["IDLE_S", "MAX_IDLE", "ConnectionUser", "Pool", "Tasks"]
+__all__ = ["IDLE_S", "MAX_IDLE", "ConnectionUser", "Tasks", "UpstreamPool"]
 
 
 _log = logging.getLogger("llamasup.proxy")
 
 
 class Tasks:
-    """Keeps tasks alive, reports what they raise, ends them all."""
+    """Keeps tasks alive, logs their exceptions, and cancels them all at the end."""
 
     __slots__ = ("_loop", "_running")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._running: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)
@@ -52,11 +49,11 @@ class Tasks:
 
 
 class ConnectionUser(Protocol):
-    """Asks for a new upstream connection."""
+    """The exchange for which a new upstream connection is made."""
 
     @property
     def over(self) -> bool:
-        """Whether it does not need the connection any more."""
+        """Whether it no longer needs the connection."""
         ...
 
     def connected(self, upstream: Upstream) -> None:
@@ -68,20 +65,16 @@ class ConnectionUser(Protocol):
         ...
 
 
-IDLE_S: Final = 4.0  # llama-server closes at 5 s: leave first, so that no request meets a closing door
-MAX_IDLE: Final = (
-    64  # a llama-server thread sits behind each; more slots than this are not run on one machine
-)
-PATIENCE_S: Final = (
-    0.25  # how long a new connection may wait for its first answer before idle ones are closed
-)
+IDLE_S: Final = 4.0  # llama-server closes an idle connection after 5 s, perhaps while a request is on its way
+MAX_IDLE: Final = 64  # each holds a thread of llama-server; one machine runs fewer slots
+CONGESTED_AFTER_S: Final = 0.25  # the wait for a first answer after which idle connections are closed
 
 
-class Pool:
-    """Of one endpoint, that is of one generation. Forgotten when the endpoint closes."""
+class UpstreamPool:
+    """The connections to one endpoint, and so to one generation. Dropped when the endpoint closes."""
 
     __slots__ = (
-        "_all_gone",
+        "_all_closed",
         "_connect_s",
         "_endpoint",
         "_idle",
@@ -111,23 +104,23 @@ class Pool:
         self.rules = rules
         self._idle: list[Upstream] = []
         self._open: set[Upstream] = set()
-        self._all_gone = asyncio.Event()
-        self._all_gone.set()
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
         self._waiting: dict[Upstream, float] = {}  # new ones without an answer yet, since when; oldest first
-        # The last response's headers and what became of them: a server repeats itself.
+        # The headers of the last response, and the lines made of them: a server usually repeats them.
         self.known_headers: RawHeaders = []
         self.known_lines = b""
         self.known_streams_events = False
         self.known_head: KnownHead | None = None  # of a plain answer, if the last head was one
 
     def __len__(self) -> int:
-        """How many are idle."""
+        """The number of idle connections."""
         return len(self._idle)
 
     def take(self, now: float) -> Upstream | None:
-        """The connection with the shortest idle time, if it can be reused.
+        """The connection with the shortest idle time that can be reused.
 
-        A connection with unread bytes cannot: they would begin the next answer (S20). Nor can a closed one.
+        A closed connection cannot, nor one with unread bytes: they would begin the next answer (S20).
         """
         idle = self._idle
         while idle:
@@ -141,12 +134,12 @@ class Pool:
     def give(self, upstream: Upstream) -> bool:
         """Keep an idle connection for the next request; False if it should be closed instead.
 
-        Once a new connection has waited for its first answer for a while, those that come free are closed: in
-        builds with a fixed number of HTTP threads an idle connection holds the very thread that it waits for.
+        While a new connection has waited for its first answer for long, idle ones are closed: in builds with
+        a fixed number of HTTP threads, an idle connection holds a thread that the new connection needs.
         """
         now = monotonic()
         idle = self._idle
-        if self._endpoint.closed or len(idle) >= MAX_IDLE or (self._waiting and self._someone_waits(now)):
+        if self._endpoint.closed or len(idle) >= MAX_IDLE or (self._waiting and self._is_congested(now)):
             return False
         upstream.idle_since = now
         idle.append(upstream)
@@ -154,21 +147,19 @@ class Pool:
 
     def opened(self, upstream: Upstream) -> None:
         self._open.add(upstream)
-        self._all_gone.clear()
+        self._all_closed.clear()
 
-    def gone(self, upstream: Upstream) -> None:
-        """It has closed, perhaps while it was idle."""
+    def closed(self, upstream: Upstream) -> None:
         self._open.discard(upstream)
         if not self._open:
-            self._all_gone.set()
+            self._all_closed.set()
         if upstream in self._idle:
             self._idle.remove(upstream)
 
-    def waits(self, upstream: Upstream) -> None:
-        """A new connection has sent its first request."""
+    def awaits_first_answer(self, upstream: Upstream) -> None:
         self._waiting[upstream] = monotonic()
 
-    def waits_no_more(self, upstream: Upstream) -> None:
+    def first_answer_over(self, upstream: Upstream) -> None:
         self._waiting.pop(upstream, None)
 
     def connect(self, user: ConnectionUser) -> None:
@@ -190,45 +181,45 @@ class Pool:
         except (OSError, TimeoutError) as error:
             user.connect_failed(error)
             return
-        if user.over:  # its client left, or the generation went
+        if user.over:  # its client has disconnected, or the generation has ended
             upstream.abort()
-        elif (why := _useless(upstream.transport)) is not None:
+        elif (why := _connect_error(upstream.transport)) is not None:
             upstream.abort()
             user.connect_failed(why)
         else:
             user.connected(upstream)
 
     def sweep(self, now: float) -> None:
-        """Close what has been idle for too long."""
-        keep_s = 0.0 if self._someone_waits(now) else IDLE_S
-        while self._idle and now - self._idle[0].idle_since >= keep_s:
+        """Close connections that have been idle for too long."""
+        max_idle_s = 0.0 if self._is_congested(now) else IDLE_S
+        while self._idle and now - self._idle[0].idle_since >= max_idle_s:
             self._idle.pop(0).transport.abort()
 
     def close(self) -> None:
-        """Close the idle connections; those in use belong to their exchanges."""
+        """Close the idle connections. The exchanges close the others."""
         for upstream in self._idle:
             upstream.transport.abort()
         self._idle.clear()
 
     async def aclose(self) -> None:
-        """Break all connections, and wait until they are gone."""
+        """Abort all connections, and wait until they have closed."""
         self._idle.clear()
         for upstream in self._open:
             upstream.transport.abort()
-        await self._all_gone.wait()
+        await self._all_closed.wait()
 
-    def _someone_waits(self, now: float) -> bool:
-        return bool(self._waiting) and now - next(iter(self._waiting.values())) > PATIENCE_S
+    def _is_congested(self, now: float) -> bool:
+        return bool(self._waiting) and now - next(iter(self._waiting.values())) > CONGESTED_AFTER_S
 
 
-def _useless(transport: asyncio.Transport) -> OSError | None:
-    """Why a connection that was made cannot be used, if so."""
+def _connect_error(transport: asyncio.Transport) -> OSError | None:
+    """Why a new connection cannot be used; None if it can."""
     if transport.is_closing():
         return ConnectionResetError("the connection was closed at once")
     try:
         transport.get_extra_info("socket").getpeername()
     except OSError:
-        # With its backlog full, a Unix socket says EAGAIN; asyncio takes this for "in progress", and then for
-        # connected (Python 3.11 to 3.13). llama-server's backlog is 512 (b11434).
-        return BlockingIOError("too many connections wait to be accepted")
+        # If its backlog is full, a Unix socket returns EAGAIN, which asyncio treats as "in progress" and then
+        # as connected (Python 3.11 to 3.13). llama-server's backlog is 512 (b11434).
+        return BlockingIOError("its backlog of new connections is full")
     return None

@@ -20,8 +20,8 @@ from llamasup.http.address import Address
 from llamasup.observability.access_log import AccessLog, check_log_file
 from llamasup.observability.access_record import SlowLog, access_line, shortened, slow_after, tell_slow
 from llamasup.observability.metrics import Metrics, RequestRecord
-from llamasup.proxy.backend import Backend
 from llamasup.proxy.connections import most_connections
+from llamasup.proxy.interfaces import Backend
 from llamasup.proxy.listen import ListenerSet
 from llamasup.proxy.proxy import Proxy
 from llamasup.proxy.settings import ProxyConfig

@@ -256,10 +256,10 @@ def test_over_tcp_a_key_with_the_right_is_needed(
         environ = {**os.environ, "LLAMASUP_URL": running.url}
         without = run_to_end("ps", env=environ)
         assert without.returncode == 77
-        assert "an API key is needed" in said(without)
+        assert "an API key is required" in said(without)
         inference = run_to_end("stop", env={**environ, "LLAMASUP_API_KEY": "for-all"})
         assert inference.returncode == 77
-        assert "the key 'a' may infer, not control" in said(inference)
+        assert "the key 'a' has only the right `inference`" in said(inference)
         assert run_to_end("restart", "--api-key-file", str(keys), env=environ).returncode == 0
         stopped = run_to_end("stop", "--wait", env={**environ, "LLAMASUP_API_KEY": "for-ops"})
         assert (stopped.returncode, said(stopped).splitlines()[-1]) == (0, "llamasup has exited")

@@ -1,4 +1,4 @@
-"""A backend with several models, each with a child of its own that the test plays."""
+"""A backend with several models, each with its own child, which the test plays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["ManyModels", "Model"]
 
 
 class Model:
-    """``unavailable``: why it does not serve now; None: it does."""
+    """``unavailable``: why it does not serve now; None if it serves."""
 
     def __init__(self, spec: ModelSpec, socket_path: Path) -> None:
         self.spec = spec
-        self.meant = resolved(spec)
+        self.resolved = resolved(spec)
         self.endpoint = Endpoint(spec.id, 1, UnixAddress(str(socket_path)))
         self.unavailable: Unavailable | None = None
         self.wanted = 0  # requests that began to wait for it
@@ -41,10 +41,10 @@ class Model:
 
 
 class ManyModels:
-    """Takes the place of the rig's own backend; must be made in the loop of the proxy."""
+    """Replaces the backend of the rig. Must be made in the loop of the proxy."""
 
     def __init__(self, folder: Path, specs: Sequence[ModelSpec], default: str | None = None) -> None:
-        self.models = {spec.id: Model(spec, folder / f"{each}.sock") for each, spec in enumerate(specs)}
+        self.models = {spec.id: Model(spec, folder / f"{number}.sock") for number, spec in enumerate(specs)}
         self.default = default
         self._index = NameIndex({name: spec.id for spec in specs for name in spec.names})
 
@@ -64,14 +64,15 @@ class ManyModels:
     def readiness(self) -> Unavailable | None:
         return None
 
-    def meant(self, model: str | None) -> ResolvedModel | None:
+    def resolve(self, model: str | None) -> ResolvedModel | None:
         found = self._find(model)
-        return found.meant if isinstance(found, Model) else None
+        return found.resolved if isinstance(found, Model) else None
 
     def listing(self) -> ModelListing:
         def look(model: str) -> ListedModel:
-            each = self.models[model]
-            return ListedModel(each.spec, each.meant, Phase.ABSENT if each.unavailable else Phase.RESIDENT)
+            known = self.models[model]
+            phase = Phase.ABSENT if known.unavailable else Phase.RESIDENT
+            return ListedModel(known.spec, known.resolved, phase)
 
         return ModelListing(self.models, look, self.default)
 

@@ -18,8 +18,8 @@ import pytest
 
 from llamasup.proxy import Limits, ProxyConfig
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.proxy.generations import FAILED, make_unavailable
 from tests.proxy.rig import Rig
-from tests.proxy.test_waiting import FAILED, becomes
 from tests.real.clients import bare_server, environment
 
 pytestmark = pytest.mark.real
@@ -231,6 +231,6 @@ def test_the_openai_client_raises_what_llama_server_refused_behind_comments(kept
 def test_the_openai_client_raises_why_a_wait_was_in_vain(kept: Rig) -> None:
     with Occupant(address_of(kept)), client_of(kept) as client:
         stream = client.completions.create(model="tiny", prompt="Once", max_tokens=8, stream=True)
-        becomes(kept, FAILED)
+        make_unavailable(kept, FAILED)
         with pytest.raises(openai.APIError, match="it ran out of memory"):
             list(stream)

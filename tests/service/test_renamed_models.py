@@ -272,7 +272,7 @@ async def test_two_names_of_one_download_are_one_process(tmp_path: Path, spec: M
 
         assert set(one.spec.names) == {"org/x", "org/x:Q4_K_M"}
         assert it["org/x"] is it["org/x:Q4_K_M"] is one
-        assert it.catalog.meant("org/x:Q4_K_M") == it.catalog.meant("org/x")
+        assert it.catalog.resolve("org/x:Q4_K_M") == it.catalog.resolve("org/x")
         assert starts(it) == 1
 
 

@@ -64,7 +64,7 @@ class Catalog:
     def readiness(self) -> Unavailable | None:
         return STOPPING if self.pool.stopping else self._unready
 
-    def meant(self, model: str | None) -> ResolvedModel | None:
+    def resolve(self, model: str | None) -> ResolvedModel | None:
         managed = self.find(model)
         return None if managed is None else self._meant[managed.spec.id]
 

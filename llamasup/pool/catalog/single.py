@@ -51,7 +51,7 @@ class Supervisor:
         state = self._served.serving()
         return state if isinstance(state, Unavailable) else None
 
-    def meant(self, model: str | None) -> ResolvedModel:
+    def resolve(self, model: str | None) -> ResolvedModel:
         return self._meant
 
     def listing(self) -> None:

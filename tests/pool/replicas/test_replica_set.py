@@ -248,7 +248,7 @@ def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
     calls.count(lease)
     assert endpoint.in_flight == REPEATS
     # Of the model, the runner (two), the endpoint (two) and the lease (two); set.add, monotonic, isinstance.
-    assert calls.each() <= (7, 3), calls
+    assert calls.per_repeat() <= (7, 3), calls
 
 
 # --- the gate

@@ -1,7 +1,7 @@
-"""Who may come in: Host (X2), Origin (X3), keys (X4) and the paths that stay closed (X7).
+"""Decides whether a request has access: Host (X2), Origin (X3), key (X4) and closed paths (X7).
 
-Decided on the head alone, before a byte of the body is waited for, and on the raw path: a path that is
-spelled oddly is never one of the public ones.
+Decides by the head alone, before the body arrives, and by the raw path: an unusual spelling of a path never
+counts as a public path.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ __all__ = ["HEALTH_PATHS", "PUBLIC_PATHS", "AccessPolicy"]
 HEALTH_PATHS = frozenset({b"/health", b"/v1/health"})  # llama-server's own
 PUBLIC_PATHS = HEALTH_PATHS | {b"/livez", b"/readyz"}
 
-# What is told of the server, to those who use the model and to those who look after it.
-_FOR_ANY_KEY = frozenset({"/metrics", "/v1/models", "/models"})  # routes
+_FOR_ANY_KEY = frozenset({"/metrics", "/v1/models", "/models"})  # routes that a key of any right may read
 _READS = frozenset({b"GET", b"HEAD"})
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_REMEMBERED_HOSTS = 256  # one client sends one spelling; the bound keeps strangers from filling memory
+MAX_ACCEPTED_HOSTS = 256  # a client repeats one spelling; the limit keeps other clients from filling memory
 
 
 class AccessPolicy:
-    """The policy of one listener. ``trusted``: a socket whose file permissions are the authority."""
+    """The policy of one listener. ``trusted``: a Unix socket, for which the file permissions decide."""
 
     __slots__ = (
-        "_good_hosts",
+        "_accepted_hosts",
         "_names",
         "_open_paths",
         "_origins",
@@ -44,7 +43,7 @@ class AccessPolicy:
 
     def __init__(self, config: ProxyConfig, keys: Keys, *, trusted: bool = False) -> None:
         self._names = frozenset((*_LOOPBACK, *(name.lower().rstrip(".") for name in config.hosts)))
-        self._good_hosts: set[bytes] = set()
+        self._accepted_hosts: set[bytes] = set()
         self._origins = frozenset(origin.lower().encode() for origin in config.origins)
         self.keys = keys
         self._open_paths = frozenset(path.encode() for path in config.open_paths)
@@ -52,7 +51,7 @@ class AccessPolicy:
         self.rules = config.rules
         health = frozenset(config.rules.prefix + path for path in HEALTH_PATHS)
         self._public_paths = PUBLIC_PATHS | health
-        # Where llamasup answers itself: in the place of a transparent llama-server only while that cannot.
+        # The paths that llamasup answers itself; for a transparent proxy, only while llama-server cannot.
         self.own_paths = health if config.rules.transparent else PUBLIC_PATHS
 
     @property
@@ -61,13 +60,13 @@ class AccessPolicy:
         return self.keys.needed and not self._trusted and not self.rules.transparent
 
     def authorize(self, head: Head, local_host: str) -> ApiKey | HttpError | None:
-        """The key that it came with, None if it needs none, or why it does not come in.
+        """The key of the request, None if it needs no key, or the refusal.
 
-        ``local_host`` is the address at which this connection reached us.
+        ``local_host``: our address of this connection.
         """
         if self.rules.transparent:
             return None
-        if head.authority not in self._good_hosts and (
+        if head.authority not in self._accepted_hosts and (
             refusal := self._judge_host(head.authority, local_host)
         ):
             return refusal
@@ -84,18 +83,18 @@ class AccessPolicy:
             if keys.needed:
                 return _unauthorized(head)
         elif not key.infers and not (head.route.label in _FOR_ANY_KEY and head.method in _READS):
-            return _without_right(key, "control", "infer", "inference")
+            return _without_right(key, "control", "inference")
         if path not in self._open_paths and (refusal := self._judge_path(head)):
             return refusal
         return key
 
     @property
-    def says_why(self) -> bool:
-        """Whether a client without a key may learn why the server is not ready."""
+    def shows_diagnosis(self) -> bool:
+        """Whether a client without a key can see why the server is not ready."""
         return self._trusted or not (self.keys.needed or self.rules.transparent)
 
     def allows_origin(self, origin: bytes) -> bool:
-        """Whether the configuration names this origin (and CORS headers are due)."""
+        """Whether the configuration names this origin, so that its answers get CORS headers."""
         return origin.lower() in self._origins
 
     def is_preflight(self, head: Head) -> bool:
@@ -114,10 +113,10 @@ class AccessPolicy:
                 f"Host {name!r} is not a name of this server",
                 type="permission_error",
                 cause="foreign_host",
-                remedy="use localhost or the address it is bound to, or add the name to the configured hosts",
+                remedy="use localhost or the address of the server, or add the name to the configured hosts",
             )
-        if len(self._good_hosts) < _REMEMBERED_HOSTS:
-            self._good_hosts.add(value)
+        if len(self._accepted_hosts) < MAX_ACCEPTED_HOSTS:
+            self._accepted_hosts.add(value)
         return None
 
     def _judge_origin(self, head: Head) -> HttpError | None:
@@ -131,7 +130,7 @@ class AccessPolicy:
             f"web pages from {origin.decode('latin-1')[:200]!r} may not call this server",
             type="permission_error",
             cause="foreign_origin",
-            remedy="add the origin to the configured ones if the page is yours",
+            remedy="if you trust the page, add its origin to the configured origins",
         )
 
     def _judge_path(self, head: Head) -> HttpError | None:
@@ -149,7 +148,7 @@ class AccessPolicy:
             return None
         return HttpError(
             404,
-            f"the path {path.decode('latin-1')[:200]!r} is not served in this spelling",
+            f"unknown spelling of a path: {path.decode('latin-1')[:200]!r}",
             type="not_found_error",
             cause="path_spelling",
             remedy=f"use the path {prefix.decode('latin-1')}{route.label}",
@@ -161,18 +160,18 @@ class AccessPolicy:
         if not self.keys.ring.controls:
             return HttpError(
                 403,
-                "the control API is closed over TCP: no key has the right to it",
+                "the control API is closed over TCP, because no key has the right `control`",
                 type="permission_error",
                 cause="control_closed",
-                remedy="use the llamasup command on this machine, or make a key with --rights control",
+                remedy="use the llamasup command on this machine, or create a key with --rights control",
             )
-        return _unauthorized(head) if key is None else _without_right(key, "infer", "control", "control")
+        return _unauthorized(head) if key is None else _without_right(key, "inference", "control")
 
 
-def _without_right(key: ApiKey, may: str, may_not: str, right: str) -> HttpError:
+def _without_right(key: ApiKey, has: str, right: str) -> HttpError:
     return HttpError(
         403,
-        f"the key {key.name!r} may {may}, not {may_not}",
+        f"the key {key.name!r} has only the right `{has}`",
         type="permission_error",
         cause="key_rights",
         remedy=f"use a key with rights={right}",
@@ -180,7 +179,7 @@ def _without_right(key: ApiKey, may: str, may_not: str, right: str) -> HttpError
 
 
 def _unauthorized(head: Head) -> HttpError:
-    message = "Invalid API Key" if head.credentials else "an API key is needed"
+    message = "Invalid API Key" if head.credentials else "an API key is required"
     return HttpError(
         401,
         message,

@@ -1,4 +1,4 @@
-"""Several addresses as one front: they share a port, and leave no file behind."""
+"""Listeners on several addresses: they share a port, and remove their files."""
 
 from __future__ import annotations
 
@@ -18,77 +18,77 @@ from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import Wire, get, status
 
 
-def test_all_addresses_share_the_port_and_the_first_of_them_is_told(tmp_path: Path) -> None:
+def test_all_addresses_share_the_port_and_first_tcp_address_is_shown(tmp_path: Path) -> None:
     path = str(tmp_path / "a.sock")
-    front = listen([path, "127.0.0.1", "127.0.0.2"], 0)
-    names = [each.getsockname() for each in front.sockets]
+    listeners = listen([path, "127.0.0.1", "127.0.0.2"], 0)
+    names = [sock.getsockname() for sock in listeners.sockets]
     try:
         port = names[1][1]
         assert names == [path, ("127.0.0.1", port), ("127.0.0.2", port)]
-        assert front.address == TcpAddress("127.0.0.1", port)
+        assert listeners.address == TcpAddress("127.0.0.1", port)
     finally:
-        front.close()
+        listeners.close()
     assert not Path(path).exists()
 
 
-def test_a_socket_has_the_rights_that_the_umask_leaves_it(tmp_path: Path) -> None:
+def test_umask_sets_permissions_of_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     before = os.umask(0o027)
     try:
-        front = listen([str(path)], 1)
+        listeners = listen([str(path)], 1)
         assert os.umask(0o027) == 0o027
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o750
-    assert front.address == UnixAddress(str(path))
-    front.close()
+    assert listeners.address == UnixAddress(str(path))
+    listeners.close()
 
 
-def test_ours_stop_listening_wherever_else_they_are_open_and_others_do_not(tmp_path: Path) -> None:
+def test_close_stops_own_sockets_in_all_processes_but_not_foreign_ones(tmp_path: Path) -> None:
     for is_ours in (True, False):
-        front = listen([str(tmp_path / "a.sock"), "127.0.0.1"], 0)
-        front.ours = is_ours
-        names = [each.getsockname() for each in front.sockets]
-        elsewhere = [each.dup() for each in front.sockets]  # as in a forked process
-        (tmp_path / "a.sock").rename(tmp_path / "same.sock")  # its file is not what is tested
-        front.close()
+        listeners = listen([str(tmp_path / "a.sock"), "127.0.0.1"], 0)
+        listeners.ours = is_ours
+        names = [sock.getsockname() for sock in listeners.sockets]
+        elsewhere = [sock.dup() for sock in listeners.sockets]  # as in a forked process
+        (tmp_path / "a.sock").rename(tmp_path / "same.sock")  # this test is not about the file
+        listeners.close()
         for name, other in zip((str(tmp_path / "same.sock"), names[1]), elsewhere, strict=True):
             with other, socket.socket(other.family) as client:
                 assert (client.connect_ex(name) == 0) is not is_ours
         (tmp_path / "same.sock").unlink()
 
 
-def test_a_socket_that_somebody_put_in_its_place_is_left_alone(tmp_path: Path) -> None:
+def test_close_does_not_remove_file_that_replaced_the_socket(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
-    front = listen([str(path)], 1)
+    listeners = listen([str(path)], 1)
     path.rename(tmp_path / "ours")
     path.write_text("theirs")
-    front.close()
+    listeners.close()
     assert path.read_text() == "theirs"
 
 
-def test_what_is_in_the_way_of_a_socket_is_left_alone(tmp_path: Path) -> None:
+def test_listen_does_not_remove_a_regular_file(tmp_path: Path) -> None:
     file = tmp_path / "a.sock"
     file.write_text("theirs")
-    with pytest.raises(PortNotAllowed, match="no socket"):
+    with pytest.raises(PortNotAllowed, match="not a socket"):
         listen([str(file)], 1)
     assert file.read_text() == "theirs"
 
 
-def test_a_socket_whose_owner_is_too_busy_to_accept_is_left_alone(tmp_path: Path) -> None:
+def test_unix_socket_with_full_backlog_is_not_replaced(tmp_path: Path) -> None:
     path = str(tmp_path / "a.sock")
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
         busy.bind(path)
         busy.listen(0)
-        waiting.connect(path)  # its queue is full now
+        waiting.connect(path)  # its backlog is full now
         with pytest.raises(PortInUse, match="another process"):
             listen([path], 1)
     assert Path(path).exists()
-    front = listen([path], 1)  # nobody listens any more
-    front.close()
+    listeners = listen([path], 1)  # stale now
+    listeners.close()
 
 
-def test_where_one_address_cannot_be_had_none_is_kept(tmp_path: Path) -> None:
+def test_if_one_address_fails_none_stays_bound(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortInUse):
         listen([str(path), "127.0.0.1"], taken.getsockname()[1])
@@ -97,7 +97,7 @@ def test_where_one_address_cannot_be_had_none_is_kept(tmp_path: Path) -> None:
         listen([str(tmp_path / "missing" / "a.sock")], 1)
 
 
-def test_a_port_may_be_shared_where_that_was_asked_for() -> None:
+def test_reuse_port_shares_a_port() -> None:
     one = listen(["127.0.0.1"], 0, reuse_port=True)
     assert isinstance(one.address, TcpAddress)
     two = listen(["127.0.0.1"], one.address.port, reuse_port=True)
@@ -106,7 +106,7 @@ def test_a_port_may_be_shared_where_that_was_asked_for() -> None:
     two.close()
 
 
-def test_what_is_wrong_with_a_certificate_or_its_key_is_said(tmp_path: Path) -> None:
+def test_error_says_what_is_wrong_with_certificate_or_key(tmp_path: Path) -> None:
     def made(name: str, *words: str) -> tuple[str, str]:
         files = str(tmp_path / f"{name}.key"), str(tmp_path / f"{name}.pem")
         new = [
@@ -131,10 +131,14 @@ def test_what_is_wrong_with_a_certificate_or_its_key_is_said(tmp_path: Path) -> 
         (key, missing, f"'{missing}': No such file"),
         (missing, chain, f"'{missing}': No such file"),
         (key, str(tmp_path), f"'{tmp_path}': Is a directory"),
-        (key, key, f"'{key}' holds no PEM certificate"),
-        (chain, chain, f"'{chain}' holds no PEM key"),
-        (other, chain, "the key is another certificate's"),
-        (encrypted, its_chain, f"'{encrypted}' holds no PEM key, or one with a password"),  # nobody is asked
+        (key, key, f"'{key}' contains no PEM certificate"),
+        (chain, chain, f"'{chain}' contains no PEM key"),
+        (other, chain, "the key belongs to another certificate"),
+        (
+            encrypted,
+            its_chain,
+            f"'{encrypted}' contains no PEM key, or one with a password",
+        ),  # without asking for it
     ):
         with pytest.raises(ConfigInvalid) as refused:
             tls_context(key_file, chain_file)
@@ -143,21 +147,19 @@ def test_what_is_wrong_with_a_certificate_or_its_key_is_said(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("hosts", "reached"), [(["::"], True), (["::", "127.0.0.2"], False)])
-def test_every_address_there_is_means_ipv4_too_unless_others_are_named(
-    hosts: list[str], reached: bool
-) -> None:
+def test_dual_stack_accepts_ipv4_unless_other_hosts_are_named(hosts: list[str], reached: bool) -> None:
     """As llama-server (b11434) [run]."""
-    front = listen(hosts, 0, dual_stack=True)
-    port = front.sockets[0].getsockname()[1]
+    listeners = listen(hosts, 0, dual_stack=True)
+    port = listeners.sockets[0].getsockname()[1]
     try:
         for host, answers in (("::1", True), ("127.0.0.1", reached)):
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as client:
                 assert (client.connect_ex((host, port)) == 0) is answers
     finally:
-        front.close()
+        listeners.close()
 
 
-def test_the_ipv4_address_by_which_a_client_came_is_a_name_of_the_server(make_rig: MakeRig) -> None:
+def test_ipv4_address_of_dual_stack_connection_is_an_accepted_host(make_rig: MakeRig) -> None:
     rig = make_rig(sockets=listen(["::"], 0, dual_stack=True).sockets)
     client = Wire(socket.create_connection(("127.0.0.2", rig.address[1])))
     try:
