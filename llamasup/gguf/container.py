@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.cursor import DAMAGED, Cursor, Short
-from llamasup.gguf.not_gguf import what_it_is
+from llamasup.gguf.not_gguf import describe
 from llamasup.gguf.types import REMOVED_TENSOR_TYPES, TENSOR_TYPES
 
 __all__ = ["MAX_HEADER_BYTES", "Array", "Container", "NeedMore", "Tensor", "Value", "read_container"]
@@ -116,7 +116,7 @@ def read_container(header: bytes | bytearray | memoryview, file_bytes: int) -> C
     if given < min(file_bytes, 24):
         return NeedMore(min(file_bytes, _FIRST_BYTES))
     if bytes(header[:4]) != b"GGUF":
-        message, remedy = what_it_is(bytes(header[:512]), file_bytes)
+        message, remedy = describe(bytes(header[:512]), file_bytes)
         raise ModelInvalid(message, remedy=remedy)
     if file_bytes < 24:
         raise ModelInvalid(

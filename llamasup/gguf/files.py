@@ -27,12 +27,12 @@ from llamasup.system.storage.paths import PathKind, path_kind
 
 __all__ = [
     "REVISION",
-    "Remembered",
+    "CachedFacts",
     "SplitName",
     "os_errors_of",
-    "read_anew",
     "read_model",
     "read_parts",
+    "read_uncached",
     "split_name",
     "split_paths",
 ]
@@ -54,7 +54,7 @@ _SPECIAL_FILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class CachedFacts:
     """What a cache holds for the first file of a model; ``parts`` are its other files as they were."""
 
     facts: ModelFacts
@@ -87,12 +87,12 @@ def read_model(path: str | Path, *, cache_folder: Path | None = None) -> ModelFa
     cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
     remembered = cache.get(identity)
     if remembered is None or not remembered.is_current():
-        remembered = read_anew(path)
+        remembered = read_uncached(path)
         cache.put(identity, remembered)
     return remembered.facts
 
 
-def read_anew(path: Path) -> Remembered:
+def read_uncached(path: Path) -> CachedFacts:
     """As ``read_model``, from the files themselves, and with what tells whether they have changed since."""
     containers, parts = [_read(path)], []
     with _invalid_naming(path):
@@ -105,7 +105,7 @@ def read_anew(path: Path) -> Remembered:
     with os_errors_of(path):
         identities = (FileIdentity.of(part) for part in parts)
         seen = tuple((part.path, part.size_bytes, part.mtime_ns) for part in identities)
-    return Remembered(facts, seen)
+    return CachedFacts(facts, seen)
 
 
 def read_parts(paths: Sequence[Path]) -> ModelFacts:
@@ -149,8 +149,8 @@ def split_paths(path: Path, count: int) -> list[Path]:
 
 
 @lru_cache(maxsize=8)  # building msgspec's decoder takes longer than a look-up
-def _cache(folder: Path | None) -> FactCache[Remembered]:
-    return FactCache("model", Remembered, revision=REVISION, folder=folder)
+def _cache(folder: Path | None) -> FactCache[CachedFacts]:
+    return FactCache("model", CachedFacts, revision=REVISION, folder=folder)
 
 
 def _unchanged(part: tuple[str, int, int]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["what_it_is"]
+__all__ = ["describe"]
 
 _CONVERT = "Convert it with llama.cpp's convert_hf_to_gguf.py, or download a .gguf file of the same model."
 _DOWNLOAD = "Download the model file again."
@@ -28,7 +28,7 @@ _BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
-def what_it_is(beginning: bytes, file_bytes: int) -> tuple[str, str]:
+def describe(beginning: bytes, file_bytes: int) -> tuple[str, str]:
     """Message and remedy for a file of ``file_bytes`` that does not begin with ``GGUF``."""
     if file_bytes == 0:
         return "the file is empty", _DOWNLOAD

@@ -11,7 +11,7 @@ from llamasup.errors import UsageInvalid
 from llamasup.http.heads import parse_authority
 
 __all__ = [
-    "ANYWHERE",
+    "ANY_HOST",
     "Address",
     "TcpAddress",
     "UnixAddress",
@@ -19,13 +19,13 @@ __all__ = [
     "allowed_host",
     "allowed_media_host",
     "allowed_origin",
+    "invalid_host_remedy",
     "is_local",
     "is_loopback",
-    "why_no_host",
 ]
 
 
-ANYWHERE = "any"
+ANY_HOST = "any"
 """As a media host: every host."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -135,7 +135,7 @@ def addresses(host: str) -> list[str]:
     return list(dict.fromkeys(each for each in map(str.strip, host.split(",")) if each))
 
 
-def why_no_host(host: str) -> str | None:
+def invalid_host_remedy(host: str) -> str | None:
     """What to do about one that can be neither a name, nor an address, nor the path of a socket."""
     if host.endswith(".sock"):
         return None

@@ -24,9 +24,9 @@ _TYPES: Mapping[int, str] = MappingProxyType(
 )
 _BY_CAUSE: Mapping[str, type[LlamasupError]] = MappingProxyType(
     {
-        each.cause: each
+        error_class.cause: error_class
         for name in errors.__all__
-        if (each := getattr(errors, name)) not in (LlamasupError, ServerFailed)
+        if (error_class := getattr(errors, name)) not in (LlamasupError, ServerFailed)
     }
 )
 # What a person is shown of somebody else's answer.
@@ -58,19 +58,19 @@ def error_object(error: LlamasupError) -> Mapping[str, Any]:
 
 def error_from(status: int, answered: Any) -> LlamasupError:
     """The error that an answer of ``status`` stands for, as its own class where that is known here."""
-    said = answered.get("error") if isinstance(answered, Mapping) else None
-    if not isinstance(said, Mapping):
+    fields = answered.get("error") if isinstance(answered, Mapping) else None
+    if not isinstance(fields, Mapping):
         return ControlFailed(
             f"The answer has status {status} and is no error of llamasup's.",
             remedy="Is another program listening there?",
         )
-    message, cause, remedy = (_text(said.get(name)) for name in ("message", "cause", "remedy"))
-    given: dict[str, Any] = {"remedy": remedy, "lines": _texts(said.get("lines"))}
-    exit_code = said.get("exit_code")
+    message, cause, remedy = (_text(fields.get(name)) for name in ("message", "cause", "remedy"))
+    given: dict[str, Any] = {"remedy": remedy, "lines": _texts(fields.get("lines"))}
+    exit_code = fields.get("exit_code")
     known = _BY_CAUSE.get(cause)
     # llama-server's own failures have some of the words that ours have, and other exit codes.
     if known is not None and exit_code in (None, known.exit_code):
-        return known(message, **given, details=_texts(said.get("details")))
+        return known(message, **given, details=_texts(fields.get("details")))
     if status in (401, 403):
         error: LlamasupError = NotAllowed(message, **given)
         error.cause = cause or error.cause

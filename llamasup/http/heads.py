@@ -18,8 +18,8 @@ from llamasup.http.routes import Route, route_of
 from llamasup.system.text import path_text
 
 __all__ = [
+    "DEFAULT_RULES",
     "METHODS",
-    "OWN_RULES",
     "STATUS_LINES",
     "Head",
     "HeadRules",
@@ -74,7 +74,7 @@ class HeadRules(msgspec.Struct, frozen=True):
     prefix: bytes = b""
 
 
-OWN_RULES = HeadRules()
+DEFAULT_RULES = HeadRules()
 
 
 class Head(msgspec.Struct):
@@ -146,7 +146,7 @@ _CREDENTIALS = frozenset({_BEARER, _KEY})
 
 
 def read_head(
-    method: bytes, target: bytes, version: str, headers: RawHeaders, rules: HeadRules = OWN_RULES
+    method: bytes, target: bytes, version: str, headers: RawHeaders, rules: HeadRules = DEFAULT_RULES
 ) -> Head | HttpError:
     """Sort the headers into what llamasup needs, what goes upstream, and what is dropped.
 
@@ -269,7 +269,7 @@ def parse_authority(value: bytes) -> tuple[str, int | None] | None:
 # --- a response's head -----------------------------------------------------------------------------
 
 # Framing and persistence are ours. CORS is decided at our door (X3); llama-server would answer every Origin.
-_KEPT_BACK = frozenset(
+_NOT_FORWARDED = frozenset(
     {
         b"connection",
         b"content-length",
@@ -285,7 +285,7 @@ _KEPT_BACK = frozenset(
 )
 
 
-def read_response_headers(headers: RawHeaders, rules: HeadRules = OWN_RULES) -> tuple[bytes, bool]:
+def read_response_headers(headers: RawHeaders, rules: HeadRules = DEFAULT_RULES) -> tuple[bytes, bool]:
     """The header lines that go downstream, and whether the body is a stream of events (SSE)."""
     lines: list[bytes] = []
     streams_events = False
@@ -297,7 +297,7 @@ def read_response_headers(headers: RawHeaders, rules: HeadRules = OWN_RULES) -> 
     }
     for name, value in headers:
         lower = name.lower()
-        if lower in _KEPT_BACK or lower in nominated:
+        if lower in _NOT_FORWARDED or lower in nominated:
             continue
         if lower.startswith(b"access-control-") and not rules.transparent:
             continue

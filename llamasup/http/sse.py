@@ -73,12 +73,17 @@ def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
     at = tail.rfind(_TIMINGS)
     if at >= 0:
         try:
-            told = _read_timings(tail[at + len(_TIMINGS) : tail.find(b"}", at) + 1])
+            timings_object = _read_timings(tail[at + len(_TIMINGS) : tail.find(b"}", at) + 1])
         except msgspec.DecodeError:
             pass  # of another build, or with a chunk's framing in it
         else:
-            cached = told.cache_n
-            return TokenCounts(cached + told.prompt_n, cached, told.predicted_n, told.predicted_per_second)
+            cached = timings_object.cache_n
+            return TokenCounts(
+                cached + timings_object.prompt_n,
+                cached,
+                timings_object.predicted_n,
+                timings_object.predicted_per_second,
+            )
     if b"\r\n" in tail:
         tail = FRAMING.sub(b"", tail)
     usage, timings = tail.rfind(_USAGE), tail.rfind(_TIMINGS)

@@ -232,7 +232,7 @@ def test_a_projector_beside_a_model_is_shown_with_it(tmp_path: Path) -> None:
     assert "mmproj-F16.gguf, in the same folder" in inspected(model).stdout
     put(tmp_path / "cut.gguf", b"GGUF")
     assert ", with mmproj-F16.gguf" not in inspected(tmp_path).stdout
-    assert "may belong to this model or to cut.gguf: give it with --mmproj" in inspected(model).stdout
+    assert "may belong to this model or to cut.gguf: choose one with --mmproj" in inspected(model).stdout
 
 
 def test_a_user_without_a_place_for_a_cache_is_answered_all_the_same(

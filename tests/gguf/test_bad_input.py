@@ -19,7 +19,7 @@ from llamasup.gguf import architectures
 from llamasup.gguf import header as gguf
 from llamasup.gguf.demo import demo_keys, demo_tensors
 from llamasup.gguf.header import ModelFacts, NeedMore, read_header
-from llamasup.gguf.not_gguf import what_it_is
+from llamasup.gguf.not_gguf import describe
 from llamasup.gguf.writer import I32, KeyValue, TensorPlan, write_gguf
 from llamasup.system.hardware.facts import Hardware
 
@@ -409,7 +409,7 @@ def test_a_version_that_is_not_read(version: bytes, message: str) -> None:
 
 def test_nothing_is_said_of_a_file_before_enough_of_it_is_there() -> None:
     assert read_header(b"GG", 1 << 20) == NeedMore(64 * 1024)
-    assert what_it_is(b"", 0) == ("the file is empty", "Download the model file again.")
+    assert describe(b"", 0) == ("the file is empty", "Download the model file again.")
 
 
 # --- bounds --------------------------------------------------------------------------------------

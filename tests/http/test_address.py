@@ -7,9 +7,9 @@ from llamasup.http.address import (
     TcpAddress,
     UnixAddress,
     addresses,
+    invalid_host_remedy,
     is_local,
     is_loopback,
-    why_no_host,
 )
 
 
@@ -81,9 +81,9 @@ def test_a_host_may_be_several() -> None:
     ],
 )
 def test_what_can_be_no_address_is_told_what_it_should_be(host: str, remedy: str) -> None:
-    assert remedy in (why_no_host(host) or "")
+    assert remedy in (invalid_host_remedy(host) or "")
 
 
 @pytest.mark.parametrize("host", ["::1", "fe80::1%eth0", "0.0.0.0", "localhost", "./a.sock", "my-machine"])
 def test_what_may_be_an_address_is_left_to_the_system(host: str) -> None:
-    assert why_no_host(host) is None
+    assert invalid_host_remedy(host) is None

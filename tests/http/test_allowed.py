@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.errors import UsageInvalid
-from llamasup.http.address import ANYWHERE, allowed_host, allowed_media_host, allowed_origin
+from llamasup.http.address import ANY_HOST, allowed_host, allowed_media_host, allowed_origin
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_no_origin_is_refused(text: str, said: str) -> None:
         ("10.0.0.5:8000", "10.0.0.5:8000"),
         ("[FD00::1]:80", "[fd00::1]:80"),
         ("[fd00::1]", "[fd00::1]"),
-        ("any", ANYWHERE),
+        ("any", ANY_HOST),
     ],
 )
 def test_a_media_host_may_have_a_port(text: str, host: str) -> None:

@@ -260,7 +260,7 @@ def test_events_are_counted_and_what_is_left_has_told_what_it_had() -> None:
     meter = TokenMeter("/completion", streams=True)
     for number in range(1, 31):
         meter.read(chunk(b"data: " + msgspec.json.encode(completion(0, 9, number)) + b"\n\n"))
-    assert (meter.events, meter.items, meter.items_told, meter.prompts_told) == (30, 1, 1, 1)
+    assert (meter.events, meter.items, meter.items_reported, meter.prompts_reported) == (30, 1, 1, 1)
     assert meter.counts() == TokenCounts(9, None, 30)
 
 

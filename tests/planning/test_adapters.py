@@ -147,7 +147,7 @@ def test_what_is_there_for_requests_does_nothing_else_and_no_prompt_is_kept() ->
     made = planned(NEW, adapters=BOTH)
     assert made.argv[made.argv.index("--lora-scaled") + 1] == "/m/a.gguf:0,/m/b.gguf:0"
     assert "--no-cache-prompt" in made.argv
-    assert reason(made) == "for requests that ask for them, and else without effect"
+    assert reason(made) == "only requests that name an adapter use it"
     assert made.key != planned(NEW).key
     assert not {"--lora-scaled", "--no-cache-prompt"} & {*planned(NEW).argv}
 
@@ -156,7 +156,7 @@ def test_what_is_there_for_requests_does_nothing_else_and_no_prompt_is_kept() ->
 def test_a_build_that_would_mix_adapters_up_gets_none(build: str | Capabilities) -> None:
     made = planned(build, adapters=BOTH)
     assert "--lora-scaled" not in made.argv
-    assert "cannot keep the adapters of one request" in reason(made)
+    assert "cannot separate the adapters of one request" in reason(made)
 
 
 @pytest.mark.parametrize("extra", [("--lora", "/l/z.gguf"), ("--lora-scaled", "/l/z.gguf:0.5")])

@@ -74,13 +74,13 @@ def test_a_build_of_2025_has_a_draft_context_of_its_own() -> None:
 
 
 def test_a_build_whose_server_does_not_draft_refuses_a_draft_model() -> None:
-    with pytest.raises(UsageInvalid, match=r"--draft-model cannot be honoured.*0\.2\.90.*does not draft"):
+    with pytest.raises(UsageInvalid, match=r"--draft-model is not possible.*0\.2\.90.*does not draft"):
         drafted(OLD)
 
 
 @pytest.mark.parametrize("facts", [bert(), model(model_class=ModelClass.LORA)], ids=["encoder", "lora"])
 def test_what_is_no_decoder_cannot_draft(facts: ModelFacts) -> None:
-    with pytest.raises(UsageInvalid, match=r"draft\.gguf is of class \w+, and a draft model has"):
+    with pytest.raises(UsageInvalid, match=r"draft\.gguf is of class \w+, but a draft model must"):
         drafted(draft=facts)
 
 
@@ -106,7 +106,7 @@ def test_facts_without_a_path_are_a_bug_of_the_caller() -> None:
         (
             BPE,
             replace(BPE, digests=((151_936, 8),)),
-            "of the first 151936 tokens of their vocabularies, some",
+            "some of the first 151936 tokens of their vocabularies differ",
         ),
         (SPM, replace(SPM, bos=3), "the draft's BOS token is 3, the model's 1"),
         (SPM, replace(SPM, add_bos=False), "only the model puts BOS at the beginning of a text"),
@@ -158,7 +158,7 @@ def test_other_words_are_noticed_whatever_the_sizes(size: int, difference: int) 
     for place in (5, size // 2, size - 64):
         other = of_words([*words[:place], "other", *words[place + 1 : size]])
         for target, draft in ((whole, other), (other, whole)):
-            with pytest.raises(DraftMismatch, match="some are not the same"):
+            with pytest.raises(DraftMismatch, match="tokens of their vocabularies differ"):
                 drafted(facts=target, draft=draft)
 
 
@@ -180,9 +180,9 @@ def of_words(words: list[str]) -> ModelFacts:
 def test_sizes_that_differ_a_little_are_named_in_the_reason() -> None:
     small = replace(BPE, size=BPE.size - 128)
     made = drafted(facts=model(vocabulary=BPE), draft=model(vocabulary=small))
-    assert "has 151808 tokens, the model's 151936" in reason(made, "--spec-draft-model")
+    assert "has 151808 tokens and the model's 151936" in reason(made, "--spec-draft-model")
     same = drafted(facts=model(vocabulary=BPE), draft=model(vocabulary=BPE))
-    assert reason(same, "--spec-draft-model") == "asked for with --draft-model"
+    assert reason(same, "--spec-draft-model") == "set with --draft-model"
 
 
 # --- given after the dashes ----------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_a_draft_model_given_by_hand_gets_the_type_that_it_needs(flag: str) -> N
     made = planned(draft=model(layers=4), extra=(flag, DRAFT))
     assert made.argv.count(flag) == 1
     assert value(made, "--spec-type") == "draft-simple"
-    assert "loaded and not used" in reason(made, "--spec-type")
+    assert "load the draft model and not use it" in reason(made, "--spec-type")
 
 
 def test_it_gets_the_type_even_where_its_facts_were_not_read() -> None:
@@ -278,7 +278,7 @@ def test_mtp_layers_that_were_cut_from_another_model_are_refused_with_the_differ
 
     assert value(drafted(draft=layers()), "--spec-type") == "draft-mtp"
     for strange in (layers("qwen35"), layers(width=64)):
-        with pytest.raises(DraftMismatch, match=r"MTP layers of a .* and this one is llama of width"):
+        with pytest.raises(DraftMismatch, match=r"MTP layers of a .* and this model is llama of width"):
             drafted(draft=strange)
 
 

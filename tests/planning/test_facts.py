@@ -111,7 +111,7 @@ def test_a_missing_file_beside_the_model_is_reported_with_the_option_that_named_
 def test_a_model_given_as_its_own_projector_is_refused(
     server: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageInvalid, match="has to be a projector"):
+    with pytest.raises(UsageInvalid, match="not a projector"):
         Planner(launch(tiny_model, server, mmproj=str(tiny_model)), tmp_path).check()
 
 
@@ -208,8 +208,8 @@ def test_a_demo_model_that_cannot_be_written_is_a_sentence(
         ("x" * 300, "File name too long"),
         ("nul\0.gguf", "is no path"),
         ("closed/x", "may not be read (Permission denied)"),
-        ("org/name", "has not been downloaded"),
-        ("https://x/y.gguf", "has not been downloaded"),
+        ("org/name", "neither a file here nor downloaded"),
+        ("https://x/y.gguf", "neither a file here nor downloaded"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_a_sentence(

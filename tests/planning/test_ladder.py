@@ -18,7 +18,7 @@ from llamasup.llama_server.start_log import StartupFailure, read_line
 from llamasup.planning.ladder import (
     MAX_STEPS,
     admit,
-    blames_the_cache,
+    blames_kv_cache,
     is_out_of_memory,
     largest_that_fits,
     step_down,
@@ -101,7 +101,7 @@ def test_the_largest_that_fits_is_chosen_and_the_reasons_say_why_it_is_smaller()
         assert settings_of(admission.plan) == settings_of(size)
         assert admission.plan.memory.fits
         assert not any(each.memory.fits for each in admission.considered[:-1])
-        assert any("so that it fits in memory" in each.reason for each in admission.plan.reasons)
+        assert any("the larger plan does not fit in memory" in each.reason for each in admission.plan.reasons)
         assert admission.preferred == planned(hardware=free)
 
 
@@ -316,7 +316,7 @@ def test_a_crash_of_the_caches_kernels_goes_to_f16_then_does_without_flash_atten
     assert [change.setting for (change,) in changes] == ["--kv-type", "--flash-attn"]
     assert [plan.kv_type for plan in plans] == ["q8_0", "f16", "f16"]
     assert plans[-1].flash_attn == "off"
-    assert any("llama-server crashed at its start" in each.reason for each in plans[-1].reasons)
+    assert any("llama-server crashed during its start" in each.reason for each in plans[-1].reasons)
 
 
 def test_a_packed_cache_by_hand_is_kept_and_so_is_the_flash_attention_that_it_needs() -> None:
@@ -504,7 +504,7 @@ def test_a_crash_is_evidence_against_the_cache_only_once_the_weights_were_read()
     )
     named = diagnose(Exit(None, "SIGABRT"), ["/src/fattn.cu:12: GGML_ASSERT(false) failed"], phase="starting")
     other = diagnose(Exit(None, "SIGABRT"), ["/src/ggml.c:12: GGML_ASSERT(false) failed"], phase="starting")
-    assert [blames_the_cache(each) for each in (SEGFAULT, computing, named, other)] == [
+    assert [blames_kv_cache(each) for each in (SEGFAULT, computing, named, other)] == [
         False,
         True,
         True,

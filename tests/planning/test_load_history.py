@@ -13,13 +13,13 @@ from llamasup.planning.load_history import (
     LoadHistory,
     Measurement,
     Served,
-    bounds_of,
-    correction_of,
+    add_failed_plan,
+    add_measurement,
+    add_served,
+    correction_for,
     forget_crashes,
     has_served,
-    learn,
-    learn_served,
-    remember,
+    limits_from,
     runtime_id,
     validate,
 )
@@ -45,7 +45,7 @@ def taught(
         "kv_bytes": round(made.memory.kv_bytes * kv),
         "compute_bytes": round(made.memory.compute_bytes * compute),
     }
-    return learn(
+    return add_measurement(
         earlier or LoadHistory(),
         runtime=RUNTIME,
         key=made.key,
@@ -86,14 +86,14 @@ def test_a_second_measurement_is_compared_with_the_first_estimate_not_with_the_c
     history = taught(first, kv=2.0)
     second = planned(history=history)
     history = taught(second, kv=1.0, earlier=history)  # as corrected, so exactly right
-    assert len(history.lessons) == 1
+    assert len(history.measurements) == 1
     third = planned(history=history)
     assert third.memory.kv_bytes == pytest.approx(2 * first.memory.kv_bytes, abs=first.layers)
 
 
 def test_another_build_has_to_be_measured_itself() -> None:
     history = taught(planned(), kv=3.0)
-    assert correction_of(history, "another 1.0", planned().key) == ESTIMATED
+    assert correction_for(history, "another 1.0", planned().key) == ESTIMATED
     assert planned(command=("/opt/other/llama-server",), history=history).memory == planned().memory
 
 
@@ -105,7 +105,7 @@ def test_a_process_that_seems_to_take_less_than_nothing_takes_what_was_assumed()
 def test_a_part_that_was_not_estimated_keeps_its_factor() -> None:
     first = planned(facts=bert())
     assert first.memory.kv_bytes == 0
-    assert taught(first).lessons[0].kv == 1.0
+    assert taught(first).measurements[0].kv == 1.0
 
 
 def test_a_log_that_is_silent_about_the_cache_teaches_nothing() -> None:
@@ -124,8 +124,8 @@ def test_the_oldest_lessons_are_dropped() -> None:
     history = LoadHistory()
     for size in range(2048, 2048 + 40):
         history = taught(planned(ctx_size=size), earlier=history)
-    assert len(history.lessons) == 16
-    assert history.lessons[-1].key == planned(ctx_size=2048 + 39).key
+    assert len(history.measurements) == 16
+    assert history.measurements[-1].key == planned(ctx_size=2048 + 39).key
 
 
 # --- setbacks ------------------------------------------------------------------------------------
@@ -139,63 +139,65 @@ SETBACK = FailedPlan(
     date="2026-11-20",
     available_bytes=10 * GIB,
 )
-KNOWN = remember(LoadHistory(), SETBACK)
+KNOWN = add_failed_plan(LoadHistory(), SETBACK)
 TODAY = "2026-11-21"
 
 
 def test_the_next_start_begins_where_the_ladder_ended_and_says_so() -> None:
-    bounds = bounds_of(KNOWN, RUNTIME, "a wish", 10 * GIB, TODAY)
+    bounds = limits_from(KNOWN, RUNTIME, "a wish", 10 * GIB, TODAY)
     assert bounds == PlanLimits(parallel=2, why="a larger plan ran out of memory on 2026-11-20")
-    assert bounds_of(KNOWN, RUNTIME, "a wish", 5 * GIB, TODAY) == bounds
+    assert limits_from(KNOWN, RUNTIME, "a wish", 5 * GIB, TODAY) == bounds
 
 
 def test_with_half_as_much_memory_again_the_whole_plan_is_tried_again() -> None:
-    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB - 1, TODAY) != PlanLimits()
-    assert bounds_of(KNOWN, RUNTIME, "a wish", 15 * GIB, TODAY) == PlanLimits()
+    assert limits_from(KNOWN, RUNTIME, "a wish", 15 * GIB - 1, TODAY) != PlanLimits()
+    assert limits_from(KNOWN, RUNTIME, "a wish", 15 * GIB, TODAY) == PlanLimits()
 
 
 CRASH = replace(
     SETBACK, bounds=PlanLimits(kv_type="f16"), cause="segfault", out_of_memory=False, failed="packed"
 )
-TWICE = remember(remember(LoadHistory(), CRASH), CRASH)
+TWICE = add_failed_plan(add_failed_plan(LoadHistory(), CRASH), CRASH)
 
 
 def test_a_crash_counts_when_it_is_seen_twice_and_whatever_memory_there_is() -> None:
-    assert bounds_of(remember(LoadHistory(), CRASH), RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
-    bounds = bounds_of(TWICE, RUNTIME, "a wish", 99 * GIB, TODAY)
-    assert bounds == PlanLimits(kv_type="f16", why="a plan without this ended with segfault on 2026-11-20")
+    assert limits_from(add_failed_plan(LoadHistory(), CRASH), RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
+    bounds = limits_from(TWICE, RUNTIME, "a wish", 99 * GIB, TODAY)
+    assert bounds == PlanLimits(
+        kv_type="f16", why="a plan without this setting ended with segfault on 2026-11-20"
+    )
 
 
 def test_two_crashes_that_ask_for_different_things_are_each_seen_once() -> None:
     other = replace(CRASH, bounds=PlanLimits(kv_type="f16", flash_attn_off=True))
-    assert bounds_of(remember(TWICE, other), RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
+    assert limits_from(add_failed_plan(TWICE, other), RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
 
 
 def test_a_crash_of_a_plan_that_has_served_does_not_count() -> None:
     assert (
-        bounds_of(learn_served(TWICE, RUNTIME, "packed", TODAY), RUNTIME, "a wish", GIB, TODAY)
+        limits_from(add_served(TWICE, RUNTIME, "packed", TODAY), RUNTIME, "a wish", GIB, TODAY)
         == PlanLimits()
     )
     for other in (("another 1.0", "packed"), (RUNTIME, "another")):
-        assert bounds_of(learn_served(TWICE, *other, TODAY), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
+        assert limits_from(add_served(TWICE, *other, TODAY), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
 
 
 @pytest.mark.parametrize(
     ("today", "counts"), [("2026-11-10", True), ("2026-12-05", True), ("2026-12-06", False)]
 )
 def test_a_proof_expires_after_two_weeks_and_another_one_renews_it(today: str, counts: bool) -> None:
-    once = learn_served(LoadHistory(), RUNTIME, "packed", "2026-11-01")
+    once = add_served(LoadHistory(), RUNTIME, "packed", "2026-11-01")
     assert not has_served(once, RUNTIME, "packed", "2026-11-16")
-    again = learn_served(once, RUNTIME, "packed", TODAY)
+    again = add_served(once, RUNTIME, "packed", TODAY)
     assert len(again.served) == 1
     assert has_served(again, RUNTIME, "packed", today) is counts
 
 
 def test_crashes_count_once_the_proof_has_expired() -> None:
-    served = learn_served(LoadHistory(), RUNTIME, "packed", "2026-11-01")
-    history = remember(remember(served, CRASH), CRASH)
-    assert bounds_of(history, RUNTIME, "a wish", GIB, "2026-11-15") == PlanLimits()
-    assert bounds_of(history, RUNTIME, "a wish", GIB, "2026-11-21").kv_type == "f16"
+    served = add_served(LoadHistory(), RUNTIME, "packed", "2026-11-01")
+    history = add_failed_plan(add_failed_plan(served, CRASH), CRASH)
+    assert limits_from(history, RUNTIME, "a wish", GIB, "2026-11-15") == PlanLimits()
+    assert limits_from(history, RUNTIME, "a wish", GIB, "2026-11-21").kv_type == "f16"
 
 
 def test_a_proof_without_a_date_counts_as_expired() -> None:
@@ -204,10 +206,10 @@ def test_a_proof_without_a_date_counts_as_expired() -> None:
 
 @pytest.mark.parametrize("key", ["packed", "a wish"])
 def test_a_start_without_a_crash_forgets_the_crashes_of_that_plan(key: str) -> None:
-    once = remember(LoadHistory(), CRASH)
-    between = remember(forget_crashes(once, RUNTIME, key), CRASH)
-    assert bounds_of(between, RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
-    assert bounds_of(remember(between, CRASH), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
+    once = add_failed_plan(LoadHistory(), CRASH)
+    between = add_failed_plan(forget_crashes(once, RUNTIME, key), CRASH)
+    assert limits_from(between, RUNTIME, "a wish", GIB, TODAY) == PlanLimits()
+    assert limits_from(add_failed_plan(between, CRASH), RUNTIME, "a wish", GIB, TODAY).kv_type == "f16"
 
 
 def test_a_start_without_a_crash_says_nothing_about_other_plans_builds_or_memory() -> None:
@@ -219,7 +221,7 @@ def test_a_start_without_a_crash_says_nothing_about_other_plans_builds_or_memory
 def test_the_plans_that_served_longest_ago_are_dropped() -> None:
     history = LoadHistory()
     for number in (*range(40), 39, 30):
-        history = learn_served(history, RUNTIME, str(number), TODAY)
+        history = add_served(history, RUNTIME, str(number), TODAY)
     assert len(history.served) == 16
     assert has_served(history, RUNTIME, "30", TODAY)
     assert not has_served(history, RUNTIME, "23", TODAY)
@@ -229,30 +231,32 @@ def test_the_plans_that_served_longest_ago_are_dropped() -> None:
     ("today", "counts"),
     [("2026-12-04", True), ("2026-12-05", False), ("2026-11-19", True), ("2026-10-01", False)],
 )
-@pytest.mark.parametrize("experience", [KNOWN, TWICE], ids=["memory", "crash"])
+@pytest.mark.parametrize("history", [KNOWN, TWICE], ids=["memory", "crash"])
 def test_a_setback_is_forgotten_after_two_weeks(history: LoadHistory, today: str, counts: bool) -> None:
-    assert (bounds_of(history, RUNTIME, "a wish", GIB, today) != PlanLimits()) is counts
+    assert (limits_from(history, RUNTIME, "a wish", GIB, today) != PlanLimits()) is counts
 
 
 def test_two_crashes_far_apart_are_each_seen_once() -> None:
-    late = remember(TWICE, replace(CRASH, date="2027-01-01"))
-    assert bounds_of(late, RUNTIME, "a wish", GIB, "2027-01-01") == PlanLimits()
+    late = add_failed_plan(TWICE, replace(CRASH, date="2027-01-01"))
+    assert limits_from(late, RUNTIME, "a wish", GIB, "2027-01-01") == PlanLimits()
 
 
 def test_an_invalid_date_counts_as_expired() -> None:
     assert (
-        bounds_of(remember(LoadHistory(), replace(SETBACK, date="x")), RUNTIME, "a wish", GIB, TODAY)
+        limits_from(add_failed_plan(LoadHistory(), replace(SETBACK, date="x")), RUNTIME, "a wish", GIB, TODAY)
         == PlanLimits()
     )
 
 
 def test_a_lack_of_memory_and_a_crash_bound_together() -> None:
-    both = remember(TWICE, replace(SETBACK, bounds=PlanLimits(parallel=2, kv_type="q8_0", gpu_layers=3)))
-    assert bounds_of(both, RUNTIME, "a wish", GIB, TODAY) == PlanLimits(
+    both = add_failed_plan(
+        TWICE, replace(SETBACK, bounds=PlanLimits(parallel=2, kv_type="q8_0", gpu_layers=3))
+    )
+    assert limits_from(both, RUNTIME, "a wish", GIB, TODAY) == PlanLimits(
         parallel=2,
         kv_type="f16",
         gpu_layers=3,
-        why="a plan without this ended with segfault on 2026-11-20 "
+        why="a plan without this setting ended with segfault on 2026-11-20 "
         "and a larger plan ran out of memory on 2026-11-20",
     )
 
@@ -266,20 +270,20 @@ def test_bounds_are_told_apart_by_what_they_are_against() -> None:
 
 
 def test_another_build_and_another_wish_begin_at_the_top() -> None:
-    assert bounds_of(KNOWN, "another 1.0", "a wish", 10 * GIB, TODAY) == PlanLimits()
-    assert bounds_of(KNOWN, RUNTIME, "another wish", 10 * GIB, TODAY) == PlanLimits()
-    assert bounds_of(LoadHistory(), RUNTIME, "a wish", 10 * GIB, TODAY) == PlanLimits()
+    assert limits_from(KNOWN, "another 1.0", "a wish", 10 * GIB, TODAY) == PlanLimits()
+    assert limits_from(KNOWN, RUNTIME, "another wish", 10 * GIB, TODAY) == PlanLimits()
+    assert limits_from(LoadHistory(), RUNTIME, "a wish", 10 * GIB, TODAY) == PlanLimits()
 
 
 def test_the_latest_setback_of_a_wish_counts_and_those_of_other_wishes_stay() -> None:
     further = replace(SETBACK, bounds=PlanLimits(parallel=1))
     other = replace(SETBACK, asked="another wish", bounds=PlanLimits(ctx_size=2048))
-    history = remember(remember(KNOWN, other), further)
-    assert bounds_of(history, RUNTIME, "a wish", GIB, TODAY).parallel == 1
-    assert bounds_of(history, RUNTIME, "another wish", GIB, TODAY).ctx_size == 2048
+    history = add_failed_plan(add_failed_plan(KNOWN, other), further)
+    assert limits_from(history, RUNTIME, "a wish", GIB, TODAY).parallel == 1
+    assert limits_from(history, RUNTIME, "another wish", GIB, TODAY).ctx_size == 2048
     for number in range(40):
-        history = remember(history, replace(SETBACK, asked=str(number)))
-    assert len(history.setbacks) == 16
+        history = add_failed_plan(history, replace(SETBACK, asked=str(number)))
+    assert len(history.failed_plans) == 16
 
 
 # --- what a damaged file may say -----------------------------------------------------------------

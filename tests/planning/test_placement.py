@@ -21,19 +21,19 @@ UNIFIED = replace(GPU, name="MTL0", shares_host_memory=True)
 
 
 def test_the_room_is_what_is_free_on_the_host_and_on_all_devices() -> None:
-    room = planned(capabilities(NEW, GPU, SECOND)).memory.room
-    assert (room.host_bytes, room.device_bytes, room.devices) == (28 * GIB, 62 * GIB, 2)
+    free = planned(capabilities(NEW, GPU, SECOND)).memory.free
+    assert (free.host_bytes, free.device_bytes, free.devices) == (28 * GIB, 62 * GIB, 2)
 
 
 @pytest.mark.parametrize(("chosen", "free"), [("CUDA1", 40), ("CUDA0,CUDA1", 62), ("CUDA9", 0)])
 def test_of_devices_chosen_by_hand_only_those_count(chosen: str, free: int) -> None:
     made = planned(capabilities(NEW, GPU, SECOND), extra=("--device", chosen))
-    assert made.memory.room.device_bytes == free * GIB
+    assert made.memory.free.device_bytes == free * GIB
 
 
 def test_a_device_that_shares_the_hosts_memory_adds_none() -> None:
     made = planned(capabilities(NEW, UNIFIED))
-    assert (made.memory.room.devices, made.memory.device_bytes) == (0, 0)
+    assert (made.memory.free.devices, made.memory.device_bytes) == (0, 0)
     assert made.memory.available_bytes == 28 * GIB
 
 
@@ -47,13 +47,13 @@ def test_layers_by_hand_on_a_device_that_shares_the_hosts_memory_are_not_refused
 def test_the_address_space_that_may_be_mapped_is_less_than_its_limit_by_what_threads_reserve() -> None:
     few = planned(hardware=machine(address_space_limit_bytes=8 * GIB, cpus_allowed=2, physical_cores=2))
     many = planned(hardware=machine(address_space_limit_bytes=8 * GIB, cpus_allowed=128))
-    assert 7 * GIB < few.memory.room.host_bytes < 8 * GIB - 490 * (1 << 20)  # measured: 490 MiB, b11434
-    assert many.memory.room.host_bytes < few.memory.room.host_bytes - GIB
+    assert 7 * GIB < few.memory.free.host_bytes < 8 * GIB - 490 * (1 << 20)  # measured: 490 MiB, b11434
+    assert many.memory.free.host_bytes < few.memory.free.host_bytes - GIB
 
 
 def test_of_free_memory_and_address_space_the_tighter_one_counts() -> None:
-    assert planned(hardware=machine(address_space_limit_bytes=99 * GIB)).memory.room.host_bytes == 28 * GIB
-    assert planned(hardware=machine(address_space_limit_bytes=GIB // 4)).memory.room.host_bytes == 0
+    assert planned(hardware=machine(address_space_limit_bytes=99 * GIB)).memory.free.host_bytes == 28 * GIB
+    assert planned(hardware=machine(address_space_limit_bytes=GIB // 4)).memory.free.host_bytes == 0
 
 
 def test_an_address_space_too_small_for_llama_server_alone_refuses_the_plan() -> None:
@@ -137,7 +137,7 @@ def test_a_build_that_cannot_fit_layers_by_itself_gets_as_many_as_the_device_hol
     assert least <= int(layers) < 33
     assert made.memory.fits
     assert made.memory.device_bytes <= free_bytes
-    assert "by our estimate" in reason(made, "--gpu-layers")
+    assert "the device holds about this many" in reason(made, "--gpu-layers")
 
 
 def test_beside_a_draft_model_such_a_build_gets_all_layers_or_is_refused() -> None:
@@ -215,4 +215,4 @@ def test_a_cache_that_stays_on_the_device_is_counted_there(extra: tuple[str, ...
 
 
 def test_without_a_device_there_is_nothing_to_put_elsewhere() -> None:
-    assert not planned(extra=("--cpu-moe",)).memory.room.placed_by_hand
+    assert not planned(extra=("--cpu-moe",)).memory.free.user_placed

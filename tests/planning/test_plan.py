@@ -230,17 +230,17 @@ def test_context_is_never_above_the_models_own_unless_asked() -> None:
     assert planned(facts=small).ctx_size == 2048
     asked = planned(facts=small, ctx_size=4096)
     assert asked.ctx_size_of_slot == 4096
-    assert "beyond the 2048 that the model was trained for" in reason(asked, "--ctx-size")
+    assert "above the 2048 that the model was trained for" in reason(asked, "--ctx-size")
 
 
 def test_a_build_that_keeps_requests_within_the_models_context_is_not_said_to_give_more() -> None:
     small = model(context_length=2048)
     asked = planned(facts=small, ctx_size=4096)
     assert asked.ctx_size == 2048
-    assert "gives no request more than the model's 2048" in reason(asked, "--ctx-size")
+    assert "limits each request to the model's 2048" in reason(asked, "--ctx-size")
     before = planned(MIDDLE, facts=small, ctx_size=4096)
     assert before.ctx_size == 4096
-    assert "gives no request more" not in reason(before, "--ctx-size")
+    assert "limits each request" not in reason(before, "--ctx-size")
 
 
 def test_a_file_that_names_no_context_gets_the_default() -> None:
@@ -369,7 +369,7 @@ def test_odd_heads_keep_an_f16_cache_and_the_reason_names_the_block() -> None:
     made = planned(capabilities(NEW, GPU), model(key_length=80, value_length=80))
     assert made.kv_type == "f16"
     assert "--cache-type-k" not in made.argv
-    assert "32 values together" in reason(made, "--cache-type-k")
+    assert "blocks of 32 values" in reason(made, "--cache-type-k")
     assert value(made, "--flash-attn") == "auto"
 
 
@@ -378,7 +378,7 @@ def test_flash_attention_switched_off_leaves_v_in_f16() -> None:
     assert made.kv_type == "q8_0/f16"
     assert value(made, "--cache-type-k") == "q8_0"
     assert "--cache-type-v" not in made.argv
-    assert "needs flash attention, which was switched off" in reason(made, "--cache-type-v")
+    assert "needs flash attention, which is off" in reason(made, "--cache-type-v")
 
 
 def test_flash_attention_switched_off_in_a_build_with_a_bare_switch_passes_no_switch() -> None:
@@ -394,7 +394,7 @@ def test_a_quantised_cache_by_hand_without_flash_attention_is_refused(settings: 
 
 
 def test_a_cache_type_that_does_not_divide_the_heads_is_refused() -> None:
-    with pytest.raises(UsageInvalid, match=r"q8_0 packs 32 values together.*heads of 80"):
+    with pytest.raises(UsageInvalid, match=r"q8_0 packs blocks of 32 values.*heads of 80"):
         planned(facts=model(key_length=80, value_length=80), kv_type="q8_0")
 
 
@@ -406,7 +406,7 @@ def test_a_cache_type_that_does_not_exist_is_refused_with_those_that_do() -> Non
 
 def test_a_cache_type_after_the_dashes_is_refused_by_the_name_that_it_was_given_with() -> None:
     for extra, flag in ((("-ctk", "bogus"), "--cache-type-k"), (("-ctv", "bogus"), "--cache-type-v")):
-        with pytest.raises(UsageInvalid, match=f"^{flag} 'bogus' is no KV cache type"):
+        with pytest.raises(UsageInvalid, match=f"^{flag} 'bogus' is not a KV cache type"):
             planned(extra=extra)
 
 
@@ -433,7 +433,7 @@ def test_a_build_without_flash_attention_keeps_v_in_f16() -> None:
 def test_a_model_without_a_kv_cache_is_given_no_cache_type_even_if_one_was_asked_for() -> None:
     made = planned(facts=bert(), kv_type="q8_0")
     assert "--cache-type-k" not in made.argv
-    assert "keeps no keys and values" in reason(made, "--cache-type-k")
+    assert "has no KV cache" in reason(made, "--cache-type-k")
     assert "--flash-attn" not in planned(MIDDLE, bert()).argv
 
 
@@ -445,7 +445,7 @@ def test_priority_is_raised_only_where_a_cpu_stays_free_of_compute_threads() -> 
     assert value(planned(hardware=able), "--prio") == "2"
     full = planned(hardware=able, threads=16)
     assert "--prio" not in full.argv
-    assert "they would stop the proxy" in reason(full, "--prio")
+    assert "would stop the proxy" in reason(full, "--prio")
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_priority_is_raised_only_where_a_cpu_stays_free_of_compute_threads() -> 
     [
         ({"may_raise_priority": False}, "CAP_SYS_NICE"),
         ({"cpu_quota": 4.0}, "CPU quota"),
-        ({"cpus_allowed": 8}, "they would stop the proxy"),
+        ({"cpus_allowed": 8}, "would stop the proxy"),
     ],
 )
 def test_priority_is_left_out_with_the_reason(changes: dict[str, Any], because: str) -> None:
@@ -505,7 +505,7 @@ def test_what_prompts_may_take_counts_beside_both_copies() -> None:
     )
     made = in_address_space(enough)
     assert made.memory.prompt_cache_bytes > 0
-    assert made.memory.host_bytes + 5 * GIB <= made.memory.room.host_bytes
+    assert made.memory.host_bytes + 5 * GIB <= made.memory.free.host_bytes
 
 
 @pytest.mark.parametrize(
@@ -519,8 +519,11 @@ def test_weights_that_are_not_rewritten_by_hand_may_be_locked(extra: tuple[str, 
 @pytest.mark.parametrize(
     ("changes", "because"),
     [
-        ({}, "only 8 MiB may be locked and the weights have 5120"),
-        ({"memlock_limit_bytes": None, "memory_available_bytes": 8 * GIB}, "memory is not ample"),
+        ({}, "only 8 MiB may be locked, and the weights take 5120 MiB"),
+        (
+            {"memlock_limit_bytes": None, "memory_available_bytes": 8 * GIB},
+            "two thirds of the free memory",
+        ),
         ({"memlock_limit_bytes": None, "platform": "win32"}, "Windows"),
     ],
 )
@@ -571,10 +574,10 @@ def test_layers_are_left_to_a_build_that_fits_them_itself() -> None:
     known = capabilities(NEW, GPU)
     made = planned(known, hardware=machine(memlock_limit_bytes=None))
     assert "--gpu-layers" not in made.argv
-    assert "gives up on that if told a number" in reason(made, "--gpu-layers")
-    assert "the weights go to the device" in reason(made, "--load-mode")
+    assert "only if no number is passed" in reason(made, "--gpu-layers")
+    assert "the weights are on the device" in reason(made, "--load-mode")
     assert made.memory.available_bytes == 28 * GIB + GPU.free_bytes
-    assert made.memory.room.devices == 1
+    assert made.memory.free.devices == 1
 
 
 def test_a_build_that_does_not_fit_layers_is_told_to_use_its_device() -> None:
@@ -607,7 +610,7 @@ def test_memory_of_a_device_that_is_not_used_does_not_count() -> None:
 
 
 def test_a_build_whose_server_does_not_draft_refuses_a_draft_model() -> None:
-    with pytest.raises(UsageInvalid, match=r"--draft-model cannot be honoured.*0\.2\.90.*does not draft"):
+    with pytest.raises(UsageInvalid, match=r"--draft-model is not possible.*0\.2\.90.*does not draft"):
         planned(OLD, draft=model(layers=4), draft_model="/d.gguf")
 
 
@@ -637,7 +640,7 @@ def test_a_projector_is_passed_and_counted() -> None:
 
 
 def test_what_is_no_projector_is_refused_as_one() -> None:
-    with pytest.raises(UsageInvalid, match=r"--mmproj m\.gguf is of class decoder.* a projector") as refused:
+    with pytest.raises(UsageInvalid, match=r"m\.gguf is a file of class decoder, not a projector") as refused:
         planned(mmproj="/models/m.gguf", projector=model())
     assert "published with the model" in refused.value.remedy
 
@@ -898,7 +901,7 @@ def test_the_plan_as_json_has_the_contracts_shape() -> None:
     assert shown["reasons"][0] == {
         "flag": "--model",
         "value": "/models/example-8b.gguf",
-        "reason": "the model asked for",
+        "reason": "the requested model",
         "passed": True,
     }
     contract = {

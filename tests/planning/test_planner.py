@@ -14,7 +14,7 @@ from llamasup.llama_server.diagnosis import Diagnosis, diagnose
 from llamasup.llama_server.settings import Settings
 from llamasup.planning import planner as module
 from llamasup.planning.facts import prepare
-from llamasup.planning.load_history_store import recall
+from llamasup.planning.load_history_store import load
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.planner import Planner
 from llamasup.system.hardware.facts import Hardware
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_started_or_written(here
             ask(here.planner(parallel=4, ctx_size=8192))
         assert refused.value.exit_code == 71
         assert refused.value.details
-        assert "Not even 1 × 256 tokens" in refused.value.remedy
+        assert "The smallest plan does not fit either: 1 × 256 tokens" in refused.value.remedy
     assert list(here.folder.iterdir()) == []
 
 
@@ -219,7 +219,7 @@ def test_a_step_that_did_not_carry_is_not_remembered(here: Here) -> None:
     planner.step_down(whole, HOST_FULL)
     assert planner.plan(2).parallel < whole.parallel
     assert here.planner().plan(1).parallel == whole.parallel
-    assert recall(here.model).setbacks == ()
+    assert load(here.model).failed_plans == ()
 
 
 def test_a_later_start_of_the_same_run_has_three_steps_of_its_own(here: Here) -> None:
@@ -296,7 +296,7 @@ def test_a_crash_of_what_was_computed_is_believed_when_it_is_seen_twice(here: He
     here.free(500 * GIB)
     later = here.planner().plan(1)
     assert later.flash_attn == "off"
-    assert "a plan without this ended with segfault on 20" in reason(later, "--flash-attn")
+    assert "a plan without this setting ended with segfault on 20" in reason(later, "--flash-attn")
 
 
 def test_a_crash_is_forgotten_after_two_weeks(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +317,7 @@ def test_no_crash_is_held_against_a_plan_that_has_served(here: Here) -> None:
     for _ in range(3):
         fall(here.planner(), COMPUTING)
     assert here.planner().plan(1).flash_attn == whole.flash_attn
-    assert recall(here.model).setbacks == ()
+    assert load(here.model).failed_plans == ()
 
 
 def test_a_crash_counts_against_a_plan_that_served_more_than_two_weeks_ago(
@@ -349,7 +349,7 @@ def test_two_crashes_with_a_good_start_between_them_are_not_believed_without_a_w
         whole = planner.plan(1)
         planner.served(whole, [], resident_bytes=0, generated=False)
     assert whole.flash_attn != "off"
-    assert recall(here.model).setbacks == ()
+    assert load(here.model).failed_plans == ()
 
 
 def test_of_a_crash_and_a_lack_of_memory_each_counts_for_what_it_was(here: Here) -> None:
@@ -420,16 +420,16 @@ def test_a_state_folder_that_cannot_be_used_is_no_reason_not_to_serve(
 def test_later_generations_ask_what_is_free_on_the_devices_anew(here: Here) -> None:
     here.devices("Vulkan0: A card (24000 MiB, 20000 MiB free)")
     planner = here.planner()
-    assert planner.plan(1).memory.room.device_bytes == 20000 * MIB
+    assert planner.plan(1).memory.free.device_bytes == 20000 * MIB
     here.devices("Vulkan0: A card (24000 MiB, 5000 MiB free)")
-    assert planner.plan(2).memory.room.device_bytes == 5000 * MIB
+    assert planner.plan(2).memory.free.device_bytes == 5000 * MIB
 
 
 def test_a_runtime_that_no_longer_answers_is_planned_for_as_it_was(here: Here) -> None:
     here.devices("Vulkan0: A card (24000 MiB, 20000 MiB free)")
     planner = here.planner()
     here.lose_the_program()
-    assert planner.plan(2).memory.room.device_bytes == 20000 * MIB
+    assert planner.plan(2).memory.free.device_bytes == 20000 * MIB
 
 
 def test_the_first_generation_takes_the_devices_as_they_were_just_listed(here: Here) -> None:
@@ -437,4 +437,4 @@ def test_the_first_generation_takes_the_devices_as_they_were_just_listed(here: H
     planner = here.planner()
     here.devices("Vulkan0: A card (24000 MiB, 5000 MiB free)")
     planner.check()
-    assert planner.plan(1).memory.room.device_bytes == 20000 * MIB
+    assert planner.plan(1).memory.free.device_bytes == 20000 * MIB

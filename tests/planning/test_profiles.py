@@ -129,7 +129,7 @@ def test_a_cache_is_packed_on_a_device_and_on_a_cpu_only_to_save_memory(
 
 
 def test_the_reason_says_which_of_the_two_it_is() -> None:
-    assert "a third of its speed" in reason(planned(), "--cache-type-k")
+    assert "a third of the speed" in reason(planned(), "--cache-type-k")
     assert "half the memory" in reason(planned(profile="memory"), "--cache-type-k")
 
 
@@ -141,7 +141,7 @@ def test_throughput_lets_a_long_request_take_what_the_others_leave() -> None:
     assert "--kv-unified" in made.argv
     assert made.shape.unified
     assert (made.parallel, made.ctx_size_of_slot, made.ctx_size) == (8, 4096, 32768)
-    assert "may take what the others leave" in reason(made, "--ctx-size")
+    assert "can use what the others leave" in reason(made, "--ctx-size")
 
 
 def test_no_request_gets_more_than_the_model_was_trained_for_however_much_is_left() -> None:
@@ -192,7 +192,7 @@ def test_memory_passes_what_keeps_llama_server_small() -> None:
     free_to_lock = planned(
         facts=model(quantization="F16"), hardware=machine(memlock_limit_bytes=None), profile="memory"
     )
-    assert "can be dropped from memory" in reason(free_to_lock, "--load-mode")
+    assert "lets the system drop weights from memory" in reason(free_to_lock, "--load-mode")
 
 
 @pytest.mark.parametrize("profile", [None, "latency", "throughput"])
@@ -205,7 +205,7 @@ def test_weights_that_are_rewritten_for_the_cpu_are_not_locked(quantization: str
     ample = machine(memlock_limit_bytes=None)
     made = planned(facts=model(quantization=quantization), hardware=ample)
     assert "--load-mode" not in made.argv
-    assert "the copy that it maps would be locked" in reason(made, "--load-mode")
+    assert "would lock the copy that it does not use" in reason(made, "--load-mode")
     as_they_are = planned(facts=model(quantization="BF16"), hardware=ample)
     assert value(as_they_are, "--load-mode") == "mmap+mlock"
 
@@ -224,7 +224,7 @@ def test_threads_that_wait_spin_shortly_and_the_plan_says_why(
     assert made.env.get("GOMP_SPINCOUNT") == made.env_shown.get("GOMP_SPINCOUNT") == count
     assert ("GOMP_SPINCOUNT" in made.env_reasons) == (count is not None)
     if count is not None:
-        assert "sleeps soon" in made.env_reasons["GOMP_SPINCOUNT"]
+        assert "threads sleep soon" in made.env_reasons["GOMP_SPINCOUNT"]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_plain_passes_a_projector_that_was_asked_for_and_none_that_was_found() -
     asked = planned(mmproj="/eyes.gguf", projector=eyes, profile="plain")
     assert value(asked, "--mmproj") == "/eyes.gguf"
     assert asked.memory.weights_bytes == 6 * GIB
-    beside = Pairing(Candidate("/models/eyes.gguf", eyes), "its name is the model's")
+    beside = Pairing(Candidate("/models/eyes.gguf", eyes), "its name matches the model's")
     found = planned(found=beside, profile="plain")
     assert "--mmproj" not in found.argv
     assert found.memory.weights_bytes == 5 * GIB
@@ -330,7 +330,7 @@ def test_a_projector_that_the_build_cannot_load_takes_no_memory() -> None:
     known = capabilities(NEW)
     blind = replace(known, options=tuple(each for each in known.options if "--mmproj" not in each.spellings))
     made = planned(blind, found=Pairing(Candidate("/models/eyes.gguf", eyes), "beside it"))
-    assert "sees no images" in reason(made, "--mmproj")
+    assert "cannot read images" in reason(made, "--mmproj")
     assert made.memory.weights_bytes == 5 * GIB
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from llamasup.planning import facts
-from llamasup.planning.facts import projectors_beside
+from llamasup.planning.facts import sibling_projectors
 from llamasup.testing import models, vision
 
 
 def names_of(model: Path) -> tuple[list[str], list[str]]:
-    candidates, neighbours = projectors_beside(model)
+    candidates, neighbours = sibling_projectors(model)
     return [Path(each.path).name for each in candidates], neighbours
 
 
@@ -39,5 +39,5 @@ def test_of_very_many_only_the_first_are_looked_into(tmp_path: Path) -> None:
     content = vision.vision_projector()
     for index in range(facts._MAX_PROJECTORS + 5):
         (tmp_path / f"mmproj-{index:03}.gguf").write_bytes(content)
-    candidates, _ = projectors_beside(tmp_path / "tiny.gguf")
+    candidates, _ = sibling_projectors(tmp_path / "tiny.gguf")
     assert len(candidates) == facts._MAX_PROJECTORS

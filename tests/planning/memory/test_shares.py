@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.planning.memory.estimate import MemoryEstimate, Part, Room
+from llamasup.planning.memory.estimate import FreeMemory, MemoryEstimate, Part
 from llamasup.planning.memory.shares import RAM, MemoryBudget, budget_of, needs_of, remaining
 from llamasup.system.hardware.devices import Device
 from tests.planning.plans import machine
@@ -52,7 +52,7 @@ def test_the_budget_is_what_is_free_or_what_is_said_of_the_whole() -> None:
 
 def estimate(host_gib: int, device_gib: int, *used: str) -> MemoryEstimate:
     part = Part("weights", "weights", host_gib * GIB, device_gib * GIB)
-    return MemoryEstimate((part,), Room(0, names=used))
+    return MemoryEstimate((part,), FreeMemory(0, names=used))
 
 
 @pytest.mark.parametrize(
