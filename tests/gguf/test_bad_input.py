@@ -101,12 +101,12 @@ def test_a_key_without_a_name() -> None:
 
 def test_an_array_of_2_to_the_40_numbers() -> None:
     message = refusal(header(key("a.b", ARRAY, array(U32, 1 << 40))))
-    assert message.startswith("a.b at offset 43 is 1099511627776, for which 4398046511104 bytes are needed")
+    assert message.startswith("a.b at offset 43 is 1099511627776, which needs 4398046511104 bytes")
 
 
 def test_an_array_of_2_to_the_40_strings() -> None:
     message = refusal(header(key("a.b", ARRAY, array(STRING, 1 << 40))))
-    assert message.startswith("a.b at offset 43 is 1099511627776, for which")
+    assert message.startswith("a.b at offset 43 is 1099511627776, which needs")
 
 
 def test_a_string_in_an_array_that_leads_outside_the_file() -> None:
@@ -134,7 +134,7 @@ def test_a_count_that_overflows(field: str, offset: int) -> None:
     count = (1 << 64) - 1
     lying = header(tensor_count=count) if field == "tensor" else header(key_count=count)
     message = refusal(lying)
-    assert message.startswith(f"the {field} count at offset {offset} is 18446744073709551615, for which")
+    assert message.startswith(f"the {field} count at offset {offset} is 18446744073709551615, which needs")
 
 
 @pytest.mark.parametrize("field", ["tensor", "key"])
@@ -162,7 +162,7 @@ def test_a_value_of_an_unknown_type() -> None:
 
 def test_a_key_that_is_there_twice() -> None:
     twice = header(key("a.b", U8, b"\1"), key("a.b", U8, b"\2"))
-    assert refusal(twice) == "key 'a.b' at offset 40 is there twice, first at offset 39"
+    assert refusal(twice) == "key 'a.b' at offset 40 appears twice, first at offset 39"
 
 
 @pytest.mark.parametrize("value", [0, 24, -32, "32", True])
@@ -356,8 +356,8 @@ def test_a_file_with_neither_tensors_nor_vocabulary() -> None:
         (b"PK\x03\x04" + bytes(30), "a zip archive: PyTorch weights", "convert_hf_to_gguf"),
         (b"<!DOCTYPE html><html>", "a web page", "/resolve/main/"),
         (b"\n  <html>", "a web page", "/resolve/main/"),
-        (b'{"error":"Repository not found"}', "a JSON text", "again"),
-        (b"Entry not found" + bytes(20), "an error answer of the download", "again"),
+        (b'{"error":"Repository not found"}', "JSON: the download returned an error", "again"),
+        (b"Entry not found" + bytes(20), "an error message of the download", "again"),
         (bytes(64), "zero bytes: a download that reserved its space", "again"),
         (b"\x1f\x8b\x08" + bytes(30), "a gzip archive", "gunzip"),
         (b"Rar!" + bytes(30), "a RAR archive", "Unpack"),
@@ -378,7 +378,7 @@ def test_an_empty_file() -> None:
 
 
 def test_a_file_of_a_few_bytes() -> None:
-    assert refusal(b"GGUF\3\0\0\0") == "the file has 8 bytes, fewer than the 24 that a GGUF file begins with"
+    assert refusal(b"GGUF\3\0\0\0") == "the file has 8 bytes, and the shortest GGUF header has 24"
     assert refusal(b"GG") == "not a GGUF file: it begins with 'GG'"
 
 
@@ -399,8 +399,8 @@ def test_how_a_file_begins_is_shown_as_people_write_it(begins: bytes, shown: str
     [
         (struct.pack("<I", 1), "the version at offset 4 is 1, which llama.cpp no longer reads (2023)"),
         (struct.pack(">I", 1), "the version at offset 4 is 1, which llama.cpp no longer reads (2023)"),
-        (struct.pack("<I", 7), "the version at offset 4 is 7, known are 2 and 3"),
-        (struct.pack(">I", 7), "the version at offset 4 is 7, known are 2 and 3"),
+        (struct.pack("<I", 7), "the version at offset 4 is 7, and llamasup reads only 2 and 3"),
+        (struct.pack(">I", 7), "the version at offset 4 is 7, and llamasup reads only 2 and 3"),
     ],
 )
 def test_a_version_that_is_not_read(version: bytes, message: str) -> None:

@@ -135,7 +135,7 @@ def test_a_split_set_with_a_truncated_part_names_the_part(folder: Path, read: Re
 def test_a_split_set_with_parts_swapped_says_so(folder: Path, read: Read) -> None:
     parts = models.write_split_decoder(folder)
     shutil.copyfile(parts[1], parts[2])
-    with pytest.raises(ModelInvalid, match="by its name this is part 3, by its header part 2 of 3"):
+    with pytest.raises(ModelInvalid, match="the name says part 3, but the header says part 2 of 3"):
         read(parts[0])
 
 
@@ -148,7 +148,7 @@ def test_a_first_part_under_another_name_is_refused_as_llama_server_would(folder
     parts = models.write_split_decoder(folder)
     renamed = parts[0].rename(folder / "renamed.gguf")
     error = refused(read, renamed)
-    assert "by its header this is the first of 3 parts, by its name it is not" in error.message
+    assert "the header says part 1 of 3, but the name does not" in error.message
     assert "NAME-00001-of-00003.gguf" in error.remedy
 
 
@@ -165,7 +165,7 @@ def test_a_part_that_links_to_itself_is_refused(folder: Path, read: Read) -> Non
     parts = models.write_split_decoder(folder)
     parts[1].unlink()
     parts[1].symlink_to(parts[1])
-    with pytest.raises(ModelMissing, match="lead in a circle"):
+    with pytest.raises(ModelMissing, match="form a circle"):
         read(parts[0])
 
 
@@ -208,7 +208,7 @@ def test_a_missing_file_in_a_folder_that_may_not_be_listed(
 
 def test_a_missing_file_in_a_missing_folder(folder: Path, read: Read) -> None:
     missing = folder / "not" / "there.gguf"
-    assert f"nor a folder {missing.parent}" in refused(read, missing, ModelMissing).message
+    assert f"and no folder {missing.parent}" in refused(read, missing, ModelMissing).message
 
 
 def test_a_dangling_link_names_where_it_leads(folder: Path, read: Read) -> None:
@@ -223,7 +223,7 @@ def test_a_symlink_loop_is_named(folder: Path, read: Read) -> None:
     one, two = folder / "one.gguf", folder / "two.gguf"
     one.symlink_to(two)
     two.symlink_to(one)
-    assert "its symbolic links lead in a circle" in refused(read, one, ModelMissing).message
+    assert "the symbolic links form a circle" in refused(read, one, ModelMissing).message
 
 
 def test_a_folder_names_the_models_in_it_and_how_to_name_one(folder: Path, read: Read) -> None:
@@ -237,7 +237,7 @@ def test_a_folder_names_the_models_in_it_and_how_to_name_one(folder: Path, read:
 
 
 def test_a_folder_without_models_says_so(folder: Path, read: Read) -> None:
-    assert "there is no .gguf file in it" in refused(read, folder, ModelMissing).message
+    assert "is a folder without .gguf files" in refused(read, folder, ModelMissing).message
 
 
 def test_a_path_below_a_file(folder: Path, read: Read) -> None:
@@ -246,7 +246,7 @@ def test_a_path_below_a_file(folder: Path, read: Read) -> None:
 
 
 def test_a_path_with_a_nul(read: Read) -> None:
-    with pytest.raises(ModelMissing, match="is no path"):
+    with pytest.raises(ModelMissing, match="is not a path"):
         read("a\0b")
 
 
@@ -493,7 +493,7 @@ def test_a_file_that_aria2_is_at_is_not_whole(tmp_path: Path) -> None:
     path.write_bytes(models.tiny_decoder())
     control = tmp_path / "x.gguf.aria2"
     control.touch()
-    with pytest.raises(ModelInvalid, match=r"x\.gguf: is not whole yet: x\.gguf\.aria2"):
+    with pytest.raises(ModelInvalid, match=r"the download is not complete: aria2 still has x\.gguf\.aria2"):
         read_model(path, cache_folder=tmp_path / "cache")
     control.unlink()
     assert read_model(path, cache_folder=tmp_path / "cache").layers

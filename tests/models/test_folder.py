@@ -116,7 +116,7 @@ def test_a_broken_file_is_listed_with_what_is_wrong_and_the_others_as_ever(top: 
         "cut.gguf": "truncated: 169040 of 676160 bytes",
         "dangling.gguf": "is a symbolic link to gone",
         "empty.gguf": "the file is empty",
-        "loop.gguf": "its symbolic links lead in a circle",
+        "loop.gguf": "the symbolic links form a circle",
         "page.gguf": "not a GGUF file: it begins with '<!DOCTY",
         "pipe.gguf": "is a named pipe",
         "zero.gguf": "is a character device",

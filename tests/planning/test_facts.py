@@ -206,7 +206,7 @@ def test_a_demo_model_that_cannot_be_written_is_a_sentence(
     [
         ("~nobody-of-this-name/x.gguf", "there is no user 'nobody-of-this-name'"),
         ("x" * 300, "File name too long"),
-        ("nul\0.gguf", "is no path"),
+        ("nul\0.gguf", "is not a path"),
         ("closed/x", "may not be read (Permission denied)"),
         ("org/name", "neither a file here nor downloaded"),
         ("https://x/y.gguf", "neither a file here nor downloaded"),
