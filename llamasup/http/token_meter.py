@@ -1,6 +1,6 @@
 """Reads the token counts of an answer while it passes, at any position and for every item.
 
-For requests of several items and for keys with ``tpm``. For all others, ``core.sse`` reads the counts once,
+For requests of several items and for keys with ``tpm``. For all others, ``http.sse`` reads the counts once,
 at the end. llama-server (b11434) reports counts for each item of a stream and of a plain answer of
 ``/completion``, but only for the first item of a plain answer of the OpenAI APIs.
 """
@@ -14,7 +14,7 @@ from llamasup.http.sse import FRAMING, NAMED_EVENTS, TokenCounts, counts_in
 
 __all__ = ["TokenMeter"]
 
-_CARRIED_BYTES: Final = 2048  # kept from one read to the next: more than the longest object of counts
+_CARRIED_BYTES: Final = 2048  # from one read to the next: more than the longest object of counts
 _MAX_ITEMS: Final = 4096  # with separate counts; all further items share one
 
 # A quote inside a string is escaped, so this matches only keys.

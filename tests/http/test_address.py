@@ -75,7 +75,7 @@ def test_a_host_may_be_several() -> None:
     [
         ("/run/llm", "ends in .sock"),
         ("127.0.0.1:9000", "--port"),
-        ("http://localhost", "alone"),
+        ("http://localhost", "only the name"),
         ("[::1]", "brackets"),
         ("[::1]:80", "brackets"),
     ],

@@ -167,7 +167,7 @@ def test_an_error_that_comes_where_a_stream_was_promised_fits_into_one_event(
     error = error_of(400, body)
     assert b"\n" not in error
     synthetic = {
-        "message": "llama-server answered 400 where a stream was asked for",
+        "message": "llama-server answered with status 400 instead of a stream",
         "type": "server_error",
         "code": 400,
     }

@@ -192,7 +192,7 @@ def test_what_is_neither_stream_nor_error_is_told_as_an_error(kept: Rig, respons
     child.message()
     child.send(response)
     error = error_in(cut_body_of(client))
-    assert error["message"] == f"llama-server answered {status(response)} where a stream was asked for"
+    assert error["message"] == f"llama-server answered {status(response)} instead of a stream"
     assert kept.record().outcome == "error_event"
 
 
