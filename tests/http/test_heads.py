@@ -12,6 +12,7 @@ from llamasup.http.heads import (
     Head,
     HeadRules,
     HttpError,
+    Priority,
     error_body,
     error_response,
     parse_authority,
@@ -20,6 +21,7 @@ from llamasup.http.heads import (
     response,
     split_target,
     status_line,
+    trace_id_of,
 )
 
 HOST = (b"host", b"localhost")
@@ -241,3 +243,92 @@ def test_an_error_may_close_and_401_says_how_to_come_in() -> None:
     assert b"Connection: close" in error_response(HttpError(400, "no", close=True))
     assert b"Connection: close" not in error_response(HttpError(404, "no"))
     assert b"WWW-Authenticate: Bearer\r\n" in error_response(HttpError(401, "no"))
+
+
+# --- trace context -------------------------------------------------------------------------------
+
+TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        b"00-%b-%b-01" % (TRACE, SPAN),
+        b"00-%b-%b-00" % (TRACE, SPAN),
+        b"01-%b-%b-01" % (TRACE, SPAN),
+        b"cc-%b-%b-01-what-is-to-come" % (TRACE, SPAN),
+    ],
+)
+def test_the_trace_s_id_is_read(traceparent: bytes) -> None:
+    assert trace_id_of(traceparent) == TRACE.decode()
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        b"",
+        b"00",
+        TRACE,
+        b"ff-%b-%b-01" % (TRACE, SPAN),
+        b"00-%b-%b-01-more" % (TRACE, SPAN),
+        b"00-%b-%b-01-" % (TRACE, SPAN),
+        b"00-%b-%b-01" % (b"0" * 32, SPAN),
+        b"00-%b-%b-01" % (TRACE, b"0" * 16),
+        b"00-%b-%b-01" % (TRACE.upper(), SPAN),
+        b"00-%b-%b-01\n" % (TRACE, SPAN),
+        b"00-%b-%b-0g" % (TRACE, SPAN),
+        b"00-%b-%b-01" % (TRACE[1:], SPAN),
+    ],
+)
+def test_what_is_no_traceparent_is_of_no_trace(traceparent: bytes) -> None:
+    assert trace_id_of(traceparent) == ""
+
+
+# --- priorities ----------------------------------------------------------------------------------
+
+
+def head(*headers: tuple[bytes, bytes], rules: HeadRules | None = None) -> Head | HttpError:
+    return read_head(b"POST", b"/v1/chat/completions", "1.1", [HOST, *headers], rules or HeadRules())
+
+
+@pytest.mark.parametrize(
+    ("value", "priority"),
+    [(b"high", Priority.HIGH), (b" Normal ", Priority.NORMAL), (b"LOW", Priority.LOW)],
+)
+def test_a_request_says_how_urgent_it_is(value: bytes, priority: Priority) -> None:
+    read = head((b"x-llamasup-priority", value))
+    assert isinstance(read, Head)
+    assert read.priority is priority
+    assert b"llamasup" not in read.opening.lower()
+
+
+def test_one_that_says_nothing_asks_for_nothing() -> None:
+    read = head()
+    assert isinstance(read, Head)
+    assert read.priority is None
+
+
+@pytest.mark.parametrize("value", [b"", b"urgent", b"0", b"high, low"])
+def test_what_is_no_priority_is_refused_with_what_is_one(value: bytes) -> None:
+    error = head((b"x-llamasup-priority", value))
+    assert isinstance(error, HttpError)
+    assert (error.status, error.cause) == (400, "bad_priority")
+    assert "high, normal or low" in error.remedy
+
+
+def test_other_headers_of_llamasups_own_go_no_further() -> None:
+    read = head((b"x-llamasup-anything", b"1"), (b"x-kept", b"1"))
+    assert isinstance(read, Head)
+    assert b"x-kept: 1\r\n" in read.opening
+    assert b"anything" not in read.opening
+
+
+def test_a_transparent_llamasup_leaves_them_as_they_are() -> None:
+    """With a limit of its own it serves by them, but refuses nothing that llama-server would take."""
+    seen_through = HeadRules(transparent=True)
+    for value, priority in ((b"low", Priority.LOW), (b"urgent", None)):
+        read = head((b"x-llamasup-priority", value), (b"x-llamasup-anything", b"1"), rules=seen_through)
+        assert isinstance(read, Head)
+        assert read.priority is priority
+        assert b"x-llamasup-priority: " + value in read.opening
+        assert b"x-llamasup-anything: 1" in read.opening

@@ -14,9 +14,11 @@ from llamasup.gguf.demo import demo_model
 from llamasup.llama_server.settings import Settings
 from llamasup.models.registry import build
 from llamasup.models.search import search_models
-from llamasup.planning.facts import Launch, prepare
+from llamasup.planning import facts
+from llamasup.planning.facts import Launch, prepare, sibling_projectors
 from llamasup.planning.planner import Planner
 from llamasup.pool.model import prepare_listed
+from llamasup.testing import models, vision
 from llamasup.testing.models import big_endian_decoder, tiny_encoder
 from llamasup.testing.vision import vision_projector
 from tests.paths import FIXTURES
@@ -234,3 +236,40 @@ def test_a_current_folder_that_is_gone_is_a_sentence(
     gone.rmdir()
     with pytest.raises(ModelMissing, match="current folder no longer exists"):
         launch("x.gguf", server)
+
+
+# --- files next to the model ---------------------------------------------------------------------
+
+
+def names_of(model: Path) -> tuple[list[str], list[str]]:
+    candidates, neighbours = sibling_projectors(model)
+    return [Path(each.path).name for each in candidates], neighbours
+
+
+def test_projectors_by_name_and_the_other_models(tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    for name in ("mmproj-F16.gguf", "tiny.MMPROJ-Q8_0.GGUF"):
+        (tmp_path / name).write_bytes(vision.vision_projector())
+    for name in ("tiny.gguf", "other.gguf", "notes.txt", "mmproj.txt"):
+        (tmp_path / name).write_bytes(models.tiny_decoder())
+    assert names_of(model) == (["mmproj-F16.gguf", "tiny.MMPROJ-Q8_0.GGUF"], ["other.gguf"])
+
+
+def test_what_cannot_be_read_or_is_no_projector_is_none_and_no_other_model(tmp_path: Path) -> None:
+    (tmp_path / "mmproj-broken.gguf").write_bytes(b"GGUF")
+    (tmp_path / "mmproj-gone.gguf").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "mmproj-folder.gguf").mkdir()
+    (tmp_path / "mmproj-not.gguf").write_bytes(models.tiny_decoder())
+    assert names_of(tmp_path / "tiny.gguf") == ([], [])
+
+
+def test_a_folder_that_cannot_be_listed_has_nothing(tmp_path: Path) -> None:
+    assert names_of(tmp_path / "gone" / "tiny.gguf") == ([], [])
+
+
+def test_of_very_many_only_the_first_are_looked_into(tmp_path: Path) -> None:
+    content = vision.vision_projector()
+    for index in range(facts._MAX_PROJECTORS + 5):
+        (tmp_path / f"mmproj-{index:03}.gguf").write_bytes(content)
+    candidates, _ = sibling_projectors(tmp_path / "tiny.gguf")
+    assert len(candidates) == facts._MAX_PROJECTORS
