@@ -160,13 +160,13 @@ def test_a_value_of_an_unknown_type() -> None:
     assert refusal(header(key("a.b", 99, b""))) == "a.b at offset 35 has the unknown type 99"
 
 
-def test_a_key_that_is_there_twice() -> None:
+def test_duplicate_key() -> None:
     twice = header(key("a.b", U8, b"\1"), key("a.b", U8, b"\2"))
     assert refusal(twice) == "key 'a.b' at offset 40 appears twice, first at offset 39"
 
 
 @pytest.mark.parametrize("value", [0, 24, -32, "32", True])
-def test_an_alignment_that_is_no_power_of_two(value: KeyValue) -> None:
+def test_alignment_that_is_not_a_power_of_two(value: KeyValue) -> None:
     assert "general.alignment at offset" in refusal(demo(general__alignment=value))
 
 
@@ -175,12 +175,12 @@ def test_values_of_many_megabytes() -> None:
     assert "brings the values to more than 8 MiB" in refusal(header(*strings))
 
 
-def test_a_string_that_is_too_long_to_be_kept_is_stepped_over() -> None:
+def test_string_that_is_too_long_is_skipped() -> None:
     facts = read_header(*whole(demo(tokenizer__huggingface__json="x" * 2_000_000)))
     assert isinstance(facts, ModelFacts)
 
 
-def test_a_string_that_is_no_utf8_is_read_with_marks_in_its_place() -> None:
+def test_string_that_is_not_utf8_is_read_with_replacement_characters() -> None:
     content = demo(general__name="name").replace(
         b"\x04" + bytes(7) + b"name", b"\x04" + bytes(7) + b"n\xff\xfee"
     )
@@ -248,7 +248,7 @@ def test_a_quantisation_that_llama_cpp_has_removed() -> None:
     assert message == "the type of tensor 't' at offset 45 is 31, Q4_0_4_4, which llama.cpp has removed"
 
 
-def test_a_truncated_file_says_how_much_of_it_is_there() -> None:
+def test_truncated_file_is_reported_with_its_percentage() -> None:
     content = demo()
     half = content[: len(content) // 2]
     share = 100 * len(half) / len(content)
@@ -407,7 +407,7 @@ def test_a_version_that_is_not_read(version: bytes, message: str) -> None:
     assert refusal(b"GGUF" + version + bytes(64)) == message
 
 
-def test_nothing_is_said_of_a_file_before_enough_of_it_is_there() -> None:
+def test_reader_asks_for_more_bytes_of_a_short_header() -> None:
     assert read_header(b"GG", 1 << 20) == NeedMore(64 * 1024)
     assert describe(b"", 0) == ("the file is empty", "Download the model file again.")
 
@@ -527,7 +527,7 @@ def test_the_keys_that_are_looked_for_were_found_in_the_sources() -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_whatever_the_keys_say_it_is_an_error_or_a_model_that_can_be_shown(
+def test_any_keys_give_an_error_or_a_model_that_can_be_shown(
     architecture: str, changes: dict[str, KeyValue], big_endian: bool, with_tensor: bool
 ) -> None:
     keys: dict[str, KeyValue] = {

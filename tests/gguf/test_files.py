@@ -69,15 +69,13 @@ def refused(read: Read, path: str | Path, kind: type[LlamasupError] = ModelInval
         (models.vocabulary_only, ModelClass.VOCAB),
     ],
 )
-def test_each_kind_of_model_file_is_told_apart(
+def test_each_kind_of_model_file_is_recognised(
     make: Callable[[], bytes], model_class: ModelClass, folder: Path, read: Read
 ) -> None:
     assert read(written(folder, make())).model_class is model_class
 
 
-def test_a_large_model_has_the_size_asked_for_and_is_read_by_its_header_alone(
-    folder: Path, read: Read
-) -> None:
+def test_large_model_is_read_only_by_its_header(folder: Path, read: Read) -> None:
     path = models.write_large_decoder(folder / "large.gguf", 60_000_000)
     facts = read(path)
     assert facts.file_bytes == path.stat().st_size == facts.expected_bytes
@@ -132,7 +130,7 @@ def test_a_split_set_with_a_truncated_part_names_the_part(folder: Path, read: Re
     assert caught.value.message.startswith(f"{parts[2]}: truncated: ")
 
 
-def test_a_split_set_with_parts_swapped_says_so(folder: Path, read: Read) -> None:
+def test_split_set_with_swapped_parts_is_refused(folder: Path, read: Read) -> None:
     parts = models.write_split_decoder(folder)
     shutil.copyfile(parts[1], parts[2])
     with pytest.raises(ModelInvalid, match="the name says part 3, but the header says part 2 of 3"):
@@ -177,7 +175,7 @@ def test_a_split_number_that_lies_is_refused(folder: Path, read: Read) -> None:
 # --- no such file --------------------------------------------------------------------------------
 
 
-def test_a_missing_file_names_what_is_near_it(folder: Path, read: Read) -> None:
+def test_missing_file_is_reported_with_similar_names(folder: Path, read: Read) -> None:
     written(folder, b"", "qwen2.5-7b-q4_k_m.gguf")
     written(folder, b"", "gemma.gguf")
     error = refused(read, folder / "qwen2.5-7b-q4km.gguf", ModelMissing)
@@ -186,7 +184,7 @@ def test_a_missing_file_names_what_is_near_it(folder: Path, read: Read) -> None:
     assert error.exit_code == 66
 
 
-def test_a_missing_file_with_nothing_near_names_what_there_is(folder: Path, read: Read) -> None:
+def test_missing_file_without_similar_names_lists_the_folder(folder: Path, read: Read) -> None:
     written(folder, b"", "gemma.gguf")
     error = refused(read, folder / "x", ModelMissing)
     assert error.remedy == "The models in that folder are gemma.gguf."
@@ -236,7 +234,7 @@ def test_a_folder_names_the_models_in_it_and_how_to_name_one(folder: Path, read:
     assert error.remedy == f"Name one of them, for example '{folder / 'big model-00001-of-00003.gguf'}'."
 
 
-def test_a_folder_without_models_says_so(folder: Path, read: Read) -> None:
+def test_folder_without_models_is_reported(folder: Path, read: Read) -> None:
     assert "is a folder without .gguf files" in refused(read, folder, ModelMissing).message
 
 
@@ -278,7 +276,7 @@ def test_an_empty_file(folder: Path, read: Read) -> None:
     assert error.exit_code == 65
 
 
-def test_a_file_that_is_no_gguf(folder: Path, read: Read) -> None:
+def test_file_that_is_not_gguf(folder: Path, read: Read) -> None:
     path = written(folder, b"PK\x03\x04" + bytes(100), "pytorch_model.bin")
     assert "a zip archive: PyTorch weights" in refused(read, path).message
 
@@ -424,7 +422,7 @@ def test_no_header_takes_more_than_50_mb(header: bytes, says: str, folder: Path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="handles are counted otherwise")
-def test_descriptors_are_given_back_whatever_happens(folder: Path, read: Read) -> None:
+def test_file_descriptors_are_always_closed(folder: Path, read: Read) -> None:
     good = written(folder, models.tiny_decoder())
     bad = written(folder, models.truncated_decoder(), "bad.gguf")
     before = psutil.Process().num_fds()
@@ -437,7 +435,7 @@ def test_descriptors_are_given_back_whatever_happens(folder: Path, read: Read) -
 # --- the cache -----------------------------------------------------------------------------------
 
 
-def test_facts_are_remembered_until_the_file_changes(
+def test_facts_are_cached_until_the_file_changes(
     folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(folder, models.tiny_decoder())
@@ -458,7 +456,7 @@ def test_facts_are_remembered_until_the_file_changes(
     assert reads == [path]
 
 
-def test_facts_of_a_split_set_are_remembered_until_one_part_changes(
+def test_facts_of_a_split_set_are_cached_until_one_part_changes(
     folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = models.write_split_decoder(folder)
@@ -480,14 +478,14 @@ def test_facts_of_a_split_set_are_remembered_until_one_part_changes(
     assert reads == parts
 
 
-def test_an_error_is_not_remembered(folder: Path, read: Read) -> None:
+def test_error_is_not_cached(folder: Path, read: Read) -> None:
     path = written(folder, models.truncated_decoder())
     refused(read, path)
     path.write_bytes(models.tiny_decoder())
     assert read(path).architecture == "llama"
 
 
-def test_a_file_that_aria2_is_at_is_not_whole(tmp_path: Path) -> None:
+def test_file_that_aria2_still_downloads_is_refused(tmp_path: Path) -> None:
     """It has its whole size from the beginning, and its header soon after."""
     path = tmp_path / "x.gguf"
     path.write_bytes(models.tiny_decoder())

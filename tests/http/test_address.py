@@ -33,7 +33,7 @@ def test_an_address_is_a_url_that_clients_take(address: Address, url: str) -> No
     assert address.url == url
 
 
-def test_it_is_written_as_it_was_said() -> None:
+def test_authority_is_the_configured_host_and_port() -> None:
     said = [TcpAddress(host, 80).authority for host in ("0.0.0.0", "::", "example.net")]
     assert said == ["0.0.0.0:80", "[::]:80", "example.net:80"]
 
@@ -56,7 +56,7 @@ def test_tls_shows_in_the_url() -> None:
         ("", False),
     ],
 )
-def test_only_loopback_is_out_of_reach_for_others(host: str, loopback: bool) -> None:
+def test_only_loopback_is_private(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
@@ -85,12 +85,12 @@ def test_a_host_may_be_several() -> None:
         ("[::1]:80", "brackets"),
     ],
 )
-def test_what_can_be_no_address_is_told_what_it_should_be(host: str, remedy: str) -> None:
+def test_invalid_address_has_a_remedy(host: str, remedy: str) -> None:
     assert remedy in (invalid_host_remedy(host) or "")
 
 
 @pytest.mark.parametrize("host", ["::1", "fe80::1%eth0", "0.0.0.0", "localhost", "./a.sock", "my-machine"])
-def test_what_may_be_an_address_is_left_to_the_system(host: str) -> None:
+def test_possible_address_has_no_remedy(host: str) -> None:
     assert invalid_host_remedy(host) is None
 
 
@@ -125,7 +125,7 @@ def test_a_host_is_a_name_or_an_address(text: str, name: str) -> None:
         ("", "not a host name"),
     ],
 )
-def test_what_is_no_host_is_refused(text: str, said: str) -> None:
+def test_invalid_host_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageInvalid, match=said):
         allowed_host(text)
 
@@ -162,7 +162,7 @@ def test_an_origin_is_spelled_as_browsers_send_it(text: str, origin: str) -> Non
         ("https://bücher.example", "not an origin"),
     ],
 )
-def test_what_is_no_origin_is_refused(text: str, said: str) -> None:
+def test_invalid_origin_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageInvalid, match=said):
         allowed_origin(text)
 

@@ -83,7 +83,7 @@ def test_a_device_that_is_large_enough_gets_every_layer_and_the_host_keeps_the_t
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_as_much_as_fit_leaves_free_on_each_device_is_left_free(devices: int) -> None:
+def test_each_device_keeps_the_margin_of_fit_free(devices: int) -> None:
     enough = ON_DEVICE + devices * GIB
     assert sized(FreeMemory(9 * GIB, enough, devices)).gpu_layers == 5
     assert sized(FreeMemory(9 * GIB, enough - 1, devices)).gpu_layers == 4
@@ -107,7 +107,7 @@ def test_a_tied_output_is_on_both_sides() -> None:
     assert part(sized(FreeMemory(9 * GIB), facts=tied), "weights").host_bytes == tied.weights_bytes
 
 
-def test_layers_by_hand_that_the_device_cannot_hold_do_not_fit_whatever_the_host_has() -> None:
+def test_users_layers_above_the_device_memory_do_not_fit() -> None:
     memory = sized(FreeMemory(100 * GIB, 3 * GIB, 1), layers=99)
     assert memory.gpu_layers == 5
     assert memory.lacks_device
@@ -121,7 +121,7 @@ def test_a_device_too_small_for_anything_leaves_all_of_it_to_the_host() -> None:
     assert memory.device_bytes == 0
 
 
-def test_a_projector_takes_its_place_on_the_device_first_unless_it_was_kept_off_it() -> None:
+def test_projector_takes_device_memory_first_unless_disabled() -> None:
     free = FreeMemory(9 * GIB, ON_DEVICE + GIB, 1)
     load = Load(SMALL, SHAPE)
     beside = estimate(load, free, runtime_bytes=OWN, projector_bytes=GIB)
@@ -138,7 +138,7 @@ def test_a_projector_takes_its_place_on_the_device_first_unless_it_was_kept_off_
     )
 
 
-def test_a_draft_model_gets_what_the_target_leaves_of_the_device() -> None:
+def test_draft_model_gets_the_rest_of_the_device_memory() -> None:
     load = Load(SMALL, SHAPE)
     both = estimate(load, FreeMemory(99 * GIB, ON_DEVICE + GIB, 1), runtime_bytes=OWN, draft=load)
     assert both.gpu_layers == 5
@@ -150,7 +150,7 @@ def test_a_draft_model_gets_what_the_target_leaves_of_the_device() -> None:
 # --- what was measured, and the prompt cache -----------------------------------------------------
 
 
-def test_what_was_measured_is_taken_for_cache_and_buffers_and_only_raises_what_the_process_takes() -> None:
+def test_measurement_sets_cache_and_buffers_and_only_raises_the_process() -> None:
     free = FreeMemory(100 * GIB)
     memory = sized(free, correction=Correction(kv=0.5, compute=2.0, runtime_bytes=MIB, measured=True))
     assert memory.measured
@@ -176,7 +176,7 @@ def test_a_prompt_cache_counts_and_one_without_a_limit_has_no_size() -> None:
     tied=st.booleans(),
     slots=st.integers(1, 8),
 )
-def test_wherever_it_goes_nothing_is_lost_and_fits_says_what_the_parts_say(
+def test_parts_add_up_for_any_placement_and_agree_with_fits(
     free: FreeMemory, layers: int | None, tied: bool, slots: int
 ) -> None:
     facts = replace(SMALL, tied_output=tied)
