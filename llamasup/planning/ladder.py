@@ -95,16 +95,16 @@ def largest_that_fits(
     A context that is too short for most uses comes last. Arguments after ``--`` stay. If no plan fits, the
     smallest one is returned.
     """
-    current, bounds = smallest, smallest.bounds
-    now = replace(settings, parallel=current.parallel, ctx_size=current.ctx_size_of_slot)
-    while not current.memory.fits:
+    plan, bounds = smallest, smallest.bounds
+    now = replace(settings, parallel=plan.parallel, ctx_size=plan.ctx_size_of_slot)
+    while not plan.memory.fits:
         parallel, ctx_size = now.parallel or 1, now.ctx_size or MIN_CTX_SIZE
-        if current.memory.lacks_device and now.gpu_layers is not None:
+        if plan.memory.lacks_device and now.gpu_layers is not None:
             now = replace(now, gpu_layers=None)
         elif parallel > 1:
             now = replace(now, parallel=parallel // 2)
-        elif current.smaller_kv_type is not None and bounds.kv_type is None:
-            bounds = replace(bounds, kv_type=current.smaller_kv_type)
+        elif plan.smaller_kv_type is not None and bounds.kv_type is None:
+            bounds = replace(bounds, kv_type=plan.smaller_kv_type)
         elif ctx_size > MIN_CTX_SIZE:
             now = replace(now, ctx_size=max(MIN_CTX_SIZE, ctx_size // 2))
         elif now.kv_type is not None:
@@ -113,8 +113,8 @@ def largest_that_fits(
             now = replace(now, ctx_size=max(_MIN_CELLS, ctx_size // 2))
         else:
             break
-        current = candidate(now, bounds)
-    return current
+        plan = candidate(now, bounds)
+    return plan
 
 
 def is_out_of_memory(diagnosis: Diagnosis) -> bool:
@@ -122,7 +122,7 @@ def is_out_of_memory(diagnosis: Diagnosis) -> bool:
 
 
 def step_down(
-    current: LaunchPlan,
+    plan: LaunchPlan,
     diagnosis: Diagnosis,
     candidate: Callable[[PlanLimits], LaunchPlan],
     *,
@@ -136,64 +136,64 @@ def step_down(
     if steps_taken >= MAX_STEPS:
         return None
     if is_out_of_memory(diagnosis):
-        bounds = _halved(current, candidate, diagnosis)
-    elif _is_kv_crash(current, diagnosis):
-        bounds = _plainer_cache(current)
+        bounds = _halved(plan, candidate, diagnosis)
+    elif _is_kv_crash(plan, diagnosis):
+        bounds = _plainer_cache(plan)
     else:
         return None
     if bounds is None:
         return None
-    changes = _changes(current, candidate(bounds))
+    changes = _changes(plan, candidate(bounds))
     return Adjustment(steps_taken + 1, MAX_STEPS, changes, bounds) if changes else None
 
 
 def _halved(
-    current: LaunchPlan, candidate: Callable[[PlanLimits], LaunchPlan], diagnosis: Diagnosis
+    plan: LaunchPlan, candidate: Callable[[PlanLimits], LaunchPlan], diagnosis: Diagnosis
 ) -> PlanLimits | None:
     """Reduce one setting until the context takes half, or until it has reached its lower limit."""
     why = "llama-server ran out of memory"
-    last = _smaller(current, candidate, why, _AFTER_A_CRASH)
+    last = _smaller(plan, candidate, why, _AFTER_A_CRASH)
     if last is None:
-        return None if diagnosis.cause == "out_of_memory_host" else _fewer_layers(current, why)
-    setting = _changes(current, last)[0].setting
-    while last.memory.context_bytes > current.memory.context_bytes // 2:
+        return None if diagnosis.cause == "out_of_memory_host" else _fewer_layers(plan, why)
+    setting = _changes(plan, last)[0].setting
+    while last.memory.context_bytes > plan.memory.context_bytes // 2:
         further = _smaller(last, candidate, why, _AFTER_A_CRASH)
-        if further is None or any(change.setting != setting for change in _changes(current, further)):
+        if further is None or any(change.setting != setting for change in _changes(plan, further)):
             break
         last = further
     return last.bounds
 
 
-def _smaller(current: S, candidate: Callable[[PlanLimits], S], why: str, order: Sequence[str]) -> S | None:
+def _smaller(plan: S, candidate: Callable[[PlanLimits], S], why: str, order: Sequence[str]) -> S | None:
     """The next smaller plan. Skips a step that saves nothing, such as fewer slots of a fixed context."""
-    bounds = replace(current.bounds, why=why)
-    steps = (_fallback_step(current, bounds, option) for option in order if option in current.adjustable)
+    bounds = replace(plan.bounds, why=why)
+    steps = (_fallback_step(plan, bounds, option) for option in order if option in plan.adjustable)
     plans = (candidate(step) for step in steps if step is not None)
-    return next((plan for plan in plans if plan.memory.context_bytes < current.memory.context_bytes), None)
+    return next((one for one in plans if one.memory.context_bytes < plan.memory.context_bytes), None)
 
 
-def _fallback_step(current: Sized, bounds: PlanLimits, option: str) -> PlanLimits | None:
+def _fallback_step(plan: Sized, bounds: PlanLimits, option: str) -> PlanLimits | None:
     match option:
-        case "--parallel" if current.parallel > 1:
-            return replace(bounds, parallel=current.parallel // 2)
-        case "--ctx-size" if current.ctx_size_of_slot > MIN_CTX_SIZE:
-            return replace(bounds, ctx_size=max(MIN_CTX_SIZE, current.ctx_size_of_slot // 2))
+        case "--parallel" if plan.parallel > 1:
+            return replace(bounds, parallel=plan.parallel // 2)
+        case "--ctx-size" if plan.ctx_size_of_slot > MIN_CTX_SIZE:
+            return replace(bounds, ctx_size=max(MIN_CTX_SIZE, plan.ctx_size_of_slot // 2))
         # A bound of f16 follows a crash with a packed type.
-        case "--kv-type" if current.smaller_kv_type is not None and bounds.kv_type is None:
-            return replace(bounds, kv_type=current.smaller_kv_type)
+        case "--kv-type" if plan.smaller_kv_type is not None and bounds.kv_type is None:
+            return replace(bounds, kv_type=plan.smaller_kv_type)
     return None
 
 
-def _fewer_layers(current: LaunchPlan, why: str) -> PlanLimits | None:
-    if "--gpu-layers" not in current.adjustable or current.gpu_layers == 0:
+def _fewer_layers(plan: LaunchPlan, why: str) -> PlanLimits | None:
+    if "--gpu-layers" not in plan.adjustable or plan.gpu_layers == 0:
         return None
     # llama-server does not report the number of layers that it fits, so the estimate counts.
-    expected = (current.gpu_layers, current.memory.gpu_layers, current.layers)
+    expected = (plan.gpu_layers, plan.memory.gpu_layers, plan.layers)
     now = next(layers for layers in expected if layers is not None)
-    return replace(current.bounds, gpu_layers=now // 2, why=why)
+    return replace(plan.bounds, gpu_layers=now // 2, why=why)
 
 
-def _is_kv_crash(current: LaunchPlan, diagnosis: Diagnosis) -> bool:
+def _is_kv_crash(plan: LaunchPlan, diagnosis: Diagnosis) -> bool:
     if diagnosis.cause not in _CRASHES:
         return False
     # A segmentation fault leaves no message, so try a plainer cache.
@@ -212,16 +212,12 @@ def _names_kv_cache(diagnosis: Diagnosis) -> bool:
     return any(_KV_KERNEL.search(line) for line in (diagnosis.message, *diagnosis.lines))
 
 
-def _plainer_cache(current: LaunchPlan) -> PlanLimits | None:
+def _plainer_cache(plan: LaunchPlan) -> PlanLimits | None:
     why = "llama-server crashed during its start with a packed KV cache or flash attention"
-    if "--kv-type" in current.adjustable and current.kv_type != "f16":
-        return replace(current.bounds, kv_type="f16", why=why)
-    if (
-        "--flash-attn" in current.adjustable
-        and current.flash_attn in ("on", "auto")
-        and current.kv_type == "f16"
-    ):
-        return replace(current.bounds, flash_attn_off=True, why=why)
+    if "--kv-type" in plan.adjustable and plan.kv_type != "f16":
+        return replace(plan.bounds, kv_type="f16", why=why)
+    if "--flash-attn" in plan.adjustable and plan.flash_attn in ("on", "auto") and plan.kv_type == "f16":
+        return replace(plan.bounds, flash_attn_off=True, why=why)
     return None
 
 
@@ -241,10 +237,10 @@ def _changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:
     )
 
 
-def _flash(current: LaunchPlan) -> str:
+def _flash(plan: LaunchPlan) -> str:
     """Flash attention as on or off; "auto" counts as on, because a packed cache turns it into "on"."""
-    return "off" if current.flash_attn == "off" else "on"
+    return "off" if plan.flash_attn == "off" else "on"
 
 
-def _layers(current: LaunchPlan) -> str:
-    return "auto" if current.gpu_layers is None else str(current.gpu_layers)
+def _layers(plan: LaunchPlan) -> str:
+    return "auto" if plan.gpu_layers is None else str(plan.gpu_layers)

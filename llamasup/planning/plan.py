@@ -176,9 +176,7 @@ def plan(
     give_priority(line, why_no_priority(hardware, threads, draft=drafter is not None))
     give_gpu_layers(line, capabilities, model, settings, sizes.bounds, memory.gpu_layers)
     give_lock(line, capabilities, no_lock)
-    line.give(
-        "--cache-ram", budget_mib, why_budget, otherwise="this build has no prompt cache in host memory"
-    )
+    line.give("--cache-ram", budget_mib, why_budget, otherwise="this build has no prompt cache")
     if not prefers.checkpoints:
         line.give("--ctx-checkpoints", 0, "this profile saves the memory of context checkpoints")
     if no_repack is not None:
@@ -195,19 +193,11 @@ def plan(
     give_projector(line, serves, settings, found)
     adapts = give_adapters(line, capabilities, settings, extra_args)
     if serves is ModelClass.DECODER and model.chat_template.present:
-        line.give(
-            "--jinja",
-            None,
-            "applies the model's own chat template, tool calls included",
-            otherwise=_NO_JINJA,
-        )
+        why = "applies the model's own chat template, tool calls included"
+        line.give("--jinja", None, why, otherwise=_NO_JINJA)
     line.give("--metrics", None, "llamasup reads progress and token counts from /metrics")
-    line.give(
-        "--slots",
-        None,
-        "llamasup reads the state of each slot from /slots",
-        otherwise="this build always has it",
-    )
+    why = "llamasup reads the state of each slot from /slots"
+    line.give("--slots", None, why, otherwise="this build always has it")
     keeps_slots = give_slot_folder(
         line, settings, serves, slot_home, unified=sizes.context.unified, adapts=adapts
     )
