@@ -72,17 +72,12 @@ def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
     at = tail.rfind(_TIMINGS)
     if at >= 0:
         try:
-            timings_object = _read_timings(tail[at + len(_TIMINGS) : tail.find(b"}", at) + 1])
+            exact = _read_timings(tail[at + len(_TIMINGS) : tail.find(b"}", at) + 1])
         except msgspec.DecodeError:
             pass  # of another build, or with a chunk's framing in it
         else:
-            cached = timings_object.cache_n
-            return TokenCounts(
-                cached + timings_object.prompt_n,
-                cached,
-                timings_object.predicted_n,
-                timings_object.predicted_per_second,
-            )
+            cached = exact.cache_n
+            return TokenCounts(cached + exact.prompt_n, cached, exact.predicted_n, exact.predicted_per_second)
     if b"\r\n" in tail:
         tail = FRAMING.sub(b"", tail)
     usage, timings = tail.rfind(_USAGE), tail.rfind(_TIMINGS)

@@ -63,9 +63,7 @@ def decide_context(
             why_unified = "the slots share one context: a long request can use what the others leave free"
         elif extra_args.has("--ctx-size") and settings.parallel is None and not extra_args.has("--parallel"):
             # As llama-server itself treats -c without a number of slots.
-            why_unified = (
-                "the slots share the context that was set after --, so one request can use all of it"
-            )
+            why_unified = "the slots share the context set after --, so one request can use all of it"
     shares = why_unified is not None
     if extra_args.has("--kv-unified"):
         shares = extra_args.switch("--kv-unified")
@@ -141,11 +139,7 @@ def _parallel(
         auto = _has_auto_slots(capabilities)
         return _AUTO_SLOTS if auto else 1, auto, "llama-server's own choice"
     if extra_args.has("--ctx-size") and capabilities.knows("--kv-unified") is None:
-        return (
-            1,
-            False,
-            "the context that was set after -- is for one request, and this build would divide it",
-        )
+        return 1, False, "the context set after -- is for one request, and this build would divide it"
     if serves is ModelClass.ENCODER_DECODER:
         return 1, False, "llama.cpp runs an encoder-decoder model on one sequence at a time"
     if bounds.parallel is not None and bounds.parallel < prefers.parallel:

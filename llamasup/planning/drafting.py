@@ -88,9 +88,7 @@ def decide_drafter(
     if path is None:
         if draft is not None:
             raise ValueError("draft holds the facts of settings.draft_model, which is not set")
-        return (
-            None if settings.profile == "plain" else _own_mtp_layers(capabilities, model, serves, extra_args)
-        )
+        return None if settings.profile == "plain" else _mtp_layers(capabilities, model, serves, extra_args)
     if draft is None:
         return Drafter(path, None, _available(capabilities, "draft-simple"), extra_args=passed is not None)
     if draft.model_class not in (ModelClass.DECODER, ModelClass.DRAFT):
@@ -174,18 +172,13 @@ def give_drafter(
         _reserve_memory(line, memory_bytes)
     for flags, cache_type in ((_TYPE_K, shape.k_type), (_TYPE_V, shape.v_type)):
         if cache_type != "f16":
-            line.give(
-                flags,
-                cache_type,
-                "the same type as the model's own KV cache",
-                otherwise="this build uses f16",
-            )
+            line.give(flags, cache_type, "the type of the model's own cache", otherwise="this build uses f16")
 
 
 # --- the draft -----------------------------------------------------------------------------------
 
 
-def _own_mtp_layers(
+def _mtp_layers(
     capabilities: Capabilities, model: ModelFacts, serves: ModelClass, extra_args: ExtraArgs
 ) -> Drafter | None:
     chosen = extra_args.value("--spec-type")
