@@ -17,7 +17,7 @@ from llamasup.api.server import LoopThread, Server
 from llamasup.auth.key_source import environment_keys
 from llamasup.config import Config
 from llamasup.errors import UnsafeBind, UsageInvalid
-from llamasup.http.address import addresses, is_local, why_no_host
+from llamasup.http.address import addresses, invalid_host_remedy, is_local
 from llamasup.service.serve import ServeOptions, serve_options
 from llamasup.system.storage.paths import refuse_no_folder
 
@@ -73,7 +73,7 @@ def serve(
     if not addresses(host):
         raise UsageInvalid(f"host={host!r} names no address.", remedy="Leave it out for 127.0.0.1.")
     for each in addresses(host):
-        if remedy := why_no_host(each):
+        if remedy := invalid_host_remedy(each):
             raise UsageInvalid(f"host={each!r} is no address.", remedy=remedy.replace("--port", "port"))
     if not (api_key is None or _is_key(api_key)):
         raise UsageInvalid(

@@ -151,8 +151,8 @@ def untold_tokens(
     told: TokenCounts | None,
     *,
     items: int,
-    items_told: int,
-    prompts_told: int,
+    items_reported: int,
+    prompts_reported: int,
     events: int,
     whole: bool,
     streams: bool,
@@ -177,15 +177,15 @@ def untold_tokens(
     prompt = told.prompt if told else None
     completion = (told.completion if told else None) or 0
     untold = made = 0
-    if prompt is None or (items > prompts_told and not tells_all_prompts):
+    if prompt is None or (items > prompts_reported and not tells_all_prompts):
         untold = max(0, prompt_bytes // _PROMPT_BYTES_PER_TOKEN - (prompt or 0))
-    if generates and (not whole or items_told < items):
+    if generates and (not whole or items_reported < items):
         made = tokens_made_in(seconds, tokens_per_s, min(items, max_concurrent))
         if streams:
             # Before the first byte, time may have gone to the prompt. Its tokens take less time than others.
             made = max(events, made if begun else made - untold)
-        elif items_told:  # the OpenAI APIs report only the first item; assume the same of the others
-            made = max(made, completion // items_told * items)
+        elif items_reported:  # the OpenAI APIs report only the first item; assume the same of the others
+            made = max(made, completion // items_reported * items)
         untold += max(0, made - completion)
     left = context_left(told, items, n_ctx)
     return untold if left is None else min(untold, left)

@@ -14,14 +14,14 @@ from typing import Any, Protocol
 from llamasup.config.sizes import Size, read_duration, read_size
 from llamasup.errors import UsageInvalid
 from llamasup.http.address import (
-    ANYWHERE,
+    ANY_HOST,
     Address,
     TcpAddress,
     UnixAddress,
     allowed_host,
     allowed_media_host,
     allowed_origin,
-    why_no_host,
+    invalid_host_remedy,
 )
 from llamasup.models.names import is_pattern, why_not_a_name
 
@@ -368,7 +368,7 @@ def _why_no_address(text: str) -> str:
     if text.count(":") > 1 and "[" not in text and "/" not in text:
         return "an IPv6 address stands in brackets"
     bare = text.removeprefix("[").removesuffix("]")
-    return "" if not bare or bare.isdigit() or why_no_host(bare) else "it has no port"
+    return "" if not bare or bare.isdigit() or invalid_host_remedy(bare) else "it has no port"
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +407,7 @@ class MediaHost(_Kind):
 
     def parse(self, text: str) -> str:
         if text.lower() in ("true", "false"):
-            return ANYWHERE if text.lower() == "true" else ""
+            return ANY_HOST if text.lower() == "true" else ""
         return _checked(allowed_media_host, text)
 
     def schema(self) -> Mapping[str, Any]:

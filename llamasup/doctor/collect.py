@@ -147,10 +147,10 @@ def _model_fact(
 
 def _needs(memory: MemoryEstimate) -> str:
     """Host and devices apart, since neither lends to the other; nor is the prompt cache the model's need."""
-    room, kept = memory.room, memory.prompt_cache_bytes
-    needs = f"{memory_text(memory.host_bytes - kept)} of {memory_text(room.host_bytes)}"
+    free, kept = memory.free, memory.prompt_cache_bytes
+    needs = f"{memory_text(memory.host_bytes - kept)} of {memory_text(free.host_bytes)}"
     if memory.device_bytes:
-        needs += f" and {memory_text(memory.device_bytes)} of {memory_text(room.device_bytes)} on devices"
+        needs += f" and {memory_text(memory.device_bytes)} of {memory_text(free.device_bytes)} on devices"
     return needs + (f"; up to {memory_text(kept)} for prompts already read" if kept else "")
 
 

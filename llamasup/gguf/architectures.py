@@ -1,4 +1,4 @@
-"""What llama.cpp's source knows about architectures and the GGUF header does not say.
+"""Facts about architectures that are in llama.cpp's source and not in the GGUF header.
 
 Read from src/llama-arch.cpp, src/models/*.cpp and src/llama-hparams.cpp, llama.cpp b11434.
 """
@@ -6,7 +6,7 @@ Read from src/llama-arch.cpp, src/models/*.cpp and src/llama-hparams.cpp, llama.
 from __future__ import annotations
 
 __all__ = [
-    "ATTENTION_BESIDE_RECURRENCE",
+    "ATTENTION_AND_RECURRENCE",
     "DEFAULT_WINDOWS",
     "DIFFUSION",
     "DRAFT_HEADS",
@@ -29,7 +29,7 @@ def _names(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Without a KV cache: they read the whole input at once.
+# Without a KV cache, because they read the whole input at once.
 ENCODERS = _names(
     "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
     "t5encoder wavtokenizer-dec"
@@ -55,7 +55,7 @@ RECURRENT_WITHOUT_KV_HEADS = _names(
 FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "bailingmoe3": 8}
 
 # Hybrids whose layers are recurrent and have a KV cache, both.
-ATTENTION_BESIDE_RECURRENCE = frozenset({"falcon-h1"})
+ATTENTION_AND_RECURRENCE = frozenset({"falcon-h1"})
 
 # Of every N layers all but one attend to the sliding window only; True: the full one comes first.
 # Architectures that carry a window in the header and are not named here ignore it (llama, phi3, qwen2, …).
@@ -78,22 +78,22 @@ SLIDING_PERIODS: dict[str, tuple[int, bool]] = {
     "smallthinker": (4, True),
 }
 
-# Tokens, where the header does not say how wide the window is.
+# Tokens, if the header has no window.
 DEFAULT_WINDOWS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192}
 
-# Whatever the header says, unless it says 0.
+# The header's value is ignored, except 0.
 FIXED_WINDOWS = frozenset({"llama4"})
 
-# The window is that of one size of the model only, which is told by its layers: EXAONE 4 32B.
+# Only one size of the model has a window, recognised by its number of layers: EXAONE 4 32B.
 SLIDING_ONLY_WITH_LAYERS = {"exaone4": 64}
 
-# So many layers have a KV cache of their own, later ones use one of theirs. Others say it in the header.
+# The number of layers with their own KV cache, which later layers share. Others have it in the header.
 LAYERS_WITH_OWN_KV = {"gemma3n": 20}
 
-# Elements of the input that each layer gets beside its own. Others say it in the header.
+# Elements of the extra input of each layer. Others have it in the header.
 SIDE_LENGTHS = {"gemma3n": 256}
 
-# An indexer chooses which cells are attended to (DSA); its own key is cached beside the latent one.
+# An indexer chooses the attended cells (DSA); its own key is cached with the latent one.
 INDEXED = frozenset({"deepseek32", "glm-dsa"})
 
 KNOWN = (
@@ -104,7 +104,7 @@ KNOWN = (
     | RECURRENT
     | RECURRENT_WITHOUT_KV_HEADS
     | FULL_ATTENTION_INTERVAL.keys()
-    | ATTENTION_BESIDE_RECURRENCE
+    | ATTENTION_AND_RECURRENCE
     | SLIDING_PERIODS.keys()
     | _names(
         "clip llama deci falcon baichuan grok gpt2 gptj gptneox mpt starcoder starcoder2 refact bloom "

@@ -1,8 +1,7 @@
-"""The GGUF container: the first bytes of a file in, its keys and tensors out.
+"""Reads the GGUF container: the first bytes of a file in, its keys and tensors out.
 
-Knows the format (versions 2 and 3, either byte order) and nothing of models. Arrays are stepped over without
-being built, counts and sizes are bounded, and the cursor checks every length that it reads, so that a header
-that lies costs an error and not memory or time (X12).
+It reads versions 2 and 3 in either byte order. It skips long arrays, bounds counts and sizes, and checks
+every length, so that a damaged header costs an error, and not much memory or time (X12).
 Format: ggml/docs/gguf.md; the checks are those of gguf.cpp, llama.cpp b11434.
 """
 
@@ -15,13 +14,13 @@ from dataclasses import dataclass
 
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.cursor import DAMAGED, Cursor, Short
-from llamasup.gguf.not_gguf import what_it_is
+from llamasup.gguf.not_gguf import describe
 from llamasup.gguf.types import REMOVED_TENSOR_TYPES, TENSOR_TYPES
 
 __all__ = ["MAX_HEADER_BYTES", "Array", "Container", "NeedMore", "Tensor", "Value", "read_container"]
 
-# The largest vocabularies (260,000 tokens, 515,000 merges) make a header of 16 MiB. A header beyond this
-# bound is a lie, and the bound is what keeps the reader below 50 MB of memory.
+# The largest vocabularies (260,000 tokens, 515,000 merges) make a header of 16 MiB. The bound keeps the
+# reader below 50 MB of memory.
 MAX_HEADER_BYTES = 32 * 1024 * 1024
 
 _MAX_KEY_BYTES = 65_535  # gguf.md
@@ -30,13 +29,13 @@ _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 _MAX_TENSOR_BYTES = 1 << 50
 _MAX_KEYS = 16_384
 _MAX_TENSORS = 16_384  # the largest models have 2,000; bounds memory as much as the header's size does
-_KEPT_ITEMS = 4_096  # arrays per layer are at most LLAMA_MAX_LAYERS (512) long
+_MAX_KEPT_ITEMS = 4_096  # arrays per layer are at most LLAMA_MAX_LAYERS (512) long
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, one letter, type, smallest value
 _MIN_TENSOR_BYTES = (
     8 + 1 + 4 + 8 + 4 + 8
 )  # length, one letter, count of dimensions, one of them, type, offset
 _FIRST_BYTES = 64 * 1024
-# id: (name, struct code); strings (8) and arrays (9) are read by hand.
+# id: (name, struct code), without strings (8) and arrays (9).
 _SCALARS = {
     0: ("u8", "B"),
     1: ("i8", "b"),
@@ -62,17 +61,17 @@ _DIGEST_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class NeedMore:
-    """The header goes on beyond the bytes given; call again with the first ``bytes_needed`` of the file."""
+    """The header is longer than the given bytes; call again with the first ``bytes_needed`` of the file."""
 
     bytes_needed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array: how many items of which type; the items themselves only where they are few numbers.
+    """An array: the number and type of its items, and the items if they are few numbers.
 
-    ``digests`` of a vocabulary: (count, CRC-32) of its first ``count`` tokens without those that a draft
-    model need not share, at counts of which two vocabularies of nearly the same size have one in common.
+    ``digests`` of a vocabulary: (count, CRC-32) of its first ``count`` tokens, without the first five, which
+    a draft model need not share. Two vocabularies of nearly the same size have one count in common.
     """
 
     item_type: str
@@ -110,17 +109,17 @@ class Container:
 def read_container(header: bytes | bytearray | memoryview, file_bytes: int) -> Container | NeedMore:
     """Read the header of a file of ``file_bytes`` from its first bytes.
 
-    Raises ModelInvalid, naming the field and its offset, for whatever llama.cpp would refuse too.
+    Raises ModelInvalid, with the field and its offset, for headers that llama.cpp would refuse too.
     """
     given = len(header)
     if given < min(file_bytes, 24):
         return NeedMore(min(file_bytes, _FIRST_BYTES))
     if bytes(header[:4]) != b"GGUF":
-        message, remedy = what_it_is(bytes(header[:512]), file_bytes)
+        message, remedy = describe(bytes(header[:512]), file_bytes)
         raise ModelInvalid(message, remedy=remedy)
     if file_bytes < 24:
         raise ModelInvalid(
-            f"the file has {file_bytes} bytes, fewer than the 24 that a GGUF file begins with",
+            f"the file has {file_bytes} bytes, and the shortest GGUF header has 24",
             remedy=DAMAGED,
         )
     try:
@@ -131,13 +130,13 @@ def read_container(header: bytes | bytearray | memoryview, file_bytes: int) -> C
                 f"the header does not end within {MAX_HEADER_BYTES >> 20} MiB; no vocabulary needs more",
                 remedy=DAMAGED,
             ) from None
-        # Far more than before, so that a header is parsed three times at most: 64 KiB, some MiB, all.
+        # Four times as much, so that a header is parsed at most three times: 64 KiB, some MiB, all.
         wanted = max(short.bytes_needed, 4 * given, _FIRST_BYTES)
         return NeedMore(min(wanted, file_bytes, MAX_HEADER_BYTES))
 
 
 class _Reader:
-    """What the format says comes next, read with one cursor."""
+    """Reads keys and tensors in the order of the format, with one cursor."""
 
     def __init__(self, header: bytes | bytearray | memoryview, file_bytes: int) -> None:
         self._version, self._big_endian = _version(bytes(header[4:8]))
@@ -187,7 +186,7 @@ class _Reader:
             if not key:
                 self._at.refuse(f"the name of key {index}", at, "is empty")
             if key in offsets:
-                self._at.refuse(f"key {key!r}", at, f"is there twice, first at offset {offsets[key]}")
+                self._at.refuse(f"key {key!r}", at, f"appears twice, first at offset {offsets[key]}")
             type_id = self._at.u32(f"the type of {key!r}")
             offsets[key] = self._at.position
             if type_id == _STRING:
@@ -222,14 +221,14 @@ class _Reader:
         self._at.check_count(key, count_at, count, packed.size)
         at = self._at.position
         self._at.advance(count * packed.size, key)
-        if count > _KEPT_ITEMS:
+        if count > _MAX_KEPT_ITEMS:
             return Array(name, count)
         self._at.keep(key, at, 40 * count)
         code = _SCALARS[item_type][1]
         return Array(name, count, struct.unpack_from(f"{self._order}{count}{code}", self._at.header, at))
 
     def _skip_vocabulary(self, key: str, count: int) -> tuple[tuple[int, int], ...]:
-        """Step over the tokens; their digests take 4 ms for 150,000."""
+        """Skip the tokens and compute their digests (4 ms for 150,000 tokens)."""
         last = count - count % _DIGEST_STEP
         ends = sorted({count, *(last - step * _DIGEST_STEP for step in range(_DIGEST_STEPS))})
         done = min(_UNSHARED_TOKENS, count)
@@ -262,7 +261,7 @@ class _Reader:
                 )
             names.add(name)
             tensor, offset = self._tensor(name)
-            # llama.cpp takes tensors only one after the other, padded; this also catches every lying offset.
+            # llama.cpp accepts only consecutive, padded tensors; this check also finds every wrong offset.
             begin = _padded(end, alignment)
             if offset != begin:
                 at = self._at.position - 8
@@ -272,7 +271,7 @@ class _Reader:
         return tuple(tensors), end, _padded(self._at.position, alignment)
 
     def _tensor(self, name: str) -> tuple[Tensor, int]:
-        """What follows a tensor's name, and the offset that it states: one look, for models have hundreds."""
+        """A tensor and its stated offset, read in one step, because models have hundreds of tensors."""
         at = self._at.position
         dimensions = self._at.u32(f"the number of dimensions of tensor {name!r}")
         if dimensions > _MAX_DIMENSIONS:
@@ -317,7 +316,7 @@ def _version(field: bytes) -> tuple[int, bool]:
         )
     version = min(little, big)
     raise ModelInvalid(
-        f"the version at offset 4 is {version}, known are 2 and 3",
+        f"the version at offset 4 is {version}, and llamasup reads only 2 and 3",
         remedy="The file is damaged, or newer than this llamasup: download it again, or update llamasup.",
     )
 

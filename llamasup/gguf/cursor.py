@@ -1,6 +1,6 @@
-"""A position in the first bytes of a GGUF file. Every step moves it on, asks for more bytes, or refuses.
+"""A position in the first bytes of a GGUF file. Each step advances it, asks for more bytes, or refuses.
 
-Every length is checked against the file's size before it is believed, and what is kept is bounded (X12).
+Every length is checked against the file's size, and the size of all kept values is bounded (X12).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["DAMAGED", "Cursor", "Short"]
 
 DAMAGED = "The file is damaged or was not downloaded completely: download it again."
 
-_KEPT_STRING_BYTES = 1024 * 1024  # chat templates are up to 100 KB; tokenizer.huggingface.json is not wanted
+_KEPT_STRING_BYTES = 1024 * 1024  # chat templates are up to 100 KB; tokenizer.huggingface.json is not needed
 _KEPT_BYTES = 8 * 1024 * 1024  # of all values together
 
 
@@ -47,7 +47,7 @@ class Cursor:
         return self._number(self._u64, field)
 
     def count(self, field: str, item_bytes: int, most: int) -> int:
-        """How many items of at least ``item_bytes`` follow; ``most`` is what is believed at all."""
+        """The number of items of at least ``item_bytes`` that follow, at most ``most``."""
         at = self.position
         count = self.u64(field)
         self.check_count(field, at, count, item_bytes)
@@ -56,7 +56,7 @@ class Cursor:
         return count
 
     def string(self, field: str, most: int) -> str:
-        """A string of ``most`` bytes or fewer; one that is too long to be kept is stepped over."""
+        """A string of at most ``most`` bytes. A string that is too long to keep is skipped and empty."""
         at = self.position
         length = self.u64(f"the length of {field}")
         self._check_length(field, at, length)
@@ -70,17 +70,16 @@ class Cursor:
         return bytes(self.header[begin : begin + length]).decode("utf-8", "replace")
 
     def skip_strings(self, key: str, count: int, *, more: int = 0) -> None:
-        """Step over ``count`` strings: for vocabularies the costly part of the whole header (P8).
+        """Skip ``count`` strings, the most expensive part of a header (P8). ``more`` strings follow them.
 
-        ``more`` strings will follow; they count where the header's end has to be guessed.
-        Nothing is compared in the loop: a length that leads outside makes the next look fail, and then the
-        string that led there is examined. Measured: 430,000 strings in 20 ms.
+        The loop compares nothing: after a length beyond the end, the next read fails, and then that string is
+        checked. Measured: 430,000 strings in 20 ms.
         """
         header, length_at = self.header, self._u64.unpack_from
         begin = before = position = self.position
         done = 0
         with contextlib.suppress(struct.error, OverflowError):
-            for done in range(count):  # noqa: B007 - how far it came is used below
+            for done in range(count):  # noqa: B007 - used below
                 (length,) = length_at(header, position)
                 before = position
                 position += 8 + length
@@ -90,35 +89,35 @@ class Cursor:
             self._check_length(f"a string in {key!r}", before, length)
         self.position = position
         if position > self._given or done < count:
-            # Guess how far to read. Early tokens are shorter than late ones, and a vocabulary is followed by
-            # scores, types and merges: 39 bytes a token in all where the first ones take 11 (Qwen3). To read
-            # too much takes 0.3 ms per MiB; to read too little, all strings once more.
+            # Estimate how much to read. Early tokens are shorter than late ones, and scores, types and merges
+            # follow a vocabulary: 39 bytes per token in total if the first ones take 11 (Qwen3). Reading too
+            # much takes 0.3 ms per MiB; after reading too little, all strings are read again.
             string_bytes = 3.5 * (position - begin) / max(done, 1)
             self._lacks(
                 position + max(8, int((count - done + more) * string_bytes)), f"the strings of {key!r}"
             )
 
     def keep(self, field: str, at: int, size_bytes: int) -> None:
-        """Count what a value will take in memory."""
+        """Count the memory of a kept value."""
         self._kept_bytes += size_bytes
         if self._kept_bytes > _KEPT_BYTES:
-            self.refuse(field, at, f"brings the values to more than {_KEPT_BYTES >> 20} MiB, like no model")
+            self.refuse(field, at, f"brings the values to more than {_KEPT_BYTES >> 20} MiB, too many")
 
     def advance(self, count: int, field: str) -> None:
-        """Step over ``count`` bytes of ``field``."""
+        """Skip ``count`` bytes of ``field``."""
         end = self.position + count
         if end > self._given:
             self._lacks(end, field)
         self.position = end
 
     def check_count(self, field: str, at: int, count: int, item_bytes: int) -> None:
-        """Refuse a count, stated at ``at``, for which the rest of the file is too short."""
+        """Refuse the count at ``at`` if the rest of the file is too short for it."""
         rest = self.file_bytes - at - 8
         if count * item_bytes > rest:
             self.refuse(
                 field,
                 at,
-                f"is {count}, for which {count * item_bytes} bytes are needed, "
+                f"is {count}, which needs {count * item_bytes} bytes, "
                 f"but the file has only {max(rest, 0)} more",
             )
 

@@ -1,8 +1,8 @@
-"""The demo model: a llama of two layers with random weights, so that an installation can be tried offline.
+"""The demo model: a llama of two layers with random weights, to try an installation offline.
 
-What it says is a salad of common English words, the same each time at temperature 0. It is a real model for
-a real llama-server in every other way: it chats, streams, can be its own draft model, and its heads of 32
-let it have a q8_0 KV cache. 0.7 MB; a fixed seed, so that every installation has the same file.
+It generates random common English words, the same each time at temperature 0. In every other way it is a
+real model: it chats, streams, can be its own draft model, and its heads of 32 allow a q8_0 KV cache. 0.7 MB;
+a fixed seed, so that every installation has the same file.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def demo_keys(words: Sequence[str] = WORDS, *, context_length: int = 32_768) -> 
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.eot_token_id": 4,
-        # A space before what follows a control token fits no grammar: answers by a JSON schema would fail.
+        # A space after a control token fits no grammar, so answers with a JSON schema would fail.
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.chat_template": CHAT_TEMPLATE,
     }
@@ -100,9 +100,9 @@ def demo_tensors(
 ) -> list[tuple[TensorPlan, bytes]]:
     """The weights, for a vocabulary that ends with ``words``.
 
-    All tokens but the words have output weights of zero. Their logit is then 0, the best word's is far above:
-    the model never says a control token, the end of the text included, nor half a UTF-8 character. It goes on
-    until max_tokens.
+    All tokens except the words have output weights of zero, so their logit is 0, far below the best word's.
+    The model never generates a control token, an end of text, or half a UTF-8 character, and goes on until
+    max_tokens.
     """
     silent = len(_SPECIALS) + 256 + len(_PRINTABLE)
 

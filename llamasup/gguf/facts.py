@@ -1,8 +1,7 @@
-"""What a model file says about itself: the values that planning, memory and admission decide on.
+"""The facts of a model file, on which planning, memory and admission decide.
 
-Values only: :mod:`llamasup.gguf.header` reads them from the GGUF header. Key names in the comments are
-those of the GGUF header; ``{a}`` stands for the architecture's own prefix. What a chat template can render
-is read from its text; the template is never run.
+:mod:`llamasup.gguf.header` reads them from the GGUF header. Key names in the comments are those of the
+header; ``{a}`` stands for the architecture's prefix. A chat template is searched for its features, never run.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ __all__ = [
 
 
 class ModelClass(StrEnum):
-    """What the file is for, which decides how llama-server must be started with it (if at all)."""
+    """The purpose of the file, which decides how llama-server loads it."""
 
     DECODER = "decoder"
     ENCODER = "encoder"  # embeddings
     RERANKER = "reranker"
     ENCODER_DECODER = "encoder-decoder"
-    PROJECTOR = "projector"  # goes beside a model, as --mmproj
-    LORA = "lora"  # goes beside a model, as --lora
-    DRAFT = "draft"  # a draft head (EAGLE-3, DFlash, MTP assistant): goes beside its target model
+    PROJECTOR = "projector"  # loaded with a model, as --mmproj
+    LORA = "lora"  # loaded with a model, as --lora
+    DRAFT = "draft"  # a draft head (EAGLE-3, DFlash, MTP assistant): loaded with its target model
     VOCAB = "vocab"  # a tokenizer without weights
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """Whether there is a chat template, and what its text shows that it can render."""
+    """Whether the model has a chat template, and the features that its text shows."""
 
     present: bool = False
     tools: bool = False
@@ -64,15 +63,15 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """What chooses the cells that a layer attends to (DeepSeek V3.2, GLM 5); nothing where all are."""
+    """The indexer that chooses the cells a layer attends to (DeepSeek V3.2, GLM 5); zeros without one."""
 
-    key_length: int = 0  # elements of the key that it caches for itself
-    top_k: int = 0  # cells that it chooses
+    key_length: int = 0  # elements of its own cached key
+    top_k: int = 0  # chosen cells
 
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """Token ids for filling in the middle of code (``/infill``); ``None`` where the model has none."""
+    """Token ids for filling in the middle of code (``/infill``); ``None`` if the model has none."""
 
     prefix: int | None = None
     suffix: int | None = None
@@ -85,7 +84,7 @@ class FimTokens:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What must agree between a model and its draft model."""
+    """The facts that must agree between a model and its draft model."""
 
     model: str | None = None  # tokenizer.ggml.model: llama (SPM), gpt2 (BPE), bert (WPM), t5 (UGM), rwkv, …
     pre: str | None = None  # tokenizer.ggml.pre: the pre-tokenizer
@@ -99,14 +98,14 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """What one sequence keeps in each recurrent layer, in f32 elements, whatever the context's length.
+    """The state of one sequence in each recurrent layer, in f32 elements, for any length of context.
 
     ``conv_elements`` is llama.cpp's n_embd_r, ``state_elements`` its n_embd_s (llama-hparams.cpp).
     """
 
     conv_elements: int
     state_elements: int
-    work_elements: int = 0  # that a layer computes with for each token of a batch, about (measured, b11434)
+    work_elements: int = 0  # of a layer for each token of a batch, about (measured, b11434)
 
     @property
     def bytes_per_layer(self) -> int:
@@ -123,7 +122,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts of one model file (of a whole split set, where the effect has joined the parts).
+    """The facts of one model file, or of a whole split set if the reader has joined the parts.
 
     Sizes are bytes, lengths are tokens or elements. Tuples "per layer" have ``layers`` entries.
     """
@@ -132,9 +131,9 @@ class ModelFacts:
     model_class: ModelClass
     name: str | None
     parameters: int  # elements over all tensors
-    quantization: str  # as in file names: "Q4_K_M", "F16"; "" where the file does not carry weights
+    quantization: str  # as in file names: "Q4_K_M", "F16"; "" for a file without weights
     layers: int  # {a}.block_count, MTP layers included
-    context_length: int  # the longest context the model was trained for; 0 where it does not apply
+    context_length: int  # the longest context of the training; 0 if there is none
     embedding_length: int
     feed_forward_lengths: tuple[int, ...]  # per layer
     head_counts: tuple[int, ...]  # per layer
@@ -144,16 +143,16 @@ class ModelFacts:
     sliding_window: int | None  # tokens
     vocab_size: int
     chat_template: ChatTemplate
-    pooling: str | None  # none, mean, cls, last, rank; None where the file does not say
+    pooling: str | None  # none, mean, cls, last, rank; None if missing
     file_bytes: int
-    expected_bytes: int  # header, padding and tensors, as the header adds up
+    expected_bytes: int  # of header, padding and tensors, computed from the header
     weights_bytes: int  # tensors only
     sliding_layers: tuple[bool, ...] = ()  # per layer: attends only to the sliding window
     key_length_swa: int = 0  # of one head in a sliding layer
     value_length_swa: int = 0
     mla: bool = False  # multi-head latent attention: K alone is cached, V is a view of it
     indexer: Indexer = Indexer()
-    side_length: int = 0  # of the input that each layer gets beside its own (Gemma 3n, Gemma 4)
+    side_length: int = 0  # of the extra input of each layer (Gemma 3n, Gemma 4)
     recurrent: RecurrentState | None = None
     recurrent_layers: tuple[bool, ...] = ()  # per layer: keeps a recurrent state
     kv_layers: tuple[
@@ -161,18 +160,18 @@ class ModelFacts:
     ] = ()  # per layer: has a KV cache (not recurrent, sharing, MTP or encoder layers)
     causal: bool = True
     experts: Experts = Experts()
-    projection_length: int = 0  # of a projector: the width of the models it is for; 0 where it is not certain
-    adapted_length: int = 0  # of a LoRA adapter: the width of the models it is for; 0 where it is not certain
-    base_models: tuple[str, ...] = ()  # what an adapter says that it was trained on
+    projection_length: int = 0  # of a projector: the width of the models it is for; 0 if uncertain
+    adapted_length: int = 0  # of a LoRA adapter: the width of the models it is for; 0 if uncertain
+    base_models: tuple[str, ...] = ()  # the models that an adapter names as its base
     mtp_layers: int = 0  # {a}.nextn_predict_layers: multi-token prediction, for self-speculation
     vocabulary: Vocabulary = Vocabulary()
     fim: FimTokens = FimTokens()
     split: Split = Split()
     layer_bytes: tuple[int, ...] = ()  # per layer: tensors blk.N.*
     expert_bytes: tuple[int, ...] = ()  # per layer: those of layer_bytes that are routed experts (*_exps)
-    input_bytes: int = 0  # token embeddings and what else is outside the layers, without the output
+    input_bytes: int = 0  # everything outside the layers, without the output: token embeddings and more
     output_bytes: int = 0  # output head and its norm
-    tied_output: bool = False  # no output.weight: the token embeddings are used (and held) twice
+    tied_output: bool = False  # no output.weight: the token embeddings are used and loaded twice
     version: int = 3  # of the GGUF container
     big_endian: bool = False
 
@@ -183,7 +182,7 @@ class ModelFacts:
 
 
 _TOOLS = re.compile(r"\btools\b")
-# "{{ message['role'] }}" writes out whatever role there is, the system's included (ChatML).
+# "{{ message['role'] }}" renders any role, so the system's too (ChatML).
 _ANY_ROLE = re.compile(r"\{\{[^}]*\b\w+(?:\['role'\]|\[\"role\"\]|\.role\b)")
 # Gemma's first templates: raise_exception('System role not supported').
 _NO_SYSTEM = re.compile(r"raise_exception\([^)]*system[^)]*not (?:supported|allowed)", re.IGNORECASE)
@@ -193,7 +192,7 @@ _REASONING = re.compile(
 
 
 def read_chat_template(text: str, *, tool_template: bool = False) -> ChatTemplate:
-    """What ``text`` can render; ``tool_template`` says that there is a second template for tools."""
+    """The features of ``text``; ``tool_template``: the file has a second template for tools."""
     if not text.strip():
         return ChatTemplate()
     return ChatTemplate(
@@ -208,19 +207,19 @@ PURPOSES: Mapping[ModelClass, str] = MappingProxyType(
     {
         ModelClass.DECODER: "chat and text completion",
         ModelClass.ENCODER: "embeddings (/v1/embeddings)",
-        ModelClass.RERANKER: "sorting documents by a question (/v1/rerank)",
+        ModelClass.RERANKER: "ranking documents by a query (/v1/rerank)",
         ModelClass.ENCODER_DECODER: "text to text (translation, summaries)",
-        ModelClass.PROJECTOR: "images or sound for the model it belongs to: --mmproj FILE",
-        ModelClass.LORA: "adapts the model it was trained on: -- --lora FILE",
-        ModelClass.DRAFT: "guesses ahead for the model it was made for: --draft-model FILE",
+        ModelClass.PROJECTOR: "images or sound for its model: --mmproj FILE",
+        ModelClass.LORA: "changes the model that it was trained on: -- --lora FILE",
+        ModelClass.DRAFT: "drafts tokens for its model: --draft-model FILE",
         ModelClass.VOCAB: "a tokenizer without weights: nothing to serve",
     }
 )
 
 
-_BESIDE_A_MODEL = frozenset({ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.DRAFT, ModelClass.VOCAB})
+_ATTACHMENTS = frozenset({ModelClass.PROJECTOR, ModelClass.LORA, ModelClass.DRAFT, ModelClass.VOCAB})
 
 
 def is_served(facts: ModelFacts) -> bool:
     """Whether the file is a model that llama-server serves by itself."""
-    return facts.model_class not in _BESIDE_A_MODEL
+    return facts.model_class not in _ATTACHMENTS

@@ -1,7 +1,7 @@
-"""Reads a model file's facts: opens, reads as little as it can, remembers, and says what is wrong.
+"""Reads and caches the facts of a model file, and reports files that cannot be read.
 
-Policy-free: what the facts mean is decided elsewhere. Only regular files are read; nothing here can block on
-a pipe or a device, and nothing is mapped, since a mapped file that shrinks kills its reader (SIGBUS).
+It reads only regular files, so that no pipe or device can block it, and maps none, because a mapped file that
+shrinks kills its reader (SIGBUS).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from llamasup.system.storage.paths import PathKind, path_kind
 
 __all__ = [
     "REVISION",
-    "Remembered",
+    "CachedFacts",
     "SplitName",
     "os_errors_of",
-    "read_anew",
     "read_model",
     "read_parts",
+    "read_uncached",
     "split_name",
     "split_paths",
 ]
 
-# Change the number with every change of the reader or of ModelFacts: what an older one found is then stale.
-# The version makes sure of that from one release to the next.
+# Change the number with every change of the reader or of ModelFacts, so that cached facts become stale. The
+# version does that for each release.
 REVISION = f"{__version__}/8"
-# Holds the headers of small models whole; a larger header is read at the size that its beginning suggests.
+# Enough for the headers of small models; for a larger header, its beginning shows the size to read.
 _FIRST_READ_BYTES = 64 * 1024
 # llama_split_path of llama.cpp.
 _SPLIT_NAME = re.compile(r"(?P<prefix>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -54,20 +54,20 @@ _SPECIAL_FILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """What a cache holds for the first file of a model; ``parts`` are its other files as they were."""
+class CachedFacts:
+    """The cache entry of a model's first file; ``parts`` are the states of its other files."""
 
     facts: ModelFacts
     parts: tuple[tuple[str, int, int], ...]  # path, size in bytes, mtime in ns
 
     def is_current(self) -> bool:
-        """Whether those other files are still as they were."""
+        """Whether the other files are unchanged."""
         return all(_unchanged(part) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitName:
-    """What the name of one part of a split set says: which part it is, and what the first one is called."""
+    """The number of a part of a split set, and the name of the first part."""
 
     number: int
     first: str
@@ -76,9 +76,9 @@ class SplitName:
 def read_model(path: str | Path, *, cache_folder: Path | None = None) -> ModelFacts:
     """The facts of the model at ``path``; for the first part of a split set, those of the whole set.
 
-    Facts are kept on disk (in ``cache_folder``, by default the user's cache) until a file of the model
-    changes its size or modification time. Raises ModelMissing where there is no such file or it may not be
-    read, and ModelInvalid where it is nothing that llama-server could load.
+    Facts are cached on disk (in ``cache_folder``, by default the user's cache) until a file of the model
+    changes its size or modification time. Raises ModelMissing if the file is missing or may not be read, and
+    ModelInvalid if llama-server could not load it.
     """
     path = Path(path)
     with os_errors_of(path):
@@ -87,13 +87,13 @@ def read_model(path: str | Path, *, cache_folder: Path | None = None) -> ModelFa
     cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
     remembered = cache.get(identity)
     if remembered is None or not remembered.is_current():
-        remembered = read_anew(path)
+        remembered = read_uncached(path)
         cache.put(identity, remembered)
     return remembered.facts
 
 
-def read_anew(path: Path) -> Remembered:
-    """As ``read_model``, from the files themselves, and with what tells whether they have changed since."""
+def read_uncached(path: Path) -> CachedFacts:
+    """Read the facts from the files, with the states that later show whether the files have changed."""
     containers, parts = [_read(path)], []
     with _invalid_naming(path):
         split = split_of(containers[0])
@@ -105,11 +105,11 @@ def read_anew(path: Path) -> Remembered:
     with os_errors_of(path):
         identities = (FileIdentity.of(part) for part in parts)
         seen = tuple((part.path, part.size_bytes, part.mtime_ns) for part in identities)
-    return Remembered(facts, seen)
+    return CachedFacts(facts, seen)
 
 
 def read_parts(paths: Sequence[Path]) -> ModelFacts:
-    """The facts of a model whose files, first part first, do not have their names yet.
+    """The facts of a model from its files in order, which do not have their final names yet.
 
     Raises ModelInvalid and ModelMissing as ``read_model`` does.
     """
@@ -119,9 +119,9 @@ def read_parts(paths: Sequence[Path]) -> ModelFacts:
             split = split_of(container)
             if len(paths) > 1 and (split.index, split.count) != (number, len(paths)):
                 raise ModelInvalid(
-                    f"this is part {split.index + 1} of {split.count} by its header, and {number + 1} of "
-                    f"{len(paths)} by its name",
-                    remedy="Tell whoever has published it.",
+                    f"the header says part {split.index + 1} of {split.count}, but the name says part "
+                    f"{number + 1} of {len(paths)}",
+                    remedy="Report this to the publisher of the model.",
                 )
     with _invalid_naming(paths[0]):
         return facts_of(containers)
@@ -140,7 +140,7 @@ def split_paths(path: Path, count: int) -> list[Path]:
     name = _SPLIT_NAME.fullmatch(path.name)
     if name is None or int(name["count"]) != count or int(name["part"]) != 1:
         raise ModelInvalid(
-            f"{path}: by its header this is the first of {count} parts, by its name it is not",
+            f"{path}: the header says part 1 of {count}, but the name does not",
             remedy=f"Name them NAME-00001-of-{count:05d}.gguf and so on: llama-server finds them by name.",
         )
     return [
@@ -149,8 +149,8 @@ def split_paths(path: Path, count: int) -> list[Path]:
 
 
 @lru_cache(maxsize=8)  # building msgspec's decoder takes longer than a look-up
-def _cache(folder: Path | None) -> FactCache[Remembered]:
-    return FactCache("model", Remembered, revision=REVISION, folder=folder)
+def _cache(folder: Path | None) -> FactCache[CachedFacts]:
+    return FactCache("model", CachedFacts, revision=REVISION, folder=folder)
 
 
 def _unchanged(part: tuple[str, int, int]) -> bool:
@@ -169,21 +169,21 @@ def _read_part(part: Path, number: int, first: Path) -> Container:
             remedy="Download the missing part into the same folder.",
         ) from None
     except OSError:
-        pass  # named with its cause by _read
+        pass  # _read reports it
     container = _read(part)
     with _invalid_naming(part):
         found = split_of(container)
         if found.index + 1 != number:
             raise ModelInvalid(
-                f"by its name this is part {number}, by its header part {found.index + 1} of {found.count}",
+                f"the name says part {number}, but the header says part {found.index + 1} of {found.count}",
                 remedy="Download this part again.",
             )
     return container
 
 
 def _read(path: Path) -> Container:
-    """The header, from as few bytes of the file as it takes."""
-    # O_NONBLOCK: a pipe that was put there after the first look cannot make the open wait.
+    """The header, from as few bytes as necessary."""
+    # O_NONBLOCK: a pipe that replaced the file after the first check cannot block the open.
     flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
     with os_errors_of(path):
         _check_regular(path, path.stat())
@@ -206,16 +206,16 @@ def _read(path: Path) -> Container:
                 if not isinstance(outcome, NeedMore):
                     return outcome
                 wanted = outcome.bytes_needed
-                del header  # before the next one is made: it may have 32 MiB
+                del header  # before the next allocation, because it can have 32 MiB
 
 
 def _fill(file: io.FileIO, header: bytearray) -> int:
-    """Read from the file's beginning until ``header`` is full or the file ends; how many bytes came."""
+    """Read from the beginning until ``header`` is full or the file ends. Returns the bytes read."""
     file.seek(0)
     filled = 0
     with memoryview(header) as view:
-        while filled < len(header) and (came := file.readinto(view[filled:])):
-            filled += came
+        while filled < len(header) and (count := file.readinto(view[filled:])):
+            filled += count
     return filled
 
 
@@ -236,11 +236,11 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
 
 
 def _check_downloaded(path: Path) -> None:
-    """aria2 gives a file its name and its whole size at once: a header is soon there, and zeros follow it."""
+    """aria2 creates a file with its final name and size, so it soon has a header, followed by zeros."""
     if path_kind(path.with_name(f"{path.name}.aria2")) is PathKind.FILE:
         raise ModelInvalid(
-            f"{path}: is not whole yet: {path.name}.aria2, which lies beside it, says that aria2 is at it",
-            remedy="Let aria2c finish it (--continue); if it is whole, remove the .aria2 file.",
+            f"{path}: the download is not complete: aria2 still has {path.name}.aria2 next to it",
+            remedy="Let aria2c finish it (--continue); if the file is complete, remove the .aria2 file.",
         )
 
 
@@ -248,8 +248,8 @@ def _is_folder(path: Path) -> ModelMissing:
     names = _model_names(path)
     if not names:
         return ModelMissing(
-            f"{path}: is a folder, and there is no .gguf file in it",
-            remedy="Give the path of a .gguf file; `llamasup inspect FOLDER` looks into subfolders as well.",
+            f"{path}: is a folder without .gguf files",
+            remedy="Give the path of a .gguf file; `llamasup inspect FOLDER` searches subfolders too.",
         )
     return ModelMissing(
         f"{path}: is a folder; the models in it are {_listed(names)}",
@@ -261,17 +261,17 @@ def _is_missing(path: Path) -> ModelMissing:
     if path.is_symlink():
         return ModelMissing(
             f"{path}: is a symbolic link to {path.readlink()}, which does not exist",
-            remedy="Restore what the link leads to, or give another path.",
+            remedy="Restore the target of the link, or give another path.",
         )
     folder = path.parent
     if path_kind(folder) is not PathKind.FOLDER:
         return ModelMissing(
-            f"{path}: there is no such file, nor a folder {folder}", remedy="Check the path of the model."
+            f"{path}: there is no such file, and no folder {folder}", remedy="Check the path of the model."
         )
     part = split_name(path.name)
     if part is not None and any(_is_part_of(part.first, entry) for entry in _listed_folder(folder)):
         return ModelMissing(
-            f"{path}: part {part.number} of this model is missing; other parts of it are there",
+            f"{path}: part {part.number} of this model is missing; other parts are there",
             remedy="Download the missing part into the same folder.",
         )
     names = _model_names(folder)
@@ -311,7 +311,7 @@ def _listed(names: list[str]) -> str:
 
 @contextmanager
 def _invalid_naming(path: Path) -> Iterator[None]:
-    """Put the path before what the core found wrong in its bytes."""
+    """Put the path in front of the message of an invalid header."""
     try:
         yield
     except ModelInvalid as error:
@@ -320,7 +320,7 @@ def _invalid_naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def os_errors_of(path: Path) -> Iterator[None]:
-    """Turn what the system says about ``path`` into ModelMissing."""
+    """Turn an OSError about ``path`` into ModelMissing."""
     try:
         yield
     except FileNotFoundError:
@@ -328,15 +328,15 @@ def os_errors_of(path: Path) -> Iterator[None]:
     except PermissionError as error:
         raise ModelMissing(
             f"{path}: may not be read ({error.strerror})",
-            remedy="Let this user read the file and enter its folders (chmod, chown), or run as one who may.",
+            remedy="Let this user read the file and enter its folders (chmod, chown), or use another user.",
         ) from None
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ModelMissing(
-                f"{path}: its symbolic links lead in a circle", remedy="Give the path of the file itself."
+                f"{path}: the symbolic links form a circle", remedy="Give the path of the file itself."
             ) from None
         raise ModelMissing(
             f"{path}: cannot be read: {error.strerror}", remedy="Check the path, and the disk that holds it."
         ) from None
     except ValueError as error:  # a NUL in the path
-        raise ModelMissing(f"{str(path)!r}: is no path ({error})", remedy="Check the path.") from None
+        raise ModelMissing(f"{str(path)!r}: is not a path ({error})", remedy="Check the path.") from None

@@ -1,7 +1,6 @@
-"""Reads the header of a GGUF file: bytes in, facts (or "more bytes, please") out.
+"""Turns the keys and tensors of a GGUF header into :class:`ModelFacts`, as llama.cpp b11434 reads them.
 
-The container's format is read by :mod:`llamasup.gguf.container`; here its keys become
-:class:`ModelFacts`, as llama.cpp b11434 would understand them. Decides nothing about serving the model.
+:mod:`llamasup.gguf.container` reads the format.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ __all__ = [
     "split_of",
 ]
 
-# LLAMA_MAX_LAYERS is 512; the room above is for later builds, the bound is against lying headers.
+# LLAMA_MAX_LAYERS is 512; later builds may allow more. The bound protects against damaged headers.
 _MAX_LAYERS = 4_096
 _MAX_PARTS = 65_535  # split.count is a u16
 _POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}  # enum llama_pooling_type
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED, a flag
 _BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,4})\.")
 _ROUTED_EXPERTS = re.compile(r"_(?:ch)?exps\.")
-# What reads the width of the model, in any architecture: queries, keys and values, the first of the MLP.
+# Tensors whose input has the width of the model: queries, keys and values, the first of the MLP.
 _READS_WIDTH = re.compile(r"blk\.\d+\.(?:attn_(?:q|k|v|qkv)|ffn_(?:gate|up))\.weight\.lora_a$")
 _MAX_BASES = 16  # a merge has a few
 _OUTPUT = ("output.", "output_norm.", "dec.output_norm.", "cls.", "dense_")
 # Neither models nor drafts: general.type, or general.architecture in older files.
 _NOT_MODELS = {
     "imatrix": "an importance matrix, which llama-quantize reads",
-    "controlvector": "a control vector, which goes beside a model (--control-vector)",
+    "controlvector": "a control vector, which llama-server loads with a model (--control-vector)",
 }
 _WITHOUT_LAYERS = (ModelClass.LORA, ModelClass.PROJECTOR, ModelClass.VOCAB)
 
@@ -76,7 +75,7 @@ def read_header(header: bytes | bytearray | memoryview, file_bytes: int) -> Mode
 
 
 def split_of(container: Container) -> Split:
-    """Which part of how many this file is (``split.no`` and ``split.count``, from llama-gguf-split)."""
+    """The number of this part, and of all parts (``split.no`` and ``split.count``, from llama-gguf-split)."""
     keys = Keys(container)
     count = keys.integer("split.count", 1, most=_MAX_PARTS) or 1
     index = keys.integer("split.no", most=_MAX_PARTS)
@@ -86,7 +85,7 @@ def split_of(container: Container) -> Split:
 
 
 def facts_of(parts: Sequence[Container]) -> ModelFacts:
-    """Facts of a model from the header of its file, or from those of all its files in order.
+    """The facts of a model from the header of its file, or from the headers of all its files in order.
 
     Only the first part of a split set has the model's keys; each part has its own tensors. The first part
     alone gives facts whose sizes are that part's. Raises ModelInvalid.
@@ -119,9 +118,9 @@ def facts_of(parts: Sequence[Container]) -> ModelFacts:
     recurrent = recurrent_layers(keys, architecture, head_counts_kv, feed_forward, layers - mtp_layers)
     pooling = _pooling(keys)
     causal = keys.flag("{a}.attention.causal")
-    by_layer, by_experts, input_bytes, output_bytes = _bytes_by_place(tensors, layers)
+    by_layer, by_experts, input_bytes, output_bytes = _tensor_bytes(tensors, layers)
     if mtp_layers and len(parts) == split.count and not any(by_layer[: layers - mtp_layers]):
-        model_class = ModelClass.DRAFT  # served alone it ends b11434 with SIGSEGV
+        model_class = ModelClass.DRAFT  # served alone, it ends b11434 with SIGSEGV
 
     return ModelFacts(
         architecture=architecture,
@@ -207,7 +206,7 @@ def _architecture(container: Container) -> str:
         keys.refuse(
             "general.architecture",
             f"is {name[:64]!r}, which is unknown" + (f"; the nearest known is {near[0]!r}" if near else ""),
-            remedy="Update llamasup if your llama-server is newer than it; or check where the file is from.",
+            remedy="Update llamasup if your llama-server is newer; or check the source of the file.",
         )
     return name
 
@@ -320,10 +319,10 @@ def _fim(keys: Keys) -> FimTokens:
 
 
 def _projection_length(keys: Keys, tensors: Sequence[Tensor]) -> int:
-    """What a projector turns images or sounds into: embeddings of this length. 0 where it is not certain.
+    """The length of the embeddings that a projector computes. 0 if uncertain.
 
-    Converters of 2023 and 2024 wrote the length of CLIP's own projection (768) instead, which is not used;
-    so the stated length counts only where a tensor of the projector has it.
+    Converters of 2023 and 2024 wrote the length of CLIP's own projection (768) instead, which is not used. So
+    the stated length counts only if a tensor of the projector has it.
     """
     stated = keys.integer("{a}.projection_dim")
     used = any(tensor.name.startswith("mm.") and stated in tensor.lengths for tensor in tensors)
@@ -331,13 +330,13 @@ def _projection_length(keys: Keys, tensors: Sequence[Tensor]) -> int:
 
 
 def _adapted_length(tensors: Sequence[Tensor]) -> int:
-    """The width that a LoRA adapter reads in the layers: what its A matrices take in. 0 where they differ."""
+    """The width of the layers that a LoRA adapter adapts: the input of its A matrices. 0 if they differ."""
     widths = {tensor.lengths[0] for tensor in tensors if _READS_WIDTH.search(tensor.name) and tensor.lengths}
     return widths.pop() if len(widths) == 1 else 0
 
 
 def _base_models(keys: Keys) -> tuple[str, ...]:
-    """As convert_lora_to_gguf.py writes them, from the adapter's configuration."""
+    """The base models of an adapter, which convert_lora_to_gguf.py copies from its configuration."""
     count = min(keys.integer("general.base_model.count"), _MAX_BASES)
     names = (keys.text(f"general.base_model.{number}.name") for number in range(count))
     return tuple(filter(None, names))
@@ -346,7 +345,7 @@ def _base_models(keys: Keys) -> tuple[str, ...]:
 # --- bytes ---------------------------------------------------------------------------------------
 
 
-def _bytes_by_place(
+def _tensor_bytes(
     tensors: Sequence[Tensor], layers: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
     """Bytes per layer, of which routed experts, before the layers, and after them."""

@@ -1,4 +1,4 @@
-"""What each layer remembers of a sequence: a KV cache, only a window of it, a recurrent state, or nothing.
+"""The memory of each layer: a KV cache, a window of it, a recurrent state, or nothing.
 
 As llama.cpp b11434 decides it (src/models/*.cpp, src/llama-hparams.cpp) from the keys of the header.
 """
@@ -16,7 +16,7 @@ _PATTERN = "{a}.attention.sliding_window_pattern"
 
 
 def sliding_window(keys: Keys, architecture: str, layers: int) -> int | None:
-    """Tokens that a sliding layer attends to: the header's, or what llama.cpp takes without it."""
+    """The tokens that a sliding layer attends to: the header's number, or llama.cpp's default."""
     usual = architectures.SLIDING_ONLY_WITH_LAYERS.get(architecture, layers)
     default = architectures.DEFAULT_WINDOWS.get(architecture, 0) if layers == usual else 0
     window = keys.integer(_WINDOW, default)
@@ -57,7 +57,7 @@ def recurrent_layers(
     stated = keys.per_layer("{a}.attention.recurrent_layers", layers, trailing=layers - main_layers)
     if stated is not None:
         return tuple(bool(recurs) and layer < main_layers for layer, recurs in enumerate(stated))
-    if architecture in architectures.RECURRENT | architectures.ATTENTION_BESIDE_RECURRENCE:
+    if architecture in architectures.RECURRENT | architectures.ATTENTION_AND_RECURRENCE:
         return (True,) * layers
     if architecture in architectures.RECURRENT_WITHOUT_KV_HEADS:
         # Nemotron-H also has layers that are a feed-forward network alone.
@@ -87,9 +87,9 @@ def attention_layers(
     main = layers - mtp_layers
     shared = max(main - architectures.LAYERS_WITH_OWN_KV.get(architecture, main), 0)
     own = main - keys.integer("{a}.attention.shared_kv_layers", shared, most=main)
-    beside = architecture in architectures.ATTENTION_BESIDE_RECURRENCE
+    is_hybrid_layer = architecture in architectures.ATTENTION_AND_RECURRENCE
     return tuple(
-        layer < own and heads > 0 and (beside or not recurs)
+        layer < own and heads > 0 and (is_hybrid_layer or not recurs)
         for layer, (heads, recurs) in enumerate(zip(head_counts_kv, recurrent, strict=True))
     )
 

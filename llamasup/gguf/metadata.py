@@ -1,4 +1,4 @@
-"""Typed look-up of a GGUF header's keys: a wrong type or value is an error that names key and offset."""
+"""Typed look-up of a GGUF header's keys. An invalid type or value is an error with key and offset."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Keys:
         return value
 
     def array_length(self, key: str) -> int:
-        """How many items an array has; 0 where there is no such key."""
+        """The number of items of an array; 0 without such a key."""
         value = self._values.get(self._named(key))
         if value is None:
             return 0
@@ -66,12 +66,12 @@ class Keys:
         return value.count
 
     def array_digests(self, key: str) -> tuple[tuple[int, int], ...]:
-        """What the container keeps of a vocabulary's texts; nothing where there is no such array."""
+        """The digests of a vocabulary's texts; empty without such an array."""
         value = self._values.get(self._named(key))
         return value.digests if isinstance(value, Array) else ()
 
     def per_layer(self, key: str, layers: int, *, trailing: int = 0) -> tuple[int, ...] | None:
-        """One number for each layer, from an array or from one number for all; None where there is no key.
+        """One number for each layer, from an array or from one number for all; None without such a key.
 
         An array may leave out the ``trailing`` layers (those for multi-token prediction): its last number
         then holds for them.

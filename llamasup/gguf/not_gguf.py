@@ -1,10 +1,10 @@
-"""Says what a file is that is not a GGUF file, from how it begins: the common mix-ups, and what to do."""
+"""Recognises files that are not GGUF files by their first bytes, with a remedy for each kind."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["what_it_is"]
+__all__ = ["describe"]
 
 _CONVERT = "Convert it with llama.cpp's convert_hf_to_gguf.py, or download a .gguf file of the same model."
 _DOWNLOAD = "Download the model file again."
@@ -28,7 +28,7 @@ _BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
-def what_it_is(beginning: bytes, file_bytes: int) -> tuple[str, str]:
+def describe(beginning: bytes, file_bytes: int) -> tuple[str, str]:
     """Message and remedy for a file of ``file_bytes`` that does not begin with ``GGUF``."""
     if file_bytes == 0:
         return "the file is empty", _DOWNLOAD
@@ -37,7 +37,7 @@ def what_it_is(beginning: bytes, file_bytes: int) -> tuple[str, str]:
 
 
 def _shown(beginning: bytes) -> str:
-    """As text where it is one, else as a hex editor has it."""
+    """As text if it is printable, else in hexadecimal."""
     text = beginning.decode("ascii", "replace")
     return f"'{text}'" if text.isascii() and text.isprintable() else beginning.hex(" ")
 
@@ -64,11 +64,11 @@ def _kind(beginning: bytes) -> tuple[str, str]:
         return "zero bytes: a download that reserved its space and did not finish", _DOWNLOAD
     text = beginning.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head", b"<!--")):
-        return "a web page: the download gave an error page or a login form", (
+        return "a web page: the download returned an error page or a login form", (
             "Download the file by its direct link (on Hugging Face: /resolve/main/, not /blob/main/)."
         )
     if text.startswith((b"{", b"[")):
-        return "a JSON text: an error answer of the download, or a model's config", _DOWNLOAD
+        return "JSON: the download returned an error, or this is a model's config", _DOWNLOAD
     if text.startswith((b"access denied", b"invalid username", b"entry not found", b"repository not found")):
-        return "an error answer of the download", _DOWNLOAD
-    return "", "It is no model: download it again, or give the path of a .gguf file."
+        return "an error message of the download", _DOWNLOAD
+    return "", "Download it again, or give the path of a .gguf file."

@@ -64,7 +64,7 @@ TENSOR_TYPES: dict[int, TensorType] = {
     42: TensorType("Q2_0", 64, 18),
 }
 
-# Types that ggml has dropped; llama-server refuses files that hold them.
+# Types that ggml has removed; llama-server refuses files with them.
 REMOVED_TENSOR_TYPES: dict[int, str] = {
     4: "Q4_2",
     5: "Q4_3",
@@ -116,7 +116,7 @@ FILE_TYPES: dict[int, str] = {
 }
 
 
-# Of one projector in several types. F16 is exact enough, and fast everywhere; BF16 is slow on older devices.
+# For a projector in several types. F16 is exact enough and fast everywhere; BF16 is slow on older devices.
 PREFERRED_TYPES = ("F16", "BF16", "Q8_0", "F32")
 
 
@@ -129,16 +129,16 @@ _QUANTIZATION = re.compile(
 )
 
 
-# Words that say what kind of file it is, not which model's.
+# Words for the kind of a file, not for its model.
 _NOT_NAMES = frozenset(
     {"mmproj", "projector", "clip", "model", "ggml", "gguf", "i1", "imat", "imatrix"}
     | {"mtp", "draft", "eagle3", "dflash", "assistant"}
 )
 
 
-@lru_cache(maxsize=4096)  # a listed folder asks for each name once for each of its models
+@lru_cache(maxsize=4096)  # a folder listing asks for each name once per model
 def name_words(path: str) -> frozenset[str]:
-    """What a file's name says about which model it is."""
+    """The words of a file's name that identify its model."""
     stem = _PART.sub("", PurePath(path).name.lower().removesuffix(".gguf"))
     words = re.findall(r"[a-z0-9]+", _QUANTIZATION.sub(" ", stem))
     return frozenset(words) - _NOT_NAMES

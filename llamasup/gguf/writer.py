@@ -1,7 +1,4 @@
-"""Writes GGUF: keys and tensors in, bytes out. For the demo model and for test models.
-
-Version 3, tensors one after the other, as llama.cpp wants them.
-"""
+"""Writes GGUF (version 3) from keys and tensors, for the demo model and for test models."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class TensorPlan:
 
 
 def tensor_bytes(plan: TensorPlan) -> int:
-    """Bytes of the tensor's weights. Raises ValueError where its rows cannot be packed as its type."""
+    """Bytes of the tensor's weights. Raises ValueError if its rows do not fit into blocks of its type."""
     kind = TENSOR_TYPES[_TYPE_IDS[plan.type_name]]
     if plan.shape[0] % kind.block_elements:
         raise ValueError(
@@ -55,7 +52,7 @@ def tensor_bytes(plan: TensorPlan) -> int:
 def write_gguf(
     keys: Mapping[str, KeyValue], tensors: Sequence[tuple[TensorPlan, bytes]], *, big_endian: bool = False
 ) -> bytes:
-    """A whole file. Raises ValueError where weights have not the size that their plan says."""
+    """A complete file. Raises ValueError for weights of another size than their plan's."""
     plans = [plan for plan, _ in tensors]
     pieces = [write_gguf_header(keys, plans, big_endian=big_endian)]
     for plan, weights in tensors:
@@ -68,7 +65,7 @@ def write_gguf(
 def write_gguf_header(
     keys: Mapping[str, KeyValue], plans: Sequence[TensorPlan], *, big_endian: bool = False
 ) -> bytes:
-    """All that comes before the weights, padded; the weights follow in order, each padded to 32 bytes."""
+    """Everything before the weights, padded; the weights follow in order, each padded to 32 bytes."""
     pack = _Packer(">" if big_endian else "<")
     pieces = [b"GGUF", pack.number("I", 3), pack.number("Q", len(plans)), pack.number("Q", len(keys))]
     for key, value in keys.items():

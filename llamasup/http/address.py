@@ -11,7 +11,7 @@ from llamasup.errors import UsageInvalid
 from llamasup.http.heads import parse_authority
 
 __all__ = [
-    "ANYWHERE",
+    "ANY_HOST",
     "Address",
     "TcpAddress",
     "UnixAddress",
@@ -19,56 +19,56 @@ __all__ = [
     "allowed_host",
     "allowed_media_host",
     "allowed_origin",
+    "invalid_host_remedy",
     "is_local",
     "is_loopback",
-    "why_no_host",
 ]
 
 
-ANYWHERE = "any"
+ANY_HOST = "any"
 """As a media host: every host."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
-_USUAL_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def allowed_host(text: str) -> str:
-    """The name or address of a Host header, without its port: any port is taken. Raises UsageInvalid."""
+    """The name or address of a Host header, without a port: every port is allowed. Raises UsageInvalid."""
     if "*" in text:
         raise UsageInvalid(
-            f"{text!r} would let any web page in that brings its own name for this address (DNS rebinding).",
+            f"{text!r} would admit any web page whose own name resolves to this address (DNS rebinding).",
             remedy="Name each host.",
         )
     bare = text if text.startswith("[") or text.count(":") < 2 else f"[{text}]"
     parsed = parse_authority(bare.encode("utf-8", "replace"))
     if parsed is None or not parsed[0]:
-        raise UsageInvalid(f"{text!r} is no host name.", remedy="Give a name such as llm.example.net.")
+        raise UsageInvalid(f"{text!r} is not a host name.", remedy="Give a name such as llm.example.net.")
     name, port = parsed
     if port is not None:
-        raise UsageInvalid(f"{text!r} has a port.", remedy=f"Give {name}: every port of it is taken.")
+        raise UsageInvalid(f"{text!r} has a port.", remedy=f"Give {name}: every port of it is allowed.")
     return name
 
 
 def allowed_origin(text: str) -> str:
-    """An Origin as browsers send it: scheme, name, and the port where it is not the usual one.
+    """An Origin as browsers send it: scheme, name, and the port if it is not the default.
 
     Raises UsageInvalid.
     """
     if "*" in text:
         raise UsageInvalid(
-            f"{text!r} would let every web page that somebody here has open use the model.",
+            f"{text!r} would let every web page that a user here has open use the model.",
             remedy="Name each origin.",
         )
     scheme, separator, authority = text.lower().partition("://")
     parsed = parse_authority(authority.encode("utf-8", "replace"))
     if not separator or not _SCHEME.fullmatch(scheme) or parsed is None or not parsed[0]:
         raise UsageInvalid(
-            f"{text!r} is no origin.",
-            remedy="Give scheme, name and port alone, such as https://chat.example.net or http://localhost:3000.",
+            f"{text!r} is not an origin.",
+            remedy="Give only scheme, name and port, such as https://chat.example.net or http://localhost:3000.",
         )
     name, port = parsed
     host = f"[{name}]" if ":" in name else name
-    return f"{scheme}://{host}" + ("" if port in (None, _USUAL_PORTS.get(scheme)) else f":{port}")
+    return f"{scheme}://{host}" + ("" if port in (None, _DEFAULT_PORTS.get(scheme)) else f":{port}")
 
 
 def allowed_media_host(text: str) -> str:
@@ -98,18 +98,18 @@ class TcpAddress:
 
     @property
     def authority(self) -> str:
-        """As it was said."""
+        """Host and port as configured."""
         return f"{_bracketed(self.host)}:{self.port}"
 
     @property
     def url(self) -> str:
-        """For clients on this machine. Where every address is meant, loopback's (X2)."""
+        """The URL for clients on this machine; with loopback if the server listens on every address (X2)."""
         host = _bracketed(_LOOPBACK_OF.get(self.host, self.host))
         return f"http{'s' if self.tls else ''}://{host}:{self.port}"
 
     @property
     def shown(self) -> str:
-        """For people."""
+        """The address as messages show it."""
         return self.url
 
 
@@ -131,18 +131,18 @@ Address = TcpAddress | UnixAddress
 
 
 def addresses(host: str) -> list[str]:
-    """Of ``--host``, which may name several with commas between them, as llama-server's (b11434)."""
-    return list(dict.fromkeys(each for each in map(str.strip, host.split(",")) if each))
+    """The addresses of ``--host``, separated by commas as llama-server's (b11434)."""
+    return list(dict.fromkeys(name for name in map(str.strip, host.split(",")) if name))
 
 
-def why_no_host(host: str) -> str | None:
-    """What to do about one that can be neither a name, nor an address, nor the path of a socket."""
+def invalid_host_remedy(host: str) -> str | None:
+    """The remedy for an invalid ``host``; None for a name, an address or the path of a socket."""
     if host.endswith(".sock"):
         return None
     if "://" in host:
-        return "Give the name or the address alone."
+        return "Give only the name or the address."
     if "/" in host:
-        return "Give a path that ends in .sock, if it is to be a Unix socket."
+        return "Give a path that ends in .sock for a Unix socket."
     if host.count(":") == 1:
         return "Give the port with --port."
     if host.startswith("["):
@@ -155,12 +155,12 @@ def _bracketed(host: str) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach it: a loopback address or a Unix socket."""
+    """Whether only this machine can reach ``host``: a loopback address or a Unix socket."""
     return host.endswith(".sock") or is_loopback(host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``. Any other name may resolve to anything: no."""
+    """Whether ``host`` is a loopback address. A name other than localhost could resolve to any address."""
     if host.lower() == "localhost":
         return True
     with suppress(ValueError):

@@ -20,8 +20,8 @@ import msgspec
 __all__ = ["MANY_JOBS", "MAX_DEPTH", "MAX_STEPS", "BodyScan", "scanned", "times"]
 
 MANY_JOBS: Final = 1 << 20
-"""The number of jobs of a body that cannot be counted. No server has so many places."""
-MAX_STEPS: Final = 100_000  # 0.1 s in all; 8,000 messages of a chat whose contents are arrays
+"""The number of jobs of a body that cannot be counted. No server has so many slots."""
+MAX_STEPS: Final = 100_000  # 0.1 s in total; 8,000 messages of a chat whose contents are arrays
 MAX_DEPTH: Final = 512
 WINDOW: Final = 1 << 16  # bytes per match: the memory of a regular expression grows with them
 _MAX_KEY: Final = 128  # raw bytes; the longest relevant name has 66, with every letter escaped

@@ -1,4 +1,4 @@
-"""The chunked transfer coding: taken apart for HTTP/1.0 clients, and put on what we write ourselves."""
+"""The chunked transfer coding: decoded for HTTP/1.0 clients, and written for llamasup's own streams."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 def chunk(payload: bytes) -> bytes:
-    """One chunk of these bytes; they must not be none, for that is the last chunk."""
+    """One chunk of ``payload``, which must not be empty: an empty chunk ends the body."""
     return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 
 class Dechunker:
-    """Takes a chunked body apart."""
+    """Decodes a chunked body and passes its payload to ``write``."""
 
     __slots__ = ("_parser", "on_body")
 
@@ -27,4 +27,4 @@ class Dechunker:
         self._parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
 
     def write(self, data: bytes) -> None:
-        self._parser.feed_data(data)  # what reaches this was parsed once already: it is well formed
+        self._parser.feed_data(data)  # well formed, because it was parsed before

@@ -1,9 +1,8 @@
-"""What the context's size did to an answer: refused it, cut it short, or made it forget its beginning.
+"""Detects answers that ended because of the context size: refused, cut short, or shifted.
 
-llama-server says the first plainly and the others hardly at all (b11434, both runtimes): ``/completion``
-alone has ``"truncated":true``; the other APIs end as if ``max_tokens`` had been reached. What tells the two
-apart is that prompt and answer together fill the slot. Where it drafts, an answer ends up to a draft's length
-before that.
+llama-server reports only refusals clearly (b11434, both runtimes). Only ``/completion`` has
+``"truncated":true``; answers of the other APIs end as if they had reached ``max_tokens``. Such an answer was
+cut if prompt and answer together fill the slot. With a draft, it ends up to a draft's length before that.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _LONGEST_DRAFT = 48
 
 
 class ContextWindow(msgspec.Struct, frozen=True):
-    """What one request may use. An answer that with its prompt comes to ``full_from`` tokens is suspect."""
+    """The context of one request. Prompt and answer of ``full_from`` tokens together may have been cut."""
 
     n_ctx: int
     full_from: int
@@ -43,7 +42,7 @@ class _Slot(msgspec.Struct):
 
 
 def read_window(slots: bytes | None) -> ContextWindow | None:
-    """The window that ``/slots`` tells of; None where it says nothing of use."""
+    """The window from an answer of ``/slots``; None if it has none."""
     try:
         slot = msgspec.json.decode(slots or b"", type=list[_Slot])[0]
     except (msgspec.DecodeError, RecursionError, IndexError):
@@ -64,13 +63,13 @@ class _Refused(msgspec.Struct):
     error: _Refusal
 
 
-# Of a cache that all slots share (--kv-unified), when the requests in it have filled it together.
+# The message if all requests together have filled a shared cache (--kv-unified).
 _SHARED_FULL = "Context size has been exceeded."
 _SHARED_FULL_KEY = b'"message":"' + _SHARED_FULL.encode() + b'"'
 
 
 def context_refusal(body: bytes) -> ContextEnd | None:
-    """What an answer of 400 and more says of the context; ``body`` is the whole of it."""
+    """The refusal in the complete ``body`` of an error response; None if it is not about the context."""
     if b"xceed" not in body:  # nearly every refusal is about something else
         return None
     try:
@@ -90,7 +89,7 @@ _TRUNCATED = b'"truncated":true'
 
 
 def context_end(tail: bytes, counts: TokenCounts | None, window: ContextWindow | None) -> ContextEnd | None:
-    """What the last bytes of an answer say. None for nearly all, after one comparison."""
+    """How the context ended an answer with these last bytes. None for nearly all, after one comparison."""
     if counts is None:
         return ContextEnd("cut") if _SHARED_FULL_KEY in tail else None
     if window is None:

@@ -1,4 +1,4 @@
-"""Errors of ours as the contract's JSON object (docs/design.md, HTTP), and back again."""
+"""Converts llamasup's errors to the JSON object of the contract (docs/design.md, HTTP) and back."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _TYPES: Mapping[int, str] = MappingProxyType(
 )
 _BY_CAUSE: Mapping[str, type[LlamasupError]] = MappingProxyType(
     {
-        each.cause: each
+        error_class.cause: error_class
         for name in errors.__all__
-        if (each := getattr(errors, name)) not in (LlamasupError, ServerFailed)
+        if (error_class := getattr(errors, name)) not in (LlamasupError, ServerFailed)
     }
 )
-# What a person is shown of somebody else's answer.
-_LONGEST = 2000
+# Characters of each text in another program's answer.
+_MAX_TEXT = 2000
 
 
 def type_of(status: int) -> str:
-    """The ``type`` that goes with a status, in the words of OpenAI and llama-server."""
+    """The ``type`` of a status, as OpenAI and llama-server name it."""
     return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
 def error_object(error: LlamasupError) -> Mapping[str, Any]:
-    """``exit_code``, ``lines`` and ``details`` are for the command line: it shows it as its own."""
+    """The JSON object. ``exit_code``, ``lines`` and ``details`` let the command line show its own error."""
     status = error.http_status
     shown: dict[str, Any] = {
         "message": error.message,
@@ -57,20 +57,20 @@ def error_object(error: LlamasupError) -> Mapping[str, Any]:
 
 
 def error_from(status: int, answered: Any) -> LlamasupError:
-    """The error that an answer of ``status`` stands for, as its own class where that is known here."""
-    said = answered.get("error") if isinstance(answered, Mapping) else None
-    if not isinstance(said, Mapping):
+    """The error in an answer of ``status``, of its own class if that is known."""
+    fields = answered.get("error") if isinstance(answered, Mapping) else None
+    if not isinstance(fields, Mapping):
         return ControlFailed(
-            f"The answer has status {status} and is no error of llamasup's.",
+            f"The answer has status {status} and is not an error of llamasup.",
             remedy="Is another program listening there?",
         )
-    message, cause, remedy = (_text(said.get(name)) for name in ("message", "cause", "remedy"))
-    given: dict[str, Any] = {"remedy": remedy, "lines": _texts(said.get("lines"))}
-    exit_code = said.get("exit_code")
+    message, cause, remedy = (_text(fields.get(name)) for name in ("message", "cause", "remedy"))
+    given: dict[str, Any] = {"remedy": remedy, "lines": _texts(fields.get("lines"))}
+    exit_code = fields.get("exit_code")
     known = _BY_CAUSE.get(cause)
-    # llama-server's own failures have some of the words that ours have, and other exit codes.
+    # Some causes of llama-server's failures have the names of ours, with other exit codes.
     if known is not None and exit_code in (None, known.exit_code):
-        return known(message, **given, details=_texts(said.get("details")))
+        return known(message, **given, details=_texts(fields.get("details")))
     if status in (401, 403):
         error: LlamasupError = NotAllowed(message, **given)
         error.cause = cause or error.cause
@@ -81,7 +81,7 @@ def error_from(status: int, answered: Any) -> LlamasupError:
 
 
 def _text(value: Any) -> str:
-    return value[:_LONGEST] if isinstance(value, str) else ""
+    return value[:_MAX_TEXT] if isinstance(value, str) else ""
 
 
 def _texts(value: Any) -> tuple[str, ...]:

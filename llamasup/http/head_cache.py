@@ -1,8 +1,7 @@
-"""Heads that are known already: who keeps a connection repeats itself, but for the length of a body.
+"""Caches the head of a request, because a client repeats it on its connection with another body length.
 
-A head that was read and found good is remembered as its bytes, with a gap where the length stands. Bytes that
-are the same again need no second parser pass: they mean what they meant. Whatever differs by one byte, or has
-no length in plain digits, goes to the parser as if nothing were remembered.
+The cache holds the bytes of a valid head, with a gap for the digits of the length. The same bytes need no
+second parser pass. A head that differs by one byte, or has no length in plain digits, goes to the parser.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from typing import Final
 
 __all__ = ["KnownHead", "compile_head"]
 
-HEAD_BYTES: Final = 4096  # longer ones are not remembered: with cookies and tokens, a client sends 2 KiB
-_DIGITS: Final = 9  # of a length; a body of a gigabyte and more is the parser's
+HEAD_BYTES: Final = 4096  # longer heads are not cached; with cookies and tokens, a client sends 2 KiB
+_DIGITS: Final = 9  # of a length; the parser reads the lengths of larger bodies
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % _DIGITS, re.IGNORECASE)
 
 
 class KnownHead:
-    """``before`` and ``after`` the digits of its Content-Length; ``after`` is empty where it has none."""
+    """A head ``before`` and ``after`` the digits of its Content-Length; ``after`` is empty without one."""
 
     __slots__ = ("_after", "_at", "_before", "bytes_beside_digits")
 
@@ -44,9 +43,9 @@ class KnownHead:
 
 
 def compile_head(read: bytes) -> KnownHead | None:
-    """The head that ``read`` begins with, which a parser found good; None if it is not to be remembered."""
+    """The valid head at the beginning of ``read``; None if it cannot be cached."""
     end = read.find(b"\r\n\r\n", 0, HEAD_BYTES) + 4
-    if end < 4 or read[0] in b"\r\n":  # empty lines in front, which parsers skip, are no part of it
+    if end < 4 or read[0] in b"\r\n":  # parsers skip empty lines before a head
         return None
     match = _LENGTH.search(read, 0, end)
     if match is None:

@@ -1,9 +1,8 @@
-"""HTTP heads: which headers are forwarded, which are refused, and how errors and responses are written.
+"""HTTP heads: which headers are forwarded or refused, and how errors and responses are written.
 
-Pure: nothing here reads a socket. The C parser (llhttp, through httptools) has already refused what breaks
-framing: two Content-Lengths, Content-Length with Transfer-Encoding, bare LF, folded lines, bad chunk sizes.
-This module decides on what llhttp accepts. ``traceparent`` (W3C Trace Context, level 1) and ``tracestate``
-are forwarded unchanged and are never made up.
+The C parser (llhttp, through httptools) has already refused invalid framing: two Content-Lengths,
+Content-Length with Transfer-Encoding, bare LF, folded lines, bad chunk sizes. ``traceparent`` (W3C Trace
+Context, level 1) and ``tracestate`` are forwarded unchanged and never created.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from llamasup.http.routes import Route, route_of
 from llamasup.system.text import path_text
 
 __all__ = [
+    "DEFAULT_RULES",
     "METHODS",
-    "OWN_RULES",
     "STATUS_LINES",
     "Head",
     "HeadRules",
@@ -39,7 +38,7 @@ __all__ = [
 
 
 class Priority(IntEnum):
-    """The classes, in the order in which they are served."""
+    """The priority classes, the first served first."""
 
     HIGH = 0
     NORMAL = 1
@@ -50,7 +49,7 @@ RawHeaders = list[tuple[bytes, bytes]]  # in order of arrival; a request's names
 
 
 class HttpError(msgspec.Struct, frozen=True):
-    """An answer that llamasup itself gives. ``close``: the connection cannot be trusted afterwards."""
+    """An error response of llamasup. ``close``: the connection cannot be used afterwards."""
 
     status: int
     message: str
@@ -62,11 +61,10 @@ class HttpError(msgspec.Struct, frozen=True):
 
 
 class HeadRules(msgspec.Struct, frozen=True):
-    """Whose business a request's head is.
+    """Which parts of a request's head llama-server gets.
 
-    ``transparent``: llama-server's alone, as if nobody stood before it. Host, Origin, keys, and what is said
-    about clients go on to it. ``credentials``: the keys that clients send are llama-server's. ``prefix`` is
-    what its paths begin with (``--api-prefix``).
+    ``transparent``: all of them, as without a proxy, with Host, Origin, keys and forwarding headers.
+    ``credentials``: the clients' keys are for llama-server. ``prefix``: of all paths (``--api-prefix``).
     """
 
     transparent: bool = False
@@ -74,26 +72,26 @@ class HeadRules(msgspec.Struct, frozen=True):
     prefix: bytes = b""
 
 
-OWN_RULES = HeadRules()
+DEFAULT_RULES = HeadRules()
 
 
 class Head(msgspec.Struct):
-    """A request's head, read once. ``opening`` is what of it goes upstream: request line and header lines."""
+    """The head of a request. ``opening`` goes upstream: request line and header lines."""
 
     method: bytes
     path: bytes  # raw, without the query
     query: bytes  # without the question mark
     route: Route
-    authority: bytes = b""  # of the target in absolute form, else the Host header
+    authority: bytes = b""  # of the absolute target, else of the Host header
     opening: bytes = b""
     origin: bytes | None = None
     credentials: tuple[bytes, ...] = ()
     chunked: bool = False
     expects_continue: bool = False
-    upgrades: bool = False  # offers to speak something else, which is not taken up
-    request_id: bytes = b""  # the client's own, if it is sane
-    priority: Priority | None = None  # what it asks for
-    traceparent: bytes = b""  # goes on as it came; empty if there are several, which are of no trace
+    upgrades: bool = False  # offers another protocol, which the proxy ignores
+    request_id: bytes = b""  # of the client, if valid
+    priority: Priority | None = None  # requested by the client
+    traceparent: bytes = b""  # forwarded unchanged; empty if there are several
 
 
 # --- reading a head --------------------------------------------------------------------------------
@@ -105,8 +103,8 @@ _EXPECT, _ID, _TRACE, _UPGRADE, _PRIORITY, _DROP = range(6, 12)
 
 _KINDS = {
     b"host": _HOST,
-    b"origin": _ORIGIN,  # judged here; upstream would answer it with CORS headers of its own
-    b"authorization": _BEARER,  # ours, never the child's
+    b"origin": _ORIGIN,  # checked here; llama-server would add its own CORS headers
+    b"authorization": _BEARER,  # for llamasup, never for the child
     b"x-api-key": _KEY,
     b"connection": _CONNECTION,
     b"transfer-encoding": _CODING,
@@ -114,8 +112,8 @@ _KINDS = {
     b"x-request-id": _ID,
     b"x-llamasup-priority": _PRIORITY,
     b"traceparent": _TRACE,
-    b"content-length": _DROP,  # the framing upstream is ours; the parser has judged the client's
-    # hop by hop (RFC 9110 §7.6.1), with what browsers and Java send for an upgrade that we do not do
+    b"content-length": _DROP,  # llamasup frames the upstream request itself
+    # hop by hop (RFC 9110 §7.6.1), with the upgrade headers of browsers and Java
     b"keep-alive": _DROP,
     b"proxy-authenticate": _DROP,
     b"proxy-authorization": _DROP,
@@ -124,34 +122,31 @@ _KINDS = {
     b"trailer": _DROP,
     b"upgrade": _UPGRADE,
     b"http2-settings": _DROP,
-    # said about us by somebody whom we cannot check
+    # claims about the proxy from an unverified source
     b"forwarded": _DROP,
     b"x-real-ip": _DROP,
     # with it a disconnect does not cancel the generation (llama.cpp b11434)
     b"x-conversation-id": _DROP,
 }
 
-_OURS = (b"x-forwarded-", b"x-llamasup-")  # of the proxy before llama-server, or said to it
+_PROXY_PREFIXES = (b"x-forwarded-", b"x-llamasup-")  # of the proxy itself, or for it
 _PRIORITIES = {priority.name.lower().encode(): priority for priority in Priority}
 
-_SANE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}").fullmatch
+_VALID_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}").fullmatch
 _NOMINATE_NOTHING = frozenset({b"close", b"keep-alive", b"", b"host"})  # without Host there is no request
 
 
-# What of it goes on when llama-server is to see its client as it is. `x-request-id` is llamasup's own.
-_PASSED = frozenset(
+# Headers that a transparent proxy forwards too. `x-request-id` is llamasup's own.
+_TRANSPARENT = frozenset(
     {b"host", b"origin", b"forwarded", b"x-real-ip", b"x-conversation-id", b"x-llamasup-priority"}
 )
 _CREDENTIALS = frozenset({_BEARER, _KEY})
 
 
 def read_head(
-    method: bytes, target: bytes, version: str, headers: RawHeaders, rules: HeadRules = OWN_RULES
+    method: bytes, target: bytes, version: str, headers: RawHeaders, rules: HeadRules = DEFAULT_RULES
 ) -> Head | HttpError:
-    """Sort the headers into what llamasup needs, what goes upstream, and what is dropped.
-
-    An ``HttpError`` is returned for heads that cannot be forwarded safely.
-    """
+    """Sort the headers: for llamasup, for upstream, or dropped. An unsafe head is an HttpError."""
     if version not in ("1.1", "1.0"):
         return HttpError(505, f"HTTP/{version} is not served here; use HTTP/1.1", close=True)
     if method not in METHODS:
@@ -167,10 +162,10 @@ def read_head(
     for name, value in headers:
         kind = _KINDS.get(name)
         if kind is None:
-            if rules.transparent or not name.startswith(_OURS):
+            if rules.transparent or not name.startswith(_PROXY_PREFIXES):
                 lines.append(name + b": " + value + b"\r\n")
             continue
-        if (rules.transparent and name in _PASSED) or (rules.credentials and kind in _CREDENTIALS):
+        if (rules.transparent and name in _TRANSPARENT) or (rules.credentials and kind in _CREDENTIALS):
             lines.append(name + b": " + value + b"\r\n")
         if kind == _HOST:
             hosts += 1
@@ -190,14 +185,14 @@ def read_head(
                 return HttpError(400, "more than one Origin header", close=True)
             head.origin = value.strip()
         elif kind == _ID:
-            head.request_id = value if _SANE_ID(value) else b""
+            head.request_id = value if _VALID_ID(value) else b""
         elif kind == _TRACE:
             head.traceparent = b"" if traces else value
             traces += 1
             lines.append(name + b": " + value + b"\r\n")
         elif kind == _CODING:
             if version == "1.0" or value.strip(b" \t").lower() != b"chunked":
-                # Dropping a coding that we do not undo would hand the body on as something else.
+                # Without the header, llama-server would misread a body in another coding.
                 return HttpError(
                     400, "the only Transfer-Encoding served here is chunked, in HTTP/1.1", close=True
                 )
@@ -207,9 +202,9 @@ def read_head(
             if head.priority is None and not rules.transparent:
                 return HttpError(
                     400,
-                    f"X-Llamasup-Priority: {value.decode('latin-1')[:40]!r} is no priority",
+                    f"X-Llamasup-Priority: {value.decode('latin-1')[:40]!r} is not a priority",
                     cause="bad_priority",
-                    remedy="ask for high, normal or low, or leave the header out",
+                    remedy="send high, normal or low, or leave the header out",
                 )
         elif kind == _UPGRADE:
             head.upgrades = True
@@ -218,7 +213,9 @@ def read_head(
                 return HttpError(417, "the only expectation served here is 100-continue", close=True)
             head.expects_continue = version == "1.1"
     if hosts > 1 or (hosts == 0 and version == "1.1" and not rules.transparent):
-        return HttpError(400, f"a request carries exactly one Host header; this one has {hosts}", close=True)
+        return HttpError(
+            400, f"a request must have exactly one Host header; this one has {hosts}", close=True
+        )
     if authority:
         if hosts and not rules.transparent and parse_authority(head.authority) is None:
             return HttpError(400, "the Host header is malformed", close=True)
@@ -268,8 +265,8 @@ def parse_authority(value: bytes) -> tuple[str, int | None] | None:
 
 # --- a response's head -----------------------------------------------------------------------------
 
-# Framing and persistence are ours. CORS is decided at our door (X3); llama-server would answer every Origin.
-_KEPT_BACK = frozenset(
+# llamasup decides framing, persistence and CORS (X3); llama-server would allow every Origin.
+_NOT_FORWARDED = frozenset(
     {
         b"connection",
         b"content-length",
@@ -285,7 +282,7 @@ _KEPT_BACK = frozenset(
 )
 
 
-def read_response_headers(headers: RawHeaders, rules: HeadRules = OWN_RULES) -> tuple[bytes, bool]:
+def read_response_headers(headers: RawHeaders, rules: HeadRules = DEFAULT_RULES) -> tuple[bytes, bool]:
     """The header lines that go downstream, and whether the body is a stream of events (SSE)."""
     lines: list[bytes] = []
     streams_events = False
@@ -297,7 +294,7 @@ def read_response_headers(headers: RawHeaders, rules: HeadRules = OWN_RULES) -> 
     }
     for name, value in headers:
         lower = name.lower()
-        if lower in _KEPT_BACK or lower in nominated:
+        if lower in _NOT_FORWARDED or lower in nominated:
             continue
         if lower.startswith(b"access-control-") and not rules.transparent:
             continue
@@ -317,7 +314,7 @@ def status_line(status: int) -> bytes:
 
 
 def error_body(error: HttpError) -> bytes:
-    """The error object of OpenAI and llama-server, with cause and remedy where they are known."""
+    """The error object of OpenAI and llama-server, with cause and remedy if known."""
     fields: dict[str, str | int] = {
         "message": path_text(error.message),
         "type": error.type,
@@ -333,7 +330,7 @@ def error_body(error: HttpError) -> bytes:
 def response(
     status: int, body: bytes, *lines: bytes, method: bytes = b"GET", close: bool = False, json: bool = True
 ) -> bytes:
-    """A whole response. ``lines`` are more header lines, each with its CRLF. HEAD gets the head alone."""
+    """A complete response. ``lines`` are more header lines, each with its CRLF. HEAD gets only the head."""
     parts = [status_line(status)]
     if json and status != HTTPStatus.NO_CONTENT:
         parts.append(b"Content-Type: application/json; charset=utf-8\r\n")
@@ -347,7 +344,7 @@ def response(
 
 
 def error_response(error: HttpError, *lines: bytes, method: bytes = b"GET", close: bool = False) -> bytes:
-    """The response that says ``error``. Retry-After is in whole seconds, at least one."""
+    """The response for ``error``. Retry-After is in whole seconds, at least one."""
     if error.retry_after_s is not None:
         lines += (b"Retry-After: %d\r\n" % max(1, -(-error.retry_after_s // 1)),)
     if error.status == HTTPStatus.UNAUTHORIZED:
@@ -355,11 +352,11 @@ def error_response(error: HttpError, *lines: bytes, method: bytes = b"GET", clos
     return response(error.status, error_body(error), *lines, method=method, close=close or error.close)
 
 
-# A version to come may carry more behind the flags; ff is none, and ids of zeros alone are invalid (§3.2.2).
+# A later version may have more fields after the flags; version ff and ids of zeros are invalid (§3.2.2).
 _TRACEPARENT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
 )
-_LENGTH_00 = 55  # of version 00, which has nothing behind the flags
+_LENGTH_00 = 55  # of version 00, which ends with the flags
 
 
 def trace_id_of(traceparent: bytes) -> str:

@@ -18,7 +18,7 @@ __all__ = ["refused_media"]
 _PLAIN = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?(?:/[!-?A-\[\]-~]*)?"
 )
-_USUAL_PORTS = {"http": "80", "https": "443"}
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
 _MAX_SHOWN = 80
 
 
@@ -31,9 +31,9 @@ def refused_media(urls: Iterable[str | None], allowed: tuple[str, ...]) -> HttpE
         if plain is None:
             what = "an ambiguous or overlong URL" if allowed else "a remote URL"
         else:
-            port = plain["port"] or _USUAL_PORTS[plain["scheme"]]
+            port = plain["port"] or _DEFAULT_PORTS[plain["scheme"]]
             host = plain["host"].lower()
-            if f"{host}:{port}" in allowed or (port == _USUAL_PORTS[plain["scheme"]] and host in allowed):
+            if f"{host}:{port}" in allowed or (port == _DEFAULT_PORTS[plain["scheme"]] and host in allowed):
                 continue
             shown = host if plain["port"] is None else f"{host}:{port}"
             what = f"a URL of {shown[:_MAX_SHOWN]!r}"

@@ -1,12 +1,10 @@
 """The model that a request names (in its body, query or path), and the number of its jobs.
 
-**Models.** In a JSON body, in a form, in a query, or in a path.
+**Models.** The name is read as llama.cpp's own router reads it (b11434): of two ``model`` the last counts, in
+a body and in a query; a value that is empty or not a string is no name. The router reads the name of a POST
+only from its body; llamasup then also tries the query.
 
-As llama.cpp's own router reads it (b11434), where that is sane: of two ``model`` the last counts, in a body
-and in a query; what is no string, or empty, names none. The router takes the names of a POST from its body
-alone; here the query is asked where the body names none. Where both name one, the body's counts.
-
-A name is what the client wrote: not checked, not bounded, and never to be logged.
+A name is the client's text, neither checked nor bounded, and must never be logged.
 
 **Jobs.** A job is a task that llama-server puts into its own slot: each prompt of an array, each text to
 embed, each document to rank, each question; and each of them ``n`` times. An array with an integer in it is
@@ -33,9 +31,7 @@ MAX_PARTS: Final = 64  # of a form; a transcription has a dozen fields
 
 
 class BodyTooDeep(Exception):
-    """A body of JSON that is nested beyond what is read here (about 1,000 deep), and not by llama-server:
-    which model it names is not to be guessed.
-    """
+    """A JSON body nested more than about 1,000 deep, which llama-server would read and llamasup cannot."""
 
 
 _ABSENT: Final = msgspec.Raw(b"")
@@ -49,7 +45,7 @@ FORMS_ONLY: Final = ("/audio/transcriptions", "/v1/audio/transcriptions")
 LISTS: Final = ("prompt", "input", "content", "documents", "texts", "questions")
 """The fields whose items are jobs on some route."""
 PROMPTS: Final = ("prompt",)
-"""Those of a route that reports the prompt tokens of each item, or of the first alone."""
+"""The fields of a route that reports the prompt tokens of each item, or only of the first."""
 _LISTS: dict[str, tuple[str, ...]] = dict.fromkeys(
     # No list: the messages make one prompt. But ``n`` counts.
     [
@@ -67,7 +63,7 @@ _LISTS |= dict.fromkeys(("/completion", "/completions", "/v1/completions"), PROM
 _LISTS |= dict.fromkeys(("/embedding", "/embeddings", "/v1/embeddings"), ("input", "content"))
 _LISTS |= dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), ("documents", "texts"))
 
-_COUNTED: Final = 256  # items that are looked at one by one
+_COUNTED: Final = 256  # items that are examined one by one
 _few_items = msgspec.json.Decoder(
     msgspec.defstruct(
         "_Few", [(f"item_{at}", msgspec.Raw, _ABSENT) for at in range(_COUNTED)], array_like=True
@@ -134,9 +130,8 @@ def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
     """The model that a JSON body or a form names, or else the query, and the number of jobs on the route of
     this label. llama-server refuses bodies that are neither JSON nor a form. Raises BodyTooDeep.
 
-    Costs 0.4 µs for a small body, 10 µs for one with an array of prompts; 5 ms for 32 MiB with an image in
-    it, 17 ms for one of token ids, 0.13 s for the worst that was found: ten million empty lists before a
-    model that is a number.
+    Costs 0.4 µs for a small body, 10 µs with an array of prompts; 5 ms for 32 MiB with an image, 17 ms with
+    token ids, and 0.13 s in the worst known case: ten million empty lists before a model that is a number.
     """
     name, jobs = None, 1
     if body:
@@ -153,13 +148,13 @@ def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
         except _UNREADABLE:
             if body.startswith(_BYTE_ORDER_MARK):
                 name, jobs = _last_name(body[3:], shape)
-            elif body.endswith(b"\0"):  # llama-server's own reading ends there
+            elif body.endswith(b"\0"):  # llama-server stops reading there
                 name, jobs = _last_name(body.rstrip(b"\0"), shape)
             else:
                 if body.startswith(b"--"):
                     name = _named_in_form(body)
                 if label not in FORMS_ONLY:
-                    jobs = scanned(body, (each.encode() for each in shape.lists)).jobs
+                    jobs = scanned(body, (field.encode() for field in shape.lists)).jobs
     if not name and query:
         name = _named_in_query(query)
     return name or None, jobs
@@ -175,7 +170,7 @@ def _last_name(body: bytes, shape: _Shape) -> tuple[str | None, int]:
     except RecursionError:
         raise BodyTooDeep from None
     except _UNREADABLE:
-        return None, scanned(body, (each.encode() for each in shape.lists)).jobs
+        return None, scanned(body, (field.encode() for field in shape.lists)).jobs
     try:
         return msgspec.json.decode(asked.model, type=str), jobs
     except _UNREADABLE:
@@ -191,10 +186,10 @@ _FILE_NAME = re.compile(rb"^content-disposition:[^\r\n]*;[ \t]*filename\*?=", re
 
 
 def _named_in_form(body: bytes) -> str | None:
-    """The field ``model`` of ``multipart/form-data`` (RFC 7578). The first counts: nothing is read behind it.
+    """The first field ``model`` of ``multipart/form-data`` (RFC 7578).
 
-    The delimiter is the body's own first line. If the Content-Type says another, llama-server finds no
-    field at all and refuses the request. Parts are looked for and not copied: 2 to 13 ms for 32 MiB.
+    The delimiter is the first line of the body. If the Content-Type has another one, llama-server finds no
+    field and refuses the request. Parts are not copied: 2 to 13 ms for 32 MiB.
     """
     at = body.find(b"\r\n", 0, MAX_DELIMITER)
     if at < 0:
@@ -202,7 +197,7 @@ def _named_in_form(body: bytes) -> str | None:
     delimiter = b"\r\n" + body[:at]
     for _ in range(MAX_PARTS):
         head_end = body.find(b"\r\n\r\n", at, at + MAX_PART_HEAD)
-        if head_end < 0:  # the last part's end, or no head
+        if head_end < 0:  # the end of the last part, or no head
             return None
         head = body[at:head_end]
         begin = head_end + 4
@@ -230,6 +225,6 @@ def _named_in_query(query: bytes) -> str | None:
 
 
 def named_in_path(path: bytes) -> str | None:
-    """``{id}`` of a raw path ``/v1/models/{id}`` or ``/models/{id}``, which may hold slashes and escapes."""
+    """``{id}`` of a raw path ``/v1/models/{id}`` or ``/models/{id}``, decoded; it may contain slashes."""
     _, found, name = path.partition(b"/models/")
     return (unquote(name.decode("latin-1")) or None) if found else None

@@ -1,4 +1,4 @@
-"""Which route of llama-server a path belongs to, and which paths stay closed (X7).
+"""The route of llama-server that a path belongs to, and the paths that stay closed (X7).
 
 Routes are looked up by the raw path. Other spellings of a known path are refused (``misspelled``).
 """
@@ -15,7 +15,7 @@ __all__ = ["CONTROL", "Route", "Work", "canonical_path", "closed_by_default", "m
 
 
 class Work(StrEnum):
-    """What a model can be asked for, where models differ in it."""
+    """The work that a route asks of a model, if models differ in it."""
 
     TEXT = "text"
     EMBEDDINGS = "embeddings"
@@ -23,15 +23,15 @@ class Work(StrEnum):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """``label`` names the route in metrics, so that paths which clients make up cannot grow them for ever."""
+    """A route. ``label`` is its name in metrics, which invented paths of clients must not enlarge."""
 
     label: str
     infers: bool = False  # its answer ends with token counts
     streams: bool = False  # its answer is a stream of events if the body says so
-    waits: bool = False  # its POSTs wait for a model that loads
-    repeats: bool = False  # and may be sent again after a crash
-    work: Work | None = None  # what a model must be able to do; None: every one answers it, or says why not
-    lists: bool = False  # tells which models there are, or of one of them
+    waits: bool = False  # its POSTs wait while a model loads
+    repeats: bool = False  # its POSTs may be sent again after a crash
+    work: Work | None = None  # that the model must support; None: any model answers
+    lists: bool = False  # lists the models, or describes one
     has_paths: bool = False  # its answer contains paths of this machine
 
 
@@ -46,8 +46,8 @@ _TEXT = """
     /tokenize /detokenize /apply-template /v1/messages/count_tokens /chat/completions/input_tokens
     /v1/chat/completions/input_tokens /responses/input_tokens /v1/responses/input_tokens
 """
-# Those who ask about the server, or tell it something, want an answer now: the web interface and monitors
-# take llama-server's 503 for "still loading", and a change must not reach another server than was meant.
+# These requests do not wait: the web interface and monitors read llama-server's 503 as "still loading", and
+# a change must not reach another server than the current one.
 _PLAIN = """
     / /health /v1/health /livez /readyz /metrics /slots /v1/stream /v1/streams/lookup
     /v1/chat/completions/control
@@ -61,7 +61,7 @@ _ROUTES = {
 for _paths, _work in (
     (_EMBEDDINGS, Work.EMBEDDINGS),
     (_RERANKING, Work.RERANKING),
-    (_TRANSCRIPTION, None),  # whether it hears is said by its projector
+    (_TRANSCRIPTION, None),  # the projector decides whether the model hears
 ):
     _ROUTES |= {
         path.encode(): Route(path, infers=True, waits=True, repeats=True, work=_work)
@@ -77,12 +77,12 @@ CONTROL = Route("/llamasup")
 # (/v1/systemone of b11434), and keys would have no limits there. It is never sent a second time, because it
 # may change something.
 _OTHER = Route("other", infers=True, waits=True)
-_NO_WORK = Route("other")
-_ROUTES |= {path.encode(): _NO_WORK for path in _TOOLS.split()}
+_CLOSED_ROUTE = Route("other")
+_ROUTES |= {path.encode(): _CLOSED_ROUTE for path in _TOOLS.split()}
 
 
 def route_of(path: bytes) -> Route:
-    """The route that a raw path belongs to; every path that llamasup does not know is ``other``."""
+    """The route of a raw path; every unknown path is ``other``."""
     route = _ROUTES.get(path)
     if route is not None:
         return route
@@ -91,7 +91,7 @@ def route_of(path: bytes) -> Route:
     if path.startswith(b"/v1/models/"):
         return _V1_MODELS
     if path.startswith(b"/slots/"):
-        return _NO_WORK
+        return _CLOSED_ROUTE
     return _MODELS if path.startswith(b"/models/") else _OTHER
 
 
@@ -99,13 +99,13 @@ _UNICODE_ESCAPES = re.compile(rb"%u([0-9a-f]{4})", re.IGNORECASE)
 
 
 def canonical_path(path: bytes) -> bytes:
-    """The path that the laxest server could make of this one: decoded, in lower case, without detours.
+    """The path as the most lenient server would read it: decoded, in lower case, without dot segments.
 
-    Only for deciding what is refused. llama-server decodes once, ``%u0074`` included (b11434), and compares
-    case; this goes further, so that nothing slips past that some build might take for a closed path.
+    Only for refusals. llama-server decodes once, also ``%u0074`` (b11434), and compares case; this function
+    goes further, so that no spelling of a closed path passes in any build.
     """
     decoded = path
-    for _ in range(4):  # %2525… : each round undoes one layer; more than three are nobody's honest path
+    for _ in range(4):  # %2525…: each round removes one layer; no honest path has more than three
         once = unquote_to_bytes(_UNICODE_ESCAPES.sub(_as_utf8, decoded))
         if once == decoded:
             break
@@ -139,7 +139,7 @@ def misspelled(path: bytes, prefix: bytes = b"") -> Route | None:
     return None if route.label in ("other", route_of(path.removeprefix(prefix)).label) else route
 
 
-# /llamasup is here for its odd spellings: the plain one never comes this far.
+# /llamasup is here for its other spellings; another function handles the plain one.
 _CLOSED = (b"/tools", b"/cors-proxy", b"/mcp", b"/models/load", b"/models/unload", b"/llamasup")
 _READS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 _CLOSED_CHANGES = frozenset(path.encode() for path in _SETTINGS.split())  # settings that all clients share

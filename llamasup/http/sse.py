@@ -1,9 +1,8 @@
-"""Token counts out of the ends of a response, and the event that says a stream broke.
+"""Reads token counts from the beginning and the end of a response, and writes the error event of a stream.
 
-They are read once, when the response is over: llama-server puts ``usage`` and ``timings`` last in most plain
-answers and in the last events of a stream, and ``usage`` first in those of embeddings and reranking. The
-first is OpenAI's or Anthropic's count, the second llama-server's own, which has the speed. Chunk framing may
-split the numbers; it is taken out first.
+llama-server puts ``usage`` and ``timings`` last in most plain answers and in the last events of a stream,
+and ``usage`` first in answers of embeddings and reranking. ``usage`` is the count of OpenAI or Anthropic;
+``timings`` is llama-server's own, with the speed. Chunk framing can split the numbers and is removed first.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TAIL_BYTES = (
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """What one response says that it cost. None: it does not say. ``prompt`` counts the cached ones too."""
+    """The tokens that a response reports; None if it does not. ``prompt`` includes cached tokens."""
 
     prompt: int | None = None
     cached: int | None = None
@@ -45,7 +44,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
 
 
 class _Timings(msgspec.Struct):
-    """As llama-server writes them (b11434), in one piece: then they say all, at a third of the cost."""
+    """The complete timings of llama-server (b11434), read at a third of the cost of the search."""
 
     cache_n: _Count
     prompt_n: _Count
@@ -57,7 +56,7 @@ _read_timings = msgspec.json.Decoder(_Timings).decode
 _USAGE = b'"usage":'
 _TIMINGS = b'"timings":'
 FRAMING = re.compile(rb"\r\n(?:[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n)?")  # JSON has no raw CR: this is framing
-_ABSURD = 1e15  # more than any count; 1e999 would be no whole number at all
+_MAX_COUNT = 1e15  # more than any count; 1e999 would not be a whole number
 _NUMBER = re.compile(
     rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_read_input_tokens'
     rb'|prompt_n|cache_n|predicted_n|predicted_per_second)"\s*:\s*([0-9][0-9.eE+-]*)'
@@ -67,18 +66,18 @@ _NUMBER = re.compile(
 def read_token_counts(tail: bytes, opening: bytes = b"") -> TokenCounts | None:
     """The counts in the last bytes of a response, in any of llama-server's shapes; None if there are none.
 
-    ``opening``: the first bytes. A stream of ``/v1/messages`` has its prompt count there, embeddings have
-    all. A quote inside a model's text is escaped, so ``"usage":`` can only be the key itself.
+    ``opening``: the first bytes, with the prompt count of a ``/v1/messages`` stream, and with all counts of
+    embeddings. A quote inside a model's text is escaped, so ``"usage":`` can only be the key itself.
     """
     at = tail.rfind(_TIMINGS)
     if at >= 0:
         try:
-            told = _read_timings(tail[at + len(_TIMINGS) : tail.find(b"}", at) + 1])
+            exact = _read_timings(tail[at + len(_TIMINGS) : tail.find(b"}", at) + 1])
         except msgspec.DecodeError:
             pass  # of another build, or with a chunk's framing in it
         else:
-            cached = told.cache_n
-            return TokenCounts(cached + told.prompt_n, cached, told.predicted_n, told.predicted_per_second)
+            cached = exact.cache_n
+            return TokenCounts(cached + exact.prompt_n, cached, exact.predicted_n, exact.predicted_per_second)
     if b"\r\n" in tail:
         tail = FRAMING.sub(b"", tail)
     usage, timings = tail.rfind(_USAGE), tail.rfind(_TIMINGS)
@@ -100,7 +99,7 @@ def _counts_of(found: dict[bytes, float]) -> TokenCounts:
     if prompt is None and (evaluated := _first(found, b"prompt_n")) is not None:
         prompt = evaluated + (cached_n or 0)  # prompt_n counts only what was evaluated
     elif prompt is not None and b"cache_read_input_tokens" in found:
-        prompt += cached_n or 0  # nor does Anthropic's input_tokens count what was cached
+        prompt += cached_n or 0  # Anthropic's input_tokens do not include cached tokens
     completion = _first(found, b"predicted_n", b"completion_tokens", b"output_tokens")
     return TokenCounts(prompt, cached_n, completion, found.get(b"predicted_per_second"))
 
@@ -110,7 +109,7 @@ def _numbers(piece: bytes, start: int) -> dict[bytes, float]:
     if start >= 0:
         for name, digits in _NUMBER.findall(piece, start):
             with suppress(ValueError):
-                if (number := float(digits)) < _ABSURD:
+                if (number := float(digits)) < _MAX_COUNT:
                     found[name] = number
     return found
 
@@ -123,7 +122,7 @@ def _first(found: dict[bytes, float], *names: bytes) -> int | None:
 
 
 def tail_of(pieces: Sequence[bytes]) -> bytes:
-    """The last ``TAIL_BYTES`` of the response that ``pieces`` end."""
+    """The last ``TAIL_BYTES`` of a response that ends with ``pieces``."""
     tail = b""
     for piece in reversed(pieces):
         if len(tail) >= TAIL_BYTES:
@@ -140,14 +139,14 @@ _read_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
 def error_of(status: int, body: bytes) -> bytes:
-    """llama-server's own error as an error body of one line, for a stream that begins with nothing else.
+    """llama-server's own error as an error body of one line, for the stream that it answered with an error.
 
-    ``body`` may be anything: what cannot be told as it is has ``status`` told of it.
+    If ``body`` is not an error, the message names ``status``.
     """
     try:
         error = _read_refusal(body).error
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        message = f"llama-server answered {status} where a stream was asked for"
+        message = f"llama-server answered with status {status} instead of a stream"
         error = {"message": message, "type": "server_error", "code": status}
     return msgspec.json.encode({"error": error})
 

@@ -1,6 +1,6 @@
 """Reads the token counts of an answer while it passes, at any position and for every item.
 
-For requests of several items and for keys with ``tpm``. For all others, ``core.sse`` reads the counts once,
+For requests of several items and for keys with ``tpm``. For all others, ``http.sse`` reads the counts once,
 at the end. llama-server (b11434) reports counts for each item of a stream and of a plain answer of
 ``/completion``, but only for the first item of a plain answer of the OpenAI APIs.
 """
@@ -14,11 +14,11 @@ from llamasup.http.sse import FRAMING, NAMED_EVENTS, TokenCounts, counts_in
 
 __all__ = ["TokenMeter"]
 
-_CARRIED_BYTES: Final = 2048  # kept from one read to the next: more than the longest object of counts
+_CARRIED_BYTES: Final = 2048  # from one read to the next: more than the longest object of counts
 _MAX_ITEMS: Final = 4096  # with separate counts; all further items share one
 
 # A quote inside a string is escaped, so this matches only keys.
-_TOLD = re.compile(
+_REPORTED = re.compile(
     rb'"(?:index"\s*:\s*(?P<index>\d{1,9})[,}\s]'
     rb'|(?P<usage>usage|timings)"\s*:\s*(?P<counts>\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})'
     rb'|tokens_(?P<which>evaluated|predicted)"\s*:\s*(?P<number>\d{1,15})[,}\s])'
@@ -95,12 +95,12 @@ class TokenMeter:
         return max(self._seen, len(self._items))
 
     @property
-    def prompts_told(self) -> int:
+    def prompts_reported(self) -> int:
         """How many items have reported their prompt tokens."""
         return sum(item.prompt is not None for item in self._items.values())
 
     @property
-    def items_told(self) -> int:
+    def items_reported(self) -> int:
         """How many items have reported their completion tokens."""
         return sum(item.completion is not None for item in self._items.values())
 
@@ -124,7 +124,7 @@ class TokenMeter:
         begin = end = 0
         while begin >= 0:
             after = answer.find(_EVENT, begin) if self.streams else -1
-            for found in _TOLD.finditer(answer, begin, len(answer) if after < 0 else after):
+            for found in _REPORTED.finditer(answer, begin, len(answer) if after < 0 else after):
                 end = found.end()
                 self._take(found)
             if after >= 0:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from llamasup.errors import LlamasupError
-from llamasup.gguf.files import REVISION, Remembered, os_errors_of, read_anew, split_name
+from llamasup.gguf.files import REVISION, CachedFacts, os_errors_of, read_uncached, split_name
 from llamasup.models.found import FileState, FoundModel
 from llamasup.system.hardware.probe import system_text
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity, default_cache_folder
@@ -69,7 +69,7 @@ class ModelFolder:
 class _Indexed:
     size_bytes: int
     mtime_ns: int
-    remembered: Remembered
+    remembered: CachedFacts
 
 
 def list_models(folder: Path, *, deepest: int = _MAX_DEPTH, cache_folder: Path | None = None) -> ModelFolder:
@@ -135,7 +135,7 @@ def _look_at(
         status = None  # reading it says what is wrong
     if entry is None or status is None or not _is_current(entry, status):
         try:
-            remembered = read_anew(Path(path))
+            remembered = read_uncached(Path(path))
         except LlamasupError as error:
             return FoundModel(path, error, _states(path, status, real_folders))
         if status is None:  # it came back in this very moment: true now, nothing to be kept

@@ -1,14 +1,14 @@
-"""LoRA adapters: which of those beside a model belong to it, and the flags that load them for who asks.
+"""LoRA adapters: which adapters in a folder belong to which model, and the flags that load them.
 
-An adapter of another model ends llama-server at its start ("incorrect shape", b11434), so that in doubt none
-is taken. Known are the architecture, the width of what it adapts, and, where its converter was told, the name
-of the model that it was trained on.
+An adapter of another model ends llama-server at its start ("incorrect shape", b11434), so a doubtful adapter
+is not used. Its header shows the architecture, the width of the adapted layers, and sometimes the name of the
+model that it was trained on.
 
-They are loaded where the config says ``loras: [auto]``, and do nothing until a request asks for one
-(``"lora": [{"id": 0, "scale": 1.0}]``). ``--lora-init-without-apply`` does not do that: requests get all
-adapters at full scale just the same (b11434 [run], both runtimes); a scale of 0 does. Not without being
-asked, because it costs every request: a slot reuses what it has computed with another adapter (#26207,
-b11434 [run]), so that prompts must not be kept from one request to the next.
+Adapters are loaded if the config has ``loras: [auto]``, and apply only to requests that name one
+(``"lora": [{"id": 0, "scale": 1.0}]``). They are loaded at a scale of 0, because
+``--lora-init-without-apply`` still applies all of them to every request (b11434 [run], both runtimes). They
+cost every request some time: a slot reuses what it has computed with another adapter (#26207, b11434 [run]),
+so prompts must not be kept from one request to the next. For that reason, they are not the default.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = ["adapters_of", "give_adapters"]
 
 _FLAG = "--lora-scaled"
 _KEEP_NOTHING = "--no-cache-prompt"
-_MAX = 8  # that one model loads: each takes memory, and clients have to tell them apart by number
+_MAX = 8  # per model: each takes memory, and clients name them by number
 _SERVED = frozenset({ModelClass.DECODER, ModelClass.ENCODER, ModelClass.RERANKER, ModelClass.ENCODER_DECODER})
 
 
 def adapters_of(files: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:
-    """Model → adapters, of the files of any number of folders; by path, in the order of their names.
+    """The adapters of each model, as sorted paths, among the files of any number of folders.
 
-    ``broken`` are the files that cannot be read: whose an adapter is may be in doubt for them, too.
+    ``broken`` are unreadable files: an adapter could belong to one of them.
     """
     folders: dict[PurePath, list[str]] = defaultdict(list)
     for path in (*files, *broken):
@@ -63,9 +63,9 @@ def _models_of(
     fitting = [model for model in models if _fits(facts, files[model])]
     if facts.base_models:
         return [model for model in fitting if _is_named(facts, files[model], model)]
-    # Nothing says whose it is: it is theirs if there is but one model, in however many quantizations.
-    one = len({name_words(model) for model in models}) == 1 and not unread
-    return fitting if one else ()
+    # Without a base model in its header, an adapter belongs to the folder's only model, if there is one.
+    is_only_model = len({name_words(model) for model in models}) == 1 and not unread
+    return fitting if is_only_model else ()
 
 
 def _fits(adapter: ModelFacts, model: ModelFacts) -> bool:
@@ -77,7 +77,7 @@ def _fits(adapter: ModelFacts, model: ModelFacts) -> bool:
 
 
 def _is_named(adapter: ModelFacts, model: ModelFacts, path: str) -> bool:
-    """Whether the base that the adapter names is this model, by the model's own name or its file's."""
+    """Whether a base model in the adapter's header is this model, by its own name or its file's."""
     own = _letters(model.name or ""), _letters(PurePath(path).stem)
     return any(
         (base := _letters(name)) and (base == own[0] or own[1].startswith(base))
@@ -92,18 +92,18 @@ def _letters(name: str) -> str:
 def give_adapters(
     line: CommandLine, capabilities: Capabilities, settings: Settings, extra_args: ExtraArgs
 ) -> bool:
-    """Load the adapters that are there for requests, at a scale of 0. Whether any are loaded so."""
+    """Load the adapters of the settings at a scale of 0. Returns whether any are loaded."""
     if not settings.adapters:
         return False
     option = capabilities.find(_FLAG)
     if extra_args.has("--lora") or extra_args.has(_FLAG):
-        line.leave_out(_FLAG, "adapters are given by hand")
+        line.leave_out(_FLAG, "adapters are set after --")
         return False
     if option is None or option.arity != 1 or not capabilities.knows(_KEEP_NOTHING):
-        line.leave_out(_FLAG, "this build cannot keep the adapters of one request from the next one's")
+        line.leave_out(_FLAG, "this build cannot separate the adapters of one request from those of the next")
         return False
     scaled = ",".join(f"{path}:0" for path in settings.adapters)
-    line.give(_FLAG, scaled, "for requests that ask for them, and else without effect", asked="loras")
-    why = "a slot would answer with what it computed under another request's adapter"
+    line.give(_FLAG, scaled, "only requests that name an adapter use it", asked="loras")
+    why = "a slot would reuse what it computed with the adapter of another request"
     line.give(_KEEP_NOTHING, None, why, asked="loras")
     return True

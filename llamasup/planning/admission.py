@@ -1,4 +1,4 @@
-"""Refuses a plan that does not fit: what was needed, what is free, and the largest setting that does fit."""
+"""The error for a plan that does not fit: memory needed, memory free, and the largest settings that fit."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ __all__ = ["memory_rows", "refusal"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
-    """What somebody writes to have it otherwise: a setting, what goes to llama-server as it is, …"""
+class _Syntax:
+    """How a remedy spells settings: as command-line options, or as keys of a config."""
 
     setting: Callable[[str, object], str]
-    between: str
+    separator: str
     extra: str
     more_memory: str
     unchecked: str
 
 
-_OPTIONS = _Words(
+_OPTIONS = _Syntax(
     lambda name, value: f"--{name.replace('_', '-')} {value}",
-    between=" ",
+    separator=" ",
     extra="after --",
     more_memory="free memory",
-    unchecked="--no-memory-check starts it all the same.",
+    unchecked="--no-memory-check starts it anyway.",
 )
-_KEYS = _Words(
+_KEYS = _Syntax(
     lambda name, value: f"{name}: {value}",
-    between=", ",
+    separator=", ",
     extra="in extra",
     more_memory="allow more (memory)",
-    unchecked="check_memory: false has it started all the same.",
+    unchecked="check_memory: false starts it anyway.",
 )
 
 
@@ -48,10 +48,10 @@ def refusal(
     extra: Sequence[str] = (),
     by_config: bool = False,
 ) -> DoesNotFit:
-    """The error for ``preferred``; ``fitting`` is the largest plan found, if it fits at all.
+    """The error for ``preferred``; ``fitting`` is the largest plan that fits, or the smallest plan.
 
-    ``extra`` is what was passed on to llama-server, which was left as it is. ``by_config``: it is one of many
-    models, of which a config says what they may take.
+    ``extra`` are the arguments after ``--``, which are never changed. ``by_config``: a config sets the memory
+    that the model may take.
     """
     memory = preferred.memory
     return DoesNotFit(
@@ -62,41 +62,41 @@ def refusal(
 
 
 def _short_of(memory: MemoryEstimate) -> str:
-    needed, free, where = memory.host_bytes, memory.room.host_bytes, ""
-    if memory.room.placed_by_hand:
+    needed, free, where = memory.host_bytes, memory.free.host_bytes, ""
+    if memory.free.user_placed:
         needed, free, where = memory.total_bytes, memory.available_bytes, " of host and device together"
-    elif memory.room.devices and memory.lacks_device:
-        needed, free, where = memory.device_bytes, memory.room.device_bytes, " on the device"
-    elif memory.room.devices:
-        where = " of the host's memory"
+    elif memory.free.devices and memory.lacks_device:
+        needed, free, where = memory.device_bytes, memory.free.device_bytes, " on the device"
+    elif memory.free.devices:
+        where = " of host memory"
     return f"{memory_text(needed)}{where}, and {memory_text(free)} are free"
 
 
-def _remedy(preferred: LaunchPlan, fitting: LaunchPlan, extra: Sequence[str], words: _Words) -> str:
+def _remedy(preferred: LaunchPlan, fitting: LaunchPlan, extra: Sequence[str], syntax: _Syntax) -> str:
     memory = fitting.memory
-    otherwise = f"Or {words.more_memory}. {words.unchecked}"
+    otherwise = f"Or {syntax.more_memory}. {syntax.unchecked}"
     if memory.fits:
-        return f"Fits: {_settings(preferred, fitting, words)}. {otherwise}"
+        return f"Fits: {_settings(preferred, fitting, syntax)}. {otherwise}"
     if memory.without_prompt_cache.fits:
-        # Ours is never more than what is spare: it is the --cache-ram that was passed on.
-        most_mib = memory.without_prompt_cache.spare_host_bytes >> 20
-        return f"Fits: --cache-ram {most_mib} or less {words.extra}. {otherwise}"
-    needs = f"Not even {_sizes(fitting)}, would fit: that needs {_short_of(memory)}"
-    extra_args = f"make smaller what is passed {words.extra}, " if extra else ""
-    more_memory = words.more_memory[0].upper() + words.more_memory[1:]
-    return f"{needs}. {more_memory}, {extra_args}or use a smaller quantization or model. {words.unchecked}"
+        # The planned prompt cache always fits, so this is a --cache-ram that the user passed.
+        limit_mib = memory.without_prompt_cache.spare_host_bytes >> 20
+        return f"Fits: --cache-ram {limit_mib} or less {syntax.extra}. {otherwise}"
+    needs = f"The smallest plan does not fit either: {_sizes(fitting)} needs {_short_of(memory)}"
+    extra_args = f"reduce the values {syntax.extra}, " if extra else ""
+    more_memory = syntax.more_memory[0].upper() + syntax.more_memory[1:]
+    return f"{needs}. {more_memory}, {extra_args}or use a smaller quantization or model. {syntax.unchecked}"
 
 
-def _sizes(made: LaunchPlan) -> str:
-    return f"{made.parallel} × {made.ctx_size_of_slot} tokens of context, KV cache {made.kv_type}"
+def _sizes(plan: LaunchPlan) -> str:
+    return f"{plan.parallel} × {plan.ctx_size_of_slot} tokens of context, KV cache {plan.kv_type}"
 
 
 def memory_rows(memory: MemoryEstimate) -> tuple[tuple[str, str], ...]:
-    """The memory table: every part, the sum, and what is free."""
-    split = memory.room.devices > 0
+    """The memory table: every part, the sum, and the free memory."""
+    split = memory.free.devices > 0
     rows = [(part.name, _placed(part, split=split)) for part in memory.parts]
     rows.append(("needed", _sum(memory.host_bytes, memory.device_bytes, split=split)))
-    rows.append(("free", _sum(memory.room.host_bytes, memory.room.device_bytes, split=split)))
+    rows.append(("free", _sum(memory.free.host_bytes, memory.free.device_bytes, split=split)))
     return tuple(rows)
 
 
@@ -110,8 +110,8 @@ def _sum(host_bytes: int, device_bytes: int, *, split: bool) -> str:
     return f"{memory_text(host_bytes)} host, {memory_text(device_bytes)} device"
 
 
-def _settings(preferred: LaunchPlan, fitting: LaunchPlan, words: _Words) -> str:
-    """Those that make the one out of the other."""
+def _settings(preferred: LaunchPlan, fitting: LaunchPlan, syntax: _Syntax) -> str:
+    """The settings in which the two plans differ."""
     layers = "auto" if fitting.gpu_layers is None else fitting.gpu_layers
     settings = (
         ("parallel", fitting.parallel, fitting.parallel != preferred.parallel),
@@ -119,4 +119,4 @@ def _settings(preferred: LaunchPlan, fitting: LaunchPlan, words: _Words) -> str:
         ("kv_type", fitting.kv_type, fitting.kv_type != preferred.kv_type and "/" not in fitting.kv_type),
         ("gpu_layers", layers, fitting.gpu_layers != preferred.gpu_layers),
     )
-    return words.between.join(words.setting(name, value) for name, value, differs in settings if differs)
+    return syntax.separator.join(syntax.setting(name, value) for name, value, differs in settings if differs)

@@ -1,7 +1,7 @@
-"""How many slots, how much context for each, and the batches that fill it.
+"""Chooses the number of slots, the context of each, and the batch sizes.
 
-The user's settings stand (``Settings``, and ``ExtraArgs`` for llama-server, which win). The rest starts from
-what the profile prefers and stays within this machine's memory.
+Arguments after ``--`` (``ExtraArgs``) win over ``Settings``, and these over the profile, whose values can be
+reduced to fit in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Context", "decide_context", "give_context"]
 
 _AUTO = -1  # as --parallel: four slots that share the context
 _AUTO_SLOTS = 4
-_OWN_CONTEXT = 4096  # of a model that names none
+_FALLBACK_CONTEXT = 4096  # of a model without a context length
 _MAX_SLOTS = 256  # LLAMA_MAX_SEQ: "n_seq_max must be <= 256" (b11434 [run])
 # A context of one token, or a batch of fewer tokens than slots, aborts in llama-server's own warm-up
 # ("get_sub_batch: failed to add token", b11434 [run]).
@@ -40,7 +40,7 @@ class Context:
     batch: int
     ubatch: int
     unified: bool
-    why_unified: str | None  # None where nobody has to ask for it
+    why_unified: str | None  # None if the flag is not needed
     why_total: str
     why_parallel: str
     why_batch: str
@@ -55,41 +55,41 @@ def decide_context(
     prefers: Preferences,
     bounds: PlanLimits,
 ) -> Context:
-    """Slots, and tokens for each. Raises UsageInvalid for numbers that cannot be meant."""
+    """The slots, and the tokens of each. Raises UsageInvalid for invalid numbers."""
     parallel, auto, why_parallel = _parallel(capabilities, serves, settings, extra_args, prefers, bounds)
     why_unified = None
-    if capabilities.knows("--kv-unified") is not None and parallel > 1 and not prefers.own_choice:
+    if capabilities.knows("--kv-unified") is not None and parallel > 1 and not prefers.server_defaults:
         if prefers.shared_cells and serves is ModelClass.DECODER:
-            why_unified = "slots share the context: a long request may take what others leave"
+            why_unified = "the slots share one context: a long request can use what the others leave free"
         elif extra_args.has("--ctx-size") and settings.parallel is None and not extra_args.has("--parallel"):
-            # As llama-server itself understands -c where nobody says how many slots.
-            why_unified = "the context that was set by hand is for any one request, as well"
+            # As llama-server itself treats -c without a number of slots.
+            why_unified = "the slots share the context set after --, so one request can use all of it"
     shares = why_unified is not None
     if extra_args.has("--kv-unified"):
         shares = extra_args.switch("--kv-unified")
-    unified = shares or auto  # "auto" shares even beside --no-kv-unified (b11434 [run])
-    total, why_total = extra_args.number("--ctx-size"), "set by hand"
-    if total is None and settings.ctx_size is None and prefers.own_choice:
-        total, why_total = capabilities.default_number("--ctx-size") or 0, "left to llama-server"
+    unified = shares or auto  # "auto" shares even with --no-kv-unified (b11434 [run])
+    total, why_total = extra_args.number("--ctx-size"), "set after --"
+    if total is None and settings.ctx_size is None and prefers.server_defaults:
+        total, why_total = capabilities.default_number("--ctx-size") or 0, "llama-server's own choice"
     if total == 0:
         # b11434 gives the model's context to every slot [run]; builds before slots were "auto" divide it.
-        each = parallel if _has_auto_slots(capabilities) and not unified else 1
-        total = (model.context_length or _OWN_CONTEXT) * each
+        copies = parallel if _has_auto_slots(capabilities) and not unified else 1
+        total = (model.context_length or _FALLBACK_CONTEXT) * copies
     if total is None:
-        each, why = _per_request(model, settings, prefers, bounds)
-        total, why_total = each * parallel, f"{each} tokens for each of {parallel} slots: {why}"
+        tokens, why = _per_request(model, settings, prefers, bounds)
+        total, why_total = tokens * parallel, f"{tokens} tokens for each of {parallel} slots: {why}"
         if unified:
-            why_total += "; a request may take what the others leave"
+            why_total += "; a request can use what the others leave free"
     elif total < _MIN_TOKENS * parallel:
         least = f"{_MIN_TOKENS * parallel} or more, since {parallel} slots share it"
-        raise _bad("--ctx-size", total, f"{least}, or 0 for the model's own")
+        raise _bad("--ctx-size", total, f"{least}, or 0 for the model's own context")
     if total > _MAX_TOKENS:
         raise _bad("--ctx-size times --parallel", total, f"at most {_MAX_TOKENS}")
     per_request = total if unified else total // parallel
     if _has_auto_slots(capabilities) and 0 < model.context_length < per_request:
         # "the slot context exceeds the training context of the model - capping" (b11434 [run]).
         per_request = model.context_length
-        why_total += f"; this build gives no request more than the model's {per_request}"
+        why_total += f"; this build limits each request to the model's {per_request}"
     cells = ContextShape(total, parallel, ubatch=1, unified=unified).cells_per_stream
     batch, ubatch, why_batch = _batches(serves, cells, parallel, extra_args, prefers)
     return Context(
@@ -103,8 +103,8 @@ def give_context(line: CommandLine, settings: Settings, context: Context) -> Non
     line.give("--ctx-size", context.total, context.why_total, asked=asked)
     asked = asked_with("--parallel", settings.parallel)
     line.give("--parallel", context.parallel, context.why_parallel, asked=asked)
-    by_itself = "this build does so by itself"
-    line.give("--cont-batching", None, "requests join and leave a running batch", otherwise=by_itself)
+    by_itself = "this build does so by default"
+    line.give("--cont-batching", None, "requests can join and leave a running batch", otherwise=by_itself)
     if context.why_unified is not None:
         line.give("--kv-unified", None, context.why_unified)
     line.give("--batch-size", context.batch, context.why_batch)
@@ -123,30 +123,30 @@ def _parallel(
     prefers: Preferences,
     bounds: PlanLimits,
 ) -> tuple[int, bool, str]:
-    """How many slots, whether llama-server was left to choose that, and why."""
+    """The number of slots, whether llama-server chooses it, and the reason."""
     passed = extra_args.number("--parallel")
     if passed == _AUTO:
-        why = f"set by hand: as many as llama-server likes, which is {_AUTO_SLOTS} with one KV cache"
+        why = f"set after --: llama-server chooses, and takes {_AUTO_SLOTS} slots with one KV cache"
         return _AUTO_SLOTS, True, why
     for asked in (passed, settings.parallel):
         if asked is not None and not 1 <= asked <= _MAX_SLOTS:
             raise _bad("--parallel", asked, f"1 to {_MAX_SLOTS}")
     if passed is not None:
-        return passed, False, "set by hand"
+        return passed, False, "set after --"
     if settings.parallel is not None:
-        return settings.parallel, False, "asked for with --parallel"
-    if prefers.own_choice:
+        return settings.parallel, False, "set with --parallel"
+    if prefers.server_defaults:
         auto = _has_auto_slots(capabilities)
-        return _AUTO_SLOTS if auto else 1, auto, "left to llama-server"
+        return _AUTO_SLOTS if auto else 1, auto, "llama-server's own choice"
     if extra_args.has("--ctx-size") and capabilities.knows("--kv-unified") is None:
-        return 1, False, "the context that was set by hand is for one request: this build would divide it"
+        return 1, False, "the context set after -- is for one request, and this build would divide it"
     if serves is ModelClass.ENCODER_DECODER:
-        return 1, False, "llama.cpp runs an encoder-decoder for one sequence at a time"
+        return 1, False, "llama.cpp runs an encoder-decoder model on one sequence at a time"
     if bounds.parallel is not None and bounds.parallel < prefers.parallel:
-        return bounds.parallel, False, f"instead of {prefers.parallel}: {bounds.why}"
+        return bounds.parallel, False, f"reduced from {prefers.parallel}: {bounds.why}"
     if prefers.parallel == 1:
-        return 1, False, "one request at a time, with all of the machine to itself"
-    return prefers.parallel, False, f"{prefers.parallel} requests at a time, each with a slot of its own"
+        return 1, False, "one request at a time uses the whole machine"
+    return prefers.parallel, False, f"{prefers.parallel} requests can run at a time, each in its own slot"
 
 
 def _per_request(
@@ -157,26 +157,26 @@ def _per_request(
     if asked is None:
         preferred = min(own, prefers.ctx_size) if own else prefers.ctx_size
         if bounds.ctx_size is not None and bounds.ctx_size < preferred:
-            return bounds.ctx_size, f"instead of {preferred}: {bounds.why}"
+            return bounds.ctx_size, f"reduced from {preferred}: {bounds.why}"
         if preferred == own:
-            return own, "all that the model was trained for"
+            return own, "the longest context that the model was trained for"
         return preferred, f"the default; the model was trained for {own}" if own else "the default"
     if asked < _MIN_TOKENS:
-        least = f"{_MIN_TOKENS} tokens or more for each request"
+        least = f"{_MIN_TOKENS} or more tokens per request"
         raise _bad("--ctx-size", asked, f"{least}; leave it out for the default")
     if 0 < own < asked:
-        return asked, f"asked for with --ctx-size, beyond the {own} that the model was trained for"
-    return asked, "asked for with --ctx-size"
+        return asked, f"set with --ctx-size, above the {own} that the model was trained for"
+    return asked, "set with --ctx-size"
 
 
 def _batches(
     serves: ModelClass, cells: int, parallel: int, extra_args: ExtraArgs, prefers: Preferences
 ) -> tuple[int, int, str]:
     batch, ubatch = prefers.batch, prefers.ubatch
-    why = "fast prompts in a small compute buffer"
-    if serves in _WHOLE_INPUT and not prefers.own_choice:
+    why = "reads prompts fast with a small compute buffer"
+    if serves in _WHOLE_INPUT and not prefers.server_defaults:
         # Else: "input is too large to process. increase the physical batch size".
-        # A slot has more cells than were asked for (256 at least), and an input may fill them all.
+        # A slot has at least 256 cells, and an input can fill them all.
         batch = ubatch = max(cells, parallel)
         why = "the whole input of a request must fit in one micro-batch"
     passed = {name: extra_args.number(name) for name in ("--batch-size", "--ubatch-size")}

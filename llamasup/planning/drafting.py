@@ -1,8 +1,8 @@
-"""Speculative decoding: what drafts for a model, whether the two belong together, and the flags that say so.
+"""Speculative decoding: which draft a model uses, whether the two match, and the flags for the draft.
 
 A draft is another model of the same vocabulary, a head that was trained for this one model (EAGLE-3, DFlash,
-MTP), or the MTP layers that the model's own file carries. llama-server (b11434) serves on without drafting
-when the two do not match, and says so only in its log: that is refused here instead.
+MTP), or the MTP layers in the model's own file. If the two do not match, llama-server (b11434) serves without
+drafting and reports this only in its log, so llamasup refuses the pair.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = [
     "Drafter",
     "decide_drafter",
     "draft_gpu_layers",
-    "draft_path_by_hand",
     "draft_shape",
+    "extra_draft_path",
     "give_drafter",
     "shape_with_drafts",
 ]
@@ -38,13 +38,13 @@ _HEADS = {"eagle3": "draft-eagle3", "dflash": "draft-dflash"}
 _DSPARK = "draft-dspark"
 
 # How many tokens to draft at a time; llama.cpp's default was 16 and is 3 since #22397.
-_AHEAD = {
-    "draft-simple": (8, "tokens that the draft model runs ahead, at most"),
-    "draft-mtp": (2, "an MTP layer learns to see one token further, and is right less often beyond"),
-    "draft-dflash": (15, "a DFlash head drafts a block of 16 at once, the given token included"),
+_DRAFT_TOKENS = {
+    "draft-simple": (8, "the most tokens that the draft model proposes at a time"),
+    "draft-mtp": (2, "an MTP layer is trained to predict one more token, and is right less often beyond"),
+    "draft-dflash": (15, "a DFlash head drafts a block of 16 tokens at once, which includes the given one"),
 }
 
-_AHEAD_BY_DEFAULT = 3
+_DEFAULT_DRAFT_TOKENS = 3
 
 _SIZE_TOLERANCE = 128  # SPEC_VOCAB_MAX_SIZE_DIFFERENCE: vocabularies of one family are padded differently
 _FIT_TARGET_MIB = 1024  # what --fit leaves free on each device by default
@@ -53,11 +53,10 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """What drafts. ``path`` is None where the model drafts for itself.
+    """The draft of a model. ``path`` is None if the model drafts for itself.
 
-    ``facts`` are those of the file, or of the model's own MTP layers with nothing else counted; None for a
-    file that was given after ``--`` and not read. ``spec_type`` is llama-server's word for it, None where the
-    build has no such word or finds it out from the file.
+    ``facts`` are those of the file, or only of the model's own MTP layers; None for an unread file after
+    ``--``. ``spec_type`` is the value of ``--spec-type``, None if the build has no such value or detects it.
     """
 
     path: str | None
@@ -67,8 +66,8 @@ class Drafter:
     note: str = ""
 
 
-def draft_path_by_hand(extra_args: ExtraArgs) -> str | None:
-    """The draft model that the user gave after ``--``."""
+def extra_draft_path(extra_args: ExtraArgs) -> str | None:
+    """The path of the draft model in the arguments after ``--``."""
     return extra_args.value("--model-draft")
 
 
@@ -80,25 +79,25 @@ def decide_drafter(
     extra_args: ExtraArgs,
     draft: ModelFacts | None,
 ) -> Drafter | None:
-    """Who drafts, if anybody. ``draft`` are the facts of the file asked for, by setting or by hand.
+    """The draft of the model, if any. ``draft`` are the facts of the file that the user set.
 
-    Raises UsageInvalid for what cannot draft at all and DraftMismatch for what cannot draft for this model.
+    Raises UsageInvalid for a file that cannot draft, DraftMismatch for a draft of another model.
     """
-    passed = draft_path_by_hand(extra_args)
+    passed = extra_draft_path(extra_args)
     path = settings.draft_model if passed is None else passed
     if path is None:
         if draft is not None:
             raise ValueError("draft holds the facts of settings.draft_model, which is not set")
-        return None if settings.profile == "plain" else _own_layers(capabilities, model, serves, extra_args)
+        return None if settings.profile == "plain" else _mtp_layers(capabilities, model, serves, extra_args)
     if draft is None:
         return Drafter(path, None, _available(capabilities, "draft-simple"), extra_args=passed is not None)
     if draft.model_class not in (ModelClass.DECODER, ModelClass.DRAFT):
         raise UsageInvalid(
-            f"{PurePath(path).name} is of class {draft.model_class}, and a draft model has to be a decoder",
-            remedy=f"give a small model of the same family as {_ASKED}",
+            f"{PurePath(path).name} is of class {draft.model_class}, but a draft model must be a decoder",
+            remedy=f"pass a small model of the same family with {_ASKED}",
         )
     if draft.model_class is ModelClass.DRAFT:
-        _refuse_layers_of_another(model, draft, path)
+        _refuse_foreign_mtp_layers(model, draft, path)
         return Drafter(path, draft, _type_of_head(capabilities, draft, path), extra_args=passed is not None)
     chosen = extra_args.value("--spec-type")
     if chosen is None or "draft-simple" in chosen.split(","):
@@ -108,28 +107,28 @@ def decide_drafter(
         draft,
         _available(capabilities, "draft-simple"),
         extra_args=passed is not None,
-        note=_about_sizes(model.vocabulary.size, draft.vocabulary.size),
+        note=_size_note(model.vocabulary.size, draft.vocabulary.size),
     )
 
 
 def draft_shape(draft: ModelFacts, shape: ContextShape) -> ContextShape:
-    """The draft model's context: as its target's, with cache types that its own heads allow."""
+    """The draft model's context: as its target's, with cache types that its heads allow."""
     return replace(
         shape,
-        k_type=_suits(shape.k_type, draft.key_length),
-        v_type=_suits(shape.v_type, draft.value_length),
+        k_type=_suitable_type(shape.k_type, draft.key_length),
+        v_type=_suitable_type(shape.v_type, draft.value_length),
     )
 
 
 def shape_with_drafts(shape: ContextShape, drafter: Drafter, extra_args: ExtraArgs) -> ContextShape:
-    """The model's own context, which has to check the drafts and to go back behind those that it refuses.
+    """The model's own context, which checks the drafted tokens and rolls back the ones that it rejects.
 
-    Recurrent states cannot be cut back as a KV cache can: with draft-mtp there is a snapshot for each drafted
-    token (``rs_seq`` in b11434's log); other kinds of drafts copy them to the host where needed.
+    Recurrent states cannot be truncated like a KV cache: draft-mtp keeps a snapshot for each drafted token
+    (``rs_seq`` in b11434's log); other types copy the states to the host if needed.
     """
     ahead = extra_args.number("--spec-draft-n-max")
     if ahead is None:
-        ahead = _AHEAD.get(drafter.spec_type or "", (_AHEAD_BY_DEFAULT, ""))[0]
+        ahead = _DRAFT_TOKENS.get(drafter.spec_type or "", (_DEFAULT_DRAFT_TOKENS, ""))[0]
     outputs = shape.outputs_per_slot
     return replace(
         shape,
@@ -139,9 +138,9 @@ def shape_with_drafts(shape: ContextShape, drafter: Drafter, extra_args: ExtraAr
 
 
 def draft_gpu_layers(draft: ModelFacts, extra_args: ExtraArgs, model_layers: int | None) -> int | None:
-    """Layers of the draft on devices, where the model has ``model_layers`` there (None: as many as fit).
+    """Layers of the draft on devices, if the model has ``model_layers`` there (None: as many as fit).
 
-    Told nothing, llama-server puts all of a draft model where it puts any of the model.
+    Without a number, llama-server puts the whole draft on the devices if any of the model is there.
     """
     asked = extra_args.value("--gpu-layers-draft")
     if model_layers == 0 or asked is None or not asked.isdecimal():
@@ -158,28 +157,28 @@ def give_drafter(
     memory_bytes: int,
     on_device: bool,
 ) -> None:
-    """Pass what drafts, whose context has this ``shape``; it takes ``memory_bytes``. Raises UsageInvalid."""
+    """Add the flags of a draft with this context and memory. Raises UsageInvalid."""
     if drafter.path is not None:
         _give_path(line, capabilities, drafter)
     if capabilities.knows("--spec-type"):
         _give_type(line, drafter)
     else:
-        line.give("--draft-max", *_AHEAD["draft-simple"])
-        line.give("--ctx-size-draft", shape.ctx_total, "the draft model sees what the model sees")
+        line.give("--draft-max", *_DRAFT_TOKENS["draft-simple"])
+        line.give("--ctx-size-draft", shape.ctx_total, "the draft model gets the same context as the model")
     if drafter.path is not None and capabilities.devices:
         _give_layers(line, capabilities, on_device=on_device)
     is_head = drafter.facts is not None and drafter.facts.model_class is ModelClass.DRAFT
     if is_head and capabilities.devices and on_device:
-        _leave_room(line, memory_bytes)
+        _reserve_memory(line, memory_bytes)
     for flags, cache_type in ((_TYPE_K, shape.k_type), (_TYPE_V, shape.v_type)):
         if cache_type != "f16":
-            line.give(flags, cache_type, "as the model's own cache", otherwise="f16 in this build")
+            line.give(flags, cache_type, "the type of the model's own cache", otherwise="this build uses f16")
 
 
-# --- who drafts ----------------------------------------------------------------------------------
+# --- the draft -----------------------------------------------------------------------------------
 
 
-def _own_layers(
+def _mtp_layers(
     capabilities: Capabilities, model: ModelFacts, serves: ModelClass, extra_args: ExtraArgs
 ) -> Drafter | None:
     chosen = extra_args.value("--spec-type")
@@ -189,7 +188,7 @@ def _own_layers(
         return None
     if chosen is not None and "draft-mtp" not in chosen.split(","):
         return None
-    # llama-server makes a second context for these layers, on the same weights (b11434).
+    # llama-server creates a second context for these layers, with the same weights (b11434).
     trunk = model.layers - model.mtp_layers
     layers = replace(
         model,
@@ -211,23 +210,23 @@ def _type_of_head(capabilities: Capabilities, head: ModelFacts, path: str) -> st
         raise UsageInvalid(
             f"{PurePath(path).name} is a draft head ({head.architecture}), and this llama-server "
             f"({capabilities.version}) has no --spec-type {wanted}",
-            remedy="use a newer build with --runtime, or a small model of the same family as the draft",
+            remedy="use a newer build (--runtime), or a small model of the same family as the draft",
         )
     if wanted == "draft-dflash" and _available(capabilities, _DSPARK) is not None:
         return None  # a DSpark head has the same architecture; builds that know both tell them apart
     return wanted
 
 
-def _refuse_layers_of_another(model: ModelFacts, head: ModelFacts, path: str) -> None:
-    """MTP layers in a file of their own have the architecture and the width of the model they were cut from.
+def _refuse_foreign_mtp_layers(model: ModelFacts, head: ModelFacts, path: str) -> None:
+    """MTP layers in a separate file have the architecture and the width of their original model.
 
-    b11434 loads those of any model and drafts nonsense: one of 35 tokens was accepted [run].
+    b11434 loads the layers of any model and drafts nonsense: one of 35 tokens was accepted [run].
     """
     ours, theirs = (model.architecture, model.embedding_length), (head.architecture, head.embedding_length)
     if head.mtp_layers and ours != theirs:
         raise DraftMismatch(
             f"{PurePath(path).name} cannot draft for this model: it has the MTP layers of a {theirs[0]} "
-            f"model of width {theirs[1]}, and this one is {ours[0]} of width {ours[1]}",
+            f"model of width {theirs[1]}, and this model is {ours[0]} of width {ours[1]}",
             remedy="give the MTP file that was published with the model, or leave the draft out",
         )
 
@@ -237,12 +236,12 @@ def _available(capabilities: Capabilities, spec_type: str) -> str | None:
     return spec_type if types is not None and spec_type in types.allowed else None
 
 
-def _suits(cache_type: str, head_length: int) -> str:
+def _suitable_type(cache_type: str, head_length: int) -> str:
     block = CACHE_TYPES[cache_type].block if cache_type in CACHE_TYPES else 32
     return "f16" if head_length % block else cache_type
 
 
-# --- whether two vocabularies are one ------------------------------------------------------------
+# --- vocabularies --------------------------------------------------------------------------------
 
 
 def _refuse_mismatch(model: Vocabulary, draft: Vocabulary, path: str) -> None:
@@ -255,10 +254,10 @@ def _refuse_mismatch(model: Vocabulary, draft: Vocabulary, path: str) -> None:
 
 
 def _difference(model: Vocabulary, draft: Vocabulary) -> str | None:
-    """As b11434 compares (common_speculative_are_compatible); what the headers do not tell is no difference.
+    """The difference that b11434 would find (common_speculative_are_compatible); missing facts are none.
 
-    The pre-tokenizer is not compared there either: drafts are tokens, not text. Tokens are, and all of them;
-    here the last 63 at most are not where the sizes differ.
+    llama-server does not compare pre-tokenizers, because drafts are tokens, not text. It compares all tokens;
+    here up to 63 at the end are not compared if the sizes differ.
     """
     if model.model != draft.model:
         return f"the draft's tokenizer is {draft.model!r}, the model's {model.model!r}"
@@ -267,8 +266,8 @@ def _difference(model: Vocabulary, draft: Vocabulary) -> str | None:
         if None in (adds, draft_adds):
             continue
         if adds != draft_adds:
-            who = "the model" if adds else "the draft"
-            return f"only {who} puts {name.upper()} {_WHERE[name]} of a text"
+            owner = "the model" if adds else "the draft"
+            return f"only {owner} puts {name.upper()} {_WHERE[name]} of a text"
         if adds and None not in (token, draft_token) and token != draft_token:
             return f"the draft's {name.upper()} token is {draft_token}, the model's {token}"
     if abs(model.size - draft.size) > _SIZE_TOLERANCE:
@@ -276,23 +275,22 @@ def _difference(model: Vocabulary, draft: Vocabulary) -> str | None:
     digests, draft_digests = dict(model.digests), dict(draft.digests)
     compared = max(digests.keys() & draft_digests.keys(), default=0)
     if digests.get(compared) != draft_digests.get(compared):
-        return f"of the first {compared} tokens of their vocabularies, some are not the same"
+        return f"some of the first {compared} tokens of their vocabularies differ"
     return None
 
 
-def _about_sizes(model_tokens: int, draft_tokens: int) -> str:
-    """Tolerated, since what only one of them has is mostly padding; else b11434 aborts in get_sub_batch."""
+def _size_note(model_tokens: int, draft_tokens: int) -> str:
+    """A note on different sizes: the extra tokens are mostly padding, else b11434 aborts in get_sub_batch."""
     if model_tokens == draft_tokens:
         return ""
     return (
-        f"; its vocabulary has {draft_tokens} tokens, the model's {model_tokens}: should one of them say "
-        "a token that the other has not, llama-server ends"
+        f"; its vocabulary has {draft_tokens} tokens and the model's {model_tokens}: llama-server aborts if "
+        "one of them generates a token that the other lacks"
     )
 
 
 _WHERE = {"bos": "at the beginning", "eos": "at the end"}
-# llama-vocab.cpp: what a SentencePiece vocabulary does where its header does not say. That of others depends
-# on their pre-tokenizer.
+# llama-vocab.cpp: the defaults of a SentencePiece vocabulary. Those of others depend on the pre-tokenizer.
 _SPM_DEFAULTS = {"bos": (True, 1), "eos": (False, 2)}
 
 
@@ -315,48 +313,48 @@ def _special(vocabulary: Vocabulary, name: str) -> tuple[bool | None, int | None
 
 def _give_path(line: CommandLine, capabilities: Capabilities, drafter: Drafter) -> None:
     if not capabilities.knows("--spec-type", "--draft-max"):
-        # llama-server of August 2024 lists --model-draft, which only the examples beside it use.
+        # llama-server of August 2024 lists --model-draft, which only llama.cpp's examples use.
         raise UsageInvalid(
-            f"{_ASKED} cannot be honoured: this llama-server ({capabilities.version}) does not draft",
-            remedy="use a build that has --spec-type or --draft-max with --runtime",
+            f"{_ASKED} is not possible: this llama-server ({capabilities.version}) does not draft",
+            remedy="use a build with --spec-type or --draft-max (--runtime)",
         )
     if not drafter.extra_args:
         if drafter.path is not None and not PurePath(drafter.path).is_absolute():
             raise ValueError(f"the path of draft_model must be absolute here: {drafter.path!r}")
-        line.give(_MODEL, drafter.path, f"asked for with {_ASKED}{drafter.note}", asked=_ASKED)
+        line.give(_MODEL, drafter.path, f"set with {_ASKED}{drafter.note}", asked=_ASKED)
 
 
 def _give_type(line: CommandLine, drafter: Drafter) -> None:
     spec_type = drafter.spec_type
     if spec_type is None:
-        line.leave_out("--spec-type", "llama-server tells the kind of this draft from its file")
+        line.leave_out("--spec-type", "llama-server detects the type of this draft from its file")
     elif drafter.path is None:
-        line.give("--spec-type", spec_type, "the model carries layers that predict the tokens after the next")
+        line.give("--spec-type", spec_type, "the model's own MTP layers predict the tokens after the next")
     elif spec_type == "draft-simple":
         # A plain draft model is loaded and not used without the type (#25345).
-        why = "without it the draft model would be loaded and not used"
+        why = "without it, llama-server would load the draft model and not use it"
         line.give("--spec-type", spec_type, why, essential=True)
     else:
-        line.give("--spec-type", spec_type, "what this draft head is", essential=True)
-    ahead = _AHEAD.get(spec_type or "draft-dflash")
+        line.give("--spec-type", spec_type, "the type of this draft head", essential=True)
+    ahead = _DRAFT_TOKENS.get(spec_type or "draft-dflash")
     if ahead is not None:
         line.give("--spec-draft-n-max", *ahead)
 
 
 def _give_layers(line: CommandLine, capabilities: Capabilities, *, on_device: bool) -> None:
     if not on_device:
-        line.give(_LAYERS, 0, "the model was kept off the device, and so is its draft")
+        line.give(_LAYERS, 0, "the model is not on the device, so its draft is not either")
     elif capabilities.knows("--fit"):
-        line.leave_out(_LAYERS[0], "llama-server fits the draft's layers to its devices, too")
+        line.leave_out(_LAYERS[0], "llama-server fits the draft's layers to its devices too")
     else:
-        line.give(_LAYERS, 999, "a draft model is worth it only where it is fast")
+        line.give(_LAYERS, 999, "a draft model helps only if it is fast")
 
 
-def _leave_room(line: CommandLine, memory_bytes: int) -> None:
-    """``--fit`` measures what drafts and adds it (b11434), MTP layers in the model's own file included [run].
+def _reserve_memory(line: CommandLine, memory_bytes: int) -> None:
+    """``--fit`` measures the draft too (b11434), also MTP layers in the model's own file [run].
 
-    A head that borrows tensors of its target cannot be loaded for that: "failed to measure the memory of the
-    extra model, fitting without it", and then it does not fit (#28172, #23472).
+    It cannot measure a head that uses tensors of its target: "failed to measure the memory of the extra
+    model, fitting without it", and then the head does not fit (#28172, #23472).
     """
     needed_mib = -(-memory_bytes // _MIB)
     line.give(

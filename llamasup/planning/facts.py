@@ -1,7 +1,6 @@
-"""Gathers the facts for a plan: runtime, model, machine, and the files next to the model. Starts nothing.
+"""Gathers the facts for a plan: runtime, model, and the files next to the model. Starts nothing.
 
-Which files belong to the model is decided in :mod:`llamasup.planning.projectors`; models of folders are
-paired with the found files of the folder (:mod:`llamasup.models.attachments`).
+:mod:`llamasup.planning.projectors` decides which files belong to the model.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from llamasup.gguf.header import ModelClass, ModelFacts
 from llamasup.llama_server.flags import read_extra, with_absolute_paths
 from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.llama_server.settings import Settings, names_of
-from llamasup.planning.drafting import draft_path_by_hand
-from llamasup.planning.projectors import Candidate, Pairing, pair_projector, unwanted
+from llamasup.planning.drafting import extra_draft_path
+from llamasup.planning.projectors import Candidate, Pairing, chosen_by_user, pair_projector
 from llamasup.system.storage.folders import atomic_write, cache_folder, models_folder
 from llamasup.system.storage.paths import expanded
 
@@ -32,22 +31,22 @@ __all__ = [
     "Launch",
     "demo_file",
     "find_model",
-    "named",
     "prepare",
-    "projector_beside",
-    "projectors_beside",
     "read_given",
+    "sibling_projector",
+    "sibling_projectors",
+    "with_name",
 ]
 
 
-_MAX_ENTRIES = 10_000  # of the folder; listing them takes some 10 ms
-_MAX_PROJECTORS = 32  # headers that are read, each once and then from the cache
+_MAX_ENTRIES = 10_000  # of the folder; listing them takes about 10 ms
+_MAX_PROJECTORS = 32  # whose headers are read, later from the cache
 
 
-def projectors_beside(model: Path, *, cache_folder: Path | None = None) -> tuple[list[Candidate], list[str]]:
+def sibling_projectors(model: Path, *, cache_folder: Path | None = None) -> tuple[list[Candidate], list[str]]:
     """The projectors in the model's folder, and the names of the other model files there.
 
-    Only files that are called so ("mmproj") are looked into; one that cannot be read is none.
+    Only files with "mmproj" in their names are read, and unreadable ones are skipped.
     """
     try:
         with os.scandir(model.parent) as entries:
@@ -88,16 +87,16 @@ class Launch:
     runtime: Runtime
     settings: Settings
     environ: Mapping[str, str]
-    found: Pairing | None = None  # the projector beside the model, where nothing is said about one
+    found: Pairing | None = None  # the projector in the model's folder, if the user sets none
 
     @property
     def sees(self) -> bool:
-        """Whether it has a projector: it takes images (or sound)."""
+        """Whether the model has a projector, and so reads images (or sound)."""
         return self.mmproj is not None or (self.found is not None and self.found.projector is not None)
 
 
-def named(launch: Launch, model: str) -> Launch:
-    """The same under another name."""
+def with_name(launch: Launch, model: str) -> Launch:
+    """``launch`` under another model name."""
     return replace(launch, model_id=model, settings=replace(launch.settings, alias=model))
 
 
@@ -109,26 +108,26 @@ def prepare(
     environ: Mapping[str, str],
     pair: Callable[[Path, ModelFacts], Pairing | None] | None = None,
 ) -> Launch:
-    """Find and read everything that a plan needs. ``pair`` says which projector is the model's where nothing
-    is said about one: the one that lies beside it.
+    """Find and read everything that a plan needs. ``pair`` finds the projector if the user sets none; by
+    default, it searches the model's folder.
 
-    Raises ModelMissing, ModelInvalid, RuntimeMissing or UsageInvalid; nothing has been started then.
+    Raises ModelMissing, ModelInvalid, RuntimeMissing or UsageInvalid.
     """
     path, facts = read_given(model)
-    look_beside = settings.mmproj is None
+    search_folder = settings.mmproj is None
     settings = replace(
         settings,
         draft_model=_absolute("--draft-model", settings.draft_model),
         mmproj=_absolute("--mmproj", None if settings.mmproj == NO_PROJECTOR else settings.mmproj),
     )
     found = find_runtime(runtime, environ)
-    # The child runs in a folder of its own, where a relative path would mean something else.
+    # The child runs in another folder, where a relative path would not work.
     extra = with_absolute_paths(found.capabilities, settings.extra, lambda name: str(expanded(name)))
     extra_args = read_extra(found.capabilities, extra)
-    draft = _read_beside("--spec-draft-model", draft_path_by_hand(extra_args)) or _read_beside(
+    draft = _read_attachment("--spec-draft-model", extra_draft_path(extra_args)) or _read_attachment(
         "--draft-model", settings.draft_model
     )
-    mmproj = _read_beside("--mmproj", extra_args.value("--mmproj") or settings.mmproj)
+    mmproj = _read_attachment("--mmproj", extra_args.value("--mmproj") or settings.mmproj)
     names = names_of(str(path), settings.alias)
     return Launch(
         model_id=names.name,
@@ -140,20 +139,22 @@ def prepare(
         runtime=found,
         settings=replace(settings, extra=extra),
         environ=environ,
-        found=(pair or projector_beside)(path, facts) if look_beside and not unwanted(extra_args) else None,
+        found=(pair or sibling_projector)(path, facts)
+        if search_folder and not chosen_by_user(extra_args)
+        else None,
     )
 
 
-def projector_beside(path: Path, model: ModelFacts) -> Pairing | None:
-    """The projector that the model at ``path`` is started with by itself where nothing is said about one."""
+def sibling_projector(path: Path, model: ModelFacts) -> Pairing | None:
+    """The projector in the folder of the model at ``path``, for a start without ``--mmproj``."""
     if model.model_class is not ModelClass.DECODER:
         return None
-    candidates, neighbours = projectors_beside(path)
+    candidates, neighbours = sibling_projectors(path)
     return pair_projector(model, str(path), candidates, neighbours)
 
 
 def read_given(model: str) -> tuple[Path, ModelFacts]:
-    """The file that MODEL means and its facts. Raises ModelMissing, ModelInvalid or UsageInvalid."""
+    """The file of MODEL and its facts. Raises ModelMissing, ModelInvalid or UsageInvalid."""
     path = find_model(model)
     facts = read_model(path)
     _refuse_foreign_byte_order(path, facts)
@@ -165,25 +166,25 @@ def _refuse_foreign_byte_order(path: Path, facts: ModelFacts) -> None:
     if facts.big_endian != (sys.byteorder == "big"):
         order = "big" if facts.big_endian else "little"
         raise ModelInvalid(
-            f"{path}: is written for {order}-endian machines, and this one is {sys.byteorder}-endian",
-            remedy="Get the file for this kind of machine, or turn it with gguf-convert-endian.",
+            f"{path}: the file is {order}-endian, and this machine is {sys.byteorder}-endian",
+            remedy="Get the file for this kind of machine, or convert it with gguf-convert-endian.",
         )
 
 
 def find_model(name: str) -> Path:
-    """The file that MODEL means. Raises ModelMissing or UsageInvalid."""
+    """The file of MODEL. Raises ModelMissing or UsageInvalid."""
     if not name:
         raise UsageInvalid("MODEL is empty.", remedy="Give the path of a GGUF file, or 'demo'.")
     if name.startswith(("http://", "https://")):
-        return _downloaded(name)  # no path, and with a signature too long for one
+        return _downloaded(name)  # not a path, and with a signature too long for one
     path = expanded(name)
     if name == DEMO and not _is_file(path):
         return demo_file()
-    if _is_there(path):
+    if _exists(path):
         return path
     if is_reference(name):
         return _downloaded(name)
-    return path  # read_model says what is wrong with it, and what is near
+    return path  # read_model reports the error and similar names
 
 
 def _downloaded(name: str) -> Path:
@@ -194,7 +195,7 @@ def _downloaded(name: str) -> Path:
     found = None if ref is None else downloaded(ref, models_folder())
     if found is None:
         raise ModelMissing(
-            f"{ref} is no file here, and it has not been downloaded.",
+            f"{ref} is neither a file here nor downloaded.",
             remedy=f"Download it: llamasup pull {shlex.quote(str(ref))}",
         )
     return found.path
@@ -207,8 +208,8 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _is_there(path: Path) -> bool:
-    """Whether something is there, or on the way there, about which read_model can say what is wrong."""
+def _exists(path: Path) -> bool:
+    """Whether ``path`` exists, or fails with an error that read_model can report."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -230,7 +231,7 @@ def demo_file() -> Path:
     except OSError as error:
         raise FolderUnusable(
             f"{path}: the demo model cannot be written: {error.strerror}",
-            remedy="Make room there, or remove what is in its place; or give a model of your own.",
+            remedy="Free space there, or remove what blocks this path; or use your own model.",
         ) from None
     return path
 
@@ -238,22 +239,22 @@ def demo_file() -> Path:
 def _absolute(option: str, name: str | None) -> str | None:
     if name is None:
         return None
-    with _naming(option):
+    with _naming_option(option):
         return str(expanded(name))
 
 
-def _read_beside(option: str, path: str | None) -> ModelFacts | None:
-    """A file that belongs to the model; what is wrong with it names the option that gave it."""
+def _read_attachment(option: str, path: str | None) -> ModelFacts | None:
+    """The facts of a file that belongs to the model. Errors name the option that set it."""
     if path is None:
         return None
-    with _naming(option):
+    with _naming_option(option):
         facts = read_model(path)
         _refuse_foreign_byte_order(Path(path), facts)
         return facts
 
 
 @contextmanager
-def _naming(option: str) -> Iterator[None]:
+def _naming_option(option: str) -> Iterator[None]:
     try:
         yield
     except (ModelMissing, ModelInvalid) as error:

@@ -1,8 +1,8 @@
-"""Smaller and smaller plans: down which order, how far before a start, and how far after a crash (S5).
+"""The ladder of smaller plans: which setting is reduced next, before a start and after a failed one (S5).
 
-After a crash the order is that of the promise: parallel slots, context, KV type, layers on the GPU. Before a
-start there is time to think of the requests: too short a context ends them, a packed cache only slows the
-long ones, so it comes first. Only what the user did not set by hand is made smaller.
+After a failed start the order is the documented one: slots, context, KV type, layers on the GPU. Before a
+start, the KV type comes before the context, because a short context ends requests, and a packed cache only
+slows long ones. Settings of the user are never reduced.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = [
     "OUT_OF_MEMORY",
     "Admission",
     "admit",
-    "blames_the_cache",
+    "blames_kv_cache",
     "is_out_of_memory",
     "largest_that_fits",
     "step_down",
 ]
 
 MAX_STEPS = 3
-_MIN_CELLS = 256  # that llama-server gives a slot
+_MIN_CELLS = 256  # of a slot in llama-server
 _BEFORE_A_START = ("--parallel", "--kv-type", "--ctx-size")
 _AFTER_A_CRASH = ("--parallel", "--ctx-size", "--kv-type")
 OUT_OF_MEMORY = frozenset({"out_of_memory_host", "out_of_memory_device", "fit_failed"})
-# What a kernel of the KV cache or of flash attention looks like in the last words (#28524).
+# Matches kernels of the KV cache or of flash attention in the last log lines (#28524).
 _KV_KERNEL = re.compile(
     r"fattn|flash[-_ ]?attn|set[-_]rows|cpy|kv[-_ ]cache|cache type|quantized V", re.IGNORECASE
 )
@@ -42,7 +42,7 @@ _CRASHES = frozenset({"segfault", "assertion", "aborted", "device_error", "kv_un
 
 
 class Sized(Protocol):
-    """A plan, or just the sizes of one: what ``admit`` makes smaller."""
+    """A plan, or only its sizes: what ``admit`` reduces."""
 
     @property
     def parallel(self) -> int: ...
@@ -63,7 +63,7 @@ S = TypeVar("S", bound=Sized)
 
 @dataclass(frozen=True, slots=True)
 class Admission(Generic[S]):
-    """The plan to start, and what was considered on the way to it, the preferred plan first."""
+    """The plan to start, and the plans considered, the preferred one first."""
 
     plan: S
     considered: tuple[S, ...]
@@ -74,10 +74,12 @@ class Admission(Generic[S]):
 
 
 def admit(candidate: Callable[[PlanLimits], S], start: PlanLimits) -> Admission[S]:
-    """The first plan down the ladder that fits; the preferred one where none does."""
+    """The first plan down the ladder that fits; the preferred one if none fits."""
     considered = [candidate(start)]
     while not considered[-1].memory.fits:
-        smaller = _smaller(considered[-1], candidate, "so that it fits in memory", _BEFORE_A_START)
+        smaller = _smaller(
+            considered[-1], candidate, "the larger plan does not fit in memory", _BEFORE_A_START
+        )
         if smaller is None:
             return Admission(considered[0], tuple(considered))
         considered.append(smaller)
@@ -87,22 +89,22 @@ def admit(candidate: Callable[[PlanLimits], S], start: PlanLimits) -> Admission[
 def largest_that_fits(
     smallest: LaunchPlan, settings: Settings, candidate: Callable[[Settings, PlanLimits], LaunchPlan]
 ) -> LaunchPlan:
-    """What would fit if the user gave way too, from the smallest plan within what was set by hand.
+    """The largest plan that would fit if the user's own settings were reduced too.
 
-    In the order of ``admit``, but for layers: told no number, llama-server finds out how many fit. A context
-    that is too short for most uses comes last. What was passed after ``--`` stays. The smallest plan is
-    returned, which does not fit, where none does.
+    The order is that of ``admit``, but layers come first: without a number, llama-server fits them itself.
+    A context that is too short for most uses comes last. Arguments after ``--`` stay. If no plan fits, the
+    smallest one is returned.
     """
-    made, bounds = smallest, smallest.bounds
-    now = replace(settings, parallel=made.parallel, ctx_size=made.ctx_size_of_slot)
-    while not made.memory.fits:
+    plan, bounds = smallest, smallest.bounds
+    now = replace(settings, parallel=plan.parallel, ctx_size=plan.ctx_size_of_slot)
+    while not plan.memory.fits:
         parallel, ctx_size = now.parallel or 1, now.ctx_size or MIN_CTX_SIZE
-        if made.memory.lacks_device and now.gpu_layers is not None:
+        if plan.memory.lacks_device and now.gpu_layers is not None:
             now = replace(now, gpu_layers=None)
         elif parallel > 1:
             now = replace(now, parallel=parallel // 2)
-        elif made.smaller_kv_type is not None and bounds.kv_type is None:
-            bounds = replace(bounds, kv_type=made.smaller_kv_type)
+        elif plan.smaller_kv_type is not None and bounds.kv_type is None:
+            bounds = replace(bounds, kv_type=plan.smaller_kv_type)
         elif ctx_size > MIN_CTX_SIZE:
             now = replace(now, ctx_size=max(MIN_CTX_SIZE, ctx_size // 2))
         elif now.kv_type is not None:
@@ -111,8 +113,8 @@ def largest_that_fits(
             now = replace(now, ctx_size=max(_MIN_CELLS, ctx_size // 2))
         else:
             break
-        made = candidate(now, bounds)
-    return made
+        plan = candidate(now, bounds)
+    return plan
 
 
 def is_out_of_memory(diagnosis: Diagnosis) -> bool:
@@ -120,7 +122,11 @@ def is_out_of_memory(diagnosis: Diagnosis) -> bool:
 
 
 def step_down(
-    made: LaunchPlan, diagnosis: Diagnosis, candidate: Callable[[PlanLimits], LaunchPlan], *, steps_taken: int
+    plan: LaunchPlan,
+    diagnosis: Diagnosis,
+    candidate: Callable[[PlanLimits], LaunchPlan],
+    *,
+    steps_taken: int,
 ) -> Adjustment | None:
     """What to try after a start of ``made`` failed; None where nothing smaller may be tried.
 
@@ -130,88 +136,88 @@ def step_down(
     if steps_taken >= MAX_STEPS:
         return None
     if is_out_of_memory(diagnosis):
-        bounds = _half(made, candidate, diagnosis)
-    elif _is_kv_crash(made, diagnosis):
-        bounds = _plainer_cache(made)
+        bounds = _halved(plan, candidate, diagnosis)
+    elif _is_kv_crash(plan, diagnosis):
+        bounds = _plainer_cache(plan)
     else:
         return None
     if bounds is None:
         return None
-    changes = _changes(made, candidate(bounds))
+    changes = _changes(plan, candidate(bounds))
     return Adjustment(steps_taken + 1, MAX_STEPS, changes, bounds) if changes else None
 
 
-def _half(
-    made: LaunchPlan, candidate: Callable[[PlanLimits], LaunchPlan], diagnosis: Diagnosis
+def _halved(
+    plan: LaunchPlan, candidate: Callable[[PlanLimits], LaunchPlan], diagnosis: Diagnosis
 ) -> PlanLimits | None:
-    """One setting is made smaller, until half is reached or it cannot go further down."""
+    """Reduce one setting until the context takes half, or until it has reached its lower limit."""
     why = "llama-server ran out of memory"
-    last = _smaller(made, candidate, why, _AFTER_A_CRASH)
+    last = _smaller(plan, candidate, why, _AFTER_A_CRASH)
     if last is None:
-        return None if diagnosis.cause == "out_of_memory_host" else _fewer_layers(made, why)
-    setting = _changes(made, last)[0].setting
-    while last.memory.context_bytes > made.memory.context_bytes // 2:
+        return None if diagnosis.cause == "out_of_memory_host" else _fewer_layers(plan, why)
+    setting = _changes(plan, last)[0].setting
+    while last.memory.context_bytes > plan.memory.context_bytes // 2:
         further = _smaller(last, candidate, why, _AFTER_A_CRASH)
-        if further is None or any(change.setting != setting for change in _changes(made, further)):
+        if further is None or any(change.setting != setting for change in _changes(plan, further)):
             break
         last = further
     return last.bounds
 
 
-def _smaller(made: S, candidate: Callable[[PlanLimits], S], why: str, order: Sequence[str]) -> S | None:
-    """The next plan down that takes less: fewer slots of a context set by hand, say, take as much."""
-    bounds = replace(made.bounds, why=why)
-    rungs = (_fallback_step(made, bounds, option) for option in order if option in made.adjustable)
-    plans = (candidate(rung) for rung in rungs if rung is not None)
-    return next((plan for plan in plans if plan.memory.context_bytes < made.memory.context_bytes), None)
+def _smaller(plan: S, candidate: Callable[[PlanLimits], S], why: str, order: Sequence[str]) -> S | None:
+    """The next smaller plan. Skips a step that saves nothing, such as fewer slots of a fixed context."""
+    bounds = replace(plan.bounds, why=why)
+    steps = (_fallback_step(plan, bounds, option) for option in order if option in plan.adjustable)
+    plans = (candidate(step) for step in steps if step is not None)
+    return next((one for one in plans if one.memory.context_bytes < plan.memory.context_bytes), None)
 
 
-def _fallback_step(made: Sized, bounds: PlanLimits, option: str) -> PlanLimits | None:
+def _fallback_step(plan: Sized, bounds: PlanLimits, option: str) -> PlanLimits | None:
     match option:
-        case "--parallel" if made.parallel > 1:
-            return replace(bounds, parallel=made.parallel // 2)
-        case "--ctx-size" if made.ctx_size_of_slot > MIN_CTX_SIZE:
-            return replace(bounds, ctx_size=max(MIN_CTX_SIZE, made.ctx_size_of_slot // 2))
-        # Bounded to f16, it is because the packed one crashed.
-        case "--kv-type" if made.smaller_kv_type is not None and bounds.kv_type is None:
-            return replace(bounds, kv_type=made.smaller_kv_type)
+        case "--parallel" if plan.parallel > 1:
+            return replace(bounds, parallel=plan.parallel // 2)
+        case "--ctx-size" if plan.ctx_size_of_slot > MIN_CTX_SIZE:
+            return replace(bounds, ctx_size=max(MIN_CTX_SIZE, plan.ctx_size_of_slot // 2))
+        # A bound of f16 follows a crash with a packed type.
+        case "--kv-type" if plan.smaller_kv_type is not None and bounds.kv_type is None:
+            return replace(bounds, kv_type=plan.smaller_kv_type)
     return None
 
 
-def _fewer_layers(made: LaunchPlan, why: str) -> PlanLimits | None:
-    if "--gpu-layers" not in made.adjustable or made.gpu_layers == 0:
+def _fewer_layers(plan: LaunchPlan, why: str) -> PlanLimits | None:
+    if "--gpu-layers" not in plan.adjustable or plan.gpu_layers == 0:
         return None
-    # As many as fit by the estimate, where llama-server counts by itself and does not tell.
-    expected = (made.gpu_layers, made.memory.gpu_layers, made.layers)
+    # llama-server does not report the number of layers that it fits, so the estimate counts.
+    expected = (plan.gpu_layers, plan.memory.gpu_layers, plan.layers)
     now = next(layers for layers in expected if layers is not None)
-    return replace(made.bounds, gpu_layers=now // 2, why=why)
+    return replace(plan.bounds, gpu_layers=now // 2, why=why)
 
 
-def _is_kv_crash(made: LaunchPlan, diagnosis: Diagnosis) -> bool:
+def _is_kv_crash(plan: LaunchPlan, diagnosis: Diagnosis) -> bool:
     if diagnosis.cause not in _CRASHES:
         return False
-    # A segmentation fault leaves no message, so a plainer cache is worth a try.
-    return diagnosis.cause == "segfault" or _names_the_cache(diagnosis)
+    # A segmentation fault leaves no message, so try a plainer cache.
+    return diagnosis.cause == "segfault" or _names_kv_cache(diagnosis)
 
 
-def blames_the_cache(diagnosis: Diagnosis) -> bool:
+def blames_kv_cache(diagnosis: Diagnosis) -> bool:
     """Whether a crash is evidence against the KV cache or flash attention.
 
-    Neither of them computes anything before the weights are read.
+    They compute nothing before the weights are read.
     """
-    return _names_the_cache(diagnosis) or (diagnosis.cause == "segfault" and diagnosis.weights_read)
+    return _names_kv_cache(diagnosis) or (diagnosis.cause == "segfault" and diagnosis.weights_read)
 
 
-def _names_the_cache(diagnosis: Diagnosis) -> bool:
+def _names_kv_cache(diagnosis: Diagnosis) -> bool:
     return any(_KV_KERNEL.search(line) for line in (diagnosis.message, *diagnosis.lines))
 
 
-def _plainer_cache(made: LaunchPlan) -> PlanLimits | None:
-    why = "llama-server crashed at its start with a packed KV cache or flash attention"
-    if "--kv-type" in made.adjustable and made.kv_type != "f16":
-        return replace(made.bounds, kv_type="f16", why=why)
-    if "--flash-attn" in made.adjustable and made.flash_attn in ("on", "auto") and made.kv_type == "f16":
-        return replace(made.bounds, flash_attn_off=True, why=why)
+def _plainer_cache(plan: LaunchPlan) -> PlanLimits | None:
+    why = "llama-server crashed during its start with a packed KV cache or flash attention"
+    if "--kv-type" in plan.adjustable and plan.kv_type != "f16":
+        return replace(plan.bounds, kv_type="f16", why=why)
+    if "--flash-attn" in plan.adjustable and plan.flash_attn in ("on", "auto") and plan.kv_type == "f16":
+        return replace(plan.bounds, flash_attn_off=True, why=why)
     return None
 
 
@@ -223,7 +229,7 @@ def _changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:
         ("--flash-attn", _flash(before), _flash(after)),
         ("--gpu-layers", _layers(before), _layers(after)),
     )
-    # Fewer slots of a total that was set by hand are larger ones: that is no change to speak of, either.
+    # Settings of the user do not count as changes: fewer slots of a fixed total context are larger slots.
     return tuple(
         Change(name, str(old), str(new))
         for name, old, new in pairs
@@ -231,10 +237,10 @@ def _changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:
     )
 
 
-def _flash(made: LaunchPlan) -> str:
-    """A packed cache turns "auto" into "on", which is no change to speak of."""
-    return "off" if made.flash_attn == "off" else "on"
+def _flash(plan: LaunchPlan) -> str:
+    """Flash attention as on or off; "auto" counts as on, because a packed cache turns it into "on"."""
+    return "off" if plan.flash_attn == "off" else "on"
 
 
-def _layers(made: LaunchPlan) -> str:
-    return "auto" if made.gpu_layers is None else str(made.gpu_layers)
+def _layers(plan: LaunchPlan) -> str:
+    return "auto" if plan.gpu_layers is None else str(plan.gpu_layers)

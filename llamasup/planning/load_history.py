@@ -5,8 +5,7 @@ free. A crash is weaker evidence: it counts against the KV cache and flash atten
 they were in use, happened twice in a row, and the same plan has not served within ``MAX_DAYS``. All these
 records expire after ``MAX_DAYS``, and when the build of llama-server changes.
 
-Kept per model file in the state folder (:mod:`llamasup.planning.load_history_store`); read and extended here,
-pure.
+:mod:`llamasup.planning.load_history_store` stores one history per model file in the state folder.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+
+import msgspec
 
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, PlanLimits
@@ -25,27 +26,27 @@ __all__ = [
     "LoadHistory",
     "Measurement",
     "Served",
-    "bounds_of",
-    "correction_of",
+    "add_failed_plan",
+    "add_measurement",
+    "add_served",
+    "correction_for",
     "forget_crashes",
     "has_served",
-    "learn",
-    "learn_served",
-    "remember",
+    "limits_from",
     "runtime_id",
     "validate",
 ]
 
-# Plans of one model that people use in turn: a few profiles and contexts.
-_MAX_LESSONS = 16
-# Estimates are never so wrong: such a factor is a damaged file, or a log that was misread.
+# Users alternate between a few profiles and contexts of one model.
+_MAX_RECORDS = 16
+# Estimates are never so wrong: such a factor comes from a damaged file or a misread log.
 _MAX_FACTOR = 100.0
-# A plan that was too much is tried again once there is so much more free memory than there was then.
-_MORE_ROOM = 1.5
+# A plan that ran out of memory is tried again once this many times the free memory of then is free.
+_RETRY_FACTOR = 1.5
 # Drivers, kernels and other programs change within this time. Trying the full plan again costs one start.
 MAX_DAYS = 14
 # A single crash can have other causes: a memory error, a disk, a debugger.
-_CRASHES_BELIEVED = 2
+_MIN_CRASHES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Measurement:
     """One measured load. ``kv`` and ``compute`` are measured over estimated, before any correction."""
 
     runtime: str
-    key: str  # of the plan: what decides its sizes
+    key: str  # of the plan: everything that decides its sizes
     kv: float
     compute: float
     runtime_bytes: int
@@ -70,7 +71,7 @@ class FailedPlan:
     """
 
     runtime: str
-    asked: str  # the key of the plan without bounds: another wish says nothing about this one
+    asked: str  # the key of the plan without bounds: the record applies only to the same request
     bounds: PlanLimits
     cause: str
     out_of_memory: bool
@@ -84,8 +85,8 @@ class FailedPlan:
 class Served:
     """A plan that has generated a token on this machine.
 
-    ``date``: ISO date of the last proof. An entry without it (older versions) counts as expired: it does not
-    say which driver or kernel it was proven with, and the next proof adds the date.
+    ``date``: ISO date of the last token. An entry without it (older versions) counts as expired, because the
+    driver or the kernel may have changed since.
     """
 
     runtime: str
@@ -93,28 +94,28 @@ class Served:
     date: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadHistory:
-    """Of one model file; the newest is the last."""
+class LoadHistory(
+    msgspec.Struct, frozen=True, rename={"measurements": "lessons", "failed_plans": "setbacks"}
+):
+    """The records of one model file, the newest last. The file on disk uses the names of older versions."""
 
-    lessons: tuple[Measurement, ...] = ()
-    setbacks: tuple[FailedPlan, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    failed_plans: tuple[FailedPlan, ...] = ()
     served: tuple[Served, ...] = ()
 
 
 def validate(history: LoadHistory) -> LoadHistory:
-    """Without what no load can have taught: a file on disk may say anything."""
+    """The history without impossible records: a file on disk can contain anything."""
     return LoadHistory(
-        tuple(lesson for lesson in history.lessons if _is_possible(lesson)),
-        tuple(setback for setback in history.setbacks if _can_be_planned(setback.bounds)),
+        tuple(measurement for measurement in history.measurements if _is_possible(measurement)),
+        tuple(failed for failed in history.failed_plans if _can_be_planned(failed.bounds)),
         history.served,
     )
 
 
-def _is_possible(lesson: Measurement) -> bool:
-    factors = all(0 <= factor <= _MAX_FACTOR for factor in (lesson.kv, lesson.compute))
-    # A process takes no more by itself than all that was seen of it.
-    return factors and 0 <= lesson.runtime_bytes <= lesson.resident_bytes + lesson.device_bytes
+def _is_possible(measurement: Measurement) -> bool:
+    factors = all(0 <= factor <= _MAX_FACTOR for factor in (measurement.kv, measurement.compute))
+    return factors and 0 <= measurement.runtime_bytes <= measurement.resident_bytes + measurement.device_bytes
 
 
 def _can_be_planned(bounds: PlanLimits) -> bool:
@@ -125,18 +126,18 @@ def _can_be_planned(bounds: PlanLimits) -> bool:
 
 
 def runtime_id(command: Sequence[str], capabilities: Capabilities) -> str:
-    """Which build a lesson was learnt with."""
+    """The build that a record belongs to."""
     return " ".join(filter(None, (*command, capabilities.version, capabilities.build)))
 
 
-def correction_of(history: LoadHistory, runtime: str, key: str) -> Correction:
+def correction_for(history: LoadHistory, runtime: str, key: str) -> Correction:
     """How to correct the estimate of the plan ``key``.
 
-    The very plan was measured: its numbers stand. Another plan of this model was: what it showed to be
-    estimated too low is raised, but nothing is lowered, since the ratio differs from shape to shape.
+    A measurement of the same plan replaces the estimate. A measurement of another plan of this model only
+    raises estimates that were too low, because the ratio differs from shape to shape.
     """
-    of_runtime = [lesson for lesson in history.lessons if lesson.runtime == runtime]
-    same = [lesson for lesson in of_runtime if lesson.key == key]
+    of_runtime = [measurement for measurement in history.measurements if measurement.runtime == runtime]
+    same = [measurement for measurement in of_runtime if measurement.key == key]
     if same:
         last = same[-1]
         return Correction(last.kv, last.compute, last.runtime_bytes, measured=True)
@@ -146,7 +147,7 @@ def correction_of(history: LoadHistory, runtime: str, key: str) -> Correction:
     return ESTIMATED
 
 
-def learn(
+def add_measurement(
     history: LoadHistory,
     *,
     runtime: str,
@@ -159,17 +160,17 @@ def learn(
     resident_bytes: int,
     device_bytes: int = 0,
 ) -> LoadHistory:
-    """Add a load: sizes from llama-server's log, and of its process.
+    """Add the sizes of one load, from llama-server's log and of its process.
 
-    ``used`` is the correction that ``estimated`` was made with. What the process takes besides the logged
-    sizes is its own; less than nothing where a part was not resident, or is on a device that was not asked.
-    A log that tells no size of a KV cache that there must be is one that we cannot read, and teaches nothing.
+    ``used`` is the correction that ``estimated`` was made with. The process's own memory is what remains
+    after the logged sizes. The difference is negative if a part was not resident, or is on a device that
+    llamasup does not query. A log without the size of a necessary KV cache is unreadable and is ignored.
     """
     if estimated.kv_bytes and not kv_bytes:
         return history
     own = resident_bytes + device_bytes - kv_bytes - compute_bytes - weights_bytes
-    earlier = [each for each in history.lessons if (each.runtime, each.key) != (runtime, key)]
-    lesson = Measurement(
+    others = [record for record in history.measurements if (record.runtime, record.key) != (runtime, key)]
+    measurement = Measurement(
         runtime,
         key,
         kv=_ratio(kv_bytes, estimated.kv_bytes, used.kv),
@@ -178,71 +179,72 @@ def learn(
         resident_bytes=resident_bytes,
         device_bytes=device_bytes,
     )
-    return replace(history, lessons=(*earlier, lesson)[-_MAX_LESSONS:])
+    return msgspec.structs.replace(history, measurements=(*others, measurement)[-_MAX_RECORDS:])
 
 
-def learn_served(history: LoadHistory, runtime: str, key: str, today: str) -> LoadHistory:
+def add_served(history: LoadHistory, runtime: str, key: str, today: str) -> LoadHistory:
     """Record that the plan ``key`` has generated a token, so that its crashes do not count against the KV
     cache. ``today`` is an ISO date.
     """
-    others = [each for each in history.served if (each.runtime, each.key) != (runtime, key)]
-    return replace(history, served=(*others, Served(runtime, key, today))[-_MAX_LESSONS:])
+    others = [record for record in history.served if (record.runtime, record.key) != (runtime, key)]
+    return msgspec.structs.replace(history, served=(*others, Served(runtime, key, today))[-_MAX_RECORDS:])
 
 
 def has_served(history: LoadHistory, runtime: str, key: str, today: str) -> bool:
     """Whether the plan ``key`` has generated a token within ``MAX_DAYS``."""
-    proofs = (each for each in history.served if (each.runtime, each.key) == (runtime, key))
-    return any(_is_recent(each.date, today) for each in proofs)
+    records = (record for record in history.served if (record.runtime, record.key) == (runtime, key))
+    return any(_is_recent(record.date, today) for record in records)
 
 
 def forget_crashes(history: LoadHistory, runtime: str, key: str) -> LoadHistory:
-    """Remove the crashes of the plan ``key``, which has just started without one: they were not in a row."""
-    kept = (
-        each
-        for each in history.setbacks
-        if each.out_of_memory or each.runtime != runtime or key not in (each.asked, each.failed)
+    """Remove the crashes of the plan ``key``, which has just started without a crash between them."""
+    remaining = (
+        record
+        for record in history.failed_plans
+        if record.out_of_memory or record.runtime != runtime or key not in (record.asked, record.failed)
     )
-    return replace(history, setbacks=tuple(kept))
+    return msgspec.structs.replace(history, failed_plans=tuple(remaining))
 
 
-def remember(history: LoadHistory, setback: FailedPlan) -> LoadHistory:
-    """Add ``setback``, and increase its count if it was seen before."""
-    same = (setback.runtime, setback.asked, setback.out_of_memory)
+def add_failed_plan(history: LoadHistory, failed: FailedPlan) -> LoadHistory:
+    """Add ``failed``, and increase its count if it was seen before."""
+    same = (failed.runtime, failed.asked, failed.out_of_memory)
     others, seen = [], 0
-    for each in history.setbacks:
-        if (each.runtime, each.asked, each.out_of_memory) != same:
-            others.append(each)
-        elif each.bounds == setback.bounds and _is_recent(each.date, setback.date):
-            seen = each.seen
-    kept = replace(setback, seen=seen + 1)
-    return replace(history, setbacks=(*others, kept)[-_MAX_LESSONS:])
+    for record in history.failed_plans:
+        if (record.runtime, record.asked, record.out_of_memory) != same:
+            others.append(record)
+        elif record.bounds == failed.bounds and _is_recent(record.date, failed.date):
+            seen = record.seen
+    counted = replace(failed, seen=seen + 1)
+    return msgspec.structs.replace(history, failed_plans=(*others, counted)[-_MAX_RECORDS:])
 
 
-def bounds_of(history: LoadHistory, runtime: str, asked: str, available_bytes: int, today: str) -> PlanLimits:
-    """The first step of the ladder: the step that served last time, unless conditions have changed.
+def limits_from(
+    history: LoadHistory, runtime: str, asked: str, available_bytes: int, today: str
+) -> PlanLimits:
+    """The bounds of the plan that served last time, for as long as its failed predecessors count.
 
     ``today`` is an ISO date.
     """
     bounds, reasons = PlanLimits(), []
-    for setback in history.setbacks:
-        if (setback.runtime, setback.asked) != (runtime, asked) or not _is_recent(setback.date, today):
+    for failed in history.failed_plans:
+        if (failed.runtime, failed.asked) != (runtime, asked) or not _is_recent(failed.date, today):
             continue
-        if setback.out_of_memory:
-            if available_bytes >= _MORE_ROOM * setback.available_bytes:
+        if failed.out_of_memory:
+            if available_bytes >= _RETRY_FACTOR * failed.available_bytes:
                 continue
             happened = "a larger plan ran out of memory"
         else:
-            failed = setback.failed or asked
-            if setback.seen < _CRASHES_BELIEVED or has_served(history, runtime, failed, today):
+            crashed = failed.failed or asked
+            if failed.seen < _MIN_CRASHES or has_served(history, runtime, crashed, today):
                 continue
-            happened = f"a plan without this ended with {setback.cause}"
-        reasons.append(f"{happened} on {setback.date}")
-        bounds = _both(bounds, setback.bounds)
+            happened = f"a plan without this setting ended with {failed.cause}"
+        reasons.append(f"{happened} on {failed.date}")
+        bounds = _both(bounds, failed.bounds)
     return replace(bounds, why=" and ".join(reasons))
 
 
 def _both(one: PlanLimits, other: PlanLimits) -> PlanLimits:
-    # After a crash of a packed cache the plan uses f16.
     types = (one.kv_type, other.kv_type)
     return PlanLimits(
         parallel=_least(one.parallel, other.parallel),

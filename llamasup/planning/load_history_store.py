@@ -1,4 +1,4 @@
-"""Reads and writes what loads of a model have measured, in the cache."""
+"""Loads and saves the history of a model file, in the state folder."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from llamasup.planning.load_history import LoadHistory, validate
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 from llamasup.system.storage.folders import private_folder, state_folder
 
-__all__ = ["recall", "record"]
+__all__ = ["load", "save"]
 
-# Change it when the meaning of what is kept changes.
+# Change it when the meaning of an entry changes.
 _REVISION = "2"
 
 
-def recall(model_path: Path) -> LoadHistory:
-    """What is known of this very file; nothing where nothing could be read."""
+def load(model_path: Path) -> LoadHistory:
+    """The history of this file; empty if it cannot be read."""
     with contextlib.suppress(OSError, FolderUnusable):
         return validate(_store().get(FileIdentity.of(model_path)) or LoadHistory())
     return LoadHistory()
 
 
-def record(model_path: Path, history: LoadHistory) -> None:
-    """Keep it for the next start. Without a place to keep it the model is served all the same."""
+def save(model_path: Path, history: LoadHistory) -> None:
+    """Save the history for the next start. The model is served even if the state folder is unusable."""
     with contextlib.suppress(OSError, FolderUnusable):
         _store().put(FileIdentity.of(model_path), history)
 

@@ -1,4 +1,4 @@
-"""Where a model goes: layers on devices, and how much room there is there and on the host."""
+"""Places the layers of a model on devices, and finds the free memory of the host and the devices."""
 
 from __future__ import annotations
 
@@ -10,50 +10,52 @@ from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import CommandLine, ExtraArgs
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
-from llamasup.planning.memory.estimate import Room
+from llamasup.planning.memory.estimate import FreeMemory
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind
 
-__all__ = ["RUNTIME_BYTES", "decide_gpu_layers", "give_gpu_layers", "host_room_bytes", "room_for"]
+__all__ = ["RUNTIME_BYTES", "decide_gpu_layers", "free_memory", "give_gpu_layers", "host_free_bytes"]
 
-# What the process takes beside weights, KV cache and compute buffers: code, libraries, the server itself, and
-# Python for the embedded one. Resident after 64 tokens: 18 to 20 MiB, and 31 to 33 (b11434, 1 to 4 threads).
+# The process without weights, KV cache and compute buffers: code, libraries, and Python for the embedded
+# runtime. Resident after 64 tokens: 18 to 20 MiB, and 31 to 33 (b11434, 1 to 4 threads).
 RUNTIME_BYTES: Mapping[RuntimeKind, int] = {"binary": 24 << 20, "embedded": 40 << 20}
-# Address space that it reserves besides what it uses: libraries, and the arenas of its first threads (490 MiB
-# with 8 threads, b11434). Where an arena cannot be had glibc does without; each stack has to be there.
+# Address space that the process reserves in addition: libraries, and the arenas of its first threads (490 MiB
+# with 8 threads, b11434). glibc can do without an arena, but not without a stack.
 _RESERVED_BYTES = 512 << 20
 _STACK_BYTES = 8 << 20
-_THREADS_PER_CPU = 2  # one that computes, one for HTTP (--threads-http is the number of CPUs, less one)
+_THREADS_PER_CPU = 2  # one to compute, one for HTTP (--threads-http is the number of CPUs, less one)
 
 
-def room_for(
+def free_memory(
     capabilities: Capabilities, hardware: Hardware, extra_args: ExtraArgs, *, on_device: bool
-) -> Room:
-    """What is free on the host, and on those devices that will be used and have memory of their own."""
+) -> FreeMemory:
+    """The free memory of the host, and of the used devices that have their own memory."""
     chosen = extra_args.value("--device")
     names = None if chosen is None else chosen.split(",")
-    used = [each for each in capabilities.devices if on_device and (names is None or each.name in names)]
-    devices = [each for each in used if not each.shares_host_memory]
-    return Room(
-        host_room_bytes(hardware),
-        sum(each.free_bytes for each in devices),
+    used = [
+        device for device in capabilities.devices if on_device and (names is None or device.name in names)
+    ]
+    devices = [device for device in used if not device.shares_host_memory]
+    return FreeMemory(
+        host_free_bytes(hardware),
+        sum(device.free_bytes for device in devices),
         len(devices),
         known=hardware.memory_total_bytes > 0,
-        placed_by_hand=bool(devices) and _placed_by_hand(extra_args),
-        names=tuple(each.name for each in used),
+        user_placed=bool(devices) and _is_user_placed(extra_args),
+        names=tuple(device.name for device in used),
     )
 
 
-def _placed_by_hand(extra_args: ExtraArgs) -> bool:
+def _is_user_placed(extra_args: ExtraArgs) -> bool:
     if extra_args.has("--no-kv-offload") and not extra_args.switch("--kv-offload"):
         return True
     return any(extra_args.has(flag) for flag in ("--n-cpu-moe", "--cpu-moe", "--override-tensor"))
 
 
-def host_room_bytes(hardware: Hardware) -> int:
-    """Memory of the host that a model may take: what is free, and what may be mapped.
+def host_free_bytes(hardware: Hardware) -> int:
+    """The host memory that a model may take: the free memory, within the limit on address space.
 
-    The limit on address space counts for each process by itself: all of it is llama-server's.
+    That limit applies to each process separately, so llama-server may use all of it.
     """
     limit = hardware.address_space_limit_bytes
     if limit is None:
@@ -71,9 +73,9 @@ def decide_gpu_layers(
     *,
     drafts: bool,
 ) -> int | None:
-    """Layers that will be on devices; None: as many as fit there, by the build's own count or by ours.
+    """The layers on devices; None: as many as fit, as the build or llamasup counts them.
 
-    Ours is without the room for a draft model (``drafts``): then all of them, or the plan is refused.
+    llamasup's count ignores the memory of a draft model (``drafts``), so then all layers are placed there.
     """
     if not capabilities.devices or extra_args.value("--device") == "none":
         return 0
@@ -93,9 +95,9 @@ def give_gpu_layers(
     bounds: PlanLimits,
     expected: int | None,
 ) -> None:
-    """By hand, or the ``expected`` ones in a build that has devices but cannot fit layers to them by itself.
+    """Add the user's number, or ``expected`` for a build that has devices but no ``--fit``.
 
-    ``expected`` is None where devices have no memory of their own: then all of them.
+    ``expected`` is None if the devices have no memory of their own: then all layers are placed there.
     """
     option = capabilities.find("--gpu-layers")
     every = "all" if option is not None and "'all'" in option.description else "999"
@@ -103,20 +105,20 @@ def give_gpu_layers(
     if isinstance(layers, int) and layers < 0:
         raise UsageInvalid(f"--gpu-layers {layers} is out of range", remedy="give 0 or more, auto, or all")
     if layers == 0 and option is None:
-        line.leave_out("--gpu-layers", "this build has no device to put layers on", value="0")
+        line.leave_out("--gpu-layers", "this build has no device for layers", value="0")
     elif layers is not None and layers != "auto":
         value = every if layers == "all" else layers
-        line.give("--gpu-layers", value, "asked for with --gpu-layers", asked="--gpu-layers")
+        line.give("--gpu-layers", value, "set with --gpu-layers", asked="--gpu-layers")
     elif capabilities.devices and bounds.gpu_layers is not None:
-        line.give("--gpu-layers", bounds.gpu_layers, f"fewer than fit by the build's own count: {bounds.why}")
-    elif capabilities.devices and not capabilities.knows("--fit"):
-        layers_said, why = every, "this build leaves the device unused unless told otherwise"
-        if expected is not None and expected <= model.layers:
-            layers_said = str(expected)
-            why = f"the device holds as many of {model.layers + 1} by our estimate; this build does not count"
-        line.give("--gpu-layers", layers_said, why)
-    else:
-        fits = "llama-server fits layers to its devices (--fit), and gives up on that if told a number"
-        line.leave_out(
-            "--gpu-layers", fits if capabilities.devices else "there is no device to put layers on"
+        line.give(
+            "--gpu-layers", bounds.gpu_layers, f"reduced from what the build fits by itself: {bounds.why}"
         )
+    elif capabilities.devices and not capabilities.knows("--fit"):
+        number, why = every, "this build uses the device only if the flag is passed"
+        if expected is not None and expected <= model.layers:
+            number = str(expected)
+            why = f"the device holds about this many of {model.layers + 1} layers; this build has no --fit"
+        line.give("--gpu-layers", number, why)
+    else:
+        fits = "llama-server fits the layers to its devices (--fit) only if no number is passed"
+        line.leave_out("--gpu-layers", fits if capabilities.devices else "there is no device for layers")

@@ -1,7 +1,8 @@
-"""From facts to one command line: what to start, with which environment, and why.
+"""Turns facts and settings into one command line and environment, with a reason for each flag (pure).
 
-``plan`` is pure. It never looks at a build's number: only at what that build's own ``--help`` lists. What a
-build cannot do is left out and said; what the user asked for and the build cannot do is an error.
+``plan`` never looks at the number of a build, only at the flags that its ``--help`` lists. A flag that the
+build lacks is left out with a reason; if the user's own setting needs it, ``plan`` raises an error. Reasons
+are clauses in lower case without a full stop.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from llamasup.planning.memory.estimate import Correction, MemoryEstimate
 from llamasup.planning.placement import give_gpu_layers
 from llamasup.planning.profiles import preferences
 from llamasup.planning.projectors import Pairing, give_projector, projector_loaded
-from llamasup.planning.purpose import give_purpose, refuse_what_is_no_model
+from llamasup.planning.purpose import give_purpose, refuse_unservable
 from llamasup.planning.sizes import choose_sizes
 from llamasup.planning.tuning import (
     WHY_SPIN,
@@ -51,8 +52,8 @@ __all__ = ["LaunchPlan", "Reason", "plan"]
 
 
 _MIB = 1 << 20
-_NO_BOUNDS = PlanLimits()
-_NO_EXPERIENCE = LoadHistory()
+_NO_LIMITS = PlanLimits()
+_NO_HISTORY = LoadHistory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,39 +62,39 @@ class LaunchPlan:
     env: Mapping[str, str]  # the child's whole environment
     env_reasons: Mapping[str, str]  # for the variables in env that are not the user's own
     secret_names: frozenset[str]  # names in env whose values are never shown
-    reasons: tuple[Reason, ...]  # for every flag in argv, and for what was left out
+    reasons: tuple[Reason, ...]  # for every flag in argv, and for every flag that was left out
     memory: MemoryEstimate
     address: Address  # where the child will listen
     ctx_size: int  # tokens that one request may use
     parallel: int
     kv_type: str  # "q8_0"; "q8_0/f16" where K and V differ
-    model_class: ModelClass  # what it is served as: --embedding after "--" makes a decoder an encoder
+    model_class: ModelClass  # as it is served: --embedding after "--" makes a decoder an encoder
     api_key: str | None  # the child's own, for the proxy; None over a Unix socket
-    key: str  # what decides the sizes in memory; plans with the same key take the same
+    key: str  # everything that decides the sizes in memory
     correction: Correction
     shape: ContextShape
-    layers: int  # that the model has
+    layers: int  # of the model
     flash_attn: str | None
     gpu_layers: int | None  # 0: none; None: as many as the build fits to its devices
-    smaller_kv_type: str | None  # one that takes less memory and may be used
+    smaller_kv_type: str | None  # a type that takes less memory and may be used
     bounds: PlanLimits
-    checked: bool  # against the memory that is free; the build's own warning about it counts then
+    checked: bool  # against the free memory; then the build's own warning about memory counts too
     adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
-    slots: KeptSlots | None  # None: what they hold ends with the server
+    slots: KeptSlots | None  # None: the contents of the slots are lost when the server ends
 
     @property
     def ctx_size_of_slot(self) -> int:
-        """What ``--ctx-size`` of llamasup means: tokens for each request when all slots are busy."""
+        """llamasup's ``--ctx-size``: the tokens of each request when all slots are busy."""
         return self.shape.ctx_total // self.parallel
 
     @property
     def device(self) -> str:
-        """Where it computes: ``CPU``, ``CUDA0``, ``CUDA0,CUDA1``; ``CUDA0+CPU`` where layers stay behind."""
-        names = self.memory.room.names
-        there = self.gpu_layers if self.memory.gpu_layers is None else self.memory.gpu_layers
-        if not names or there == 0:
+        """Where the model computes: ``CPU``, ``CUDA0,CUDA1``, or ``CUDA0+CPU`` if layers are split."""
+        names = self.memory.free.names
+        on_device = self.gpu_layers if self.memory.gpu_layers is None else self.memory.gpu_layers
+        if not names or on_device == 0:
             return "CPU"
-        is_split = there is not None and there <= self.layers  # the output is one more
+        is_split = on_device is not None and on_device <= self.layers  # the output is one more
         return ",".join(names) + ("+CPU" if is_split else "")
 
     @property
@@ -120,27 +121,26 @@ def plan(
     found: Pairing | None = None,
     api_key: str | None = None,
     api_key_file: str | None = None,
-    bounds: PlanLimits = _NO_BOUNDS,
-    history: LoadHistory = _NO_EXPERIENCE,
+    bounds: PlanLimits = _NO_LIMITS,
+    history: LoadHistory = _NO_HISTORY,
     shared: bool = False,
     slot_home: SlotHome | None = None,
 ) -> LaunchPlan:
     """The command line and environment that suit this model, machine and build, with a reason for each flag.
 
     Paths (``model_path``, and ``draft_model`` and ``mmproj`` of ``settings``) are absolute. ``draft`` and
-    ``mmproj`` are the facts of those two files, given so or after ``--``; ``found`` is the projector beside
-    the model where none was given. ``api_key`` is for a child on TCP; ``api_key_file`` holds it where
-    ``needs_key_file``. ``bounds`` keep the plan small, and ``experience`` is
-    what earlier loads of this model took. ``shared``: other models want the memory that is to spare.
-    ``slot_home``: where slots can be kept, if anywhere.
+    ``mmproj`` are the facts of those two files, set by option or after ``--``; ``found`` is the projector in
+    the model's folder if none is set. ``api_key`` is for a child on TCP; ``api_key_file`` holds it if
+    ``needs_key_file``. ``bounds`` limit the sizes, and ``history`` holds the measurements of earlier loads.
+    ``shared``: other models need the spare memory. ``slot_home``: the folder for saved slots, if any.
 
-    Raises UsageInvalid (a setting that cannot be meant, or that the build lacks), ModelInvalid (a file that
-    is not to be served by itself) and RuntimeMissing (a build that cannot do what the model is for).
+    Raises UsageInvalid (an invalid setting, or one that the build does not support), ModelInvalid (a file
+    that cannot be served by itself) and RuntimeMissing (a build that does not support this class of model).
     """
-    refuse_what_is_no_model(model, model_path)
+    refuse_unservable(model, model_path)
     extra_args = read_extra(capabilities, settings.extra)
     runtime = runtime_id(command, capabilities)
-    # A rebuild of the same commit reads the slots that the build before saved.
+    # A rebuild of the same commit can read the slots that the earlier build saved.
     is_identified = names_commit(capabilities.version)
     slot_runtime = runtime_id(command, replace(capabilities, build="")) if is_identified else runtime
     prefers = preferences(settings.profile)
@@ -165,8 +165,8 @@ def plan(
     no_repack = why_no_repack(hardware, model, memory, extra_args, prefers, budget_bytes=budget_mib * _MIB)
     no_lock = why_no_lock(hardware, model, memory, prefers, on_device=on_device, repacks=no_repack is None)
 
-    line = CommandLine(command, capabilities, extra_args, only_asked=prefers.own_choice)
-    line.give("--model", _absolute("model", model_path), "the model asked for", essential=True)
+    line = CommandLine(command, capabilities, extra_args, only_asked=prefers.server_defaults)
+    line.give("--model", _absolute("model", model_path), "the requested model", essential=True)
     _name(line, settings, model_path)
     key_variable = give_address(line, capabilities, address, api_key, api_key_file)
     give_purpose(line, capabilities, model, serves)
@@ -176,9 +176,9 @@ def plan(
     give_priority(line, why_no_priority(hardware, threads, draft=drafter is not None))
     give_gpu_layers(line, capabilities, model, settings, sizes.bounds, memory.gpu_layers)
     give_lock(line, capabilities, no_lock)
-    line.give("--cache-ram", budget_mib, why_budget, otherwise="this build keeps no prompts in host memory")
+    line.give("--cache-ram", budget_mib, why_budget, otherwise="this build has no prompt cache")
     if not prefers.checkpoints:
-        line.give("--ctx-checkpoints", 0, "states of earlier points in a prompt take memory")
+        line.give("--ctx-checkpoints", 0, "this profile saves the memory of context checkpoints")
     if no_repack is not None:
         line.give("--no-repack", None, no_repack)
     if drafter is not None:
@@ -193,9 +193,11 @@ def plan(
     give_projector(line, serves, settings, found)
     adapts = give_adapters(line, capabilities, settings, extra_args)
     if serves is ModelClass.DECODER and model.chat_template.present:
-        line.give("--jinja", None, "the model's own chat template, tools included", otherwise=_NO_JINJA)
-    line.give("--metrics", None, "progress and token counts are read there")
-    line.give("--slots", None, "what each slot is doing is read there", otherwise="this build has it on")
+        why = "applies the model's own chat template, tool calls included"
+        line.give("--jinja", None, why, otherwise=_NO_JINJA)
+    line.give("--metrics", None, "llamasup reads progress and token counts from /metrics")
+    why = "llamasup reads the state of each slot from /slots"
+    line.give("--slots", None, why, otherwise="this build always has it")
     keeps_slots = give_slot_folder(
         line, settings, serves, slot_home, unified=sizes.context.unified, adapts=adapts
     )
@@ -215,7 +217,7 @@ def plan(
     why_env |= dict.fromkeys(spin, WHY_SPIN)
     if key_variable is not None and api_key is not None:
         env[key_variable] = api_key
-        why_env[key_variable] = "other users of this machine could reach the port"
+        why_env[key_variable] = "other users of this machine can reach the port"
     return LaunchPlan(
         argv=line.argv,
         env=env,
@@ -237,7 +239,7 @@ def plan(
         gpu_layers=sizes.gpu_layers,
         smaller_kv_type=sizes.smaller_kv_type,
         bounds=sizes.bounds,
-        checked=settings.check_memory and not prefers.own_choice,
+        checked=settings.check_memory and not prefers.server_defaults,
         adjustable=sizes.adjustable,
         slots=kept_slots(line, slot_home, slot_runtime, sizes.parallel)
         if keeps_slots and slot_home is not None
@@ -245,18 +247,18 @@ def plan(
     )
 
 
-_NO_JINJA = "this build knows the usual chat templates by name, and reads no others"
+_NO_JINJA = "this build has only the usual chat templates built in, and reads no others"
 
 
 def _name(line: CommandLine, settings: Settings, model_path: str) -> None:
     name = names_of(model_path, settings.alias).name
-    why = "asked for with --alias" if settings.alias else "the file's name, so that answers carry no path"
-    # Not an error where the build lacks it: it is llamasup that knows the model by this name.
+    why = "set with --alias" if settings.alias else "the file's name, so that answers contain no path"
+    # A build without it is no error: clients ask llamasup for the model, and llamasup knows the name.
     line.give("--alias", name, why, essential=True)
 
 
 def _absolute(setting: str, path: str) -> str:
-    """An absolute path cannot be read as a flag. Resolving is an effect, and the caller's."""
+    """An absolute path cannot be read as a flag. The caller resolves it, because that is an effect."""
     if not PurePath(path).is_absolute():
         raise ValueError(f"the path of {setting} must be absolute here: {path!r}")
     return path

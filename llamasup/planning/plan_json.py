@@ -1,4 +1,4 @@
-"""A plan as ``llamasup plan --json`` prints it (docs/design.md). Holds no secret."""
+"""The JSON object of ``llamasup plan --json`` (docs/design.md), without secrets."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ def plan_as_json(
     alternatives: Sequence[LaunchPlan],
     refused: DoesNotFit | None,
 ) -> dict[str, Any]:
-    """``alternatives`` are the plans that were considered, the preferred one first.
-
-    ``refused`` is the error with which ``run`` ends, if it does.
-    """
+    """``alternatives``: the plans considered, the preferred one first. ``refused``: the error of ``run``."""
     return {
         "model": model,
         "runtime": {"path": path, "kind": kind, "version": version},
@@ -36,14 +33,14 @@ def plan_as_json(
         "env": plan.env_shown,
         "env_reasons": dict(plan.env_reasons),
         "reasons": [
-            {"flag": each.flag, "value": each.value, "reason": each.reason, "passed": each.passed}
-            for each in plan.reasons
+            {"flag": why.flag, "value": why.value, "reason": why.reason, "passed": why.passed}
+            for why in plan.reasons
         ],
         "memory": _memory_as_json(plan.memory),
         "profile": profile,
         "slots": plan.parallel,
-        "ctx_size": plan.ctx_size,  # that one request may use, as in the status
-        "alternatives": [_alternative_as_json(each) for each in alternatives],
+        "ctx_size": plan.ctx_size,  # of one request, as in the status
+        "alternatives": [_alternative_as_json(alternative) for alternative in alternatives],
         "remedy": None if refused is None else refused.remedy,
     }
 
@@ -58,8 +55,8 @@ def _memory_as_json(memory: MemoryEstimate) -> dict[str, Any]:
         "available_bytes": memory.available_bytes,
         "fits": memory.fits,
         "measured": memory.measured,
-        "host": {"needed_bytes": memory.host_bytes, "available_bytes": memory.room.host_bytes},
-        "devices": {"needed_bytes": memory.device_bytes, "available_bytes": memory.room.device_bytes},
+        "host": {"needed_bytes": memory.host_bytes, "available_bytes": memory.free.host_bytes},
+        "devices": {"needed_bytes": memory.device_bytes, "available_bytes": memory.free.device_bytes},
         "parts": [
             {"name": part.name, "host_bytes": part.host_bytes, "device_bytes": part.device_bytes}
             for part in memory.parts
@@ -67,12 +64,12 @@ def _memory_as_json(memory: MemoryEstimate) -> dict[str, Any]:
     }
 
 
-def _alternative_as_json(made: LaunchPlan) -> dict[str, Any]:
+def _alternative_as_json(plan: LaunchPlan) -> dict[str, Any]:
     return {
-        "parallel": made.parallel,
-        "ctx_size": made.ctx_size_of_slot,
-        "kv_type": made.kv_type,
-        "gpu_layers": made.gpu_layers,
-        "total_bytes": made.memory.total_bytes,
-        "fits": made.memory.fits,
+        "parallel": plan.parallel,
+        "ctx_size": plan.ctx_size_of_slot,
+        "kv_type": plan.kv_type,
+        "gpu_layers": plan.gpu_layers,
+        "total_bytes": plan.memory.total_bytes,
+        "fits": plan.memory.fits,
     }

@@ -1,6 +1,6 @@
-"""Plans the generations of one model: as large as fits, smaller after a start that was too much (S5).
+"""Plans the generations of one model: as large as fits, and smaller after a start that failed (S5).
 
-Owns where on the ladder this run is, and what is kept of it for the next one.
+Owns the current fallback step of this run, and the load history that the next run starts from.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.slots.flags import SlotHome
 from llamasup.planning.admission import refusal
 from llamasup.planning.child_address import child_address_kind, needs_key_file
-from llamasup.planning.facts import Launch, named
+from llamasup.planning.facts import Launch, with_name
 from llamasup.planning.ladder import (
     Admission,
     admit,
-    blames_the_cache,
+    blames_kv_cache,
     is_out_of_memory,
     largest_that_fits,
     step_down,
@@ -37,15 +37,15 @@ from llamasup.planning.ladder import (
 from llamasup.planning.load_history import (
     FailedPlan,
     LoadHistory,
-    bounds_of,
+    add_failed_plan,
+    add_measurement,
+    add_served,
     forget_crashes,
     has_served,
-    learn,
-    learn_served,
-    remember,
+    limits_from,
     runtime_id,
 )
-from llamasup.planning.load_history_store import recall, record
+from llamasup.planning.load_history_store import load, save
 from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
@@ -61,7 +61,7 @@ _KEY_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """Where a child will listen, and its key if others could reach it there."""
+    """The address of a child, and its key if others can reach that address."""
 
     address: Address
     key: str | None = None
@@ -79,36 +79,36 @@ class _Failed:
 
 
 class Planner:
-    """``folder`` is where the private files of this run are; ``prefix`` begins the names of those for this
-    model. ``share``: what it may take of the machine at this moment, where others want the rest.
+    """``folder`` holds the private files of this run; the names of this model's files begin with ``prefix``.
+    ``budget`` returns the memory that the model may take now, if it shares the machine with other models.
     """
 
     def __init__(
-        self, launch: Launch, folder: Path, prefix: str = "", share: Callable[[], MemoryBudget] | None = None
+        self, launch: Launch, folder: Path, prefix: str = "", budget: Callable[[], MemoryBudget] | None = None
     ) -> None:
         self._launch = launch
         self._folder = folder
         self._prefix = prefix
-        self._share = share
-        self._history = recall(launch.model_path)
+        self._budget = budget
+        self._history = load(launch.model_path)
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         self._devices = launch.runtime.capabilities.devices
-        self._asked = ""  # the key of the plan that would be made with memory enough
-        self._failures: tuple[_Failed, ...] = ()  # since the last plan that served; at most MOST_STEPS
+        self._preferred_key = ""  # the key of the plan without limits
+        self._failures: tuple[_Failed, ...] = ()  # since the last plan that served; at most MAX_STEPS
         self._slot_home: SlotHome | None = None
 
     def rename(self, model: str) -> None:
-        """What is planned from now on has this name."""
-        self._launch = named(self._launch, model)
+        """Use this name in later plans."""
+        self._launch = with_name(self._launch, model)
 
     # --- before a start ---------------------------------------------------------------------------
 
     def plan(self, generation: int) -> LaunchPlan:
-        """The plan of one generation. Blocks for a millisecond, longer where devices have to be asked.
+        """The plan of one generation. Blocks for a millisecond, longer if devices have to be queried.
 
-        Each generation has an address of its own, so that a child that lingers cannot be mistaken for
-        its successor. The machine is looked at anew: memory and limits change. Writes nothing, except
-        the key file of a build that takes its key in no other way.
+        Each generation has its own address, so that a child that has not exited yet cannot be mistaken for
+        its successor. The facts of the machine are read again, because memory and limits change. The only
+        file that is written is the key file, for a build that reads its key only from a file.
 
         Raises UsageInvalid, ModelInvalid, RuntimeMissing or DoesNotFit.
         """
@@ -118,50 +118,47 @@ class Planner:
         return admission.plan
 
     def check(self) -> None:
-        """Plan once for the sake of the errors alone, before anything is started.
-
-        Raises what ``plan`` raises. Nothing is written and no port is asked for.
-        """
+        """Raise what ``plan`` raises, without writing files or reserving a port."""
         if (refused := self.refused(self.admission())) is not None:
             raise refused
 
     def admission(self, generation: int | None = None) -> Admission[LaunchPlan]:
-        """The plan and what was considered; without a generation for an address that nobody listens on."""
-        at = self._nowhere() if generation is None else self._endpoint(generation)
-        self._slot_home = self._home_of_slots(is_start=generation is not None)
+        """The plan, and the plans considered; without a generation, for a placeholder address."""
+        endpoint = self._placeholder_endpoint() if generation is None else self._endpoint(generation)
+        self._slot_home = self._find_slot_home(is_start=generation is not None)
         machine = self._machine()
         if generation is not None and generation > 1:
-            # For the first one the runtime has just been asked.
+            # For the first generation, the runtime has just listed its devices.
             with contextlib.suppress(BrokenRuntime):
                 self._devices = devices_now(self._launch.runtime, self._launch.environ)
 
         def candidate(bounds: PlanLimits) -> LaunchPlan:
-            return self._candidate(self._launch.settings, machine, at, bounds)
+            return self._candidate(self._launch.settings, machine, endpoint, bounds)
 
         preferred = candidate(PlanLimits())
-        self._asked = preferred.key
+        self._preferred_key = preferred.key
         if self._failures:
             start = self._failures[-1].adjustment.bounds
         else:
             available_bytes = preferred.memory.available_bytes
-            start = bounds_of(self._history, self._runtime, preferred.key, available_bytes, _today())
+            start = limits_from(self._history, self._runtime, preferred.key, available_bytes, _today())
         if not self._checks_memory:
             made = candidate(start)
             return Admission(made, (made,))
         return admit(candidate, start)
 
     def refused(self, admission: Admission[LaunchPlan]) -> DoesNotFit | None:
-        """The error with which ``plan`` refuses, and what does fit; None where it accepts."""
+        """The error that ``plan`` raises, with the settings that do fit; None if the plan is accepted."""
         if admission.plan.memory.fits or not self._checks_memory:
             return None
-        machine, at = self._machine(), self._nowhere()
+        machine, endpoint = self._machine(), self._placeholder_endpoint()
         fitting = largest_that_fits(
             admission.considered[-1],
             self._launch.settings,
-            lambda settings, bounds: self._candidate(settings, machine, at, bounds),
+            lambda settings, bounds: self._candidate(settings, machine, endpoint, bounds),
         )
         extra = self._launch.settings.extra
-        by_config = self._share is not None
+        by_config = self._budget is not None
         return refusal(self._launch.model_id, admission.preferred, fitting, extra=extra, by_config=by_config)
 
     def as_json(self, admission: Admission[LaunchPlan]) -> Mapping[str, Any]:
@@ -181,39 +178,40 @@ class Planner:
     # --- after a start ----------------------------------------------------------------------------
 
     def step_down(self, made: LaunchPlan, diagnosis: Diagnosis) -> Adjustment | None:
-        """What the next plan does differently after a start of ``made`` failed; None: nothing.
+        """The adjustment of the next plan after a start of ``made`` failed; None for no adjustment.
 
-        Asked again about the same start, it answers the same: a failure can show in the log and in the exit.
+        A second call for the same start returns the same adjustment, because a failure can show both in the
+        log and in the exit.
         """
         last = self._failures[-1] if self._failures else None
         if last is not None and last.plan is made:
             return last.adjustment
-        machine, at = self._machine(), self._nowhere()
+        machine, endpoint = self._machine(), self._placeholder_endpoint()
 
         def candidate(bounds: PlanLimits) -> LaunchPlan:
-            return self._candidate(self._launch.settings, machine, at, bounds)
+            return self._candidate(self._launch.settings, machine, endpoint, bounds)
 
         taken = 0 if last is None else last.adjustment.step
         adjustment = step_down(made, diagnosis, candidate, steps_taken=taken)
         if adjustment is not None:
-            # Somebody else may have taken memory after the plan was made; then it is tried again earlier.
-            available_bytes = min(each.memory.available_bytes for each in (made, candidate(PlanLimits())))
+            # If another program has taken memory since the plan was made, the plan is tried again earlier.
+            available_bytes = min(made.memory.available_bytes, candidate(PlanLimits()).memory.available_bytes)
             self._failures = (*self._failures, _Failed(made, diagnosis, adjustment, available_bytes))
         return adjustment
 
     def served(
         self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int | None, generated: bool
     ) -> None:
-        """``made`` serves: record what it takes, and which plans failed before it. Blocks on the disk.
+        """Record the memory that ``made`` takes, and the plans that failed before it. Blocks on the disk.
 
-        ``resident_bytes``: None if the process ended before it was measured. ``generated``: it has generated
-        a token.
+        ``resident_bytes``: None if the process ended before the measurement. ``generated``: the server has
+        generated a token.
         """
         sizes = read_sizes(log)
         if self._launch.settings.profile == "plain":
-            return  # nothing of what was planned was passed on
+            return  # llama-server got none of the planned sizes
         if sizes.complete and resident_bytes is not None:
-            self._history = learn(
+            self._history = add_measurement(
                 self._history,
                 runtime=self._runtime,
                 key=made.key,
@@ -226,41 +224,41 @@ class Planner:
                 device_bytes=sizes.device_bytes,
             )
         if generated:
-            self._history = learn_served(self._history, self._runtime, made.key, _today())
+            self._history = add_served(self._history, self._runtime, made.key, _today())
         self._history = forget_crashes(self._history, self._runtime, made.key)
-        self._history = self._with_setbacks(self._history)
-        # They are recorded now, and expire. Later starts have their own MOST_STEPS.
+        self._history = self._with_failed_plans(self._history)
+        # The failures are recorded now, and later starts have their own MAX_STEPS.
         self._failures = ()
-        record(self._launch.model_path, self._history)
+        save(self._launch.model_path, self._history)
 
-    def _with_setbacks(self, history: LoadHistory) -> LoadHistory:
+    def _with_failed_plans(self, history: LoadHistory) -> LoadHistory:
         """Add the failures before the serving plan: one record for memory, one for kernels."""
         if not self._failures:
             return history
         bounds = self._failures[-1].adjustment.bounds
         for out_of_memory, avoids in ((True, bounds.against_memory), (False, bounds.against_crashes)):
-            told = [each for each in self._failures if self._is_evidence(each, out_of_memory=out_of_memory)]
-            if told and avoids != PlanLimits():
-                setback = FailedPlan(
+            evidence = [f for f in self._failures if self._is_evidence(f, out_of_memory=out_of_memory)]
+            if evidence and avoids != PlanLimits():
+                failed = FailedPlan(
                     self._runtime,
-                    self._asked,
+                    self._preferred_key,
                     avoids,
-                    cause=told[-1].diagnosis.cause,
+                    cause=evidence[-1].diagnosis.cause,
                     out_of_memory=out_of_memory,
                     date=_today(),
-                    available_bytes=told[-1].available_bytes,
-                    failed=told[-1].plan.key,
+                    available_bytes=evidence[-1].available_bytes,
+                    failed=evidence[-1].plan.key,
                 )
-                history = remember(history, setback)
+                history = add_failed_plan(history, failed)
         return history
 
     def _is_evidence(self, failed: _Failed, *, out_of_memory: bool) -> bool:
         if out_of_memory:
             return is_out_of_memory(failed.diagnosis)
         served = has_served(self._history, self._runtime, failed.plan.key, _today())
-        return blames_the_cache(failed.diagnosis) and not served and not is_out_of_memory(failed.diagnosis)
+        return blames_kv_cache(failed.diagnosis) and not served and not is_out_of_memory(failed.diagnosis)
 
-    # --- making one -------------------------------------------------------------------------------
+    # --- one plan ---------------------------------------------------------------------------------
 
     @property
     def _checks_memory(self) -> bool:
@@ -268,15 +266,15 @@ class Planner:
         return settings.check_memory and settings.profile != "plain"
 
     def _machine(self) -> Hardware:
-        """As it is now, and as this model may use it."""
+        """The machine as it is now, with the memory that this model may use."""
         machine = hardware()
-        return machine if self._share is None else self._share().of_host(machine)
+        return machine if self._budget is None else self._budget().of_host(machine)
 
     def _candidate(
-        self, settings: Settings, machine: Hardware, at: _Endpoint, bounds: PlanLimits
+        self, settings: Settings, machine: Hardware, endpoint: _Endpoint, bounds: PlanLimits
     ) -> LaunchPlan:
         launch, runtime = self._launch, self._launch.runtime
-        devices = self._devices if self._share is None else self._share().of_devices(self._devices)
+        devices = self._devices if self._budget is None else self._budget().of_devices(self._devices)
         return plan(
             command=runtime.command,
             kind=runtime.kind,
@@ -285,22 +283,22 @@ class Planner:
             model_path=str(launch.model_path),
             hardware=machine,
             settings=settings,
-            address=at.address,
+            address=endpoint.address,
             environ=launch.environ,
             config_home=str(self._folder),
             library_path=library_folder(runtime.kind, runtime.path),
             draft=launch.draft,
             mmproj=launch.mmproj,
             found=launch.found,
-            api_key=at.key,
-            api_key_file=at.key_file,
+            api_key=endpoint.key,
+            api_key_file=endpoint.key_file,
             bounds=bounds,
             history=self._history,
-            shared=self._share is not None,
+            shared=self._budget is not None,
             slot_home=self._slot_home,
         )
 
-    def _home_of_slots(self, *, is_start: bool) -> SlotHome | None:
+    def _find_slot_home(self, *, is_start: bool) -> SlotHome | None:
         launch, settings = self._launch, self._launch.settings
         if not settings.keep_slots:
             return None
@@ -321,7 +319,7 @@ class Planner:
             key_file = str(path)
         return _Endpoint(TcpAddress("127.0.0.1", free_loopback_port()), key, key_file)
 
-    def _nowhere(self) -> _Endpoint:
+    def _placeholder_endpoint(self) -> _Endpoint:
         if self._on_socket:
             return _Endpoint(UnixAddress(str(self._folder / "0.sock")))
         return _Endpoint(TcpAddress("127.0.0.1", 0), "key", str(self._folder / "0.key"))

@@ -1,7 +1,6 @@
-"""What each profile starts from, where the user sets nothing by hand.
+"""The starting values of each profile, for all settings that the user does not set.
 
-The numbers behind these choices are in docs/planning.md, measured by scripts/bench_plan.py on a CPU; what
-only shows on a GPU is reasoned and says so there.
+docs/planning.md gives the reasons, with the measurements of scripts/bench_plan.py on a CPU.
 """
 
 from __future__ import annotations
@@ -17,26 +16,21 @@ __all__ = ["Preferences", "preferences"]
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """Where a plan starts from; memory, the model and the build may make it less.
-
-    A packed KV cache halves memory and costs a CPU a third of its speed in long contexts; on a device it
-    costs little. Threads that spin shortly before they sleep lose little on an idle machine and win much
-    beside other programs.
-    """
+    """The starting values of a plan; memory, the model and the build can reduce them."""
 
     ctx_size: int = 8192  # tokens per request
-    parallel: int = 4  # as llama-server's own "auto" has it
-    shared_cells: bool = False  # one pool of KV cells: a request may take what the others leave
+    parallel: int = 4  # as llama-server's own "auto"
+    shared_cells: bool = False  # one pool of KV cells for all slots
     batch: int = 2048
     ubatch: int = 512
     kv_type_on_cpu: str = "f16"
     kv_type_on_device: str = "q8_0"
-    spin_count: int | None = 3000  # of OpenMP's threads at a barrier; None: its own, 300,000
+    spin_count: int | None = 3000  # of OpenMP's threads at a barrier; None: its default, 300,000
     prompt_cache: bool = True
     checkpoints: bool = True
     lock: bool = True
-    repack: bool = True  # weights rewritten for this CPU, a second copy of them
-    own_choice: bool = False  # whatever is not set by hand is llama-server's to choose
+    repack: bool = True  # rewrite the weights for this CPU, which makes a second copy
+    server_defaults: bool = False  # llama-server chooses everything that the user does not set
 
 
 _PREFERENCES: Mapping[Profile | None, Preferences] = MappingProxyType(
@@ -54,7 +48,7 @@ _PREFERENCES: Mapping[Profile | None, Preferences] = MappingProxyType(
             lock=False,
             repack=False,
         ),
-        "plain": Preferences(own_choice=True, kv_type_on_device="f16", spin_count=None),
+        "plain": Preferences(server_defaults=True, kv_type_on_device="f16", spin_count=None),
     }
 )
 

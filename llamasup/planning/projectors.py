@@ -1,9 +1,9 @@
-"""Multimodal projectors: which of those beside a model belongs to it, and the flag that says so.
+"""Multimodal projectors: which projector in a folder belongs to a model, and the flag that loads it.
 
-Nothing in a projector names its model. Known are the width of the embeddings that it makes, which has to be
-the model's (llama-server ends otherwise), and how people name such files: ``mmproj-NAME-f16.gguf`` or
-``NAME.mmproj-Q8_0.gguf`` beside ``NAME-Q4_K_M.gguf``, or just ``mmproj-F16.gguf`` in a folder of its own.
-A wrong projector of the right width would be loaded and see nonsense, so in doubt there is none.
+A projector does not name its model. Its header shows the width of its embeddings, which must be the model's
+(else llama-server ends), and its file name usually follows the model's: ``mmproj-NAME-f16.gguf`` or
+``NAME.mmproj-Q8_0.gguf`` next to ``NAME-Q4_K_M.gguf``, or ``mmproj-F16.gguf`` in the model's own folder.
+A wrong projector of the right width would load and produce nonsense, so a doubtful projector is not used.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from llamasup.planning.purpose import served_as
 __all__ = [
     "Candidate",
     "Pairing",
+    "chosen_by_user",
     "give_projector",
     "pair_projector",
     "pairings_of",
     "projector_loaded",
     "refuse_wrong_projector",
-    "unwanted",
 ]
 
 _FLAG = "--mmproj"
-_BY_HAND = "give it with --mmproj, or --mmproj none"
+_BY_HAND = "choose one with --mmproj, or use --mmproj none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The projector that belongs to a model, or None; and why.
+    """The projector that belongs to a model, or None, with the reason.
 
-    ``undecided``: paths of projectors of which one may belong to the model.
+    ``undecided``: paths of projectors that may belong to the model.
     """
 
     projector: Candidate | None
@@ -59,42 +59,46 @@ class Pairing:
 def pair_projector(
     model: ModelFacts, model_path: str, candidates: Sequence[Candidate], neighbours: Iterable[str]
 ) -> Pairing | None:
-    """Which of the ``candidates`` belongs to the model; None if there are none to speak of.
+    """The one of ``candidates`` that belongs to the model; None without candidates in its byte order.
 
     ``neighbours`` are the names of the other model files in the folder.
     """
-    # llama-server turns no file's bytes round (b11434).
-    candidates = [each for each in candidates if each.facts.big_endian == model.big_endian]
+    # llama-server does not convert byte orders (b11434).
+    candidates = [candidate for candidate in candidates if candidate.facts.big_endian == model.big_endian]
     if not candidates:
         return None
     width = model.embedding_length
-    fitting = [each for each in candidates if each.facts.projection_length in (0, width)]
+    fitting = [candidate for candidate in candidates if candidate.facts.projection_length in (0, width)]
     if not fitting:
         return Pairing(
             None,
-            f"{_listed(candidates)} beside the model is for models of width "
-            f"{candidates[0].facts.projection_length}, and this one has {width}",
+            f"{_listed(candidates)} in the model's folder is for models of width "
+            f"{candidates[0].facts.projection_length}, and this model has width {width}",
         )
-    group, why = _named_alike(model_path, fitting), "its name is the model's"
+    group, why = _named_alike(model_path, fitting), "its name matches the model's"
     if not group:
         own = name_words(model_path)
-        stranger = next((name for name in neighbours if name_words(name) != own), None)
-        if stranger is not None:
-            stranger = PurePath(stranger).name
-            reason = f"{_listed(fitting)} may belong to this model or to {stranger}: {_BY_HAND}"
+        neighbour = next((name for name in neighbours if name_words(name) != own), None)
+        if neighbour is not None:
+            neighbour = PurePath(neighbour).name
+            reason = f"{_listed(fitting)} may belong to this model or to {neighbour}: {_BY_HAND}"
             return Pairing(None, reason, _paths(fitting))
-        group = [each for each in fitting if not name_words(each.path) or each.facts.projection_length]
+        group = [
+            candidate
+            for candidate in fitting
+            if not name_words(candidate.path) or candidate.facts.projection_length
+        ]
         why = "the only model in its folder"
     if not group:
-        return Pairing(None, f"{_listed(fitting)} has another model's name: {_BY_HAND}", _paths(fitting))
-    if len({(each.facts.parameters, name_words(each.path)) for each in group}) > 1:
+        return Pairing(None, f"{_listed(fitting)} has the name of another model: {_BY_HAND}", _paths(fitting))
+    if len({(candidate.facts.parameters, name_words(candidate.path)) for candidate in group}) > 1:
         return Pairing(None, f"{_listed(group)} are different projectors: {_BY_HAND}", _paths(group))
     best = min(group, key=_preference)
-    return Pairing(best, f"the projector beside the model ({why}); --mmproj none leaves it out")
+    return Pairing(best, f"the projector in the model's folder ({why}); --mmproj none disables it")
 
 
-def unwanted(extra_args: ExtraArgs) -> bool:
-    """Whether the user's own arguments settle the projector: another one, or none (``--no-mmproj``)."""
+def chosen_by_user(extra_args: ExtraArgs) -> bool:
+    """Whether arguments after ``--`` select a projector, or none (``--no-mmproj``)."""
     return extra_args.has(_FLAG) or extra_args.has("--mmproj-url") or extra_args.has("--no-mmproj")
 
 
@@ -106,57 +110,57 @@ def projector_loaded(
     mmproj: ModelFacts | None,
     found: Pairing | None,
 ) -> ModelFacts | None:
-    """The projector that llama-server will load: ``mmproj``, which the user named, or else the one found.
+    """The projector that llama-server will load: the user's ``mmproj``, or else the one that was found.
 
-    Raises what ``refuse_wrong_projector`` raises, and UsageInvalid for one that is given to a reranker.
+    Raises what ``refuse_wrong_projector`` raises, and UsageInvalid for the projector of a reranker.
     """
-    reads_text_alone = served_as(model, extra_args) is ModelClass.RERANKER
+    reads_only_text = served_as(model, extra_args) is ModelClass.RERANKER
     if mmproj is not None:
-        if reads_text_alone:
+        if reads_only_text:
             file = PurePath(extra_args.value(_FLAG) or settings.mmproj or "").name
             raise UsageInvalid(
-                f"{_FLAG} {file} would be loaded and never used: a reranker reads text alone",
+                f"{_FLAG} {file} would be loaded and never used, because a reranker reads only text",
                 remedy=f"leave {_FLAG} out",
             )
         refuse_wrong_projector(model, mmproj, extra_args.value(_FLAG) or settings.mmproj or "")
         return mmproj
-    if found is None or found.projector is None or reads_text_alone or settings.profile == "plain":
+    if found is None or found.projector is None or reads_only_text or settings.profile == "plain":
         return None
     return found.projector.facts if capabilities.knows(_FLAG) else None
 
 
 def refuse_wrong_projector(model: ModelFacts, mmproj: ModelFacts, path: str) -> None:
-    """Raise UsageInvalid for a file that is no projector, ProjectorMismatch for one of other models."""
+    """Raise UsageInvalid for a file that is not a projector, ProjectorMismatch for one of another model."""
     name = PurePath(path).name
     if mmproj.model_class is not ModelClass.PROJECTOR:
         raise UsageInvalid(
-            f"{_FLAG} {name} is of class {mmproj.model_class}, and has to be a projector",
+            f"{_FLAG} {name} is a file of class {mmproj.model_class}, not a projector",
             remedy="give the mmproj file that was published with the model",
         )
     if mmproj.projection_length not in (0, model.embedding_length):
         raise ProjectorMismatch(
-            f"{_FLAG} {name} is for models of width {mmproj.projection_length}, and this one has "
+            f"{_FLAG} {name} is for models of width {mmproj.projection_length}, and this model has width "
             f"{model.embedding_length}",
             remedy="give the mmproj file that was published with the model",
         )
 
 
 def give_projector(line: CommandLine, serves: ModelClass, settings: Settings, found: Pairing | None) -> None:
-    """Pass the projector asked for, or else the one that was found beside the model.
+    """Add the projector that the user set, or else the one that was found in the model's folder.
 
-    b11434 embeds images, too (``multimodal_data`` at /embeddings), and reranks nothing but strings [run].
+    b11434 embeds images too (``multimodal_data`` at /embeddings), and reranks only strings [run].
     """
     if settings.mmproj is not None:
         if not PurePath(settings.mmproj).is_absolute():
             raise ValueError(f"the path of mmproj must be absolute here: {settings.mmproj!r}")
-        why = "the projector asked for"
+        why = f"set with {_FLAG}"
         if serves is ModelClass.ENCODER:
-            why += ", for images among what is embedded"
+            why += ", to embed images too"
         line.give(_FLAG, settings.mmproj, why, asked=_FLAG)
     elif found is not None and found.projector is not None and serves is ModelClass.RERANKER:
-        line.leave_out(_FLAG, "a reranker reads text alone")
+        line.leave_out(_FLAG, "a reranker reads only text")
     elif found is not None and found.projector is not None:
-        line.give(_FLAG, found.projector.path, found.reason, otherwise="this build sees no images")
+        line.give(_FLAG, found.projector.path, found.reason, otherwise="this build cannot read images")
     elif found is not None:
         line.leave_out(_FLAG, found.reason)
 
@@ -165,11 +169,11 @@ def give_projector(line: CommandLine, serves: ModelClass, settings: Settings, fo
 
 
 def _named_alike(model_path: str, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those whose name says nothing but the model's, and of these the ones that say the most of it."""
+    """The candidates whose names have only words of the model's name, and the most of these words."""
     own = name_words(model_path)
-    said = {each.path: len(words) for each in candidates if (words := name_words(each.path)) <= own}
-    most = max(said.values(), default=0)
-    return [each for each in candidates if most and said.get(each.path) == most]
+    shared = {one.path: len(words) for one in candidates if (words := name_words(one.path)) <= own}
+    most = max(shared.values(), default=0)
+    return [candidate for candidate in candidates if most and shared.get(candidate.path) == most]
 
 
 def _preference(candidate: Candidate) -> tuple[int, str]:
@@ -178,19 +182,18 @@ def _preference(candidate: Candidate) -> tuple[int, str]:
 
 
 def _paths(candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    return tuple(each.path for each in candidates)
+    return tuple(candidate.path for candidate in candidates)
 
 
 def _listed(candidates: Sequence[Candidate]) -> str:
-    names = [PurePath(each.path).name for each in candidates]
+    names = [PurePath(candidate.path).name for candidate in candidates]
     return " and ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def pairings_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, Pairing]:
-    """Model → its projector, or why none of those beside it is, of the files of any number of folders: those
-    that ``run`` would pair.
+    """The projector of each model, as ``run`` would pair them, among the files of any number of folders.
 
-    ``broken`` are the model files that cannot be read: whose a projector is may be in doubt for them, too.
+    ``broken`` are unreadable files: a projector could belong to one of them.
     """
     folders: dict[PurePath, list[str]] = defaultdict(list)
     for path in (*models, *broken):

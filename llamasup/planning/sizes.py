@@ -1,7 +1,6 @@
-"""The sizes of a plan, and the memory that they take: slots, context, KV cache, layers, draft, projector.
+"""The sizes of a plan and their memory: slots, context, KV cache, layers, draft, projector.
 
-Everything that decides how much memory a model takes is chosen here, in one place, so that ``plan`` and
-``inspect`` cannot say different things about the same model.
+``plan`` and ``inspect`` both choose sizes here, so that they report the same memory for a model.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from llamasup.planning.drafting import (
     shape_with_drafts,
 )
 from llamasup.planning.kv_cache import KvCache, decide_kv_cache
-from llamasup.planning.load_history import LoadHistory, correction_of
+from llamasup.planning.load_history import LoadHistory, correction_for
 from llamasup.planning.memory.context import ContextShape
 from llamasup.planning.memory.estimate import Correction, Load, MemoryEstimate, estimate
-from llamasup.planning.placement import RUNTIME_BYTES, decide_gpu_layers, room_for
+from llamasup.planning.placement import RUNTIME_BYTES, decide_gpu_layers, free_memory
 from llamasup.planning.profiles import preferences
 from llamasup.planning.purpose import served_as
 from llamasup.system.hardware.facts import Hardware
@@ -33,8 +32,8 @@ from llamasup.system.process.environment import RuntimeKind
 
 __all__ = ["PlanSizes", "choose_sizes"]
 
-_NO_BOUNDS = PlanLimits()
-# Flags given by hand that take or move memory: a load with them teaches nothing about one without.
+_NO_LIMITS = PlanLimits()
+# The user's flags that take or move memory: a load with them is no measurement for a load without.
 _MOVE_MEMORY = frozenset(
     (
         *("--no-repack", "-nr", "--repack", "--no-kv-offload", "-nkvo", "--override-tensor", "-ot"),
@@ -42,12 +41,12 @@ _MOVE_MEMORY = frozenset(
         *("--device", "-dev", "--no-mmproj-offload", "--load-mode", "-lm", "--no-mmap", "--mlock"),
     )
 )
-_NO_EXPERIENCE = LoadHistory()
+_NO_HISTORY = LoadHistory()
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSizes:
-    """What was chosen, and what it takes. ``memory`` is without the prompt cache: that gets what is spare."""
+    """The chosen sizes. ``memory`` excludes the prompt cache, which gets a part of the spare memory."""
 
     serves: ModelClass  # --embedding after "--" makes a decoder an encoder
     context: Context
@@ -55,8 +54,8 @@ class PlanSizes:
     gpu_layers: int | None  # 0: none; None: as many as the build fits to its devices
     drafter: Drafter | None
     shape: ContextShape
-    draft_shape: ContextShape  # as the model's own where nothing is known of the draft
-    key: str  # what decides the sizes in memory; plans with the same key take the same
+    draft_shape: ContextShape  # as the model's own if the draft's facts are unknown
+    key: str  # everything that decides the sizes in memory
     correction: Correction
     memory: MemoryEstimate
     bounds: PlanLimits
@@ -90,16 +89,16 @@ def choose_sizes(
     runtime: str = "",
     draft: ModelFacts | None = None,
     projector: ModelFacts | None = None,
-    bounds: PlanLimits = _NO_BOUNDS,
-    history: LoadHistory = _NO_EXPERIENCE,
+    bounds: PlanLimits = _NO_LIMITS,
+    history: LoadHistory = _NO_HISTORY,
 ) -> PlanSizes:
-    """Choose sizes within ``bounds`` and estimate them. ``experience`` knows the build as ``runtime``.
+    """Choose sizes within ``bounds`` and estimate their memory. ``history`` names the build ``runtime``.
 
-    Raises UsageInvalid for what cannot be meant, DraftMismatch for a draft that is not this model's.
+    Raises UsageInvalid for an invalid setting, DraftMismatch for a draft of another model.
     """
     prefers = preferences(settings.profile)
-    if prefers.own_choice:
-        bounds = _NO_BOUNDS  # nothing is chosen that they could bound
+    if prefers.server_defaults:
+        bounds = _NO_LIMITS  # llama-server chooses the sizes
     serves = served_as(model, extra_args)
     drafter = decide_drafter(capabilities, model, serves, settings, extra_args, draft)
     context = decide_context(capabilities, model, serves, settings, extra_args, prefers, bounds)
@@ -115,7 +114,7 @@ def choose_sizes(
             of_draft = draft_shape(drafter.facts, shape)
             draft_load = Load(drafter.facts, of_draft, draft_gpu_layers(drafter.facts, extra_args, layers))
         shape = shape_with_drafts(shape, drafter, extra_args)
-    beside = (
+    attachments = (
         draft_load and (draft_load.model.file_bytes, draft_load.shape),
         projector and projector.file_bytes,
     )
@@ -124,11 +123,11 @@ def choose_sizes(
     )
     if settings.adapters:
         moved += (settings.adapters,)
-    key = f"{shape} {layers} {beside} {moved} {[each.name for each in capabilities.devices]}"
-    correction = correction_of(history, runtime, key)
+    key = f"{shape} {layers} {attachments} {moved} {[each.name for each in capabilities.devices]}"
+    correction = correction_for(history, runtime, key)
     memory = estimate(
         Load(model, shape, layers),
-        room_for(capabilities, hardware, extra_args, on_device=on_device),
+        free_memory(capabilities, hardware, extra_args, on_device=on_device),
         runtime_bytes=RUNTIME_BYTES[kind],
         draft=draft_load,
         projector_bytes=0 if projector is None else projector.weights_bytes,
@@ -153,7 +152,7 @@ def choose_sizes(
 
 
 def _shape(capabilities: Capabilities, extra_args: ExtraArgs, context: Context, kv: KvCache) -> ContextShape:
-    """What a build reserves is told by an option that came soon after the change, never by its number."""
+    """The shape. Options that were added soon after a change show whether a build has that change."""
     return ContextShape(
         ctx_total=context.total,
         parallel=context.parallel,

@@ -1,7 +1,6 @@
-"""What the machine allows: threads, priority, locked memory, and memory for prompts already read.
+"""Chooses what depends on the machine: threads, priority, locked memory, and the prompt cache.
 
-Each decision is a function of the facts and of what the user asked for, and returns the sentence that
-explains it.
+Each decision is a function of the facts and the user's settings, and returns its reason.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = [
 ]
 
 _MIB = 1 << 20
-# Quantised types, which b11434 rewrites for the CPU as it loads them: 329 of 339 MB locked were not used.
+# Quantised types, which b11434 repacks for the CPU: 329 of 339 MB of locked memory were not used.
 _REPACKED = ("Q", "IQ", "MXFP")
 
 
@@ -45,7 +44,7 @@ class Threads:
 
 
 def decide_threads(hardware: Hardware, settings: Settings, extra_args: ExtraArgs) -> Threads:
-    """Never more than the CPUs allowed: llama.cpp's threads spin at barriers and would hang (#10397)."""
+    """At most the CPUs allowed, because more threads would hang as they spin at barriers (#10397)."""
     allowed = hardware.cpus_allowed
     passed = {name: extra_args.number(name) for name in ("--threads", "--threads-batch")}
     for name, value in (*passed.items(), ("--threads", settings.threads)):
@@ -54,7 +53,7 @@ def decide_threads(hardware: Hardware, settings: Settings, extra_args: ExtraArgs
             raise _bad(name, value, many)
     generation, why = _own_threads(hardware)
     if settings.threads is not None:
-        generation, why = settings.threads, "asked for with --threads"
+        generation, why = settings.threads, "set with --threads"
     generation = passed["--threads"] or generation
     return Threads(generation, passed["--threads-batch"] or generation, why)
 
@@ -62,38 +61,40 @@ def decide_threads(hardware: Hardware, settings: Settings, extra_args: ExtraArgs
 def _own_threads(hardware: Hardware) -> tuple[int, str]:
     cores = min(hardware.physical_cores, hardware.cpus_allowed)
     if (sharers := hardware.cpu_sharers) > 1:
-        # Threads that spin for each other's cores: two processes on two cores, with two threads each, made
-        # a twentieth of the tokens that they made with one each (b11434, tiny model).
+        # Two processes on two cores generated 20 times as many tokens with one thread each as with two
+        # threads each (b11434, tiny model).
         part = int(min(cores, hardware.cpu_quota or cores)) // sharers
-        return max(1, part), f"its part of {cores} cores, on which {sharers} processes of the model compute"
+        return max(
+            1, part
+        ), f"this process's share of {cores} cores, which {sharers} processes of the model use"
     if hardware.cpu_quota is not None and hardware.cpu_quota < cores:
-        # Rounded down: a thread that the quota puts to sleep keeps all others waiting at the next barrier.
-        return max(1, int(hardware.cpu_quota)), f"the cgroup allows the time of {hardware.cpu_quota:g} CPUs"
+        # Rounded down, because all threads wait at the next barrier for one that the quota has stopped.
+        return max(1, int(hardware.cpu_quota)), f"the cgroup has a quota of {hardware.cpu_quota:g} CPUs"
     if cores < hardware.cpus_allowed:
-        return cores, f"one for each of the {cores} cores; a second thread on a core would slow both"
-    return cores, f"one for each of the {cores} CPUs allowed"
+        return cores, f"one thread for each of the {cores} cores; a second one on a core would slow both"
+    return cores, f"one thread for each of the {cores} CPUs that this process may use"
 
 
 def give_threads(line: CommandLine, settings: Settings, threads: Threads) -> None:
     line.give("--threads", threads.generation, threads.why, asked=asked_with("--threads", settings.threads))
-    line.give("--threads-batch", threads.batch, "as many as for generation: both wait on the same cores")
+    line.give("--threads-batch", threads.batch, "as many as for generation, because both use the same cores")
 
 
 def why_no_priority(hardware: Hardware, threads: Threads, *, draft: bool) -> str | None:
     """None if ``--prio 2`` may be passed.
 
-    It makes every compute thread SCHED_FIFO at priority 80, and they spin (b11434, measured). With as many of
-    them as CPUs, everything else, the proxy included, stood still for 950 ms at a time (until the kernel's
-    real-time throttling), and generation was no faster; with one CPU left free nothing was delayed.
+    It makes every compute thread SCHED_FIFO at priority 80, and they spin (b11434, measured). With one
+    on every CPU, all other programs and the proxy stopped for 950 ms at a time (until the kernel's real-time
+    throttling), and generation was no faster; with one free CPU nothing was delayed.
     """
     if not hardware.may_raise_priority:
-        return "this process may not raise priorities (no CAP_SYS_NICE), and llama-server would only warn"
+        return "this process may not raise priorities (no CAP_SYS_NICE); llama-server would only warn"
     if hardware.cpu_quota is not None:
-        return "real-time threads do not go well with the CPU quota of the cgroup"
+        return "real-time threads conflict with the CPU quota of the cgroup"
     if draft:
-        return "the draft model's threads spin too, and would leave no CPU to anything else"
+        return "the draft model's threads spin too, and would leave no CPU to other programs"
     if max(threads.generation, threads.batch) >= hardware.cpus_allowed:
-        return "it makes compute threads real-time, and with one on every CPU they would stop the proxy"
+        return "real-time compute threads on every CPU would stop the proxy"
     return None
 
 
@@ -101,20 +102,14 @@ def give_priority(line: CommandLine, why_not: str | None) -> None:
     if why_not is not None:
         line.leave_out("--prio", why_not, value="2")
     else:
-        line.give("--prio", 2, "compute threads go before everything else; a CPU stays free for the rest")
+        line.give("--prio", 2, "compute threads run before other programs; one CPU stays free for those")
 
 
-WHY_SPIN = "a thread that waits for others sleeps soon: one that spins takes the CPU that they wait for"
+WHY_SPIN = "waiting threads sleep soon, because spinning ones take the CPU that the others need"
 
 
 def spin_settings(env: Mapping[str, str], prefers: Preferences) -> Mapping[str, str]:
-    """Variables for the OpenMP of the child, unless the user set any of that kind.
-
-    GNU's spins 300,000 rounds at each barrier; where another program has the CPU, that time is lost for all:
-    2.9 tokens/s with one busy CPU of two, 7.7 with 3,000 rounds and 17 with 1,000; idle 79, 77 and 71
-    (b11434).
-    LLVM's and Microsoft's read no such variable.
-    """
+    """Variables for the child's GNU OpenMP, unless the user set one of that kind (docs/planning.md)."""
     if prefers.spin_count is None or any(name.startswith(("OMP_WAIT", "GOMP_SPIN")) for name in env):
         return {}
     return {"GOMP_SPINCOUNT": str(prefers.spin_count)}
@@ -132,20 +127,20 @@ def why_no_repack(
     *,
     budget_bytes: int,
 ) -> str | None:
-    """None if weights may be rewritten for this CPU, which is faster. ``budget_bytes`` is the prompt cache's.
+    """None if weights may be repacked for this CPU, which is faster. ``budget_bytes``: of the prompt cache.
 
-    What was mapped before is dropped when memory is asked for, and takes address space all the same: with
-    ``ulimit -v`` a Q4_K_M of 483 MiB took 874 (b11434).
+    The mapped copy is dropped when memory is needed, but keeps its address space: with ``ulimit -v`` a Q4_K_M
+    of 483 MiB took 874 (b11434).
     """
     if not prefers.repack:
-        return "weights that are rewritten for the CPU are a second copy of them"
+        return "weights that are repacked for the CPU would be a second copy"
     if extra_args.has("--no-repack") and not extra_args.switch("--repack"):
-        return "set by hand after --"
+        return "set after --"
     if hardware.address_space_limit_bytes is None or not _is_packed(model):
         return None
     on_host = sum(part.host_bytes for part in memory.parts if part.kind == "weights")
-    if memory.host_bytes + on_host + budget_bytes > memory.room.host_bytes:
-        return "a second copy of the weights, rewritten for the CPU, exceeds the address space (ulimit -v)"
+    if memory.host_bytes + on_host + budget_bytes > memory.free.host_bytes:
+        return "a repacked copy of the weights would exceed the address space (ulimit -v)"
     return None
 
 
@@ -165,20 +160,20 @@ def why_no_lock(
     """None if the weights may be locked in memory."""
     limit = hardware.memlock_limit_bytes
     if not prefers.lock:
-        return "weights that are not locked can be dropped from memory and read again"
+        return "this profile lets the system drop weights from memory and read them again"
     if hardware.platform == "win32":
-        return "Windows locks memory only within a working-set size that llamasup does not set"
+        return "Windows locks memory only within a working-set size, which llamasup does not set"
     if on_device:
-        return "the weights go to the device"
+        return "the weights are on the device"
     if repacks and _is_packed(model):
-        return "llama.cpp repacks these weights into memory of its own: the copy that it maps would be locked"
+        return "llama.cpp repacks these weights, and would lock the copy that it does not use"
     if limit is not None and limit < memory.weights_bytes:
         return (
-            f"only {_mib(limit)} MiB may be locked and the weights have {_mib(memory.weights_bytes)}: "
-            "raise it with ulimit -l, or LimitMEMLOCK= in systemd"
+            f"only {_mib(limit)} MiB may be locked, and the weights take {_mib(memory.weights_bytes)} MiB: "
+            "raise the limit with ulimit -l, or with LimitMEMLOCK= in systemd"
         )
     if memory.total_bytes * 3 > memory.available_bytes * 2:
-        return "memory is not ample: locked pages could push everything else out"
+        return "the plan takes over two thirds of the free memory; locked pages could push out others"
     return None
 
 
@@ -191,7 +186,7 @@ def give_lock(line: CommandLine, capabilities: Capabilities, why_not: str | None
     if why_not is not None:
         line.leave_out(flag, why_not, value=value)
     else:
-        line.give(flag, value, "the weights stay in memory, whatever else runs")
+        line.give(flag, value, "the weights stay in memory even if other programs need it")
 
 
 def decide_prompt_cache(
@@ -205,27 +200,27 @@ def decide_prompt_cache(
 ) -> tuple[int, str]:
     """Budget of the prompt cache in MiB. Its default of 8 GiB has killed small hosts (#27725, #20509).
 
-    It is in the host's memory, wherever the model is. ``shared``: other models want what is spare.
+    It is always in host memory. ``shared``: other models need the spare memory.
     """
     asked = extra_args.number("--cache-ram")
     if asked is not None:
-        return asked, "set by hand"
+        return asked, "set after --"
     if serves is not ModelClass.DECODER:
-        return 0, f"{serves} models have no prompts to keep"
-    if prefers.own_choice:
-        return capabilities.default_number("--cache-ram") or 0, "left to llama-server"
+        return 0, f"{serves} models keep no prompts"
+    if prefers.server_defaults:
+        return capabilities.default_number("--cache-ram") or 0, "llama-server's own choice"
     if not prefers.prompt_cache:
-        return 0, "this profile keeps no prompts in memory"
+        return 0, "this profile has no prompt cache"
     spare_bytes = memory.spare_host_bytes
-    # In proportion to the model: what it takes must not depend on which others happen to be loaded.
+    # In proportion to the model, so that its size does not depend on the other loaded models.
     most_bytes = min(spare_bytes, memory.total_bytes // 4) if shared else spare_bytes // 4
     budget = min(8192, most_bytes // _MIB)
     if budget < 64:
-        return 0, "no memory to spare for prompts already read"
+        return 0, "less than 64 MiB would be left for a prompt cache"
     if shared:
-        return budget, "a quarter of what the model takes, 8192 at most, for prompts already read"
-    of = f"a quarter of the {_mib(spare_bytes)} MiB that the host keeps free, 8192 at most"
-    return budget, f"{of}, for prompts already read"
+        return budget, "for the prompt cache: at most a quarter of what the model takes, and 8192 MiB"
+    quarter = f"a quarter of the {_mib(spare_bytes)} MiB that stay free on the host"
+    return budget, f"for the prompt cache: {quarter}, at most 8192 MiB"
 
 
 def _mib(size_bytes: int) -> int:

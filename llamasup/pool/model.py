@@ -14,7 +14,7 @@ from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import ModelFacts
 from llamasup.models.folder import look_at
 from llamasup.models.spec import ModelSpec
-from llamasup.planning.facts import Launch, prepare, projector_beside
+from llamasup.planning.facts import Launch, prepare, sibling_projector
 from llamasup.planning.memory.shares import MemoryBudget, needs_of
 from llamasup.planning.planner import Planner
 from llamasup.pool.eviction import UNUSED
@@ -80,7 +80,7 @@ def estimate_model(
     for number in range(spec.replicas):
         own = devices_of(spec, number)
         if own not in of_one:
-            planner = Planner(with_devices(launch, spec, number), _NOWHERE, share=lambda: share)
+            planner = Planner(with_devices(launch, spec, number), _NOWHERE, budget=lambda: share)
             admission = planner.admission()
             if (refused := planner.refused(admission)) is not None:
                 raise refused
@@ -384,5 +384,5 @@ def prepare_listed(spec: ModelSpec, *, runtime: str | None, environ: Mapping[str
     """As ``prepare``, for a model of a registry: with the projector that is its own among those found, which
     lie where files may lie (X10). What was only just downloaded is in no registry yet.
     """
-    pair = projector_beside if spec.listed is None else lambda *_: spec.pairing
+    pair = sibling_projector if spec.listed is None else lambda *_: spec.pairing
     return prepare(spec.source, spec.settings, runtime=runtime, environ=environ, pair=pair)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from llamasup.planning.facts import named
+from llamasup.planning.facts import with_name
 from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.planner import Planner
 from llamasup.pool.model import ManagedModel, SizedModel, with_devices
@@ -51,7 +51,7 @@ class Runners:
         spec = managed.spec
         for number in range(sized.spec.replicas):
             self._made += 1
-            launch = named(with_devices(sized.launch, sized.spec, number), spec.id)
+            launch = with_name(with_devices(sized.launch, sized.spec, number), spec.id)
             planner = Planner(launch, self._folder, f"{self._made}-", share)
             runner = InstanceRunner(
                 spec.id,

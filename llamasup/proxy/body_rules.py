@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from llamasup.auth.key_limits import Keys
-from llamasup.http.address import ANYWHERE
+from llamasup.http.address import ANY_HOST
 from llamasup.http.body_scan import MANY_JOBS, MAX_STEPS, BodyScan, may_hold_url, scanned
 from llamasup.http.heads import HeadRules, HttpError
 from llamasup.http.remote_media import refused_media
@@ -48,7 +48,7 @@ def judge_body(request: Request, config: ProxyConfig, keys: Keys) -> HttpError |
         return _COMPRESSED
     if (
         (b'"http' in body or b"\\u00" in body)  # most bodies end here, without a call
-        and ANYWHERE not in config.remote_media
+        and ANY_HOST not in config.remote_media
         and _takes_media(request)
         and may_hold_url(body)
     ):
@@ -91,7 +91,7 @@ def _jobs_of(request: Request, body: bytes | None) -> int:
 
 
 def _judge_media(request: Request, scan: BodyScan, allowed: tuple[str, ...]) -> HttpError | None:
-    if ANYWHERE in allowed:
+    if ANY_HOST in allowed:
         return None
     unclear = scan.unclear and scan.suspect
     refusal = _unclear(_max_steps(request)) if unclear else refused_media(scan.remote, allowed)

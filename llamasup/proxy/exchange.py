@@ -463,8 +463,8 @@ class Exchange:
         return untold_tokens(
             counts,
             items=self._items,
-            items_told=meter.items_told if meter is not None else 0,
-            prompts_told=meter.prompts_told if meter is not None else 0,
+            items_reported=meter.items_reported if meter is not None else 0,
+            prompts_reported=meter.prompts_reported if meter is not None else 0,
             events=meter.events if meter is not None else 0,
             whole=outcome == "ok",
             streams=streams,

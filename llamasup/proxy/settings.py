@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from llamasup.auth.key_source import KeyFile
-from llamasup.http.heads import OWN_RULES, HeadRules
+from llamasup.http.heads import DEFAULT_RULES, HeadRules
 
 __all__ = ["STREAM_KEEPALIVE_S", "Limits", "ProxyConfig"]
 
@@ -75,7 +75,7 @@ class ProxyConfig:
     key_file: KeyFile | None = None
     open_paths: frozenset[str] = frozenset()
     route_by_model: bool = True
-    rules: HeadRules = OWN_RULES
+    rules: HeadRules = DEFAULT_RULES
     request_timeout_s: float | None = None
     stream_keepalive_s: float | None = None
     remote_media: tuple[str, ...] = ()

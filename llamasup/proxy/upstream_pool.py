@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from llamasup.http.address import UnixAddress
 from llamasup.http.head_cache import KnownHead
-from llamasup.http.heads import OWN_RULES, HeadRules, RawHeaders
+from llamasup.http.heads import DEFAULT_RULES, HeadRules, RawHeaders
 from llamasup.proxy.upstream import Upstream
 from llamasup.queueing.endpoint import Endpoint
 
@@ -95,7 +95,7 @@ class UpstreamPool:
         loop: asyncio.AbstractEventLoop,
         tasks: Tasks,
         connect_s: float,
-        rules: HeadRules = OWN_RULES,
+        rules: HeadRules = DEFAULT_RULES,
     ) -> None:
         self._endpoint = endpoint
         self._loop = loop

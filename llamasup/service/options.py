@@ -20,8 +20,8 @@ from llamasup.http.address import (
     allowed_host,
     allowed_media_host,
     allowed_origin,
+    invalid_host_remedy,
     is_local,
-    why_no_host,
 )
 from llamasup.http.heads import HeadRules
 from llamasup.llama_server.client import Prober
@@ -277,7 +277,7 @@ def refuse_bad_address(options: EntranceOptions) -> None:
     if not addresses(options.host):
         raise UsageInvalid(f"--host {options.host!r} names no address.", remedy="Leave it out for 127.0.0.1.")
     for host in addresses(options.host):
-        if remedy := why_no_host(host):
+        if remedy := invalid_host_remedy(host):
             raise UsageInvalid(f"--host {host!r} is no address.", remedy=remedy)
     if options.api_keys or options.api_key_file or options.insecure_no_auth:
         return

@@ -172,8 +172,8 @@ def test_a_quota_says_whether_tokens_count() -> None:
 
 ANSWER: Mapping[str, Any] = {
     "items": 1,
-    "items_told": 0,
-    "prompts_told": 0,
+    "items_reported": 0,
+    "prompts_reported": 0,
     "events": 0,
     "whole": True,
     "streams": False,
@@ -191,8 +191,8 @@ ANSWER: Mapping[str, Any] = {
 @pytest.mark.parametrize(
     ("told", "answer", "tokens"),
     [
-        (TokenCounts(90, 0, 40), {"items_told": 1}, 0),
-        (TokenCounts(90, 0, 40), {"items_told": 1, "streams": True, "events": 45}, 0),
+        (TokenCounts(90, 0, 40), {"items_reported": 1}, 0),
+        (TokenCounts(90, 0, 40), {"items_reported": 1, "streams": True, "events": 45}, 0),
         (None, {}, 100 + 100),  # 300 bytes of body, 2 s at 50 a second
         (None, {"tokens_per_s": None}, 100 + 200),
         (None, {"items": 3}, 100 + 300),  # each in a slot of its own
@@ -200,7 +200,7 @@ ANSWER: Mapping[str, Any] = {
         (None, {"generates": False}, 100),
         (TokenCounts(90), {"generates": False}, 0),
         (TokenCounts(90), {}, 100),
-        (TokenCounts(None, None, 40), {"items_told": 1}, 100),
+        (TokenCounts(None, None, 40), {"items_reported": 1}, 100),
         (None, {"whole": False, "streams": True, "events": 130}, 100 + 130),
         (None, {"whole": False, "streams": True, "events": 30}, 100 + 100),  # not each token makes an event
         (None, {"whole": False, "streams": True, "events": 30, "items": 2}, 100 + 200),
@@ -210,33 +210,33 @@ ANSWER: Mapping[str, Any] = {
         (None, {"whole": False, "streams": True, "begun": False, "seconds": 9.0, "n_ctx": 256}, 256),
         (
             TokenCounts(90, 0, 20),
-            {"whole": False, "streams": True, "items_told": 1, "events": 22, "seconds": 0.1},
+            {"whole": False, "streams": True, "items_reported": 1, "events": 22, "seconds": 0.1},
             2,
         ),
         (
             TokenCounts(90, 0, 20),
-            {"streams": True, "items": 2, "items_told": 1, "events": 50, "seconds": 0.1},
+            {"streams": True, "items": 2, "items_reported": 1, "events": 50, "seconds": 0.1},
             30,
         ),
-        (TokenCounts(90, 0, 80), {"items": 3, "items_told": 1, "seconds": 0.5}, 160),
+        (TokenCounts(90, 0, 80), {"items": 3, "items_reported": 1, "seconds": 0.5}, 160),
         (
             TokenCounts(90, 0, 1),
-            {"items": 3, "items_told": 1},
+            {"items": 3, "items_reported": 1},
             299,
         ),  # the first was short, the others were not
-        (TokenCounts(5, 0, 80), {"items": 2, "items_told": 1, "tells_all_prompts": False}, 95 + 120),
+        (TokenCounts(5, 0, 80), {"items": 2, "items_reported": 1, "tells_all_prompts": False}, 95 + 120),
         (
             TokenCounts(5, 0, 80),
-            {"items": 2, "items_told": 1, "prompts_told": 2, "tells_all_prompts": False},
+            {"items": 2, "items_reported": 1, "prompts_reported": 2, "tells_all_prompts": False},
             120,
         ),
         (
             TokenCounts(5, 0, 160),
-            {"items": 2, "items_told": 2, "prompts_told": 1, "tells_all_prompts": False},
+            {"items": 2, "items_reported": 2, "prompts_reported": 1, "tells_all_prompts": False},
             95,
         ),
         (None, {"n_ctx": 64, "prompt_bytes": 9_000_000}, 64),
-        (TokenCounts(60, 0, 4), {"n_ctx": 64, "items": 2, "items_told": 1, "seconds": 99.0}, 64),
+        (TokenCounts(60, 0, 4), {"n_ctx": 64, "items": 2, "items_reported": 1, "seconds": 99.0}, 64),
         (TokenCounts(900, 0, 4), {"n_ctx": 64, "whole": False}, 0),  # its context has shifted
     ],
 )

@@ -91,7 +91,11 @@ def test_an_unknown_key_that_is_near_none_is_told_which_there_are() -> None:
         ("listen", "[h:80, h:80]", "'h:80' is there already"),
         ("http", "{allow_hosts: '*'}", "DNS rebinding"),
         ("http", "{allow_hosts: 'a:80'}", "has a port"),
-        ("http", "{allow_origins: x}", "is no origin; it takes an origin such as https://chat.example.net"),
+        (
+            "http",
+            "{allow_origins: x}",
+            "is not an origin; it takes an origin such as https://chat.example.net",
+        ),
         ("http", "{remote_media: 'http://h/'}", "'http://h/'"),
         (
             "http",

@@ -175,7 +175,7 @@ def test_what_serve_would_refuse_is_told_by_check_and_by_serve_alike(
 
     said = capfd.readouterr().err
     assert f"{path} has 3 mistakes." in said
-    assert f"{path}:5: models.b.kv_type: --kv-type 'q9_9' is no KV cache type" in said
+    assert f"{path}:5: models.b.kv_type: --kv-type 'q9_9' is not a KV cache type" in said
     assert f"{path}:6: models.c2.5.path: {models}/broken.gguf" in said
     assert f"{path}:9: models.d.extra: this llama-server" in said
     assert "has no --nonsense" in said

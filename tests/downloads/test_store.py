@@ -15,7 +15,7 @@ from llamasup.downloads.part_file import PartFile
 from llamasup.errors import LlamasupError
 from llamasup.gguf.files import read_model, split_name
 from llamasup.models.removal import Removal, remove, to_remove
-from llamasup.planning.facts import projector_beside
+from llamasup.planning.facts import sibling_projector
 from llamasup.testing import models, vision
 
 _HUB = "https://huggingface.co"
@@ -82,7 +82,7 @@ def test_a_projector_named_like_the_model_stays_if_planning_is_undecided(
         other.hardlink_to(tmp_path / "a.gguf")
     else:
         put_models(tmp_path, "b.gguf")
-    pairing = projector_beside(other, read_model(other))
+    pairing = sibling_projector(other, read_model(other))
     assert pairing is not None
     assert "may belong to this model or to a.gguf" in pairing.reason
     rm(tmp_path, "a.gguf")
@@ -234,7 +234,7 @@ def planned_projector(path: Path) -> Path | None:
     if "mmproj" in path.name.lower() or (part is not None and part.number != 1):
         return None
     try:
-        found = projector_beside(path, read_model(path))
+        found = sibling_projector(path, read_model(path))
     except LlamasupError:
         return None
     return None if found is None or found.projector is None else Path(found.projector.path)

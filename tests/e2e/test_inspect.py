@@ -116,7 +116,7 @@ def test_a_person_reads_what_is_special_about_it(name: str, lines: list[str], tm
 
 def test_a_lora_says_what_it_is_for(tmp_path: Path) -> None:
     text = inspected(put(tmp_path / "l.gguf", models.tiny_lora())).stdout
-    assert "adapts the model it was trained on: -- --lora FILE" in text
+    assert "changes the model that it was trained on: -- --lora FILE" in text
     assert "fits here" not in text
 
 
@@ -147,7 +147,7 @@ def test_an_error_does_not_bring_escapes_to_the_terminal_either(tmp_path: Path) 
         (lambda path: path.write_bytes(models.truncated_decoder(0.25)), 65, "truncated: 169040 of 676160"),
         (os.mkfifo, 65, "is a named pipe"),
         (lambda path: path.symlink_to("/dev/zero"), 65, "is a character device"),
-        (lambda path: path.symlink_to(path), 66, "lead in a circle"),
+        (lambda path: path.symlink_to(path), 66, "form a circle"),
         (lambda path: path.mkdir(), 66, "no .gguf file in this folder"),
     ],
     ids=["missing", "empty", "truncated", "fifo", "zero", "loop", "folder"],
@@ -232,7 +232,7 @@ def test_a_projector_beside_a_model_is_shown_with_it(tmp_path: Path) -> None:
     assert "mmproj-F16.gguf, in the same folder" in inspected(model).stdout
     put(tmp_path / "cut.gguf", b"GGUF")
     assert ", with mmproj-F16.gguf" not in inspected(tmp_path).stdout
-    assert "may belong to this model or to cut.gguf: give it with --mmproj" in inspected(model).stdout
+    assert "may belong to this model or to cut.gguf: choose one with --mmproj" in inspected(model).stdout
 
 
 def test_a_user_without_a_place_for_a_cache_is_answered_all_the_same(

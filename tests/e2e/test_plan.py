@@ -27,7 +27,7 @@ def test_a_variable_that_llamasup_sets_is_shown_with_its_reason_and_others_witho
     lines = environment.split("\n\n")[0].split("\n")
     assert "  OMP_PLACES=cores" in lines
     (spin,) = [line for line in lines if "GOMP_SPINCOUNT" in line]
-    assert re.fullmatch(r"  GOMP_SPINCOUNT=3000 +\S.* sleeps soon.*", spin)
+    assert re.fullmatch(r"  GOMP_SPINCOUNT=3000 +\S.* sleep soon.*", spin)
 
 
 def test_how_threads_wait_is_left_to_a_user_who_says_it(
@@ -63,7 +63,7 @@ def test_on_a_narrow_terminal_reasons_are_broken_between_words(
     why = on_terminal(arguments, 70).split("Why:\n")[1].split("\n\nLeft out")[0]
     assert all(len(line) <= 70 or "/" in line for line in why.splitlines())
     # The model's path makes the second column wide, so that reasons go beneath.
-    assert "\n  --jinja\n      the model's own chat template, tools included\n" in why
+    assert "\n  --jinja\n      applies the model's own chat template, tool calls included\n" in why
 
 
 def test_what_run_refuses_is_said_with_what_does_fit(

@@ -19,7 +19,7 @@ from llamasup.gguf import architectures
 from llamasup.gguf import header as gguf
 from llamasup.gguf.demo import demo_keys, demo_tensors
 from llamasup.gguf.header import ModelFacts, NeedMore, read_header
-from llamasup.gguf.not_gguf import what_it_is
+from llamasup.gguf.not_gguf import describe
 from llamasup.gguf.writer import I32, KeyValue, TensorPlan, write_gguf
 from llamasup.system.hardware.facts import Hardware
 
@@ -101,12 +101,12 @@ def test_a_key_without_a_name() -> None:
 
 def test_an_array_of_2_to_the_40_numbers() -> None:
     message = refusal(header(key("a.b", ARRAY, array(U32, 1 << 40))))
-    assert message.startswith("a.b at offset 43 is 1099511627776, for which 4398046511104 bytes are needed")
+    assert message.startswith("a.b at offset 43 is 1099511627776, which needs 4398046511104 bytes")
 
 
 def test_an_array_of_2_to_the_40_strings() -> None:
     message = refusal(header(key("a.b", ARRAY, array(STRING, 1 << 40))))
-    assert message.startswith("a.b at offset 43 is 1099511627776, for which")
+    assert message.startswith("a.b at offset 43 is 1099511627776, which needs")
 
 
 def test_a_string_in_an_array_that_leads_outside_the_file() -> None:
@@ -134,7 +134,7 @@ def test_a_count_that_overflows(field: str, offset: int) -> None:
     count = (1 << 64) - 1
     lying = header(tensor_count=count) if field == "tensor" else header(key_count=count)
     message = refusal(lying)
-    assert message.startswith(f"the {field} count at offset {offset} is 18446744073709551615, for which")
+    assert message.startswith(f"the {field} count at offset {offset} is 18446744073709551615, which needs")
 
 
 @pytest.mark.parametrize("field", ["tensor", "key"])
@@ -160,13 +160,13 @@ def test_a_value_of_an_unknown_type() -> None:
     assert refusal(header(key("a.b", 99, b""))) == "a.b at offset 35 has the unknown type 99"
 
 
-def test_a_key_that_is_there_twice() -> None:
+def test_duplicate_key() -> None:
     twice = header(key("a.b", U8, b"\1"), key("a.b", U8, b"\2"))
-    assert refusal(twice) == "key 'a.b' at offset 40 is there twice, first at offset 39"
+    assert refusal(twice) == "key 'a.b' at offset 40 appears twice, first at offset 39"
 
 
 @pytest.mark.parametrize("value", [0, 24, -32, "32", True])
-def test_an_alignment_that_is_no_power_of_two(value: KeyValue) -> None:
+def test_alignment_that_is_not_a_power_of_two(value: KeyValue) -> None:
     assert "general.alignment at offset" in refusal(demo(general__alignment=value))
 
 
@@ -175,12 +175,12 @@ def test_values_of_many_megabytes() -> None:
     assert "brings the values to more than 8 MiB" in refusal(header(*strings))
 
 
-def test_a_string_that_is_too_long_to_be_kept_is_stepped_over() -> None:
+def test_string_that_is_too_long_is_skipped() -> None:
     facts = read_header(*whole(demo(tokenizer__huggingface__json="x" * 2_000_000)))
     assert isinstance(facts, ModelFacts)
 
 
-def test_a_string_that_is_no_utf8_is_read_with_marks_in_its_place() -> None:
+def test_string_that_is_not_utf8_is_read_with_replacement_characters() -> None:
     content = demo(general__name="name").replace(
         b"\x04" + bytes(7) + b"name", b"\x04" + bytes(7) + b"n\xff\xfee"
     )
@@ -248,7 +248,7 @@ def test_a_quantisation_that_llama_cpp_has_removed() -> None:
     assert message == "the type of tensor 't' at offset 45 is 31, Q4_0_4_4, which llama.cpp has removed"
 
 
-def test_a_truncated_file_says_how_much_of_it_is_there() -> None:
+def test_truncated_file_is_reported_with_its_percentage() -> None:
     content = demo()
     half = content[: len(content) // 2]
     share = 100 * len(half) / len(content)
@@ -356,8 +356,8 @@ def test_a_file_with_neither_tensors_nor_vocabulary() -> None:
         (b"PK\x03\x04" + bytes(30), "a zip archive: PyTorch weights", "convert_hf_to_gguf"),
         (b"<!DOCTYPE html><html>", "a web page", "/resolve/main/"),
         (b"\n  <html>", "a web page", "/resolve/main/"),
-        (b'{"error":"Repository not found"}', "a JSON text", "again"),
-        (b"Entry not found" + bytes(20), "an error answer of the download", "again"),
+        (b'{"error":"Repository not found"}', "JSON: the download returned an error", "again"),
+        (b"Entry not found" + bytes(20), "an error message of the download", "again"),
         (bytes(64), "zero bytes: a download that reserved its space", "again"),
         (b"\x1f\x8b\x08" + bytes(30), "a gzip archive", "gunzip"),
         (b"Rar!" + bytes(30), "a RAR archive", "Unpack"),
@@ -378,7 +378,7 @@ def test_an_empty_file() -> None:
 
 
 def test_a_file_of_a_few_bytes() -> None:
-    assert refusal(b"GGUF\3\0\0\0") == "the file has 8 bytes, fewer than the 24 that a GGUF file begins with"
+    assert refusal(b"GGUF\3\0\0\0") == "the file has 8 bytes, and the shortest GGUF header has 24"
     assert refusal(b"GG") == "not a GGUF file: it begins with 'GG'"
 
 
@@ -399,17 +399,17 @@ def test_how_a_file_begins_is_shown_as_people_write_it(begins: bytes, shown: str
     [
         (struct.pack("<I", 1), "the version at offset 4 is 1, which llama.cpp no longer reads (2023)"),
         (struct.pack(">I", 1), "the version at offset 4 is 1, which llama.cpp no longer reads (2023)"),
-        (struct.pack("<I", 7), "the version at offset 4 is 7, known are 2 and 3"),
-        (struct.pack(">I", 7), "the version at offset 4 is 7, known are 2 and 3"),
+        (struct.pack("<I", 7), "the version at offset 4 is 7, and llamasup reads only 2 and 3"),
+        (struct.pack(">I", 7), "the version at offset 4 is 7, and llamasup reads only 2 and 3"),
     ],
 )
 def test_a_version_that_is_not_read(version: bytes, message: str) -> None:
     assert refusal(b"GGUF" + version + bytes(64)) == message
 
 
-def test_nothing_is_said_of_a_file_before_enough_of_it_is_there() -> None:
+def test_reader_asks_for_more_bytes_of_a_short_header() -> None:
     assert read_header(b"GG", 1 << 20) == NeedMore(64 * 1024)
-    assert what_it_is(b"", 0) == ("the file is empty", "Download the model file again.")
+    assert describe(b"", 0) == ("the file is empty", "Download the model file again.")
 
 
 # --- bounds --------------------------------------------------------------------------------------
@@ -527,7 +527,7 @@ def test_the_keys_that_are_looked_for_were_found_in_the_sources() -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_whatever_the_keys_say_it_is_an_error_or_a_model_that_can_be_shown(
+def test_any_keys_give_an_error_or_a_model_that_can_be_shown(
     architecture: str, changes: dict[str, KeyValue], big_endian: bool, with_tensor: bool
 ) -> None:
     keys: dict[str, KeyValue] = {

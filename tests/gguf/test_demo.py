@@ -1,4 +1,4 @@
-"""The demo model and the writer that makes it; the ``gguf`` package reads what was written."""
+"""The demo model and its writer, checked with the ``gguf`` package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_demo_model_is_a_chat_model_whose_kv_cache_can_be_quantised() -> Non
     assert facts.expected_bytes == facts.file_bytes == len(content)
 
 
-def test_the_demo_model_is_read_by_the_gguf_package_as_it_was_meant(tmp_path: Path) -> None:
+def test_gguf_package_reads_the_demo_model(tmp_path: Path) -> None:
     reader = read_back(demo_model(), tmp_path)
     for key, value in demo_keys().items():
         written = reader.fields[key].contents()
@@ -54,7 +54,7 @@ def test_the_demo_model_is_read_by_the_gguf_package_as_it_was_meant(tmp_path: Pa
         assert oracle.data.tobytes() == weights
 
 
-def test_only_words_are_ever_said() -> None:
+def test_demo_model_generates_only_words() -> None:
     tokens = demo_keys()["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)
     plan, weights = demo_tensors()[-1]
@@ -95,7 +95,7 @@ def test_random_weights_are_even_within_their_bounds_and_the_same_for_a_seed() -
     ids=str,
 )
 @pytest.mark.parametrize("big_endian", [False, True], ids=["little-endian", "big-endian"])
-def test_what_the_writer_writes_the_gguf_package_reads(
+def test_gguf_package_reads_the_writers_files(
     value: KeyValue, value_type: str, big_endian: bool, tmp_path: Path
 ) -> None:
     keys: dict[str, KeyValue] = {"general.architecture": "llama", "a.key": value}
@@ -145,7 +145,7 @@ def test_the_writer_refuses_rows_that_cannot_be_packed() -> None:
     ],
     ids=["none", "blank", "ChatML", "Qwen3-like", "Gemma-like", "Mistral-like"],
 )
-def test_a_chat_template_shows_what_it_can_render(template: str, can: ChatTemplate) -> None:
+def test_chat_template_shows_its_features(template: str, can: ChatTemplate) -> None:
     assert read_chat_template(template) == can
 
 

@@ -69,15 +69,13 @@ def refused(read: Read, path: str | Path, kind: type[LlamasupError] = ModelInval
         (models.vocabulary_only, ModelClass.VOCAB),
     ],
 )
-def test_each_kind_of_model_file_is_told_apart(
+def test_each_kind_of_model_file_is_recognised(
     make: Callable[[], bytes], model_class: ModelClass, folder: Path, read: Read
 ) -> None:
     assert read(written(folder, make())).model_class is model_class
 
 
-def test_a_large_model_has_the_size_asked_for_and_is_read_by_its_header_alone(
-    folder: Path, read: Read
-) -> None:
+def test_large_model_is_read_only_by_its_header(folder: Path, read: Read) -> None:
     path = models.write_large_decoder(folder / "large.gguf", 60_000_000)
     facts = read(path)
     assert facts.file_bytes == path.stat().st_size == facts.expected_bytes
@@ -132,10 +130,10 @@ def test_a_split_set_with_a_truncated_part_names_the_part(folder: Path, read: Re
     assert caught.value.message.startswith(f"{parts[2]}: truncated: ")
 
 
-def test_a_split_set_with_parts_swapped_says_so(folder: Path, read: Read) -> None:
+def test_split_set_with_swapped_parts_is_refused(folder: Path, read: Read) -> None:
     parts = models.write_split_decoder(folder)
     shutil.copyfile(parts[1], parts[2])
-    with pytest.raises(ModelInvalid, match="by its name this is part 3, by its header part 2 of 3"):
+    with pytest.raises(ModelInvalid, match="the name says part 3, but the header says part 2 of 3"):
         read(parts[0])
 
 
@@ -148,7 +146,7 @@ def test_a_first_part_under_another_name_is_refused_as_llama_server_would(folder
     parts = models.write_split_decoder(folder)
     renamed = parts[0].rename(folder / "renamed.gguf")
     error = refused(read, renamed)
-    assert "by its header this is the first of 3 parts, by its name it is not" in error.message
+    assert "the header says part 1 of 3, but the name does not" in error.message
     assert "NAME-00001-of-00003.gguf" in error.remedy
 
 
@@ -165,7 +163,7 @@ def test_a_part_that_links_to_itself_is_refused(folder: Path, read: Read) -> Non
     parts = models.write_split_decoder(folder)
     parts[1].unlink()
     parts[1].symlink_to(parts[1])
-    with pytest.raises(ModelMissing, match="lead in a circle"):
+    with pytest.raises(ModelMissing, match="form a circle"):
         read(parts[0])
 
 
@@ -177,7 +175,7 @@ def test_a_split_number_that_lies_is_refused(folder: Path, read: Read) -> None:
 # --- no such file --------------------------------------------------------------------------------
 
 
-def test_a_missing_file_names_what_is_near_it(folder: Path, read: Read) -> None:
+def test_missing_file_is_reported_with_similar_names(folder: Path, read: Read) -> None:
     written(folder, b"", "qwen2.5-7b-q4_k_m.gguf")
     written(folder, b"", "gemma.gguf")
     error = refused(read, folder / "qwen2.5-7b-q4km.gguf", ModelMissing)
@@ -186,7 +184,7 @@ def test_a_missing_file_names_what_is_near_it(folder: Path, read: Read) -> None:
     assert error.exit_code == 66
 
 
-def test_a_missing_file_with_nothing_near_names_what_there_is(folder: Path, read: Read) -> None:
+def test_missing_file_without_similar_names_lists_the_folder(folder: Path, read: Read) -> None:
     written(folder, b"", "gemma.gguf")
     error = refused(read, folder / "x", ModelMissing)
     assert error.remedy == "The models in that folder are gemma.gguf."
@@ -208,7 +206,7 @@ def test_a_missing_file_in_a_folder_that_may_not_be_listed(
 
 def test_a_missing_file_in_a_missing_folder(folder: Path, read: Read) -> None:
     missing = folder / "not" / "there.gguf"
-    assert f"nor a folder {missing.parent}" in refused(read, missing, ModelMissing).message
+    assert f"and no folder {missing.parent}" in refused(read, missing, ModelMissing).message
 
 
 def test_a_dangling_link_names_where_it_leads(folder: Path, read: Read) -> None:
@@ -223,7 +221,7 @@ def test_a_symlink_loop_is_named(folder: Path, read: Read) -> None:
     one, two = folder / "one.gguf", folder / "two.gguf"
     one.symlink_to(two)
     two.symlink_to(one)
-    assert "its symbolic links lead in a circle" in refused(read, one, ModelMissing).message
+    assert "the symbolic links form a circle" in refused(read, one, ModelMissing).message
 
 
 def test_a_folder_names_the_models_in_it_and_how_to_name_one(folder: Path, read: Read) -> None:
@@ -236,8 +234,8 @@ def test_a_folder_names_the_models_in_it_and_how_to_name_one(folder: Path, read:
     assert error.remedy == f"Name one of them, for example '{folder / 'big model-00001-of-00003.gguf'}'."
 
 
-def test_a_folder_without_models_says_so(folder: Path, read: Read) -> None:
-    assert "there is no .gguf file in it" in refused(read, folder, ModelMissing).message
+def test_folder_without_models_is_reported(folder: Path, read: Read) -> None:
+    assert "is a folder without .gguf files" in refused(read, folder, ModelMissing).message
 
 
 def test_a_path_below_a_file(folder: Path, read: Read) -> None:
@@ -246,7 +244,7 @@ def test_a_path_below_a_file(folder: Path, read: Read) -> None:
 
 
 def test_a_path_with_a_nul(read: Read) -> None:
-    with pytest.raises(ModelMissing, match="is no path"):
+    with pytest.raises(ModelMissing, match="is not a path"):
         read("a\0b")
 
 
@@ -278,7 +276,7 @@ def test_an_empty_file(folder: Path, read: Read) -> None:
     assert error.exit_code == 65
 
 
-def test_a_file_that_is_no_gguf(folder: Path, read: Read) -> None:
+def test_file_that_is_not_gguf(folder: Path, read: Read) -> None:
     path = written(folder, b"PK\x03\x04" + bytes(100), "pytorch_model.bin")
     assert "a zip archive: PyTorch weights" in refused(read, path).message
 
@@ -424,7 +422,7 @@ def test_no_header_takes_more_than_50_mb(header: bytes, says: str, folder: Path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="handles are counted otherwise")
-def test_descriptors_are_given_back_whatever_happens(folder: Path, read: Read) -> None:
+def test_file_descriptors_are_always_closed(folder: Path, read: Read) -> None:
     good = written(folder, models.tiny_decoder())
     bad = written(folder, models.truncated_decoder(), "bad.gguf")
     before = psutil.Process().num_fds()
@@ -437,7 +435,7 @@ def test_descriptors_are_given_back_whatever_happens(folder: Path, read: Read) -
 # --- the cache -----------------------------------------------------------------------------------
 
 
-def test_facts_are_remembered_until_the_file_changes(
+def test_facts_are_cached_until_the_file_changes(
     folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(folder, models.tiny_decoder())
@@ -458,7 +456,7 @@ def test_facts_are_remembered_until_the_file_changes(
     assert reads == [path]
 
 
-def test_facts_of_a_split_set_are_remembered_until_one_part_changes(
+def test_facts_of_a_split_set_are_cached_until_one_part_changes(
     folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = models.write_split_decoder(folder)
@@ -480,20 +478,20 @@ def test_facts_of_a_split_set_are_remembered_until_one_part_changes(
     assert reads == parts
 
 
-def test_an_error_is_not_remembered(folder: Path, read: Read) -> None:
+def test_error_is_not_cached(folder: Path, read: Read) -> None:
     path = written(folder, models.truncated_decoder())
     refused(read, path)
     path.write_bytes(models.tiny_decoder())
     assert read(path).architecture == "llama"
 
 
-def test_a_file_that_aria2_is_at_is_not_whole(tmp_path: Path) -> None:
+def test_file_that_aria2_still_downloads_is_refused(tmp_path: Path) -> None:
     """It has its whole size from the beginning, and its header soon after."""
     path = tmp_path / "x.gguf"
     path.write_bytes(models.tiny_decoder())
     control = tmp_path / "x.gguf.aria2"
     control.touch()
-    with pytest.raises(ModelInvalid, match=r"x\.gguf: is not whole yet: x\.gguf\.aria2"):
+    with pytest.raises(ModelInvalid, match=r"the download is not complete: aria2 still has x\.gguf\.aria2"):
         read_model(path, cache_folder=tmp_path / "cache")
     control.unlink()
     assert read_model(path, cache_folder=tmp_path / "cache").layers

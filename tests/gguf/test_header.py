@@ -445,9 +445,7 @@ def test_a_header_written_by_the_gguf_package_gives_its_facts(
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_models_that_the_server_is_asked_about_are_what_the_oracle_reads(
-    name: str, tmp_path: Path
-) -> None:
+def test_reader_agrees_with_the_oracle_on_the_fuzzed_models(name: str, tmp_path: Path) -> None:
     """tests/real/test_memory.py loads them. Each number is the key's own, or one for each layer."""
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_model(name))
@@ -516,12 +514,12 @@ def test_the_file_type_names_the_quantisation_as_file_names_do(
     assert facts.quantization == ("F32" if kind is gguf.LlamaFileType.GUESSED else word)
 
 
-def test_a_file_type_that_nobody_knows_gives_the_type_most_bytes_have(tmp_path: Path) -> None:
+def test_unknown_file_type_gives_the_type_of_most_bytes(tmp_path: Path) -> None:
     shape = Shape("llama", basics(1), EMBEDDING, {}, {"general.file_type": 999})
     assert facts_from(write(shape, tmp_path / "model.gguf")).quantization == "F32"
 
 
-def test_the_vocabulary_says_what_a_draft_model_must_share(tmp_path: Path) -> None:
+def test_vocabulary_has_the_facts_that_a_draft_must_share(tmp_path: Path) -> None:
     general = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2",
@@ -605,7 +603,7 @@ def test_a_later_part_of_a_split_model_asks_for_the_first(tmp_path: Path) -> Non
     assert "00001-of-" in caught.value.remedy
 
 
-def test_a_first_part_without_tensors_is_no_vocabulary(tmp_path: Path) -> None:
+def test_first_part_without_tensors_is_not_a_vocabulary(tmp_path: Path) -> None:
     shape = Shape("llama", basics(1), {}, {}, {"split.count": 2, "split.no": 0})
     assert facts_from(write(shape, tmp_path / "model.gguf")).model_class is ModelClass.DECODER
 

@@ -210,7 +210,7 @@ FETCHED = {
 
 
 @pytest.mark.parametrize("body", FETCHED.values(), ids=FETCHED)
-def test_what_llama_server_would_fetch_is_found_wherever_the_body_is_cut(body: str) -> None:
+def test_urls_for_llama_server_are_found_for_any_split_of_the_body(body: str) -> None:
     raw = body.encode()
     for cuts in ((), range(1, len(raw)), *((cut,) for cut in range(len(raw)))):
         scan = in_pieces(raw, *cuts)
@@ -241,7 +241,7 @@ def test_a_url_that_is_too_long_or_no_text_is_found_and_not_read() -> None:
         assert scanned(b'{"image_url": "%b"}' % url.encode(), urls=True).remote == [None]
 
 
-def test_each_url_is_told_once_and_no_more_than_so_many() -> None:
+def test_each_url_is_reported_once_up_to_a_limit() -> None:
     urls = [f"http://{number // 2}.example" for number in range(200)]
     assert len(scanned(json.dumps([{"image_url": url} for url in urls]).encode(), urls=True).remote) == 64
 

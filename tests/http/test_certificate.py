@@ -1,4 +1,4 @@
-"""When a certificate is valid, as it says itself, and what is said of that."""
+"""The validity dates of a certificate, and the message about them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_no_cut_certificate_has_dates_that_it_does_not_say() -> None:
         (NOW + DAY, NOW + 365 * DAY, "is not valid before 2026-11-23 12:00 UTC", False),
     ],
 )
-def test_what_is_said_of_the_dates(begins: datetime, ends: datetime, problem: str, is_current: bool) -> None:
+def test_message_about_the_dates(begins: datetime, ends: datetime, problem: str, is_current: bool) -> None:
     validity = Validity(begins, ends)
     assert validity.problem(NOW) == problem
     assert validity.is_current(NOW) == is_current

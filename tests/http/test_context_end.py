@@ -28,7 +28,7 @@ def end_of(tail: bytes, window: ContextWindow | None) -> ContextEnd | None:
     return context_end(tail, read_token_counts(tail), window)
 
 
-def test_a_refusal_says_how_many_tokens_there_were_and_how_many_there_may_be() -> None:
+def test_refusal_names_prompt_tokens_and_context() -> None:
     assert context_refusal(EXCEEDED) == ContextEnd("exceeded", 5012, 4096)
 
 
@@ -65,7 +65,7 @@ def test_an_answer_that_drafts_is_cut_a_draft_s_length_earlier() -> None:
 
 
 @pytest.mark.parametrize("reason", [b"stop", b"tool_calls"])
-def test_an_answer_that_says_that_it_is_complete_is_believed(reason: bytes) -> None:
+def test_answer_with_its_own_finish_reason_is_not_cut(reason: bytes) -> None:
     assert end_of(chat(25, 231, reason), WINDOW) is None
 
 
@@ -73,7 +73,7 @@ def test_more_tokens_than_the_slot_holds_means_that_the_first_were_forgotten() -
     assert end_of(chat(25, 400), WINDOW) == ContextEnd("shifted", 25, 256)
 
 
-def test_a_server_that_tells_no_slots_may_say_it_itself() -> None:
+def test_truncated_flag_counts_without_slots() -> None:
     said = b'{"truncated":true,"stop_type":"limit",' + chat(12, 244)[50:]
     assert end_of(said, None) == ContextEnd("cut")
     assert end_of(chat(12, 244), None) is None
@@ -84,12 +84,12 @@ def test_a_stream_that_the_shared_cache_broke_off_was_cut() -> None:
     assert end_of(b'data: {"error":{"message":"no"}}\n\n', WINDOW) is None
 
 
-def test_half_a_count_is_none() -> None:
+def test_incomplete_counts_are_ignored() -> None:
     assert context_end(b"", TokenCounts(300), WINDOW) is None
     assert context_end(b"", TokenCounts(None, None, 300), WINDOW) is None
 
 
-def test_the_window_is_what_a_slot_says() -> None:
+def test_window_is_the_context_of_a_slot() -> None:
     assert read_window(b'[{"id":0,"n_ctx":256,"speculative":false},{"n_ctx":256}]') == WINDOW
     assert read_window(b'[{"n_ctx":256,"speculative":true}]') == DRAFTING
     for nothing in (None, b"", b"[]", b"{}", b"[{}]", b'[{"n_ctx":0}]', b'[{"n_ctx":"a"}]', b"[" * 5000):

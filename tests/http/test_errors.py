@@ -13,7 +13,7 @@ PLAIN = [getattr(errors, name) for name in errors.__all__ if name not in ("Llama
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_every_error_comes_back_as_what_it_was(kind: type[LlamasupError]) -> None:
+def test_every_error_survives_the_round_trip(kind: type[LlamasupError]) -> None:
     sent = kind("What.", remedy="Do.", lines=("a",), details=("b", "c"))
     got = error_from(sent.http_status, json.loads(json.dumps(error_object(sent))))
     assert type(got) is kind
@@ -27,13 +27,13 @@ def test_a_diagnosis_keeps_its_cause_and_its_exit_code(cause: str, exit_code: in
     assert (got.cause, got.exit_code) == (cause, exit_code)
 
 
-def test_without_an_exit_code_the_cause_says_enough() -> None:
+def test_cause_is_enough_without_an_exit_code() -> None:
     got = error_from(404, {"error": {"message": "no", "cause": ModelUnknown.cause}})
     assert isinstance(got, ModelUnknown)
 
 
 @pytest.mark.parametrize(("status", "cause"), [(401, "api_key"), (403, "key_rights"), (403, "")])
-def test_what_the_door_refuses_is_not_allowed(status: int, cause: str) -> None:
+def test_access_refusal_becomes_not_allowed(status: int, cause: str) -> None:
     got = error_from(status, {"error": {"message": "no", "cause": cause, "remedy": "a key"}})
     assert isinstance(got, NotAllowed)
     assert got.exit_code == 77
@@ -53,7 +53,7 @@ def test_what_the_door_refuses_is_not_allowed(status: int, cause: str) -> None:
         {"error": {"message": "strange", "cause": "of_tomorrow", "exit_code": "x"}},
     ],
 )
-def test_what_is_no_error_of_ours_is_told_as_that(answered: Any) -> None:
+def test_answer_without_an_error_object_is_reported_as_such(answered: Any) -> None:
     got = error_from(500, answered)
     assert isinstance(got, ControlFailed)
     assert got.message

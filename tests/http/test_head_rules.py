@@ -1,4 +1,4 @@
-"""What of a head goes on when llama-server judges for itself, and what never does."""
+"""The headers that a transparent proxy forwards, and those that it never forwards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def opening(rules: HeadRules, headers: RawHeaders) -> list[bytes]:
     return head.opening.split(b"\r\n")[:-1]
 
 
-def test_a_transparent_head_goes_on_whole_but_for_what_is_hop_by_hop() -> None:
+def test_transparent_head_is_forwarded_without_hop_by_hop_headers() -> None:
     lines = opening(TRANSPARENT, [*HEADERS, *HOP_BY_HOP])
     assert lines == [b"POST /p?q=1 HTTP/1.1", *(name + b": " + value for name, value in HEADERS)]
 
@@ -49,7 +49,7 @@ def test_by_default_neither_keys_nor_origins_go_on() -> None:
     ]
 
 
-def test_keys_alone_may_go_on() -> None:
+def test_only_keys_can_be_forwarded() -> None:
     assert opening(HeadRules(credentials=True), HEADERS) == [
         b"POST /p?q=1 HTTP/1.1",
         b"Host: localhost",
@@ -59,7 +59,7 @@ def test_keys_alone_may_go_on() -> None:
     ]
 
 
-def test_two_hosts_are_refused_whoever_judges_and_none_is_only_not_ours_to_refuse() -> None:
+def test_two_hosts_are_always_refused_and_a_missing_host_unless_transparent() -> None:
     twice = [(b"host", b"a"), (b"host", b"b")]
     for rules in (HeadRules(), TRANSPARENT):
         assert isinstance(read_head(b"GET", b"/", "1.1", twice, rules), HttpError)
@@ -80,7 +80,7 @@ def test_a_route_is_known_behind_the_prefix(path: bytes, label: str) -> None:
 @pytest.mark.parametrize(
     "path", [b"/x/props", b"/%78/props", b"/X//props", b"/x/./slots/0", b"/x/cors-proxy", b"/props"]
 )
-def test_what_is_closed_is_closed_behind_the_prefix_too(path: bytes) -> None:
+def test_closed_paths_are_closed_after_the_prefix_too(path: bytes) -> None:
     assert closed_by_default(b"POST", path, b"/x")
     assert not closed_by_default(b"POST", b"/x/v1/chat/completions", b"/x")
 

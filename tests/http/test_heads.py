@@ -1,4 +1,4 @@
-"""Heads: what is read, what goes upstream, what is refused, and how answers are written."""
+"""Heads: how they are read, forwarded and refused, and how responses are written."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from llamasup.http.heads import (
     Head,
     HeadRules,
     HttpError,
+    Priority,
     error_body,
     error_response,
     parse_authority,
@@ -20,6 +21,7 @@ from llamasup.http.heads import (
     response,
     split_target,
     status_line,
+    trace_id_of,
 )
 
 HOST = (b"host", b"localhost")
@@ -42,7 +44,7 @@ def refuse(
     return error
 
 
-def test_a_head_is_sorted_into_what_is_ours_and_what_goes_on() -> None:
+def test_head_is_split_into_llamasups_and_forwarded_headers() -> None:
     head = read(
         HOST,
         (b"accept", b"*/*"),
@@ -75,7 +77,7 @@ def test_http_1_0_needs_no_host_and_expects_nothing() -> None:
     assert not head.expects_continue
 
 
-def test_other_schemes_are_no_credentials() -> None:
+def test_other_schemes_are_not_credentials() -> None:
     assert read(HOST, (b"authorization", b"Basic abc")).credentials == ()
 
 
@@ -83,13 +85,13 @@ def test_an_insane_request_id_is_forgotten() -> None:
     assert read(HOST, (b"x-request-id", b"a b")).request_id == b""
 
 
-def test_what_connection_names_does_not_go_on() -> None:
+def test_headers_named_by_connection_are_not_forwarded() -> None:
     head = read(HOST, (b"connection", b"close, X-Hop,"), (b"x-hop", b"1"), (b"x-end", b"2"))
     assert head.opening.endswith(b"\r\nx-end: 2\r\n")
     assert b"x-hop" not in head.opening
 
 
-def test_connection_does_not_take_host_away_from_a_server_that_sees_its_client_as_it_is() -> None:
+def test_connection_cannot_remove_host_from_a_transparent_head() -> None:
     rules = HeadRules(transparent=True)
     head = read_head(b"GET", b"/a", "1.1", [HOST, (b"connection", b"host, x"), (b"x", b"1")], rules)
     assert isinstance(head, Head)
@@ -100,7 +102,7 @@ def test_the_absolute_form_overrules_host() -> None:
     assert read(HOST, target=b"HTTP://other:1/a").authority == b"other:1"
 
 
-def test_blanks_around_a_host_are_none_of_it() -> None:
+def test_blanks_around_a_host_are_removed() -> None:
     assert read((b"host", b"localhost \t")).authority == b"localhost"
 
 
@@ -124,7 +126,7 @@ def test_blanks_around_a_host_are_none_of_it() -> None:
         ([HOST, (b"expect", b"200-ok")], {}, 417),
     ],
 )
-def test_what_cannot_be_forwarded_safely_is_refused(
+def test_unsafe_heads_are_refused(
     headers: list[tuple[bytes, bytes]], changes: dict[str, bytes | str], status: int
 ) -> None:
     assert refuse(*headers, **changes).status == status  # type: ignore[arg-type]
@@ -183,7 +185,7 @@ def test_no_bytes_surprise_the_authority_parser(value: bytes) -> None:
     assert parsed is None or (parsed[0].isascii() and not set(parsed[0]) & set(" /@,\\\r\n"))
 
 
-def test_response_headers_lose_what_is_between_two_hops() -> None:
+def test_response_headers_lose_hop_by_hop_headers() -> None:
     lines, streams_events = read_response_headers(
         [
             (b"Server", b"llama.cpp"),
@@ -231,13 +233,102 @@ def test_retry_after_is_in_whole_seconds_and_at_least_one(seconds: float, header
     )
 
 
-def test_an_error_about_a_path_outside_utf8_can_be_told() -> None:
+def test_error_about_a_path_outside_utf8_can_be_written() -> None:
     body = error_body(HttpError(503, "/m/\udcff.gguf: bad", remedy="Get another \udcff."))
     assert json.loads(body)["error"]["message"] == "/m/\\xff.gguf: bad"
     assert json.loads(body)["error"]["remedy"] == "Get another \\xff."
 
 
-def test_an_error_may_close_and_401_says_how_to_come_in() -> None:
+def test_error_can_close_and_401_names_the_scheme() -> None:
     assert b"Connection: close" in error_response(HttpError(400, "no", close=True))
     assert b"Connection: close" not in error_response(HttpError(404, "no"))
     assert b"WWW-Authenticate: Bearer\r\n" in error_response(HttpError(401, "no"))
+
+
+# --- trace context -------------------------------------------------------------------------------
+
+TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        b"00-%b-%b-01" % (TRACE, SPAN),
+        b"00-%b-%b-00" % (TRACE, SPAN),
+        b"01-%b-%b-01" % (TRACE, SPAN),
+        b"cc-%b-%b-01-what-is-to-come" % (TRACE, SPAN),
+    ],
+)
+def test_trace_id_is_read(traceparent: bytes) -> None:
+    assert trace_id_of(traceparent) == TRACE.decode()
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        b"",
+        b"00",
+        TRACE,
+        b"ff-%b-%b-01" % (TRACE, SPAN),
+        b"00-%b-%b-01-more" % (TRACE, SPAN),
+        b"00-%b-%b-01-" % (TRACE, SPAN),
+        b"00-%b-%b-01" % (b"0" * 32, SPAN),
+        b"00-%b-%b-01" % (TRACE, b"0" * 16),
+        b"00-%b-%b-01" % (TRACE.upper(), SPAN),
+        b"00-%b-%b-01\n" % (TRACE, SPAN),
+        b"00-%b-%b-0g" % (TRACE, SPAN),
+        b"00-%b-%b-01" % (TRACE[1:], SPAN),
+    ],
+)
+def test_invalid_traceparent_has_no_trace(traceparent: bytes) -> None:
+    assert trace_id_of(traceparent) == ""
+
+
+# --- priorities ----------------------------------------------------------------------------------
+
+
+def head(*headers: tuple[bytes, bytes], rules: HeadRules | None = None) -> Head | HttpError:
+    return read_head(b"POST", b"/v1/chat/completions", "1.1", [HOST, *headers], rules or HeadRules())
+
+
+@pytest.mark.parametrize(
+    ("value", "priority"),
+    [(b"high", Priority.HIGH), (b" Normal ", Priority.NORMAL), (b"LOW", Priority.LOW)],
+)
+def test_priority_header_is_read(value: bytes, priority: Priority) -> None:
+    read = head((b"x-llamasup-priority", value))
+    assert isinstance(read, Head)
+    assert read.priority is priority
+    assert b"llamasup" not in read.opening.lower()
+
+
+def test_request_without_the_header_has_no_priority() -> None:
+    read = head()
+    assert isinstance(read, Head)
+    assert read.priority is None
+
+
+@pytest.mark.parametrize("value", [b"", b"urgent", b"0", b"high, low"])
+def test_invalid_priority_is_refused_with_the_valid_ones(value: bytes) -> None:
+    error = head((b"x-llamasup-priority", value))
+    assert isinstance(error, HttpError)
+    assert (error.status, error.cause) == (400, "bad_priority")
+    assert "high, normal or low" in error.remedy
+
+
+def test_llamasups_own_headers_are_not_forwarded() -> None:
+    read = head((b"x-llamasup-anything", b"1"), (b"x-kept", b"1"))
+    assert isinstance(read, Head)
+    assert b"x-kept: 1\r\n" in read.opening
+    assert b"anything" not in read.opening
+
+
+def test_a_transparent_llamasup_leaves_them_as_they_are() -> None:
+    """With a limit of its own it serves by them, but refuses nothing that llama-server would take."""
+    seen_through = HeadRules(transparent=True)
+    for value, priority in ((b"low", Priority.LOW), (b"urgent", None)):
+        read = head((b"x-llamasup-priority", value), (b"x-llamasup-anything", b"1"), rules=seen_through)
+        assert isinstance(read, Head)
+        assert read.priority is priority
+        assert b"x-llamasup-priority: " + value in read.opening
+        assert b"x-llamasup-anything: 1" in read.opening

@@ -65,7 +65,7 @@ def test_any_other_host_and_every_ambiguous_url_is_refused(url: str | None) -> N
     assert (error.status, error.cause) == (400, "remote_media")
 
 
-def test_the_refusal_names_the_host_and_what_to_do() -> None:
+def test_refusal_names_the_host_and_the_remedy() -> None:
     error = refused_media(["http://169.254.169.254/latest/meta-data/"], ())
     assert error is not None
     assert "'169.254.169.254'" in error.message

@@ -76,7 +76,7 @@ def test_a_json_body_names_a_model_with_its_last_string(body: bytes, named: str 
 @pytest.mark.parametrize(
     "body", [b'{"model":' + b"[" * 100_000, b'{"model":"b","x":' + b"[" * 1100 + b"]" * 1100 + b"}"]
 )
-def test_a_body_that_is_nested_too_deep_is_no_body_that_names_none(body: bytes) -> None:
+def test_body_nested_too_deep_is_an_error_and_not_a_body_without_a_model(body: bytes) -> None:
     with pytest.raises(BodyTooDeep):
         requested_model(body, b"model=tiny")
 
@@ -88,7 +88,7 @@ def test_no_body_makes_trouble(body: bytes) -> None:
 
 
 @given(st.text(min_size=1).filter(lambda name: name.isprintable()))
-def test_whatever_name_is_written_is_the_one_that_is_read(name: str) -> None:
+def test_any_written_name_is_read_back(name: str) -> None:
     assert requested_model(json.dumps({"model": name}).encode(), b"") == name
     assert requested_model(json.dumps({"model": name}, ensure_ascii=False).encode(), b"") == name
 
@@ -218,7 +218,7 @@ def test_a_path_names_a_model(path: bytes, named: str | None) -> None:
         ("other", b'{"questions": {"a": {}, "b": {}, "c": {}}, "input": [1]}', 3),
     ],
 )
-def test_what_a_body_asks_for_on_a_route(label: str, body: bytes, jobs: int) -> None:
+def test_model_and_jobs_of_a_body_on_a_route(label: str, body: bytes, jobs: int) -> None:
     assert read_body(body, b"", label)[1] == jobs
 
 

@@ -1,4 +1,4 @@
-"""Paths: whose they are, and which stay closed however they are spelled."""
+"""Routes of paths, and paths that stay closed in every spelling."""
 
 from __future__ import annotations
 
@@ -116,5 +116,5 @@ def test_seeing_through_a_path_is_final(path: bytes) -> None:
         (b"POST", b"/unknown", False),
     ],
 )
-def test_what_stays_closed(method: bytes, path: bytes, closed: bool) -> None:
+def test_closed_paths(method: bytes, path: bytes, closed: bool) -> None:
     assert closed_by_default(method, path) is closed

@@ -1,4 +1,4 @@
-"""Token counts in every shape that llama-server writes, whole or split, and in what is none."""
+"""Token counts in every form that llama-server writes, complete or split, and in other texts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_chunk_framing_may_split_the_numbers_anywhere(size: int) -> None:
         b'{"error":{"message":"no"}}',
     ],
 )
-def test_what_says_nothing_counts_nothing(tail: bytes) -> None:
+def test_answer_without_counts_has_none(tail: bytes) -> None:
     assert read_token_counts(tail) is None
 
 
@@ -124,7 +124,7 @@ def test_a_message_s_stream_counts_its_prompt_in_its_first_event() -> None:
     assert read_token_counts(ending, b"data: {}") == TokenCounts(None, None, 231, None)
 
 
-def test_timings_of_absurd_length_are_no_counts() -> None:
+def test_timings_of_absurd_length_are_not_counts() -> None:
     assert read_token_counts(TIMINGS.replace(b"23", b"9" * 5000)) == TokenCounts(1, None, 16, 9876.5)
 
 
@@ -167,7 +167,7 @@ def test_an_error_that_comes_where_a_stream_was_promised_fits_into_one_event(
     error = error_of(400, body)
     assert b"\n" not in error
     synthetic = {
-        "message": "llama-server answered 400 where a stream was asked for",
+        "message": "llama-server answered with status 400 instead of a stream",
         "type": "server_error",
         "code": 400,
     }

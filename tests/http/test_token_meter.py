@@ -256,15 +256,15 @@ def test_events_may_come_one_by_one(
     assert meter.events == raw.count(b"data: {")
 
 
-def test_events_are_counted_and_what_is_left_has_told_what_it_had() -> None:
+def test_events_are_counted_and_an_abandoned_answer_keeps_its_counts() -> None:
     meter = TokenMeter("/completion", streams=True)
     for number in range(1, 31):
         meter.read(chunk(b"data: " + msgspec.json.encode(completion(0, 9, number)) + b"\n\n"))
-    assert (meter.events, meter.items, meter.items_told, meter.prompts_told) == (30, 1, 1, 1)
+    assert (meter.events, meter.items, meter.items_reported, meter.prompts_reported) == (30, 1, 1, 1)
     assert meter.counts() == TokenCounts(9, None, 30)
 
 
-def test_of_an_endless_number_of_items_the_last_are_kept_as_one() -> None:
+def test_items_above_the_limit_share_one_count() -> None:
     meter = TokenMeter("/completion", streams=False)
     for number in range(5000):
         meter.read(plain(completion(number, 1, 1)))
@@ -273,7 +273,7 @@ def test_of_an_endless_number_of_items_the_last_are_kept_as_one() -> None:
     assert (meter.items, counts.completion) == (4097, 4097)
 
 
-def test_what_is_kept_of_an_answer_is_bounded() -> None:
+def test_kept_bytes_of_an_answer_are_bounded() -> None:
     meter = TokenMeter("/completion", streams=False)
     for _ in range(100):
         meter.read(b"x" * 100_000)

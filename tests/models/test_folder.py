@@ -116,7 +116,7 @@ def test_a_broken_file_is_listed_with_what_is_wrong_and_the_others_as_ever(top: 
         "cut.gguf": "truncated: 169040 of 676160 bytes",
         "dangling.gguf": "is a symbolic link to gone",
         "empty.gguf": "the file is empty",
-        "loop.gguf": "its symbolic links lead in a circle",
+        "loop.gguf": "the symbolic links form a circle",
         "page.gguf": "not a GGUF file: it begins with '<!DOCTY",
         "pipe.gguf": "is a named pipe",
         "zero.gguf": "is a character device",
@@ -301,14 +301,14 @@ def test_a_file_that_comes_back_in_the_moment_it_is_looked_at_is_listed(
     path = put(top / "m.gguf")
     away = shutil.move(path, top / "away")
     (top / "m.gguf").symlink_to("nowhere")
-    read_anew = files.read_anew
+    read_uncached = files.read_uncached
 
     def back(path: Path) -> object:
         path.unlink()
         shutil.move(away, path)
-        return read_anew(path)
+        return read_uncached(path)
 
-    monkeypatch.setattr(model_folder, "read_anew", back)
+    monkeypatch.setattr(model_folder, "read_uncached", back)
     assert shown(listed(top), top) == {"m.gguf": ModelClass.DECODER}
 
 

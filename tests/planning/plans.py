@@ -1,4 +1,4 @@
-"""The facts that the planning tests start from: builds as they describe themselves, models, a machine."""
+"""Facts for the planning tests: builds by their own help texts, models, a machine."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def planned(
 
 
 def ladder(*args: Any, **rest: Any) -> Callable[[PlanLimits], LaunchPlan]:
-    """What ``planned`` makes of these, within bounds."""
+    """A function from bounds to the plan of ``planned``."""
 
     def candidate(bounds: PlanLimits) -> LaunchPlan:
         return planned(*args, **rest, bounds=bounds)
@@ -149,12 +149,12 @@ def ladder(*args: Any, **rest: Any) -> Callable[[PlanLimits], LaunchPlan]:
 
 
 def needed_bytes(made: LaunchPlan) -> int:
-    """Of the host, without what is kept only because there is memory to spare."""
+    """Host memory without the prompt cache."""
     return made.memory.host_bytes - made.memory.prompt_cache_bytes
 
 
 def value(made: LaunchPlan, flag: str) -> str | None:
-    """What follows the flag on the command line."""
+    """The value of the flag on the command line."""
     return made.argv[made.argv.index(flag) + 1] if flag in made.argv else None
 
 

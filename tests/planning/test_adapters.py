@@ -1,4 +1,4 @@
-"""LoRA adapters: whose they are, by what headers and names say; in doubt nobody's."""
+"""LoRA adapters: which model they belong to, by headers and names; doubtful ones are not used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENCODER = facts(models.tiny_encoder())
 LORA = facts(models.tiny_lora())
 
 
-def test_the_header_says_what_an_adapter_is_for() -> None:
+def test_header_has_the_width_and_base_of_an_adapter() -> None:
     assert LORA.adapted_length == MODEL.embedding_length
     assert LORA.base_models == ()
     assert facts(models.tiny_lora(width=32)).adapted_length == 32
@@ -37,7 +37,7 @@ def test_the_header_says_what_an_adapter_is_for() -> None:
     assert (MODEL.adapted_length, MODEL.base_models) == (0, ())
 
 
-def test_an_adapter_beside_the_only_model_is_its_own_in_every_quantization() -> None:
+def test_adapter_of_the_only_model_fits_every_quantization() -> None:
     files = {"/m/x-Q4_K_M.gguf": MODEL, "/m/x-Q8_0.gguf": MODEL, "/m/a.gguf": LORA, "/m/b.gguf": LORA}
     both = ("/m/a.gguf", "/m/b.gguf")
     assert adapters_of(files) == {"/m/x-Q4_K_M.gguf": both, "/m/x-Q8_0.gguf": both}
@@ -54,11 +54,11 @@ def test_an_adapter_beside_the_only_model_is_its_own_in_every_quantization() -> 
         replace(LORA, base_models=("", "!")),
     ],
 )
-def test_one_that_would_not_load_or_names_another_model_is_nobodys(adapter: ModelFacts) -> None:
+def test_adapter_that_cannot_load_or_names_another_model_is_not_used(adapter: ModelFacts) -> None:
     assert adapters_of({"/m/x.gguf": MODEL, "/m/a.gguf": adapter}) == {}
 
 
-def test_beside_two_models_or_one_that_cannot_be_read_it_is_nobodys() -> None:
+def test_adapter_next_to_two_models_or_an_unreadable_one_is_not_used() -> None:
     assert adapters_of({"/m/x.gguf": MODEL, "/m/y.gguf": MODEL, "/m/a.gguf": LORA}) == {}
     assert adapters_of({"/m/x.gguf": MODEL, "/m/y.gguf": ENCODER, "/m/a.gguf": LORA}) == {}
     assert adapters_of({"/m/x.gguf": MODEL, "/m/a.gguf": LORA}, ["/m/cut.gguf"]) == {}
@@ -79,7 +79,7 @@ def test_the_base_that_it_names_tells_models_apart(base: str, path: str) -> None
     assert adapters_of(files, ["/m/cut.gguf"]) == {path: ("/m/a.gguf",)}
 
 
-def test_a_path_that_llama_server_would_read_as_two_is_left_out() -> None:
+def test_adapter_path_with_a_separator_is_not_used() -> None:
     assert adapters_of({"/m/x.gguf": MODEL, "/m/a,b.gguf": LORA, "/m/a:1.gguf": LORA}) == {}
 
 
@@ -98,7 +98,7 @@ def found(path: str, outcome: ModelFacts | ModelInvalid) -> FoundModel:
 AUTO = ModelRule("*", options=ModelOptions(loras=("auto",)))
 
 
-def test_adapters_beside_a_model_are_loaded_where_the_config_wants_them_and_part_of_what_it_is() -> None:
+def test_adapters_of_a_model_are_loaded_if_the_config_says_auto() -> None:
     files = [found("/m/x.gguf", MODEL), found("/m/a.gguf", LORA)]
     registry = build([AUTO], files)
     spec = registry.specs["x"]
@@ -108,7 +108,7 @@ def test_adapters_beside_a_model_are_loaded_where_the_config_wants_them_and_part
     assert build((), files).specs["x"].settings.adapters == ()
 
 
-def test_the_configs_adapters_are_instead_of_those_beside_the_model() -> None:
+def test_adapters_of_the_config_replace_found_ones() -> None:
     files = [found("/m/x.gguf", MODEL), found("/m/a.gguf", LORA)]
     for loras, extra in (((), ()), (("/l/z.gguf",), ("--lora", "/l/z.gguf"))):
         spec = build([AUTO, ModelRule("x", options=ModelOptions(loras=loras))], files).specs["x"]
@@ -116,7 +116,7 @@ def test_the_configs_adapters_are_instead_of_those_beside_the_model() -> None:
         assert spec.identity == (("/m/x.gguf", 1, 1),)
 
 
-def test_a_model_whose_adapters_are_in_doubt_says_so() -> None:
+def test_doubtful_adapters_are_reported() -> None:
     files = [found("/m/x.gguf", MODEL), found("/m/y.gguf", MODEL), found("/m/a.gguf", LORA)]
     problems = build([AUTO], files).problems
     assert [(each.cause, each.names) for each in problems] == [
@@ -125,7 +125,7 @@ def test_a_model_whose_adapters_are_in_doubt_says_so() -> None:
     ]
 
 
-def test_the_projector_beside_a_model_is_part_of_what_it_is_unless_another_is_named() -> None:
+def test_found_projector_is_part_of_the_model_unless_another_is_named() -> None:
     projector = facts(models.tiny_projector())
     files = [found("/m/x.gguf", MODEL), found("/m/mmproj-x.gguf", projector)]
     assert build((), files).specs["x"].identity == (("/m/x.gguf", 1, 1), ("/m/mmproj-x.gguf", 1, 1))
@@ -143,23 +143,23 @@ def reason(made: LaunchPlan) -> str:
 BOTH = ("/m/a.gguf", "/m/b.gguf")
 
 
-def test_what_is_there_for_requests_does_nothing_else_and_no_prompt_is_kept() -> None:
+def test_adapters_apply_only_on_request_and_no_prompt_is_kept() -> None:
     made = planned(NEW, adapters=BOTH)
     assert made.argv[made.argv.index("--lora-scaled") + 1] == "/m/a.gguf:0,/m/b.gguf:0"
     assert "--no-cache-prompt" in made.argv
-    assert reason(made) == "for requests that ask for them, and else without effect"
+    assert reason(made) == "only requests that name an adapter use it"
     assert made.key != planned(NEW).key
     assert not {"--lora-scaled", "--no-cache-prompt"} & {*planned(NEW).argv}
 
 
 @pytest.mark.parametrize("build", [OLD, from_help("-m, --model FNAME  model path\n--metrics  metrics\n")])
-def test_a_build_that_would_mix_adapters_up_gets_none(build: str | Capabilities) -> None:
+def test_build_that_would_mix_adapters_gets_none(build: str | Capabilities) -> None:
     made = planned(build, adapters=BOTH)
     assert "--lora-scaled" not in made.argv
-    assert "cannot keep the adapters of one request" in reason(made)
+    assert "cannot separate the adapters of one request" in reason(made)
 
 
 @pytest.mark.parametrize("extra", [("--lora", "/l/z.gguf"), ("--lora-scaled", "/l/z.gguf:0.5")])
-def test_adapters_given_by_hand_are_instead_of_those_found(extra: tuple[str, ...]) -> None:
+def test_users_adapters_replace_found_ones(extra: tuple[str, ...]) -> None:
     made = planned(NEW, adapters=BOTH, extra=extra)
     assert "/m/a.gguf:0,/m/b.gguf:0" not in made.argv

@@ -1,4 +1,4 @@
-"""The refusal of what does not fit: what is said, and whether the advice is true."""
+"""The refusal of a plan that does not fit: its text, and whether its remedy works."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def refused(preferred: LaunchPlan, fitting: LaunchPlan, **rest: Any) -> DoesNotF
     return refusal("example-8b", preferred, fitting, **rest)
 
 
-def test_the_refusal_says_what_was_needed_what_is_free_and_ends_with_71() -> None:
+def test_refusal_names_needed_and_free_memory_and_exits_with_71() -> None:
     wanted = planned(
         hardware=machine(memory_available_bytes=6 * GIB), ctx_size=65536, parallel=2, kv_type="f16"
     )
@@ -33,11 +33,11 @@ def test_the_refusal_says_what_was_needed_what_is_free_and_ends_with_71() -> Non
     assert memory_text(wanted.memory.host_bytes) in error.message
     assert f"{memory_text(6 * GIB)} are free" in error.message
     assert "2 × 65536 tokens of context, KV cache f16" in error.message
-    assert error.remedy.startswith("Not even 2 × 65536 tokens")
+    assert error.remedy.startswith("The smallest plan does not fit either: 2 × 65536 tokens")
     assert "--no-memory-check" in error.remedy
 
 
-def test_the_table_has_every_part_the_sum_and_what_is_free() -> None:
+def test_table_has_every_part_the_sum_and_the_free_memory() -> None:
     wanted = planned(hardware=machine(memory_available_bytes=GIB))
     rows = dict(memory_rows(wanted.memory))
     assert set(rows) == {part.name for part in wanted.memory.parts} | {"needed", "free"}
@@ -67,12 +67,10 @@ def test_on_two_memories_the_one_that_is_too_small_is_named() -> None:
     )
     assert f"{memory_text(4 * GIB)} are free" in refused(on_device, on_device).message
     on_host = planned(known, hardware=machine(memory_available_bytes=GIB), gpu_layers=1)
-    assert (
-        f"{memory_text(on_host.memory.host_bytes)} of the host's memory" in refused(on_host, on_host).message
-    )
+    assert f"{memory_text(on_host.memory.host_bytes)} of host memory" in refused(on_host, on_host).message
 
 
-def test_where_tensors_were_placed_by_hand_both_memories_count_together() -> None:
+def test_host_and_device_count_together_if_the_user_placed_tensors() -> None:
     free = machine(memory_available_bytes=GIB)
     wanted = planned(capabilities(NEW, SMALL_GPU), hardware=free, gpu_layers="all", extra=("--cpu-moe",))
     assert (
@@ -89,7 +87,7 @@ ASKED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_a_person_who_gives_the_options_that_are_said_to_fit_is_served(asked: dict[str, Any]) -> None:
+def test_options_of_the_remedy_do_fit(asked: dict[str, Any]) -> None:
     smaller = planned(ctx_size=4096, parallel=1)
     free = machine(memory_available_bytes=needed_bytes(smaller))
     preferred = planned(hardware=free, **asked)
@@ -105,7 +103,7 @@ def test_a_person_who_gives_the_options_that_are_said_to_fit_is_served(asked: di
     assert admit(ladder(hardware=free, **followed), PlanLimits()).plan.memory.fits
 
 
-def test_only_what_has_to_change_is_said() -> None:
+def test_remedy_names_only_the_settings_that_change() -> None:
     free = machine(memory_available_bytes=8 * GIB)
     preferred = planned(hardware=free, ctx_size=65536, parallel=2)
     fitting = planned(hardware=free, ctx_size=8192, parallel=2)
@@ -116,24 +114,24 @@ def test_only_what_has_to_change_is_said() -> None:
     assert refused(on_device, planned(known, gpu_layers=3)).remedy.startswith("Fits: --gpu-layers 3. ")
 
 
-def test_who_serves_many_models_hears_it_in_the_words_of_a_config() -> None:
+def test_remedy_for_a_config_uses_its_keys() -> None:
     preferred = planned(ctx_size=32768, parallel=4)
     fitting = planned(ctx_size=8192, parallel=1)
     remedy = refused(preferred, fitting, by_config=True).remedy
     assert remedy.startswith("Fits: parallel: 1, ctx_size: 8192. Or allow more (memory). check_memory: false")
     huge = planned(hardware=machine(memory_available_bytes=GIB))
     remedy = refused(huge, huge, by_config=True, extra=("--cache-ram", "10")).remedy
-    assert "Allow more (memory), make smaller what is passed in extra, or use a smaller" in remedy
+    assert "Allow more (memory), reduce the values in extra, or use a smaller" in remedy
     assert "--no-memory-check" not in remedy
 
 
-def test_a_cache_of_two_types_is_no_option_to_be_given() -> None:
+def test_remedy_does_not_name_a_cache_of_two_types() -> None:
     free = machine(memory_available_bytes=9 * GIB)
     mixed = planned(hardware=free, ctx_size=2048, extra=("-ctk", "q8_0", "-ctv", "f16"))
     assert "--kv-type" not in refused(planned(hardware=free, ctx_size=65536), mixed).remedy
 
 
-def test_a_prompt_cache_set_by_hand_that_is_too_large_is_named() -> None:
+def test_remedy_names_a_users_prompt_cache_that_is_too_large() -> None:
     free = machine(memory_available_bytes=10 * GIB)
     wanted = planned(hardware=free, extra=("--cache-ram", "8192"))
     assert not wanted.memory.fits
@@ -146,14 +144,14 @@ def test_a_prompt_cache_set_by_hand_that_is_too_large_is_named() -> None:
     assert unlimited.memory.prompt_cache_bytes == 0
 
 
-def test_where_only_what_is_after_the_dashes_is_too_large_that_is_said() -> None:
+def test_remedy_names_users_arguments_that_are_too_large() -> None:
     wanted = planned(hardware=machine(memory_available_bytes=6 * GIB), extra=("-c", "131072"))
-    assert "passed after --" in refused(wanted, wanted, extra=("-c", "131072")).remedy
+    assert "reduce the values after --" in refused(wanted, wanted, extra=("-c", "131072")).remedy
 
 
 @pytest.mark.parametrize(
     ("size_bytes", "said"),
     [(0, "0 B"), (300 << 20, "300 MiB"), (5 << 30, "5.0 GiB"), (28 * GIB, "28 GiB"), (3 << 40, "3.0 TiB")],
 )
-def test_sizes_are_said_as_people_say_them(size_bytes: int, said: str) -> None:
+def test_sizes_have_readable_units(size_bytes: int, said: str) -> None:
     assert memory_text(size_bytes) == said

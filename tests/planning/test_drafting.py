@@ -1,4 +1,4 @@
-"""Who drafts for a model: another one of its family, a head, or its own MTP layers; and who cannot."""
+"""The draft of a model: a model of its family, a head, or its own MTP layers; and files that cannot draft."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_a_build_of_2025_has_a_draft_context_of_its_own() -> None:
 
 
 def test_a_build_whose_server_does_not_draft_refuses_a_draft_model() -> None:
-    with pytest.raises(UsageInvalid, match=r"--draft-model cannot be honoured.*0\.2\.90.*does not draft"):
+    with pytest.raises(UsageInvalid, match=r"--draft-model is not possible.*0\.2\.90.*does not draft"):
         drafted(OLD)
 
 
 @pytest.mark.parametrize("facts", [bert(), model(model_class=ModelClass.LORA)], ids=["encoder", "lora"])
-def test_what_is_no_decoder_cannot_draft(facts: ModelFacts) -> None:
-    with pytest.raises(UsageInvalid, match=r"draft\.gguf is of class \w+, and a draft model has"):
+def test_model_that_is_not_a_decoder_cannot_draft(facts: ModelFacts) -> None:
+    with pytest.raises(UsageInvalid, match=r"draft\.gguf is of class \w+, but a draft model must"):
         drafted(draft=facts)
 
 
@@ -106,7 +106,7 @@ def test_facts_without_a_path_are_a_bug_of_the_caller() -> None:
         (
             BPE,
             replace(BPE, digests=((151_936, 8),)),
-            "of the first 151936 tokens of their vocabularies, some",
+            "some of the first 151936 tokens of their vocabularies differ",
         ),
         (SPM, replace(SPM, bos=3), "the draft's BOS token is 3, the model's 1"),
         (SPM, replace(SPM, add_bos=False), "only the model puts BOS at the beginning of a text"),
@@ -149,7 +149,7 @@ def test_a_draft_that_llama_server_accepts_is_passed(target: Vocabulary, draft: 
 
 @pytest.mark.parametrize("difference", [0, 1, 63, 64, 127, 128])
 @pytest.mark.parametrize("size", [700, 704, 767])
-def test_other_words_are_noticed_whatever_the_sizes(size: int, difference: int) -> None:
+def test_different_tokens_are_found_for_any_sizes(size: int, difference: int) -> None:
     words = [f"word{index}" for index in range(size + difference)]
     whole, less = of_words(words), of_words(words[:size])
     assert value(drafted(facts=whole, draft=less), "--spec-type") == "draft-simple"
@@ -158,7 +158,7 @@ def test_other_words_are_noticed_whatever_the_sizes(size: int, difference: int) 
     for place in (5, size // 2, size - 64):
         other = of_words([*words[:place], "other", *words[place + 1 : size]])
         for target, draft in ((whole, other), (other, whole)):
-            with pytest.raises(DraftMismatch, match="some are not the same"):
+            with pytest.raises(DraftMismatch, match="tokens of their vocabularies differ"):
                 drafted(facts=target, draft=draft)
 
 
@@ -180,20 +180,20 @@ def of_words(words: list[str]) -> ModelFacts:
 def test_sizes_that_differ_a_little_are_named_in_the_reason() -> None:
     small = replace(BPE, size=BPE.size - 128)
     made = drafted(facts=model(vocabulary=BPE), draft=model(vocabulary=small))
-    assert "has 151808 tokens, the model's 151936" in reason(made, "--spec-draft-model")
+    assert "has 151808 tokens and the model's 151936" in reason(made, "--spec-draft-model")
     same = drafted(facts=model(vocabulary=BPE), draft=model(vocabulary=BPE))
-    assert reason(same, "--spec-draft-model") == "asked for with --draft-model"
+    assert reason(same, "--spec-draft-model") == "set with --draft-model"
 
 
 # --- given after the dashes ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", ["--spec-draft-model", "--model-draft", "-md"])
-def test_a_draft_model_given_by_hand_gets_the_type_that_it_needs(flag: str) -> None:
+def test_users_draft_model_gets_the_type_that_it_needs(flag: str) -> None:
     made = planned(draft=model(layers=4), extra=(flag, DRAFT))
     assert made.argv.count(flag) == 1
     assert value(made, "--spec-type") == "draft-simple"
-    assert "loaded and not used" in reason(made, "--spec-type")
+    assert "load the draft model and not use it" in reason(made, "--spec-type")
 
 
 def test_it_gets_the_type_even_where_its_facts_were_not_read() -> None:
@@ -205,7 +205,7 @@ def test_it_is_compared_with_the_model_too() -> None:
         planned(facts=model(vocabulary=BPE), draft=model(vocabulary=SPM), extra=("--spec-draft-model", DRAFT))
 
 
-def test_a_type_given_by_hand_stays() -> None:
+def test_users_spec_type_stays() -> None:
     spoken = ("--spec-type", "ngram-simple", "-md", DRAFT)
     made = planned(facts=model(vocabulary=BPE), draft=model(vocabulary=SPM), extra=spoken)
     assert made.argv.count("--spec-type") == 1
@@ -225,7 +225,7 @@ def test_the_profile_plain_passes_the_type_that_a_draft_model_needs_and_nothing_
     ("architecture", "spec_type", "ahead"),
     [("eagle3", "draft-eagle3", None), ("gemma4-assistant", "draft-mtp", "2"), ("qwen35", "draft-mtp", "2")],
 )
-def test_a_draft_head_is_passed_as_what_it_is(architecture: str, spec_type: str, ahead: str | None) -> None:
+def test_draft_head_is_passed_with_its_own_type(architecture: str, spec_type: str, ahead: str | None) -> None:
     made = drafted(draft=head(architecture, vocabulary=SPM), facts=model(vocabulary=BPE))
     assert value(made, "--spec-draft-model") == DRAFT
     assert value(made, "--spec-type") == spec_type
@@ -239,7 +239,7 @@ def test_llama_server_tells_dflash_from_dspark_by_itself() -> None:
     assert value(made, "--spec-draft-n-max") == "15"
 
 
-def test_a_build_that_knows_no_dspark_is_told_that_it_is_dflash() -> None:
+def test_build_without_dspark_gets_dflash() -> None:
     text = "--spec-type {none,draft-simple,draft-dflash}  type\n--spec-draft-model FNAME  draft\n"
     made = drafted(from_help(text), draft=head("dflash"))
     assert value(made, "--spec-type") == "draft-dflash"
@@ -251,7 +251,7 @@ def test_a_build_without_the_type_refuses_the_head(build: str) -> None:
         drafted(build, draft=head("eagle3"))
 
 
-def test_fit_is_told_to_leave_room_for_a_head_that_it_may_not_be_able_to_measure() -> None:
+def test_fit_target_includes_a_head_that_fit_may_not_measure() -> None:
     small = head("eagle3", weights_bytes=GIB)
     made = drafted(with_device(), draft=small)
     assert int(value(made, "--fit-target") or 0) > 1024 + 1024
@@ -265,7 +265,7 @@ def test_fit_is_told_to_leave_room_for_a_head_that_it_may_not_be_able_to_measure
     assert "--fit-target" not in planned(with_device(), facts=self_drafting()).argv
 
 
-def test_mtp_layers_alone_in_a_file_are_a_draft_and_no_model() -> None:
+def test_file_with_only_mtp_layers_is_a_draft_and_not_a_model() -> None:
     content = speculative.mtp_head()
     facts = read_header(content, len(content))
     assert isinstance(facts, ModelFacts)
@@ -278,7 +278,7 @@ def test_mtp_layers_that_were_cut_from_another_model_are_refused_with_the_differ
 
     assert value(drafted(draft=layers()), "--spec-type") == "draft-mtp"
     for strange in (layers("qwen35"), layers(width=64)):
-        with pytest.raises(DraftMismatch, match=r"MTP layers of a .* and this one is llama of width"):
+        with pytest.raises(DraftMismatch, match=r"MTP layers of a .* and this model is llama of width"):
             drafted(draft=strange)
 
 
@@ -336,11 +336,11 @@ def test_the_context_has_room_to_check_all_drafts_at_once() -> None:
     ],
     ids=str,
 )
-def test_they_do_not_where_the_user_the_purpose_or_the_build_says_otherwise(rest: dict[str, Any]) -> None:
+def test_mtp_layers_do_not_draft_if_user_purpose_or_build_prevent_it(rest: dict[str, Any]) -> None:
     assert "draft-mtp" not in planned(facts=self_drafting(), **rest).argv
 
 
-def test_the_type_given_by_hand_is_not_given_twice_and_the_room_is_still_counted() -> None:
+def test_users_spec_type_is_not_passed_twice_and_its_memory_counts() -> None:
     made = planned(facts=self_drafting(), extra=("--spec-type", "ngram-mod,draft-mtp"))
     assert made.argv.count("--spec-type") == 1
     without = planned(facts=self_drafting(), extra=("--spec-type", "ngram-mod"))
@@ -360,7 +360,7 @@ def test_the_build_fits_the_drafts_layers_to_its_devices() -> None:
     assert "fits the draft's layers" in reason(made, "--spec-draft-ngl")
 
 
-def test_layers_for_the_draft_by_hand_are_kept() -> None:
+def test_users_layers_for_the_draft_stay() -> None:
     made = drafted(with_device(), extra=("--spec-draft-ngl", "3"))
     assert made.argv[-2:] == ("--spec-draft-ngl", "3")
     assert "set by hand" in reason(made, "--spec-draft-ngl")
@@ -379,7 +379,7 @@ def test_the_drafts_layers_are_counted_where_they_will_be() -> None:
     assert on_device(gpu_layers=0) == [0]
 
 
-def test_a_model_kept_off_the_device_keeps_its_draft_off_too() -> None:
+def test_draft_of_a_model_on_the_host_is_on_the_host() -> None:
     made = drafted(with_device(), gpu_layers=0)
     assert value(made, "--gpu-layers") == "0"
     assert value(made, "--spec-draft-ngl") == "0"

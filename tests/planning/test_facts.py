@@ -1,4 +1,4 @@
-"""What a launch finds out before anything is started: names, paths, libraries, and what cannot work."""
+"""Facts that are gathered before a start: names, paths, files next to the model, and errors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from llamasup.gguf.demo import demo_model
 from llamasup.llama_server.settings import Settings
 from llamasup.models.registry import build
 from llamasup.models.search import search_models
-from llamasup.planning.facts import Launch, prepare
+from llamasup.planning import facts
+from llamasup.planning.facts import Launch, prepare, sibling_projectors
 from llamasup.planning.planner import Planner
 from llamasup.pool.model import prepare_listed
+from llamasup.testing import models, vision
 from llamasup.testing.models import big_endian_decoder, tiny_encoder
 from llamasup.testing.vision import vision_projector
 from tests.paths import FIXTURES
@@ -57,9 +59,7 @@ def test_a_linked_llama_server_is_run_with_the_libraries_that_it_was_asked_with(
     assert made.env["LD_LIBRARY_PATH"] == str(server.parent)
 
 
-def test_llama_server_is_told_the_very_name_that_llamasup_knows_the_model_by(
-    server: Path, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_llama_server_gets_the_model_name_of_llamasup(server: Path, tiny_model: Path, tmp_path: Path) -> None:
     for alias, name, aliases in ((None, "tiny", ()), ("gpt , small", "gpt", ("small",))):
         found = launch(tiny_model, server, alias=alias)
         argv = Planner(found, tmp_path).plan(1).argv
@@ -88,7 +88,7 @@ def test_a_model_of_the_other_byte_order_is_refused_before_the_start(
 # --- paths ---------------------------------------------------------------------------------------
 
 
-def test_a_path_after_the_dashes_means_what_it_means_here_not_in_the_childs_folder(
+def test_relative_path_in_users_arguments_is_resolved_in_the_current_folder(
     server: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -99,7 +99,7 @@ def test_a_path_after_the_dashes_means_what_it_means_here_not_in_the_childs_fold
 
 @pytest.mark.parametrize("option", ["draft_model", "mmproj"])
 @pytest.mark.parametrize("path", ["nope.gguf", "~nobody-of-this-name/x.gguf"])
-def test_a_missing_file_beside_the_model_is_reported_with_the_option_that_named_it(
+def test_missing_attachment_is_reported_with_its_option(
     server: Path, tiny_model: Path, option: str, path: str
 ) -> None:
     with pytest.raises(ModelMissing) as refused:
@@ -108,10 +108,8 @@ def test_a_missing_file_beside_the_model_is_reported_with_the_option_that_named_
     assert path in refused.value.message
 
 
-def test_a_model_given_as_its_own_projector_is_refused(
-    server: Path, tiny_model: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageInvalid, match="has to be a projector"):
+def test_model_as_its_own_projector_is_refused(server: Path, tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageInvalid, match="not a projector"):
         Planner(launch(tiny_model, server, mmproj=str(tiny_model)), tmp_path).check()
 
 
@@ -126,7 +124,7 @@ def test_a_file_given_after_the_dashes_is_looked_into_like_one_given_before_them
     assert found.draft == found.model
 
 
-def test_the_projector_beside_the_model_is_found_unless_another_or_none_is_wanted(
+def test_projector_in_the_folder_is_found_unless_the_user_chooses(
     server: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "model" / "tiny.gguf"
@@ -206,10 +204,10 @@ def test_a_demo_model_that_cannot_be_written_is_a_sentence(
     [
         ("~nobody-of-this-name/x.gguf", "there is no user 'nobody-of-this-name'"),
         ("x" * 300, "File name too long"),
-        ("nul\0.gguf", "is no path"),
+        ("nul\0.gguf", "is not a path"),
         ("closed/x", "may not be read (Permission denied)"),
-        ("org/name", "has not been downloaded"),
-        ("https://x/y.gguf", "has not been downloaded"),
+        ("org/name", "neither a file here nor downloaded"),
+        ("https://x/y.gguf", "neither a file here nor downloaded"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_a_sentence(
@@ -234,3 +232,40 @@ def test_a_current_folder_that_is_gone_is_a_sentence(
     gone.rmdir()
     with pytest.raises(ModelMissing, match="current folder no longer exists"):
         launch("x.gguf", server)
+
+
+# --- files next to the model ---------------------------------------------------------------------
+
+
+def names_of(model: Path) -> tuple[list[str], list[str]]:
+    candidates, neighbours = sibling_projectors(model)
+    return [Path(each.path).name for each in candidates], neighbours
+
+
+def test_projectors_by_name_and_the_other_models(tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    for name in ("mmproj-F16.gguf", "tiny.MMPROJ-Q8_0.GGUF"):
+        (tmp_path / name).write_bytes(vision.vision_projector())
+    for name in ("tiny.gguf", "other.gguf", "notes.txt", "mmproj.txt"):
+        (tmp_path / name).write_bytes(models.tiny_decoder())
+    assert names_of(model) == (["mmproj-F16.gguf", "tiny.MMPROJ-Q8_0.GGUF"], ["other.gguf"])
+
+
+def test_unreadable_files_and_other_models_are_not_projectors(tmp_path: Path) -> None:
+    (tmp_path / "mmproj-broken.gguf").write_bytes(b"GGUF")
+    (tmp_path / "mmproj-gone.gguf").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "mmproj-folder.gguf").mkdir()
+    (tmp_path / "mmproj-not.gguf").write_bytes(models.tiny_decoder())
+    assert names_of(tmp_path / "tiny.gguf") == ([], [])
+
+
+def test_a_folder_that_cannot_be_listed_has_nothing(tmp_path: Path) -> None:
+    assert names_of(tmp_path / "gone" / "tiny.gguf") == ([], [])
+
+
+def test_of_very_many_only_the_first_are_looked_into(tmp_path: Path) -> None:
+    content = vision.vision_projector()
+    for index in range(facts._MAX_PROJECTORS + 5):
+        (tmp_path / f"mmproj-{index:03}.gguf").write_bytes(content)
+    candidates, _ = sibling_projectors(tmp_path / "tiny.gguf")
+    assert len(candidates) == facts._MAX_PROJECTORS

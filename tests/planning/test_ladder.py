@@ -1,4 +1,4 @@
-"""The ladder: in which order a plan gets smaller, how far, and what never does (S5)."""
+"""The ladder: the order in which a plan is reduced, how far, and the settings that stay (S5)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamasup.llama_server.start_log import StartupFailure, read_line
 from llamasup.planning.ladder import (
     MAX_STEPS,
     admit,
-    blames_the_cache,
+    blames_kv_cache,
     is_out_of_memory,
     largest_that_fits,
     step_down,
@@ -66,7 +66,7 @@ def differing(before: LaunchPlan, after: LaunchPlan) -> list[str]:
 
 
 def unpacked(*args: Any, **rest: Any) -> Callable[[PlanLimits], LaunchPlan]:
-    """A ladder that begins with an f16 cache where nobody asked for one."""
+    """A ladder that begins with an f16 cache that the user did not set."""
     candidate = ladder(*args, **rest)
 
     def made(bounds: PlanLimits) -> LaunchPlan:
@@ -78,7 +78,7 @@ def unpacked(*args: Any, **rest: Any) -> Callable[[PlanLimits], LaunchPlan]:
 # --- before a start ------------------------------------------------------------------------------
 
 
-def test_a_plan_that_fits_is_taken_as_it_is() -> None:
+def test_plan_that_fits_is_not_changed() -> None:
     admission = admit(ladder(), PlanLimits())
     assert admission.plan == planned()
     assert admission.considered == (planned(),)
@@ -94,14 +94,14 @@ def test_before_a_start_slots_go_first_then_the_cache_is_packed_then_the_context
     assert (last.parallel, last.ctx_size_of_slot, last.kv_type) == (1, 2048, "q8_0")
 
 
-def test_the_largest_that_fits_is_chosen_and_the_reasons_say_why_it_is_smaller() -> None:
+def test_largest_plan_that_fits_is_chosen_with_the_reason() -> None:
     for size in admit(ladder(hardware=NOTHING), PlanLimits()).considered[1:]:
         free = machine(memory_available_bytes=needed_bytes(size))
         admission = admit(ladder(hardware=free), PlanLimits())
         assert settings_of(admission.plan) == settings_of(size)
         assert admission.plan.memory.fits
         assert not any(each.memory.fits for each in admission.considered[:-1])
-        assert any("so that it fits in memory" in each.reason for each in admission.plan.reasons)
+        assert any("the larger plan does not fit in memory" in each.reason for each in admission.plan.reasons)
         assert admission.preferred == planned(hardware=free)
 
 
@@ -117,8 +117,8 @@ def test_an_embedding_model_gives_up_context_and_keeps_its_cache() -> None:
     assert {each.kv_type for each in considered} == {"f16"}
 
 
-def test_what_would_save_nothing_is_passed_over() -> None:
-    """Fewer slots of a total set by hand after -- are larger slots."""
+def test_step_that_saves_nothing_is_skipped() -> None:
+    """Fewer slots of a fixed total context are larger slots."""
     considered = admit(
         ladder(hardware=NOTHING, extra=("-c", "16384", "-ctk", "f16")), PlanLimits()
     ).considered
@@ -146,7 +146,7 @@ BY_HAND: list[tuple[dict[str, Any], set[str]]] = [
 
 @pytest.mark.parametrize(("extra_args", "fixed"), BY_HAND)
 @pytest.mark.parametrize("diagnosis", [HOST_FULL, DEVICE_FULL, SEGFAULT, FLASH_ABORT])
-def test_what_was_set_by_hand_stays_through_every_step(
+def test_users_settings_stay_through_every_step(
     extra_args: dict[str, Any], fixed: set[str], diagnosis: Diagnosis
 ) -> None:
     candidate = ladder(capabilities(NEW, GPU), **extra_args)
@@ -163,14 +163,14 @@ def test_what_was_set_by_hand_stays_through_every_step(
         assert not (fixed - {"--ctx-size"}) & set(differing(planned(hardware=NOTHING, **extra_args), each))
 
 
-def test_with_everything_set_by_hand_there_is_no_step() -> None:
+def test_no_step_is_taken_if_the_user_set_everything() -> None:
     extra_args = {"parallel": 4, "ctx_size": 8192, "kv_type": "q8_0", "gpu_layers": 10, "flash_attn": "on"}
     candidate = ladder(capabilities(NEW, GPU), **extra_args)
     for diagnosis in (HOST_FULL, DEVICE_FULL, SEGFAULT):
         assert step_down(candidate(PlanLimits()), diagnosis, candidate, steps_taken=0) is None
 
 
-def test_flash_attention_by_hand_stays_on() -> None:
+def test_users_flash_attention_stays_on() -> None:
     for extra_args in ({"flash_attn": "on"}, {"extra": ("-fa", "on")}):
         candidate = ladder(kv_type="f16", **extra_args)
         assert step_down(candidate(PlanLimits()), FLASH_ABORT, candidate, steps_taken=0) is None
@@ -206,7 +206,7 @@ def test_after_out_of_memory_one_setting_at_a_time_goes_down_in_the_promised_ord
     assert [differing(*pair) for pair in pairwise(plans)] == [[change.setting] for (change,) in changes]
 
 
-def test_a_step_halves_what_the_failed_plan_took_besides_its_weights_or_goes_as_far_as_it_can() -> None:
+def test_step_halves_the_memory_besides_weights_or_goes_to_the_limit() -> None:
     candidate = ladder(profile="throughput")
     made = candidate(PlanLimits())
     adjustment = step_down(made, HOST_FULL, candidate, steps_taken=0)
@@ -219,7 +219,7 @@ def test_a_step_halves_what_the_failed_plan_took_besides_its_weights_or_goes_as_
         assert one_less.memory.context_bytes > made.memory.context_bytes // 2
 
 
-def test_a_step_that_cannot_reach_half_goes_as_far_as_its_one_setting_goes() -> None:
+def test_step_that_cannot_halve_goes_to_the_limit_of_its_setting() -> None:
     buffers_rule = model(head_counts_kv=(1,) * 32, feed_forward_lengths=(100_000,) * 32)
     candidate = ladder(facts=buffers_rule)
     made = candidate(PlanLimits())
@@ -238,7 +238,7 @@ def test_no_step_goes_below_the_least_useful_context() -> None:
     assert admit(ladder(NEW, short, NOTHING), PlanLimits()).considered[-1].ctx_size_of_slot == 1000
 
 
-def test_a_step_is_told_with_what_was_before_and_after_and_its_reason_reaches_the_plan() -> None:
+def test_step_names_old_and_new_values_and_its_reason_is_in_the_plan() -> None:
     candidate = ladder(parallel=1)
     adjustment = step_down(candidate(PlanLimits()), HOST_FULL, candidate, steps_taken=1)
     assert adjustment is not None
@@ -291,7 +291,7 @@ def test_on_a_device_that_shares_the_hosts_memory_half_of_all_layers_are_tried()
     assert adjustment.bounds.gpu_layers == 16
 
 
-def test_once_no_layer_is_left_on_the_device_there_is_nothing_smaller() -> None:
+def test_no_step_remains_without_layers_on_the_device() -> None:
     candidate = ladder(capabilities(NEW, GPU), parallel=1, ctx_size=2048, kv_type="q8_0")
     made = candidate(PlanLimits(gpu_layers=0, why="-"))
     assert step_down(made, DEVICE_FULL, candidate, steps_taken=0) is None
@@ -309,17 +309,17 @@ def test_the_warning_that_it_does_not_fit_counts_as_out_of_memory() -> None:
 
 
 @pytest.mark.parametrize("crash", [SEGFAULT, FLASH_ABORT])
-def test_a_crash_of_the_caches_kernels_goes_to_f16_then_does_without_flash_attention(
+def test_crash_of_cache_kernels_leads_to_f16_then_to_no_flash_attention(
     crash: Diagnosis,
 ) -> None:
     plans, changes = walk(ladder(capabilities(NEW, GPU)), crash)
     assert [change.setting for (change,) in changes] == ["--kv-type", "--flash-attn"]
     assert [plan.kv_type for plan in plans] == ["q8_0", "f16", "f16"]
     assert plans[-1].flash_attn == "off"
-    assert any("llama-server crashed at its start" in each.reason for each in plans[-1].reasons)
+    assert any("llama-server crashed during its start" in each.reason for each in plans[-1].reasons)
 
 
-def test_a_packed_cache_by_hand_is_kept_and_so_is_the_flash_attention_that_it_needs() -> None:
+def test_users_packed_cache_and_its_flash_attention_stay() -> None:
     candidate = ladder(kv_type="q8_0")
     assert step_down(candidate(PlanLimits()), SEGFAULT, candidate, steps_taken=0) is None
 
@@ -353,7 +353,7 @@ def given_way(free_bytes: int, **asked: Any) -> LaunchPlan:
     return largest_that_fits(smallest, Settings(**asked), candidate)
 
 
-def test_what_would_fit_begins_with_what_was_asked_for_not_with_the_defaults() -> None:
+def test_largest_fitting_plan_starts_from_the_users_settings() -> None:
     wanted = planned(ctx_size=65536, parallel=1)
     half = planned(ctx_size=32768, parallel=1)
     found = given_way(needed_bytes(half), ctx_size=65536, parallel=1)
@@ -377,7 +377,7 @@ def test_a_context_too_short_for_most_uses_is_offered_only_where_nothing_longer_
     assert not given_way(needed_bytes(least) - 1).memory.fits
 
 
-def test_a_cache_that_nobody_packed_is_packed_last_of_all() -> None:
+def test_default_cache_is_packed_last() -> None:
     free = machine(memory_available_bytes=needed_bytes(planned(ctx_size=2048, parallel=1, kv_type="q8_0")))
     smallest = replace(unpacked(hardware=free, ctx_size=2048, parallel=1)(PlanLimits()), bounds=PlanLimits())
 
@@ -402,7 +402,7 @@ def test_layers_that_the_device_cannot_hold_are_given_up_before_anything_else() 
     assert (found.gpu_layers, found.ctx_size_of_slot, found.parallel) == (None, 16384, 2)
 
 
-def test_layers_by_hand_stay_where_it_is_the_host_that_is_too_small() -> None:
+def test_users_layers_stay_if_the_host_is_too_small() -> None:
     known = capabilities(NEW, GPU)
     asked = Settings(gpu_layers=1, ctx_size=65536, parallel=1)
     free = machine(memory_available_bytes=8 * GIB)
@@ -420,7 +420,7 @@ def test_layers_by_hand_stay_where_it_is_the_host_that_is_too_small() -> None:
     assert found.ctx_size_of_slot < 65536
 
 
-def test_what_was_passed_after_the_dashes_stays_and_then_nothing_may_fit() -> None:
+def test_users_arguments_stay_even_if_nothing_fits() -> None:
     found = given_way(6 * GIB, extra=("-c", "131072"))
     assert not found.memory.fits
     assert found.shape.ctx_total == 131072
@@ -449,7 +449,7 @@ def suits(facts: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 @settings(max_examples=25)
 @given(facts=MODELS, asked=ASKED, free=FREE)
-def test_down_the_ladder_no_plan_takes_more_than_the_one_before_and_what_was_asked_for_stands(
+def test_each_smaller_plan_takes_no_more_and_keeps_the_users_settings(
     facts: Any, asked: dict[str, Any], free: int
 ) -> None:
     asked = suits(facts, asked)
@@ -478,7 +478,7 @@ def test_down_the_ladder_no_plan_takes_more_than_the_one_before_and_what_was_ask
     ),
     device=st.none() | st.integers(2, 30),
 )
-def test_whatever_goes_wrong_the_ladder_ends_after_three_steps_each_of_which_changes_something(
+def test_ladder_ends_after_three_steps_that_each_change_a_setting(
     facts: Any, asked: dict[str, Any], ends: list[Diagnosis], device: int | None
 ) -> None:
     known = capabilities(NEW, *([replace(GPU, free_bytes=device * GIB)] if device else []))
@@ -504,7 +504,7 @@ def test_a_crash_is_evidence_against_the_cache_only_once_the_weights_were_read()
     )
     named = diagnose(Exit(None, "SIGABRT"), ["/src/fattn.cu:12: GGML_ASSERT(false) failed"], phase="starting")
     other = diagnose(Exit(None, "SIGABRT"), ["/src/ggml.c:12: GGML_ASSERT(false) failed"], phase="starting")
-    assert [blames_the_cache(each) for each in (SEGFAULT, computing, named, other)] == [
+    assert [blames_kv_cache(each) for each in (SEGFAULT, computing, named, other)] == [
         False,
         True,
         True,

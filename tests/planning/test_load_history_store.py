@@ -1,4 +1,4 @@
-"""What loads taught, kept from one start to the next."""
+"""The load history on disk."""
 
 from __future__ import annotations
 
@@ -10,68 +10,66 @@ import pytest
 
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.planning.load_history import FailedPlan, LoadHistory, Measurement, Served
-from llamasup.planning.load_history_store import recall, record
+from llamasup.planning.load_history_store import load, save
 from llamasup.system.storage.folders import state_folder
 
-LESSON = Measurement("llama-server 1", "a plan", 1.25, 0.5, 1 << 20, 1 << 30, 0)
-SETBACK = FailedPlan(
-    "llama-server 1", "a wish", PlanLimits(parallel=2), "out_of_memory_host", True, "2026-11-20", 1 << 33
+MEASUREMENT = Measurement("llama-server 1", "a plan", 1.25, 0.5, 1 << 20, 1 << 30, 0)
+OOM = FailedPlan(
+    "llama-server 1", "a request", PlanLimits(parallel=2), "out_of_memory_host", True, "2026-11-20", 1 << 33
 )
-KNOWN = LoadHistory((LESSON,), (SETBACK,))
+KNOWN = LoadHistory((MEASUREMENT,), (OOM,))
 
 
 @pytest.fixture
-def kept(tiny_model: Path) -> Path:
-    """The file that holds what is known of the tiny model."""
-    record(tiny_model, KNOWN)
+def stored(tiny_model: Path) -> Path:
+    """The history file of the tiny model."""
+    save(tiny_model, KNOWN)
     (path,) = (state_folder() / "experience").iterdir()
     return path
 
 
-def test_what_was_recorded_is_recalled_for_that_file_alone(
-    tiny_model: Path, kept: Path, tmp_path: Path
-) -> None:
-    assert recall(tiny_model) == KNOWN
+def test_history_is_loaded_only_for_its_own_file(tiny_model: Path, stored: Path, tmp_path: Path) -> None:
+    assert load(tiny_model) == KNOWN
     other = tmp_path / "other.gguf"
     other.write_bytes(tiny_model.read_bytes())
-    assert recall(other) == LoadHistory()
+    assert load(other) == LoadHistory()
 
 
-def test_which_plans_have_served_is_recalled(tiny_model: Path) -> None:
+def test_served_plans_are_loaded(tiny_model: Path) -> None:
     known = LoadHistory(served=(Served("llama-server 1", "a plan"),))
-    record(tiny_model, known)
-    assert recall(tiny_model) == known
+    save(tiny_model, known)
+    assert load(tiny_model) == known
 
 
-def test_a_plan_that_an_older_version_saw_serving_is_recalled_without_a_date(tiny_model: Path) -> None:
-    record(tiny_model, LoadHistory(served=(Served("llama-server 1", "a plan", "2026-11-01"),)))
+def test_served_plan_of_an_older_version_has_no_date(tiny_model: Path) -> None:
+    save(tiny_model, LoadHistory(served=(Served("llama-server 1", "a plan", "2026-11-01"),)))
     (path,) = (state_folder() / "experience").iterdir()
     content = path.read_bytes()
     older = content.replace(b',"date":"2026-11-01"', b"")
     assert older != content
     path.write_bytes(older)
-    assert recall(tiny_model) == LoadHistory(served=(Served("llama-server 1", "a plan"),))
+    assert load(tiny_model) == LoadHistory(served=(Served("llama-server 1", "a plan"),))
 
 
-def test_a_link_to_the_model_is_the_model(tiny_model: Path, kept: Path, tmp_path: Path) -> None:
+def test_link_has_the_history_of_its_target(tiny_model: Path, stored: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(tiny_model)
-    assert recall(link) == KNOWN
+    assert load(link) == KNOWN
 
 
-def test_a_model_that_was_replaced_is_another_one(tmp_path: Path) -> None:
+def test_replaced_model_file_has_no_history(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.write_bytes(b"one")
-    record(model, KNOWN)
-    assert recall(model) == KNOWN
+    save(model, KNOWN)
+    assert load(model) == KNOWN
     model.write_bytes(b"three")
-    assert recall(model) == LoadHistory()
+    assert load(model) == LoadHistory()
 
 
-def test_it_is_in_the_state_folder_and_nobody_elses_to_read(kept: Path) -> None:
-    assert kept.is_relative_to(os.environ["XDG_STATE_HOME"])
-    assert kept.stat().st_mode & 0o077 == 0
-    assert kept.parent.stat().st_mode & 0o077 == 0
+def test_history_is_in_the_state_folder_and_private(stored: Path) -> None:
+    assert stored.is_relative_to(os.environ["XDG_STATE_HOME"])
+    assert stored.stat().st_mode & 0o077 == 0
+    assert stored.parent.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(
@@ -88,46 +86,44 @@ def test_it_is_in_the_state_folder_and_nobody_elses_to_read(kept: Path) -> None:
         lambda content: content.replace(b'"revision":"', b'"revision":"0'),
     ],
 )
-def test_a_damaged_file_is_as_none_and_is_written_anew(damage: object, tiny_model: Path, kept: Path) -> None:
-    content = kept.read_bytes()
+def test_damaged_history_is_empty_and_is_replaced(damage: object, tiny_model: Path, stored: Path) -> None:
+    content = stored.read_bytes()
     damaged = damage(content)  # type: ignore[operator]
     assert damaged != content
-    kept.write_bytes(damaged)
-    assert recall(tiny_model) == LoadHistory()
-    record(tiny_model, KNOWN)
-    assert recall(tiny_model) == KNOWN
+    stored.write_bytes(damaged)
+    assert load(tiny_model) == LoadHistory()
+    save(tiny_model, KNOWN)
+    assert load(tiny_model) == KNOWN
 
 
-def test_what_an_older_llamasup_kept_is_not_misread(tiny_model: Path, kept: Path) -> None:
-    entry = msgspec.json.decode(kept.read_bytes())
+def test_history_of_an_older_revision_is_ignored(tiny_model: Path, stored: Path) -> None:
+    entry = msgspec.json.decode(stored.read_bytes())
     entry["value"] = {"lessons": [], "setback": None}
     entry["revision"] = "1"
-    kept.write_bytes(msgspec.json.encode(entry))
-    assert recall(tiny_model) == LoadHistory()
+    stored.write_bytes(msgspec.json.encode(entry))
+    assert load(tiny_model) == LoadHistory()
 
 
-def test_an_entry_from_before_setbacks_were_counted_is_read_as_seen_once(
-    tiny_model: Path, kept: Path
-) -> None:
-    entry = msgspec.json.decode(kept.read_bytes())
+def test_failed_plan_without_a_count_counts_as_seen_once(tiny_model: Path, stored: Path) -> None:
+    entry = msgspec.json.decode(stored.read_bytes())
     del (
         entry["value"]["served"],
         entry["value"]["setbacks"][0]["seen"],
         entry["value"]["setbacks"][0]["failed"],
     )
-    kept.write_bytes(msgspec.json.encode(entry))
-    assert recall(tiny_model) == LoadHistory((LESSON,), (SETBACK,))
+    stored.write_bytes(msgspec.json.encode(entry))
+    assert load(tiny_model) == LoadHistory((MEASUREMENT,), (OOM,))
 
 
-def test_without_a_place_to_keep_it_nothing_is_kept_and_nothing_breaks(
+def test_unusable_state_folder_does_not_raise(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    record(tiny_model, KNOWN)
-    assert recall(tiny_model) == LoadHistory()
+    save(tiny_model, KNOWN)
+    assert load(tiny_model) == LoadHistory()
 
 
-def test_a_model_that_is_gone_has_taught_nothing(tmp_path: Path) -> None:
-    record(tmp_path / "gone.gguf", KNOWN)
-    assert recall(tmp_path / "gone.gguf") == LoadHistory()
+def test_missing_model_has_no_history(tmp_path: Path) -> None:
+    save(tmp_path / "gone.gguf", KNOWN)
+    assert load(tmp_path / "gone.gguf") == LoadHistory()

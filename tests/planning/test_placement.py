@@ -20,43 +20,43 @@ UNIFIED = replace(GPU, name="MTL0", shares_host_memory=True)
 # --- room ----------------------------------------------------------------------------------------
 
 
-def test_the_room_is_what_is_free_on_the_host_and_on_all_devices() -> None:
-    room = planned(capabilities(NEW, GPU, SECOND)).memory.room
-    assert (room.host_bytes, room.device_bytes, room.devices) == (28 * GIB, 62 * GIB, 2)
+def test_free_memory_is_that_of_the_host_and_all_devices() -> None:
+    free = planned(capabilities(NEW, GPU, SECOND)).memory.free
+    assert (free.host_bytes, free.device_bytes, free.devices) == (28 * GIB, 62 * GIB, 2)
 
 
 @pytest.mark.parametrize(("chosen", "free"), [("CUDA1", 40), ("CUDA0,CUDA1", 62), ("CUDA9", 0)])
-def test_of_devices_chosen_by_hand_only_those_count(chosen: str, free: int) -> None:
+def test_only_the_users_chosen_devices_count(chosen: str, free: int) -> None:
     made = planned(capabilities(NEW, GPU, SECOND), extra=("--device", chosen))
-    assert made.memory.room.device_bytes == free * GIB
+    assert made.memory.free.device_bytes == free * GIB
 
 
 def test_a_device_that_shares_the_hosts_memory_adds_none() -> None:
     made = planned(capabilities(NEW, UNIFIED))
-    assert (made.memory.room.devices, made.memory.device_bytes) == (0, 0)
+    assert (made.memory.free.devices, made.memory.device_bytes) == (0, 0)
     assert made.memory.available_bytes == 28 * GIB
 
 
 @pytest.mark.parametrize("layers", ["all", 20])
-def test_layers_by_hand_on_a_device_that_shares_the_hosts_memory_are_not_refused(layers: Any) -> None:
+def test_users_layers_on_a_device_with_shared_memory_are_accepted(layers: Any) -> None:
     made = planned(capabilities(NEW, UNIFIED), gpu_layers=layers)
     assert made.memory.fits
     assert made.memory.host_bytes > 5 * GIB
 
 
-def test_the_address_space_that_may_be_mapped_is_less_than_its_limit_by_what_threads_reserve() -> None:
+def test_address_space_excludes_the_reservation_of_threads() -> None:
     few = planned(hardware=machine(address_space_limit_bytes=8 * GIB, cpus_allowed=2, physical_cores=2))
     many = planned(hardware=machine(address_space_limit_bytes=8 * GIB, cpus_allowed=128))
-    assert 7 * GIB < few.memory.room.host_bytes < 8 * GIB - 490 * (1 << 20)  # measured: 490 MiB, b11434
-    assert many.memory.room.host_bytes < few.memory.room.host_bytes - GIB
+    assert 7 * GIB < few.memory.free.host_bytes < 8 * GIB - 490 * (1 << 20)  # measured: 490 MiB, b11434
+    assert many.memory.free.host_bytes < few.memory.free.host_bytes - GIB
 
 
 def test_of_free_memory_and_address_space_the_tighter_one_counts() -> None:
-    assert planned(hardware=machine(address_space_limit_bytes=99 * GIB)).memory.room.host_bytes == 28 * GIB
-    assert planned(hardware=machine(address_space_limit_bytes=GIB // 4)).memory.room.host_bytes == 0
+    assert planned(hardware=machine(address_space_limit_bytes=99 * GIB)).memory.free.host_bytes == 28 * GIB
+    assert planned(hardware=machine(address_space_limit_bytes=GIB // 4)).memory.free.host_bytes == 0
 
 
-def test_an_address_space_too_small_for_llama_server_alone_refuses_the_plan() -> None:
+def test_address_space_too_small_for_llama_server_refuses_the_plan() -> None:
     assert not planned(hardware=machine(address_space_limit_bytes=GIB // 4)).memory.fits
 
 
@@ -80,9 +80,7 @@ def test_a_cgroup_that_is_full_refuses_and_a_system_that_does_not_tell_does_not(
         ((UNIFIED,), {"gpu_layers": 20}, "MTL0+CPU"),
     ],
 )
-def test_a_plan_says_where_it_computes(
-    devices: tuple[Device, ...], settings: dict[str, Any], device: str
-) -> None:
+def test_plan_names_its_devices(devices: tuple[Device, ...], settings: dict[str, Any], device: str) -> None:
     assert planned(capabilities(NEW, *devices), **settings).device == device
 
 
@@ -108,7 +106,7 @@ def test_bounded_layers_are_passed_with_the_reason() -> None:
         ({"extra": ("--device", "none")}, 0),
     ],
 )
-def test_layers_by_hand_stand_whatever_the_bounds(settings: dict[str, Any], layers: int) -> None:
+def test_users_layers_are_never_bounded(settings: dict[str, Any], layers: int) -> None:
     made = planned(capabilities(NEW, GPU), bounds=PlanLimits(gpu_layers=5, why="-"), **settings)
     assert made.gpu_layers == layers
     assert "--gpu-layers" not in made.adjustable or made.gpu_layers == 0
@@ -137,10 +135,10 @@ def test_a_build_that_cannot_fit_layers_by_itself_gets_as_many_as_the_device_hol
     assert least <= int(layers) < 33
     assert made.memory.fits
     assert made.memory.device_bytes <= free_bytes
-    assert "by our estimate" in reason(made, "--gpu-layers")
+    assert "the device holds about this many" in reason(made, "--gpu-layers")
 
 
-def test_beside_a_draft_model_such_a_build_gets_all_layers_or_is_refused() -> None:
+def test_build_without_fit_gets_all_layers_with_a_draft_or_is_refused() -> None:
     small = replace(GPU, free_bytes=5 * GIB)
     made = planned(capabilities(MIDDLE, small), draft_model="/d.gguf", draft=model(weights_bytes=GIB))
     assert value(made, "--gpu-layers") == "999"
@@ -158,7 +156,7 @@ def test_less_than_no_layers_is_out_of_range() -> None:
 
 
 @pytest.mark.parametrize("extra", [("--no-mmproj-offload",), ("--mmproj-offload", "--no-mmproj-offload")])
-def test_a_projector_kept_off_the_device_counts_on_the_host(extra: tuple[str, ...]) -> None:
+def test_projector_not_on_the_device_counts_on_the_host(extra: tuple[str, ...]) -> None:
     projector = model(model_class=ModelClass.PROJECTOR, weights_bytes=GIB, projection_length=4096)
 
     def placed(*passed: str) -> int:
@@ -189,7 +187,7 @@ def test_layers_for_a_small_device_are_not_refused_where_their_tensors_were_put_
     assert made.memory.fits
 
 
-def test_what_is_more_than_host_and_device_have_together_is_refused_wherever_it_is_put() -> None:
+def test_plan_above_host_and_device_together_is_refused() -> None:
     made = planned(
         capabilities(NEW, SMALL),
         None,
@@ -202,7 +200,7 @@ def test_what_is_more_than_host_and_device_have_together_is_refused_wherever_it_
     assert not made.memory.fits
 
 
-def test_the_prompt_cache_gets_nothing_of_what_the_tensors_may_take_on_the_host() -> None:
+def test_prompt_cache_excludes_memory_that_user_placed_tensors_may_take() -> None:
     free = machine(memory_available_bytes=8 * GIB)
     whole = planned(capabilities(NEW, GPU), None, free, gpu_layers="all")
     moved = planned(capabilities(NEW, GPU), None, free, gpu_layers="all", extra=("--cpu-moe",))
@@ -215,4 +213,4 @@ def test_a_cache_that_stays_on_the_device_is_counted_there(extra: tuple[str, ...
 
 
 def test_without_a_device_there_is_nothing_to_put_elsewhere() -> None:
-    assert not planned(extra=("--cpu-moe",)).memory.room.placed_by_hand
+    assert not planned(extra=("--cpu-moe",)).memory.free.user_placed

@@ -1,4 +1,4 @@
-"""From facts to a command line: in each build's own spelling, with a reason for every flag."""
+"""Turns facts into a command line in each build's spelling, with a reason for every flag."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_build_is_given_only_flags_that_it_accepts_and_each_has_a_reason(
         extra=st.sampled_from([(), ("-t", "1"), ("--ctx-size", "0"), ("-np", "2"), ("--mlock",), ("-x",)]),
     ),
 )
-def test_whatever_is_asked_no_unknown_flag_and_no_thread_too_many_is_passed(
+def test_no_settings_pass_an_unknown_flag_or_too_many_threads(
     build: str,
     facts: Any,
     cpus: int,
@@ -196,7 +196,7 @@ def test_a_build_of_2025_gets_a_bare_flash_attention_switch_mlock_and_draft_max(
     assert "--gpu-layers-draft" not in made.argv
 
 
-def test_a_build_of_2024_gets_what_it_knows_and_the_rest_is_left_out_and_said() -> None:
+def test_build_of_2024_gets_only_its_flags_and_reports_the_rest_as_left_out() -> None:
     made = planned(OLD, hardware=machine(may_raise_priority=True), kv_type="q8_0")
     assert value(made, "--host") == "127.0.0.1"
     assert value(made, "--port") == "40001"
@@ -208,7 +208,7 @@ def test_a_build_of_2024_gets_what_it_knows_and_the_rest_is_left_out_and_said() 
     assert all(text.startswith("left out: ") for text in left_out.values())
 
 
-def test_a_build_between_mlock_and_load_mode_is_left_without_a_lock() -> None:
+def test_build_between_mlock_and_load_mode_does_not_lock() -> None:
     modes = "--load-mode MODE    how\n                    - none: no\n                    - mlock: yes\n"
     made = planned(from_help(modes), UNPACKED_WEIGHTS, machine(memlock_limit_bytes=None))
     assert "--load-mode" not in made.argv
@@ -230,17 +230,17 @@ def test_context_is_never_above_the_models_own_unless_asked() -> None:
     assert planned(facts=small).ctx_size == 2048
     asked = planned(facts=small, ctx_size=4096)
     assert asked.ctx_size_of_slot == 4096
-    assert "beyond the 2048 that the model was trained for" in reason(asked, "--ctx-size")
+    assert "above the 2048 that the model was trained for" in reason(asked, "--ctx-size")
 
 
-def test_a_build_that_keeps_requests_within_the_models_context_is_not_said_to_give_more() -> None:
+def test_reason_names_the_models_context_as_limit_of_such_builds() -> None:
     small = model(context_length=2048)
     asked = planned(facts=small, ctx_size=4096)
     assert asked.ctx_size == 2048
-    assert "gives no request more than the model's 2048" in reason(asked, "--ctx-size")
+    assert "limits each request to the model's 2048" in reason(asked, "--ctx-size")
     before = planned(MIDDLE, facts=small, ctx_size=4096)
     assert before.ctx_size == 4096
-    assert "gives no request more" not in reason(before, "--ctx-size")
+    assert "limits each request" not in reason(before, "--ctx-size")
 
 
 def test_a_file_that_names_no_context_gets_the_default() -> None:
@@ -268,7 +268,7 @@ def test_a_file_that_names_no_context_gets_the_default() -> None:
         ({"extra": ("-ub", "-3")}, "--ubatch-size -3"),
     ],
 )
-def test_a_number_out_of_range_is_refused_with_the_value_seen_and_what_to_give(
+def test_number_out_of_range_is_refused_with_value_and_allowed_range(
     settings: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UsageInvalid) as refused:
@@ -301,19 +301,19 @@ def test_an_encoder_decoder_gets_one_slot() -> None:
 
 
 @pytest.mark.parametrize(("facts", "pooling"), [(bert(pooling=None), "mean"), (model(), "last")])
-def test_embeddings_of_a_file_without_pooling_get_one_since_none_is_refused(facts: Any, pooling: str) -> None:
+def test_embedding_model_without_pooling_gets_a_pooling_type(facts: Any, pooling: str) -> None:
     made = planned(facts=facts, extra=("--embedding",))
     assert made.model_class is ModelClass.ENCODER
     assert value(made, "--pooling") == pooling
 
 
-def test_a_reranker_is_started_with_rerank_alone() -> None:
+def test_reranker_is_started_only_with_rerank() -> None:
     made = planned(facts=bert(ModelClass.RERANKER))
     assert "--rerank" in made.argv
     assert "--embedding" not in made.argv
 
 
-def test_a_build_that_reranks_by_pooling_is_told_so() -> None:
+def test_build_without_rerank_flag_reranks_by_pooling() -> None:
     lines = ("--embedding", "embed"), ("--pooling {none,rank}", "pool"), ("-m, --model FNAME", "model")
     build = from_help("".join(f"{head:<30}{text}\n" for head, text in lines))
     made = planned(build, bert(ModelClass.RERANKER))
@@ -321,7 +321,7 @@ def test_a_build_that_reranks_by_pooling_is_told_so() -> None:
     assert value(made, "--pooling") == "rank"
 
 
-def test_a_build_that_cannot_rerank_is_no_runtime_for_a_reranker() -> None:
+def test_build_that_cannot_rerank_is_refused_for_a_reranker() -> None:
     with pytest.raises(RuntimeMissing, match="cannot rerank") as refused:
         planned(OLD, bert(ModelClass.RERANKER))
     assert refused.value.exit_code == 69
@@ -335,7 +335,7 @@ def test_a_build_that_cannot_rerank_is_no_runtime_for_a_reranker() -> None:
         (("--embedding", "--pooling", "rank"), ModelClass.RERANKER),
     ],
 )
-def test_a_purpose_given_by_hand_decides_what_the_model_is_served_as(
+def test_users_arguments_decide_the_class_that_a_model_is_served_as(
     extra: tuple[str, ...], serves: ModelClass
 ) -> None:
     made = planned(extra=extra)
@@ -352,9 +352,7 @@ def test_a_purpose_given_by_hand_decides_what_the_model_is_served_as(
         (ModelClass.VOCAB, "only the tokenizer"),
     ],
 )
-def test_a_file_that_is_no_model_is_refused_with_the_sentence_that_helps(
-    model_class: ModelClass, help_: str
-) -> None:
+def test_file_that_is_not_a_model_is_refused_with_a_remedy(model_class: ModelClass, help_: str) -> None:
     with pytest.raises(ModelInvalid) as refused:
         planned(facts=model(model_class=model_class))
     assert "example-8b.gguf is a" in refused.value.message
@@ -369,7 +367,7 @@ def test_odd_heads_keep_an_f16_cache_and_the_reason_names_the_block() -> None:
     made = planned(capabilities(NEW, GPU), model(key_length=80, value_length=80))
     assert made.kv_type == "f16"
     assert "--cache-type-k" not in made.argv
-    assert "32 values together" in reason(made, "--cache-type-k")
+    assert "blocks of 32 values" in reason(made, "--cache-type-k")
     assert value(made, "--flash-attn") == "auto"
 
 
@@ -378,7 +376,7 @@ def test_flash_attention_switched_off_leaves_v_in_f16() -> None:
     assert made.kv_type == "q8_0/f16"
     assert value(made, "--cache-type-k") == "q8_0"
     assert "--cache-type-v" not in made.argv
-    assert "needs flash attention, which was switched off" in reason(made, "--cache-type-v")
+    assert "needs flash attention, which is off" in reason(made, "--cache-type-v")
 
 
 def test_flash_attention_switched_off_in_a_build_with_a_bare_switch_passes_no_switch() -> None:
@@ -388,13 +386,13 @@ def test_flash_attention_switched_off_in_a_build_with_a_bare_switch_passes_no_sw
 
 
 @pytest.mark.parametrize("settings", [{"flash_attn": "off"}, {"extra": ("-fa", "0")}])
-def test_a_quantised_cache_by_hand_without_flash_attention_is_refused(settings: dict[str, Any]) -> None:
+def test_users_quantised_cache_without_flash_attention_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageInvalid, match="needs flash attention"):
         planned(kv_type="q4_0", **settings)
 
 
 def test_a_cache_type_that_does_not_divide_the_heads_is_refused() -> None:
-    with pytest.raises(UsageInvalid, match=r"q8_0 packs 32 values together.*heads of 80"):
+    with pytest.raises(UsageInvalid, match=r"q8_0 packs blocks of 32 values.*heads of 80"):
         planned(facts=model(key_length=80, value_length=80), kv_type="q8_0")
 
 
@@ -406,7 +404,7 @@ def test_a_cache_type_that_does_not_exist_is_refused_with_those_that_do() -> Non
 
 def test_a_cache_type_after_the_dashes_is_refused_by_the_name_that_it_was_given_with() -> None:
     for extra, flag in ((("-ctk", "bogus"), "--cache-type-k"), (("-ctv", "bogus"), "--cache-type-v")):
-        with pytest.raises(UsageInvalid, match=f"^{flag} 'bogus' is no KV cache type"):
+        with pytest.raises(UsageInvalid, match=f"^{flag} 'bogus' is not a KV cache type"):
             planned(extra=extra)
 
 
@@ -433,7 +431,7 @@ def test_a_build_without_flash_attention_keeps_v_in_f16() -> None:
 def test_a_model_without_a_kv_cache_is_given_no_cache_type_even_if_one_was_asked_for() -> None:
     made = planned(facts=bert(), kv_type="q8_0")
     assert "--cache-type-k" not in made.argv
-    assert "keeps no keys and values" in reason(made, "--cache-type-k")
+    assert "has no KV cache" in reason(made, "--cache-type-k")
     assert "--flash-attn" not in planned(MIDDLE, bert()).argv
 
 
@@ -445,7 +443,7 @@ def test_priority_is_raised_only_where_a_cpu_stays_free_of_compute_threads() -> 
     assert value(planned(hardware=able), "--prio") == "2"
     full = planned(hardware=able, threads=16)
     assert "--prio" not in full.argv
-    assert "they would stop the proxy" in reason(full, "--prio")
+    assert "would stop the proxy" in reason(full, "--prio")
 
 
 @pytest.mark.parametrize(
@@ -453,7 +451,7 @@ def test_priority_is_raised_only_where_a_cpu_stays_free_of_compute_threads() -> 
     [
         ({"may_raise_priority": False}, "CAP_SYS_NICE"),
         ({"cpu_quota": 4.0}, "CPU quota"),
-        ({"cpus_allowed": 8}, "they would stop the proxy"),
+        ({"cpus_allowed": 8}, "would stop the proxy"),
     ],
 )
 def test_priority_is_left_out_with_the_reason(changes: dict[str, Any], because: str) -> None:
@@ -497,7 +495,7 @@ def test_weights_are_not_rewritten_for_the_cpu_where_both_copies_exceed_the_addr
     assert "--no-repack" not in in_address_space(8 * GIB, facts=model(quantization="F16")).argv
 
 
-def test_what_prompts_may_take_counts_beside_both_copies() -> None:
+def test_prompt_cache_counts_in_addition_to_both_copies_of_the_weights() -> None:
     enough = next(
         size
         for size in range(10 * GIB, 20 * GIB, GIB // 8)
@@ -505,26 +503,29 @@ def test_what_prompts_may_take_counts_beside_both_copies() -> None:
     )
     made = in_address_space(enough)
     assert made.memory.prompt_cache_bytes > 0
-    assert made.memory.host_bytes + 5 * GIB <= made.memory.room.host_bytes
+    assert made.memory.host_bytes + 5 * GIB <= made.memory.free.host_bytes
 
 
 @pytest.mark.parametrize(
     ("extra", "because"),
     [(("--no-repack",), "only 8 MiB may be locked"), (("-nr", "--repack"), "repacks"), ((), "repacks")],
 )
-def test_weights_that_are_not_rewritten_by_hand_may_be_locked(extra: tuple[str, ...], because: str) -> None:
+def test_weights_may_be_locked_if_the_user_disables_repacking(extra: tuple[str, ...], because: str) -> None:
     assert because in reason(planned(extra=extra), "--load-mode")
 
 
 @pytest.mark.parametrize(
     ("changes", "because"),
     [
-        ({}, "only 8 MiB may be locked and the weights have 5120"),
-        ({"memlock_limit_bytes": None, "memory_available_bytes": 8 * GIB}, "memory is not ample"),
+        ({}, "only 8 MiB may be locked, and the weights take 5120 MiB"),
+        (
+            {"memlock_limit_bytes": None, "memory_available_bytes": 8 * GIB},
+            "two thirds of the free memory",
+        ),
         ({"memlock_limit_bytes": None, "platform": "win32"}, "Windows"),
     ],
 )
-def test_memory_is_left_unlocked_with_the_reason(changes: dict[str, Any], because: str) -> None:
+def test_plan_gives_the_reason_for_not_locking_memory(changes: dict[str, Any], because: str) -> None:
     made = planned(facts=UNPACKED_WEIGHTS, hardware=machine(**changes))
     assert "--load-mode" not in made.argv
     assert because in reason(made, "--load-mode")
@@ -547,12 +548,12 @@ def test_a_prompt_cache_is_budgeted_and_off_where_nothing_is_spare() -> None:
     assert not planned(hardware=machine(memory_available_bytes=GIB)).memory.fits
 
 
-def test_a_prompt_cache_set_by_hand_counts_as_it_was_set() -> None:
+def test_users_prompt_cache_counts_with_its_own_size() -> None:
     made = planned(extra=("--cache-ram", "2048"))
     assert made.memory.prompt_cache_bytes == 2 * GIB
 
 
-def test_prompts_are_kept_in_the_hosts_memory_whatever_a_device_has_free() -> None:
+def test_prompt_cache_uses_host_memory_for_any_free_device_memory() -> None:
     small = planned(capabilities(NEW, GPU), hardware=machine(memory_available_bytes=GIB))
     assert small.memory.fits  # 22 GiB are free on the device
     budget = int(value(small, "--cache-ram") or 0)
@@ -571,13 +572,13 @@ def test_layers_are_left_to_a_build_that_fits_them_itself() -> None:
     known = capabilities(NEW, GPU)
     made = planned(known, hardware=machine(memlock_limit_bytes=None))
     assert "--gpu-layers" not in made.argv
-    assert "gives up on that if told a number" in reason(made, "--gpu-layers")
-    assert "the weights go to the device" in reason(made, "--load-mode")
+    assert "only if no number is passed" in reason(made, "--gpu-layers")
+    assert "the weights are on the device" in reason(made, "--load-mode")
     assert made.memory.available_bytes == 28 * GIB + GPU.free_bytes
-    assert made.memory.room.devices == 1
+    assert made.memory.free.devices == 1
 
 
-def test_a_build_that_does_not_fit_layers_is_told_to_use_its_device() -> None:
+def test_build_without_fit_gets_a_number_of_layers() -> None:
     known = capabilities(MIDDLE, GPU)
     made = planned(known, draft=model(layers=4), draft_model="/d.gguf")
     assert value(made, "--gpu-layers") == "999"
@@ -588,9 +589,7 @@ def test_a_build_that_does_not_fit_layers_is_told_to_use_its_device() -> None:
     ("build", "asked", "passed"),
     [(NEW, 12, "12"), (NEW, "all", "all"), (NEW, "auto", None), (MIDDLE, "all", "999"), (OLD, 0, None)],
 )
-def test_layers_by_hand_are_passed_in_the_builds_own_words(
-    build: str, asked: Any, passed: str | None
-) -> None:
+def test_users_layers_are_passed_in_the_builds_spelling(build: str, asked: Any, passed: str | None) -> None:
     made = planned(build, gpu_layers=asked)
     assert value(made, "--gpu-layers") == passed
 
@@ -607,7 +606,7 @@ def test_memory_of_a_device_that_is_not_used_does_not_count() -> None:
 
 
 def test_a_build_whose_server_does_not_draft_refuses_a_draft_model() -> None:
-    with pytest.raises(UsageInvalid, match=r"--draft-model cannot be honoured.*0\.2\.90.*does not draft"):
+    with pytest.raises(UsageInvalid, match=r"--draft-model is not possible.*0\.2\.90.*does not draft"):
         planned(OLD, draft=model(layers=4), draft_model="/d.gguf")
 
 
@@ -624,7 +623,7 @@ def test_a_draft_model_counts_in_memory_and_keeps_its_own_cache_types() -> None:
     assert made.memory.weights_bytes == 6 * GIB
 
 
-def test_no_priority_is_raised_beside_a_draft_model() -> None:
+def test_priority_is_not_raised_with_a_draft_model() -> None:
     made = planned(hardware=machine(may_raise_priority=True), extra=("-md", "/d.gguf"))
     assert "draft model's threads spin too" in reason(made, "--prio")
 
@@ -636,8 +635,8 @@ def test_a_projector_is_passed_and_counted() -> None:
     assert made.memory.weights_bytes == 6 * GIB
 
 
-def test_what_is_no_projector_is_refused_as_one() -> None:
-    with pytest.raises(UsageInvalid, match=r"--mmproj m\.gguf is of class decoder.* a projector") as refused:
+def test_file_that_is_not_a_projector_is_refused_for_mmproj() -> None:
+    with pytest.raises(UsageInvalid, match=r"m\.gguf is a file of class decoder, not a projector") as refused:
         planned(mmproj="/models/m.gguf", projector=model())
     assert "published with the model" in refused.value.remedy
 
@@ -654,13 +653,13 @@ def test_arguments_of_the_user_come_last_and_unchanged_and_replace_ours() -> Non
     assert made.kv_type == "q8_0/f16"
 
 
-def test_what_the_plan_derives_follows_the_arguments_of_the_user() -> None:
+def test_derived_values_follow_the_users_arguments() -> None:
     made = planned(extra=("-c", "12000", "--parallel", "3", "-ctk", "f16", "-ctv", "q4_0", "-ub", "64"))
     assert (made.ctx_size, made.parallel, made.kv_type) == (4000, 3, "f16/q4_0")
     assert "--ctx-size" not in made.argv
 
 
-def test_the_context_of_the_model_itself_is_meant_by_zero() -> None:
+def test_context_of_zero_is_the_models_own_context() -> None:
     """For each slot, or for the one context that they share (b11434 [run]); older builds divide it."""
     facts = model(context_length=4096)
     for build, extra, per_request, total in (
@@ -677,9 +676,7 @@ def test_the_context_of_the_model_itself_is_meant_by_zero() -> None:
 
 
 @pytest.mark.parametrize(("build", "parallel"), [(NEW, 4), (MIDDLE, 4), (OLD, 1)])
-def test_a_context_by_hand_is_for_one_request_as_llama_server_itself_has_it(
-    build: str, parallel: int
-) -> None:
+def test_users_context_is_for_one_request_as_in_llama_server(build: str, parallel: int) -> None:
     """``-c 4096`` alone: n_slots = 4, n_ctx_slot = 4096, kv_unified = 'true' (b11434)."""
     made = planned(build, extra=("-c", "4096"))
     assert (made.ctx_size, made.parallel, made.shape.ctx_total) == (4096, parallel, 4096)
@@ -690,7 +687,7 @@ def test_a_context_by_hand_is_for_one_request_as_llama_server_itself_has_it(
         assert "--kv-unified" not in divided.argv
 
 
-def test_slots_left_to_llama_server_share_one_cache() -> None:
+def test_slots_chosen_by_llama_server_share_one_cache() -> None:
     made = planned(extra=("-np", "-1", "-c", "4096"))
     assert (made.ctx_size, made.parallel) == (4096, 4)
     pooled = planned(ctx_size=1024, extra=("-kvu",))
@@ -723,7 +720,9 @@ def test_of_repeated_arguments_the_last_counts() -> None:
         (("--version",), "prints and exits"),
     ],
 )
-def test_what_is_llamasups_to_set_is_refused_with_what_to_use(extra: tuple[str, ...], instead: str) -> None:
+def test_flags_that_only_llamasup_sets_are_refused_with_an_alternative(
+    extra: tuple[str, ...], instead: str
+) -> None:
     with pytest.raises(UsageInvalid) as refused:
         planned(extra=extra)
     assert instead in refused.value.remedy
@@ -811,7 +810,7 @@ def test_a_build_that_takes_no_key_from_the_environment_gets_a_file() -> None:
         planned(OLD, api_key_file=None)
 
 
-def test_a_child_on_loopback_without_a_key_gets_none() -> None:
+def test_child_on_loopback_without_a_key_gets_no_key() -> None:
     made = planned(OLD, api_key=None)
     assert made.secret_names == frozenset()
     assert "--api-key-file" not in made.argv
@@ -859,7 +858,7 @@ def test_the_environment_is_an_allowlist() -> None:
         *("MKL_NUM_THREADS", "XDG_DATA_DIRS", "XDG_DATA_HOME", "DYLD_FALLBACK_LIBRARY_PATH"),
     ],
 )
-def test_what_drivers_and_libraries_read_reaches_the_child(name: str) -> None:
+def test_variables_of_drivers_and_libraries_reach_the_child(name: str) -> None:
     assert planned(environ={name: "/x"}).env[name] == "/x"
 
 
@@ -898,7 +897,7 @@ def test_the_plan_as_json_has_the_contracts_shape() -> None:
     assert shown["reasons"][0] == {
         "flag": "--model",
         "value": "/models/example-8b.gguf",
-        "reason": "the model asked for",
+        "reason": "the requested model",
         "passed": True,
     }
     contract = {
@@ -928,6 +927,6 @@ def test_the_plan_as_json_has_the_contracts_shape() -> None:
     assert shown["remedy"] is None
 
 
-def test_of_a_plan_that_will_be_refused_the_json_says_what_to_do() -> None:
+def test_json_of_a_refused_plan_has_the_remedy() -> None:
     made = planned(hardware=machine(memory_available_bytes=GIB))
     assert as_json(made)["remedy"] == refusal("example", made, made).remedy

@@ -1,4 +1,4 @@
-"""What the profiles mean, as far as it is more than a number."""
+"""The choices of each profile beyond its numbers."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_plain_passes_the_model_its_address_and_nothing_else(build: str) -> None
         ({"gpu_layers": 0}, {"--gpu-layers": "0"}),
     ],
 )
-def test_plain_passes_what_was_asked_for(asked: dict[str, Any], passed: dict[str, str]) -> None:
+def test_plain_passes_the_users_settings(asked: dict[str, Any], passed: dict[str, str]) -> None:
     made = planned(profile="plain", **asked)
     assert flags(made.argv) - ESSENTIAL == set(passed)
     assert all(value(made, flag) == given for flag, given in passed.items())
 
 
-def test_plain_passes_what_is_after_the_dashes() -> None:
+def test_plain_passes_the_users_arguments() -> None:
     assert planned(profile="plain", extra=("--temp", "0.5", "-c", "512")).argv[-4:] == (
         "--temp",
         "0.5",
@@ -74,7 +74,7 @@ def test_plain_passes_what_is_after_the_dashes() -> None:
     )
 
 
-def test_plain_still_says_what_an_embedding_model_is() -> None:
+def test_plain_still_enables_embeddings() -> None:
     assert "--embedding" in planned(facts=bert(), profile="plain").argv
 
 
@@ -100,7 +100,7 @@ def test_memory_takes_least_and_keeps_nothing_that_it_does_not_need() -> None:
     assert not {"--mlock", "--load-mode"} & flags(planned(capabilities(NEW), profile="memory").argv)
 
 
-def test_no_profile_overrides_what_was_asked_for() -> None:
+def test_no_profile_overrides_the_users_settings() -> None:
     for profile in ("latency", "throughput", "memory", "plain"):
         made = planned(profile=profile, ctx_size=3000, parallel=3, kv_type="f16", threads=2)
         assert (made.ctx_size_of_slot, made.parallel, made.kv_type) == (3000, 3, "f16")
@@ -128,23 +128,23 @@ def test_a_cache_is_packed_on_a_device_and_on_a_cpu_only_to_save_memory(
     assert planned(capabilities(NEW, GPU), profile=profile, gpu_layers=0).kv_type == on_cpu
 
 
-def test_the_reason_says_which_of_the_two_it_is() -> None:
-    assert "a third of its speed" in reason(planned(), "--cache-type-k")
+def test_reason_names_the_default_or_the_packed_cache() -> None:
+    assert "a third of the speed" in reason(planned(), "--cache-type-k")
     assert "half the memory" in reason(planned(profile="memory"), "--cache-type-k")
 
 
 # --- slots over shared cells ---------------------------------------------------------------------
 
 
-def test_throughput_lets_a_long_request_take_what_the_others_leave() -> None:
+def test_throughput_lets_a_long_request_use_the_free_context_of_others() -> None:
     made = planned(profile="throughput")
     assert "--kv-unified" in made.argv
     assert made.shape.unified
     assert (made.parallel, made.ctx_size_of_slot, made.ctx_size) == (8, 4096, 32768)
-    assert "may take what the others leave" in reason(made, "--ctx-size")
+    assert "can use what the others leave" in reason(made, "--ctx-size")
 
 
-def test_no_request_gets_more_than_the_model_was_trained_for_however_much_is_left() -> None:
+def test_no_request_gets_more_than_the_models_trained_context() -> None:
     made = planned(facts=model(context_length=8192), profile="throughput")
     assert (made.shape.ctx_total, made.ctx_size) == (32768, 8192)
 
@@ -161,7 +161,7 @@ def test_no_request_gets_more_than_the_model_was_trained_for_however_much_is_lef
         (NEW, model(), {"profile": None}),
     ],
 )
-def test_cells_are_not_shared_where_that_cannot_be_or_was_not_meant(
+def test_cells_are_not_shared_if_impossible_or_disabled(
     build: str, facts: ModelFacts, rest: dict[str, Any]
 ) -> None:
     made = planned(build, facts, **({"profile": "throughput"} | rest))
@@ -170,7 +170,7 @@ def test_cells_are_not_shared_where_that_cannot_be_or_was_not_meant(
     assert made.ctx_size == made.ctx_size_of_slot
 
 
-def test_shared_cells_given_by_hand_are_not_given_twice() -> None:
+def test_users_kv_unified_is_not_passed_twice() -> None:
     made = planned(profile="throughput", extra=("-kvu",))
     assert made.shape.unified
     assert made.argv[-1] == "-kvu"
@@ -180,7 +180,7 @@ def test_shared_cells_given_by_hand_are_not_given_twice() -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
-def test_memory_passes_what_keeps_llama_server_small() -> None:
+def test_profile_memory_passes_the_flags_that_save_memory() -> None:
     made = planned(profile="memory")
     assert {flag: value(made, flag) for flag in ("--cache-ram", "--ctx-checkpoints", "--ubatch-size")} == {
         "--cache-ram": "0",
@@ -192,11 +192,11 @@ def test_memory_passes_what_keeps_llama_server_small() -> None:
     free_to_lock = planned(
         facts=model(quantization="F16"), hardware=machine(memlock_limit_bytes=None), profile="memory"
     )
-    assert "can be dropped from memory" in reason(free_to_lock, "--load-mode")
+    assert "lets the system drop weights from memory" in reason(free_to_lock, "--load-mode")
 
 
 @pytest.mark.parametrize("profile", [None, "latency", "throughput"])
-def test_the_other_profiles_leave_those_flags_alone(profile: Profile | None) -> None:
+def test_other_profiles_do_not_pass_these_flags(profile: Profile | None) -> None:
     assert not {"--ctx-checkpoints", "--no-repack"} & flags(planned(profile=profile).argv)
 
 
@@ -205,7 +205,7 @@ def test_weights_that_are_rewritten_for_the_cpu_are_not_locked(quantization: str
     ample = machine(memlock_limit_bytes=None)
     made = planned(facts=model(quantization=quantization), hardware=ample)
     assert "--load-mode" not in made.argv
-    assert "the copy that it maps would be locked" in reason(made, "--load-mode")
+    assert "would lock the copy that it does not use" in reason(made, "--load-mode")
     as_they_are = planned(facts=model(quantization="BF16"), hardware=ample)
     assert value(as_they_are, "--load-mode") == "mmap+mlock"
 
@@ -217,14 +217,14 @@ def test_weights_that_are_rewritten_for_the_cpu_are_not_locked(quantization: str
     ("profile", "count"),
     [(None, "3000"), ("latency", "3000"), ("throughput", "1000"), ("memory", "3000"), ("plain", None)],
 )
-def test_threads_that_wait_spin_shortly_and_the_plan_says_why(
+def test_waiting_threads_spin_shortly_and_the_plan_gives_the_reason(
     profile: Profile | None, count: str | None
 ) -> None:
     made = planned(profile=profile)
     assert made.env.get("GOMP_SPINCOUNT") == made.env_shown.get("GOMP_SPINCOUNT") == count
     assert ("GOMP_SPINCOUNT" in made.env_reasons) == (count is not None)
     if count is not None:
-        assert "sleeps soon" in made.env_reasons["GOMP_SPINCOUNT"]
+        assert "threads sleep soon" in made.env_reasons["GOMP_SPINCOUNT"]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_plain_counts_the_batches_and_the_prompt_cache_of_llama_server() -> None
     assert planned(facts=bert(context_length=8192), profile="plain").shape.ubatch == 512
 
 
-def test_plain_leaves_flash_attention_as_the_build_has_it() -> None:
+def test_plain_does_not_change_the_builds_flash_attention() -> None:
     assert planned(profile="plain").flash_attn == "auto"
     assert planned(MIDDLE, profile="plain").flash_attn == "off"
     packed = planned(MIDDLE, profile="plain", kv_type="q8_0")
@@ -298,7 +298,7 @@ HEAD = model(model_class=ModelClass.DRAFT, architecture="eagle3", layers=1, weig
         (MIDDLE, model(layers=4), {"--model-draft": "/d.gguf"}),
     ],
 )
-def test_plain_passes_a_draft_model_with_what_it_needs_to_draft(
+def test_plain_passes_a_draft_model_with_the_flags_that_it_needs(
     build: str, draft: ModelFacts, passed: dict[str, str]
 ) -> None:
     made = planned(build, draft=draft, draft_model="/d.gguf", profile="plain")
@@ -313,12 +313,12 @@ def test_plain_does_not_draft_with_the_models_own_layers() -> None:
     assert made.memory.draft_bytes == 0
 
 
-def test_plain_passes_a_projector_that_was_asked_for_and_none_that_was_found() -> None:
+def test_plain_passes_the_users_projector_and_not_a_found_one() -> None:
     eyes = model(model_class=ModelClass.PROJECTOR, weights_bytes=GIB, embedding_length=4096)
     asked = planned(mmproj="/eyes.gguf", projector=eyes, profile="plain")
     assert value(asked, "--mmproj") == "/eyes.gguf"
     assert asked.memory.weights_bytes == 6 * GIB
-    beside = Pairing(Candidate("/models/eyes.gguf", eyes), "its name is the model's")
+    beside = Pairing(Candidate("/models/eyes.gguf", eyes), "its name matches the model's")
     found = planned(found=beside, profile="plain")
     assert "--mmproj" not in found.argv
     assert found.memory.weights_bytes == 5 * GIB
@@ -330,11 +330,11 @@ def test_a_projector_that_the_build_cannot_load_takes_no_memory() -> None:
     known = capabilities(NEW)
     blind = replace(known, options=tuple(each for each in known.options if "--mmproj" not in each.spellings))
     made = planned(blind, found=Pairing(Candidate("/models/eyes.gguf", eyes), "beside it"))
-    assert "sees no images" in reason(made, "--mmproj")
+    assert "cannot read images" in reason(made, "--mmproj")
     assert made.memory.weights_bytes == 5 * GIB
 
 
-def test_plain_is_neither_checked_nor_made_smaller_nor_bounded_by_what_went_wrong_before() -> None:
+def test_plain_is_not_checked_reduced_or_bounded_by_earlier_failures() -> None:
     nothing = machine(memory_available_bytes=1)
     candidate = ladder(hardware=nothing, profile="plain")
     made = candidate(PlanLimits())

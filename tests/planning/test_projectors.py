@@ -1,4 +1,4 @@
-"""Which projector beside a model belongs to it, and what is said where that cannot be told."""
+"""Which projector in a folder belongs to a model, and the reason if none does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.gguf.header import read_header
 from llamasup.gguf.writer import KeyValue, TensorPlan, tensor_bytes, write_gguf
 from llamasup.llama_server.flags import read_extra
-from llamasup.planning.projectors import Candidate, Pairing, pair_projector, unwanted
+from llamasup.planning.projectors import Candidate, Pairing, chosen_by_user, pair_projector
 from tests.planning.plans import GIB, NEW, bert, capabilities, from_help, model, planned, reason, value
 
 MODEL = "/models/gemma-3-4b-it-Q4_K_M.gguf"
@@ -41,11 +41,11 @@ def chosen(*candidates: Candidate, **rest: Any) -> str | None:
     return None if found is None else found.path.removeprefix("/models/")
 
 
-def test_a_folder_without_projectors_says_nothing() -> None:
+def test_folder_without_projectors_gives_no_reason() -> None:
     assert pair_projector(model(), MODEL, [], ["other.gguf"]) is None
 
 
-def test_a_projector_of_the_other_byte_order_is_none() -> None:
+def test_projector_of_the_other_byte_order_is_ignored() -> None:
     foreign = projector("mmproj-F16.gguf", big_endian=True)
     assert pair_projector(model(), MODEL, [foreign], []) is None
     assert chosen(foreign, projector("mmproj-Q8_0.gguf")) == "mmproj-Q8_0.gguf"
@@ -69,7 +69,7 @@ def test_the_projector_of_a_folder_with_one_model_is_its(name: str) -> None:
 @pytest.mark.parametrize(
     "neighbour", ["gemma-3-4b-it-Q8_0.gguf", "gemma-3-4b-it-UD-IQ2_XXS.gguf", "mtp-gemma-3-4b-it-F16.gguf"]
 )
-def test_the_same_model_in_another_type_or_its_draft_head_is_no_other_model(neighbour: str) -> None:
+def test_other_quantization_or_draft_head_is_not_another_model(neighbour: str) -> None:
     assert chosen(projector("mmproj-F16.gguf"), neighbours=(neighbour,)) == "mmproj-F16.gguf"
 
 
@@ -79,36 +79,36 @@ def test_the_parts_of_a_split_model_are_one_model() -> None:
     assert chosen(projector("mmproj-F16.gguf"), model_path=path, neighbours=parts[1:]) == "mmproj-F16.gguf"
 
 
-def test_among_several_models_the_name_tells() -> None:
+def test_name_decides_among_several_models() -> None:
     own, other = projector("mmproj-gemma-3-4b-it-f16.gguf"), projector("mmproj-Qwen2.5-VL-7B-f16.gguf")
     neighbours = ("Qwen2.5-VL-7B-Q4_K_M.gguf", "llama-3-8b.gguf")
     assert chosen(own, other, neighbours=neighbours) == "mmproj-gemma-3-4b-it-f16.gguf"
-    assert "its name is the model's" in paired(own, other, neighbours=neighbours).reason
+    assert "its name matches the model's" in paired(own, other, neighbours=neighbours).reason
 
 
-def test_the_name_that_says_more_of_the_model_wins() -> None:
+def test_projector_with_more_words_of_the_models_name_wins() -> None:
     short, long = projector("mmproj-gemma-3-f16.gguf"), projector("mmproj-gemma-3-4b-it-f16.gguf")
     assert chosen(short, long) == "mmproj-gemma-3-4b-it-f16.gguf"
 
 
 @pytest.mark.parametrize("name", ["mmproj-F16.gguf", "mmproj-Qwen2.5-VL-7B-f16.gguf"])
-def test_among_several_models_a_name_that_does_not_tell_pairs_nothing(name: str) -> None:
+def test_unclear_name_among_several_models_pairs_nothing(name: str) -> None:
     pairing = paired(projector(name), neighbours=("llama-3-8b-Q4_K_M.gguf",))
     assert pairing.projector is None
-    assert pairing.reason.startswith(f"{name} may belong to this model or to llama-3-8b-Q4_K_M.gguf: give it")
+    assert pairing.reason.startswith(f"{name} may belong to this model or to llama-3-8b-Q4_K_M.gguf: choose")
 
 
 def test_a_strange_name_pairs_with_the_only_model_where_the_width_agrees_for_certain() -> None:
     assert chosen(projector("mmproj-vision-tower.gguf")) == "mmproj-vision-tower.gguf"
     pairing = paired(projector("mmproj-vision-tower.gguf", projection_length=0))
     assert pairing.projector is None
-    assert "has another model's name" in pairing.reason
+    assert "has the name of another model" in pairing.reason
 
 
-def test_a_projector_of_another_width_is_none_and_both_numbers_are_named() -> None:
+def test_projector_of_another_width_is_ignored_with_both_widths() -> None:
     pairing = paired(projector("mmproj-gemma-3-4b-it-f16.gguf", projection_length=2560))
     assert pairing.projector is None
-    assert "for models of width 2560, and this one has 4096" in pairing.reason
+    assert "for models of width 2560, and this model has width 4096" in pairing.reason
 
 
 def test_of_one_projector_in_several_types_f16_is_taken() -> None:
@@ -123,7 +123,7 @@ def test_of_one_projector_in_several_types_f16_is_taken() -> None:
     assert order == ["F16", "BF16", "Q8_0", "F32", "Q4_0"]
 
 
-def test_between_different_projectors_nobody_guesses() -> None:
+def test_different_projectors_are_not_paired() -> None:
     pairing = paired(projector("mmproj-F16.gguf"), projector("mmproj-Q8_0.gguf", parameters=1))
     assert pairing.projector is None
     assert "mmproj-F16.gguf and mmproj-Q8_0.gguf are different projectors" in pairing.reason
@@ -134,7 +134,7 @@ def test_between_different_projectors_nobody_guesses() -> None:
 # --- on the command line -------------------------------------------------------------------------
 
 PROJECTOR = projector("mmproj-F16.gguf")
-FOUND = Pairing(PROJECTOR, "the projector beside the model")
+FOUND = Pairing(PROJECTOR, "the projector in the model's folder")
 
 
 def test_the_projector_found_is_passed_with_its_reason_and_counted() -> None:
@@ -144,7 +144,7 @@ def test_the_projector_found_is_passed_with_its_reason_and_counted() -> None:
     assert made.memory.weights_bytes == model().weights_bytes + GIB // 2
 
 
-def test_none_found_is_said_with_what_to_do() -> None:
+def test_reason_for_no_projector_has_a_remedy() -> None:
     made = planned(found=Pairing(None, "two of them: give it with --mmproj"))
     assert "--mmproj" not in made.argv
     assert reason(made, "--mmproj") == "left out: two of them: give it with --mmproj"
@@ -154,15 +154,15 @@ def test_a_build_that_sees_no_images_leaves_the_projector_out_unless_it_was_aske
     blind = from_help("-m, --model FNAME  model\n--host HOST  host\n")
     made = planned(blind, found=FOUND)
     assert "--mmproj" not in made.argv
-    assert reason(made, "--mmproj") == "left out: this build sees no images"
+    assert reason(made, "--mmproj") == "left out: this build cannot read images"
     with pytest.raises(UsageInvalid, match="has no --mmproj"):
         planned(blind, mmproj="/models/mmproj.gguf", projector=PROJECTOR.facts)
 
 
 @pytest.mark.parametrize("extra", [("--mmproj", "/x.gguf"), ("--mmproj-url", "http://x"), ("--no-mmproj",)])
-def test_what_is_given_by_hand_settles_it(extra: tuple[str, ...]) -> None:
-    assert unwanted(read_extra(capabilities(NEW), extra))
-    assert not unwanted(read_extra(capabilities(NEW), ("--temp", "1")))
+def test_users_arguments_choose_the_projector(extra: tuple[str, ...]) -> None:
+    assert chosen_by_user(read_extra(capabilities(NEW), extra))
+    assert not chosen_by_user(read_extra(capabilities(NEW), ("--temp", "1")))
 
 
 def test_the_projector_asked_for_is_passed_and_counted() -> None:
@@ -180,12 +180,14 @@ def test_a_relative_path_is_a_bug_of_the_caller() -> None:
 def test_a_wrong_projector_is_refused_with_both_numbers_however_it_was_given(given: dict[str, Any]) -> None:
     with pytest.raises(ProjectorMismatch) as refused:
         planned(NEW, projector=projector("m.gguf", projection_length=2560).facts, **given)
-    assert refused.value.message == "--mmproj m.gguf is for models of width 2560, and this one has 4096"
+    assert (
+        refused.value.message == "--mmproj m.gguf is for models of width 2560, and this model has width 4096"
+    )
     assert (refused.value.exit_code, refused.value.cause) == (65, "projector_mismatch")
 
 
-def test_what_is_no_projector_is_refused() -> None:
-    with pytest.raises(UsageInvalid, match=r"--mmproj m\.gguf is of class decoder.* a projector"):
+def test_file_that_is_not_a_projector_is_refused() -> None:
+    with pytest.raises(UsageInvalid, match=r"--mmproj m\.gguf is a file of class decoder, not a projector"):
         planned(mmproj="/models/m.gguf", projector=model())
 
 
@@ -202,17 +204,17 @@ def test_a_reranker_is_given_no_projector_that_it_would_never_use(
     assert refused.value.exit_code == 2
 
 
-def test_a_decoder_that_is_to_rerank_leaves_the_projector_beside_it_out() -> None:
+def test_decoder_that_reranks_gets_no_projector() -> None:
     made = planned(found=FOUND, extra=("--rerank",))
     assert "--mmproj" not in made.argv
-    assert reason(made, "--mmproj") == "left out: a reranker reads text alone"
+    assert reason(made, "--mmproj") == "left out: a reranker reads only text"
     assert made.memory.weights_bytes == model().weights_bytes
 
 
-def test_an_encoder_is_given_its_projector_and_the_plan_says_what_for() -> None:
+def test_encoder_gets_its_projector_with_the_reason() -> None:
     made = planned(NEW, bert(embedding_length=WIDTH), mmproj="/models/mmproj.gguf", projector=PROJECTOR.facts)
     assert value(made, "--mmproj") == "/models/mmproj.gguf"
-    assert reason(made, "--mmproj") == "the projector asked for, for images among what is embedded"
+    assert reason(made, "--mmproj") == "set with --mmproj, to embed images too"
 
 
 # --- the width, from the header ------------------------------------------------------------------

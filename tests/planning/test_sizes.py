@@ -1,4 +1,4 @@
-"""What a build reserves for a context, told by the options that it lists."""
+"""The memory that a build reserves for a context, recognised by the options that it lists."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_half_of_the_layers_sliding_takes_little_more_than_half_of_the_cache() -
     assert 0.5 < slides.memory.kv_bytes / whole.memory.kv_bytes < 0.75
 
 
-def test_who_asks_for_every_cell_pays_for_it() -> None:
+def test_full_swa_cache_counts_every_cell() -> None:
     asked = planned(NEW, SLIDING, extra=("--swa-full",))
     assert asked.shape.swa_full
     assert asked.memory.kv_bytes == planned(without("--swa-full"), SLIDING).memory.kv_bytes
@@ -74,7 +74,7 @@ def test_drafted_tokens_need_room_for_their_logits_as_well() -> None:
     assert drafted.outputs_per_slot == 1 + 2
 
 
-def test_a_load_with_flags_that_move_memory_teaches_nothing_about_one_without() -> None:
+def test_load_with_memory_flags_is_no_measurement_for_one_without() -> None:
     moves = ((), ("--no-repack",), ("-nkvo",), ("--lora", "/a.gguf"), ("-ncmoe", "4"), ("-ncmoe", "8"))
     keys = {planned(extra=extra).key for extra in moves}
     assert len(keys) == len(moves)

@@ -211,4 +211,4 @@ def test_llama_server_tells_dflash_by_the_file_so_that_no_type_is_passed(
     assert "auto-detected speculative type 'draft-dflash'" in log
     planned = run_to_end("plan", str(tiny_model), "--runtime", llama_server, "--draft-model", str(head))
     assert planned.returncode == 0
-    assert "llama-server tells the kind of this draft from its file" in planned.stdout
+    assert "llama-server detects the type of this draft from its file" in planned.stdout

@@ -134,7 +134,7 @@ def test_a_reranker_is_not_given_a_projector_that_it_would_never_use(runtime: st
     arguments = ("--port", "0", "--runtime", runtime, "--mmproj", str(folder / "mmproj-F16.gguf"))
     refused = run_to_end("run", str(folder / "reranker.gguf"), *arguments)
     assert refused.returncode == 2
-    assert "a reranker reads text alone" in refused.stderr
+    assert "a reranker reads only text" in refused.stderr
 
 
 # --- media by URL

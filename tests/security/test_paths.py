@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from llamasup.http.heads import OWN_RULES, HeadRules
+from llamasup.http.heads import DEFAULT_RULES, HeadRules
 from llamasup.proxy import ProxyConfig
 from tests.security.circuit import Circuit, Outcome
 from tests.security.grammar import spelled_paths
@@ -136,7 +136,7 @@ def test_a_slots_file_cannot_be_written_or_read(make_circuit: MakeCircuit, query
 def test_a_known_path_is_served_only_in_its_plain_spelling(
     make_circuit: MakeCircuit, path: bytes, prefix: bytes
 ) -> None:
-    rules = HeadRules(credentials=True, prefix=prefix) if prefix else OWN_RULES
+    rules = HeadRules(credentials=True, prefix=prefix) if prefix else DEFAULT_RULES
     circuit = make_circuit(ProxyConfig(rules=rules))
     for how, spelled in spellings(prefix + path).items():
         head = (b"POST " + spelled + b" HTTP/1.1", b"Host: localhost", b"Content-Length: 9", b"", b"")

@@ -108,7 +108,7 @@ def _as_json(given: Sequence[_Given], machine: Hardware) -> str:
 
 
 def _objects(given: _Given, machine: Hardware) -> Iterator[dict[str, Any]]:
-    from llamasup.planning.facts import projector_beside
+    from llamasup.planning.facts import sibling_projector
 
     path, found = str(given.path), given.found
     if isinstance(found, LlamasupError):
@@ -116,12 +116,12 @@ def _objects(given: _Given, machine: Hardware) -> Iterator[dict[str, Any]]:
     elif isinstance(found, ModelFolder):
         yield from _folder_objects(found, machine)
     else:
-        fit, projector = fits_here(found, machine, sys.byteorder), projector_beside(given.path, found)
+        fit, projector = fits_here(found, machine, sys.byteorder), sibling_projector(given.path, found)
         yield model_as_json(path, found, fit, _projector_path(projector))
 
 
 def _as_text(given: Sequence[_Given], machine: Hardware, columns: int | None) -> str:
-    from llamasup.planning.facts import projector_beside
+    from llamasup.planning.facts import sibling_projector
 
     sections = []
     for path, found in ((each.path, each.found) for each in given):
@@ -130,7 +130,7 @@ def _as_text(given: Sequence[_Given], machine: Hardware, columns: int | None) ->
             sections.append(title + _folder_text(path, found, machine, columns))
         elif isinstance(found, ModelFacts):
             fit = fits_here(found, machine, sys.byteorder)
-            sections.append(_model_text(path, found, fit, projector_beside(path, found), columns))
+            sections.append(_model_text(path, found, fit, sibling_projector(path, found), columns))
     return "\n\n".join(sections)
 
 

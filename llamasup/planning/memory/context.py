@@ -1,7 +1,7 @@
-"""What a context of one model takes: its KV cache, its recurrent states, the buffers it computes in.
+"""The memory of a model's context: KV cache, recurrent states and compute buffers.
 
-KV cache and recurrent state are those that llama-server logs at ``-lv 4``, to the byte; compute buffers are
-bounded from above (tests/real/test_memory.py, b11434, 24 architectures).
+KV cache and recurrent states equal the sizes that llama-server logs at ``-lv 4``, to the byte; compute
+buffers are an upper bound (tests/real/test_memory.py, b11434, 24 architectures).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class CacheType:
-    """A ggml type that the KV cache can have: so many elements are stored in so many bytes."""
+    """A ggml type of the KV cache: ``block`` elements take ``block_bytes``."""
 
     block: int
     block_bytes: int
@@ -46,15 +46,15 @@ CACHE_TYPES = MappingProxyType(
 )
 
 _EMBEDDING = (ModelClass.ENCODER, ModelClass.RERANKER)
-_GRAPH_BYTES = 1 << 16  # what the smallest graphs take beside all that (b11434)
-# Of an indexer, per token and cell: its score and the masks made of it; per cell that it chooses (b11434).
+_GRAPH_BYTES = 1 << 16  # of the smallest graphs, without their tensors (b11434)
+# Of an indexer: score and masks per token and cell; bytes per chosen cell (b11434).
 _SCORED_BYTES, _CHOSEN_BYTES = 12, 16
 _CELL_MULTIPLE = 256  # llama_context rounds the cells of every sequence up to this (-c 100 gives 256 [run])
 
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """What decides the size of a context. Lengths are tokens."""
+    """Everything that decides the size of a context. Lengths are tokens."""
 
     ctx_total: int  # as --ctx-size: over all slots
     parallel: int
@@ -62,12 +62,12 @@ class ContextShape:
     k_type: str = "f16"
     v_type: str = "f16"
     flash_attn: bool = True
-    unified: bool = False  # one pool of cells that all slots share
-    swa_full: bool = False  # --swa-full, and what builds without that option do (before May 2025)
-    mla_values: bool = False  # what builds before January 2026 do: cache V of MLA models too
-    rollback: int = 0  # snapshots of each recurrent state beside it: as --spec-draft-n-max with draft-mtp
-    # Tokens of each slot whose logits a micro-batch has room for: 1, and those drafted ahead. None: every
-    # token's, as builds before June 2026 (#23861) reserve it.
+    unified: bool = False  # all slots share one pool of cells
+    swa_full: bool = False  # --swa-full, and builds without that option (before May 2025)
+    mla_values: bool = False  # builds before January 2026 cache V of MLA models too
+    rollback: int = 0  # extra snapshots of each recurrent state: --spec-draft-n-max with draft-mtp
+    # Tokens of each slot whose logits fit into a micro-batch: 1, plus the drafted ones. None: all tokens, as
+    # in builds before June 2026 (#23861).
     outputs_per_slot: int | None = None
 
     @property
@@ -80,7 +80,7 @@ class ContextShape:
         return _padded(_padded(self.ctx_total) // self.streams)
 
     def cells_in_window(self, window: int) -> int:
-        """Cells of a sliding layer: the window of each sequence in the pool, and one micro-batch [run]."""
+        """Cells of a sliding layer: the windows of the sequences in the pool, and one micro-batch [run]."""
         if self.swa_full:
             return self.cells_per_stream
         sequences = self.parallel if self.unified else 1
@@ -91,7 +91,7 @@ class ContextShape:
 class _Layer:
     """One layer's share of the context, in elements for each cell."""
 
-    cached: bool  # has keys and values of its own
+    cached: bool  # has its own keys and values
     slides: bool
     recurs: bool
     keys: int
@@ -99,7 +99,7 @@ class _Layer:
 
 
 def has_kv_cache(model: ModelFacts) -> bool:
-    """Whether any layer keeps keys and values."""
+    """Whether any layer stores keys and values."""
     return any(layer.cached for layer in _layers(model))
 
 
@@ -109,7 +109,7 @@ def kv_bytes(model: ModelFacts, shape: ContextShape) -> int:
 
 
 def kv_bytes_per_layer(model: ModelFacts, shape: ContextShape) -> tuple[int, ...]:
-    """What each layer keeps: keys and values, a recurrent state for each slot, both, or nothing."""
+    """The bytes of each layer: keys and values, a recurrent state for each slot, both, or nothing."""
     layers = _layers(model)
     state_bytes = model.recurrent.bytes_per_layer if model.recurrent else 0
     state_bytes *= shape.parallel * (1 + shape.rollback)
@@ -122,7 +122,7 @@ def kv_bytes_per_layer(model: ModelFacts, shape: ContextShape) -> tuple[int, ...
 
 
 def mtp_kv_bytes(model: ModelFacts, shape: ContextShape) -> int:
-    """Keys and values of the layers for multi-token prediction, in the context of their own (draft-mtp)."""
+    """Keys and values of the layers for multi-token prediction, which have their own context (draft-mtp)."""
     layers = _layers(model)
     predicting = layers[len(layers) - model.mtp_layers :]
     return sum(_cache_bytes(model, shape, layer, widest=layer.values) for layer in predicting)
@@ -131,10 +131,10 @@ def mtp_kv_bytes(model: ModelFacts, shape: ContextShape) -> int:
 def compute_bytes(model: ModelFacts, shape: ContextShape) -> int:
     """An upper bound on the buffers of one micro-batch, the output buffer included.
 
-    ggml gives memory that one part of the graph is done with to the next, so the widest part decides:
-    attention, feed-forward, recurrence or output head. The masks, and the recurrent states that are read and
-    written, are held throughout. Widths were measured (b11434) on 24 architectures in small and on 15 models
-    in their real width: the bound is 1.0 to 1.7 times what is logged (tests/real/test_memory.py).
+    ggml reuses the memory of each part of the graph for the next one, so the widest part decides: attention,
+    feed-forward, recurrence or output head. Masks and recurrent states stay allocated throughout. Widths were
+    measured (b11434) on 24 small architectures and on 15 models of real width: the bound is 1.0 to 1.7 times
+    the logged size (tests/real/test_memory.py).
     """
     tokens = min(shape.ubatch, shape.ctx_total)
     mask_bytes, score_bytes = _attention_bytes(model, shape, tokens)
@@ -156,16 +156,16 @@ def compute_bytes(model: ModelFacts, shape: ContextShape) -> int:
 
 
 def _attention_bytes(model: ModelFacts, shape: ContextShape, tokens: int) -> tuple[int, int]:
-    """For each token: bytes of all masks, and of one layer's scores, which flash attention does without."""
+    """For each token: bytes of all masks, and of one layer's scores (none with flash attention)."""
     layers = [layer for layer in _layers(model) if layer.cached]
     window = model.sliding_window if any(layer.slides for layer in layers) else None
-    # Without a KV cache, attention is over the micro-batch itself, and recurrence needs none.
+    # Without a KV cache, attention covers the micro-batch, and recurrence needs no cells.
     cells = shape.cells_per_stream if layers else 0 if model.recurrent else tokens
     masked = cells + (shape.cells_in_window(window) if window else 0)  # sliding layers have their own mask
     heads = max(model.head_counts, default=0)
     if model.model_class is ModelClass.ENCODER_DECODER:
-        # T5 adds a bias by distance for each head, for which there is no flash attention, and attends to
-        # the encoder's output as if it were as long as it can be.
+        # T5 adds a bias by distance for each head, which excludes flash attention, and attends to an encoder
+        # output of the greatest length.
         crossed = model.context_length
         return 8 * masked + 4 * crossed, max(4 * (1 + 3 * heads) * cells, 4 * heads * crossed)
     indexed = 0
@@ -178,19 +178,19 @@ def _attention_bytes(model: ModelFacts, shape: ContextShape, tokens: int) -> tup
 
 
 def _outputs(model: ModelFacts, shape: ContextShape, tokens: int) -> int:
-    """Tokens of a micro-batch whose logits there is room for; all of them in a server for embeddings."""
+    """Tokens of a micro-batch whose logits fit into the output buffer; all of them in an embedding server."""
     if shape.outputs_per_slot is None or model.model_class in _EMBEDDING:
         return tokens
     return min(tokens, shape.parallel * shape.outputs_per_slot)
 
 
 def _logits(model: ModelFacts) -> int:
-    """Of one token; a BERT has no output head."""
+    """The logits of one token; a BERT has no output head."""
     return 0 if model.model_class in _EMBEDDING and not has_kv_cache(model) else model.vocab_size
 
 
 def _layers(model: ModelFacts) -> tuple[_Layer, ...]:
-    """Where the reader does not say which layers do what, all have a full KV cache."""
+    """The layers; all have a full KV cache if the header does not describe them."""
     count = len(model.head_counts_kv)
     cached = model.kv_layers or tuple(heads > 0 for heads in model.head_counts_kv)
     slides = model.sliding_layers or (False,) * count
@@ -211,7 +211,7 @@ def _cache_bytes(model: ModelFacts, shape: ContextShape, layer: _Layer, widest: 
     cells = shape.cells_per_stream
     if layer.slides and model.sliding_window:
         cells = shape.cells_in_window(model.sliding_window)
-    # Without flash attention V is stored transposed, and every layer is given the widest one's room [run].
+    # Without flash attention V is stored transposed, and every layer takes as much as the widest one [run].
     values = layer.values if shape.flash_attn else widest
     if model.mla and not shape.mla_values:
         values = 0

@@ -107,7 +107,7 @@ def test_layers_without_kv_heads_cost_nothing() -> None:
     assert kv_bytes(hybrid, shape) == kv_bytes(full, shape) > 0
 
 
-def test_recurrent_state_is_kept_for_each_slot_whatever_the_context() -> None:
+def test_each_slot_has_a_recurrent_state_for_any_context() -> None:
     state = RecurrentState(conv_elements=100, state_elements=400)
     mamba = model(
         architecture="mamba",
@@ -218,7 +218,7 @@ def test_layers_for_prediction_have_their_cache_in_a_context_of_their_own() -> N
     assert mtp_kv_bytes(SLIDING, shape) == 0
 
 
-def test_a_cache_type_that_nobody_knows_counts_as_f16() -> None:
+def test_unknown_cache_type_counts_as_f16() -> None:
     shape = ContextShape(2048, 1, 512)
     assert kv_bytes(GROUPED, replace(shape, k_type="q2_x")) == kv_bytes(GROUPED, shape)
 
@@ -271,7 +271,7 @@ def test_recurrence_is_computed_per_token_and_reads_the_state_of_each_slot() -> 
     assert 37.68 <= compute_bytes(mamba, four) / MIB <= 1.4 * 37.68
 
 
-def test_an_encoder_decoder_computes_its_scores_and_their_bias_whatever_is_asked() -> None:
+def test_encoder_decoder_always_counts_scores_and_bias() -> None:
     """The tiny T5: 82.89 MiB logged for 4096 tokens."""
     t5 = model(
         model_class=ModelClass.ENCODER_DECODER,

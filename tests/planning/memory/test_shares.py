@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.planning.memory.estimate import MemoryEstimate, Part, Room
+from llamasup.planning.memory.estimate import FreeMemory, MemoryEstimate, Part
 from llamasup.planning.memory.shares import RAM, MemoryBudget, budget_of, needs_of, remaining
 from llamasup.system.hardware.devices import Device
 from tests.planning.plans import machine
@@ -34,14 +34,14 @@ INTEGRATED = Device("Vulkan0", "the processor's own", 16 * GIB, 16 * GIB, shares
         (MemoryBudget({RAM: 8 * GIB, "CUDA0": 6 * GIB}, replicas=2, devices=("CUDA0", "CUDA0")), 4, 3),
     ],
 )
-def test_the_share(share: MemoryBudget, ram_gib: int, vram_gib: int) -> None:
+def test_budget_of_one_process(share: MemoryBudget, ram_gib: int, vram_gib: int) -> None:
     host = share.of_host(machine(memory_available_bytes=32 * GIB))
     (gpu,) = share.of_devices([device("CUDA0", 8 * GIB)])
     assert (host.memory_available_bytes, gpu.free_bytes) == (ram_gib * GIB, vram_gib * GIB)
     assert host.cpu_sharers == share.replicas
 
 
-def test_the_budget_is_what_is_free_or_what_is_said_of_the_whole() -> None:
+def test_budget_is_the_free_memory_or_the_configured_part() -> None:
     host = machine(memory_total_bytes=64 * GIB, memory_available_bytes=32 * GIB)
     devices = [device("CUDA0"), INTEGRATED]
     assert budget_of(host, devices) == {RAM: 32 * GIB, "CUDA0": 8 * GIB}
@@ -52,7 +52,7 @@ def test_the_budget_is_what_is_free_or_what_is_said_of_the_whole() -> None:
 
 def estimate(host_gib: int, device_gib: int, *used: str) -> MemoryEstimate:
     part = Part("weights", "weights", host_gib * GIB, device_gib * GIB)
-    return MemoryEstimate((part,), Room(0, names=used))
+    return MemoryEstimate((part,), FreeMemory(0, names=used))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def estimate(host_gib: int, device_gib: int, *used: str) -> MemoryEstimate:
         (estimate(2, 9, INTEGRATED.name), [INTEGRATED], (11, None, None)),  # its memory is the host's
     ],
 )
-def test_what_a_plan_takes_by_place(
+def test_needs_of_a_plan_per_memory(
     memory: MemoryEstimate, devices: list[Device], needs_gib: tuple[int | None, ...]
 ) -> None:
     places = (RAM, "CUDA0", "CUDA1")
@@ -76,7 +76,7 @@ def test_what_a_plan_takes_by_place(
     assert needs_of(memory, devices) == wanted
 
 
-def test_what_is_left_is_never_less_than_nothing() -> None:
+def test_remainder_is_never_negative() -> None:
     budget = {RAM: 10, "CUDA0": 5}
     assert remaining(budget, [{RAM: 4}, {RAM: 3, "CUDA0": 9}, {"CUDA1": 1}]) == {
         RAM: 3,
