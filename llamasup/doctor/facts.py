@@ -1,4 +1,4 @@
-"""What ``llamasup doctor`` is told, and what a check says."""
+"""The facts that the checks of ``llamasup doctor`` look at, and the result of a check."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What an error says."""
+    """The text of an error."""
 
     message: str
     remedy: str
@@ -55,7 +55,7 @@ class RuntimeFact:
 
 @dataclass(frozen=True, slots=True)
 class NvmlFact:
-    """``error`` is NVML's name for it, "not installed" without the package, empty if all is well."""
+    """``error`` is NVML's name, "not installed" without the package, or empty without an error."""
 
     gpus: int = 0
     error: str = ""
@@ -89,26 +89,26 @@ class CertificateFact:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file that llama-server reads options from, with their names."""
+    """A configuration file of llama-server, with the names of its options."""
 
     path: str
     settings: tuple[str, ...]
-    shut_out: bool  # the child never sees it
+    is_ignored: bool  # the child does not read it
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     hardware: Hardware
-    runtimes: tuple[RuntimeFact, ...]  # the one that is used first; never empty
+    runtimes: tuple[RuntimeFact, ...]  # at least one; llamasup uses the first
     environ: Mapping[str, str]
     port: int
     devices: tuple[Device, ...] = ()
-    gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": of a card that is there
-    nvml: NvmlFact | None = None  # None where there is nothing to ask about
+    gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": of the GPUs of this machine
+    nvml: NvmlFact | None = None  # None without an NVIDIA GPU
     folders: tuple[FolderFact, ...] = ()
-    left: tuple[LeftFolder, ...] = ()
+    left_folders: tuple[LeftFolder, ...] = ()
     port_problem: Problem | None = None
-    running: RunningFact | None = None  # who has the port, where it is one of us
+    running: RunningFact | None = None  # the llamasup that uses the port
     config_files: tuple[ConfigFile, ...] = ()
     certificate: CertificateFact | None = None
     model: ModelFact | None = None

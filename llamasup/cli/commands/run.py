@@ -41,7 +41,7 @@ def run(
     if attached["sidecar"] and not o.was_given(ctx, "port"):
         listening["port"] = 0
 
-    def ask() -> RunOptions:
+    def read_options() -> RunOptions:
         from llamasup.auth.key_source import environment_keys
         from llamasup.service.run import RunOptions
         from llamasup.service.systemd.notify import take_sockets
@@ -61,11 +61,11 @@ def run(
         from llamasup.downloads.reference import is_reference
 
         if is_reference(model):
-            from llamasup.cli.commands.pull import have_model
+            from llamasup.cli.commands.pull import ensure_downloaded
 
-            have_model(model, view)
+            ensure_downloaded(model, view)
 
     output = OutputOptions(**attached, **logging)
     return serve_until_stopped(
-        ask, output, ctx.obj, "checking the model and the machine", before_serving=download
+        read_options, output, ctx.obj, "checking the model and the machine", before_serving=download
     )

@@ -1,4 +1,4 @@
-"""``llamasup wrap``: an existing llama-server command line becomes a service."""
+"""``llamasup wrap``: supervises an existing llama-server command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
-from llamasup.cli.options.values import one_of
+from llamasup.cli.options.parsers import one_of
 
 if TYPE_CHECKING:
     from llamasup.service.options import WrapOptions
@@ -32,15 +32,15 @@ ServerLog = Annotated[
         "--server-log",
         metavar="stderr|file",
         parser=one_of("stderr", "file"),
-        help="Where llama-server's log goes: to standard error and its file, or only to the file.",
+        help="Write llama-server's log to standard error and to its file, or only to the file.",
     ),
 ]
 Strict = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Refuse what llama-server allows: foreign Host and Origin headers, tools, changes of /props "
-        "and slots, and an address that other machines can reach without a key.",
+        help="Also refuse what llama-server allows: foreign Host and Origin headers, tools, changes of "
+        "/props and slots, and an address that other machines can reach without a key.",
     ),
 ]
 
@@ -65,14 +65,14 @@ def wrap(
     """
     from llamasup.cli.foreground import OutputOptions, serve_until_stopped
 
-    def ask() -> WrapOptions:
+    def read_options() -> WrapOptions:
         from llamasup.service.options import WrapOptions
         from llamasup.service.systemd.notify import take_sockets
         from llamasup.supervision.wrap.planner import parse_command
 
         wrapping = parse_command(command, os.environ)
         if wrapping.line.asks:
-            _become(command)
+            _exec(command)
         return WrapOptions(
             wrapping,
             sockets=take_sockets(os.environ),
@@ -83,9 +83,9 @@ def wrap(
         )
 
     output = OutputOptions(**attached, **logging, server_log=server_log)
-    return serve_until_stopped(ask, output, ctx.obj)
+    return serve_until_stopped(read_options, output, ctx.obj)
 
 
-def _become(command: Sequence[str]) -> None:
-    """A command line that only asks (``--version``) has nothing to supervise: llama-server answers it."""
+def _exec(command: Sequence[str]) -> None:
+    """Run llama-server in place of llamasup: it only prints something (``--version``) and exits."""
     os.execvp(command[0], list(command))  # noqa: S606 - what the user typed, no shell
