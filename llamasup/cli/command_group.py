@@ -28,12 +28,10 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
-            records = [(each, each.get_help_record(ctx)) for each in self._parameters(ctx, kind)]
-            rows = [
-                (parameter.metavar if kind == "argument" else record[0], record[1])
-                for parameter, record in records
-                if record is not None
-            ]
+            rows = []
+            for parameter in self._parameters(ctx, kind):
+                name, text = parameter.get_help_record(ctx)
+                rows.append((parameter.metavar if kind == "argument" else name, text))
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)

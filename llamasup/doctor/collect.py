@@ -17,7 +17,6 @@ from llamasup.doctor.facts import (
     FolderFact,
     ModelFact,
     NvmlFact,
-    Problem,
     RuntimeFact,
 )
 from llamasup.doctor.runtime_checks import option_names
@@ -65,7 +64,7 @@ def collect_facts(
         nvml=_nvml_fact() if "NVIDIA" in drivers or any(device.is_cuda for device in devices) else None,
         folders=tuple(_folder_facts(environ)),
         left_folders=leftovers(),
-        port_problem=None if port_problem is None else _problem(port_problem),
+        port_problem=port_problem,
         running=_running(port) if isinstance(port_problem, PortInUse) else None,
         config_files=tuple(_config_files(environ)),
         certificate=None if tls_cert is None else _certificate_fact(tls_cert),
@@ -105,14 +104,10 @@ def _gpu_drivers(root: Path = Path("/")) -> frozenset[str]:
     return frozenset(found)
 
 
-def _problem(error: LlamasupError) -> Problem:
-    return Problem(error.message, error.remedy)
-
-
 def _runtime_fact(found: FoundRuntime) -> RuntimeFact:
     answer = found.answer
     if isinstance(answer, LlamasupError):
-        return RuntimeFact(found.origin, _problem(answer))
+        return RuntimeFact(found.origin, answer)
     return RuntimeFact(found.origin, answer.capabilities, answer.path, answer.kind)
 
 
@@ -137,7 +132,7 @@ def _model_fact(
         planner.check()
         plan = planner.admission().plan
     except LlamasupError as error:
-        return ModelFact(model, problem=_problem(error))
+        return ModelFact(model, problem=error)
     facts = launch.model
     kind = f"{facts.architecture} {facts.model_class}, {facts.quantization}"
     slots = f"{plan.parallel} slot{'' if plan.parallel == 1 else 's'}"
@@ -162,7 +157,7 @@ def _folder_facts(environ: Mapping[str, str]) -> Iterator[FolderFact]:
             note = _other_folder_note(run.path, environ)
             yield FolderFact("run", str(run.path.parent), note=note)
     except FolderUnusable as error:
-        yield FolderFact("run", problem=_problem(error))
+        yield FolderFact("run", problem=error)
     yield _folder_fact("cache", cache_folder)
     yield _folder_fact("state", state_folder)
 
@@ -185,9 +180,9 @@ def _folder_fact(name: str, make: Callable[[], Path]) -> FolderFact:
         except OSError as error:
             message = f"The folder {str(folder)!r} is not writable: {error.strerror}."
             remedy = "Give this user the right to write to it, or free space on its disk."
-            return FolderFact(name, problem=Problem(message, remedy))
+            return FolderFact(name, problem=FolderUnusable(message, remedy=remedy))
     except FolderUnusable as error:
-        return FolderFact(name, problem=_problem(error))
+        return FolderFact(name, problem=error)
 
 
 # --- configuration files of llama-server ---------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llamasup.control.choose import RunningFact
+from llamasup.errors import LlamasupError
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
@@ -20,7 +21,6 @@ __all__ = [
     "FolderFact",
     "ModelFact",
     "NvmlFact",
-    "Problem",
     "RuntimeFact",
 ]
 
@@ -34,17 +34,9 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """The text of an error."""
-
-    message: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
 class RuntimeFact:
     origin: str  # where it was found, for people
-    answer: Capabilities | Problem
+    answer: Capabilities | LlamasupError
     path: str = ""
     kind: RuntimeKind = "binary"
 
@@ -66,14 +58,14 @@ class NvmlFact:
 class ModelFact:
     name: str
     found: str = ""
-    problem: Problem | None = None
+    problem: LlamasupError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FolderFact:
     name: str  # run, cache, state
     path: str = ""
-    problem: Problem | None = None
+    problem: LlamasupError | None = None
     note: str = ""
 
 
@@ -107,7 +99,7 @@ class Facts:
     nvml: NvmlFact | None = None  # None without an NVIDIA GPU
     folders: tuple[FolderFact, ...] = ()
     left_folders: tuple[LeftFolder, ...] = ()
-    port_problem: Problem | None = None
+    port_problem: LlamasupError | None = None
     running: RunningFact | None = None  # the llamasup that uses the port
     config_files: tuple[ConfigFile, ...] = ()
     certificate: CertificateFact | None = None

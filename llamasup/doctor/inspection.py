@@ -18,7 +18,7 @@ from llamasup.planning.projectors import pairings_of
 from llamasup.planning.sizes import PlanSizes, choose_sizes
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = ["Fit", "KvGrowth", "broken_as_json", "fits_here", "kv_growth", "model_as_json", "projectors_of"]
+__all__ = ["Fit", "KvGrowth", "broken_as_json", "fits_here", "kv_growths", "model_as_json", "projectors_of"]
 
 
 # Longer than every sliding window, so the KV cache grows linearly. A multiple of llama.cpp's 256 cells.
@@ -54,8 +54,13 @@ class KvGrowth:
     slot_bytes: int  # sliding windows and recurrent states, of the same size for every long context
 
 
-def kv_growth(facts: ModelFacts, cache_type: str) -> KvGrowth:
-    """The growth of one slot's KV cache with its context. ``cache_type`` is f16, q8_0, …"""
+def kv_growths(facts: ModelFacts) -> dict[str, KvGrowth]:
+    """The growth of one slot's KV cache with its context, by the types that the model can use."""
+    types = ("f16", "q8_0") if facts.quantized_kv_fits else ("f16",)
+    return {cache_type: _kv_growth(facts, cache_type) for cache_type in types}
+
+
+def _kv_growth(facts: ModelFacts, cache_type: str) -> KvGrowth:
 
     def size(tokens: int) -> int:
         return kv_bytes(
@@ -205,13 +210,12 @@ def model_as_json(
 
 
 def _kv_as_json(facts: ModelFacts) -> dict[str, Any]:
-    types = ("f16", "q8_0") if facts.quantized_kv_fits else ("f16",)
     return {
         cache_type: {
             "bytes_per_1000_tokens": growth.bytes_per_1000_tokens,
             "slot_bytes": growth.slot_bytes,
         }
-        for cache_type, growth in ((kv_type, kv_growth(facts, kv_type)) for kv_type in types)
+        for cache_type, growth in kv_growths(facts).items()
     }
 
 

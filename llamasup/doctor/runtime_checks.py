@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from llamasup.doctor.facts import Check, Facts, Problem
+from llamasup.doctor.facts import Check, Facts
+from llamasup.errors import LlamasupError
 from llamasup.system.hardware.devices import Device
 from llamasup.system.text import memory_text
 
@@ -23,7 +24,7 @@ __all__ = [
 def check_runtimes(facts: Facts) -> Iterator[Check]:
     for number, runtime in enumerate(facts.runtimes, start=1):
         name = "runtime" if number == 1 else f"runtime {number}"
-        if isinstance(runtime.answer, Problem):
+        if isinstance(runtime.answer, LlamasupError):
             # A problem of a runtime that is not used is advice.
             yield Check(name, number > 1, runtime.answer.message, runtime.answer.remedy)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llamasup.doctor.inspection import broken_as_json, fits_here, kv_growth, model_as_json, projectors_of
+from llamasup.doctor.inspection import broken_as_json, fits_here, kv_growths, model_as_json, projectors_of
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.facts import PURPOSES, Experts, ModelClass, ModelFacts, RecurrentState, is_served
 from llamasup.gguf.header import read_header
@@ -74,13 +74,13 @@ def machine(free_bytes: int) -> Hardware:
 
 
 def test_kv_cache_of_plain_attention_grows_with_every_token() -> None:
-    growth = kv_growth(llama_8b(), "f16")
+    growth = kv_growths(llama_8b())["f16"]
     assert growth.bytes_per_1000_tokens == 1000 * 32 * 8 * (128 + 128) * 2
     assert growth.slot_bytes == 0
 
 
 def test_q8_0_takes_34_bytes_for_32_values() -> None:
-    f16, q8_0 = (kv_growth(llama_8b(), kv_type).bytes_per_1000_tokens for kv_type in ("f16", "q8_0"))
+    f16, q8_0 = (growth.bytes_per_1000_tokens for growth in kv_growths(llama_8b()).values())
     assert q8_0 / f16 == 34 / 64
 
 
@@ -91,7 +91,7 @@ def test_recurrent_model_has_a_state_and_no_cache() -> None:
         recurrent=RecurrentState(1000, 2000),
         recurrent_layers=(True,) * 32,
     )
-    growth = kv_growth(model, "f16")
+    growth = kv_growths(model)["f16"]
     assert growth.bytes_per_1000_tokens == 0
     assert growth.slot_bytes == 32 * 3000 * 4
 
@@ -105,7 +105,7 @@ def test_model_fits_with_default_sizes_in_enough_memory() -> None:
     assert fit.fits
     assert not fit.reduced
     assert (fit.ctx_size, fit.parallel, fit.kv_type) == (8192, 4, "f16")
-    kv = kv_growth(llama_8b(), "f16").bytes_per_1000_tokens * 4 * 8192 // 1000
+    kv = kv_growths(llama_8b())["f16"].bytes_per_1000_tokens * 4 * 8192 // 1000
     assert fit.needed_bytes > 4_920_000_000 + kv
     assert fit.available_bytes == 16 * GIB
 

@@ -16,11 +16,11 @@ from llamasup.doctor.facts import (
     FolderFact,
     ModelFact,
     NvmlFact,
-    Problem,
     RuntimeFact,
 )
 from llamasup.doctor.report import as_json, run_checks
 from llamasup.doctor.runtime_checks import option_names
+from llamasup.errors import LlamasupError
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.system.hardware.devices import Device
 from llamasup.system.process.exit import LeftFolder
@@ -30,7 +30,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 H200 = Device("CUDA0", "NVIDIA H200", 139 * GIB, 100 * GIB)
 BINARY = RuntimeFact("llama-server on PATH", capabilities(NEW), "/usr/bin/llama-server")
-NONE = RuntimeFact("", Problem("No llama-server was found.", "Install the embedded one."))
+NONE = RuntimeFact("", LlamasupError("No llama-server was found.", remedy="Install the embedded one."))
 
 
 def facts(**changes: Any) -> Facts:
@@ -99,7 +99,9 @@ def test_without_runtime_capabilities_and_devices_are_not_checked() -> None:
 
 
 def test_broken_second_runtime_is_no_failure() -> None:
-    broken = RuntimeFact("the embedded runtime", Problem("It has no server.", "Install it again."))
+    broken = RuntimeFact(
+        "the embedded runtime", LlamasupError("It has no server.", remedy="Install it again.")
+    )
     second = only("runtime 2", runtimes=(BINARY, broken))
     assert (second.ok, second.found) == (True, "It has no server.")
     third = only("runtime 3", runtimes=(BINARY, broken, BINARY))
@@ -120,7 +122,7 @@ def test_old_build_lists_missing_capabilities() -> None:
 def test_model_check_shows_facts_or_error() -> None:
     assert checks("model") == []
     assert only("model", model=ModelFact("tiny", "llama decoder")).found == "tiny: llama decoder"
-    refused = ModelFact("tiny", problem=Problem("tiny needs 9 GiB", "Take a smaller one."))
+    refused = ModelFact("tiny", problem=LlamasupError("tiny needs 9 GiB", remedy="Take a smaller one."))
     assert only("model", model=refused) == Check("model", False, "tiny needs 9 GiB", "Take a smaller one.")
 
 
@@ -292,7 +294,7 @@ def test_each_folder_has_its_own_check() -> None:
     folders = (
         FolderFact("run", "/run/user/1000/llamasup"),
         FolderFact("cache", "/var/cache", note="not at home"),
-        FolderFact("state", problem=Problem("It belongs to user 0.", "Make it yours.")),
+        FolderFact("state", problem=LlamasupError("It belongs to user 0.", remedy="Make it yours.")),
     )
     assert only("run folder", folders=folders).found == "/run/user/1000/llamasup"
     assert only("cache folder", folders=folders).found == "/var/cache (not at home)"
@@ -321,12 +323,12 @@ def test_left_folder_passes_and_one_with_listening_process_fails() -> None:
 def test_unusable_port_shows_error_of_run() -> None:
     assert only("port").found == "8080 is free"
     assert only("port", port=0).found == "any free port"
-    taken = Problem("port 8080 is in use by nginx (pid 7)", "Choose another.")
+    taken = LlamasupError("port 8080 is in use by nginx (pid 7)", remedy="Choose another.")
     assert only("port", port_problem=taken) == Check("port", False, taken.message, taken.remedy)
 
 
 def test_port_of_other_llamasup_passes_and_shows_its_models() -> None:
-    taken = Problem("port 8080 is in use by llamasup (pid 7)", "stop that process")
+    taken = LlamasupError("port 8080 is in use by llamasup (pid 7)", remedy="stop that process")
     running = RunningFact(7, "http://127.0.0.1:8080", ("tiny (ready)", "big (loading)"))
     check = only("port", port_problem=taken, running=running)
     assert is_advice(check)

@@ -18,6 +18,7 @@ from llamasup.cli.output.view import View, plural
 from llamasup.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
 from llamasup.models.names import is_pattern
 from llamasup.system.storage.folders import atomic_write, models_folder
+from llamasup.system.storage.paths import expanded
 from llamasup.system.text import path_text, printable
 
 if TYPE_CHECKING:
@@ -137,8 +138,8 @@ def _summary(config: Config) -> str:
 
 
 def _write(path: Path, text: str, *, force: bool) -> Path:
+    path = expanded(path, UsageInvalid, of="--output")
     try:
-        path = path.expanduser().absolute()
         if path.is_dir():
             raise UsageInvalid(f"--output {str(path)!r} is a folder.", remedy="Give the path of a file.")
         if path.exists() and not force:
@@ -148,8 +149,6 @@ def _write(path: Path, text: str, *, force: bool) -> Path:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, text.encode(), mode=0o644)
-    except RuntimeError:  # ~name
-        raise UsageInvalid(f"--output {str(path)!r}: no such user.") from None
     except OSError as error:
         raise OutputFailed(f"Cannot write the config to {str(path)!r}: {error.strerror or error}.") from None
     return path

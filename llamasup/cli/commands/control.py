@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,24 +41,16 @@ _UNHEALTHY = frozenset({"failed", "backoff"})
 # The arguments of ``find_target``.
 _TARGET = Group(
     (
-        number("--pid", "pid", "PID", "Process ID of the llamasup to talk to, if several run."),
+        number("--pid", "PID", "Process ID of the llamasup to talk to, if several run."),
         text(
             "--url",
-            "url",
             "URL",
             "URL of a llamasup on another machine. Needs a key with the control right. Env: $LLAMASUP_URL.",
         ),
-        path("--api-key-file", "api_key_file", "File with the API key for --url. Env: $LLAMASUP_API_KEY."),
+        path("--api-key-file", "File with the API key for --url. Env: $LLAMASUP_API_KEY."),
     )
 )
 _MAX_LINES = 10_000
-
-
-def _lines(text: str | int) -> int:
-    count = whole_number(text, least=0)
-    if count > _MAX_LINES:
-        raise typer.BadParameter(f"{count} is more than {_MAX_LINES}.")
-    return count
 
 
 TargetOptions = Annotated[o.OptionValues, _TARGET]
@@ -82,7 +75,7 @@ Lines = Annotated[
         "--lines",
         "-n",
         metavar="N",
-        parser=_lines,
+        parser=partial(whole_number, minimum=0, maximum=_MAX_LINES),
         help=f"Number of lines, at most {_MAX_LINES}.",
     ),
 ]

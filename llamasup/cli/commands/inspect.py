@@ -17,7 +17,14 @@ from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, plural
-from llamasup.doctor.inspection import Fit, broken_as_json, fits_here, kv_growth, model_as_json, projectors_of
+from llamasup.doctor.inspection import (
+    Fit,
+    broken_as_json,
+    fits_here,
+    kv_growths,
+    model_as_json,
+    projectors_of,
+)
 from llamasup.errors import LlamasupError, ModelMissing
 from llamasup.gguf.facts import PURPOSES, ModelFacts, is_served
 from llamasup.gguf.files import read_model
@@ -280,18 +287,20 @@ def _memory(facts: ModelFacts, fit: Fit | None) -> Iterator[tuple[str, str]]:
         yield "weights", _weights_text(facts)
     if not is_served(facts):
         return
-    types = ("f16", "q8_0") if facts.quantized_kv_fits else ("f16",)
-    growths = [(kv_type, kv_growth(facts, kv_type)) for kv_type in types]
-    if any(growth.bytes_per_1000_tokens for _, growth in growths):
-        sizes = (f"{memory_text(growth.bytes_per_1000_tokens)} in {kv_type}" for kv_type, growth in growths)
+    growths = kv_growths(facts)
+    grows = any(growth.bytes_per_1000_tokens for growth in growths.values())
+    if grows:
+        sizes = (
+            f"{memory_text(growth.bytes_per_1000_tokens)} in {kv_type}" for kv_type, growth in growths.items()
+        )
         yield "KV cache", "for each 1,000 tokens " + ", ".join(sizes)
-    fixed = growths[0][1].slot_bytes
+    fixed = growths["f16"].slot_bytes
     if fixed:
         yield "state", f"{memory_text(fixed)} for each request, of any length"
     if fit is not None and fit.foreign_byte_order:
         yield "fits here", _verdict(fit)
     elif fit is not None:
-        cache = f" with a KV cache in {fit.kv_type}" if growths[0][1].bytes_per_1000_tokens else ""
+        cache = f" with a KV cache in {fit.kv_type}" if grows else ""
         load = f"{plural(fit.parallel, 'request')} of {fit.ctx_size:,} tokens{cache}"
         free = f"{memory_text(fit.available_bytes)} are free, without GPU memory"
         yield "fits here", f"{_verdict(fit)}: {memory_text(fit.needed_bytes)} for {load}; {free}"

@@ -6,6 +6,7 @@ import difflib
 import secrets
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -31,6 +32,7 @@ from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
 from llamasup.errors import UsageInvalid
+from llamasup.system.storage.paths import expanded
 
 __all__ = ["commands", "list_", "new", "revoke"]
 
@@ -45,10 +47,7 @@ _SALT_BYTES = 16
 _HEADER = "# API keys of llamasup, one per line. docs/api-keys.md describes the fields after a key.\n"
 
 
-def _at_least_one(text: str | int) -> int:
-    return whole_number(text, least=1)
-
-
+_at_least_one = partial(whole_number, minimum=1)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key.", show_default=False)]
 File = Annotated[
     Path | None,
@@ -271,12 +270,7 @@ def _unknown(name: str, known: Sequence[str], path: Path) -> UsageInvalid:
 
 
 def _path(file: Path | None) -> Path:
-    if file is None:
-        return default_key_file()
-    try:
-        return file.expanduser().absolute()
-    except RuntimeError as error:  # ~name
-        raise UsageInvalid(f"--file {str(file)!r}: no such user.") from error
+    return default_key_file() if file is None else expanded(file, UsageInvalid, of="--file")
 
 
 def _say(view: View, text: str) -> None:

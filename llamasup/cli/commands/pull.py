@@ -10,6 +10,7 @@ import time
 from collections.abc import Coroutine
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -45,13 +46,6 @@ _MAX_PARALLEL = 16  # more connections from one address are too many for a hub's
 T = TypeVar("T")
 
 
-def _parallel(text: str | int) -> int:
-    value = whole_number(text, least=1)
-    if value > _MAX_PARALLEL:
-        raise typer.BadParameter(f"{value} is more than {_MAX_PARALLEL}.")
-    return value
-
-
 Refs = Annotated[
     list[str],
     typer.Argument(
@@ -84,7 +78,10 @@ AllowHttp = Annotated[
 Parallel = Annotated[
     int,
     typer.Option(
-        "--parallel", parser=_parallel, metavar="N", help="Number of parallel requests for one file."
+        "--parallel",
+        parser=partial(whole_number, minimum=1, maximum=_MAX_PARALLEL),
+        metavar="N",
+        help="Number of parallel requests for one file.",
     ),
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +13,8 @@ import typer
 
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
-from llamasup.cli.options.groups import Group, switch, takes_groups, text
-from llamasup.cli.options.model import WithExtra
+from llamasup.cli.options.groups import Group, path, switch, takes_groups, text
+from llamasup.cli.options.model import SETTINGS, WithExtra
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
@@ -34,29 +34,31 @@ commands = command_set("service", "Run llamasup as a systemd service.")
 
 _USER_HELP = "Use the service manager of your user (systemctl --user), not the system's."
 User = Annotated[bool, typer.Option("--user", help=_USER_HELP)]
-_UNIT = Group(
+_SERVE_ONLY = ("models_dir", "token_file")
+_ARGUMENTS = Group(
     (
-        switch("--user", "user", _USER_HELP),
+        path("--config", "Serve the models of this config.", metavar="FILE"),
+        *(option for option in o.CONFIG_OVERRIDES.options if option.field in _SERVE_ONLY),
+        switch("--watch", o.WATCH_HELP),
+        switch("--user", _USER_HELP),
         text(
             "--name",
-            "name",
             "NAME",
-            "Name of the service, whose unit is llamasup-NAME.service. Default: the model's name, or serve.",
+            "Name of the service (unit: llamasup-NAME.service). Default: the model's name, or serve.",
         ),
         text(
             "--run-as",
-            "run_as",
             "USER",
             "User that runs the service. Default: a dynamic user, which exists only while the service runs.",
         ),
+        *o.LISTENING.options,
+        text("--runtime", o.RUNTIME_METAVAR, o.RUNTIME_HELP),
+        *SETTINGS.options,
+        *o.SERVING.options,
+        *o.LOGGING.options,
     )
 )
-UnitOptions = Annotated[o.OptionValues, _UNIT]
-# Options of serve that run does not have.
-_SERVE_ONLY = Group(
-    tuple(option for option in o.CONFIG_OVERRIDES.options if option.field in {"models_dir", "token_file"})
-)
-ServeOnly = Annotated[o.OptionValues, _SERVE_ONLY]
+Arguments = Annotated[o.OptionValues, _ARGUMENTS]
 Model = Annotated[
     str | None,
     typer.Argument(
@@ -64,9 +66,6 @@ Model = Annotated[
         help="A GGUF file, org/repo[:quant], an https URL, or 'demo'. Without MODEL: serve many models.",
         show_default=False,
     ),
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="Serve the models of this config.")
 ]
 Now = Annotated[bool, typer.Option("--now", help="Also start the service, now and at every boot.")]
 Service = Annotated[
@@ -77,38 +76,14 @@ Service = Annotated[
 
 @commands.command("print", cls=WithExtra)
 @takes_groups
-def print_(
-    ctx: typer.Context,
-    model: Model = None,
-    *,
-    config: ConfigFile = None,
-    serve_only: ServeOnly,
-    watch: o.Watch = False,
-    unit: UnitOptions,
-    listening: o.Listening,
-    runtime: o.RuntimeOption = None,
-    settings: o.ModelSettings,
-    serving: o.Serving,
-    logging: o.Logging,
-    json: o.Json = False,
-) -> int:
+def print_(ctx: typer.Context, model: Model = None, *, arguments: Arguments, json: o.Json = False) -> int:
     """Print the unit file that install would write.
 
     With MODEL, the options are those of run. Without, they are those of serve.
     """
-    arguments = _unit_arguments(
-        ctx,
-        model=model,
-        settings=settings,
-        options={**listening, **serving, **logging},
-        config=config,
-        serve_only={**serve_only, "watch": watch},
-        runtime=runtime,
-        **unit,
-    )
 
     def act(view: View) -> None:
-        unit = arguments.unit()
+        unit = _UnitArguments(ctx, model, arguments).unit()
         text = unit_text(unit)
         path = str(Units(unit.of_user).path(unit.file_name))
         if json:
@@ -125,15 +100,7 @@ def install(
     ctx: typer.Context,
     model: Model = None,
     *,
-    config: ConfigFile = None,
-    serve_only: ServeOnly,
-    watch: o.Watch = False,
-    unit: UnitOptions,
-    listening: o.Listening,
-    runtime: o.RuntimeOption = None,
-    settings: o.ModelSettings,
-    serving: o.Serving,
-    logging: o.Logging,
+    arguments: Arguments,
     json: o.Json = False,
     now: Now = False,
 ) -> int:
@@ -141,21 +108,11 @@ def install(
 
     With MODEL, the options are those of run. Without, they are those of serve.
     """
-    arguments = _unit_arguments(
-        ctx,
-        model=model,
-        settings=settings,
-        options={**listening, **serving, **logging},
-        config=config,
-        serve_only={**serve_only, "watch": watch},
-        runtime=runtime,
-        **unit,
-    )
 
     def act(view: View) -> None:
-        units = Units(arguments.user)
+        units = Units(arguments["user"])
         units.demand()
-        unit = arguments.unit()
+        unit = _UnitArguments(ctx, model, arguments).unit()
         path = units.path(unit.file_name)
         was_there = units.own(unit.file_name) is not None
         changed = units.write(unit.file_name, unit_text(unit))
@@ -274,12 +231,6 @@ def _say(view: View, text: str) -> None:
 # --- the unit of the options -------------------------------------------------------------------------
 
 
-def _unit_arguments(ctx: typer.Context, **values: Any) -> UnitArguments:
-    flags = {parameter.name or "": parameter.opts[0] for parameter in ctx.command.params}
-    given_flags = {field: flag for field, flag in flags.items() if o.was_given(ctx, field)}
-    return UnitArguments(given_flags=given_flags, **values)
-
-
 _SERVE_NAME = "serve"
 # Options of both run and serve.
 _COMMON_FIELDS = (
@@ -288,31 +239,21 @@ _COMMON_FIELDS = (
 )
 # Options of every service.
 _UNIT_FIELDS = ("user", "name", "run_as", "json", "now", "runtime")
-_SERVE_FIELDS = ("config", "models_dir", "watch", "token_file")
+_SERVE_FIELDS = ("config", "watch", *_SERVE_ONLY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitArguments:
-    """The arguments of ``install`` and ``print``.
+class _UnitArguments:
+    """The arguments of ``install`` and ``print``: ``values`` by field, and the given ``flags`` by field."""
 
-    ``options``: the values of ``Listening``, ``Serving`` and ``Logging``. ``serve_only``: the values that
-    only ``serve`` has. ``given_flags``: the flags on the command line, by field.
-    """
-
-    model: str | None
-    settings: Settings
-    options: Mapping[str, Any]
-    config: Path | None
-    serve_only: Mapping[str, Any]
-    given_flags: Mapping[str, str]
-    runtime: str | None
-    user: bool
-    name: str | None
-    run_as: str | None
+    def __init__(self, ctx: typer.Context, model: str | None, values: Mapping[str, Any]) -> None:
+        flags = {parameter.name or "": parameter.opts[0] for parameter in ctx.command.params}
+        self.flags = {field: flag for field, flag in flags.items() if o.was_given(ctx, field)}
+        self.model = model
+        self.values = values
 
     def unit(self) -> Unit:
         """The unit to write. Raises UsageInvalid, ConfigInvalid, and the errors of ``run`` or ``serve``."""
-        serve_flags = [self.given_flags[field] for field in _SERVE_FIELDS if field in self.given_flags]
+        serve_flags = [self.flags[field] for field in _SERVE_FIELDS if field in self.flags]
         if self.model is not None:
             if serve_flags:
                 raise UsageInvalid(
@@ -320,14 +261,14 @@ class UnitArguments:
                     remedy="Leave one of them out. A config names its own models.",
                 )
             return self._run_unit(self.model)
-        if "config" not in self.given_flags and "models_dir" not in self.given_flags:
+        if "config" not in self.flags and "models_dir" not in self.flags:
             raise UsageInvalid(
                 "Nothing to serve: neither MODEL, --config nor --models-dir is given.",
                 remedy="Give a MODEL, or --config FILE for many models.",
             )
-        run_only = self.given_flags.keys() - {*_SERVE_FIELDS, *_COMMON_FIELDS, *_UNIT_FIELDS}
+        run_only = self.flags.keys() - {*_SERVE_FIELDS, *_COMMON_FIELDS, *_UNIT_FIELDS}
         if run_only:
-            flag = min(self.given_flags[field] for field in run_only)
+            flag = min(self.flags[field] for field in run_only)
             raise UsageInvalid(
                 f"{flag} needs MODEL: with --config or --models-dir it is a setting of the config.",
                 remedy="Set it in the config (docs/configuration.md).",
@@ -338,18 +279,20 @@ class UnitArguments:
     def _account(self) -> Account:
         from llamasup.service.systemd.installation import Account
 
-        return Account(of_user=self.user, run_as=self.run_as)
+        return Account(of_user=self.values["user"], run_as=self.values["run_as"])
 
     def _run_unit(self, model: str) -> Unit:
         from llamasup.service.systemd.run_unit import ServiceRequest, unit_for
 
+        options = (*o.LISTENING.options, *o.SERVING.options, *o.LOGGING.options)
+        name = self.values["name"]
         request = ServiceRequest(
             model=model,
-            settings=self.settings,
-            given=self.options,
+            settings=Settings(**{option.field: self.values[option.field] for option in SETTINGS.options}),
+            given={option.field: self.values[option.field] for option in options},
             arguments=o.run_arguments,
-            runtime=self.runtime,
-            name=None if self.name is None else checked_name(self.name),
+            runtime=self.values["runtime"],
+            name=None if name is None else checked_name(name),
             account=self._account,
         )
         return unit_for(request, os.environ)
@@ -363,32 +306,30 @@ class UnitArguments:
         from llamasup.system.storage.paths import expanded
 
         self._account.check()
-        name = checked_name(self.name or _SERVE_NAME)
-        path = None if self.config is None else plain_path(find_config(self.config, os.environ))
+        values = self.values
+        name = checked_name(values["name"] or _SERVE_NAME)
+        path = None if values["config"] is None else plain_path(find_config(values["config"], os.environ))
         environ = service_environment(name, self._account, os.environ)
-        folders = tuple(plain_path(expanded(folder)) for folder in self.serve_only["models_dir"])
+        folders = tuple(plain_path(expanded(folder)) for folder in values["models_dir"])
         config = (
             Config()
             if path is None
             else _checked_config(path, environ, own_folders(name), more_models=bool(folders))
         )
-        given = {
-            field: self.options[field] if field in self.given_flags else None for field in _COMMON_FIELDS
-        }
-        given |= {field: self.options[field] for field in ("insecure_no_auth", "log_level", "log_format")}
-        given |= {**self.serve_only, "models_dir": tuple(map(str, folders)), "ready_file": None}
+        given = {field: values[field] if field in self.flags else None for field in _COMMON_FIELDS}
+        always = ("insecure_no_auth", "log_level", "log_format", "token_file", "watch")
+        given |= {field: values[field] for field in always}
+        given |= {"models_dir": tuple(map(str, folders)), "ready_file": None}
         for field, value in given.items():
             if isinstance(value, Path):
                 given[field] = plain_path(expanded(str(value)))
         request = ServeRequest(
             name=name,
-            config=with_overrides(
-                config, folders, watch=self.serve_only["watch"], token_file=given["token_file"]
-            ),
+            config=with_overrides(config, folders, watch=values["watch"], token_file=given["token_file"]),
             config_file=path,
             given=given,
             arguments=o.serve_arguments,
-            runtime=self.runtime,
+            runtime=values["runtime"],
             account=self._account,
         )
         return serve_unit(request, os.environ)

@@ -108,50 +108,47 @@ def format_arguments(
 
 
 # --- kinds of options --------------------------------------------------------------------------------
+# The field is the flag's name, unless it is given.
 
 
 def text(
     flag: str,
-    field: str,
     metavar: str,
-    help: str | None,
+    help: str,
     default: str | None = None,
     *,
     read: Callable[[str], Any] | None = None,
 ) -> Option:
     """``read`` converts the text, and returns a converted value unchanged."""
-    return _option(flag, field, metavar, help, default, str, read=read)
+    return _option(_field(flag), flag, metavar, help, default, str, read=read)
 
 
-def number(flag: str, field: str, metavar: str, help: str, default: int | None = None) -> Option:
-    return _option(flag, field, metavar, help, default, int, read=whole_number)
+def number(flag: str, metavar: str, help: str, default: int | None = None) -> Option:
+    return _option(_field(flag), flag, metavar, help, default, int, read=whole_number)
 
 
-def count(
-    flag: str, field: str, metavar: str, help: str, default: int | None = None, *, least: int = 0
-) -> Option:
-    """A number of at least ``least``."""
-    read = functools.partial(whole_number, least=least)
-    return _option(flag, field, metavar, help, default, int, read=read)
+def count(flag: str, metavar: str, help: str, default: int | None = None, *, minimum: int = 0) -> Option:
+    read = functools.partial(whole_number, minimum=minimum)
+    return _option(_field(flag), flag, metavar, help, default, int, read=read)
 
 
-def duration(flag: str, field: str, help: str, default: float) -> Option:
-    return _option(flag, field, "SECONDS", help, default, float, read=seconds)
+def duration(flag: str, help: str, default: float) -> Option:
+    return _option(f"{_field(flag)}_s", flag, "SECONDS", help, default, float, read=seconds)
 
 
-def time_limit(flag: str, field: str, help: str) -> Option:
+def time_limit(flag: str, help: str) -> Option:
     """Seconds; None (no limit) for 0 and without the option."""
-    return _option(flag, field, "SECONDS", help, None, float, read=seconds_or_never)
+    return _option(f"{_field(flag)}_s", flag, "SECONDS", help, None, float, read=seconds_or_never)
 
 
-def path(flag: str, field: str, help: str) -> Option:
-    return _option(flag, field, "PATH", help, None, Path)
+def path(flag: str, help: str, metavar: str = "PATH") -> Option:
+    return _option(_field(flag), flag, metavar, help, None, Path)
 
 
-def switch(flag: str, field: str, help: str, *, off: Any = False, on: Any = True) -> Option:
+def switch(flag: str, help: str, *, field: str | None = None, off: Any = False, on: Any = True) -> Option:
     """``off`` is its value if absent, ``on`` if present."""
     return Option(
-        field,
+        field or _field(flag),
         default=off,
         annotation=Annotated[bool, typer.Option(flag, help=help)],
         typer_default=False,
@@ -160,13 +157,15 @@ def switch(flag: str, field: str, help: str, *, off: Any = False, on: Any = True
     )
 
 
-def many(flag: str, field: str, metavar: str, help: str, *, read: Callable[[str], str]) -> Option:
+def many(
+    flag: str, metavar: str, help: str, *, field: str | None = None, read: Callable[[str], str]
+) -> Option:
     """An option that can be repeated; its value is a tuple."""
-    how = typer.Option(flag, metavar=metavar, help=f"{help} Repeatable.", parser=read)
+    option = typer.Option(flag, metavar=metavar, help=f"{help} Repeatable.", parser=read)
     return Option(
-        field,
+        field or _field(flag),
         default=(),
-        annotation=Annotated[list[str] | None, how],
+        annotation=Annotated[list[str] | None, option],
         typer_default=None,
         convert=lambda _, given: tuple(given or ()),
         to_arguments=lambda value: [argument for item in value for argument in (flag, item)],
@@ -174,21 +173,24 @@ def many(flag: str, field: str, metavar: str, help: str, *, read: Callable[[str]
 
 
 def _option(
-    flag: str,
     field: str,
+    flag: str,
     metavar: str,
-    help: str | None,
+    help: str,
     default: Any,
     kind: Any,
     *,
     read: Callable[[Any], Any] | None = None,
 ) -> Option:
-    annotation = Annotated[kind | None, typer.Option(flag, metavar=metavar, help=help, parser=read)]
     return Option(
         field,
         default=default,
-        annotation=annotation,
+        annotation=Annotated[kind | None, typer.Option(flag, metavar=metavar, help=help, parser=read)],
         typer_default=default,
         convert=lambda _, given: given,
         to_arguments=lambda value: [flag, f"{value:g}" if isinstance(value, float) else str(value)],
     )
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")

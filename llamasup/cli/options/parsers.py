@@ -11,13 +11,15 @@ from llamasup.errors import UsageInvalid
 __all__ = ["checked", "one_of", "seconds", "seconds_or_never", "whole_number"]
 
 
-def whole_number(text: str | int, *, least: int | None = None) -> int:
+def whole_number(text: str | int, *, minimum: int | None = None, maximum: int | None = None) -> int:
     try:
         value = int(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a whole number.") from None
-    if least is not None and value < least:
-        raise typer.BadParameter(f"{value} is less than {least}.")
+    if minimum is not None and value < minimum:
+        raise typer.BadParameter(f"{value} is less than {minimum}.")
+    if maximum is not None and value > maximum:
+        raise typer.BadParameter(f"{value} is more than {maximum}.")
     return value
 
 

@@ -32,7 +32,10 @@ __all__ = [
     "FOREGROUND",
     "LISTENING",
     "LOGGING",
+    "RUNTIME_HELP",
+    "RUNTIME_METAVAR",
     "SERVING",
+    "WATCH_HELP",
     "Attached",
     "ConfigFile",
     "ConfigOverrides",
@@ -69,14 +72,9 @@ ModelsFolder = Annotated[
         "--folder", metavar="DIR", help="The models folder. Default: ~/.local/share/llamasup/models."
     ),
 ]
-RuntimeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--runtime",
-        metavar="PATH|NAME|embedded",
-        help="The llama-server to use: a path, a name on PATH, or embedded. Env: $LLAMASUP_RUNTIME.",
-    ),
-]
+RUNTIME_METAVAR = "PATH|NAME|embedded"
+RUNTIME_HELP = "The llama-server to use: a path, a name on PATH, or embedded. Env: $LLAMASUP_RUNTIME."
+RuntimeOption = Annotated[str | None, typer.Option("--runtime", metavar=RUNTIME_METAVAR, help=RUNTIME_HELP)]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -86,102 +84,69 @@ ConfigFile = Annotated[
         "/etc/llamasup/config.yaml.",
     ),
 ]
-Watch = Annotated[
-    bool, typer.Option("--watch", help="Reload the config when it changes, as with `watch: true`.")
-]
+WATCH_HELP = "Reload the config when it changes, as with `watch: true`."
+Watch = Annotated[bool, typer.Option("--watch", help=WATCH_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # --- groups ------------------------------------------------------------------------------------------
 
+_INSECURE = switch("--insecure-no-auth", "Accept requests from other machines without an API key.")
+
 # Where ``run`` listens: the fields of RunOptions.
 LISTENING = Group(
     (
-        text(
-            "--host",
-            "host",
-            "ADDRESS|PATH,...",
-            "Addresses and Unix sockets (*.sock) to listen on.",
-            "127.0.0.1",
-        ),
-        number("--port", "port", "N", "Port to listen on; 0 for any free port.", 8080),
-        path("--tls-cert", "tls_cert", "PEM file with the certificate and its chain, to serve https."),
-        path("--tls-key", "tls_key", "PEM file with the private key of the certificate."),
-        path("--api-key-file", "api_key_file", "File with one API key per line. Env: $LLAMASUP_API_KEY."),
+        text("--host", "ADDRESS|PATH,...", "Addresses and Unix sockets (*.sock) to listen on.", "127.0.0.1"),
+        number("--port", "N", "Port to listen on; 0 for any free port.", 8080),
+        path("--tls-cert", "PEM file with the certificate and its chain, to serve https."),
+        path("--tls-key", "PEM file with the private key of the certificate."),
+        path("--api-key-file", "File with one API key per line. Env: $LLAMASUP_API_KEY."),
     )
 )
 
 # For run and wrap: fields of ServiceOptions.
 SERVING = Group(
     (
-        switch(
-            "--insecure-no-auth",
-            "insecure_no_auth",
-            "Accept requests from other machines without an API key.",
-        ),
+        _INSECURE,
         many(
             "--allow-host",
-            "hosts",
             "NAME",
             "Accept this name in the Host header, in addition to localhost and the address.",
+            field="hosts",
             read=checked(allowed_host),
         ),
         many(
             "--allow-origin",
-            "origins",
             "ORIGIN",
             "Allow requests from web pages of this origin, such as http://localhost:3000.",
+            field="origins",
             read=checked(allowed_origin),
         ),
         many(
             "--remote-media",
-            "remote_media",
             "HOST",
             "Let llama-server fetch media URLs in requests from this host, or from `any` host.",
             read=checked(allowed_media_host),
         ),
         count(
-            "--max-concurrent",
-            "max_concurrent",
-            "N",
-            "Limit of concurrent requests. Default: the number of slots.",
-            least=1,
+            "--max-concurrent", "N", "Limit of concurrent requests. Default: the number of slots.", minimum=1
         ),
-        count(
-            "--max-queued", "max_queued", "N", "Limit of queued requests. Further requests are refused.", 256
-        ),
+        count("--max-queued", "N", "Limit of queued requests. Further requests are refused.", 256),
         duration(
             "--wait-timeout",
-            "wait_timeout_s",
             "How long a request may wait for a busy or loading model; 0: do not wait.",
             120.0,
         ),
-        time_limit("--request-timeout", "request_timeout_s", "How long a request may take; 0: no limit."),
+        time_limit("--request-timeout", "How long a request may take; 0: no limit."),
         switch(
-            "--stream-keepalive",
-            "stream_keepalive",
-            "Send comments on waiting streams, so that no proxy closes the connection.",
+            "--stream-keepalive", "Send comments on waiting streams, so that no proxy closes the connection."
         ),
-        switch("--no-warmup", "warm_up", "Do not generate a test token after a start.", off=True, on=False),
-        duration(
-            "--drain-timeout",
-            "drain_timeout_s",
-            "How long a stop waits for requests in flight to finish.",
-            30.0,
+        switch(
+            "--no-warmup", "Do not generate a test token after a start.", field="warm_up", off=True, on=False
         ),
-        duration(
-            "--stop-timeout",
-            "stop_timeout_s",
-            "How long llama-server may take to exit before it is killed.",
-            10.0,
-        ),
-        path(
-            "--access-log",
-            "access_log",
-            "Log each request to this file as a JSON object; - for standard error.",
-        ),
-        time_limit(
-            "--slow-request", "slow_request_s", "Log requests that take longer than this. Default: off."
-        ),
+        duration("--drain-timeout", "How long a stop waits for requests in flight to finish.", 30.0),
+        duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
+        path("--access-log", "Log each request to this file as a JSON object; - for standard error."),
+        time_limit("--slow-request", "Log requests that take longer than this. Default: off."),
     )
 )
 
@@ -190,16 +155,12 @@ FOREGROUND = Group(
     (
         switch(
             "--keep-trying",
-            "restart",
             "After too many crashes, retry every 5 minutes instead of exiting.",
+            field="restart",
             off=RestartPolicy(),
             on=RestartPolicy(half_open_s=HALF_OPEN_S),
         ),
-        path(
-            "--ready-file",
-            "ready_file",
-            "Write the address to this file once llamasup is ready; remove it at a stop.",
-        ),
+        path("--ready-file", "Write the address to this file once llamasup is ready; remove it at a stop."),
     )
 )
 
@@ -208,28 +169,22 @@ CONFIG_OVERRIDES = Group(
     (
         many(
             "--models-dir",
-            "models_dir",
             "FOLDER",
             "Serve the models in this folder. With it a config is optional.",
             read=str,
         ),
         text(
             "--host",
-            "host",
             "ADDRESS|PATH,...",
             "Addresses and Unix sockets to listen on. Replaces the config's `listen`.",
         ),
-        number("--port", "port", "N", "Port to listen on; 0 for any free port. Replaces the config's port."),
-        switch(
-            "--insecure-no-auth",
-            "insecure_no_auth",
-            "Accept requests from other machines without an API key.",
-        ),
-        path("--api-key-file", "api_key_file", "File with one API key per line. Replaces the config's file."),
-        path("--tls-cert", "tls_cert", "PEM file with the certificate and its chain. Replaces the config's."),
-        path("--tls-key", "tls_key", "PEM file with the private key of the certificate."),
-        path("--token-file", "token_file", "File with the hub's token. Replaces the config's file."),
-        path("--ready-file", "ready_file", "Write the address to this file once llamasup is ready."),
+        number("--port", "N", "Port to listen on; 0 for any free port. Replaces the config's port."),
+        _INSECURE,
+        path("--api-key-file", "File with one API key per line. Replaces the config's file."),
+        path("--tls-cert", "PEM file with the certificate and its chain. Replaces the config's."),
+        path("--tls-key", "PEM file with the private key of the certificate."),
+        path("--token-file", "File with the hub's token. Replaces the config's file."),
+        path("--ready-file", "Write the address to this file once llamasup is ready."),
     )
 )
 
@@ -238,18 +193,16 @@ ATTACHED = Group(
     (
         text(
             "--events",
-            "events",
             "jsonl",
             "Write events to standard output, one JSON object per line.",
             read=one_of("jsonl"),
         ),
         switch(
             "--sidecar",
-            "sidecar",
             "Run as part of another program: use any free port, write events to standard output, "
             "and stop when standard input closes.",
         ),
-        number("--parent-pid", "parent_pid", "PID", "Stop when this process exits."),
+        number("--parent-pid", "PID", "Stop when this process exits."),
     )
 )
 
@@ -259,20 +212,12 @@ LOGGING = Group(
     (
         text(
             "--log-level",
-            "log_level",
             "|".join(_LEVELS),
             "Lowest level of messages to log.",
             "info",
             read=one_of(*_LEVELS),
         ),
-        text(
-            "--log-format",
-            "log_format",
-            "text|json",
-            "Format of the log.",
-            "text",
-            read=one_of("text", "json"),
-        ),
+        text("--log-format", "text|json", "Format of the log.", "text", read=one_of("text", "json")),
     )
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -63,22 +63,18 @@ def _row(model: Model, now: datetime) -> tuple[str, ...]:
     return (
         printable(str(model.get("id"))),
         printable(str(model.get("state"))),
-        _size(model.get("size_bytes")),
+        _or_dash(model.get("size_bytes"), memory_text),
         printable(str(model.get("device") or "-")),
-        "-" if model.get("state") in AWAY else _count(model.get("ctx_size")),
+        "-" if model.get("state") in AWAY else _or_dash(model.get("ctx_size")),
         "-" if model.get("state") in AWAY else _slots(model),
         _memory(memory.get("ram_bytes"), memory.get("vram_bytes")),
         _until(model, now),
-        _count(model.get("restarts")),
+        _or_dash(model.get("restarts")),
     )
 
 
-def _size(count_bytes: int | None) -> str:
-    return "-" if count_bytes is None else memory_text(count_bytes)
-
-
-def _count(number: int | None) -> str:
-    return "-" if number is None else str(number)
+def _or_dash(value: int | None, text: Callable[[int], str] = str) -> str:
+    return "-" if value is None else text(value)
 
 
 def _slots(model: Model) -> str:
