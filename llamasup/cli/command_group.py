@@ -22,8 +22,10 @@ class Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = super().collect_usage_pieces(ctx)[:1]
         for argument in self._parameters(ctx, "argument"):
-            is_plain = argument.required or argument.metavar.startswith("[")
-            pieces.append(argument.metavar if is_plain else f"[{argument.metavar}]")
+            name = argument.metavar
+            if argument.nargs != 1 and not name.endswith(("...", "]")):
+                name += "..."
+            pieces.append(name if argument.required or name.startswith("[") else f"[{name}]")
         return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from llamasup.errors import LlamasupError
@@ -48,7 +48,10 @@ _CURRENT_BUILD = Capabilities(
 
 @dataclass(frozen=True, slots=True)
 class KvGrowth:
-    """The memory of one request's context: ``slot_bytes``, plus ``bytes_per_1000_tokens`` for its tokens."""
+    """The memory of one request's context: ``slot_bytes``, plus ``bytes_per_1000_tokens`` for its tokens.
+
+    The fields are those of the JSON.
+    """
 
     bytes_per_1000_tokens: int
     slot_bytes: int  # sliding windows and recurrent states, of the same size for every long context
@@ -73,7 +76,10 @@ def _kv_growth(facts: ModelFacts, cache_type: str) -> KvGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a model fits into the memory here, and the sizes that were chosen for it."""
+    """Whether a model fits into the memory here, and the sizes that were chosen for it.
+
+    The fields are those of the JSON.
+    """
 
     fits: bool
     needed_bytes: int
@@ -190,32 +196,13 @@ def model_as_json(
             "output_bytes": facts.output_bytes,
             "tied_output": facts.tied_output,
         },
-        "kv_cache": _kv_as_json(facts) if is_served(facts) else None,
-        "fits_here": None
-        if fit is None
-        else {
-            "fits": fit.fits,
-            "needed_bytes": fit.needed_bytes,
-            "available_bytes": fit.available_bytes,
-            "ctx_size": fit.ctx_size,
-            "parallel": fit.parallel,
-            "kv_type": fit.kv_type,
-            "reduced": fit.reduced,
-            "foreign_byte_order": fit.foreign_byte_order,
-        },
+        "kv_cache": {kv_type: asdict(growth) for kv_type, growth in kv_growths(facts).items()}
+        if is_served(facts)
+        else None,
+        "fits_here": None if fit is None else asdict(fit),
         "projector": projector,
         "gguf_version": facts.version,
         "big_endian": facts.big_endian,
-    }
-
-
-def _kv_as_json(facts: ModelFacts) -> dict[str, Any]:
-    return {
-        cache_type: {
-            "bytes_per_1000_tokens": growth.bytes_per_1000_tokens,
-            "slot_bytes": growth.slot_bytes,
-        }
-        for cache_type, growth in kv_growths(facts).items()
     }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+from llamasup.cli.output.console import ConsoleReporter
 
 
 class RecordingView:
@@ -32,3 +35,8 @@ class RecordingView:
 
     def tick(self) -> None:
         raise NotImplementedError
+
+
+def reporter_to(view: RecordingView, *, has_many: bool = False) -> ConsoleReporter:
+    """The reporter of a service with one model, or with many."""
+    return ConsoleReporter(view, cast("Any", SimpleNamespace(launch=None if has_many else object())), 0.0)

@@ -23,14 +23,13 @@ from llamasup.supervision.events import (
     StateChanged,
 )
 from llamasup.supervision.states import State
-from tests.cli.recording_view import RecordingView
+from tests.cli.recording_view import RecordingView, reporter_to
 from tests.observability.test_metrics import DONE
 
 
 def line_of(**changes: Any) -> tuple[str, str, str, dict[str, Any]]:
     view = RecordingView()
-    service = SimpleNamespace(launch=None if changes.pop("of_many", False) else object())
-    reporter = ConsoleReporter(view, cast("Any", service), 0.0)
+    reporter = reporter_to(view, has_many=changes.pop("of_many", False))
     left_out = changes.pop("left_out", None)
     record = msgspec.structs.replace(DONE, **changes)
     if left_out is None:
@@ -220,14 +219,14 @@ def test_details_of_rejected_config_are_not_shown_as_log_of_llama_server() -> No
 )
 def test_unloaded_model_shows_reason_and_other_model(reason: str, for_model: str, why: str) -> None:
     view = RecordingView()
-    reporter = ConsoleReporter(view, cast("Any", SimpleNamespace(launch=None)), 0.0)
+    reporter = reporter_to(view, has_many=True)
     reporter.on_event(ModelUnloading("a", reason, for_model))
     assert view.lines == [("info", "unload", f"a is unloaded: {why}", {"model": "a", "reason": reason})]
 
 
 def test_reload_shows_changed_settings_and_models_only_if_they_changed() -> None:
     view = RecordingView()
-    reporter = ConsoleReporter(view, cast("Any", SimpleNamespace(launch=None)), 0.0)
+    reporter = reporter_to(view, has_many=True)
     reporter.on_event(ModelsChanged(Changes(unchanged=("a",), settings=("memory", "max_loaded")), ("a",)))
     reporter.on_event(ModelsChanged(Changes(unchanged=("a",)), ("a",)))
     assert view.texts == [

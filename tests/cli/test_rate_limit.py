@@ -6,13 +6,12 @@ import asyncio
 import logging
 import threading
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
 from llamasup.cli.output import rate_limit
-from llamasup.cli.output.console import ConsoleReporter
 from llamasup.cli.output.rate_limit import (
     BURST,
     PERIOD_S,
@@ -23,7 +22,7 @@ from llamasup.cli.output.rate_limit import (
     end_period,
 )
 from llamasup.supervision.events import Stopped
-from tests.cli.recording_view import RecordingView
+from tests.cli.recording_view import RecordingView, reporter_to
 from tests.observability.test_metrics import DONE
 
 pytestmark = pytest.mark.anyio
@@ -83,7 +82,7 @@ def test_messages_are_counted_until_their_count_is_shown() -> None:
 
 async def test_first_refusals_are_shown_and_others_counted_by_kind() -> None:
     view = CountedView()
-    reporter = ConsoleReporter(view, cast("Any", SimpleNamespace(launch=object())), 0.0)
+    reporter = reporter_to(view)
     for _ in range(4_211 + BURST):
         reporter.request(REFUSED)
         reporter.request(msgspec.structs.replace(REFUSED, status=503, outcome="unavailable"))
@@ -98,7 +97,7 @@ async def test_first_refusals_are_shown_and_others_counted_by_kind() -> None:
 
 async def test_path_is_shown_as_in_access_log() -> None:
     view = RecordingView()
-    reporter = ConsoleReporter(view, cast("Any", SimpleNamespace(launch=object())), 0.0)
+    reporter = reporter_to(view)
     reporter.request(msgspec.structs.replace(REFUSED, path="/\x1b[2J" + "y" * 9000))
     ((_, _, text, fields),) = view.lines
     assert fields["path"].startswith("/%1B[2Jyyy")
@@ -109,7 +108,7 @@ async def test_path_is_shown_as_in_access_log() -> None:
 
 async def test_pending_counts_are_shown_at_stop() -> None:
     view = RecordingView()
-    reporter = ConsoleReporter(view, cast("Any", SimpleNamespace(launch=object())), 0.0)
+    reporter = reporter_to(view)
     for _ in range(BURST + 3):
         reporter.request(REFUSED)
     reporter.on_event(Stopped())

@@ -15,13 +15,15 @@ from llamasup.system.text import display_width, memory_text
 
 
 class Pipe:
-    """Both ends of a pipe."""
+    """Both ends of a pipe, and the writer to it."""
 
     def __init__(self) -> None:
         self.read_end, write_end = os.pipe()
         self.stream: TextIOWrapper = os.fdopen(write_end, "w")
+        self.writer = OutputWriter(self.stream)
 
     def everything(self) -> str:
+        self.writer.close()
         self.stream.close()
         with os.fdopen(self.read_end) as reader:
             return reader.read()
@@ -34,23 +36,19 @@ def pipe() -> Iterator[Pipe]:
 
 
 def test_live_line_is_shown_on_terminals_only(pipe: Pipe) -> None:
-    writer = OutputWriter(pipe.stream)
-    view = TextView(writer)
+    view = TextView(pipe.writer)
     view.show_activity("loading tiny")
     view.tick()
     assert not view.is_busy
     view.say("info", "ready", "two\nlines")
-    writer.close()
     assert pipe.everything() == "two\nlines\n"
 
 
 def test_control_characters_of_file_names_are_escaped(pipe: Pipe) -> None:
-    writer = OutputWriter(pipe.stream)
-    writer.is_terminal = True
-    view = TextView(writer)
+    pipe.writer.is_terminal = True
+    view = TextView(pipe.writer)
     view.say("info", "found", "\x1b[31mred.gguf\nis here")
     view.show_activity("loading \x1b[2Jgone.gguf")
-    writer.close()
     seen = pipe.everything()
     assert seen.startswith("\\x1b[31mred.gguf\nis here\n")
     assert "loading \\x1b[2Jgone.gguf" in seen
@@ -82,23 +80,20 @@ def test_live_line_is_shortened_in_its_middle(columns: int) -> None:
 
 
 def test_line_below_the_level_is_not_written(pipe: Pipe) -> None:
-    writer = OutputWriter(pipe.stream)
-    TextView(writer, level="warning").say("info", "ready", "ready")
-    JsonView(writer, level="warning").say("debug", "x", "y")
-    JsonView(writer, level="warning").say("error", "x", "modèle", path="\udcff")
-    writer.close()
+    TextView(pipe.writer, level="warning").say("info", "ready", "ready")
+    JsonView(pipe.writer, level="warning").say("debug", "x", "y")
+    JsonView(pipe.writer, level="warning").say("error", "x", "modèle", path="\udcff")
     record = json.loads(pipe.everything())
     assert (record["level"], record["event"], record["message"]) == ("error", "x", "modèle")
 
 
 def test_slow_reader_loses_lines_but_no_events(pipe: Pipe) -> None:
-    writer = OutputWriter(pipe.stream)
     line = "x" * 999 + "\n"
     for _ in range(3 * MAX_LINES):
-        writer.write(line)
-    writer.write("event\n", keep=True)
-    assert writer.left_out > 0
-    writer.close(timeout_s=0.01)  # returns although nothing was read
+        pipe.writer.write(line)
+    pipe.writer.write("event\n", keep=True)
+    assert pipe.writer.left_out > 0
+    pipe.writer.close(timeout_s=0.01)  # returns although nothing was read
     with os.fdopen(os.dup(pipe.read_end)) as reader:
         lines = []
         while (read := reader.readline()) != "event\n":
@@ -108,10 +103,9 @@ def test_slow_reader_loses_lines_but_no_events(pipe: Pipe) -> None:
 
 def test_closed_reader_is_no_error(pipe: Pipe) -> None:
     os.close(pipe.read_end)
-    writer = OutputWriter(pipe.stream)
-    writer.write("x\n")
-    writer.close()
-    writer.write("y\n")
+    pipe.writer.write("x\n")
+    pipe.writer.close()
+    pipe.writer.write("y\n")
 
 
 @pytest.mark.parametrize(
@@ -141,33 +135,27 @@ def test_durations_are_shown_in_suitable_units(seconds: float, text: str) -> Non
 
 
 def test_while_waiting_shows_live_line_and_removes_it(pipe: Pipe) -> None:
-    writer = OutputWriter(pipe.stream)
-    writer.is_terminal = True
-    with while_waiting(TextView(writer), "asking the runtimes"):
+    pipe.writer.is_terminal = True
+    with while_waiting(TextView(pipe.writer), "asking the runtimes"):
         assert os.read(pipe.read_end, 4) == b"\r\x1b[2"  # comes while the block runs
-    writer.close()
     seen = pipe.everything()
     assert "asking the runtimes · " in seen
     assert seen.endswith("\x1b[2K")
 
 
 def test_short_wait_shows_no_live_line(pipe: Pipe) -> None:
-    writer = OutputWriter(pipe.stream)
-    writer.is_terminal = True
-    with while_waiting(TextView(writer), "asking the runtimes"):
+    pipe.writer.is_terminal = True
+    with while_waiting(TextView(pipe.writer), "asking the runtimes"):
         pass
-    writer.close()
     assert pipe.everything() == ""
 
 
 def test_server_log_keeps_its_lines_and_its_control_characters_are_escaped(pipe: Pipe) -> None:
-    writer = OutputWriter(pipe.stream)
-    TextView(writer, level="error").show_server_log([b"0.0 I srv  main: \xff", b"two"])
-    writer.is_terminal = True
-    TextView(writer).show_server_log([b"\x1b[2Jthree"])
-    writer.is_terminal = False
-    JsonView(writer).show_server_log([b"four", b"five"])
-    writer.close()
+    TextView(pipe.writer, level="error").show_server_log([b"0.0 I srv  main: \xff", b"two"])
+    pipe.writer.is_terminal = True
+    TextView(pipe.writer).show_server_log([b"\x1b[2Jthree"])
+    pipe.writer.is_terminal = False
+    JsonView(pipe.writer).show_server_log([b"four", b"five"])
     *text, four, five = pipe.everything().splitlines()
     assert text[:2] == ["0.0 I srv  main: \ufffd", "two"]
     assert "\x1b" not in text[2]

@@ -116,10 +116,7 @@ def schema() -> int:
     """Print the JSON Schema of a config, for editors."""
     from llamasup.config.schema import json_schema
 
-    def act(view: View) -> None:
-        write_json(json_schema())
-
-    return guarded(act)
+    return guarded(lambda _: write_json(json_schema()))
 
 
 def _as_json(issue: Issue) -> Mapping[str, object]:

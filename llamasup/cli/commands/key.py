@@ -76,7 +76,7 @@ TokensPerMinute = Annotated[
         "--tpm",
         parser=_at_least_one,
         metavar="N",
-        help="Limit of tokens per minute, not counting cached ones.",
+        help="Limit of tokens per minute, without cached tokens.",
     ),
 ]
 PriorityOption = Annotated[

@@ -84,7 +84,7 @@ def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     def grouped(ctx: typer.Context, **given: Any) -> Any:
         values = {
             name: group.make(
-                **{each.field: each.convert(ctx, given.pop(each.field)) for each in group.options}
+                **{option.field: option.convert(ctx, given.pop(option.field)) for option in group.options}
             )
             for name, group in groups.items()
         }

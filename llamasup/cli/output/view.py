@@ -64,23 +64,18 @@ class View(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether there is a live line to move."""
-        ...
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         """Report an event: ``text`` for people, ``event`` and ``fields`` for programs."""
-        ...
 
     def show_activity(self, text: str | None) -> None:
         """Set the live line, such as ``loading qwen``; None removes it."""
-        ...
 
     def show_server_log(self, lines: list[bytes]) -> None:
         """Lines of llama-server's log, from any thread. Dropped if the reader lags."""
-        ...
 
     def tick(self) -> None:
         """Called several times a second while there is a live line."""
-        ...
 
 
 @dataclass(slots=True)
