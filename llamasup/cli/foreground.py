@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llamasup.cli.output.console import ConsoleReporter
 from llamasup.cli.output.error_report import show_error
@@ -22,7 +22,7 @@ from llamasup.system.process.platform import loop_factory
 from llamasup.system.text import json_text
 
 if TYPE_CHECKING:
-    from llamasup.service.run import RunOptions, Service, WrapOptions
+    from llamasup.service.run import Service
     from llamasup.service.serve import ServeService
     from llamasup.service.systemd.keeper import ServiceManager
     from llamasup.service.systemd.notify import Systemd
@@ -47,25 +47,18 @@ class OutputOptions:
     server_log: str = "file"
 
 
-def _one_model(options: RunOptions | WrapOptions, bus: Bus) -> Service:
-    from llamasup.service.run import Service
-
-    return Service(options, bus)
-
-
 def serve_until_stopped(
-    read_options: Callable[[], Any],
+    prepare: Callable[[], Callable[[Bus], AnyService]],
     output: OutputOptions,
     began_s: float,
     activity: str | None = None,
     *,
-    make: Callable[[Any, Bus], AnyService] = _one_model,
     before_serving: Callable[[View], None] | None = None,
 ) -> int:
     """Serve until stopped; show any error. Returns the exit code (docs/design.md, Exit codes).
 
-    ``make`` makes the service from the options that ``read_options`` returns. ``activity`` is shown until the
-    service starts. ``before_serving`` runs first, and shows its own progress.
+    ``prepare`` checks the options and returns a function that makes the service. ``activity`` is shown until
+    the service starts. ``before_serving`` runs first, and shows its own progress.
     """
     stderr, stdout = OutputWriter(sys.stderr), OutputWriter(sys.stdout)
     view: View = TextView(stderr)
@@ -78,7 +71,7 @@ def serve_until_stopped(
         if before_serving is not None:
             before_serving(view)
         view.show_activity(activity)
-        return _serve(read_options, make, output, view, stdout, began_s)
+        return _serve(prepare, output, view, stdout, began_s)
     except Interrupted as interrupted:
         if interrupted.reason:
             view.say("info", "stop", f"{interrupted.reason}: stopping.")
@@ -95,8 +88,7 @@ def serve_until_stopped(
 
 
 def _serve(
-    read_options: Callable[[], Any],
-    make: Callable[[Any, Bus], AnyService],
+    prepare: Callable[[], Callable[[Bus], AnyService]],
     output: OutputOptions,
     view: View,
     stdout: OutputWriter,
@@ -109,7 +101,7 @@ def _serve(
     if output.events is not None or output.sidecar:
         bus.listen(lambda event: stdout.write(json_text(as_json(event)) + "\n", keep=True))
     systemd = take_systemd(os.environ)
-    service = make(read_options(), bus)
+    service = prepare()(bus)
     reporter = ConsoleReporter(view, service, began_s)
     bus.listen(reporter.on_event)
     service.on_request = reporter.request

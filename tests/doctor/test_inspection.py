@@ -186,10 +186,11 @@ def test_encoder_decoder_has_one_slot() -> None:
 
 
 @pytest.mark.parametrize("make", [models.tiny_lora, models.tiny_projector, models.vocabulary_only])
-def test_file_that_is_not_served_alone_has_no_fit(make: Any) -> None:
+def test_file_that_is_not_served_alone_has_neither_cache_nor_fit(make: Any) -> None:
     facts = facts_of(make())
     assert not is_served(facts)
-    assert fits_here(facts, machine(GIB)) is None
+    shown = as_json(facts)
+    assert (shown["class"], shown["kv_cache"], shown["fits_here"]) == (facts.model_class, None, None)
 
 
 def test_foreign_byte_order_does_not_fit() -> None:
@@ -286,11 +287,6 @@ def test_experts_are_shown_only_for_mixture_models() -> None:
 def test_quantized_cache_is_shown_only_if_head_sizes_allow_it() -> None:
     assert list(as_json(llama_8b())["kv_cache"]) == ["f16", "q8_0"]
     assert list(as_json(llama_8b(key_length=80, value_length=80))["kv_cache"]) == ["f16"]
-
-
-def test_lora_has_neither_cache_nor_fit() -> None:
-    shown = as_json(facts_of(models.tiny_lora()))
-    assert (shown["class"], shown["kv_cache"], shown["fits_here"]) == ("lora", None, None)
 
 
 def test_broken_file_is_listed_with_its_error() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,7 +16,8 @@ from llamasup.cli.options.model import WithExtra
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
-    from llamasup.service.run import RunOptions
+    from llamasup.service.run import Service
+    from llamasup.supervision.events import Bus
 
 __all__ = ["commands"]
 
@@ -41,12 +44,12 @@ def run(
     if attached["sidecar"] and not o.was_given(ctx, "port"):
         listening["port"] = 0
 
-    def read_options() -> RunOptions:
+    def prepare() -> Callable[[Bus], Service]:
         from llamasup.auth.key_source import environment_keys
-        from llamasup.service.run import RunOptions
+        from llamasup.service.run import RunOptions, Service
         from llamasup.service.systemd.notify import take_sockets
 
-        return RunOptions(
+        options = RunOptions(
             model=model,
             settings=settings,
             api_keys=environment_keys(os.environ),
@@ -56,6 +59,7 @@ def run(
             **serving,
             **foreground,
         )
+        return partial(Service, options)
 
     def download(view: View) -> None:
         from llamasup.downloads.reference import is_reference
@@ -67,5 +71,5 @@ def run(
 
     output = OutputOptions(**attached, **logging)
     return serve_until_stopped(
-        read_options, output, ctx.obj, "checking the model and the machine", before_serving=download
+        prepare, output, ctx.obj, "checking the model and the machine", before_serving=download
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,8 @@ from llamasup.errors import UsageInvalid
 if TYPE_CHECKING:
     from llamasup.cli.foreground import OutputOptions
     from llamasup.config import Config
-    from llamasup.service.serve import ServeOptions
+    from llamasup.service.serve import ServeService
+    from llamasup.supervision.events import Bus
 
 __all__ = ["commands", "serve_models", "with_overrides"]
 
@@ -62,11 +65,11 @@ def serve_models(
 
     given = {name: value for name, value in options.items() if value is not None and value is not False}
 
-    def read_options() -> ServeOptions:
+    def prepare() -> Callable[[Bus], ServeService]:
         from llamasup.auth.key_source import environment_keys
         from llamasup.config import Config, load
         from llamasup.config.sources import VARIABLE, find_config
-        from llamasup.service.serve import serve_options
+        from llamasup.service.serve import ServeService, serve_options
         from llamasup.service.systemd.notify import take_sockets
         from llamasup.system.storage.paths import expanded, refuse_no_folder
 
@@ -80,22 +83,16 @@ def serve_models(
             config = Config() if path is None else load(path, os.environ, more_models=bool(folders))
             return with_overrides(config, folders, watch=watch, token_file=token_file)
 
-        return serve_options(
+        options = serve_options(
             read,
             config_file=path,
             api_keys=environment_keys(os.environ),
             sockets=take_sockets(os.environ),
             **given,
         )
+        return partial(ServeService, options)
 
-    def make(options: Any, bus: Any) -> Any:
-        from llamasup.service.serve import ServeService
-
-        return ServeService(options, bus)
-
-    return serve_until_stopped(
-        read_options, output, began_s, "checking the models and the machine", make=make
-    )
+    return serve_until_stopped(prepare, output, began_s, "checking the models and the machine")
 
 
 def with_overrides(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,8 @@ from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.parsers import one_of
 
 if TYPE_CHECKING:
-    from llamasup.service.options import WrapOptions
+    from llamasup.service.run import Service
+    from llamasup.supervision.events import Bus
 
 __all__ = ["commands"]
 
@@ -65,15 +67,16 @@ def wrap(
     """
     from llamasup.cli.foreground import OutputOptions, serve_until_stopped
 
-    def read_options() -> WrapOptions:
-        from llamasup.service.options import WrapOptions
+    def prepare() -> Callable[[Bus], Service]:
         from llamasup.service.systemd.notify import take_sockets
         from llamasup.supervision.wrap.planner import parse_command
 
         wrapping = parse_command(command, os.environ)
         if wrapping.line.asks:
             _exec(command)
-        return WrapOptions(
+        from llamasup.service.run import Service, WrapOptions
+
+        options = WrapOptions(
             wrapping,
             sockets=take_sockets(os.environ),
             strict=strict,
@@ -81,9 +84,10 @@ def wrap(
             **serving,
             **foreground,
         )
+        return partial(Service, options)
 
     output = OutputOptions(**attached, **logging, server_log=server_log)
-    return serve_until_stopped(read_options, output, ctx.obj)
+    return serve_until_stopped(prepare, output, ctx.obj)
 
 
 def _exec(command: Sequence[str]) -> None:
