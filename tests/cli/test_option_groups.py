@@ -117,7 +117,7 @@ _OF_RUN = (*o.LISTENING.options, *o.SERVING.options, *o.FOREGROUND.options)
     [
         (list(_OF_RUN), RunOptions),
         ([*o.SERVING.options, *o.FOREGROUND.options], WrapOptions),
-        ([*o.ATTACHED.options, *o.LOGGING.options], OutputOptions),
+        ([*o.PARENT_PROGRAM.options, *o.LOGGING.options], OutputOptions),
         (list(SETTINGS.options), Settings),
     ],
 )

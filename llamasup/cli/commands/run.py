@@ -35,13 +35,13 @@ def run(
     settings: o.ModelSettings,
     serving: o.Serving,
     foreground: o.Foreground,
-    attached: o.Attached,
+    parent: o.ParentProgram,
     logging: o.Logging,
 ) -> int:
     """Serve one model in the foreground."""
     from llamasup.cli.foreground import OutputOptions, serve_until_stopped
 
-    if attached["sidecar"] and not o.was_given(ctx, "port"):
+    if parent["sidecar"] and not o.was_given(ctx, "port"):
         listening["port"] = 0
 
     def prepare() -> Callable[[Bus], Service]:
@@ -69,7 +69,7 @@ def run(
 
             ensure_downloaded(model, view)
 
-    output = OutputOptions(**attached, **logging)
+    output = OutputOptions(**parent, **logging)
     return serve_until_stopped(
         prepare, output, ctx.obj, "checking the model and the machine", before_serving=download
     )

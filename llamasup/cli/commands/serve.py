@@ -35,14 +35,14 @@ def serve(
     watch: o.Watch = False,
     overrides: o.ConfigOverrides,
     runtime: o.RuntimeOption = None,
-    attached: o.Attached,
+    parent: o.ParentProgram,
     logging: o.Logging,
 ) -> int:
     """Serve many models, from a config or from folders."""
     from llamasup.cli.foreground import OutputOptions
 
-    output = OutputOptions(**attached, **logging)
-    if attached["sidecar"] and overrides["port"] is None:
+    output = OutputOptions(**parent, **logging)
+    if parent["sidecar"] and overrides["port"] is None:
         overrides["port"] = 0
     return serve_models(config, output, began_s=ctx.obj, watch=watch, runtime=runtime, **overrides)
 

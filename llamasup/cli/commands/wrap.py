@@ -56,7 +56,7 @@ def wrap(
     strict: Strict = False,
     serving: o.Serving,
     foreground: o.Foreground,
-    attached: o.Attached,
+    parent: o.ParentProgram,
     logging: o.Logging,
     server_log: ServerLog = "stderr",
 ) -> int:
@@ -86,7 +86,7 @@ def wrap(
         )
         return partial(Service, options)
 
-    output = OutputOptions(**attached, **logging, server_log=server_log)
+    output = OutputOptions(**parent, **logging, server_log=server_log)
     return serve_until_stopped(prepare, output, ctx.obj)
 
 

@@ -27,16 +27,15 @@ from llamasup.llama_server.settings import Settings
 from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
 
 __all__ = [
-    "ATTACHED",
     "CONFIG_OVERRIDES",
     "FOREGROUND",
     "LISTENING",
     "LOGGING",
+    "PARENT_PROGRAM",
     "RUNTIME_HELP",
     "RUNTIME_METAVAR",
     "SERVING",
     "WATCH_HELP",
-    "Attached",
     "ConfigFile",
     "ConfigOverrides",
     "Foreground",
@@ -47,6 +46,7 @@ __all__ = [
     "ModelSettings",
     "ModelsFolder",
     "OptionValues",
+    "ParentProgram",
     "RuntimeOption",
     "Serving",
     "Watch",
@@ -189,7 +189,7 @@ CONFIG_OVERRIDES = Group(
 )
 
 # For a program that starts llamasup: fields of OutputOptions.
-ATTACHED = Group(
+PARENT_PROGRAM = Group(
     (
         text(
             "--events",
@@ -226,7 +226,7 @@ Listening = Annotated[OptionValues, LISTENING]
 Serving = Annotated[OptionValues, SERVING]
 Foreground = Annotated[OptionValues, FOREGROUND]
 ConfigOverrides = Annotated[OptionValues, CONFIG_OVERRIDES]
-Attached = Annotated[OptionValues, ATTACHED]
+ParentProgram = Annotated[OptionValues, PARENT_PROGRAM]
 Logging = Annotated[OptionValues, LOGGING]
 
 # --- formatted again, for unit files ----------------------------------------------------------------
