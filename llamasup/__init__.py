@@ -3,7 +3,7 @@
     with llamasup.serve("model.gguf") as server:
         answer = server.client.post("/v1/chat/completions", json={…})
 
-docs/python.md says what a program can do with it.
+docs/python.md describes the Python API.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _HOMES = dict.fromkeys(_API, "llamasup.api") | {
 
 
 def __getattr__(name: str) -> Any:
-    """Late: the command line imports this package, and what it needs itself comes in milliseconds."""
+    """Imports names lazily: the command line imports this package, and must start in milliseconds."""
     if name not in __all__:
         raise AttributeError(f"module 'llamasup' has no attribute {name!r}")
     return globals().setdefault(name, getattr(import_module(_HOMES.get(name, "llamasup.errors")), name))

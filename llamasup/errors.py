@@ -1,7 +1,7 @@
-"""Every error that llamasup raises on purpose.
+"""The errors that llamasup raises on purpose, with one root class.
 
-One root class; one branch for each party who can act on it. The exit code (sysexits, docs/design.md)
-and the HTTP status are attributes of the class, so that whoever catches the root can report it rightly.
+The sections follow who can act on an error: the user, the model file, the machine, and so on. The exit code
+(sysexits, docs/design.md) and the HTTP status are attributes of the class, for code that catches the root.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ __all__ = [
     "ConfigInvalid",
     "Conflict",
     "ControlFailed",
+    "DiskFull",
     "DoesNotFit",
+    "DownloadFailed",
+    "DownloadRefused",
     "DraftMismatch",
     "FolderUnusable",
     "GaveUp",
@@ -38,11 +41,10 @@ __all__ = [
 
 
 class LlamasupError(Exception):
-    """What happened (with the value seen), and what to do about it.
+    """``message`` is one sentence: what happened, with the value seen. ``remedy`` is an instruction or empty.
 
-    ``message`` is one sentence; ``remedy`` is an instruction, empty where there is none;
-    ``lines`` are the telling lines of llama-server's own log, oldest first; ``details`` are lines of our own
-    that belong to the message, such as a table.
+    ``lines`` are the relevant lines of llama-server's log, oldest first. ``details`` are further lines of
+    llamasup itself, such as a table.
     """
 
     exit_code = 70
@@ -64,11 +66,11 @@ class LlamasupError(Exception):
         self.details = details
 
 
-# --- the person at the keyboard ------------------------------------------------------------------
+# --- the user ------------------------------------------------------------------------------------
 
 
 class UsageInvalid(LlamasupError):
-    """An option or argument that cannot be meant."""
+    """An invalid option or argument."""
 
     exit_code = 2
     http_status = 400
@@ -76,7 +78,7 @@ class UsageInvalid(LlamasupError):
 
 
 class ConfigInvalid(LlamasupError):
-    """A configuration that cannot be used."""
+    """An invalid configuration."""
 
     exit_code = 78
     http_status = 400
@@ -90,7 +92,7 @@ class UnsafeBind(ConfigInvalid):
 
 
 class UnitNotOurs(ConfigInvalid):
-    """A systemd unit of that name is there, and llamasup has not written it."""
+    """A systemd unit of that name exists, and llamasup did not write it."""
 
     cause = "unit_not_ours"
 
@@ -99,7 +101,7 @@ class UnitNotOurs(ConfigInvalid):
 
 
 class ModelMissing(LlamasupError):
-    """There is no such model file, or it may not be read."""
+    """The model file does not exist, or is not readable."""
 
     exit_code = 66
     http_status = 404
@@ -107,7 +109,7 @@ class ModelMissing(LlamasupError):
 
 
 class ModelUnknown(LlamasupError):
-    """No model that is served has this name."""
+    """No served model has this name."""
 
     exit_code = 66
     http_status = 404
@@ -115,7 +117,7 @@ class ModelUnknown(LlamasupError):
 
 
 class ModelInvalid(LlamasupError):
-    """The file is corrupt, truncated, or nothing that llama-server can serve."""
+    """The file is corrupt, truncated, or not a model that llama-server can serve."""
 
     exit_code = 65
     http_status = 503
@@ -123,7 +125,7 @@ class ModelInvalid(LlamasupError):
 
 
 class AccessDenied(ModelMissing):
-    """The model is somewhere, perhaps, and whoever asks may not have it."""
+    """The hub denies access to the model. It may not exist."""
 
     cause = "access_denied"
 
@@ -144,28 +146,28 @@ class ProjectorMismatch(ModelInvalid):
 
 
 class PortInUse(LlamasupError):
-    """Another process has the address."""
+    """Another process uses the address."""
 
     exit_code = 71
     cause = "port_in_use"
 
 
 class PortNotAllowed(LlamasupError):
-    """The address does not exist here, or needs rights that we lack."""
+    """The address does not exist here, or llamasup may not use it."""
 
     exit_code = 71
     cause = "port_not_allowed"
 
 
 class OutputFailed(LlamasupError):
-    """What was asked for cannot be written to where it was to go."""
+    """The output cannot be written to its destination."""
 
     exit_code = 71
     cause = "output_failed"
 
 
 class DoesNotFit(LlamasupError):
-    """The model needs more memory than there is."""
+    """The model needs more memory than is available."""
 
     exit_code = 71
     http_status = 503
@@ -173,7 +175,7 @@ class DoesNotFit(LlamasupError):
 
 
 class DiskFull(LlamasupError):
-    """A file is larger than the room that there is for it."""
+    """A file is larger than the free space on its disk."""
 
     exit_code = 71
     http_status = 503
@@ -181,24 +183,24 @@ class DiskFull(LlamasupError):
 
 
 class FolderUnusable(LlamasupError):
-    """A folder of our own cannot be made private, or not be written."""
+    """A folder of llamasup cannot be made private, or is not writable."""
 
     exit_code = 71
     cause = "folder_unusable"
 
 
 class ServiceManagerFailed(LlamasupError):
-    """systemd is not there, or will not do what it was asked."""
+    """systemd is missing, or refused a command."""
 
     exit_code = 71
     cause = "service_manager"
 
 
-# --- who has the model ---------------------------------------------------------------------------
+# --- the hub -------------------------------------------------------------------------------------
 
 
 class DownloadFailed(LlamasupError):
-    """The server cannot be reached, does not answer, or breaks off; later it may."""
+    """The hub is unreachable, does not answer, or breaks off. A later attempt may succeed."""
 
     exit_code = 75
     http_status = 503
@@ -206,7 +208,7 @@ class DownloadFailed(LlamasupError):
 
 
 class DownloadRefused(LlamasupError):
-    """Where the download leads must not be asked (X11)."""
+    """The download leads to a forbidden address (X11)."""
 
     exit_code = 78
     http_status = 503
@@ -225,13 +227,13 @@ class RuntimeMissing(LlamasupError):
 
 
 class BrokenRuntime(RuntimeMissing):
-    """The executable is there, but it is not a llama-server, or it cannot run here."""
+    """The executable exists, but it is not a llama-server, or cannot run here."""
 
     cause = "runtime_broken"
 
 
 class ServerFailed(LlamasupError):
-    """llama-server ended while starting; its diagnosis carries its own cause and exit code."""
+    """llama-server exited during its start. The diagnosis has the cause and the exit code."""
 
     http_status = 503
 
@@ -244,7 +246,7 @@ class ServerFailed(LlamasupError):
 
 
 class GaveUp(LlamasupError):
-    """It crashed too often (S3)."""
+    """llama-server crashed too often (S3)."""
 
     exit_code = 75
     http_status = 503
@@ -255,7 +257,7 @@ class GaveUp(LlamasupError):
 
 
 class NotRunning(LlamasupError):
-    """There is no llamasup that could be asked."""
+    """No llamasup is running."""
 
     exit_code = 69
     http_status = 503
@@ -263,7 +265,7 @@ class NotRunning(LlamasupError):
 
 
 class ControlFailed(LlamasupError):
-    """A running llamasup does not answer, or not in words that are understood here."""
+    """A running llamasup does not answer, or its answer is invalid."""
 
     exit_code = 69
     http_status = 502
@@ -271,7 +273,7 @@ class ControlFailed(LlamasupError):
 
 
 class NotAllowed(LlamasupError):
-    """Whoever asks has no key with the right to it."""
+    """The client has no API key with the required right."""
 
     exit_code = 77
     http_status = 403
@@ -279,7 +281,7 @@ class NotAllowed(LlamasupError):
 
 
 class Conflict(LlamasupError):
-    """What was asked for has been overtaken by something else that was asked for."""
+    """A later request has replaced this one."""
 
     exit_code = 75
     http_status = 409
@@ -287,7 +289,7 @@ class Conflict(LlamasupError):
 
 
 class Stopping(LlamasupError):
-    """llamasup is on its way out."""
+    """llamasup is stopping."""
 
     exit_code = 69
     http_status = 503
@@ -295,7 +297,7 @@ class Stopping(LlamasupError):
 
 
 class LogMissing(LlamasupError):
-    """The output of this model's llama-server is not there to be read."""
+    """There is no log of this model's llama-server."""
 
     exit_code = 66
     http_status = 404

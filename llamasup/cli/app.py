@@ -75,14 +75,14 @@ app = typer.Typer(
     help="Supervise llama.cpp's llama-server: choose its flags, check its start, restart it after a crash.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # rich takes longer to import than everything else that --help needs
+    rich_markup_mode=None,  # the import of rich takes longer than the rest of --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"llamasup {__version__}")
         raise typer.Exit
 

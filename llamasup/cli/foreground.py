@@ -9,19 +9,20 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llamasup.cli.output.console import Narrator
+from llamasup.cli.output.console import ConsoleReporter
 from llamasup.cli.output.error_report import show_error
-from llamasup.cli.output.view import JsonView, Level, TextView, View, ViewHandler
-from llamasup.cli.output.writer import OutputWriter
-from llamasup.cli.parent_watch import ENDINGS, HURRY_S, tie_to_parent
-from llamasup.cli.process import STOP_SIGNALS, Interrupted
+from llamasup.cli.output.nonblocking_writer import OutputWriter
+from llamasup.cli.output.rate_limit import ViewHandler
+from llamasup.cli.output.view import JsonView, Level, TextView, View
+from llamasup.cli.parent_watch import PARENT_STOP_REASONS, PARENT_STOP_TIMEOUT_S, tie_to_parent
+from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
 from llamasup.system.process.platform import loop_factory
 from llamasup.system.text import json_text
 
 if TYPE_CHECKING:
-    from llamasup.service.run import RunOptions, Service, WrapOptions
+    from llamasup.service.run import Service
     from llamasup.service.serve import ServeService
     from llamasup.service.systemd.keeper import ServiceManager
     from llamasup.service.systemd.notify import Systemd
@@ -46,61 +47,48 @@ class OutputOptions:
     server_log: str = "file"
 
 
-def _one_model(options: RunOptions | WrapOptions, bus: Bus) -> Service:
-    from llamasup.service.run import Service
-
-    return Service(options, bus)
-
-
 def serve_until_stopped(
-    ask: Callable[[], Any],
+    prepare: Callable[[], Callable[[Bus], AnyService]],
     output: OutputOptions,
     began_s: float,
-    going_on: str | None = None,
+    activity: str | None = None,
     *,
-    make: Callable[[Any, Bus], AnyService] = _one_model,
     before_serving: Callable[[View], None] | None = None,
 ) -> int:
     """Serve until stopped; show any error. Returns the exit code (docs/design.md, Exit codes).
 
-    ``make`` makes the service of the options that ``ask`` returns. ``going_on`` is shown until the service
-    starts. ``before_serving`` runs first, and shows its own progress.
+    ``prepare`` checks the options and returns a function that makes the service. ``activity`` is shown until
+    the service starts. ``before_serving`` runs first, and shows its own progress.
     """
     stderr, stdout = OutputWriter(sys.stderr), OutputWriter(sys.stdout)
     view: View = TextView(stderr)
     handler: ViewHandler | None = None
     try:
-        view = _view(output, stderr)
+        view = (JsonView if output.log_format == "json" else TextView)(stderr, level=output.log_level)
         handler = ViewHandler(view)
         logging.basicConfig(handlers=[handler], format="%(message)s", level=logging.WARNING)
         tie_to_parent(stdin=output.sidecar, parent_pid=output.parent_pid)
         if before_serving is not None:
             before_serving(view)
-        view.loading(going_on)
-        return _serve(ask, make, output, view, stdout, began_s)
+        view.show_activity(activity)
+        return _serve(prepare, output, view, stdout, began_s)
     except Interrupted as interrupted:
-        if interrupted.why:
-            view.say("info", "stop", f"{interrupted.why}: stopping.")
+        if interrupted.reason:
+            view.say("info", "stop", f"{interrupted.reason}: stopping.")
         raise
     except Exception as error:
-        view.loading(None)
+        view.show_activity(None)
         return show_error(view, error)
     finally:
-        view.loading(None)
+        view.show_activity(None)
         if handler is not None:
             handler.close()
         stderr.close()
         stdout.close()
 
 
-def _view(output: OutputOptions, stderr: OutputWriter) -> View:
-    style = JsonView if output.log_format == "json" else TextView
-    return style(stderr, level=output.log_level)
-
-
 def _serve(
-    ask: Callable[[], Any],
-    make: Callable[[Any, Bus], AnyService],
+    prepare: Callable[[], Callable[[Bus], AnyService]],
     output: OutputOptions,
     view: View,
     stdout: OutputWriter,
@@ -111,22 +99,22 @@ def _serve(
 
     bus = Bus()
     if output.events is not None or output.sidecar:
-        bus.listen(lambda notice: stdout.write(json_text(as_json(notice)) + "\n", keep=True))
+        bus.listen(lambda event: stdout.write(json_text(as_json(event)) + "\n", keep=True))
     systemd = take_systemd(os.environ)
-    service = make(ask(), bus)
-    narrator = Narrator(view, service, began_s)
-    bus.listen(narrator.notice)
-    service.on_request = narrator.request
-    service.on_slow_request = narrator.slow_request
+    service = prepare()(bus)
+    reporter = ConsoleReporter(view, service, began_s)
+    bus.listen(reporter.on_event)
+    service.on_request = reporter.request
+    service.on_slow_request = reporter.slow_request
     if output.server_log == "stderr":
-        service.on_log = view.server_said
+        service.on_log = view.show_server_log
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_supervise(service, bus, view, narrator, systemd))
+        runner.run(_supervise(service, bus, view, reporter, systemd))
     return 0
 
 
 async def _supervise(
-    service: AnyService, bus: Bus, view: View, narrator: Narrator, systemd: Systemd | None
+    service: AnyService, bus: Bus, view: View, reporter: ConsoleReporter, systemd: Systemd | None
 ) -> None:
     loop = asyncio.get_running_loop()
     with ExitStack() as opened:
@@ -139,41 +127,42 @@ async def _supervise(
 
         had_terminal = os.isatty(0)
 
-        def signalled(name: str) -> None:
-            is_closed = had_terminal and not os.isatty(0)  # a terminal that hung up is no terminal
-            begins_anew = service.launch is None or (manager is not None and not had_terminal)
-            if name == "SIGHUP" and begins_anew and not is_closed:
-                narrator.reload_asked(name)
+        def on_signal(name: str) -> None:
+            hung_up = had_terminal and not os.isatty(0)  # a closed terminal is no terminal
+            reloads = service.launch is None or (manager is not None and not had_terminal)
+            if name == "SIGHUP" and reloads and not hung_up:
+                reporter.reload_requested(name)
                 if manager is not None:
                     manager.reload_asked()
                 service.ask_reload()
                 return
-            if name in ENDINGS:
-                loop.call_later(HURRY_S, service.ask_stop)
+            if name in PARENT_STOP_REASONS:
+                loop.call_later(PARENT_STOP_TIMEOUT_S, service.ask_stop)
                 if service.stops_asked:
                     return
-            narrator.stop_asked(name, hurry_s=HURRY_S if name in ENDINGS else None)
-            service.ask_stop()  # first: no report may prevent the stop
+            time_limit_s = PARENT_STOP_TIMEOUT_S if name in PARENT_STOP_REASONS else None
+            reporter.stop_requested(name, time_limit_s=time_limit_s)
+            service.ask_stop()  # before the report to systemd, which must not prevent the stop
             if manager is not None:
                 manager.stop_asked()
 
-        def asked(what: str, model: str) -> None:
-            """A request of the control API, which carries it out itself."""
-            if what == "stop":
-                narrator.stop_asked("llamasup stop")
+        def on_command(command: str, model: str) -> None:
+            """Reports a command of the control API, which carries it out itself."""
+            if command == "stop":
+                reporter.stop_requested("llamasup stop")
             else:
-                narrator.asked(what, model)
+                reporter.command(command, model)
             if manager is not None:
-                manager.asked(what)
+                manager.asked(command)
 
-        service.on_asked = asked
+        service.on_asked = on_command
 
         def deliver(name: str) -> None:
-            loop.call_soon_threadsafe(signalled, name)
+            loop.call_soon_threadsafe(on_signal, name)
 
         STOP_SIGNALS.deliver_to(deliver)
         ticker = _Ticker(loop, view)
-        bus.listen(lambda _notice: ticker.wake())
+        bus.listen(lambda _event: ticker.wake())
         try:
             await service.run()
         finally:

@@ -1,8 +1,8 @@
-"""Stops llamasup when the program that started it ends, however it ends.
+"""Stops llamasup when the program that started it ends.
 
-Either standard input closes (``--sidecar``), which the parent can also do on purpose, or a process exits
-(``--parent-pid``). A thread waits for each from the start to the very end: the parent may die at any moment,
-and an event loop cannot wait for standard input on Windows.
+That program has ended when standard input closes (``--sidecar``; it can also close it on purpose), or when a
+process exits (``--parent-pid``). A thread waits for each: an event loop cannot wait for standard input on
+Windows, and the parent may also end before llamasup has an event loop.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from llamasup.cli.process import STOP_SIGNALS
+from llamasup.cli.stop_signals import STOP_SIGNALS
 from llamasup.errors import UsageInvalid
 
-__all__ = ["ENDINGS", "HURRY_S", "tie_to_parent"]
+__all__ = ["PARENT_STOP_REASONS", "PARENT_STOP_TIMEOUT_S", "tie_to_parent"]
 
 PARENT_ENDED = "The parent ended"
 STDIN_ENDED = "Standard input ended"
-ENDINGS = frozenset({PARENT_ENDED, STDIN_ENDED})
-"""Reasons for a stop."""
-HURRY_S = 1.0
+PARENT_STOP_REASONS = frozenset({PARENT_ENDED, STDIN_ENDED})
+PARENT_STOP_TIMEOUT_S = 1.0
 """Time for requests in flight: their client has probably gone, and llamasup must exit within 2 s (S14)."""
 
 
@@ -33,21 +32,20 @@ def tie_to_parent(*, stdin: bool, parent_pid: int | None) -> None:
     Raises UsageInvalid if that has already happened or can never happen.
     """
     if parent_pid is not None:
-        wait = _process(parent_pid)
-        _watch("parent", wait, PARENT_ENDED)
+        _watch("parent", _exit_waiter(parent_pid), PARENT_ENDED)
     if stdin:
-        nobody = _nobody_at_stdin()
-        if not nobody:
+        unusable = _unusable_stdin()
+        if not unusable:
             _watch("stdin", _read_to_the_end, STDIN_ENDED)
         elif parent_pid is None:
             raise UsageInvalid(
-                f"--sidecar needs a pipe as standard input, to stop when it closes; this is {nobody}.",
+                f"--sidecar needs a pipe as standard input, to stop when it closes; this is {unusable}.",
                 remedy="Start llamasup with a pipe as its standard input and keep it open "
                 "(Node: stdio: ['pipe', 'pipe', 'pipe']), or give your process ID with --parent-pid.",
             )
 
 
-def _process(pid: int) -> Callable[[], None]:
+def _exit_waiter(pid: int) -> Callable[[], None]:
     """A function that blocks until ``pid`` has exited."""
     from llamasup.system.process.exit_watch import end_of
     from llamasup.system.process.identity import began_after
@@ -60,28 +58,28 @@ def _process(pid: int) -> Callable[[], None]:
         raise _no_parent(pid, "no such process") from None
     if began_after(pid, os.getpid()):
         raise _no_parent(
-            pid, "that process is younger than this one: it reuses the ID of a process that has exited"
+            pid, "that process started after llamasup: it reuses the ID of a process that has exited"
         )
     return end.wait
 
 
-def _no_parent(pid: int, why: str) -> UsageInvalid:
+def _no_parent(pid: int, problem: str) -> UsageInvalid:
     return UsageInvalid(
-        f"--parent-pid {pid}: {why}.",
+        f"--parent-pid {pid}: {problem}.",
         remedy="If your program still runs, give its own process ID (os.getpid(), process.pid, $$). "
         "A container has its own process IDs.",
     )
 
 
-def _nobody_at_stdin() -> str:
-    """What standard input is, if no other program can hold it open; otherwise empty."""
+def _unusable_stdin() -> str:
+    """Describes a standard input that no other program can hold open; empty for a usable one."""
     mode = os.fstat(0).st_mode
     if stat.S_ISREG(mode):
         return "a file"
     if stat.S_ISCHR(mode) and not os.isatty(0):
         return os.devnull
     if stat.S_ISCHR(mode) and _is_background_job():
-        # The first read would suspend llamasup (SIGTTIN), and a program that waits for its ready line.
+        # The first read would suspend llamasup (SIGTTIN), and its parent would wait for it forever.
         return "a terminal, which a background job cannot read"
     return ""
 
@@ -103,10 +101,10 @@ def _read_to_the_end() -> None:
             pass
 
 
-def _watch(name: str, wait: Callable[[], None], ending: str) -> None:
+def _watch(name: str, wait: Callable[[], None], reason: str) -> None:
     def run() -> None:
         wait()
         with suppress(RuntimeError):  # the event loop has just closed: everything is stopped
-            STOP_SIGNALS.stop(ending)
+            STOP_SIGNALS.stop(reason)
 
-    threading.Thread(target=run, name=f"lifeline-{name}", daemon=True).start()
+    threading.Thread(target=run, name=f"parent-watch-{name}", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What ``llamasup doctor`` is told, and what a check says."""
+"""The facts that the checks of ``llamasup doctor`` look at, and the result of a check."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llamasup.control.choose import RunningFact
+from llamasup.errors import LlamasupError
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
@@ -20,7 +21,6 @@ __all__ = [
     "FolderFact",
     "ModelFact",
     "NvmlFact",
-    "Problem",
     "RuntimeFact",
 ]
 
@@ -34,17 +34,9 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """What an error says."""
-
-    message: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
 class RuntimeFact:
     origin: str  # where it was found, for people
-    answer: Capabilities | Problem
+    answer: Capabilities | LlamasupError
     path: str = ""
     kind: RuntimeKind = "binary"
 
@@ -55,7 +47,7 @@ class RuntimeFact:
 
 @dataclass(frozen=True, slots=True)
 class NvmlFact:
-    """``error`` is NVML's name for it, "not installed" without the package, empty if all is well."""
+    """``error`` is NVML's name, "not installed" without the package, or empty without an error."""
 
     gpus: int = 0
     error: str = ""
@@ -66,14 +58,14 @@ class NvmlFact:
 class ModelFact:
     name: str
     found: str = ""
-    problem: Problem | None = None
+    problem: LlamasupError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FolderFact:
     name: str  # run, cache, state
     path: str = ""
-    problem: Problem | None = None
+    problem: LlamasupError | None = None
     note: str = ""
 
 
@@ -89,26 +81,26 @@ class CertificateFact:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file that llama-server reads options from, with their names."""
+    """A configuration file of llama-server, with the names of its options."""
 
     path: str
     settings: tuple[str, ...]
-    shut_out: bool  # the child never sees it
+    is_ignored: bool  # the child does not read it
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     hardware: Hardware
-    runtimes: tuple[RuntimeFact, ...]  # the one that is used first; never empty
+    runtimes: tuple[RuntimeFact, ...]  # at least one; llamasup uses the first
     environ: Mapping[str, str]
     port: int
     devices: tuple[Device, ...] = ()
-    gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": of a card that is there
-    nvml: NvmlFact | None = None  # None where there is nothing to ask about
+    gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": of the GPUs of this machine
+    nvml: NvmlFact | None = None  # None without an NVIDIA GPU
     folders: tuple[FolderFact, ...] = ()
-    left: tuple[LeftFolder, ...] = ()
-    port_problem: Problem | None = None
-    running: RunningFact | None = None  # who has the port, where it is one of us
+    left_folders: tuple[LeftFolder, ...] = ()
+    port_problem: LlamasupError | None = None
+    running: RunningFact | None = None  # the llamasup that uses the port
     config_files: tuple[ConfigFile, ...] = ()
     certificate: CertificateFact | None = None
     model: ModelFact | None = None

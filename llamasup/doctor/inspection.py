@@ -1,9 +1,9 @@
-"""What a person deciding about a model wants to know: what it is, what it takes, whether it fits here."""
+"""The facts of ``llamasup inspect``: what a model is, the memory it needs, and whether it fits here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from llamasup.errors import LlamasupError
@@ -18,14 +18,14 @@ from llamasup.planning.projectors import pairings_of
 from llamasup.planning.sizes import PlanSizes, choose_sizes
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = ["Fit", "KvGrowth", "broken_as_json", "fits_here", "kv_growth", "model_as_json", "projectors_of"]
+__all__ = ["Fit", "KvGrowth", "broken_as_json", "fits_here", "kv_growths", "model_as_json", "projectors_of"]
 
 
-# Beyond every sliding window: from here on the KV cache grows evenly. A multiple of llama.cpp's 256 cells.
+# Longer than every sliding window, so the KV cache grows linearly. A multiple of llama.cpp's 256 cells.
 _LONG_CONTEXT = 1 << 20
-# The sizes of a plan depend on no more than these; no runtime is asked, and b11434 and later have them all.
-_TODAYS_BUILD = Capabilities(
-    "of today",
+# All options that the sizes of a plan depend on, as in b11434 and later: inspect runs no llama-server.
+_CURRENT_BUILD = Capabilities(
+    "current",
     parse_help(
         """
 -c,    --ctx-size N              (default: 0)
@@ -41,8 +41,6 @@ _TODAYS_BUILD = Capabilities(
     ),
     devices=(),
 )
-_NOTHING_ASKED = Settings()
-_NOTHING_BY_HAND = ExtraArgs()
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -50,14 +48,22 @@ _NOTHING_BY_HAND = ExtraArgs()
 
 @dataclass(frozen=True, slots=True)
 class KvGrowth:
-    """What one request's context takes: ``slot_bytes``, and ``bytes_per_1000_tokens`` besides."""
+    """The memory of one request's context: ``slot_bytes``, plus ``bytes_per_1000_tokens`` for its tokens.
+
+    The fields are those of the JSON.
+    """
 
     bytes_per_1000_tokens: int
-    slot_bytes: int  # sliding windows and recurrent states: as large for every long context
+    slot_bytes: int  # sliding windows and recurrent states, of the same size for every long context
 
 
-def kv_growth(facts: ModelFacts, cache_type: str) -> KvGrowth:
-    """How the KV cache of one slot grows with the context, in f16, q8_0, …"""
+def kv_growths(facts: ModelFacts) -> dict[str, KvGrowth]:
+    """The growth of one slot's KV cache with its context, by the types that the model can use."""
+    types = ("f16", "q8_0") if facts.quantized_kv_fits else ("f16",)
+    return {cache_type: _kv_growth(facts, cache_type) for cache_type in types}
+
+
+def _kv_growth(facts: ModelFacts, cache_type: str) -> KvGrowth:
 
     def size(tokens: int) -> int:
         return kv_bytes(
@@ -70,7 +76,10 @@ def kv_growth(facts: ModelFacts, cache_type: str) -> KvGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether the model would run here, with which context, and what that takes."""
+    """Whether a model fits into the memory here, and the sizes that were chosen for it.
+
+    The fields are those of the JSON.
+    """
 
     fits: bool
     needed_bytes: int
@@ -78,28 +87,27 @@ class Fit:
     ctx_size: int  # tokens per request
     parallel: int
     kv_type: str
-    reduced: bool  # only with less than the plan's defaults
-    foreign: bool  # the file has the other byte order, which llama-server refuses (b11434 [run])
+    reduced: bool  # fewer slots, a smaller context or a smaller KV type than the plan's defaults
+    foreign_byte_order: bool  # the file has the other byte order, which llama-server refuses (b11434 [run])
 
 
 def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little") -> Fit | None:
-    """What ``plan`` would choose where nothing is set by hand; None for what is not served by itself.
+    """The sizes of a ``plan`` without user settings; None for a file that is not served by itself.
 
-    ``byte_order`` is the machine's, as in sys.byteorder. Where even the smallest is too large, what the
-    defaults would need. No runtime is asked, so devices do not count: what does not fit may fit on a GPU.
+    If even the smallest plan is too large, the sizes of the default plan. ``byte_order`` is the machine's
+    ``sys.byteorder``. GPU memory does not count, since only a runtime can list the devices.
     """
     if not is_served(facts):
         return None
 
     def candidate(bounds: PlanLimits) -> PlanSizes:
         return choose_sizes(
-            _TODAYS_BUILD, facts, hardware, _NOTHING_ASKED, _NOTHING_BY_HAND, kind="binary", bounds=bounds
+            _CURRENT_BUILD, facts, hardware, Settings(), ExtraArgs(), kind="binary", bounds=bounds
         )
 
     admission = admit(candidate, PlanLimits())
-    sizes, foreign = admission.plan, facts.big_endian != (byte_order == "big")
-    if foreign:
-        sizes = admission.preferred  # how large it would be is all there is to say
+    foreign = facts.big_endian != (byte_order == "big")
+    sizes = admission.preferred if foreign else admission.plan
     return Fit(
         fits=sizes.memory.fits and not foreign,
         needed_bytes=sizes.memory.total_bytes,
@@ -108,7 +116,7 @@ def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little")
         parallel=sizes.parallel,
         kv_type=sizes.kv_type,
         reduced=sizes is not admission.preferred,
-        foreign=foreign,
+        foreign_byte_order=foreign,
     )
 
 
@@ -116,7 +124,7 @@ def fits_here(facts: ModelFacts, hardware: Hardware, byte_order: str = "little")
 
 
 def projectors_of(models: Mapping[str, ModelFacts], broken: Iterable[str] = ()) -> dict[str, str]:
-    """Model → projector, by path: what ``pairings_of`` finds."""
+    """The path of each model's projector, by the model's path."""
     pairs = pairings_of(models, broken)
     return {model: pair.projector.path for model, pair in pairs.items() if pair.projector is not None}
 
@@ -129,7 +137,7 @@ def model_as_json(
 ) -> dict[str, Any]:
     """The ``inspect`` object of the contract (docs/design.md), with more fields after it.
 
-    ``projector`` is the path of the one that would be loaded with the model.
+    ``projector`` is the path of the projector that would be loaded with the model.
     """
     template = facts.chat_template
     return {
@@ -188,38 +196,18 @@ def model_as_json(
             "output_bytes": facts.output_bytes,
             "tied_output": facts.tied_output,
         },
-        "kv_cache": _kv_as_json(facts) if is_served(facts) else None,
-        "fits_here": None
-        if fit is None
-        else {
-            "fits": fit.fits,
-            "needed_bytes": fit.needed_bytes,
-            "available_bytes": fit.available_bytes,
-            "ctx_size": fit.ctx_size,
-            "parallel": fit.parallel,
-            "kv_type": fit.kv_type,
-            "reduced": fit.reduced,
-            "foreign_byte_order": fit.foreign,
-        },
+        "kv_cache": {kv_type: asdict(growth) for kv_type, growth in kv_growths(facts).items()}
+        if is_served(facts)
+        else None,
+        "fits_here": None if fit is None else asdict(fit),
         "projector": projector,
         "gguf_version": facts.version,
         "big_endian": facts.big_endian,
     }
 
 
-def _kv_as_json(facts: ModelFacts) -> dict[str, Any]:
-    types = ("f16", "q8_0") if facts.quantized_kv_fits else ("f16",)
-    return {
-        cache_type: {
-            "bytes_per_1000_tokens": growth.bytes_per_1000_tokens,
-            "slot_bytes": growth.slot_bytes,
-        }
-        for cache_type, growth in ((each, kv_growth(facts, each)) for each in types)
-    }
-
-
 def broken_as_json(path: str, error: LlamasupError) -> dict[str, Any]:
-    """In a folder's list: a file that cannot be used, and why."""
+    """The entry of a folder's list for an invalid file."""
     return {
         "path": path,
         "error": {"cause": error.cause, "message": error.message, "remedy": error.remedy},

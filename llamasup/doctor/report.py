@@ -1,7 +1,7 @@
-"""What helps or hurts on this machine: facts in, checks out.
+"""All checks of ``llamasup doctor``: facts in, results out.
 
-A check that is not ok names what will go wrong, or does already, and what to do about it. What could only be
-better is ok, with the advice as its remedy: a laptop in its usual state is healthy.
+A failed check names a problem and its remedy. A passed check may have a remedy too, as advice: an ordinary
+laptop passes all checks.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from llamasup.doctor import machine as machine
-from llamasup.doctor import server as server
+from llamasup.doctor import machine_checks, runtime_checks
 from llamasup.doctor.facts import Check, Facts
 from llamasup.system.text import printable
 
-__all__ = ["as_json", "examine"]
+__all__ = ["as_json", "run_checks"]
 
 
-def examine(facts: Facts) -> tuple[Check, ...]:
-    """Every check that there is something to say to, in the order they are best read."""
-    return tuple(check for look in _CHECKS for check in look(facts))
+def run_checks(facts: Facts) -> tuple[Check, ...]:
+    """The results that apply to this machine, in the order of the report."""
+    return tuple(result for check in _CHECKS for result in check(facts))
 
 
 def as_json(checks: tuple[Check, ...]) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def as_json(checks: tuple[Check, ...]) -> dict[str, Any]:
     return {
         "ok": all(check.ok for check in checks),
         "checks": [
-            # A path may hold bytes that are no UTF-8, which strict parsers refuse in JSON.
+            # A path may contain bytes other than UTF-8, which strict JSON parsers refuse.
             {
                 "name": check.name,
                 "ok": check.ok,
@@ -42,7 +41,7 @@ def as_json(checks: tuple[Check, ...]) -> dict[str, Any]:
 # --- what llamasup itself needs ------------------------------------------------------------------
 
 
-def _folders(facts: Facts) -> Iterator[Check]:
+def _check_folders(facts: Facts) -> Iterator[Check]:
     for folder in facts.folders:
         name = f"{folder.name} folder"
         if folder.problem is not None:
@@ -51,36 +50,38 @@ def _folders(facts: Facts) -> Iterator[Check]:
             yield Check(name, True, folder.path + (f" ({folder.note})" if folder.note else ""))
 
 
-def _left(facts: Facts) -> Iterator[Check]:
-    answering = [folder for folder in facts.left if folder.answering]
+def _check_left_folders(facts: Facts) -> Iterator[Check]:
+    answering = [folder for folder in facts.left_folders if folder.answering]
     if answering:
         sockets = " ".join(socket for folder in answering for socket in folder.answering)
         yield Check(
             "left behind",
             False,
-            f"something still listens for a llamasup that has ended (pid {answering[0].pid}): {sockets}",
-            "The next llamasup run ends it. Should it stay, see which process it is (ss -xlp).",
+            f"a process of a llamasup that has ended (pid {answering[0].pid}) still listens: {sockets}",
+            "The next llamasup run ends it. If it remains, find the process (ss -xlp).",
         )
-    elif facts.left:
-        paths = [folder.path for folder in facts.left]
-        found = f"by a llamasup that was killed: {' '.join(paths)}"
-        yield Check("left behind", True, found, "Nothing: the next llamasup run removes it.")
+    elif facts.left_folders:
+        paths = " ".join(folder.path for folder in facts.left_folders)
+        found = f"by a llamasup that was killed: {paths}"
+        yield Check("left behind", True, found, "Nothing to do: the next llamasup run removes it.")
     else:
         yield Check("left behind", True, "nothing")
 
 
-def _port(facts: Facts) -> Iterator[Check]:
+def _check_port(facts: Facts) -> Iterator[Check]:
     if (running := facts.running) is not None:
         models = ", ".join(running.models) or "nothing"
         found = f"{facts.port}: a llamasup (pid {running.pid}) serves {models} at {running.url}"
-        yield Check("port", True, found, "To run another one, give it another port (--port 0: any free one).")
+        yield Check(
+            "port", True, found, "To run another llamasup, give it another port (--port 0: any free port)."
+        )
     elif facts.port_problem is not None:
         yield Check("port", False, facts.port_problem.message, facts.port_problem.remedy)
     else:
-        yield Check("port", True, f"{facts.port} is free" if facts.port else "any free one")
+        yield Check("port", True, f"{facts.port} is free" if facts.port else "any free port")
 
 
-def _certificate(facts: Facts) -> Iterator[Check]:
+def _check_certificate(facts: Facts) -> Iterator[Check]:
     if (certificate := facts.certificate) is None:
         return
     if not certificate.problem:
@@ -95,23 +96,23 @@ def _certificate(facts: Facts) -> Iterator[Check]:
 
 
 _CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
-    server.check_runtimes,
-    server.check_capabilities,
-    server.check_model,
-    server.check_devices,
-    server.check_nvml,
-    machine.check_memory,
-    machine.check_locked_memory,
-    machine.check_address_space,
-    machine.check_cpu,
-    machine.check_numa,
-    machine.check_huge_pages,
-    machine.check_priority,
-    machine.check_open_files,
-    _folders,
-    _left,
-    _port,
-    _certificate,
-    server.check_config_files,
-    server.check_environment,
+    runtime_checks.check_runtimes,
+    runtime_checks.check_capabilities,
+    runtime_checks.check_model,
+    runtime_checks.check_devices,
+    runtime_checks.check_nvml,
+    machine_checks.check_memory,
+    machine_checks.check_locked_memory,
+    machine_checks.check_address_space,
+    machine_checks.check_cpu,
+    machine_checks.check_numa,
+    machine_checks.check_huge_pages,
+    machine_checks.check_priority,
+    machine_checks.check_open_files,
+    _check_folders,
+    _check_left_folders,
+    _check_port,
+    _check_certificate,
+    runtime_checks.check_config_files,
+    runtime_checks.check_environment,
 )

@@ -12,7 +12,9 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["Validity", "validity_of"]
+__all__ = ["MAX_PEM_BYTES", "Validity", "validity_of"]
+
+MAX_PEM_BYTES = 1 << 20  # of a certificate and its chain
 
 # Most authorities recommend renewal 30 days before the end, so at 14 days a renewal has failed.
 _SOON = timedelta(days=14)

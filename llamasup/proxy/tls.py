@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from llamasup.errors import ConfigInvalid
-from llamasup.http.certificate import Validity, validity_of
+from llamasup.http.certificate import MAX_PEM_BYTES, Validity, validity_of
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.connections import TOO_MANY, host_of
@@ -26,7 +26,6 @@ __all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_contex
 _log = logging.getLogger("llamasup.proxy")
 
 _ACCEPT_PAUSE_S = 1.0  # as asyncio's servers
-_MAX_BYTES = 1 << 20  # of a certificate and its chain
 RENEW = "Renew it and replace the file. llamasup reads it again at the next handshake, without a restart."
 
 
@@ -90,7 +89,7 @@ def tls_context(key_file: str, cert_file: str) -> TlsContext:
 def read_validity(cert_file: str) -> Validity | None:
     """The validity dates of the first certificate of a file; None if it cannot be read."""
     try:
-        content, _ = read_bounded(Path(cert_file), _MAX_BYTES)
+        content, _ = read_bounded(Path(cert_file), MAX_PEM_BYTES)
     except OSError:
         return None
     return validity_of(content.decode("latin-1"))

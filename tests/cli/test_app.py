@@ -1,4 +1,4 @@
-"""What the command line costs and says before it does anything."""
+"""The imports and the help of the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMMAND_OF = {lazy.module: lazy.name for section in COMMANDS.values() for lazy i
 
 
 def imported_by(arguments: list[str]) -> set[str]:
-    """Of HEAVY and of the modules of commands."""
+    """The modules of HEAVY and of commands that these arguments import."""
     program = (
         "import sys; sys.argv = ['llamasup', *sys.argv[1:]]\n"
         "from llamasup.cli import main\n"
@@ -53,18 +53,18 @@ def imported_by(arguments: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
-def test_root_options_import_no_command_and_nothing_heavy(arguments: list[str]) -> None:
-    """What makes 150 ms possible. Time itself is measured by nobody's CI."""
+def test_root_options_import_neither_commands_nor_heavy_packages(arguments: list[str]) -> None:
+    """This makes a start within 150 ms possible."""
     assert imported_by(arguments) == set()
 
 
 @pytest.mark.parametrize(("module", "name"), COMMAND_OF.items())
-def test_help_of_a_command_imports_its_module_alone_and_nothing_heavy(module: str, name: str) -> None:
+def test_help_of_a_command_imports_its_module_only(module: str, name: str) -> None:
     # typer needs pydantic for options
     assert imported_by([name, "--help"]) - {"pydantic"} == {module}
 
 
-def test_every_command_of_a_module_is_in_exactly_one_section() -> None:
+def test_every_command_is_in_exactly_one_section() -> None:
     assert len(NAMES) == len(set(NAMES))
     declared: list[str] = []
     for module in COMMAND_OF:
@@ -76,7 +76,7 @@ def test_every_command_of_a_module_is_in_exactly_one_section() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_help_shows_the_first_help_line_of_each_command_whole(width: int) -> None:
+def test_help_shows_whole_first_help_line_of_each_command(width: int) -> None:
     root = get_group(app)
     context = root.make_context("llamasup", [], resilient_parsing=True, terminal_width=width - 2)
     shown = root.get_help(context)
@@ -90,25 +90,25 @@ def test_help_shows_the_first_help_line_of_each_command_whole(width: int) -> Non
 
 
 @pytest.mark.parametrize("group", ["service", "key", "config"])
-def test_help_of_a_group_cuts_no_summary(group: str) -> None:
+def test_help_of_a_group_shows_whole_summaries(group: str) -> None:
     shown = CliRunner().invoke(app, [group, "--help"], obj=0.0, terminal_width=78).output
     assert "Commands:" in shown
     assert "..." not in shown.partition("Commands:")[2]
 
 
-def test_a_mistyped_command_is_suggested() -> None:
+def test_mistyped_command_gets_a_suggestion() -> None:
     done = run_to_end("serv")
     assert done.returncode == 2
     assert "'serve'" in done.stderr
 
 
-def test_without_a_command_the_help_is_shown() -> None:
+def test_llamasup_without_command_shows_help() -> None:
     done = run_to_end()
     assert "run" in done.stdout + done.stderr
     assert "plan" in done.stdout + done.stderr
 
 
-def test_an_unknown_option_is_a_usage_error() -> None:
+def test_unknown_option_is_a_usage_error() -> None:
     done = run_to_end("run", "demo", "--no-such")
     assert done.returncode == 2
     assert "--no-such" in done.stderr

@@ -1,4 +1,4 @@
-"""``rm`` names every file that goes, and removes none that a process has loaded."""
+"""``rm`` lists every file that it removes, and refuses to remove loaded models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamasup.testing import models
     "given",
     ["{folder}/m.gguf", "./m.gguf", "../models/m.gguf", "link.gguf", "other.gguf:0,{folder}/m.gguf:0.5"],
 )
-def test_a_model_is_not_removed_while_a_process_has_it(
+def test_loaded_model_is_not_removed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     folder = tmp_path / "models"
@@ -39,7 +39,7 @@ def test_a_model_is_not_removed_while_a_process_has_it(
     assert not model.exists()
 
 
-def test_every_file_is_named_before_and_after(
+def test_all_files_are_listed_before_and_after_removal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
@@ -57,10 +57,10 @@ def test_every_file_is_named_before_and_after(
     part.keep()
 
     assert rm(["o/r"], folder=tmp_path / "models", yes=True, json=True) == 0
-    said = capfd.readouterr()
-    before, after, _ = said.err.splitlines()
+    printed = capfd.readouterr()
+    before, after, _ = printed.err.splitlines()
     names = ", ".join(str(path.relative_to(tmp_path / "models")) for path in paths)
     assert f"o/r: {names} (" in before
     assert f"Deleted {names}." in after
-    assert json.loads(said.out)["removed"] == [str(path) for path in paths]
+    assert json.loads(printed.out)["removed"] == [str(path) for path in paths]
     assert list((tmp_path / "models").iterdir()) == []

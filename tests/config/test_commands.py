@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from llamasup.cli.commands.config import check, init, schema
-from llamasup.cli.commands.config_check import missing_here
+from llamasup.cli.commands.config_check import environment_issues
 from llamasup.config.issues import ConfigIssues
 from llamasup.config.reading import Reading, load, read, read_text
 from llamasup.config.schema import json_schema
@@ -51,7 +51,7 @@ def written(folder: Path, text: str) -> Path:
 def missing(path: Path, **environ: str) -> list[str]:
     reading, issues = read(path, {"HOME": str(path.parent), **environ})
     assert not issues
-    return [each.in_file("c.yaml") for each in sorted(missing_here(reading, environ))]
+    return [each.in_file("c.yaml") for each in sorted(environment_issues(reading, environ))]
 
 
 # --- check -------------------------------------------------------------------------------------------
@@ -403,10 +403,10 @@ def _reading(text: str) -> Reading:
 def test_devices_are_compared_with_those_of_the_runtime() -> None:
     reading = _reading((ROOT / "configs" / "two-gpus.yaml").read_text())
 
-    assert missing_here(reading, {}, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
-    found = [each.what for each in missing_here(reading, {}, devices_of=lambda *_: ["CUDA0"])]
+    assert environment_issues(reading, {}, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
+    found = [each.what for each in environment_issues(reading, {}, devices_of=lambda *_: ["CUDA0"])]
     assert found == ["'CUDA1' does not exist; the runtime has CUDA0"] * 2
-    found = [each.what for each in missing_here(reading, {}, devices_of=lambda *_: [])]
+    found = [each.what for each in environment_issues(reading, {}, devices_of=lambda *_: [])]
     assert found[0] == "'CUDA0' does not exist; the runtime has no devices"
 
 
@@ -416,7 +416,7 @@ def test_a_runtime_without_an_answer_is_told_once() -> None:
 
     reading = _reading((ROOT / "configs" / "two-gpus.yaml").read_text())
 
-    assert [each.what for each in missing_here(reading, {}, devices_of=none)] == [
+    assert [each.what for each in environment_issues(reading, {}, devices_of=none)] == [
         "cannot list the devices: No llama-server was found."
     ]
 
@@ -427,7 +427,7 @@ def test_nobody_is_asked_for_devices_that_no_model_names() -> None:
 
     reading = _reading("models: {a: {path: demo, devices: none}}")
 
-    assert missing_here(reading, {}, devices_of=never) == ()
+    assert environment_issues(reading, {}, devices_of=never) == ()
 
 
 # --- init --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.commands.config_check import missing_here
+from llamasup.cli.commands.config_check import environment_issues
 from llamasup.config import load
 from llamasup.config.reading import read
 from tests.paths import ROOT
@@ -40,7 +40,7 @@ def test_it_is_sound_on_a_machine_that_has_what_it_names(path: Path, machine: di
     reading, issues = read(path, machine)
 
     assert issues == ()
-    assert missing_here(reading, machine, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
+    assert environment_issues(reading, machine, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
     assert reading.config.port == 0
 
 
@@ -64,4 +64,4 @@ def test_team_is_open_to_others_with_a_key_alone(machine: dict[str, str]) -> Non
     assert reading.config.hosts == ("0.0.0.0",)
 
     (Path(machine["HOME"]) / "keys").unlink()
-    assert [each.key for each in missing_here(reading, machine)] == ["auth.api_key_file"]
+    assert [each.key for each in environment_issues(reading, machine)] == ["auth.api_key_file"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from llamasup.cli.commands.config_check import missing_here
+from llamasup.cli.commands.config_check import environment_issues
 from llamasup.config.reading import read
 from tests.config.reading import config_of
 from tests.config.test_schema import errors_of
@@ -30,7 +30,7 @@ def test_its_mistakes_are_told_like_that(tmp_path: Path) -> None:
     )
 
     reading, issues = read(path, {})
-    told = sorted((*issues, *missing_here(reading, {})))
+    told = sorted((*issues, *environment_issues(reading, {})))
 
     folder = "/home/ann/.config/llamasup"
     for issue in told:

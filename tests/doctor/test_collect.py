@@ -1,4 +1,4 @@
-"""What ``doctor`` finds out by itself."""
+"""The facts that ``doctor`` collects itself."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MI50 = "cpu_cores_count 0\nsimd_count 240\ngfx_target_version 90006\n"
         ((), (), set()),
         (("nvidiactl", "nvidia-uvm"), (), set()),
         (("nvidiactl", "nvidia0"), (), {"NVIDIA"}),
-        (("nvidia3",), (), {"NVIDIA"}),  # a container that was given one GPU of several
-        (("kfd",), (PROCESSOR, RENOIR), set()),  # a laptop in its usual state
+        (("nvidia3",), (), {"NVIDIA"}),  # a container with one GPU of several
+        (("kfd",), (PROCESSOR, RENOIR), set()),  # an ordinary laptop
         (("kfd",), (PROCESSOR, RENOIR, MI50), {"AMD"}),
-        ((), (PROCESSOR, MI50), set()),  # a container that was not given it
+        ((), (PROCESSOR, MI50), set()),  # a container without this GPU
     ],
 )
-def test_a_card_with_a_driver_is_known_by_what_the_kernel_shows(
+def test_gpu_with_driver_is_found_in_kernel_files(
     files: tuple[str, ...], nodes: tuple[str, ...], vendors: set[str], tmp_path: Path
 ) -> None:
     (tmp_path / "dev").mkdir()
@@ -39,8 +39,8 @@ def test_a_card_with_a_driver_is_known_by_what_the_kernel_shows(
     assert collect._gpu_drivers(tmp_path) == vendors
 
 
-def test_a_certificate_that_cannot_be_read_is_a_fact(tmp_path: Path) -> None:
-    for name, content, problem in (("missing", None, "cannot be read"), ("empty", "", "holds no PEM")):
+def test_unreadable_certificate_is_a_fact(tmp_path: Path) -> None:
+    for name, content, problem in (("missing", None, "cannot be read"), ("empty", "", "no readable PEM")):
         path = tmp_path / name
         if content is not None:
             path.write_text(content)

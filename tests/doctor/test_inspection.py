@@ -1,4 +1,4 @@
-"""What ``inspect`` concludes from a model's facts and a machine's."""
+"""The facts of ``inspect``: whether a model fits on a machine, its projector, and the JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llamasup.doctor.inspection import broken_as_json, fits_here, kv_growth, model_as_json, projectors_of
+from llamasup.doctor.inspection import broken_as_json, fits_here, kv_growths, model_as_json, projectors_of
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.facts import PURPOSES, Experts, ModelClass, ModelFacts, RecurrentState, is_served
 from llamasup.gguf.header import read_header
@@ -73,25 +73,25 @@ def machine(free_bytes: int) -> Hardware:
 # --- the KV cache --------------------------------------------------------------------------------
 
 
-def test_the_kv_cache_of_a_model_with_plain_attention_grows_with_every_token() -> None:
-    growth = kv_growth(llama_8b(), "f16")
+def test_kv_cache_of_plain_attention_grows_with_every_token() -> None:
+    growth = kv_growths(llama_8b())["f16"]
     assert growth.bytes_per_1000_tokens == 1000 * 32 * 8 * (128 + 128) * 2
     assert growth.slot_bytes == 0
 
 
 def test_q8_0_takes_34_bytes_for_32_values() -> None:
-    f16, q8_0 = (kv_growth(llama_8b(), each).bytes_per_1000_tokens for each in ("f16", "q8_0"))
+    f16, q8_0 = (growth.bytes_per_1000_tokens for growth in kv_growths(llama_8b()).values())
     assert q8_0 / f16 == 34 / 64
 
 
-def test_a_recurrent_model_keeps_a_state_and_no_cache() -> None:
+def test_recurrent_model_has_a_state_and_no_cache() -> None:
     model = llama_8b(
         kv_layers=(False,) * 32,
         head_counts_kv=(0,) * 32,
         recurrent=RecurrentState(1000, 2000),
         recurrent_layers=(True,) * 32,
     )
-    growth = kv_growth(model, "f16")
+    growth = kv_growths(model)["f16"]
     assert growth.bytes_per_1000_tokens == 0
     assert growth.slot_bytes == 32 * 3000 * 4
 
@@ -99,18 +99,18 @@ def test_a_recurrent_model_keeps_a_state_and_no_cache() -> None:
 # --- fits here -----------------------------------------------------------------------------------
 
 
-def test_a_model_fits_where_weights_context_and_buffers_have_room() -> None:
+def test_model_fits_with_default_sizes_in_enough_memory() -> None:
     fit = fits_here(llama_8b(), machine(16 * GIB))
     assert fit is not None
     assert fit.fits
     assert not fit.reduced
     assert (fit.ctx_size, fit.parallel, fit.kv_type) == (8192, 4, "f16")
-    kv = kv_growth(llama_8b(), "f16").bytes_per_1000_tokens * 4 * 8192 // 1000
+    kv = kv_growths(llama_8b())["f16"].bytes_per_1000_tokens * 4 * 8192 // 1000
     assert fit.needed_bytes > 4_920_000_000 + kv
     assert fit.available_bytes == 16 * GIB
 
 
-def test_less_memory_leaves_fewer_slots_then_a_packed_cache_then_a_shorter_context() -> None:
+def test_less_memory_means_fewer_slots_then_quantized_cache_then_shorter_context() -> None:
     seen = []
     for free_mib in range(16_000, 4_000, -50):
         fit = fits_here(llama_8b(), machine(free_mib << 20))
@@ -142,7 +142,7 @@ def test_less_memory_leaves_fewer_slots_then_a_packed_cache_then_a_shorter_conte
         plans.model(architecture="t5", model_class=ModelClass.ENCODER_DECODER),
     ],
 )
-def test_inspect_says_what_a_plan_of_the_newest_build_would_do(facts: ModelFacts) -> None:
+def test_inspect_agrees_with_plan_of_newest_build(facts: ModelFacts) -> None:
     for free_mib in range(1000, 20_000, 500):
         here = plans.machine(memory_available_bytes=free_mib << 20)
         fit = fits_here(facts, here)
@@ -156,7 +156,7 @@ def test_inspect_says_what_a_plan_of_the_newest_build_would_do(facts: ModelFacts
         assert (fit.needed_bytes, fit.fits) == (plans.needed_bytes(made), made.memory.fits)
 
 
-def test_what_does_not_fit_says_what_the_defaults_would_need() -> None:
+def test_model_that_does_not_fit_shows_need_of_defaults() -> None:
     fit = fits_here(llama_8b(), machine(2 * GIB))
     plenty = fits_here(llama_8b(), machine(64 * GIB))
     assert fit is not None
@@ -166,19 +166,19 @@ def test_what_does_not_fit_says_what_the_defaults_would_need() -> None:
     assert fit.needed_bytes == plenty.needed_bytes > 4_920_000_000
 
 
-def test_odd_head_sizes_keep_their_cache_in_f16() -> None:
+def test_cache_of_odd_head_sizes_stays_f16() -> None:
     fit = fits_here(llama_8b(key_length=80, value_length=80), machine(64 * GIB))
     assert fit is not None
     assert fit.kv_type == "f16"
 
 
-def test_no_more_context_is_counted_than_the_model_was_trained_for() -> None:
+def test_context_is_at_most_trained_context() -> None:
     fit = fits_here(facts_of(models.tiny_encoder()), machine(GIB))
     assert fit is not None
     assert (fit.ctx_size, fit.parallel, fit.kv_type) == (512, 4, "f16")
 
 
-def test_an_encoder_decoder_has_one_slot() -> None:
+def test_encoder_decoder_has_one_slot() -> None:
     model = facts_of(models.tiny_encoder(), model_class=ModelClass.ENCODER_DECODER)
     fit = fits_here(model, machine(GIB))
     assert fit is not None
@@ -186,26 +186,27 @@ def test_an_encoder_decoder_has_one_slot() -> None:
 
 
 @pytest.mark.parametrize("make", [models.tiny_lora, models.tiny_projector, models.vocabulary_only])
-def test_what_goes_beside_a_model_is_not_asked_whether_it_fits(make: Any) -> None:
+def test_file_that_is_not_served_alone_has_neither_cache_nor_fit(make: Any) -> None:
     facts = facts_of(make())
     assert not is_served(facts)
-    assert fits_here(facts, machine(GIB)) is None
+    shown = as_json(facts)
+    assert (shown["class"], shown["kv_cache"], shown["fits_here"]) == (facts.model_class, None, None)
 
 
-def test_the_other_byte_order_fits_nowhere() -> None:
+def test_foreign_byte_order_does_not_fit() -> None:
     """llama-server b11434: "is there a mismatch between the host and model endianness?"."""
     facts = facts_of(models.big_endian_decoder())
     here, there = fits_here(facts, machine(GIB), "little"), fits_here(facts, machine(GIB), "big")
     assert here is not None
     assert there is not None
-    assert (here.fits, here.foreign) == (False, True)
-    assert (there.fits, there.foreign) == (True, False)
+    assert (here.fits, here.foreign_byte_order) == (False, True)
+    assert (there.fits, there.foreign_byte_order) == (True, False)
 
 
 # --- projectors ----------------------------------------------------------------------------------
 
 
-def test_a_projector_beside_a_model_is_paired_as_run_would_pair_it() -> None:
+def test_projector_next_to_model_is_paired_as_run_pairs_it() -> None:
     decoder, encoder, projector = map(
         facts_of, (models.tiny_decoder(), models.tiny_encoder(), models.tiny_projector())
     )
@@ -224,7 +225,7 @@ def test_a_projector_beside_a_model_is_paired_as_run_would_pair_it() -> None:
     ) == {"/m/one/eyes-Q8_0.gguf": "/m/one/mmproj-F16.gguf"}
 
 
-def test_a_broken_model_beside_a_projector_may_be_the_one_it_belongs_to() -> None:
+def test_projector_may_belong_to_broken_model_in_same_folder() -> None:
     decoder, projector = facts_of(models.tiny_decoder()), facts_of(models.tiny_projector())
     folder = {"/m/eyes.gguf": decoder, "/m/mmproj-F16.gguf": projector}
     assert projectors_of(folder, ["/n/cut.gguf", "/m/mmproj-cut.gguf"]) == {
@@ -233,7 +234,7 @@ def test_a_broken_model_beside_a_projector_may_be_the_one_it_belongs_to() -> Non
     assert projectors_of(folder, ["/m/cut.gguf"]) == {}
 
 
-def test_a_projector_that_is_left_out_is_so_for_a_reason_and_one_of_another_byte_order_is_none() -> None:
+def test_ambiguous_projector_is_left_out_with_reason_and_foreign_one_ignored() -> None:
     decoder, projector = facts_of(models.tiny_decoder()), facts_of(models.tiny_projector())
     two = {"/m/a.gguf": decoder, "/m/b.gguf": decoder, "/m/mmproj.gguf": projector}
     pairings = pairings_of(two)
@@ -242,7 +243,7 @@ def test_a_projector_that_is_left_out_is_so_for_a_reason_and_one_of_another_byte
     assert pairings_of({**two, "/m/mmproj.gguf": replace(projector, big_endian=True)}) == {}
 
 
-def test_in_a_heap_of_models_only_a_name_tells() -> None:
+def test_projector_among_many_models_is_paired_by_name() -> None:
     decoder, projector = facts_of(models.tiny_decoder()), facts_of(models.tiny_projector())
     heap = {f"/m/{number}.gguf": decoder for number in range(1000)}
     pairs = projectors_of({**heap, "/m/mmproj-7.gguf": projector, "/m/mmproj.gguf": projector})
@@ -262,7 +263,7 @@ def as_json(facts: ModelFacts) -> dict[str, Any]:
     return decoded
 
 
-def test_the_object_begins_with_the_fields_of_the_contract() -> None:
+def test_json_begins_with_fields_of_contract() -> None:
     shown = as_json(facts_of(models.tiny_decoder()))
     assert list(shown)[: len(CONTRACT)] == CONTRACT
     assert shown["class"] == "decoder"
@@ -270,30 +271,25 @@ def test_the_object_begins_with_the_fields_of_the_contract() -> None:
     assert (shown["head_count"], shown["head_count_kv"]) == (2, 2)
 
 
-def test_the_weights_are_told_by_place_and_add_up() -> None:
+def test_weights_add_up_over_layers_input_and_output() -> None:
     weights = as_json(facts_of(models.tiny_decoder()))["weights"]
-    places = ("layers_bytes", "input_bytes", "output_bytes")
-    assert sum(weights[place] for place in places) == weights["total_bytes"]
+    parts = ("layers_bytes", "input_bytes", "output_bytes")
+    assert sum(weights[part] for part in parts) == weights["total_bytes"]
     assert 0 < weights["largest_layer_bytes"] < weights["layers_bytes"]
 
 
-def test_experts_are_told_only_where_there_are_some() -> None:
+def test_experts_are_shown_only_for_mixture_models() -> None:
     assert as_json(facts_of(models.tiny_decoder()))["experts"] is None
     mixture = facts_of(models.tiny_decoder(), experts=Experts(count=8, used=2))
     assert as_json(mixture)["experts"] == {"count": 8, "used": 2, "shared": 0}
 
 
-def test_a_quantised_cache_is_offered_only_where_the_heads_allow_it() -> None:
+def test_quantized_cache_is_shown_only_if_head_sizes_allow_it() -> None:
     assert list(as_json(llama_8b())["kv_cache"]) == ["f16", "q8_0"]
     assert list(as_json(llama_8b(key_length=80, value_length=80))["kv_cache"]) == ["f16"]
 
 
-def test_a_lora_has_neither_cache_nor_fit() -> None:
-    shown = as_json(facts_of(models.tiny_lora()))
-    assert (shown["class"], shown["kv_cache"], shown["fits_here"]) == ("lora", None, None)
-
-
-def test_a_broken_file_is_listed_with_what_is_wrong_with_it() -> None:
+def test_broken_file_is_listed_with_its_error() -> None:
     assert broken_as_json("/m/a.gguf", ModelInvalid("/m/a.gguf: bad", remedy="Get another.")) == {
         "path": "/m/a.gguf",
         "error": {"cause": "model_invalid", "message": "/m/a.gguf: bad", "remedy": "Get another."},

@@ -1,4 +1,4 @@
-"""Each check by itself: what it finds, whether that hurts, and what it says to do."""
+"""Each check of doctor: its finding, whether it fails, and its remedy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from llamasup.doctor.facts import (
     FolderFact,
     ModelFact,
     NvmlFact,
-    Problem,
     RuntimeFact,
 )
-from llamasup.doctor.report import as_json, examine
-from llamasup.doctor.server import settings_in
+from llamasup.doctor.report import as_json, run_checks
+from llamasup.doctor.runtime_checks import option_names
+from llamasup.errors import LlamasupError
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.system.hardware.devices import Device
 from llamasup.system.process.exit import LeftFolder
@@ -30,25 +30,25 @@ GIB = 1 << 30
 MIB = 1 << 20
 H200 = Device("CUDA0", "NVIDIA H200", 139 * GIB, 100 * GIB)
 BINARY = RuntimeFact("llama-server on PATH", capabilities(NEW), "/usr/bin/llama-server")
-NONE = RuntimeFact("", Problem("No llama-server was found.", "Install the embedded one."))
+NONE = RuntimeFact("", LlamasupError("No llama-server was found.", remedy="Install the embedded one."))
 
 
 def facts(**changes: Any) -> Facts:
-    """A machine in good order, as changed; what ``Hardware`` has goes there."""
-    of_hardware = {
+    """A machine without problems, with ``changes`` of fields of ``Facts`` or ``Hardware``."""
+    hardware_changes = {
         name: changes.pop(name) for name in list(changes) if name in machine().__dataclass_fields__
     }
-    usual: dict[str, Any] = {
-        "hardware": machine(**of_hardware),
+    defaults: dict[str, Any] = {
+        "hardware": machine(**hardware_changes),
         "runtimes": (BINARY,),
         "environ": {"PATH": "/usr/bin"},
         "port": 8080,
     }
-    return Facts(**(usual | changes))
+    return Facts(**(defaults | changes))
 
 
 def checks(name: str, **changes: Any) -> list[Check]:
-    return [check for check in examine(facts(**changes)) if check.name == name]
+    return [check for check in run_checks(facts(**changes)) if check.name == name]
 
 
 def only(name: str, **changes: Any) -> Check:
@@ -60,14 +60,14 @@ def is_advice(check: Check) -> bool:
     return check.ok and check.remedy != ""
 
 
-def test_an_ordinary_machine_is_well_and_every_name_is_there_once() -> None:
-    found = examine(facts())
+def test_ordinary_machine_passes_all_checks_with_unique_names() -> None:
+    found = run_checks(facts())
     assert [check for check in found if not check.ok] == []
     names = [check.name for check in found]
     assert len(set(names)) == len(names)
 
 
-def test_json_is_the_contracts() -> None:
+def test_json_follows_contract() -> None:
     made = (Check("a", True, "fine"), Check("b", False, "broken", "mend it"))
     assert as_json(made) == {
         "ok": False,
@@ -84,22 +84,24 @@ def test_json_is_the_contracts() -> None:
 # --- the runtime ---------------------------------------------------------------------------------
 
 
-def test_the_runtime_is_told_with_where_it_was_found() -> None:
+def test_runtime_shows_its_origin() -> None:
     found = only("runtime").found
     assert found == f"{NEW}, binary, llama-server on PATH: /usr/bin/llama-server"
 
 
-def test_without_a_runtime_nothing_is_said_of_what_it_can_do_or_sees() -> None:
+def test_without_runtime_capabilities_and_devices_are_not_checked() -> None:
     broken = facts(runtimes=(NONE,))
-    by_name = {check.name: check for check in examine(broken)}
+    by_name = {check.name: check for check in run_checks(broken)}
     assert by_name["runtime"] == Check(
         "runtime", False, "No llama-server was found.", "Install the embedded one."
     )
     assert not {"capabilities", "devices"} & set(by_name)
 
 
-def test_a_further_runtime_that_is_broken_hurts_nobody() -> None:
-    broken = RuntimeFact("the embedded runtime", Problem("It has no server.", "Install it anew."))
+def test_broken_second_runtime_is_no_failure() -> None:
+    broken = RuntimeFact(
+        "the embedded runtime", LlamasupError("It has no server.", remedy="Install it again.")
+    )
     second = only("runtime 2", runtimes=(BINARY, broken))
     assert (second.ok, second.found) == (True, "It has no server.")
     third = only("runtime 3", runtimes=(BINARY, broken, BINARY))
@@ -107,29 +109,27 @@ def test_a_further_runtime_that_is_broken_hurts_nobody() -> None:
     assert not only("runtime", runtimes=(broken, BINARY)).ok
 
 
-def test_a_current_build_lacks_nothing_and_an_old_one_is_told_what() -> None:
+def test_old_build_lists_missing_capabilities() -> None:
     assert only("capabilities").remedy == ""
     old = only("capabilities", runtimes=(RuntimeFact("", capabilities(OLD)),))
     assert is_advice(old)
     assert "not Unix sockets" in old.found
     assert "fitting layers" in old.found.partition("; not ")[2]
     bare = RuntimeFact("", Capabilities("1", (), ()))
-    assert only("capabilities", runtimes=(bare,)).found.startswith(
-        "none of those that help; not Unix sockets"
-    )
+    assert only("capabilities", runtimes=(bare,)).found.startswith("no optional features; not Unix sockets")
 
 
-def test_a_model_that_could_be_served_and_one_that_could_not() -> None:
+def test_model_check_shows_facts_or_error() -> None:
     assert checks("model") == []
     assert only("model", model=ModelFact("tiny", "llama decoder")).found == "tiny: llama decoder"
-    refused = ModelFact("tiny", problem=Problem("tiny needs 9 GiB", "Take a smaller one."))
+    refused = ModelFact("tiny", problem=LlamasupError("tiny needs 9 GiB", remedy="Take a smaller one."))
     assert only("model", model=refused) == Check("model", False, "tiny needs 9 GiB", "Take a smaller one.")
 
 
 # --- devices -------------------------------------------------------------------------------------
 
 
-def test_devices_are_told_with_what_is_free_and_whose_it_is() -> None:
+def test_devices_show_free_and_shared_memory() -> None:
     apple = Device("MTL0", "Apple M4", 16 * GIB, 12 * GIB, shares_host_memory=True)
     assert only("devices", devices=(H200, apple)) == Check(
         "devices",
@@ -139,7 +139,7 @@ def test_devices_are_told_with_what_is_free_and_whose_it_is() -> None:
     )
 
 
-def test_no_gpu_is_no_fault_but_one_that_is_not_used_is() -> None:
+def test_unused_gpu_fails_and_no_gpu_passes() -> None:
     assert only("devices").ok
     unused = only("devices", gpu_drivers=frozenset({"NVIDIA"}))
     assert not unused.ok
@@ -148,19 +148,19 @@ def test_no_gpu_is_no_fault_but_one_that_is_not_used_is() -> None:
     assert "ROCm" in only("devices", gpu_drivers=frozenset({"AMD"})).remedy
 
 
-def test_what_the_build_says_of_the_devices_that_it_lacks_is_passed_on() -> None:
-    said = "ggml_cuda_init: failed to initialize CUDA: CUDA driver version is insufficient"
-    told = (RuntimeFact("", replace(capabilities(NEW), device_problem=said)),)
-    unused = only("devices", runtimes=told, gpu_drivers=frozenset({"NVIDIA"}))
+def test_device_error_of_build_is_shown() -> None:
+    message = "ggml_cuda_init: failed to initialize CUDA: CUDA driver version is insufficient"
+    runtimes = (RuntimeFact("", replace(capabilities(NEW), device_problem=message)),)
+    unused = only("devices", runtimes=runtimes, gpu_drivers=frozenset({"NVIDIA"}))
     assert not unused.ok
-    assert unused.found.endswith(f"many times slower; the build says: {said}")
-    assert only("devices", runtimes=told) == Check(
-        "devices", True, f"none: the CPU computes; the build says: {said}"
+    assert unused.found.endswith(f"many times slower; the build says: {message}")
+    assert only("devices", runtimes=runtimes) == Check(
+        "devices", True, f"none: the CPU computes; the build says: {message}"
     )
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
-def test_a_gpu_that_was_hidden_on_purpose_is_not_missed(hidden: str) -> None:
+def test_hidden_gpu_passes(hidden: str) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": hidden}
     assert only("devices", gpu_drivers=frozenset({"NVIDIA"}), environ=environ).ok
     assert not only("devices", gpu_drivers=frozenset({"NVIDIA", "AMD"}), environ=environ).ok
@@ -172,25 +172,25 @@ def test_a_gpu_that_was_hidden_on_purpose_is_not_missed(hidden: str) -> None:
         (NvmlFact(gpus=1), True, "1 GPU"),
         (NvmlFact(gpus=2), True, "2 GPUs"),
         (NvmlFact(error="not installed", problem="no package"), True, "llamasup[gpu]"),
-        (NvmlFact(error="NVMLError_LibRmVersionMismatch", problem="mismatch"), False, "reboot"),
+        (NvmlFact(error="NVMLError_LibRmVersionMismatch", problem="mismatch"), False, "Reboot"),
         (NvmlFact(error="NVMLError_NoPermission", problem="Insufficient Permissions"), False, "/dev/nvidia*"),
         (NvmlFact(error="NVMLError_LibraryNotFound", problem="not found"), True, "utility"),
     ],
 )
-def test_nvml_is_a_fault_only_where_cuda_fails_with_it(nvml: NvmlFact, ok: bool, says: str) -> None:
+def test_nvml_error_fails_only_if_cuda_fails_too(nvml: NvmlFact, ok: bool, says: str) -> None:
     check = only("NVML", nvml=nvml)
     assert check.ok is ok
     assert says in f"{check.found} {check.remedy}"
 
 
-def test_nvml_is_not_missed_where_there_is_no_nvidia_gpu() -> None:
+def test_nvml_is_not_checked_without_nvidia_gpu() -> None:
     assert checks("NVML") == []
 
 
 # --- the machine ---------------------------------------------------------------------------------
 
 
-def test_memory_is_told_with_its_limit_and_swap() -> None:
+def test_memory_shows_limit_and_swap() -> None:
     assert only("memory").found == "28 GiB free of 32 GiB"
     limited = only(
         "memory",
@@ -206,7 +206,7 @@ def test_memory_is_told_with_its_limit_and_swap() -> None:
     assert limited.ok
 
 
-def test_too_little_memory_for_any_model_names_who_could_give_more() -> None:
+def test_too_little_memory_fails_and_names_its_limit() -> None:
     assert not only("memory", memory_available_bytes=100 * MIB).ok
     limited = only(
         "memory",
@@ -218,13 +218,13 @@ def test_too_little_memory_for_any_model_names_who_could_give_more() -> None:
     assert "MemoryMax" in limited.remedy
 
 
-def test_a_limit_on_locked_memory_is_usual_and_gets_advice() -> None:
+def test_limit_of_locked_memory_passes_with_advice() -> None:
     assert is_advice(only("locked memory", memlock_limit_bytes=0))
     assert only("locked memory", memlock_limit_bytes=None).remedy == ""
     assert checks("locked memory", platform="darwin") == []
 
 
-def test_an_address_space_smaller_than_the_memory_hurts() -> None:
+def test_address_space_smaller_than_memory_fails() -> None:
     assert only("address space").found == "unlimited"
     small = only("address space", address_space_limit_bytes=16 * GIB)
     assert not small.ok
@@ -234,15 +234,17 @@ def test_an_address_space_smaller_than_the_memory_hurts() -> None:
     assert not only("address space", address_space_limit_bytes=64 * GIB, devices=(H200,)).ok
 
 
-def test_less_than_one_cpu_hurts() -> None:
+def test_less_than_one_cpu_fails() -> None:
     assert only("CPU").found == "8 cores, 16 CPUs allowed"
-    assert only("CPU", cpu_quota=1.5).found == "8 cores, 16 CPUs allowed, time of 1.5 by cgroup"
+    assert (
+        only("CPU", cpu_quota=1.5).found == "8 cores, 16 CPUs allowed, limited to the time of 1.5 by cgroup"
+    )
     throttled = only("CPU", cpu_quota=0.5)
     assert not throttled.ok
     assert "CPUQuota" in throttled.remedy
 
 
-def test_more_than_one_node_gets_advice_and_moving_pages_between_them_hurts_the_cpu() -> None:
+def test_numa_nodes_get_advice_and_balancing_fails_without_gpu() -> None:
     assert checks("NUMA") == []
     still = only("NUMA", numa_nodes=2)
     assert is_advice(still)
@@ -254,14 +256,14 @@ def test_more_than_one_node_gets_advice_and_moving_pages_between_them_hurts_the_
 
 
 @pytest.mark.parametrize("setting", ["always", "madvise", "never"])
-def test_huge_pages_are_told_and_not_judged(setting: str) -> None:
+def test_every_huge_pages_setting_passes(setting: str) -> None:
     assert only("transparent huge pages", huge_pages=setting) == Check(
         "transparent huge pages", True, setting
     )
     assert checks("transparent huge pages") == []
 
 
-def test_the_right_to_priority_is_worth_having_and_not_needed() -> None:
+def test_missing_right_to_raise_priority_passes_with_advice() -> None:
     assert only("priority", may_raise_priority=True).remedy == ""
     assert is_advice(only("priority"))
     assert checks("priority", platform="darwin") == []
@@ -277,7 +279,9 @@ def test_the_right_to_priority_is_worth_having_and_not_needed() -> None:
         (8, False, True, "0 "),
     ],
 )
-def test_open_files_are_told_as_clients(limit: int | None, ok: bool, advises: bool, clients: str) -> None:
+def test_open_files_limit_is_shown_as_number_of_clients(
+    limit: int | None, ok: bool, advises: bool, clients: str
+) -> None:
     check = only("open files", open_files_limit=limit)
     assert (check.ok, check.remedy != "") == (ok, advises)
     assert clients in check.found
@@ -286,11 +290,11 @@ def test_open_files_are_told_as_clients(limit: int | None, ok: bool, advises: bo
 # --- what llamasup itself needs ------------------------------------------------------------------
 
 
-def test_folders_are_told_one_by_one() -> None:
+def test_each_folder_has_its_own_check() -> None:
     folders = (
         FolderFact("run", "/run/user/1000/llamasup"),
         FolderFact("cache", "/var/cache", note="not at home"),
-        FolderFact("state", problem=Problem("It belongs to user 0.", "Make it yours.")),
+        FolderFact("state", problem=LlamasupError("It belongs to user 0.", remedy="Make it yours.")),
     )
     assert only("run folder", folders=folders).found == "/run/user/1000/llamasup"
     assert only("cache folder", folders=folders).found == "/var/cache (not at home)"
@@ -299,32 +303,32 @@ def test_folders_are_told_one_by_one() -> None:
     )
 
 
-def test_a_folder_that_was_left_is_told_and_one_that_still_answers_hurts() -> None:
+def test_left_folder_passes_and_one_with_listening_process_fails() -> None:
     assert only("left behind").found == "nothing"
     dead = LeftFolder("/run/llamasup/17-abc", 17)
-    assert only("left behind", left=(dead,)) == Check(
+    assert only("left behind", left_folders=(dead,)) == Check(
         "left behind",
         True,
         "by a llamasup that was killed: /run/llamasup/17-abc",
-        "Nothing: the next llamasup run removes it.",
+        "Nothing to do: the next llamasup run removes it.",
     )
     orphan = LeftFolder("/run/llamasup/18-abc", 18, ("/run/llamasup/18-abc/1.sock",))
-    check = only("left behind", left=(dead, orphan))
+    check = only("left behind", left_folders=(dead, orphan))
     assert not check.ok
     assert "pid 18" in check.found
     assert "/run/llamasup/18-abc/1.sock" in check.found
     assert "The next llamasup run ends it." in check.remedy
 
 
-def test_a_port_that_cannot_be_had_says_what_run_would_say() -> None:
+def test_unusable_port_shows_error_of_run() -> None:
     assert only("port").found == "8080 is free"
-    assert only("port", port=0).found == "any free one"
-    taken = Problem("port 8080 is in use by nginx (pid 7)", "Choose another.")
+    assert only("port", port=0).found == "any free port"
+    taken = LlamasupError("port 8080 is in use by nginx (pid 7)", remedy="Choose another.")
     assert only("port", port_problem=taken) == Check("port", False, taken.message, taken.remedy)
 
 
-def test_a_port_that_a_llamasup_has_is_well_and_says_what_it_serves() -> None:
-    taken = Problem("port 8080 is in use by llamasup (pid 7)", "stop that process")
+def test_port_of_other_llamasup_passes_and_shows_its_models() -> None:
+    taken = LlamasupError("port 8080 is in use by llamasup (pid 7)", remedy="stop that process")
     running = RunningFact(7, "http://127.0.0.1:8080", ("tiny (ready)", "big (loading)"))
     check = only("port", port_problem=taken, running=running)
     assert is_advice(check)
@@ -336,16 +340,16 @@ def test_a_port_that_a_llamasup_has_is_well_and_says_what_it_serves() -> None:
     assert "serves nothing at" in idle.found
 
 
-# --- other places that llama-server takes options from -------------------------------------------
+# --- options of llama-server from files and the environment ----------------------------------------
 
 
-def test_the_names_in_a_config_file_are_found_and_nothing_else() -> None:
+def test_option_names_of_config_file_are_found_without_comments_and_values() -> None:
     text = "; a comment = no\n# no = no\n[*]\nctx-size = 4096\n--api-key=secret\n\n= 7\nctx-size=1\nword\n"
-    assert settings_in(text) == ("ctx-size", "api-key")
-    assert settings_in("") == ()
+    assert option_names(text) == ("ctx-size", "api-key")
+    assert option_names("") == ()
 
 
-def test_a_users_config_file_is_said_to_be_unread() -> None:
+def test_user_config_file_is_reported_as_not_read() -> None:
     check = only("llama.cpp config", config_files=(ConfigFile("/home/a/config.ini", ("ctx-size",), True),))
     assert is_advice(check)
     assert "ctx-size" in check.found
@@ -354,17 +358,15 @@ def test_a_users_config_file_is_said_to_be_unread() -> None:
 @pytest.mark.parametrize(
     ("settings", "ok"), [(("ctx-size",), True), (("ctx-size", "api-key"), False), (("api-prefix",), False)]
 )
-def test_the_systems_config_file_hurts_where_it_locks_llamasup_out(
-    settings: tuple[str, ...], ok: bool
-) -> None:
-    file = ConfigFile("/etc/llama.cpp/config.ini", settings, shut_out=False)
+def test_system_config_file_fails_if_it_locks_llamasup_out(settings: tuple[str, ...], ok: bool) -> None:
+    file = ConfigFile("/etc/llama.cpp/config.ini", settings, is_ignored=False)
     check = only("llama.cpp config", config_files=(file,))
     assert check.ok is ok
     assert settings[-1] in check.found
     assert ok or settings[-1] in check.remedy
 
 
-def test_inherited_settings_are_named_and_their_values_are_not() -> None:
+def test_inherited_settings_are_listed_without_values() -> None:
     assert checks("environment") == []
     environ = {"LLAMA_ARG_CTX_SIZE": "1", "LLAMA_API_KEY": "sesame", "LLAMASUP_API_KEY": "k", "HOME": "/"}
     check = only("environment", environ=environ)
@@ -394,7 +396,7 @@ ENDS = "2026-12-01 00:00 UTC"
         (CertificateFact("c.pem", "cannot be read: x", False), False, "c.pem cannot be read: x", "PEM"),
     ],
 )
-def test_a_certificate_is_looked_at_where_one_is_named(
+def test_certificate_shows_its_dates_or_problem(
     fact: CertificateFact, ok: bool, found: str, advised: str
 ) -> None:
     assert checks("certificate") == []

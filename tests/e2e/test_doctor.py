@@ -104,7 +104,7 @@ def test_a_model_that_fits(fake: tuple[str, ...], tiny_model: Path) -> None:
     report = doctor(str(tiny_model), *fake)
     assert report.bad == set()
     assert re.fullmatch(
-        r"tiny: llama decoder, F32; \d slots?, \d\d MiB of .* GiB; up to .* for prompts already read",
+        r"tiny: llama decoder, F32; \d slots?, \d\d MiB of .* GiB; up to .* for the prompt cache",
         report.found("model"),
     )
 

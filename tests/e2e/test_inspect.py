@@ -105,7 +105,7 @@ def test_a_person_reads_what_it_is_what_it_takes_and_whether_it_fits() -> None:
         ("falcon-h1", ["recurrent 2 layers of 2", "attention 2 heads of 32, 1 for keys and values"]),
         ("deepseek2", ["experts 2 of 4 and 1 shared for each token", "for keys and values, latent (MLA)"]),
         ("glm4moe", ["layers 3, width 64, 1 of them for speculative decoding (MTP)", "192 KiB experts"]),
-        ("rwkv7", ["state 17 KiB for each request, whatever its length"]),
+        ("rwkv7", ["state 17 KiB for each request, of any length"]),
     ],
 )
 def test_a_person_reads_what_is_special_about_it(name: str, lines: list[str], tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_many_commands_at_once_lose_no_key(own_folders: Path) -> None:
         (("new", "a", "--rpm", "many"), "'many' is not a whole number"),
         (("new", "a", "--rights", "admin"), "'admin' is not inference"),
         (("new", "a", "--priority", "low"), "'low' is not normal or high"),
-        (("revoke", "a", "--file", "~nobody-of-this-name/keys"), "no such user"),
+        (("revoke", "a", "--file", "~nobody-of-this-name/keys"), "there is no user"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...], says: str) -> None:

@@ -195,7 +195,7 @@ def test_a_number_that_another_process_has_got_since_is_refused(
             sleeper = int(number.read_text())
             os.kill(sleeper, signal.SIGKILL)
     assert process.returncode == 2
-    assert f"--parent-pid {sleeper}: that process is younger than this one" in said
+    assert f"--parent-pid {sleeper}: that process started after llamasup" in said
 
 
 def test_a_parent_that_closes_stdout_and_stderr_stops_nothing(

@@ -1,10 +1,10 @@
-"""``llamasup config …``: writes a config, checks one, and prints the schema of one."""
+"""``llamasup config …``: writes a config, checks a config, and prints the JSON Schema of a config."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -18,6 +18,7 @@ from llamasup.cli.output.view import View, plural
 from llamasup.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
 from llamasup.models.names import is_pattern
 from llamasup.system.storage.folders import atomic_write, models_folder
+from llamasup.system.storage.paths import expanded
 from llamasup.system.text import path_text, printable
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ __all__ = ["check", "commands", "init", "schema"]
 commands = command_set("config", "Write and check the configuration file of serve.")
 
 _STANDARD_OUTPUT = Path("-")
-# Where people keep models, LM Studio's folder among them.
-_USUAL_FOLDERS = ("~/models", "~/Models", "~/.lmstudio/models", "/srv/models", "/models")
+# Common models folders, with LM Studio's.
+_COMMON_FOLDERS = ("~/models", "~/Models", "~/.lmstudio/models", "/srv/models", "/models")
 
 ConfigFile = Annotated[
     Path | None,
@@ -59,11 +60,11 @@ def init(output: Output = None, force: Force = False) -> int:
     from llamasup.config.starter import starter_text
 
     def act(view: View) -> None:
-        text = starter_text(_surroundings(os.environ))
+        text = starter_text(_generation_context(os.environ))
         if output == _STANDARD_OUTPUT:
             write_result(text.rstrip("\n"))
             return
-        path = _written(output or own_config(os.environ), text, force=force)
+        path = _write(output or own_config(os.environ), text, force=force)
         view.say("info", "config", f"Wrote {printable(str(path))}")
         view.say("info", "config", f"  → Check it: llamasup config check {shlex.quote(str(path))}")
 
@@ -72,12 +73,11 @@ def init(output: Output = None, force: Force = False) -> int:
 
 @commands.command()
 def check(file: ConfigFile = None, json: o.Json = False) -> int:
-    """Show every mistake in a config, and every missing file that it names.
+    """Show every mistake and every missing file in a config.
 
     The command starts nothing.
     """
-
-    from llamasup.cli.commands.config_check import missing_here, wrong_here
+    from llamasup.cli.commands.config_check import environment_issues, model_issues
     from llamasup.config.issues import ConfigIssues, Issue
     from llamasup.config.reading import read
     from llamasup.config.sources import find_config
@@ -86,29 +86,26 @@ def check(file: ConfigFile = None, json: o.Json = False) -> int:
         path = find_config(file, os.environ)
         try:
             reading, issues = read(path, os.environ)
-            untold = ""
-            if not issues:  # an unreadable value has its default: checking models with it would mislead
-                issues = missing_here(reading, os.environ)
-                wrong, untold = wrong_here(reading, os.environ, issues)
+            unchecked = ""
+            is_readable = not issues
+            issues += environment_issues(reading, os.environ)
+            if is_readable:  # otherwise models would be checked with the defaults of invalid values
+                wrong, unchecked = model_issues(reading, os.environ, issues)
                 issues += wrong
-            else:
-                issues += missing_here(reading, os.environ)
             if issues:
                 raise ConfigIssues(str(path), issues)
         except ConfigInvalid as error:
             if not json:
                 raise
             found = error.issues if isinstance(error, ConfigIssues) else (Issue(0, "", error.message),)
-            write_json(
-                {"ok": False, "file": path_text(str(path)), "mistakes": [_as_json(each) for each in found]}
-            )
+            write_json({"ok": False, "file": path_text(str(path)), "mistakes": list(map(_as_json, found))})
             return error.exit_code
         if json:
             write_json({"ok": True, "file": path_text(str(path)), "mistakes": []})
         else:
             view.say("info", "config", f"{printable(str(path))} is valid: {_summary(reading.config)}.")
-            if untold:
-                view.say("info", "config", f"The models were not checked: {untold}")
+            if unchecked:
+                view.say("info", "config", f"The models were not checked: {unchecked}")
         return 0
 
     return guarded(act)
@@ -119,10 +116,7 @@ def schema() -> int:
     """Print the JSON Schema of a config, for editors."""
     from llamasup.config.schema import json_schema
 
-    def act(view: View) -> None:
-        write_json(json_schema())
-
-    return guarded(act)
+    return guarded(lambda _: write_json(json_schema()))
 
 
 def _as_json(issue: Issue) -> Mapping[str, object]:
@@ -140,9 +134,9 @@ def _summary(config: Config) -> str:
     return ", ".join(plural(count, noun) for count, noun in parts if count) or "downloads on demand"
 
 
-def _written(path: Path, text: str, *, force: bool) -> Path:
+def _write(path: Path, text: str, *, force: bool) -> Path:
+    path = expanded(path, UsageInvalid, of="--output")
     try:
-        path = path.expanduser().absolute()
         if path.is_dir():
             raise UsageInvalid(f"--output {str(path)!r} is a folder.", remedy="Give the path of a file.")
         if path.exists() and not force:
@@ -152,8 +146,6 @@ def _written(path: Path, text: str, *, force: bool) -> Path:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, text.encode(), mode=0o644)
-    except RuntimeError:  # ~name
-        raise UsageInvalid(f"--output {str(path)!r}: no such user.") from None
     except OSError as error:
         raise OutputFailed(f"Cannot write the config to {str(path)!r}: {error.strerror or error}.") from None
     return path
@@ -162,7 +154,7 @@ def _written(path: Path, text: str, *, force: bool) -> Path:
 # --- this machine ------------------------------------------------------------------------------------
 
 
-def _surroundings(environ: Mapping[str, str]) -> GenerationContext:
+def _generation_context(environ: Mapping[str, str]) -> GenerationContext:
     from llamasup.auth.key_store import default_key_file
     from llamasup.config.starter import GenerationContext
     from llamasup.config.values import Cache
@@ -174,8 +166,8 @@ def _surroundings(environ: Mapping[str, str]) -> GenerationContext:
     runtime, devices = None, []
     try:
         found = find_runtime(None, environ)
-    except LlamasupError:  # init also works on a machine without a runtime
-        pass
+    except LlamasupError:
+        pass  # init also works on a machine without a runtime
     else:
         runtime = f"{found.path} ({found.version})"
         devices = [(device.name, device.description) for device in found.capabilities.devices]
@@ -186,22 +178,21 @@ def _surroundings(environ: Mapping[str, str]) -> GenerationContext:
         devices=devices,
         runtime=runtime,
         # llamasup's own folder first: downloads go to the first one.
-        models_dirs=_folders((*_ours(models_folder()), *_USUAL_FOLDERS)),
+        models_dirs=_existing(filter(_is_text, (str(models_folder()), *_COMMON_FOLDERS))),
         caches=tuple(name for name in get_args(Cache) if cache_folders((name,), environ)),
-        # A config is UTF-8; a path with other bytes cannot be written there.
-        key_file=str(keys) if keys.is_file() and path_text(str(keys)) == str(keys) else None,
+        key_file=str(keys) if keys.is_file() and _is_text(str(keys)) else None,
     )
 
 
-def _ours(folder: Path) -> tuple[str, ...]:
-    """``folder`` if it can be written in a config: a path with bytes other than UTF-8 cannot."""
-    return (str(folder),) if path_text(str(folder)) == str(folder) else ()
+def _is_text(path: str) -> bool:
+    """Whether a config, which is UTF-8, can contain the path."""
+    return path_text(path) == path
 
 
-def _folders(usual: Sequence[str]) -> tuple[str, ...]:
+def _existing(folders: Iterable[str]) -> tuple[str, ...]:
     """The existing folders as written; one spelling for each, if the file system ignores case."""
     found: dict[tuple[int, int], str] = {}
-    for name in usual:
+    for name in folders:
         try:
             status = Path(name).expanduser().stat()
         except (OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Checks what a config names on this machine: files, folders, keys, certificates, runtime, devices."""
+"""Checks a config against this machine: files, folders, keys, certificates, runtime, devices, models."""
 
 from __future__ import annotations
 
@@ -20,85 +20,88 @@ from llamasup.models.rules import Problem
 from llamasup.system.storage.paths import PathKind, path_kind
 from llamasup.system.text import printable
 
-__all__ = ["missing_here", "wrong_here"]
+__all__ = ["environment_issues", "model_issues"]
 
 _Found = Iterator[tuple[Place, str]]
 DevicesOf = Callable[[str | None, Mapping[str, str]], Sequence[str]]
 
 
-def missing_here(
+def environment_issues(
     reading: Reading, environ: Mapping[str, str], *, devices_of: DevicesOf | None = None
 ) -> tuple[Issue, ...]:
-    """``devices_of`` lists the devices of a runtime; called only if a model names devices."""
+    """The files, folders, keys, programs and devices of a config that this machine does not have.
+
+    ``devices_of`` lists the devices of a runtime; called only if a model names devices.
+    """
     found = (
         *_auth(reading, environ),
         *_tls(reading),
-        *_places(reading),
+        *_paths(reading),
         *_model_files(reading),
         *_runtime(reading),
         *_devices(reading, environ, devices_of or _devices_of),
     )
-    return tuple(_mistake(reading, place, what) for place, what in found)
+    return tuple(_issue(reading, place, problem) for place, problem in found)
 
 
-def wrong_here(
-    reading: Reading, environ: Mapping[str, str], told: Sequence[Issue] = ()
+def model_issues(
+    reading: Reading, environ: Mapping[str, str], known: Sequence[Issue] = ()
 ) -> tuple[tuple[Issue, ...], str]:
-    """The models that ``serve`` would refuse, the names that no model has, and why the models could not be
-    checked if there is no runtime.
+    """The models that ``serve`` would refuse, and the names of unknown models.
 
-    ``told``: the mistakes found so far. A model with one gets no second; if a folder is missing, names are
-    not checked, since they may be in it.
+    The second value says why models were not checked: there is no runtime. ``known`` are the issues found so
+    far. A model with a known issue gets no second one. If a folder is missing, names are not checked, since
+    their models may be in it.
     """
     from llamasup.service.library import read_library
     from llamasup.service.serve import ConfigSource, serve_options
 
     config = reading.config
     found: list[Issue] = []
-    untold = ""
+    unchecked = ""
     try:
         try:
             source = ConfigSource(serve_options(lambda: config), environ)
         except RuntimeMissing as error:
-            untold, library = error.message, read_library(config)
+            unchecked, library = error.message, read_library(config)
         else:
             configured = source.first()
             library = configured.library
-            for each in source.wrong(configured):
-                model = place_text(each.place[:2])
-                if any(known.key == model or known.key.startswith(f"{model}.") for known in told):
+            for wrong in source.wrong(configured):
+                model = place_text(wrong.place[:2])
+                if any(issue.key == model or issue.key.startswith(f"{model}.") for issue in known):
                     continue
-                issue = _mistake(reading, each.place, reading.as_written(each.error.message))
-                key = place_text(each.place)
-                found.append(replace(issue, key=key, more=tuple(map(reading.as_written, each.details))))
+                issue = _issue(reading, wrong.place, reading.as_written(wrong.error.message))
+                key = place_text(wrong.place)
+                found.append(replace(issue, key=key, more=tuple(map(reading.as_written, wrong.details))))
     except ConfigInvalid as error:
         return (Issue(0, "", reading.as_written(error.message)),), ""
-    is_known = not any(known.key.startswith("models_dir") for known in told)
-    names = _unknown_names(config, library.registry) if is_known else ()
-    return (*found, *(_mistake(reading, place, what) for place, what in names)), untold
+    has_folders = not any(issue.key.startswith("models_dir") for issue in known)
+    names = _unknown_names(config, library.registry) if has_folders else ()
+    return (*found, *(_issue(reading, place, problem) for place, problem in names)), unchecked
 
 
 def _unknown_names(config: Config, registry: Registry) -> _Found:
-    told = {name: problem for problem in registry.problems for name in problem.names}
+    problems = {name: problem for problem in registry.problems for name in problem.names}
     if config.default_model is not None and registry.default is None:
-        yield ("default_model",), _said(told[config.default_model])
+        yield ("default_model",), _text(problems[config.default_model])
     for group, members in config.groups.items():
         for number, member in enumerate(members):
-            problem = told.get(member)
+            problem = problems.get(member)
             if problem is not None and problem.cause == "model_not_found":
-                yield ("groups", group, number), _said(problem)
+                yield ("groups", group, number), _text(problem)
     for name in config.models:
         spec = registry.specs.get(registry.names.get(name, ""))
         if spec is not None and not spec.source:
-            yield ("models", name), _said(told[name]) if name in told else spec.problem
+            yield ("models", name), _text(problems[name]) if name in problems else spec.problem
 
 
-def _said(problem: Problem) -> str:
+def _text(problem: Problem) -> str:
     return "; ".join(filter(None, (problem.message, problem.remedy.rstrip("."))))
 
 
-def _mistake(reading: Reading, place: Place, what: str) -> Issue:
-    return mistake_at(place, reading.as_written(what), reading.config.lines)
+def _issue(reading: Reading, place: Place, problem: str) -> Issue:
+    return mistake_at(place, reading.as_written(problem), reading.config.lines)
 
 
 # --- access ----------------------------------------------------------------------------------------
@@ -117,11 +120,11 @@ def _auth(reading: Reading, environ: Mapping[str, str]) -> _Found:
             KeyFile(auth.api_key_file, of="auth.api_key_file")
         except LlamasupError as error:
             yield ("auth", "api_key_file"), error.message
-    outside = [host for host in reading.config.hosts if not is_local(host)]
-    if outside and not (has_key or auth.insecure_no_auth):
+    public = [host for host in reading.config.hosts if not is_local(host)]
+    if public and not (has_key or auth.insecure_no_auth):
         yield (
             ("listen",),
-            f"{shown(outside[0])} can be reached from other machines, and no API key is set; "
+            f"{shown(public[0])} can be reached from other machines, and no API key is set; "
             "set auth.api_key_file, or auth.insecure_no_auth to allow access without a key",
         )
 
@@ -141,7 +144,7 @@ def _tls(reading: Reading) -> _Found:
 # --- files and folders -------------------------------------------------------------------------------
 
 
-def _places(reading: Reading) -> _Found:
+def _paths(reading: Reading) -> _Found:
     config = reading.config
     for number, folder in enumerate(config.models_dir):
         if problem := _no_folder(folder):
@@ -164,16 +167,20 @@ def _places(reading: Reading) -> _Found:
             yield ("listen", number), problem
 
 
+def _model_keys(config: Config) -> list[tuple[Place, ModelKeys]]:
+    """The defaults and each model's own values, by their place in the config."""
+    models = [(("models", name), keys) for name, keys in config.models.items()]
+    return [(("defaults",), config.defaults), *models]
+
+
 def _model_files(reading: Reading) -> _Found:
     config = reading.config
-    said: list[tuple[Place, ModelKeys]] = [(("defaults",), config.defaults)]
-    said += [(("models", name), entry) for name, entry in config.models.items()]
-    for at, keys in said:
-        for key, (field, said_of) in keys_of(type(keys)).items():
-            value, kind = getattr(keys, field), said_of.kind
+    for at, keys in _model_keys(config):
+        for key, (field, declared) in keys_of(type(keys)).items():
+            value, kind = getattr(keys, field), declared.kind
             files: list[tuple[Place, str]] = []
             if isinstance(kind, Many) and value:
-                files = [((*at, key, number), each) for number, each in enumerate(value)]
+                files = [((*at, key, number), path) for number, path in enumerate(value)]
                 kind = kind.kind
             elif value is not None:
                 files = [((*at, key), value)]
@@ -220,24 +227,23 @@ def _runtime(reading: Reading) -> _Found:
 
 def _devices(reading: Reading, environ: Mapping[str, str], devices_of: DevicesOf) -> _Found:
     config = reading.config
-    said: list[tuple[Place, ModelKeys]] = [(("defaults",), config.defaults)]
-    said += [(("models", name), entry) for name, entry in config.models.items()]
     wanted = [
         ((*at, "devices", number), device)
-        for at, keys in said
+        for at, keys in _model_keys(config)
         for number, device in enumerate(keys.devices or ())
         if device != "none"
     ]
     if not wanted:
         return
     try:
-        there = devices_of(config.runtime, environ)
+        available = devices_of(config.runtime, environ)
     except LlamasupError as error:
         yield wanted[0][0], f"cannot list the devices: {error.message}"
         return
     for place, device in wanted:
-        if device not in there:
-            yield place, f"{shown(device)} does not exist; the runtime has {', '.join(there) or 'no devices'}"
+        if device not in available:
+            existing = ", ".join(available) or "no devices"
+            yield place, f"{shown(device)} does not exist; the runtime has {existing}"
 
 
 def _devices_of(configured: str | None, environ: Mapping[str, str]) -> Sequence[str]:

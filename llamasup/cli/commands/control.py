@@ -7,8 +7,9 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ import typer
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Group, number, path, takes_groups, text
-from llamasup.cli.options.values import whole_number
+from llamasup.cli.options.parsers import whole_number
 from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.layout import stdout_columns
 from llamasup.cli.output.models_table import models_table, summary
@@ -30,50 +31,43 @@ from llamasup.system.text import printable
 if TYPE_CHECKING:
     from llamasup.control.client import ControlClient, Place
 
-__all__ = ["commands", "load", "logs", "ps", "reach", "reload", "restart", "status", "stop", "unload"]
+__all__ = ["commands", "find_target", "load", "logs", "ps", "reload", "restart", "status", "stop", "unload"]
 
 commands = command_set()
 
 URL_VARIABLE = "LLAMASUP_URL"
-_NOT_WELL = frozenset({"failed", "backoff"})
+_UNHEALTHY = frozenset({"failed", "backoff"})
 
-# The arguments of ``reach``.
-_WHERE = Group(
+# The arguments of ``find_target``.
+_TARGET = Group(
     (
-        number("--pid", "pid", "PID", "Process ID of the llamasup to use, if several run."),
+        number("--pid", "PID", "Process ID of the llamasup to talk to, if several run."),
         text(
             "--url",
-            "url",
             "URL",
-            "URL of the llamasup, if it runs on another machine. Needs a key with control rights. "
-            "Env: $LLAMASUP_URL.",
+            "URL of a llamasup on another machine. Needs a key with the control right. Env: $LLAMASUP_URL.",
         ),
-        path("--api-key-file", "api_key_file", "File with the key for --url. Env: $LLAMASUP_API_KEY."),
+        path("--api-key-file", "File with the API key for --url. Env: $LLAMASUP_API_KEY."),
     )
 )
 _MAX_LINES = 10_000
 
 
-def _lines(text: str | int) -> int:
-    count = whole_number(text, least=0)
-    if count > _MAX_LINES:
-        raise typer.BadParameter(f"{count} is more than {_MAX_LINES}.")
-    return count
-
-
-WhereOptions = Annotated[o.OptionValues, _WHERE]
+TargetOptions = Annotated[o.OptionValues, _TARGET]
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="Name of the model. Default: the only one.", show_default=False),
+    typer.Argument(metavar="MODEL", help="Name of the model. Default: the only model.", show_default=False),
 ]
 ModelToRestart = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="Name of the model. Default: all loaded ones.", show_default=False),
+    typer.Argument(
+        metavar="MODEL", help="Name of the model. Default: all loaded models.", show_default=False
+    ),
 ]
 AllModels = Annotated[bool, typer.Option("--all", "-a", help="Also show models that are not loaded.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return immediately.")]
 Now = Annotated[bool, typer.Option("--now", help="Abort the requests in flight.")]
-WaitForEnd = Annotated[bool, typer.Option("--wait", help="Wait until llamasup has exited.")]
+WaitForExit = Annotated[bool, typer.Option("--wait", help="Wait until llamasup has exited.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")]
 Lines = Annotated[
     int,
@@ -81,7 +75,7 @@ Lines = Annotated[
         "--lines",
         "-n",
         metavar="N",
-        parser=_lines,
+        parser=partial(whole_number, minimum=0, maximum=_MAX_LINES),
         help=f"Number of lines, at most {_MAX_LINES}.",
     ),
 ]
@@ -89,10 +83,10 @@ Lines = Annotated[
 
 @commands.command()
 @takes_groups
-def ps(ctx: typer.Context, *, where: WhereOptions, all_: AllModels = False, json: o.Json = False) -> int:
+def ps(ctx: typer.Context, *, target: TargetOptions, all_: AllModels = False, json: o.Json = False) -> int:
     """List the models of a running llamasup.
 
-    Shows state, size, device, slots and restarts.
+    The table shows state, size, device, slots and restarts.
     """
 
     def act(view: View, client: ControlClient) -> None:
@@ -105,17 +99,19 @@ def ps(ctx: typer.Context, *, where: WhereOptions, all_: AllModels = False, json
             write_result(models_table(shown, stdout_columns()))
         elif not left_out:
             _say(view, "There are no models yet")
-        _tell_left_out(view, left_out, any_shown=bool(shown))
+        _say_left_out(view, left_out, any_shown=bool(shown))
 
-    return _talk(where, act)
+    return _with_client(target, act)
 
 
 @commands.command()
 @takes_groups
-def status(ctx: typer.Context, *, where: WhereOptions, all_: AllModels = False, json: o.Json = False) -> int:
+def status(
+    ctx: typer.Context, *, target: TargetOptions, all_: AllModels = False, json: o.Json = False
+) -> int:
     """Show the state of a running llamasup and its models.
 
-    Exit code 1 if a model has failed or waits for a restart.
+    The exit code is 1 if a model has failed or waits for a restart.
     """
 
     def act(view: View, client: ControlClient) -> int:
@@ -125,10 +121,10 @@ def status(ctx: typer.Context, *, where: WhereOptions, all_: AllModels = False, 
             write_json(status)
         else:
             write_result(summary(status, shown, stdout_columns()))
-            _tell_left_out(view, left_out, any_shown=bool(shown))
-        return 1 if any(model["state"] in _NOT_WELL for model in status["models"]) else 0
+            _say_left_out(view, left_out, any_shown=bool(shown))
+        return 1 if any(model["state"] in _UNHEALTHY for model in status["models"]) else 0
 
-    return _talk(where, act)
+    return _with_client(target, act)
 
 
 @commands.command()
@@ -137,7 +133,7 @@ def load(
     ctx: typer.Context,
     model: Model = None,
     *,
-    where: WhereOptions,
+    target: TargetOptions,
     no_wait: NoWait = False,
     json: o.Json = False,
 ) -> int:
@@ -151,7 +147,7 @@ def load(
         if json:
             write_json(loaded)
 
-    return _talk(where, act)
+    return _with_client(target, act)
 
 
 @commands.command()
@@ -160,7 +156,7 @@ def unload(
     ctx: typer.Context,
     model: Model = None,
     *,
-    where: WhereOptions,
+    target: TargetOptions,
     no_wait: NoWait = False,
     json: o.Json = False,
 ) -> int:
@@ -177,7 +173,7 @@ def unload(
         if json:
             write_json(unloaded)
 
-    return _talk(where, act)
+    return _with_client(target, act)
 
 
 @commands.command()
@@ -186,7 +182,7 @@ def restart(
     ctx: typer.Context,
     model: ModelToRestart = None,
     *,
-    where: WhereOptions,
+    target: TargetOptions,
     no_wait: NoWait = False,
     json: o.Json = False,
 ) -> int:
@@ -199,7 +195,7 @@ def restart(
         if model is not None:
             names = [model]
         else:
-            names = [each["id"] for each in client.status()["models"] if each["state"] not in AWAY]
+            names = [model["id"] for model in client.status()["models"] if model["state"] not in AWAY]
             if not names:
                 raise UsageInvalid("No model is loaded.", remedy="Load one with `llamasup load MODEL`.")
         restarted, codes = [], []
@@ -207,7 +203,7 @@ def restart(
             try:
                 with while_waiting(view, f"restarting {name}"):
                     restarted.append(client.restart(name, wait=not no_wait))
-            except LlamasupError as error:  # the other models are restarted nevertheless
+            except LlamasupError as error:  # the other models are still restarted
                 codes.append(show_error(view, error))
                 continue
             _say(view, f"{name} {'is being restarted' if no_wait else 'is ready again'}")
@@ -215,15 +211,17 @@ def restart(
             write_json(restarted[0] if model is not None else {"models": restarted})
         return codes[0] if codes else 0
 
-    return _talk(where, act)
+    return _with_client(target, act)
 
 
 @commands.command()
 @takes_groups
-def reload(ctx: typer.Context, *, where: WhereOptions, no_wait: NoWait = False, json: o.Json = False) -> int:
+def reload(
+    ctx: typer.Context, *, target: TargetOptions, no_wait: NoWait = False, json: o.Json = False
+) -> int:
     """Read the configuration again.
 
-    For run and wrap: restart the model.
+    Under run and wrap: restart the model.
     """
 
     def act(view: View, client: ControlClient) -> None:
@@ -231,12 +229,12 @@ def reload(ctx: typer.Context, *, where: WhereOptions, no_wait: NoWait = False, 
             changes = client.reload(wait=not no_wait)
         if json:
             write_json(changes)
-        said = _changed(changes) or "No changes"
-        _say(view, "The configuration is being read again" if no_wait else said)
+        text = _changes_text(changes) or "No changes"
+        _say(view, "The configuration is being read again" if no_wait else text)
         if later := changes.get("next_start"):
             view.say("warning", "control", f"{', '.join(later)}: changed; the next start uses the new values")
 
-    return _talk(where, act)
+    return _with_client(target, act)
 
 
 @commands.command()
@@ -244,9 +242,9 @@ def reload(ctx: typer.Context, *, where: WhereOptions, no_wait: NoWait = False, 
 def stop(
     ctx: typer.Context,
     *,
-    where: WhereOptions,
+    target: TargetOptions,
     now: Now = False,
-    wait: WaitForEnd = False,
+    wait: WaitForExit = False,
     json: o.Json = False,
 ) -> int:
     """Stop a running llamasup.
@@ -255,19 +253,19 @@ def stop(
     """
 
     def act(view: View, client: ControlClient) -> None:
-        ended = _end(client) if wait else None
+        wait_for_exit = _exit_waiter(client) if wait else None
         answer = client.shutdown(now=now)
         in_flight = answer.get("in_flight")
         waits = f": {plural(in_flight, 'request')} in flight may finish" if in_flight and not now else ""
         _say(view, f"llamasup (process {answer.get('pid')}) is stopping{waits}")
-        if ended is not None:
+        if wait_for_exit is not None:
             with while_waiting(view, "stopping"):
-                ended()
+                wait_for_exit()
             _say(view, "llamasup has exited")
         if json:
-            write_json({**answer, "ended": ended is not None})
+            write_json({**answer, "ended": wait_for_exit is not None})
 
-    return _talk(where, act)
+    return _with_client(target, act)
 
 
 @commands.command()
@@ -276,43 +274,41 @@ def logs(
     ctx: typer.Context,
     model: Model = None,
     *,
-    where: WhereOptions,
+    target: TargetOptions,
     follow: Follow = False,
     lines: Lines = 200,
 ) -> int:
     """Show the llama-server log of a model."""
 
     def act(view: View, client: ControlClient) -> None:
-        shown = _for_terminal if sys.stdout.isatty() else _as_it_is
-        for piece in map(shown(), client.log(_named(client, model), lines=lines, follow=follow)):
+        pieces = client.log(_named(client, model), lines=lines, follow=follow)
+        for piece in _printable(pieces) if sys.stdout.isatty() else pieces:
             if not write_bytes(piece):
                 return  # the reader has closed the pipe
 
-    return _talk(where, act)
+    return _with_client(target, act)
 
 
-# ---------------------------------------------------------------------------------------------------
-
-Where = Mapping[str, Any]
-"""The arguments of ``reach``."""
+Target = Mapping[str, Any]
+"""The arguments of ``find_target``."""
 
 
-def _changed(changes: Mapping[str, Any]) -> str:
+def _changes_text(changes: Mapping[str, Any]) -> str:
     renamed = dict(changes.get("renamed", ()))
-    found = {
+    parts = {
         "added": [id_ for id_ in changes.get("added", ()) if id_ not in renamed.values()],
         "changed": [*changes.get("changed", ()), *changes.get("retouched", ())],
         "removed": [id_ for id_ in changes.get("removed", ()) if id_ not in renamed],
         "renamed": [f"{old} to {new}" for old, new in renamed.items()],
         "config": changes.get("settings", ()),
     }
-    return "; ".join(f"{what}: {shortened(each)}" for what, each in found.items() if each)
+    return "; ".join(f"{change}: {shortened(names)}" for change, names in parts.items() if names)
 
 
-def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Place:
+def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Place:
     """The address of the llamasup that a command talks to.
 
-    Raises NotRunning, UsageInvalid (several run, or the options exclude each other), ConfigInvalid.
+    Raises NotRunning, ConfigInvalid, and UsageInvalid if several run or the options exclude each other.
     """
     from llamasup.auth.key_source import client_key
     from llamasup.control.choose import choose
@@ -326,12 +322,12 @@ def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Pla
     if url is None:
         if api_key_file is not None:
             raise UsageInvalid(
-                "--api-key-file needs --url: on this machine no key is required.",
+                "--api-key-file needs --url: a llamasup on this machine requires no key.",
                 remedy=f"Leave --api-key-file out, or give --url or ${URL_VARIABLE}.",
             )
         return Place(socket=choose(look(), pid).socket)
     full = url if "://" in url else f"http://{url}"
-    if "@" in full.split("/")[2]:  # errors and ps would show it
+    if "@" in full.split("/")[2]:  # errors and the list of processes would show the password
         raise UsageInvalid(
             "The URL contains a user name or a password.",
             remedy="Leave them out, and pass a key with --api-key-file or $LLAMASUP_API_KEY.",
@@ -339,11 +335,11 @@ def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Pla
     return Place(url=full, api_key=client_key(api_key_file, os.environ))
 
 
-def _talk(where: Where, act: Callable[[View, ControlClient], int | None]) -> int:
+def _with_client(target: Target, act: Callable[[View, ControlClient], int | None]) -> int:
     def talk(view: View) -> int | None:
         from llamasup.control.client import ControlClient
 
-        with ControlClient(reach(**where)) as client:
+        with ControlClient(find_target(**target)) as client:
             return act(view, client)
 
     return guarded(talk)
@@ -353,7 +349,7 @@ def _named(client: ControlClient, model: str | None) -> str:
     """``model``, or the only model."""
     if model is not None:
         return model
-    names = [str(each["id"]) for each in client.status()["models"]]
+    names = [str(model["id"]) for model in client.status()["models"]]
     if len(names) == 1:
         return names[0]
     raise UsageInvalid(
@@ -370,22 +366,19 @@ def _shown(status: Mapping[str, Any], *, all_: bool) -> tuple[Sequence[Mapping[s
     return shown, len(models) - len(shown)
 
 
-def _tell_left_out(view: View, count: int, *, any_shown: bool) -> None:
+def _say_left_out(view: View, count: int, *, any_shown: bool) -> None:
     if count:
-        what = (
-            f"{plural(count, 'model')} not loaded"
-            if any_shown
-            else f"None of {plural(count, 'model')} is loaded"
-        )
-        _say(view, f"{what}: --all lists {'them' if count > 1 else 'it'}")
+        models = plural(count, "model")
+        text = f"{models} not loaded" if any_shown else f"None of {models} is loaded"
+        _say(view, f"{text}: --all lists {'them' if count > 1 else 'it'}")
 
 
-def _end(client: ControlClient) -> Callable[[], None]:
-    """A function that waits for the exit. Made before the stop: later another process may have the ID."""
+def _exit_waiter(client: ControlClient) -> Callable[[], None]:
+    """A function that waits for the exit. Made before the stop: another process may reuse the ID later."""
     from llamasup.system.process.exit_watch import end_of
 
     if client.place.socket is not None:
-        with suppress(ProcessLookupError):  # it runs in another container, with other process IDs
+        with suppress(ProcessLookupError):  # a llamasup in another container has other process IDs
             return end_of(client.status()["pid"]).wait
 
     def until_silent() -> None:
@@ -396,20 +389,13 @@ def _end(client: ControlClient) -> Callable[[], None]:
     return until_silent
 
 
-def _as_it_is() -> Callable[[bytes], bytes]:
-    return lambda piece: piece
-
-
-def _for_terminal() -> Callable[[bytes], bytes]:
-    """Escapes control characters of the log, which could change the terminal."""
+def _printable(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Escapes the control characters of a log, which could change the terminal."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     encoding = sys.stdout.encoding or "utf-8"
-
-    def shown(piece: bytes) -> bytes:
+    for piece in pieces:
         lines = decoder.decode(piece).split("\n")
-        return "\n".join(map(printable, lines)).encode(encoding, "backslashreplace")
-
-    return shown
+        yield "\n".join(map(printable, lines)).encode(encoding, "backslashreplace")
 
 
 def _say(view: View, text: str) -> None:

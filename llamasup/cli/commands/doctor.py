@@ -13,13 +13,13 @@ import typer
 
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
-from llamasup.cli.options.values import whole_number
+from llamasup.cli.options.parsers import whole_number
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import hanging, stdout_columns
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, while_waiting
 from llamasup.doctor.facts import Check
-from llamasup.doctor.report import as_json, examine
+from llamasup.doctor.report import as_json, run_checks
 from llamasup.errors import LlamasupError, UsageInvalid
 from llamasup.system.text import json_text, printable
 
@@ -36,7 +36,9 @@ Port = Annotated[
 ]
 Certificate = Annotated[
     Path | None,
-    typer.Option("--tls-cert", metavar="PATH", help="Also check the dates of this PEM certificate."),
+    typer.Option(
+        "--tls-cert", metavar="PATH", help="Also check the dates of the certificate in this PEM file."
+    ),
 ]
 
 
@@ -50,14 +52,15 @@ def doctor(
 ) -> int:
     """Check this machine for problems, and show a remedy for each.
 
-    Looks at runtimes, devices, memory, limits, folders and the port. Exit code 1 if a check fails.
+    The checks look at runtimes, devices, memory, limits, folders and the port. The exit code is 1 if one
+    fails.
     """
-    from llamasup.doctor.collect import gather
+    from llamasup.doctor.collect import collect_facts
 
     def act(view: View) -> int:
         problem = _port_problem(port)
         with while_waiting(view, "checking the runtimes and their devices"):  # a driver may take 20 s
-            facts = gather(
+            facts = collect_facts(
                 model,
                 runtime=runtime,
                 port=port,
@@ -65,7 +68,7 @@ def doctor(
                 environ=os.environ,
                 tls_cert=tls_cert,
             )
-        checks = examine(facts)
+        checks = run_checks(facts)
         write_result(json_text(as_json(checks), indent=2) if json else _as_text(checks, stdout_columns()))
         return 0 if all(check.ok for check in checks) else 1
 
@@ -73,7 +76,7 @@ def doctor(
 
 
 def _port_problem(port: int) -> LlamasupError | None:
-    """The error with which ``run`` could not listen there."""
+    """The error that ``run`` would have with this port."""
     from llamasup.proxy.bind import bind
 
     if not 0 <= port <= 65535:
@@ -94,6 +97,6 @@ def _as_text(checks: tuple[Check, ...], columns: int | None) -> str:
         lines.append(hanging(start, printable(check.found), columns=columns))
         if check.remedy:
             lines.append(hanging(f"    {'':<{width}}  → ", printable(check.remedy), columns=columns))
-    bad = sum(not check.ok for check in checks)
-    lines.append("No problems found." if not bad else f"{bad} of {len(checks)} checks found a problem.")
+    failed = sum(not check.ok for check in checks)
+    lines.append(f"{failed} of {len(checks)} checks found a problem." if failed else "No problems found.")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``llamasup inspect``: facts about a model, its memory, and whether it fits here. Starts no program."""
+"""``llamasup inspect``: shows facts about models, and whether they fit in memory. Starts no program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.layout import stdout_columns, table
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, plural
-from llamasup.doctor.inspection import Fit, broken_as_json, fits_here, kv_growth, model_as_json, projectors_of
+from llamasup.doctor.inspection import (
+    Fit,
+    broken_as_json,
+    fits_here,
+    kv_growths,
+    model_as_json,
+    projectors_of,
+)
 from llamasup.errors import LlamasupError, ModelMissing
 from llamasup.gguf.facts import PURPOSES, ModelFacts, is_served
 from llamasup.gguf.files import read_model
@@ -43,8 +50,8 @@ Models = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """One MODEL: its facts, the models of the folder, or the error."""
+class _Inspected:
+    """One argument, with the facts of its model, the models of its folder, or an error."""
 
     path: Path
     found: ModelFacts | ModelFolder | LlamasupError
@@ -54,19 +61,20 @@ class _Given:
 def inspect(models: Models, json: o.Json = False) -> int:
     """Show facts about a model, and whether it fits in memory.
 
-    Of a folder, show every model in it. If a model is broken, the others are still shown; the exit code is
-    that of the first error.
+    For a folder, show every model in it. If a model is broken, the others are still shown, and the exit
+    code is that of the first error.
     """
 
     def act(view: View) -> int:
         machine = hardware()
-        given = [_look_at(name, empty_is_fine=json) for name in models]
-        errors = [each.found for each in given if isinstance(each.found, LlamasupError)]
-        if len(errors) < len(given) or (json and len(given) > 1):
-            write_result(_as_json(given, machine) if json else _as_text(given, machine, stdout_columns()))
+        inspected = [_inspect(name, allow_empty=json) for name in models]
+        errors = [item.found for item in inspected if isinstance(item.found, LlamasupError)]
+        if len(errors) < len(inspected) or (json and len(inspected) > 1):
+            text = _as_json(inspected, machine) if json else _as_text(inspected, machine, stdout_columns())
+            write_result(text)
         if not json:
-            for each in given:
-                for note in each.found.notes if isinstance(each.found, ModelFolder) else ():
+            for item in inspected:
+                for note in item.found.notes if isinstance(item.found, ModelFolder) else ():
                     view.say("warning", "left_out", f"llamasup: {note}")
         codes = [show_error(view, error) for error in errors]
         return codes[0] if codes else 0
@@ -74,19 +82,19 @@ def inspect(models: Models, json: o.Json = False) -> int:
     return guarded(act)
 
 
-def _look_at(name: str, *, empty_is_fine: bool) -> _Given:
-    """A script wants an empty list for an empty folder; a person has most likely named the wrong folder."""
+def _inspect(name: str, *, allow_empty: bool) -> _Inspected:
+    """Text output refuses an empty folder, which is most likely the wrong one; JSON shows an empty list."""
     from llamasup.planning.facts import find_model
 
     path = Path(name)
     try:
         path = find_model(name)
         found = list_models(path) if path_kind(path) is PathKind.FOLDER else read_model(path)
-        if isinstance(found, ModelFolder) and not found.models and not empty_is_fine:
+        if isinstance(found, ModelFolder) and not found.models and not allow_empty:
             raise _no_models(path, found)
     except LlamasupError as error:
-        return _Given(path, error)
-    return _Given(path, found)
+        return _Inspected(path, error)
+    return _Inspected(path, found)
 
 
 def _no_models(path: Path, folder: ModelFolder) -> ModelMissing:
@@ -97,36 +105,36 @@ def _no_models(path: Path, folder: ModelFolder) -> ModelMissing:
     )
 
 
-def _as_json(given: Sequence[_Given], machine: Hardware) -> str:
-    """An object for one named file, otherwise a list."""
-    if len(given) == 1 and isinstance(given[0].found, ModelFacts):
-        return json_text(*_objects(given[0], machine), indent=2)
-    objects = [found for each in given for found in _objects(each, machine)]
-    folders = [each.found for each in given if isinstance(each.found, ModelFolder)]
+def _as_json(inspected: Sequence[_Inspected], machine: Hardware) -> str:
+    """An object for one file, otherwise a list."""
+    if len(inspected) == 1 and isinstance(inspected[0].found, ModelFacts):
+        return json_text(*_objects(inspected[0], machine), indent=2)
+    objects = [model for item in inspected for model in _objects(item, machine)]
+    folders = [item.found for item in inspected if isinstance(item.found, ModelFolder)]
     notes = [printable(note) for folder in folders for note in folder.notes]
     return json_text({"models": objects, "notes": notes}, indent=2)
 
 
-def _objects(given: _Given, machine: Hardware) -> Iterator[dict[str, Any]]:
+def _objects(item: _Inspected, machine: Hardware) -> Iterator[dict[str, Any]]:
     from llamasup.planning.facts import sibling_projector
 
-    path, found = str(given.path), given.found
+    path, found = str(item.path), item.found
     if isinstance(found, LlamasupError):
         yield broken_as_json(path, found)
     elif isinstance(found, ModelFolder):
         yield from _folder_objects(found, machine)
     else:
-        fit, projector = fits_here(found, machine, sys.byteorder), sibling_projector(given.path, found)
+        fit, projector = fits_here(found, machine, sys.byteorder), sibling_projector(item.path, found)
         yield model_as_json(path, found, fit, _projector_path(projector))
 
 
-def _as_text(given: Sequence[_Given], machine: Hardware, columns: int | None) -> str:
+def _as_text(inspected: Sequence[_Inspected], machine: Hardware, columns: int | None) -> str:
     from llamasup.planning.facts import sibling_projector
 
     sections = []
-    for path, found in ((each.path, each.found) for each in given):
+    for path, found in ((item.path, item.found) for item in inspected):
         if isinstance(found, ModelFolder):
-            title = "" if len(given) == 1 else f"{printable(str(path))}\n"
+            title = "" if len(inspected) == 1 else f"{printable(str(path))}\n"
             sections.append(title + _folder_text(path, found, machine, columns))
         elif isinstance(found, ModelFacts):
             fit = fits_here(found, machine, sys.byteorder)
@@ -138,35 +146,35 @@ def _as_text(given: Sequence[_Given], machine: Hardware, columns: int | None) ->
 
 
 def _pairs(folder: ModelFolder) -> dict[str, str]:
-    sound = {
-        found.path: found.outcome for found in folder.models if not isinstance(found.outcome, LlamasupError)
+    valid = {
+        model.path: model.outcome for model in folder.models if not isinstance(model.outcome, LlamasupError)
     }
-    return projectors_of(sound, [found.path for found in folder.models if found.path not in sound])
+    return projectors_of(valid, [model.path for model in folder.models if model.path not in valid])
 
 
 def _folder_objects(folder: ModelFolder, machine: Hardware) -> Iterator[dict[str, Any]]:
     pairs = _pairs(folder)
-    for each in folder.models:
-        if isinstance(each.outcome, LlamasupError):
-            yield broken_as_json(each.path, each.outcome)
+    for model in folder.models:
+        if isinstance(model.outcome, LlamasupError):
+            yield broken_as_json(model.path, model.outcome)
         else:
-            fit = fits_here(each.outcome, machine, sys.byteorder)
-            yield model_as_json(each.path, each.outcome, fit, pairs.get(each.path))
+            fit = fits_here(model.outcome, machine, sys.byteorder)
+            yield model_as_json(model.path, model.outcome, fit, pairs.get(model.path))
 
 
 def _folder_text(top: Path, folder: ModelFolder, machine: Hardware, columns: int | None) -> str:
     pairs = _pairs(folder)
     rows = [("NAME", "CLASS", "ARCHITECTURE", "SIZE", "QUANT", "CONTEXT", "FITS HERE")]
-    for found in folder.models:
-        name = printable(os.path.relpath(found.path, top))
-        if isinstance(found.outcome, LlamasupError):
-            why = found.outcome.message.removeprefix(f"{found.path}: ")
-            rows.append((name, "broken", "", "", "", "", printable(why)))
+    for model in folder.models:
+        name = printable(os.path.relpath(model.path, top))
+        if isinstance(model.outcome, LlamasupError):
+            problem = model.outcome.message.removeprefix(f"{model.path}: ")
+            rows.append((name, "broken", "", "", "", "", printable(problem)))
             continue
-        fit = fits_here(found.outcome, machine, sys.byteorder)
-        projector = pairs.get(found.path)
-        last = _fit_text(found.outcome, fit) + (f", with {_file_name(projector)}" if projector else "")
-        rows.append((name, *_columns(found.outcome), last))
+        fit = fits_here(model.outcome, machine, sys.byteorder)
+        projector = pairs.get(model.path)
+        last = _fit_text(model.outcome, fit) + (f", with {_file_name(projector)}" if projector else "")
+        rows.append((name, *_columns(model.outcome), last))
     return table(rows, indent="", columns=columns)
 
 
@@ -188,7 +196,7 @@ def _columns(facts: ModelFacts) -> tuple[str, str, str, str, str]:
 def _fit_text(facts: ModelFacts, fit: Fit | None) -> str:
     if fit is None:
         return f"({PURPOSES[facts.model_class]})"
-    if fit.foreign:
+    if fit.foreign_byte_order:
         return _verdict(fit)
     need, free = memory_text(fit.needed_bytes), memory_text(fit.available_bytes)
     return f"{_verdict(fit)}: {need} of {free}"
@@ -258,20 +266,18 @@ def _inside(facts: ModelFacts) -> Iterator[tuple[str, str]]:
     if facts.pooling:
         yield "pooling", facts.pooling
     if facts.vocab_size:
-        words = ", ".join(filter(None, (facts.vocabulary.model, facts.vocabulary.pre)))
-        yield "vocabulary", f"{facts.vocab_size:,} tokens" + (f" ({printable(words)})" if words else "")
+        tokenizer = ", ".join(filter(None, (facts.vocabulary.model, facts.vocabulary.pre)))
+        kind = f" ({printable(tokenizer)})" if tokenizer else ""
+        yield "vocabulary", f"{facts.vocab_size:,} tokens{kind}"
     template = facts.chat_template
     if template.present:
-        can = [
-            name
-            for name, able in (
-                ("system messages", template.system),
-                ("tools", template.tools),
-                ("reasoning", template.reasoning),
-            )
-            if able
-        ]
-        yield "chat template", "with " + ", ".join(can) if can else "plain"
+        features = {
+            "system messages": template.system,
+            "tools": template.tools,
+            "reasoning": template.reasoning,
+        }
+        supported = ", ".join(name for name, is_supported in features.items() if is_supported)
+        yield "chat template", f"with {supported}" if supported else "plain"
     if facts.fim.usable:
         yield "infill", "fills in the middle of code (/infill)"
 
@@ -281,25 +287,27 @@ def _memory(facts: ModelFacts, fit: Fit | None) -> Iterator[tuple[str, str]]:
         yield "weights", _weights_text(facts)
     if not is_served(facts):
         return
-    types = ("f16", "q8_0") if facts.quantized_kv_fits else ("f16",)
-    growths = [(each, kv_growth(facts, each)) for each in types]
-    if any(growth.bytes_per_1000_tokens for _, growth in growths):
-        sizes = (f"{memory_text(growth.bytes_per_1000_tokens)} in {each}" for each, growth in growths)
+    growths = kv_growths(facts)
+    grows = any(growth.bytes_per_1000_tokens for growth in growths.values())
+    if grows:
+        sizes = (
+            f"{memory_text(growth.bytes_per_1000_tokens)} in {kv_type}" for kv_type, growth in growths.items()
+        )
         yield "KV cache", "for each 1,000 tokens " + ", ".join(sizes)
-    fixed = growths[0][1].slot_bytes
+    fixed = growths["f16"].slot_bytes
     if fixed:
-        yield "state", f"{memory_text(fixed)} for each request, whatever its length"
-    if fit is not None and fit.foreign:
+        yield "state", f"{memory_text(fixed)} for each request, of any length"
+    if fit is not None and fit.foreign_byte_order:
         yield "fits here", _verdict(fit)
     elif fit is not None:
-        kept = f" with a KV cache in {fit.kv_type}" if growths[0][1].bytes_per_1000_tokens else ""
-        load = f"{plural(fit.parallel, 'request')} of {fit.ctx_size:,} tokens{kept}"
+        cache = f" with a KV cache in {fit.kv_type}" if grows else ""
+        load = f"{plural(fit.parallel, 'request')} of {fit.ctx_size:,} tokens{cache}"
         free = f"{memory_text(fit.available_bytes)} are free, without GPU memory"
         yield "fits here", f"{_verdict(fit)}: {memory_text(fit.needed_bytes)} for {load}; {free}"
 
 
 def _verdict(fit: Fit) -> str:
-    if fit.foreign:
+    if fit.foreign_byte_order:
         return "no: its byte order differs from the machine's, and llama-server does not convert it"
     return "no" if not fit.fits else "yes, with less" if fit.reduced else "yes"
 

@@ -6,6 +6,7 @@ import difflib
 import secrets
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -25,12 +26,13 @@ from llamasup.auth.key_store import change_key_file, default_key_file, key_file_
 from llamasup.auth.keys import ApiKey, KeyLimits, Priority
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
-from llamasup.cli.options.values import one_of, whole_number
+from llamasup.cli.options.parsers import one_of, whole_number
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
 from llamasup.errors import UsageInvalid
+from llamasup.system.storage.paths import expanded
 
 __all__ = ["commands", "list_", "new", "revoke"]
 
@@ -38,17 +40,14 @@ commands = command_set(
     "key", "Create, list and revoke API keys.\n\nA running llamasup notices a change within a second."
 )
 
-# Secret scanners find a published key by it.
+# Secret scanners recognize a published key by this prefix.
 _PREFIX = "llamasup-"
 _KEY_BYTES = 32  # too many keys to try, so a fast hash is safe
 _SALT_BYTES = 16
 _HEADER = "# API keys of llamasup, one per line. docs/api-keys.md describes the fields after a key.\n"
 
 
-def _at_least_one(text: str | int) -> int:
-    return whole_number(text, least=1)
-
-
+_at_least_one = partial(whole_number, minimum=1)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key.", show_default=False)]
 File = Annotated[
     Path | None,
@@ -60,7 +59,7 @@ Rights = Annotated[
         "--rights",
         parser=one_of("inference", "control", "inference,control", "control,inference"),
         metavar="inference|control|inference,control",
-        help="Use of the models, of the control API, or of both.",
+        help="Whether the key may use the models, the control API, or both.",
     ),
 ]
 RequestsPerMinute = Annotated[
@@ -77,7 +76,7 @@ TokensPerMinute = Annotated[
         "--tpm",
         parser=_at_least_one,
         metavar="N",
-        help="Limit of tokens per minute, not counting cached ones.",
+        help="Limit of tokens per minute, without cached tokens.",
     ),
 ]
 PriorityOption = Annotated[
@@ -86,7 +85,7 @@ PriorityOption = Annotated[
         "--priority",
         parser=one_of("normal", "high"),
         metavar="normal|high",
-        help="The highest priority that its requests may have.",
+        help="The highest priority that requests with this key may have.",
     ),
 ]
 ModelNames = Annotated[
@@ -98,7 +97,8 @@ ModelNames = Annotated[
     ),
 ]
 Hashed = Annotated[
-    bool, typer.Option("--hashed", help="Store only a hash of the key, which is then shown only once.")
+    bool,
+    typer.Option("--hashed", help="Store only a hash of the key: the key is printed now and never again."),
 ]
 
 
@@ -119,7 +119,7 @@ def new(
 
     def act(view: View) -> None:
         path = _path(file)
-        said = ApiKey(
+        api_key = ApiKey(
             checked_name(name),
             b"",
             b"",
@@ -129,12 +129,12 @@ def new(
             priority=cast("Priority", priority),
             models=() if models is None else checked_models(models),
         )
-        if said.models and not said.infers:
+        if api_key.models and not api_key.infers:
             raise UsageInvalid(
                 f"--rights {rights} and --models exclude each other: only a key for inference uses models.",
                 remedy="Leave --models out, or add inference to --rights.",
             )
-        if said.limits and not said.infers:
+        if api_key.limits and not api_key.infers:
             raise UsageInvalid(
                 f"--rights {rights} and a limit exclude each other: limits apply to requests to models.",
                 remedy="Leave the limit out, or add inference to --rights.",
@@ -149,7 +149,7 @@ def new(
                     remedy=f"Choose another name, or revoke that key: llamasup key revoke {name}",
                 )
             before = _HEADER if text is None else text if text.endswith("\n") or not text else text + "\n"
-            return f"{before}{key_line(stored_form(key, _salt(lines) if hashed else None), said)}\n"
+            return f"{before}{key_line(stored_form(key, _salt(lines) if hashed else None), api_key)}\n"
 
         is_new = not path.exists()
         change_key_file(path, add)
@@ -157,9 +157,9 @@ def new(
         if is_new:
             _say(view, f"  → To require it: llamasup run MODEL --api-key-file {shlex.quote(str(path))}")
         if hashed:
-            _say(view, "  → Save it now: the file contains only its hash.")
+            _say(view, "  → Save the key now: the file contains only its hash.")
         if json:
-            write_json({"key": key, "file": str(path), **_facts(said, hashed)})
+            write_json({"key": key, "file": str(path), **_facts(api_key, hashed)})
         else:
             write_result(key)
 
@@ -168,7 +168,7 @@ def new(
 
 @commands.command("list")
 def list_(file: File = None, json: o.Json = False) -> int:
-    """List the keys of the file, with rights and limits; never the key itself."""
+    """List the names, rights and limits of the keys."""
 
     def act(view: View) -> None:
         path = _path(file)
@@ -212,7 +212,7 @@ def revoke(name: Name, file: File = None, json: o.Json = False) -> int:
         if was_last:
             _say(
                 view,
-                "  → This was the last key: with this file no client gets access, and no service starts.",
+                "  → This was the last key: with this file, every request is refused and no service starts.",
             )
         if json:
             write_json({"name": name, "file": str(path), "revoked": True})
@@ -228,7 +228,7 @@ def _row(line: KeyLine) -> Sequence[str]:
     return [
         facts["name"],
         ",".join(facts["rights"]),
-        *("-" if facts[each] is None else str(facts[each]) for each in ("rpm", "concurrent", "tpm")),
+        *("-" if facts[limit] is None else str(facts[limit]) for limit in ("rpm", "concurrent", "tpm")),
         facts["priority"],
         ",".join(facts["models"]) or "all",
         "yes" if facts["hashed"] else "no",
@@ -253,7 +253,7 @@ def _lines(text: str | None, path: Path) -> tuple[KeyLine, ...]:
 
 
 def _salt(lines: Sequence[KeyLine]) -> str:
-    """The salt of the file's hashed keys, if any: each further salt costs every request a hash."""
+    """The salt of the file's hashed keys, if any: each further salt costs one more hash per request."""
     salts = [line.key.salt.decode() for line in lines if line.hashed]
     return salts[0] if salts else secrets.token_hex(_SALT_BYTES)
 
@@ -270,12 +270,7 @@ def _unknown(name: str, known: Sequence[str], path: Path) -> UsageInvalid:
 
 
 def _path(file: Path | None) -> Path:
-    if file is None:
-        return default_key_file()
-    try:
-        return file.expanduser().absolute()
-    except RuntimeError as error:  # ~name
-        raise UsageInvalid(f"--file {str(file)!r}: no such user.") from error
+    return default_key_file() if file is None else expanded(file, UsageInvalid, of="--file")
 
 
 def _say(view: View, text: str) -> None:

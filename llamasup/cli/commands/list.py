@@ -47,22 +47,22 @@ def list_models(folders: Folders = None, json: o.Json = False) -> int:
     """
 
     def act(view: View) -> int:
-        places = _usual_places() if not folders else tuple(map(expanded, folders))
-        errors = {place: why for place in places if (why := _is_file(place)) is not None}
-        search = search_models([place for place in places if place not in errors])
-        errors |= {Path(place): error for place, error in search.missing.items()}
+        paths = tuple(map(expanded, folders)) if folders else _default_folders()
+        errors = {path: error for path in paths if (error := _file_error(path)) is not None}
+        search = search_models([path for path in paths if path not in errors])
+        errors |= {Path(path): error for path, error in search.missing.items()}
         registry = build((), search.found)
         if json:
-            write_json(_as_json(registry, search, places))
+            write_json(_as_json(registry, search, paths))
         else:
             if registry.specs:
                 write_result(_as_text(registry, Attachments.among(search.found)))
-            elif len(errors) < len(places) or not places:
-                shown = ", ".join(printable(str(place)) for place in places)
-                text = f"llamasup: no models in {shown or 'any of the usual folders'}"
+            elif len(errors) < len(paths) or not paths:
+                shown = ", ".join(printable(str(path)) for path in paths)
+                text = f"llamasup: no models in {shown or 'any of the default folders'}"
                 remedy = "Give a folder: llamasup list FOLDER; or download a model: llamasup pull org/repo"
                 view.say("info", "empty", error_text(text, remedy))
-            for problem in _untold(registry):
+            for problem in _unlisted_problems(registry):
                 view.say("warning", "problem", f"llamasup: {printable(problem.message)}")
             for note in search.notes:
                 view.say("warning", "left_out", f"llamasup: {printable(note)}")
@@ -72,21 +72,20 @@ def list_models(folders: Folders = None, json: o.Json = False) -> int:
     return guarded(act)
 
 
-def _usual_places() -> tuple[Path, ...]:
-    own = models_folder()
+def _default_folders() -> tuple[Path, ...]:
     caches = cache_folders(("huggingface", "llama.cpp"), os.environ)
-    places = dict.fromkeys((own, *caches))
-    return tuple(place for place in places if path_kind(place) is not PathKind.NOTHING)
+    folders = dict.fromkeys((models_folder(), *caches))
+    return tuple(folder for folder in folders if path_kind(folder) is not PathKind.NOTHING)
 
 
-def _is_file(path: Path) -> LlamasupError | None:
+def _file_error(path: Path) -> LlamasupError | None:
     if path_kind(path) is not PathKind.FILE:
         return None
     use = f"llamasup inspect {shlex.quote(str(path))}"
     return ModelMissing(f"{path} is a file; list takes folders.", remedy=f"Run: {use}")
 
 
-def _untold(registry: Registry) -> list[Problem]:
+def _unlisted_problems(registry: Registry) -> list[Problem]:
     """The problems of files without a row in the table."""
     return [problem for problem in registry.problems if not set(problem.names) & registry.specs.keys()]
 
@@ -99,8 +98,8 @@ def _as_text(registry: Registry, attachments: Attachments) -> str:
     for spec in registry.specs.values():
         facts = spec.listed
         if facts is None:
-            why = spec.problem.removeprefix(f"{spec.source}: ")
-            rows.append((spec.id, "broken", "", "", "", printable(f"{_shown_path(spec)}: {why}")))
+            problem = spec.problem.removeprefix(f"{spec.source}: ")
+            rows.append((spec.id, "broken", "", "", "", printable(f"{_shown_path(spec)}: {problem}")))
             continue
         where = _shown_path(spec)
         if (projector := spec.projector) is not None:
@@ -115,29 +114,29 @@ def _as_text(registry: Registry, attachments: Attachments) -> str:
 
 def _shown_path(spec: ModelSpec) -> str:
     home = os.environ.get("HOME", "").rstrip("/")
-    below = spec.source.removeprefix(f"{home}/") if home else spec.source
-    return spec.source if below == spec.source else f"~/{below}"
+    is_at_home = bool(home) and spec.source.startswith(f"{home}/")
+    return f"~{spec.source.removeprefix(home)}" if is_at_home else spec.source
 
 
 # --- as JSON ---------------------------------------------------------------------------------------
 
 
-def _as_json(registry: Registry, search: Search, places: Sequence[Path]) -> Mapping[str, Any]:
+def _as_json(registry: Registry, search: Search, folders: Sequence[Path]) -> Mapping[str, Any]:
     attachments = Attachments.among(search.found)
     return {
         "models": [_model(spec, attachments) for spec in registry.specs.values()],
         "problems": [
             {
-                "message": printable(each.message),
-                "remedy": printable(each.remedy),
-                "cause": each.cause,
-                "names": list(each.names),
-                "paths": list(map(path_text, each.paths)),
+                "message": printable(problem.message),
+                "remedy": printable(problem.remedy),
+                "cause": problem.cause,
+                "names": list(problem.names),
+                "paths": list(map(path_text, problem.paths)),
             }
-            for each in registry.problems
+            for problem in registry.problems
         ],
         "notes": [printable(note) for note in search.notes],
-        "folders": [path_text(str(place)) for place in places],
+        "folders": [path_text(str(folder)) for folder in folders],
     }
 
 

@@ -1,10 +1,11 @@
-"""``llamasup plan``: shows the command line that ``run`` would start, and why. Starts nothing."""
+"""``llamasup plan``: shows the command line that ``run`` would start, with reasons. Starts nothing."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from llamasup.cli.output.view import View, while_waiting
 from llamasup.system.text import json_text, memory_text, printable
 
 if TYPE_CHECKING:
+    from llamasup.llama_server.flags import Reason
     from llamasup.planning.facts import Launch
     from llamasup.planning.ladder import Admission
     from llamasup.planning.plan import LaunchPlan
@@ -59,7 +61,7 @@ def plan(
             text = _as_text(launch, admission, stdout_columns())
             if (refused := planner.refused(admission)) is not None:
                 text += f"\n\nrun refuses this plan with exit code {refused.exit_code}:\n  → {refused.remedy}"
-            # A file's name must not steer the terminal.
+            # A file name may contain control characters, which must not reach the terminal.
             text = "\n".join(map(printable, text.split("\n")))
         write_result(text)
 
@@ -67,45 +69,42 @@ def plan(
 
 
 def _as_text(launch: Launch, admission: Admission[LaunchPlan], columns: int | None) -> str:
-    runtime, model, made = launch.runtime, launch.model, admission.plan
-    passed = [each for each in made.reasons if each.passed]
-    left_out = [each for each in made.reasons if not each.passed]
-    environment, why = sorted(made.env_shown.items()), made.env_reasons
-    inherited = [f"  {name}={value}" for name, value in environment if name not in why]
-    ours = table(
-        [(f"{name}={value}", why[name]) for name, value in environment if name in why], columns=columns
-    )
+    runtime, model, plan = launch.runtime, launch.model, admission.plan
+    passed = [reason for reason in plan.reasons if reason.passed]
+    left_out = [reason for reason in plan.reasons if not reason.passed]
+    environment, reasons = sorted(plan.env_shown.items()), plan.env_reasons
+    inherited = [f"  {name}={value}" for name, value in environment if name not in reasons]
+    explained = [(f"{name}={value}", reasons[name]) for name, value in environment if name in reasons]
     sections = [
         f"{launch.model_id}: {model.architecture} {model.model_class}, {model.quantization}",
         f"Runtime: {runtime.path} ({runtime.kind}, {runtime.capabilities.version})",
-        "Command line:\n  " + shlex.join(made.argv),
-        "Why:\n" + table([(each.flag, each.value or "", each.reason) for each in passed], columns=columns),
+        "Command line:\n  " + shlex.join(plan.argv),
+        "Why:\n" + _reasons_table(passed, columns),
     ]
     if left_out:
-        sections.append(
-            "Left out:\n"
-            + table(
-                [(each.flag, each.value or "", each.reason.removeprefix("left out: ")) for each in left_out],
-                columns=columns,
-            )
-        )
-    sections.append("\n".join(["Environment:", *inherited, ours]))
-    sections.append(_memory(made))
+        sections.append("Left out:\n" + _reasons_table(left_out, columns))
+    sections.append("\n".join(["Environment:", *inherited, table(explained, columns=columns)]))
+    sections.append(_memory(plan))
     if len(admission.considered) > 1:
-        sections.append("Considered:\n" + table([_alternative(each) for each in admission.considered]))
+        sections.append("Considered:\n" + table(list(map(_alternative, admission.considered))))
     return "\n\n".join(sections)
 
 
-def _memory(made: LaunchPlan) -> str:
+def _reasons_table(reasons: Sequence[Reason], columns: int | None) -> str:
+    rows = [(reason.flag, reason.value or "", reason.reason.removeprefix("left out: ")) for reason in reasons]
+    return table(rows, columns=columns)
+
+
+def _memory(plan: LaunchPlan) -> str:
     from llamasup.planning.admission import memory_rows
 
-    memory = made.memory
+    memory = plan.memory
     source = "measured at an earlier load" if memory.measured else "estimated"
     verdict = "fits" if memory.fits else "does NOT fit"
     return f"Memory ({source}): {verdict}\n" + table(memory_rows(memory))
 
 
-def _alternative(made: LaunchPlan) -> tuple[str, str, str, str]:
-    slots = f"{made.parallel} × {made.ctx_size_of_slot} tokens"
-    verdict = "fits" if made.memory.fits else "does not fit"
-    return slots, f"KV cache {made.kv_type}", memory_text(made.memory.total_bytes), verdict
+def _alternative(plan: LaunchPlan) -> tuple[str, str, str, str]:
+    slots = f"{plan.parallel} × {plan.ctx_size_of_slot} tokens"
+    verdict = "fits" if plan.memory.fits else "does not fit"
+    return slots, f"KV cache {plan.kv_type}", memory_text(plan.memory.total_bytes), verdict

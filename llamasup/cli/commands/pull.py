@@ -8,7 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -16,11 +18,11 @@ import typer
 
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
-from llamasup.cli.options.values import whole_number
+from llamasup.cli.options.parsers import whole_number
 from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
-from llamasup.cli.process import STOP_SIGNALS, Interrupted
+from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
 from llamasup.downloads.hub_settings import hub_endpoint, hub_token
 from llamasup.downloads.reference import Ref, RepoRef, parse_ref
 from llamasup.errors import LlamasupError, UsageInvalid
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from llamasup.downloads.pull import DownloadOptions
     from llamasup.downloads.store import FetchedModel
 
-__all__ = ["PullOptions", "commands", "have_model"]
+__all__ = ["commands", "download_options", "ensure_downloaded"]
 
 commands = command_set()
 
@@ -42,13 +44,6 @@ REF_VARIABLE = "LLAMASUP_REF"
 _MAX_PARALLEL = 16  # more connections from one address are too many for a hub's servers
 
 T = TypeVar("T")
-
-
-def _parallel(text: str | int) -> int:
-    value = whole_number(text, least=1)
-    if value > _MAX_PARALLEL:
-        raise typer.BadParameter(f"{value} is more than {_MAX_PARALLEL}.")
-    return value
 
 
 Refs = Annotated[
@@ -62,7 +57,9 @@ Refs = Annotated[
 Quant = Annotated[
     str | None,
     typer.Option(
-        "--quant", metavar="QUANT", help="The quantization, as in org/repo:QUANT. Default: Q4_K_M or nearest."
+        "--quant",
+        metavar="QUANT",
+        help="The quantization, as in org/repo:QUANT. Default: Q4_K_M, or the nearest one.",
     ),
 ]
 Endpoint = Annotated[
@@ -79,7 +76,13 @@ AllowHttp = Annotated[
     bool, typer.Option("--allow-http", help="Also download over plain http, which others can tamper with.")
 ]
 Parallel = Annotated[
-    int, typer.Option("--parallel", parser=_parallel, metavar="N", help="Parallel requests for one file.")
+    int,
+    typer.Option(
+        "--parallel",
+        parser=partial(whole_number, minimum=1, maximum=_MAX_PARALLEL),
+        metavar="N",
+        help="Number of parallel requests for one file.",
+    ),
 ]
 
 
@@ -100,64 +103,48 @@ def pull(
 
     An interrupted download continues where it stopped. Complete files are not downloaded again.
     """
-    options = PullOptions(
-        folder=folder,
-        quant=quant,
-        endpoint=endpoint,
-        token_file=token_file,
-        allow_private=allow_private,
-        allow_http=allow_http,
-        parallel=parallel,
-        json=json,
-    )
 
     def act(view: View) -> int:
-        settings = options.for_downloads()
-        # A service passes a reference in the environment: ps shows arguments, and a URL may hold a secret.
+        settings = download_options(folder, endpoint, token_file, allow_private, allow_http, parallel)
+        # A service passes a reference in the environment: ps shows arguments, and a URL may contain a secret.
         names = (os.environ.get(REF_VARIABLE, "") if ref == "-" else ref for ref in refs)
-        codes = [_pull_one(name, options, settings, view) for name in names]
+        codes = [_pull_one(name, quant, settings, view, json=json) for name in names]
         return next(filter(None, codes), 0)
 
     return guarded(act)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullOptions:
-    """The options of ``llamasup pull``."""
+def download_options(
+    folder: Path | None = None,
+    endpoint: str | None = None,
+    token_file: Path | None = None,
+    allow_private: bool = False,
+    allow_http: bool = False,
+    parallel: int = 4,
+) -> DownloadOptions:
+    """Raises UsageInvalid for an invalid folder or endpoint, and the errors of ``hub_token``."""
+    from llamasup.downloads.pull import DownloadOptions
 
-    folder: Path | None = None
-    quant: str | None = None
-    endpoint: str | None = None
-    token_file: Path | None = None
-    allow_private: bool = False
-    allow_http: bool = False
-    parallel: int = 4
-    json: bool = False
-
-    def for_downloads(self) -> DownloadOptions:
-        """Raises UsageInvalid for an invalid endpoint, and what ``hub_token`` raises."""
-        from llamasup.downloads.pull import DownloadOptions
-
-        return DownloadOptions(
-            folder=expanded(self.folder or models_folder(), UsageInvalid, of="--folder"),
-            endpoint=hub_endpoint(os.environ, self.endpoint),
-            token=hub_token(os.environ, self.token_file),
-            private_addresses=self.allow_private,
-            allow_http=self.allow_http,
-            parallel=self.parallel,
-        )
+    return DownloadOptions(
+        folder=expanded(folder or models_folder(), UsageInvalid, of="--folder"),
+        endpoint=hub_endpoint(os.environ, endpoint),
+        token=hub_token(os.environ, token_file),
+        private_addresses=allow_private,
+        allow_http=allow_http,
+        parallel=parallel,
+    )
 
 
-def _pull_one(name: str, options: PullOptions, settings: DownloadOptions, view: View) -> int:
-    from llamasup.cli.output.download_view import Bar, Events, Lines
+def _pull_one(name: str, quant: str | None, settings: DownloadOptions, view: View, *, json: bool) -> int:
+    from llamasup.cli.output.download_view import ProgressBar, ProgressEvents, ProgressLines
 
-    events = Events(name) if options.json else None
+    events = ProgressEvents(name) if json else None
     began_s = time.monotonic()
     try:
-        ref = _ref(name, options.quant, settings.endpoint)
-        shown: DownloadView = events or (Bar() if sys.stderr.isatty() else Lines(view, live=False))
-        with shown:
-            model = _downloaded(ref, settings, shown, view)
+        ref = _ref(name, quant, settings.endpoint)
+        progress = events or (ProgressBar() if sys.stderr.isatty() else ProgressLines(view, live=False))
+        with closing(progress):
+            model = _downloaded(ref, settings, progress)
     except LlamasupError as error:
         if events is not None:
             events.event(
@@ -173,12 +160,12 @@ def _pull_one(name: str, options: PullOptions, settings: DownloadOptions, view: 
         events.event(
             "done",
             path=str(model.path),
-            parts=[str(each) for each in model.parts],
+            parts=[str(part) for part in model.parts],
             mmproj=None if model.mmproj is None else str(model.mmproj),
             seconds=round(time.monotonic() - began_s, 3),
         )
     else:
-        _say(view, _summary(ref, model, shown, time.monotonic() - began_s))
+        _say(view, _summary(ref, model, time.monotonic() - began_s))
         write_result(str(model.path))
     return 0
 
@@ -200,15 +187,15 @@ def _ref(name: str, quant: str | None, endpoint: str) -> Ref:
     return replace(ref, quant=quant)
 
 
-def _downloaded(ref: Ref, settings: DownloadOptions, shown: DownloadView, view: View) -> FetchedModel:
-    """As ``downloads.pull``. A signal ends it: raises Interrupted after a line about what is kept."""
+def _downloaded(ref: Ref, settings: DownloadOptions, progress: DownloadView) -> FetchedModel:
+    """As ``downloads.pull``. After a signal, shows the size of the partial file and raises Interrupted."""
     from llamasup.downloads.pull import pull as download
 
     try:
-        return _interruptible(download(ref, settings, shown))
+        return _interruptible(download(ref, settings, progress))
     except Interrupted:
-        kept = f"; {memory_text(shown.done_bytes)} are kept" if shown.done_bytes else ""
-        shown.say(f"Stopped{kept}. Run the same command to continue.")
+        kept = f"; {memory_text(progress.done_bytes)} are kept" if progress.done_bytes else ""
+        progress.say(f"Stopped{kept}. Run the same command to continue.")
         raise
 
 
@@ -216,17 +203,17 @@ def _interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work``; a signal cancels it, and raises Interrupted when it has cleaned up."""
     import asyncio
 
-    heard: list[str] = []
+    signals: list[str] = []
 
     async def act() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
-        def hear(name: str) -> None:
-            heard.append(name)
+        def cancel(name: str) -> None:
+            signals.append(name)
             loop.call_soon_threadsafe(task.cancel)
 
-        STOP_SIGNALS.deliver_to(hear)
+        STOP_SIGNALS.deliver_to(cancel)
         try:
             return await work
         finally:
@@ -235,16 +222,16 @@ def _interruptible(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(act())
     except asyncio.CancelledError:
-        name = heard[0] if heard else "SIGINT"
+        name = signals[0] if signals else "SIGINT"
         is_signal = name in signal.Signals.__members__
         raise Interrupted(
             signal.Signals[name] if is_signal else signal.SIGTERM, "" if is_signal else name
         ) from None
 
 
-def _summary(ref: Ref, model: FetchedModel, shown: DownloadView, seconds: float) -> str:
-    name = str(ref)  # without the query of a URL: it may hold a secret
-    size = sum(each.stat().st_size for each in model.parts)
+def _summary(ref: Ref, model: FetchedModel, seconds: float) -> str:
+    name = str(ref)  # without the query of a URL, which may contain a secret
+    size = sum(part.stat().st_size for part in model.parts)
     parts = f" in {len(model.parts)} parts" if len(model.parts) > 1 else ""
     mmproj = f", and {model.mmproj.name}" if model.mmproj else ""
     return (
@@ -257,12 +244,12 @@ def _say(view: View, text: str) -> None:
     view.say("info", "download", text)
 
 
-def have_model(name: str, view: View) -> None:
-    """Download the model that ``name`` refers to, unless it is in the models folder.
+def ensure_downloaded(name: str, view: View) -> None:
+    """Download the model that ``name`` refers to, unless it is a file or in the models folder.
 
-    A downloaded model is used without a request to the hub. Raises what ``pull`` raises.
+    A downloaded model is used without a request to the hub. Raises the errors of ``downloads.pull``.
     """
-    from llamasup.cli.output.download_view import Lines
+    from llamasup.cli.output.download_view import ProgressLines
     from llamasup.downloads.store import downloaded
 
     if not name.startswith(("http://", "https://")) and Path(name).expanduser().exists():
@@ -271,8 +258,8 @@ def have_model(name: str, view: View) -> None:
     ref = parse_ref(name, endpoint)
     if ref is None or downloaded(ref, models_folder()) is not None:
         return
-    settings = PullOptions().for_downloads()
+    settings = download_options()
     began_s = time.monotonic()
-    with Lines(view, live=sys.stderr.isatty()) as shown:
-        model = _downloaded(ref, settings, shown, view)
+    with closing(ProgressLines(view, live=sys.stderr.isatty())) as progress:
+        model = _downloaded(ref, settings, progress)
     _say(view, f"Downloaded {model.path.name} in {duration_text(time.monotonic() - began_s)}")

@@ -1,4 +1,4 @@
-"""``llamasup rm``: deletes models from the models folder, with every file that belongs to them."""
+"""``llamasup rm``: deletes models from the models folder, with all their files."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")
 def rm(models: Models, *, folder: o.ModelsFolder = None, yes: Yes = False, json: o.Json = False) -> int:
     """Delete models from the models folder.
 
-    Deletes every part of a model, its projector, and the files of unfinished downloads. If one model cannot
-    be deleted, none is.
+    The command deletes every part of a model, its projector, and the files of unfinished downloads. If one
+    model cannot be deleted, none is.
     """
 
     def act(view: View) -> int:
@@ -58,14 +58,14 @@ def rm(models: Models, *, folder: o.ModelsFolder = None, yes: Yes = False, json:
         for removal in removals:
             size = memory_text(removal.size_bytes)
             view.say("info", "rm", f"{removal.name}: {_names(removal, top)} ({size})")
-        if not yes and not _agreed(removals, view):
+        if not yes and not _is_confirmed(removals, view):
             view.say("info", "rm", "Nothing was deleted.")
             return 1
         freed = sum(removal.size_bytes for removal in removals)
         for removal in removals:
             remove(removal, top)
             view.say("info", "rm", f"Deleted {_names(removal, top)}.")
-        sweep_slots()  # deletes the kept conversations of these models
+        sweep_slots()  # deletes the saved slots of these models
         if json:
             paths = [str(path) for removal in removals for path in (*removal.files, *removal.downloads)]
             write_json({"removed": paths, "freed_bytes": freed})
@@ -76,16 +76,12 @@ def rm(models: Models, *, folder: o.ModelsFolder = None, yes: Yes = False, json:
 
 
 def _names(removal: Removal, folder: Path) -> str:
-    """The files that are removed, relative to the models ``folder``; without llamasup's own records."""
-    shown = (*removal.files, *removal.downloads) or removal.leftovers
-    return ", ".join(_name(each, folder) for each in shown)
+    """The files to remove, relative to the models ``folder``; without llamasup's own records."""
+    paths = (*removal.files, *removal.downloads) or removal.leftovers
+    return ", ".join(str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in paths)
 
 
-def _name(path: Path, folder: Path) -> str:
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
-
-
-def _agreed(removals: Sequence[Removal], view: View) -> bool:
+def _is_confirmed(removals: Sequence[Removal], view: View) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageInvalid(
             f"Deleting {plural(len(removals), 'model')} needs confirmation, but there is no terminal.",
@@ -99,12 +95,12 @@ def _refuse_loaded(removal: Removal) -> None:
     """Raises UsageInvalid if a process of this user was started with one of the files."""
     import psutil
 
-    files = {str(each.resolve()) for each in removal.files}
+    files = {str(file.resolve()) for file in removal.files}
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or ()
+        command_line = process.info["cmdline"] or ()
         # llama-server has the path after a flag; a program that only reads the file has it as an argument.
-        named = [word for flag, word in pairwise(words) if flag.startswith("-")]
-        paths = (path for word in named for path in (word, *_adapters(word)))
+        values = [value for flag, value in pairwise(command_line) if flag.startswith("-")]
+        paths = (path for value in values for path in (value, *_adapters(value)))
         models = [path for path in paths if path.lower().endswith(".gguf")]
         if models and not files.isdisjoint(_real_paths(models, process)):
             raise UsageInvalid(
@@ -113,17 +109,17 @@ def _refuse_loaded(removal: Removal) -> None:
             )
 
 
-def _adapters(word: str) -> list[str]:
+def _adapters(value: str) -> list[str]:
     """The paths in an argument such as ``a.gguf:0.5,b.gguf:0``, llama-server's syntax for adapters."""
-    return [each.rpartition(":")[0] or each for each in word.split(",")]
+    return [adapter.rpartition(":")[0] or adapter for adapter in value.split(",")]
 
 
 def _real_paths(paths: Sequence[str], process: psutil.Process) -> Iterator[str]:
-    """The paths as ``process`` sees them from its own folder."""
+    """The paths, relative to the working directory of ``process``."""
     import psutil
 
     try:
         folder = process.cwd()
-    except psutil.Error:  # another user's, or it has ended
+    except psutil.Error:  # another user's process, or an ended one
         folder = "/"
     return (os.path.realpath(os.path.join(folder, path)) for path in paths)  # noqa: PTH118 - text, as given

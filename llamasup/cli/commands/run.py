@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,7 +16,8 @@ from llamasup.cli.options.model import WithExtra
 
 if TYPE_CHECKING:
     from llamasup.cli.output.view import View
-    from llamasup.service.run import RunOptions
+    from llamasup.service.run import Service
+    from llamasup.supervision.events import Bus
 
 __all__ = ["commands"]
 
@@ -32,21 +35,21 @@ def run(
     settings: o.ModelSettings,
     serving: o.Serving,
     foreground: o.Foreground,
-    attached: o.Attached,
+    parent: o.ParentProgram,
     logging: o.Logging,
 ) -> int:
     """Serve one model in the foreground."""
     from llamasup.cli.foreground import OutputOptions, serve_until_stopped
 
-    if attached["sidecar"] and not o.was_given(ctx, "port"):
+    if parent["sidecar"] and not o.was_given(ctx, "port"):
         listening["port"] = 0
 
-    def ask() -> RunOptions:
+    def prepare() -> Callable[[Bus], Service]:
         from llamasup.auth.key_source import environment_keys
-        from llamasup.service.run import RunOptions
+        from llamasup.service.run import RunOptions, Service
         from llamasup.service.systemd.notify import take_sockets
 
-        return RunOptions(
+        options = RunOptions(
             model=model,
             settings=settings,
             api_keys=environment_keys(os.environ),
@@ -56,16 +59,17 @@ def run(
             **serving,
             **foreground,
         )
+        return partial(Service, options)
 
     def download(view: View) -> None:
         from llamasup.downloads.reference import is_reference
 
         if is_reference(model):
-            from llamasup.cli.commands.pull import have_model
+            from llamasup.cli.commands.pull import ensure_downloaded
 
-            have_model(model, view)
+            ensure_downloaded(model, view)
 
-    output = OutputOptions(**attached, **logging)
+    output = OutputOptions(**parent, **logging)
     return serve_until_stopped(
-        ask, output, ctx.obj, "checking the model and the machine", before_serving=download
+        prepare, output, ctx.obj, "checking the model and the machine", before_serving=download
     )

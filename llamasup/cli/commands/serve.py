@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +18,10 @@ from llamasup.errors import UsageInvalid
 if TYPE_CHECKING:
     from llamasup.cli.foreground import OutputOptions
     from llamasup.config import Config
-    from llamasup.service.serve import ServeOptions
+    from llamasup.service.serve import ServeService
+    from llamasup.supervision.events import Bus
 
-__all__ = ["commands", "serve_models", "with_given"]
+__all__ = ["commands", "serve_models", "with_overrides"]
 
 commands = command_set()
 
@@ -30,18 +33,18 @@ def serve(
     *,
     config: o.ConfigFile = None,
     watch: o.Watch = False,
-    beside: o.BesideConfig,
+    overrides: o.ConfigOverrides,
     runtime: o.RuntimeOption = None,
-    attached: o.Attached,
+    parent: o.ParentProgram,
     logging: o.Logging,
 ) -> int:
     """Serve many models, from a config or from folders."""
     from llamasup.cli.foreground import OutputOptions
 
-    output = OutputOptions(**attached, **logging)
-    if attached["sidecar"] and beside["port"] is None:
-        beside["port"] = 0
-    return serve_models(config, output, began_s=ctx.obj, watch=watch, runtime=runtime, **beside)
+    output = OutputOptions(**parent, **logging)
+    if parent["sidecar"] and overrides["port"] is None:
+        overrides["port"] = 0
+    return serve_models(config, output, began_s=ctx.obj, watch=watch, runtime=runtime, **overrides)
 
 
 def serve_models(
@@ -62,42 +65,40 @@ def serve_models(
 
     given = {name: value for name, value in options.items() if value is not None and value is not False}
 
-    def ask() -> ServeOptions:
+    def prepare() -> Callable[[Bus], ServeService]:
         from llamasup.auth.key_source import environment_keys
         from llamasup.config import Config, load
         from llamasup.config.sources import VARIABLE, find_config
-        from llamasup.service.serve import serve_options
+        from llamasup.service.serve import ServeService, serve_options
         from llamasup.service.systemd.notify import take_sockets
         from llamasup.system.storage.paths import expanded, refuse_no_folder
 
-        folders = tuple(expanded(each, of="--models-dir") for each in models_dir)
+        folders = tuple(expanded(folder, of="--models-dir") for folder in models_dir)
         refuse_no_folder(folders, of="--models-dir")
-        # With folders on the command line a config is optional: only a named one is read.
+        # With folders on the command line, a config in a default path is not read.
         is_named = config_file is not None or bool(os.environ.get(VARIABLE))
         path = find_config(config_file, os.environ) if is_named or not folders else None
 
         def read() -> Config:
             config = Config() if path is None else load(path, os.environ, more_models=bool(folders))
-            return with_given(config, folders, watch=watch, token_file=token_file)
+            return with_overrides(config, folders, watch=watch, token_file=token_file)
 
-        return serve_options(
+        options = serve_options(
             read,
             config_file=path,
             api_keys=environment_keys(os.environ),
             sockets=take_sockets(os.environ),
             **given,
         )
+        return partial(ServeService, options)
 
-    def make(options: Any, bus: Any) -> Any:
-        from llamasup.service.serve import ServeService
-
-        return ServeService(options, bus)
-
-    return serve_until_stopped(ask, output, began_s, "checking the models and the machine", make=make)
+    return serve_until_stopped(prepare, output, began_s, "checking the models and the machine")
 
 
-def with_given(config: Config, folders: tuple[Path, ...], *, watch: bool, token_file: Path | None) -> Config:
-    """``config`` with what the command line adds to it. Called each time that the config is read."""
+def with_overrides(
+    config: Config, folders: tuple[Path, ...], *, watch: bool, token_file: Path | None
+) -> Config:
+    """``config`` with the values of the command line. Called each time that the config is read."""
     from msgspec import structs
 
     from llamasup.system.storage.paths import expanded

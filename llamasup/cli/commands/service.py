@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +13,8 @@ import typer
 
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
-from llamasup.cli.options.groups import Group, switch, takes_groups, text
-from llamasup.cli.options.model import WithExtra
+from llamasup.cli.options.groups import Group, path, switch, takes_groups, text
+from llamasup.cli.options.model import SETTINGS, WithExtra
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
@@ -32,39 +32,40 @@ __all__ = ["commands"]
 
 commands = command_set("service", "Run llamasup as a systemd service.")
 
-_USER_HELP = "Use your own service manager instead of the system's."
+_USER_HELP = "Use the service manager of your user (systemctl --user), not the system's."
 User = Annotated[bool, typer.Option("--user", help=_USER_HELP)]
-_UNIT = Group(
+_SERVE_ONLY = ("models_dir", "token_file")
+_ARGUMENTS = Group(
     (
-        switch("--user", "user", _USER_HELP),
+        path("--config", "Serve the models of this config.", metavar="FILE"),
+        *(option for option in o.CONFIG_OVERRIDES.options if option.field in _SERVE_ONLY),
+        switch("--watch", o.WATCH_HELP),
+        switch("--user", _USER_HELP),
         text(
             "--name",
-            "name",
             "NAME",
-            "The unit is llamasup-NAME.service. Default: the model's name, or serve.",
+            "Name of the service (unit: llamasup-NAME.service). Default: the model's name, or serve.",
         ),
         text(
             "--run-as",
-            "run_as",
             "USER",
-            "User of the service. Default: a dynamic user that exists while it runs.",
+            "User that runs the service. Default: a dynamic user, which exists only while the service runs.",
         ),
+        *o.LISTENING.options,
+        text("--runtime", o.RUNTIME_METAVAR, o.RUNTIME_HELP),
+        *SETTINGS.options,
+        *o.SERVING.options,
+        *o.LOGGING.options,
     )
 )
-UnitOptions = Annotated[o.OptionValues, _UNIT]
-# Options that serve has and run has not.
-_BESIDE = Group(tuple(each for each in o.BESIDE_CONFIG.options if each.field in {"models_dir", "token_file"}))
-Beside = Annotated[o.OptionValues, _BESIDE]
+Arguments = Annotated[o.OptionValues, _ARGUMENTS]
 Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A GGUF file, org/repo[:quant], an https URL, or 'demo'. Without it: serve many models.",
+        help="A GGUF file, org/repo[:quant], an https URL, or 'demo'. Without MODEL: serve many models.",
         show_default=False,
     ),
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="Serve the models of this config.")
 ]
 Now = Annotated[bool, typer.Option("--now", help="Also start the service, now and at every boot.")]
 Service = Annotated[
@@ -75,30 +76,14 @@ Service = Annotated[
 
 @commands.command("print", cls=WithExtra)
 @takes_groups
-def print_(
-    ctx: typer.Context,
-    model: Model = None,
-    *,
-    config: ConfigFile = None,
-    beside: Beside,
-    watch: o.Watch = False,
-    unit: UnitOptions,
-    listening: o.Listening,
-    runtime: o.RuntimeOption = None,
-    settings: o.ModelSettings,
-    serving: o.Serving,
-    logging: o.Logging,
-    json: o.Json = False,
-) -> int:
+def print_(ctx: typer.Context, model: Model = None, *, arguments: Arguments, json: o.Json = False) -> int:
     """Print the unit file that install would write.
 
-    With MODEL the options are those of run, otherwise those of serve.
+    With MODEL, the options are those of run. Without, they are those of serve.
     """
-    given = {**listening, **serving, **logging}
-    asked = _asked(ctx, model, settings, given, config, {**beside, "watch": watch}, runtime=runtime, **unit)
 
     def act(view: View) -> None:
-        unit = asked.unit()
+        unit = _UnitArguments(ctx, model, arguments).unit()
         text = unit_text(unit)
         path = str(Units(unit.of_user).path(unit.file_name))
         if json:
@@ -115,29 +100,19 @@ def install(
     ctx: typer.Context,
     model: Model = None,
     *,
-    config: ConfigFile = None,
-    beside: Beside,
-    watch: o.Watch = False,
-    unit: UnitOptions,
-    listening: o.Listening,
-    runtime: o.RuntimeOption = None,
-    settings: o.ModelSettings,
-    serving: o.Serving,
-    logging: o.Logging,
+    arguments: Arguments,
     json: o.Json = False,
     now: Now = False,
 ) -> int:
     """Write or update the unit file of a service.
 
-    With MODEL the options are those of run, otherwise those of serve.
+    With MODEL, the options are those of run. Without, they are those of serve.
     """
-    given = {**listening, **serving, **logging}
-    asked = _asked(ctx, model, settings, given, config, {**beside, "watch": watch}, runtime=runtime, **unit)
 
     def act(view: View) -> None:
-        units = Units(asked.user)
+        units = Units(arguments["user"])
         units.demand()
-        unit = asked.unit()
+        unit = _UnitArguments(ctx, model, arguments).unit()
         path = units.path(unit.file_name)
         was_there = units.own(unit.file_name) is not None
         changed = units.write(unit.file_name, unit_text(unit))
@@ -145,14 +120,14 @@ def install(
         units.systemctl("daemon-reload")
         if now:
             units.systemctl("enable", unit.file_name)
-            # Waits until it is ready. A changed unit needs a restart.
+            # systemctl waits until the service is ready. A changed unit needs a restart.
             units.systemctl("restart" if changed else "start", unit.file_name, timeout_s=None)
             _say(view, f"{unit.file_name} is ready, and will start at every boot")
         else:
             prefix = "systemctl --user" if unit.of_user else "systemctl"
             _say(view, f"  → Start it: {prefix} enable --now {unit.file_name}")
         if unit.of_user:
-            _say(view, "  → It stops at the end of your last session. To keep it: loginctl enable-linger")
+            _say(view, "  → It stops when you log out. To keep it running: loginctl enable-linger")
         if os.environ.get("LLAMASUP_API_KEY") and _has_no_key(unit):
             _say(view, "  → The service does not see your $LLAMASUP_API_KEY: use --api-key-file.")
         if json:
@@ -205,15 +180,16 @@ def status(name: Service, user: User = False, json: o.Json = False) -> int:
 
 def _has_no_key(unit: Unit) -> bool:
     """Whether the unit passes no key. A user's own service with a config reads its keys itself."""
-    told = any(each.option == "--api-key-file" for each in unit.credentials)
-    return not told and not (unit.of_many and unit.of_user)
+    has_file = any(credential.option == "--api-key-file" for credential in unit.credentials)
+    return not has_file and not (unit.of_many and unit.of_user)
 
 
 def _file_name(text: str) -> str:
     """The unit of a service, given by its name, its unit or its model."""
     if not PurePath(text).name:
         raise UsageInvalid(
-            f"{text!r} is not the name of a service.", remedy="Give its name, its unit or its model."
+            f"{text!r} is not the name of a service.",
+            remedy="Give the name of a service, its unit or its model.",
         )
     name = text.removeprefix("llamasup-").removesuffix(".service") if text.endswith(".service") else text
     return f"llamasup-{checked_name(name_for(name))}.service"
@@ -255,96 +231,74 @@ def _say(view: View, text: str) -> None:
 # --- the unit of the options -------------------------------------------------------------------------
 
 
-def _asked(
-    ctx: typer.Context,
-    model: str | None,
-    settings: Settings,
-    given: o.OptionValues,
-    config: Path | None,
-    beside: o.OptionValues,
-    **unit: Any,
-) -> Asked:
-    flags = {each.name or "": each.opts[0] for each in ctx.command.params}
-    chosen = {name: flag for name, flag in flags.items() if o.was_given(ctx, name)}
-    return Asked(
-        model=model, settings=settings, given=given, config=config, beside=beside, chosen=chosen, **unit
-    )
-
-
-_NAME_OF_MANY = "serve"
-# Options that run and serve have.
-_OF_BOTH = (
+_SERVE_NAME = "serve"
+# Options of both run and serve.
+_COMMON_FIELDS = (
     *("host", "port", "insecure_no_auth", "api_key_file", "tls_cert", "tls_key"),
     *(option.field for option in o.LOGGING.options),
 )
 # Options of every service.
-_OF_SERVICES = ("user", "name", "run_as", "json", "now", "runtime")
-_OF_MANY = ("config", "models_dir", "watch", "token_file")
+_UNIT_FIELDS = ("user", "name", "run_as", "json", "now", "runtime")
+_SERVE_FIELDS = ("config", "watch", *_SERVE_ONLY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The arguments of ``install`` and ``print`` by field: ``given`` are the options of ``run``, ``beside``
-    those that only ``serve`` has, ``chosen`` the flags on the command line.
-    """
+class _UnitArguments:
+    """The arguments of ``install`` and ``print``: ``values`` by field, and the given ``flags`` by field."""
 
-    model: str | None
-    settings: Settings
-    given: Mapping[str, Any]
-    config: Path | None
-    beside: Mapping[str, Any]
-    chosen: Mapping[str, str]
-    runtime: str | None
-    user: bool
-    name: str | None
-    run_as: str | None
+    def __init__(self, ctx: typer.Context, model: str | None, values: Mapping[str, Any]) -> None:
+        flags = {parameter.name or "": parameter.opts[0] for parameter in ctx.command.params}
+        self.flags = {field: flag for field, flag in flags.items() if o.was_given(ctx, field)}
+        self.model = model
+        self.values = values
 
     def unit(self) -> Unit:
-        """Raises what ``run`` or ``serve`` would; UsageInvalid, ConfigInvalid."""
-        of_many = [self.chosen[each] for each in _OF_MANY if each in self.chosen]
+        """The unit to write. Raises UsageInvalid, ConfigInvalid, and the errors of ``run`` or ``serve``."""
+        serve_flags = [self.flags[field] for field in _SERVE_FIELDS if field in self.flags]
         if self.model is not None:
-            if of_many:
+            if serve_flags:
                 raise UsageInvalid(
-                    f"MODEL and {of_many[0]} exclude each other: a service serves one model, or many.",
+                    f"MODEL and {serve_flags[0]} exclude each other: a service serves one model, or many.",
                     remedy="Leave one of them out. A config names its own models.",
                 )
-            return self._of_one(self.model)
-        if "config" not in self.chosen and "models_dir" not in self.chosen:
+            return self._run_unit(self.model)
+        if "config" not in self.flags and "models_dir" not in self.flags:
             raise UsageInvalid(
                 "Nothing to serve: neither MODEL, --config nor --models-dir is given.",
                 remedy="Give a MODEL, or --config FILE for many models.",
             )
-        of_one = self.chosen.keys() - {*_OF_MANY, *_OF_BOTH, *_OF_SERVICES}
-        if of_one:
-            flag = min(self.chosen[each] for each in of_one)
+        run_only = self.flags.keys() - {*_SERVE_FIELDS, *_COMMON_FIELDS, *_UNIT_FIELDS}
+        if run_only:
+            flag = min(self.flags[field] for field in run_only)
             raise UsageInvalid(
                 f"{flag} needs MODEL: with --config or --models-dir it is a setting of the config.",
                 remedy="Set it in the config (docs/configuration.md).",
             )
-        return self._of_many()
+        return self._serve_unit()
 
     @property
     def _account(self) -> Account:
         from llamasup.service.systemd.installation import Account
 
-        return Account(of_user=self.user, run_as=self.run_as)
+        return Account(of_user=self.values["user"], run_as=self.values["run_as"])
 
-    def _of_one(self, model: str) -> Unit:
+    def _run_unit(self, model: str) -> Unit:
         from llamasup.service.systemd.run_unit import ServiceRequest, unit_for
 
+        options = (*o.LISTENING.options, *o.SERVING.options, *o.LOGGING.options)
+        name = self.values["name"]
         request = ServiceRequest(
             model=model,
-            settings=self.settings,
-            given=self.given,
+            settings=Settings(**{option.field: self.values[option.field] for option in SETTINGS.options}),
+            given={option.field: self.values[option.field] for option in options},
             arguments=o.run_arguments,
-            runtime=self.runtime,
-            name=None if self.name is None else checked_name(self.name),
+            runtime=self.values["runtime"],
+            name=None if name is None else checked_name(name),
             account=self._account,
         )
         return unit_for(request, os.environ)
 
-    def _of_many(self) -> Unit:
-        from llamasup.cli.commands.serve import with_given
+    def _serve_unit(self) -> Unit:
+        from llamasup.cli.commands.serve import with_overrides
         from llamasup.config import Config
         from llamasup.config.sources import find_config
         from llamasup.service.systemd.installation import plain_path
@@ -352,62 +306,64 @@ class Asked:
         from llamasup.system.storage.paths import expanded
 
         self._account.check()
-        name = checked_name(self.name or _NAME_OF_MANY)
-        path = None if self.config is None else plain_path(find_config(self.config, os.environ))
+        values = self.values
+        name = checked_name(values["name"] or _SERVE_NAME)
+        path = None if values["config"] is None else plain_path(find_config(values["config"], os.environ))
         environ = service_environment(name, self._account, os.environ)
-        folders = tuple(plain_path(expanded(each)) for each in self.beside["models_dir"])
+        folders = tuple(plain_path(expanded(folder)) for folder in values["models_dir"])
         config = (
             Config()
             if path is None
-            else _sound_config(path, environ, own_folders(name), more_models=bool(folders))
+            else _checked_config(path, environ, own_folders(name), more_models=bool(folders))
         )
-        given = {each: self.given[each] if each in self.chosen else None for each in _OF_BOTH}
-        given |= {each: self.given[each] for each in ("insecure_no_auth", "log_level", "log_format")}
-        given |= {**self.beside, "models_dir": tuple(map(str, folders)), "ready_file": None}
-        for each, value in given.items():
+        given = {field: values[field] if field in self.flags else None for field in _COMMON_FIELDS}
+        always = ("insecure_no_auth", "log_level", "log_format", "token_file", "watch")
+        given |= {field: values[field] for field in always}
+        given |= {"models_dir": tuple(map(str, folders)), "ready_file": None}
+        for field, value in given.items():
             if isinstance(value, Path):
-                given[each] = plain_path(expanded(str(value)))
+                given[field] = plain_path(expanded(str(value)))
         request = ServeRequest(
             name=name,
-            config=with_given(config, folders, watch=self.beside["watch"], token_file=given["token_file"]),
+            config=with_overrides(config, folders, watch=values["watch"], token_file=given["token_file"]),
             config_file=path,
             given=given,
             arguments=o.serve_arguments,
-            runtime=self.runtime,
+            runtime=values["runtime"],
             account=self._account,
         )
         return serve_unit(request, os.environ)
 
 
-def _sound_config(
+def _checked_config(
     path: Path, environ: Mapping[str, str], own: tuple[str, ...], *, more_models: bool
 ) -> Config:
-    """The config as the service will read it. Raises ConfigInvalid with every mistake and missing file."""
+    """The config as the service will read it. Raises ConfigInvalid with every problem."""
     from msgspec import structs
 
-    from llamasup.cli.commands.config_check import missing_here
+    from llamasup.cli.commands.config_check import environment_issues
     from llamasup.config.issues import ConfigIssues
     from llamasup.config.reading import read
     from llamasup.http.address import UnixAddress
 
-    def is_own(place: PurePath) -> bool:
-        return any(place.is_relative_to(each) for each in own)
+    def is_own(path: PurePath) -> bool:
+        return any(path.is_relative_to(folder) for folder in own)
 
     reading, issues = read(path, environ, more_models=more_models)
     config = reading.config
     log = config.http.access_log
-    # Its own folders are created at its start; whether it needs a key depends on more than the config.
-    looked_for = structs.replace(
+    # systemd creates its own folders at its start. Whether it needs a key depends on more than the config.
+    to_check = structs.replace(
         config,
         listen=tuple(
-            each
-            for each in config.listen
-            if not (isinstance(each, UnixAddress) and is_own(PurePath(each.path)))
+            address
+            for address in config.listen
+            if not (isinstance(address, UnixAddress) and is_own(PurePath(address.path)))
         ),
         http=structs.replace(config.http, access_log=None if log is None or is_own(log) else log),
         auth=structs.replace(config.auth, insecure_no_auth=True),
     )
-    issues += missing_here(replace(reading, config=looked_for), environ)
+    issues += environment_issues(replace(reading, config=to_check), environ)
     if issues:
         raise ConfigIssues(str(path), issues)
     return config

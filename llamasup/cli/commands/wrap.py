@@ -1,9 +1,10 @@
-"""``llamasup wrap``: an existing llama-server command line becomes a service."""
+"""``llamasup wrap``: supervises an existing llama-server command line."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,10 +12,11 @@ import typer
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
-from llamasup.cli.options.values import one_of
+from llamasup.cli.options.parsers import one_of
 
 if TYPE_CHECKING:
-    from llamasup.service.options import WrapOptions
+    from llamasup.service.run import Service
+    from llamasup.supervision.events import Bus
 
 __all__ = ["commands"]
 
@@ -32,15 +34,15 @@ ServerLog = Annotated[
         "--server-log",
         metavar="stderr|file",
         parser=one_of("stderr", "file"),
-        help="Where llama-server's log goes: to standard error and its file, or only to the file.",
+        help="Write llama-server's log to standard error and to its file, or only to the file.",
     ),
 ]
 Strict = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Refuse what llama-server allows: foreign Host and Origin headers, tools, changes of /props "
-        "and slots, and an address that other machines can reach without a key.",
+        help="Also refuse what llama-server allows: foreign Host and Origin headers, tools, changes of "
+        "/props and slots, and an address that other machines can reach without a key.",
     ),
 ]
 
@@ -54,7 +56,7 @@ def wrap(
     strict: Strict = False,
     serving: o.Serving,
     foreground: o.Foreground,
-    attached: o.Attached,
+    parent: o.ParentProgram,
     logging: o.Logging,
     server_log: ServerLog = "stderr",
 ) -> int:
@@ -65,15 +67,16 @@ def wrap(
     """
     from llamasup.cli.foreground import OutputOptions, serve_until_stopped
 
-    def ask() -> WrapOptions:
-        from llamasup.service.options import WrapOptions
+    def prepare() -> Callable[[Bus], Service]:
         from llamasup.service.systemd.notify import take_sockets
         from llamasup.supervision.wrap.planner import parse_command
 
         wrapping = parse_command(command, os.environ)
         if wrapping.line.asks:
-            _become(command)
-        return WrapOptions(
+            _exec(command)
+        from llamasup.service.run import Service, WrapOptions
+
+        options = WrapOptions(
             wrapping,
             sockets=take_sockets(os.environ),
             strict=strict,
@@ -81,11 +84,12 @@ def wrap(
             **serving,
             **foreground,
         )
+        return partial(Service, options)
 
-    output = OutputOptions(**attached, **logging, server_log=server_log)
-    return serve_until_stopped(ask, output, ctx.obj)
+    output = OutputOptions(**parent, **logging, server_log=server_log)
+    return serve_until_stopped(prepare, output, ctx.obj)
 
 
-def _become(command: Sequence[str]) -> None:
-    """A command line that only asks (``--version``) has nothing to supervise: llama-server answers it."""
+def _exec(command: Sequence[str]) -> None:
+    """Run llama-server in place of llamasup: it only prints something (``--version``) and exits."""
     os.execvp(command[0], list(command))  # noqa: S606 - what the user typed, no shell

@@ -1,7 +1,7 @@
-"""Groups of options: each option is declared once, used by several commands, and can be written back.
+"""Groups of options: each option is declared once, for several commands, and can be formatted again.
 
-A command names a parameter whose annotation carries a ``Group``. ``takes_groups`` puts the group's options in
-its place, so that Typer sees each of them and the command gets one value.
+A command has a parameter whose annotation contains a ``Group``. ``takes_groups`` replaces it by the options
+of the group, so that Typer sees each option and the command gets one value.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from llamasup.cli.options.values import seconds, seconds_or_never, whole_number
+from llamasup.cli.options.parsers import seconds, seconds_or_never, whole_number
 
 __all__ = [
     "Group",
     "Option",
     "count",
     "duration",
+    "format_arguments",
     "many",
     "number",
     "path",
@@ -29,50 +30,52 @@ __all__ = [
     "takes_groups",
     "text",
     "time_limit",
-    "written_back",
 ]
 
-Take = Callable[[typer.Context, Any], Any]
+Convert = Callable[[typer.Context, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option. ``field`` is the name of its value in the group.
 
-    ``shown`` is the parameter as Typer sees it, and ``unset`` its default there, which stands for the value
-    ``default``. ``take`` makes the value, and ``spell`` writes it back.
+    ``annotation`` and ``typer_default`` declare the parameter for Typer. ``convert`` makes the value, which
+    is ``default`` without the option, and ``to_arguments`` formats the value as arguments.
     """
 
     field: str
     default: Any
-    shown: Any
-    unset: Any
-    take: Take
-    spell: Callable[[Any], list[str]]
+    annotation: Any
+    typer_default: Any
+    convert: Convert
+    to_arguments: Callable[[Any], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Options that belong together. ``make`` makes the value of the group from theirs, given by field."""
+    """Options that belong together. ``make`` makes one value from their values by field."""
 
     options: tuple[Option, ...]
     make: Callable[..., Any] = dict
 
 
 def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``command(ctx, …)`` as Typer sees it."""
+    """``command(ctx, …)`` with a parameter for each option of its groups."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Group] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        group = next((each for each in get_args(hints[name])[1:] if isinstance(each, Group)), None)
+        group = next((extra for extra in get_args(hints[name])[1:] if isinstance(extra, Group)), None)
         if group is None:
             parameters.append(parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY))
         else:
             groups[name] = group
             parameters += [
                 inspect.Parameter(
-                    option.field, parameter.KEYWORD_ONLY, default=option.unset, annotation=option.shown
+                    option.field,
+                    parameter.KEYWORD_ONLY,
+                    default=option.typer_default,
+                    annotation=option.annotation,
                 )
                 for option in group.options
             ]
@@ -80,110 +83,114 @@ def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def grouped(ctx: typer.Context, **given: Any) -> Any:
         values = {
-            name: group.make(**{each.field: each.take(ctx, given.pop(each.field)) for each in group.options})
+            name: group.make(
+                **{option.field: option.convert(ctx, given.pop(option.field)) for option in group.options}
+            )
             for name, group in groups.items()
         }
         return command(ctx=ctx, **given, **values)
 
     grouped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    grouped.__annotations__ = {each.name: each.annotation for each in parameters}
+    grouped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return grouped
 
 
-def written_back(
+def format_arguments(
     options: Iterable[Option], values: Mapping[str, Any], always: Iterable[str] = ()
 ) -> list[str]:
     """The arguments for ``values``: those that differ from their default, and those in ``always``."""
-    words: list[str] = []
+    arguments: list[str] = []
     for option in options:
         value = values[option.field]
         if value != option.default or option.field in always:
-            words += option.spell(value)
-    return words
+            arguments += option.to_arguments(value)
+    return arguments
 
 
 # --- kinds of options --------------------------------------------------------------------------------
+# The field is the flag's name, unless it is given.
 
 
 def text(
     flag: str,
-    field: str,
     metavar: str,
-    help: str | None,
+    help: str,
     default: str | None = None,
     *,
     read: Callable[[str], Any] | None = None,
 ) -> Option:
     """``read`` converts the text, and returns a converted value unchanged."""
-    return _option(flag, field, metavar, help, default, str, read=read)
+    return _option(_field(flag), flag, metavar, help, default, str, read=read)
 
 
-def number(flag: str, field: str, metavar: str, help: str, default: int | None = None) -> Option:
-    return _option(flag, field, metavar, help, default, int, read=whole_number)
+def number(flag: str, metavar: str, help: str, default: int | None = None) -> Option:
+    return _option(_field(flag), flag, metavar, help, default, int, read=whole_number)
 
 
-def count(
-    flag: str, field: str, metavar: str, help: str, default: int | None = None, *, least: int = 0
-) -> Option:
-    """A number of at least ``least``."""
-    read = functools.partial(whole_number, least=least)
-    return _option(flag, field, metavar, help, default, int, read=read)
+def count(flag: str, metavar: str, help: str, default: int | None = None, *, minimum: int = 0) -> Option:
+    read = functools.partial(whole_number, minimum=minimum)
+    return _option(_field(flag), flag, metavar, help, default, int, read=read)
 
 
-def duration(flag: str, field: str, help: str, default: float) -> Option:
-    return _option(flag, field, "SECONDS", help, default, float, read=seconds)
+def duration(flag: str, help: str, default: float) -> Option:
+    return _option(f"{_field(flag)}_s", flag, "SECONDS", help, default, float, read=seconds)
 
 
-def time_limit(flag: str, field: str, help: str) -> Option:
-    """Seconds; None, which means no limit, without the option and for 0."""
-    return _option(flag, field, "SECONDS", help, None, float, read=seconds_or_never)
+def time_limit(flag: str, help: str) -> Option:
+    """Seconds; None (no limit) for 0 and without the option."""
+    return _option(f"{_field(flag)}_s", flag, "SECONDS", help, None, float, read=seconds_or_never)
 
 
-def path(flag: str, field: str, help: str) -> Option:
-    return _option(flag, field, "PATH", help, None, Path)
+def path(flag: str, help: str, metavar: str = "PATH") -> Option:
+    return _option(_field(flag), flag, metavar, help, None, Path)
 
 
-def switch(flag: str, field: str, help: str, *, off: Any = False, on: Any = True) -> Option:
+def switch(flag: str, help: str, *, field: str | None = None, off: Any = False, on: Any = True) -> Option:
     """``off`` is its value if absent, ``on`` if present."""
     return Option(
-        field,
+        field or _field(flag),
         default=off,
-        shown=Annotated[bool, typer.Option(flag, help=help)],
-        unset=False,
-        take=lambda _, given: on if given else off,
-        spell=lambda value: [flag] if value == on else [],
+        annotation=Annotated[bool, typer.Option(flag, help=help)],
+        typer_default=False,
+        convert=lambda _, given: on if given else off,
+        to_arguments=lambda value: [flag] if value == on else [],
     )
 
 
-def many(flag: str, field: str, metavar: str, help: str, *, read: Callable[[str], str]) -> Option:
+def many(
+    flag: str, metavar: str, help: str, *, field: str | None = None, read: Callable[[str], str]
+) -> Option:
     """An option that can be repeated; its value is a tuple."""
-    how = typer.Option(flag, metavar=metavar, help=f"{help} Repeatable.", parser=read)
+    option = typer.Option(flag, metavar=metavar, help=f"{help} Repeatable.", parser=read)
     return Option(
-        field,
+        field or _field(flag),
         default=(),
-        shown=Annotated[list[str] | None, how],
-        unset=None,
-        take=lambda _, given: tuple(given or ()),
-        spell=lambda value: [word for each in value for word in (flag, each)],
+        annotation=Annotated[list[str] | None, option],
+        typer_default=None,
+        convert=lambda _, given: tuple(given or ()),
+        to_arguments=lambda value: [argument for item in value for argument in (flag, item)],
     )
 
 
 def _option(
-    flag: str,
     field: str,
+    flag: str,
     metavar: str,
-    help: str | None,
+    help: str,
     default: Any,
     kind: Any,
     *,
     read: Callable[[Any], Any] | None = None,
 ) -> Option:
-    shown = Annotated[kind | None, typer.Option(flag, metavar=metavar, help=help, parser=read)]
     return Option(
         field,
         default=default,
-        shown=shown,
-        unset=default,
-        take=lambda _, given: given,
-        spell=lambda value: [flag, f"{value:g}" if isinstance(value, float) else str(value)],
+        annotation=Annotated[kind | None, typer.Option(flag, metavar=metavar, help=help, parser=read)],
+        typer_default=default,
+        convert=lambda _, given: given,
+        to_arguments=lambda value: [flag, f"{value:g}" if isinstance(value, float) else str(value)],
     )
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")

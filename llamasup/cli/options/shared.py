@@ -1,4 +1,4 @@
-"""Options that several commands have, each declared once: arguments, single options, and groups."""
+"""The arguments, options and groups of options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from llamasup.cli.options.groups import (
     Group,
     count,
     duration,
+    format_arguments,
     many,
     number,
     path,
     switch,
     text,
     time_limit,
-    written_back,
 )
 from llamasup.cli.options.model import SETTINGS
-from llamasup.cli.options.values import checked, one_of
+from llamasup.cli.options.parsers import checked, one_of
 from llamasup.http.address import allowed_host, allowed_media_host, allowed_origin
 from llamasup.llama_server.settings import Settings
 from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
 
 __all__ = [
-    "ATTACHED",
-    "BESIDE_CONFIG",
+    "CONFIG_OVERRIDES",
     "FOREGROUND",
     "LISTENING",
     "LOGGING",
+    "PARENT_PROGRAM",
+    "RUNTIME_HELP",
+    "RUNTIME_METAVAR",
     "SERVING",
-    "Attached",
-    "BesideConfig",
+    "WATCH_HELP",
     "ConfigFile",
+    "ConfigOverrides",
     "Foreground",
     "Json",
     "Listening",
@@ -44,6 +46,7 @@ __all__ = [
     "ModelSettings",
     "ModelsFolder",
     "OptionValues",
+    "ParentProgram",
     "RuntimeOption",
     "Serving",
     "Watch",
@@ -55,7 +58,7 @@ __all__ = [
 OptionValues = dict[str, Any]
 """Values by field: keyword arguments."""
 
-# --- what commands take ------------------------------------------------------------------------------
+# --- single parameters -------------------------------------------------------------------------------
 
 Model = Annotated[
     str,
@@ -69,174 +72,137 @@ ModelsFolder = Annotated[
         "--folder", metavar="DIR", help="The models folder. Default: ~/.local/share/llamasup/models."
     ),
 ]
-RuntimeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--runtime", metavar="PATH|NAME|embedded", help="The llama-server to use. Env: $LLAMASUP_RUNTIME."
-    ),
-]
+RUNTIME_METAVAR = "PATH|NAME|embedded"
+RUNTIME_HELP = "The llama-server to use: a path, a name on PATH, or embedded. Env: $LLAMASUP_RUNTIME."
+RuntimeOption = Annotated[str | None, typer.Option("--runtime", metavar=RUNTIME_METAVAR, help=RUNTIME_HELP)]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
         metavar="FILE",
-        help="Config file. Default: $LLAMASUP_CONFIG, "
-        "~/.config/llamasup/config.yaml or /etc/llamasup/config.yaml.",
+        help="Config file. Default: $LLAMASUP_CONFIG, ~/.config/llamasup/config.yaml or "
+        "/etc/llamasup/config.yaml.",
     ),
 ]
-Watch = Annotated[
-    bool, typer.Option("--watch", help="Reload the config when it changes, as with `watch: true`.")
-]
+WATCH_HELP = "Reload the config when it changes, as with `watch: true`."
+Watch = Annotated[bool, typer.Option("--watch", help=WATCH_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # --- groups ------------------------------------------------------------------------------------------
 
+_INSECURE = switch("--insecure-no-auth", "Accept requests from other machines without an API key.")
+
 # Where ``run`` listens: the fields of RunOptions.
 LISTENING = Group(
     (
-        text(
-            "--host",
-            "host",
-            "ADDRESS|PATH,...",
-            "Addresses and Unix sockets (*.sock) to listen on.",
-            "127.0.0.1",
-        ),
-        number("--port", "port", "N", "Port to listen on; 0 for any free port.", 8080),
-        path("--tls-cert", "tls_cert", "PEM certificate with its chain, for https."),
-        path("--tls-key", "tls_key", "PEM key of the certificate."),
-        path("--api-key-file", "api_key_file", "File with one API key per line. Env: $LLAMASUP_API_KEY."),
+        text("--host", "ADDRESS|PATH,...", "Addresses and Unix sockets (*.sock) to listen on.", "127.0.0.1"),
+        number("--port", "N", "Port to listen on; 0 for any free port.", 8080),
+        path("--tls-cert", "PEM file with the certificate and its chain, to serve https."),
+        path("--tls-key", "PEM file with the private key of the certificate."),
+        path("--api-key-file", "File with one API key per line. Env: $LLAMASUP_API_KEY."),
     )
 )
 
-# How any service serves: the fields of ServiceOptions.
+# For run and wrap: fields of ServiceOptions.
 SERVING = Group(
     (
-        switch(
-            "--insecure-no-auth",
-            "insecure_no_auth",
-            "Accept requests from other machines without an API key.",
-        ),
+        _INSECURE,
         many(
             "--allow-host",
-            "hosts",
             "NAME",
             "Accept this name in the Host header, in addition to localhost and the address.",
+            field="hosts",
             read=checked(allowed_host),
         ),
         many(
             "--allow-origin",
-            "origins",
             "ORIGIN",
             "Allow requests from web pages of this origin, such as http://localhost:3000.",
+            field="origins",
             read=checked(allowed_origin),
         ),
         many(
             "--remote-media",
-            "remote_media",
             "HOST",
             "Let llama-server fetch media URLs in requests from this host, or from `any` host.",
             read=checked(allowed_media_host),
         ),
         count(
-            "--max-concurrent",
-            "max_concurrent",
-            "N",
-            "Limit of concurrent requests. Default: the number of slots.",
-            least=1,
+            "--max-concurrent", "N", "Limit of concurrent requests. Default: the number of slots.", minimum=1
         ),
-        count("--max-queued", "max_queued", "N", "Limit of queued requests; further ones are refused.", 256),
+        count("--max-queued", "N", "Limit of queued requests. Further requests are refused.", 256),
         duration(
             "--wait-timeout",
-            "wait_timeout_s",
-            "How long a request may wait for a busy or loading model; 0: not at all.",
+            "How long a request may wait for a busy or loading model; 0: do not wait.",
             120.0,
         ),
-        time_limit("--request-timeout", "request_timeout_s", "How long a request may take; 0: no limit."),
+        time_limit("--request-timeout", "How long a request may take; 0: no limit."),
         switch(
-            "--stream-keepalive",
-            "stream_keepalive",
-            "Send comments on streams that wait, so that no proxy closes the connection.",
+            "--stream-keepalive", "Send comments on waiting streams, so that no proxy closes the connection."
         ),
-        switch("--no-warmup", "warm_up", "Do not generate a test token after a start.", off=True, on=False),
-        duration(
-            "--drain-timeout", "drain_timeout_s", "Time for requests in flight to finish at a stop.", 30.0
+        switch(
+            "--no-warmup", "Do not generate a test token after a start.", field="warm_up", off=True, on=False
         ),
-        duration(
-            "--stop-timeout",
-            "stop_timeout_s",
-            "Time for llama-server to exit before it is killed.",
-            10.0,
-        ),
-        path("--access-log", "access_log", "File for one JSON object per request; - for standard error."),
-        time_limit("--slow-request", "slow_request_s", "Log requests that take longer. Default: none."),
+        duration("--drain-timeout", "How long a stop waits for requests in flight to finish.", 30.0),
+        duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
+        path("--access-log", "Log each request to this file as a JSON object; - for standard error."),
+        time_limit("--slow-request", "Log requests that take longer than this. Default: off."),
     )
 )
 
-# Only for a service without a service manager: fields of ServiceOptions.
+# For run and wrap without a service manager: fields of ServiceOptions.
 FOREGROUND = Group(
     (
         switch(
             "--keep-trying",
-            "restart",
             "After too many crashes, retry every 5 minutes instead of exiting.",
+            field="restart",
             off=RestartPolicy(),
             on=RestartPolicy(half_open_s=HALF_OPEN_S),
         ),
-        path(
-            "--ready-file",
-            "ready_file",
-            "File to write the address to once llamasup is ready; removed at a stop.",
-        ),
+        path("--ready-file", "Write the address to this file once llamasup is ready; remove it at a stop."),
     )
 )
 
-# What serve takes in addition to its config: the fields that are given.
-BESIDE_CONFIG = Group(
+# Options of serve that replace or extend values of its config.
+CONFIG_OVERRIDES = Group(
     (
         many(
             "--models-dir",
-            "models_dir",
             "FOLDER",
             "Serve the models in this folder. With it a config is optional.",
             read=str,
         ),
         text(
             "--host",
-            "host",
             "ADDRESS|PATH,...",
-            "Addresses and Unix sockets to listen on; replaces the config's `listen`.",
+            "Addresses and Unix sockets to listen on. Replaces the config's `listen`.",
         ),
-        number("--port", "port", "N", "Port to listen on; 0 for any free port. Replaces the config's."),
-        switch(
-            "--insecure-no-auth",
-            "insecure_no_auth",
-            "Accept requests from other machines without an API key.",
-        ),
-        path("--api-key-file", "api_key_file", "File with one API key per line; replaces the config's."),
-        path("--tls-cert", "tls_cert", "PEM certificate with its chain; replaces the config's."),
-        path("--tls-key", "tls_key", "PEM key of the certificate."),
-        path("--token-file", "token_file", "File with the hub's token; replaces the config's."),
-        path("--ready-file", "ready_file", "File to write the address to once llamasup is ready."),
+        number("--port", "N", "Port to listen on; 0 for any free port. Replaces the config's port."),
+        _INSECURE,
+        path("--api-key-file", "File with one API key per line. Replaces the config's file."),
+        path("--tls-cert", "PEM file with the certificate and its chain. Replaces the config's."),
+        path("--tls-key", "PEM file with the private key of the certificate."),
+        path("--token-file", "File with the hub's token. Replaces the config's file."),
+        path("--ready-file", "Write the address to this file once llamasup is ready."),
     )
 )
 
 # For a program that starts llamasup: fields of OutputOptions.
-ATTACHED = Group(
+PARENT_PROGRAM = Group(
     (
         text(
             "--events",
-            "events",
             "jsonl",
             "Write events to standard output, one JSON object per line.",
             read=one_of("jsonl"),
         ),
         switch(
             "--sidecar",
-            "sidecar",
-            "Run as a part of another program: any free port, events on standard output, "
-            "stop when standard input closes.",
+            "Run as part of another program: use any free port, write events to standard output, "
+            "and stop when standard input closes.",
         ),
-        number("--parent-pid", "parent_pid", "PID", "Stop when this process exits."),
+        number("--parent-pid", "PID", "Stop when this process exits."),
     )
 )
 
@@ -246,20 +212,12 @@ LOGGING = Group(
     (
         text(
             "--log-level",
-            "log_level",
             "|".join(_LEVELS),
-            "Least severe messages to log.",
+            "Lowest level of messages to log.",
             "info",
             read=one_of(*_LEVELS),
         ),
-        text(
-            "--log-format",
-            "log_format",
-            "text|json",
-            "Format of the log.",
-            "text",
-            read=one_of("text", "json"),
-        ),
+        text("--log-format", "text|json", "Format of the log.", "text", read=one_of("text", "json")),
     )
 )
 
@@ -267,45 +225,45 @@ ModelSettings = Annotated[Settings, SETTINGS]
 Listening = Annotated[OptionValues, LISTENING]
 Serving = Annotated[OptionValues, SERVING]
 Foreground = Annotated[OptionValues, FOREGROUND]
-BesideConfig = Annotated[OptionValues, BESIDE_CONFIG]
-Attached = Annotated[OptionValues, ATTACHED]
+ConfigOverrides = Annotated[OptionValues, CONFIG_OVERRIDES]
+ParentProgram = Annotated[OptionValues, PARENT_PROGRAM]
 Logging = Annotated[OptionValues, LOGGING]
 
-# --- written back -----------------------------------------------------------------------------------
+# --- formatted again, for unit files ----------------------------------------------------------------
 
-_OF_SERVICES = (*LISTENING.options, *SERVING.options, *LOGGING.options)
-# A unit file repeats these, so its command line has them whatever the defaults of a later version.
+_RUN_OPTIONS = (*LISTENING.options, *SERVING.options, *LOGGING.options)
+# Always written: a unit file also depends on these values, and a later version may change their defaults.
 _ALWAYS = ("host", "port", "drain_timeout_s", "stop_timeout_s")
 
 
 def run_arguments(model: str, settings: Settings, given: Mapping[str, Any], runtime: str) -> list[str]:
-    """The command line of ``llamasup run`` with these values; values that are the default are left out.
+    """The command line of ``llamasup run`` with these values, without default values.
 
     ``given`` are the values of ``Listening``, ``Serving`` and ``Logging``.
     """
-    chosen = {option.field: getattr(settings, option.field) for option in SETTINGS.options}
+    values = {option.field: getattr(settings, option.field) for option in SETTINGS.options}
     *options, extra = SETTINGS.options
     return [
         "run",
         model,
-        *written_back(options, chosen),
-        *written_back(_OF_SERVICES, given, _ALWAYS),
+        *format_arguments(options, values),
+        *format_arguments(_RUN_OPTIONS, given, _ALWAYS),
         "--runtime",
         runtime,
-        *written_back([extra], chosen),
+        *format_arguments([extra], values),
     ]
 
 
 def serve_arguments(config: Path | None, given: Mapping[str, Any], runtime: str) -> list[str]:
     """The command line of ``llamasup serve`` with these values.
 
-    ``given`` are the values of ``BesideConfig`` and ``Logging``, and ``watch``.
+    ``given`` are the values of ``ConfigOverrides`` and ``Logging``, and ``watch``.
     """
     return [
         "serve",
         *([] if config is None else ["--config", str(config)]),
         *(["--watch"] if given["watch"] else []),
-        *written_back((*BESIDE_CONFIG.options, *LOGGING.options), given),
+        *format_arguments((*CONFIG_OVERRIDES.options, *LOGGING.options), given),
         "--runtime",
         runtime,
     ]

@@ -1,4 +1,4 @@
-"""Reports what the service does on standard error: one line per event."""
+"""Reports the events and requests of a service on standard error, one line each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from llamasup.cli.output.error_report import error_text
 from llamasup.cli.output.layout import table
-from llamasup.cli.output.refusals import Refusals
+from llamasup.cli.output.rate_limit import RequestLineLimit
 from llamasup.cli.output.view import Level, View, duration_text, plural, shortened
 from llamasup.models.diff import Changes
 from llamasup.observability.access_record import shown_path
@@ -39,9 +39,9 @@ from llamasup.system.text import memory_text
 if TYPE_CHECKING:
     from llamasup.service.serve import ServeService
 
-__all__ = ["Narrator"]
+__all__ = ["ConsoleReporter"]
 
-_GOING_ON = {
+_ACTIVITIES = {
     State.STARTING: "starting llama-server for {model}",
     State.LOADING: "loading {model}",
     State.WARMING: "warming up {model}: waiting for its first token",
@@ -50,14 +50,19 @@ _GOING_ON = {
     State.BACKOFF: "waiting before the next start of {model}",
 }
 
-_ASKED = {"load": "loading", "unload": "unloading", "restart": "restarting", "reload": "restarting"}
+_COMMAND_ACTIVITIES = {
+    "load": "loading",
+    "unload": "unloading",
+    "restart": "restarting",
+    "reload": "restarting",
+}
 
-_MAKES_ROOM = {
+_EVICTION_REASONS = {
     "memory": "{other} needs its memory",
     "group": "{other} is in the same group",
     "count": "{other} is loaded instead",
 }
-_WHY_IT_LEAVES = {
+_UNLOAD_REASONS = {
     "ttl": "its TTL has expired",
     "asked": "on request",
     "changed": "its file or settings have changed",
@@ -65,77 +70,75 @@ _WHY_IT_LEAVES = {
 }
 
 
-class Narrator:
-    """Listens to one service that began at ``began_s`` (monotonic). ``view`` is where the lines go."""
+class ConsoleReporter:
+    """Writes lines about one service, started at ``began_s`` (monotonic), to ``view``."""
 
     def __init__(self, view: View, service: Service | ServeService, began_s: float) -> None:
         self._view = view
         self._service = service
         self._began_s = began_s
-        self._stops_asked = 0
-        self._going_on: dict[str, str] = {}  # by model; of several the last is shown
-        self._refusals = Refusals(view)
+        self._stop_requests = 0
+        self._activities: dict[str, str] = {}  # by model; the live line shows the last one
+        self._line_limit = RequestLineLimit(view)
 
-    def stop_asked(self, why: str, *, hurry_s: float | None = None) -> None:
-        """``why``: a signal, or what has ended; ``hurry_s``: the time limit of the requests in flight."""
-        self._stops_asked += 1
-        if self._stops_asked == 1:
+    def stop_requested(self, reason: str, *, time_limit_s: float | None = None) -> None:
+        """``reason``: such as a signal's name; ``time_limit_s``: the time limit of requests in flight."""
+        self._stop_requests += 1
+        if self._stop_requests == 1:
             in_flight = self._service.in_flight
-            limit = "; repeat to stop now" if hurry_s is None else f" within {duration_text(hurry_s)}"
+            limit = (
+                "; repeat to stop now" if time_limit_s is None else f" within {duration_text(time_limit_s)}"
+            )
             waiting = f" {plural(in_flight, 'request')} in flight may finish{limit}." if in_flight else ""
-            self._view.say("info", "stop", f"{why}: stopping.{waiting}", in_flight=in_flight)
+            self._view.say("info", "stop", f"{reason}: stopping.{waiting}", in_flight=in_flight)
         else:
-            self._view.say("warning", "kill", f"{why} again: stopping now.")
+            self._view.say("warning", "kill", f"{reason} again: stopping now.")
 
-    def reload_asked(self, signal_name: str) -> None:
-        what = "reading the config again" if self._has_many else "restarting the model"
-        self._view.say("info", "restart", f"{signal_name}: {what}.")
+    def reload_requested(self, signal_name: str) -> None:
+        activity = "reading the config again" if self._has_many else "restarting the model"
+        self._view.say("info", "restart", f"{signal_name}: {activity}.")
 
-    def asked(self, what: str, model: str) -> None:
-        """A request of the control API. Its effects have their own lines."""
-        is_config = what == "reload" and self._has_many
-        doing = "reading the config again" if is_config else f"{_ASKED[what]} {model}"
-        self._view.say("info", what, f"llamasup {what}: {doing}.")
+    def command(self, command: str, model: str) -> None:
+        """A command of the control API. Its effects have their own lines."""
+        is_config = command == "reload" and self._has_many
+        activity = "reading the config again" if is_config else f"{_COMMAND_ACTIVITIES[command]} {model}"
+        self._view.say("info", command, f"llamasup {command}: {activity}.")
 
-    def notice(self, notice: PublishedEvent) -> None:
-        match notice:
+    def on_event(self, event: PublishedEvent) -> None:
+        match event:
             case StateChanged(model, state, generation):
                 self._state_changed(model, state, generation)
             case ServerExited():
-                self._server_exited(notice)
+                self._server_exited(event)
             case ServerWarned(model, generation, message, remedy):
                 text = error_text(message, remedy)
                 self._view.say("warning", "warning", text, model=model, generation=generation, remedy=remedy)
             case ModelUnloading(model, reason, for_model):
-                why = _why_it_leaves(reason, for_model)
-                level: Level = "debug" if self._stops_asked else "info"
-                self._view.say(level, "unload", f"{model} is unloaded: {why}", model=model, reason=reason)
+                text = f"{model} is unloaded: {_unload_reason(reason, for_model)}"
+                level: Level = "debug" if self._stop_requests else "info"
+                self._view.say(level, "unload", text, model=model, reason=reason)
             case LoadFailed(model, error):
-                self._is_going_on(model, None)
-                what = error.message if model in error.message else f"{model}: {error.message}"
-                text = error_text(what, error.remedy, error.lines, error.details)
+                self._set_activity(model, None)
+                message = error.message if model in error.message else f"{model}: {error.message}"
+                text = error_text(message, error.remedy, error.lines, error.details)
                 self._view.say("warning", "failed", text, model=model, cause=error.cause)
             case Downloading():
-                self._downloading(notice)
+                self._downloading(event)
             case ModelsChanged(changes, _):
                 self._models_changed(changes)
             case ConfigRejected(error):
-                text = error_text(
-                    f"{error.message} The previous configuration stays in use.",
-                    error.remedy,
-                    error.lines,
-                    error.details,
-                )
+                message = f"{error.message} The previous configuration stays in use."
+                text = error_text(message, error.remedy, error.lines, error.details)
                 self._view.say("error", "config", text, cause=error.cause)
             case Ready():
-                self._ready(notice)
+                self._ready(event)
             case Stopped():
-                self._refusals.close()
-                self._view.loading(None)
+                self._line_limit.close()
+                self._view.show_activity(None)
                 self._view.say("info", "stopped", "stopped")
 
     def request(self, record: RequestRecord) -> None:
-        if not self._refusals.shows(record):
+        if not self._line_limit.shows(record):
             return
         path = shown_path(record.path)
         parts = (
@@ -152,7 +155,7 @@ class Narrator:
             outcome += f" ({_context(record)})"
         if record.replayed:
             outcome += " (sent again)"
-        # A monitor that looks every few seconds is nothing to tell of.
+        # Answered by llamasup itself: a monitor sends such a request every few seconds.
         is_own = record.outcome == "local" or (record.outcome == "ok" and not record.model)
         level: Level = "debug" if is_own else "warning" if record.status >= 500 else "info"
         if level == "warning":
@@ -163,7 +166,7 @@ class Narrator:
     def slow_request(self, record: RequestRecord, left_out: int) -> None:
         """``left_out``: the number of slow requests without a line since the last one."""
         path = shown_path(record.path)
-        text = f"slow: {record.method} {path}: {_where_the_time_went(record)} [{record.request_id}]"
+        text = f"slow: {record.method} {path}: {_time_spent(record)} [{record.request_id}]"
         self._view.say(
             "warning",
             "slow_request",
@@ -173,40 +176,38 @@ class Narrator:
         )
 
     def _state_changed(self, model: str, state: State, generation: int) -> None:
-        going_on = _GOING_ON.get(state)
-        self._is_going_on(model, None if going_on is None else going_on.format(model=model))
+        activity = _ACTIVITIES.get(state)
+        self._set_activity(model, None if activity is None else activity.format(model=model))
         level: Level = "debug"
         text = f"{model} is {state}"
         if state is State.READY and (generation > 1 or self._has_many):
             level = "info"
             text = f"{model} is ready again" if generation > 1 else f"{model} is ready"
-            text += self._how_it_serves(model)
+            text += self._serving_facts(model)
         self._view.say(level, "state", text, model=model, state=state, generation=generation)
 
-    def _is_going_on(self, model: str, what: str | None) -> None:
-        self._going_on.pop(model, None)
-        if what is not None:
-            self._going_on[model] = what
-        self._view.loading(next(reversed(self._going_on.values()), None))
+    def _set_activity(self, model: str, activity: str | None) -> None:
+        self._activities.pop(model, None)
+        if activity is not None:
+            self._activities[model] = activity
+        self._view.show_activity(next(reversed(self._activities.values()), None))
 
-    def _downloading(self, notice: Downloading) -> None:
-        total = notice.total_bytes
-        if not self._going_on.get(notice.model, "").startswith("downloading"):
+    def _downloading(self, event: Downloading) -> None:
+        model, total = event.model, event.total_bytes
+        if not self._activities.get(model, "").startswith("downloading"):
             size = "" if total is None else f" ({memory_text(total)})"
-            self._view.say("info", "download", f"downloading {notice.model}{size}", model=notice.model)
-        share = f" of {memory_text(total)} ({notice.done_bytes / total:.0%})" if total else ""
-        speed = f", {memory_text(notice.bytes_per_s)}/s" if notice.bytes_per_s else ""
-        self._is_going_on(
-            notice.model, f"downloading {notice.model}: {memory_text(notice.done_bytes)}{share}{speed}"
-        )
+            self._view.say("info", "download", f"downloading {model}{size}", model=model)
+        share = f" of {memory_text(total)} ({event.done_bytes / total:.0%})" if total else ""
+        speed = f", {memory_text(event.bytes_per_s)}/s" if event.bytes_per_s else ""
+        self._set_activity(model, f"downloading {model}: {memory_text(event.done_bytes)}{share}{speed}")
 
-    def _how_it_serves(self, model: str) -> str:
-        """Of one of many: where, and how many at once."""
+    def _serving_facts(self, model: str) -> str:
+        """For one of many models: its processes, load time, device and slots."""
         hosted = None if self._service.launch is not None else self._service.hosted_models
         runners = [] if hosted is None else hosted.runners_of(model)
         facts = []
         if len(runners) > 1:
-            serving = sum(each.instance.state is State.READY for each in runners)
+            serving = sum(runner.instance.state is State.READY for runner in runners)
             facts.append(f"{serving} of {len(runners)} processes")
         if runners:
             plan, load_s = runners[0].plan, runners[0].load_s
@@ -220,20 +221,20 @@ class Narrator:
 
     def _server_exited(self, exited: ServerExited) -> None:
         diagnosis = exited.diagnosis
-        whose = f"{exited.model}: " if self._has_many else ""
+        prefix = f"{exited.model}: " if self._has_many else ""
         if exited.restart_in_s is None:
             if self._has_many:
-                text = error_text(f"{whose}{diagnosis.message}", diagnosis.remedy, diagnosis.lines)
+                text = error_text(f"{prefix}{diagnosis.message}", diagnosis.remedy, diagnosis.lines)
                 self._view.say("warning", "exit", text, model=exited.model, cause=diagnosis.cause)
-            return  # else the error that ends the service says it all
+            return  # for one model, the error that ends the service has the same diagnosis
         again = "now" if exited.restart_in_s == 0 else f"in {duration_text(exited.restart_in_s)}"
         next_start, remedy = f"Restarting {again}.", diagnosis.remedy
-        if diagnosis.adjustment is not None:  # which does what the remedy says
+        if diagnosis.adjustment is not None:  # it replaces the remedy
             next_start, remedy = f"Restarting with {diagnosis.adjustment}.", ""
         self._view.say(
             "warning",
             "exit",
-            error_text(f"{whose}{diagnosis.message} {next_start}", remedy, diagnosis.lines),
+            error_text(f"{prefix}{diagnosis.message} {next_start}", remedy, diagnosis.lines),
             model=exited.model,
             generation=exited.generation,
             code=exited.exit.code if exited.exit else None,
@@ -247,14 +248,14 @@ class Narrator:
         took_s = time.monotonic() - self._began_s
         runner = self._service.runner
         plan = runner.plan if runner else None
-        what = "llamasup" if self._has_many else ", ".join(ready.models)
-        lines = [f"{what} is ready at {ready.address.shown} after {duration_text(took_s)}"]
+        name = "llamasup" if self._has_many else ", ".join(ready.models)
+        lines = [f"{name} is ready at {ready.address.shown} after {duration_text(took_s)}"]
         if plan is not None:
             lines.append(table(self._facts(plan)))
         elif self._has_many:
             lines.append(table(self._facts_of_many()))
-            if not self._going_on:
-                self._view.loading(None)
+            if not self._activities:
+                self._view.show_activity(None)
         self._view.say(
             "info",
             "ready",
@@ -270,8 +271,8 @@ class Narrator:
 
     def _models_changed(self, changes: Changes) -> None:
         parts = [
-            f"{len(ids)} {word}: {shortened(ids)}"
-            for word, ids in (
+            f"{len(ids)} {change}: {shortened(ids)}"
+            for change, ids in (
                 ("new", changes.new),
                 ("removed", changes.gone),
                 ("renamed", [f"{old} to {new}" for old, new in changes.renamed]),
@@ -295,7 +296,7 @@ class Narrator:
         loaded = [
             id_
             for id_ in served
-            if any(each.instance.state is State.READY for each in hosted.runners_of(id_))
+            if any(runner.instance.state is State.READY for runner in hosted.runners_of(id_))
         ]
         models = (
             f"{len(served)}: {shortened(served)}" if served else "none yet: put .gguf files into the folder"
@@ -307,10 +308,8 @@ class Narrator:
             facts.append(("broken", f"{shortened(broken)} (llamasup status --all shows why)"))
         if hosted.registry.default is not None:
             facts.append(("default", f"{hosted.registry.default}, for requests that name no model"))
-        places = hosted.budget.items()
-        facts.append(
-            ("memory", ", ".join(f"{memory_text(size)} of {place.upper()}" for place, size in places))
-        )
+        memories = (f"{memory_text(size)} of {name.upper()}" for name, size in hosted.budget.items())
+        facts.append(("memory", ", ".join(memories)))
         return facts
 
     def _facts(self, plan: ChildPlan) -> list[tuple[str, str]]:
@@ -326,16 +325,16 @@ class Narrator:
         if runner is not None and runner.pid is not None:
             from llamasup.system.hardware.usage import memory_usage
 
-            seen = memory_usage(runner.pid)
-            if seen is not None:
-                facts.append(("memory", f"{memory_text(seen.rss_bytes)} in use"))
+            usage = memory_usage(runner.pid)
+            if usage is not None:
+                facts.append(("memory", f"{memory_text(usage.rss_bytes)} in use"))
         return facts
 
 
-def _why_it_leaves(reason: str, for_model: str) -> str:
-    if reason in _WHY_IT_LEAVES:
-        return _WHY_IT_LEAVES[reason]
-    return _MAKES_ROOM[reason].format(other=for_model) if for_model else "a limit was lowered"
+def _unload_reason(reason: str, for_model: str) -> str:
+    if reason in _UNLOAD_REASONS:
+        return _UNLOAD_REASONS[reason]
+    return _EVICTION_REASONS[reason].format(other=for_model) if for_model else "a limit was lowered"
 
 
 def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:
@@ -370,7 +369,7 @@ def _context(record: RequestRecord) -> str:
             return "context shifted: the oldest tokens were dropped"
 
 
-def _where_the_time_went(record: RequestRecord) -> str:
+def _time_spent(record: RequestRecord) -> str:
     """The time in the queue, for the model and in llama-server, and the total."""
     queue = f"{duration_text(record.queue_s)} in the queue"
     if record.waited_s:

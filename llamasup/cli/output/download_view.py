@@ -4,52 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any
 
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
 from llamasup.downloads.pull import Choosing
 from llamasup.system.text import json_text, memory_text, printable
 
-__all__ = ["Bar", "DownloadView", "Events", "Lines"]
+__all__ = ["DownloadView", "ProgressBar", "ProgressEvents", "ProgressLines"]
 
-_EVENT_EVERY_S = 0.25
-_LIVE_EVERY_S = 0.25
-_LINE_EVERY_S = 10.0
-_TERMINAL_COLUMNS = 24  # of the name; the bar takes the rest
-
-
-class DownloadView(Protocol):
-    """A Follower that knows when it is over."""
-
-    done_bytes: int
-
-    def chosen(self, choosing: Choosing) -> None: ...
-    def moved(self, done_bytes: int) -> None: ...
-    def say(self, text: str) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+_LIVE_INTERVAL_S = 0.25
+_LINE_INTERVAL_S = 10.0
+_NAME_COLUMNS = 24  # the bar takes the rest
 
 
-class _Base:
+class DownloadView:
+    """The ProgressListener of one download. ``say`` shows a message; ``close`` removes the progress."""
+
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
         self.done_bytes = 0
         self.choosing: Choosing | None = None
         self._began_s = 0.0
-        self._begun_bytes = 0
+        self._bytes_at_start = 0
         self._shown_s = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+    def close(self) -> None:
+        pass
 
     def chosen(self, choosing: Choosing) -> None:
         self.choosing = choosing
@@ -61,7 +42,7 @@ class _Base:
     def moved(self, done_bytes: int) -> None:
         now_s = time.monotonic()
         if not self._began_s:
-            self._began_s, self._begun_bytes = now_s, done_bytes
+            self._began_s, self._bytes_at_start = now_s, done_bytes
         self.done_bytes = done_bytes
         self._progress(now_s)
 
@@ -76,7 +57,7 @@ class _Base:
 
     def _bytes_per_s(self, now_s: float) -> float:
         taken_s = now_s - self._began_s
-        return (self.done_bytes - self._begun_bytes) / taken_s if taken_s > 0 else 0.0
+        return (self.done_bytes - self._bytes_at_start) / taken_s if taken_s > 0 else 0.0
 
     def _text(self, now_s: float) -> str:
         name, size = (self.choosing.name, self.choosing.size_bytes) if self.choosing else ("", None)
@@ -91,32 +72,30 @@ class _Base:
         return ", ".join(parts)
 
 
-class Lines(_Base):
-    """On whatever ``view`` there is: its live line on a terminal, elsewhere a line every ten seconds."""
+class ProgressLines(DownloadView):
+    """The live line of ``view`` on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, view: View, *, live: bool) -> None:
         super().__init__(lambda text: view.say("info", "download", text))
         self._view = view
         self._live = live
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self._live:
-            self._view.loading(None)
+            self._view.show_activity(None)
 
     def _progress(self, now_s: float) -> None:
         if self._live:
-            if self._is_due(now_s, _LIVE_EVERY_S):
-                self._view.loading(self._text(now_s))
+            if self._is_due(now_s, _LIVE_INTERVAL_S):
+                self._view.show_activity(self._text(now_s))
             return
         if not self._shown_s:
             self._shown_s = now_s
-        if self._is_due(now_s, _LINE_EVERY_S):
+        if self._is_due(now_s, _LINE_INTERVAL_S):
             self.say(self._text(now_s))
 
 
-class Events(_Base):
+class ProgressEvents(DownloadView):
     """One JSON object a line on standard output."""
 
     def __init__(self, ref: str) -> None:
@@ -139,7 +118,7 @@ class Events(_Base):
         )
 
     def _progress(self, now_s: float) -> None:
-        if self._is_due(now_s, _EVENT_EVERY_S):
+        if self._is_due(now_s, _LIVE_INTERVAL_S):
             self.event(
                 "progress",
                 done_bytes=self.done_bytes,
@@ -148,8 +127,8 @@ class Events(_Base):
             )
 
 
-class Bar(_Base):
-    """A bar with speed and time left. rich is imported for it alone, and draws it from its own thread."""
+class ProgressBar(DownloadView):
+    """A bar with speed and remaining time, drawn by a thread of rich, which only this class imports."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -177,20 +156,15 @@ class Bar(_Base):
         super().__init__(
             lambda text: console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
         )
-
-    def __enter__(self) -> Self:
         self._bar.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._bar.stop()
 
     def _progress(self, now_s: float) -> None:
         if self._task is None:
             name = self.choosing.name if self.choosing else ""
-            short = name if len(name) <= _TERMINAL_COLUMNS else "…" + name[1 - _TERMINAL_COLUMNS :]
+            short = name if len(name) <= _NAME_COLUMNS else "…" + name[1 - _NAME_COLUMNS :]
             size = self.choosing.size_bytes if self.choosing else None
             self._task = self._bar.add_task(printable(short), total=size, completed=self.done_bytes)
         else:

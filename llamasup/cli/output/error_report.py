@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from llamasup.cli.output.nonblocking_writer import OutputWriter
 from llamasup.cli.output.view import TextView, View
-from llamasup.cli.output.writer import OutputWriter
 from llamasup.errors import LlamasupError
 
 __all__ = ["error_text", "guarded", "show_error"]
@@ -17,7 +17,7 @@ __all__ = ["error_text", "guarded", "show_error"]
 def error_text(
     message: str, remedy: str = "", lines: tuple[str, ...] = (), details: tuple[str, ...] = ()
 ) -> str:
-    """What happened, the lines of llama-server's log about it, and what to do."""
+    """The message, its details, the lines of llama-server's log about it, and the remedy."""
     parts = [message, *(f"    {line}" for line in details)]
     if lines:
         parts += ["  llama-server said:", *(f"    | {line}" for line in lines)]
@@ -63,7 +63,7 @@ def guarded(act: Callable[[View], int | None]) -> int:
 
 def _where(error: Exception) -> str:
     """The innermost line of llamasup in the traceback, which most commands do not show."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
     if not ours:

@@ -1,6 +1,6 @@
-"""Text in columns and within the width of a terminal, broken between words.
+"""Lays text out in columns, and breaks it between words at the width of a terminal.
 
-In a pipe or a file lines are not broken, so that they can be searched.
+Lines to a pipe or a file are not broken, so that they can be searched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["cut_to", "hanging", "stdout_columns", "table"]
 
 # The text of a narrower column begins on the next line instead.
 _MIN_COLUMNS = 24
-_STEP_IN = 4
+_INDENT = 4
 
 
 def stdout_columns() -> int | None:
@@ -30,12 +30,12 @@ def cut_to(columns: int, text: str) -> str:
     """``text`` in at most ``columns`` columns: ``…`` replaces the middle of a longer one."""
     if display_width(text) <= columns:
         return text
-    room = max(0, columns - 1)
-    return f"{_head(text, room - room // 2)}…{_head(text[::-1], room // 2)[::-1]}"
+    columns = max(0, columns - 1)
+    return f"{_head(text, columns - columns // 2)}…{_head(text[::-1], columns // 2)[::-1]}"
 
 
 def _head(text: str, columns: int) -> str:
-    """The first letters of ``text`` that fit into ``columns``."""
+    """The first characters of ``text`` that fit into ``columns``."""
     end = 0
     while end < len(text) and (columns := columns - display_width(text[end])) >= 0:
         end += 1
@@ -51,26 +51,22 @@ def table(rows: Sequence[Sequence[str]], *, indent: str = "  ", columns: int | N
 
 
 def hanging(start: str, text: str, *, columns: int | None = None) -> str:
-    """``start`` and ``text``, whose further lines begin below its first one."""
+    """``start`` and ``text`` with a hanging indent: further lines of ``text`` begin below its first one."""
     if columns is None or display_width(start + text) <= columns:
         return (start + text).rstrip()
-    room = columns - display_width(start)
-    if room >= _MIN_COLUMNS:
-        return f"\n{' ' * display_width(start)}".join(_lines(text, room, first=start)).rstrip()
-    margin = " " * (len(start) - len(start.lstrip()) + _STEP_IN)
-    return "\n".join([start.rstrip(), *(margin + line for line in _lines(text, columns - len(margin)))])
+    width = columns - display_width(start)
+    if width >= _MIN_COLUMNS:
+        first, *others = _broken(text, width)
+        return f"\n{' ' * display_width(start)}".join([start + first, *others]).rstrip()
+    margin = " " * (len(start) - len(start.lstrip()) + _INDENT)
+    return "\n".join([start.rstrip(), *(margin + line for line in _broken(text, columns - len(margin)))])
 
 
-def _lines(text: str, room: int, first: str = "") -> list[str]:
-    lines = list(_broken(text, room))
-    return [first + lines[0], *lines[1:]]
-
-
-def _broken(text: str, room: int) -> Iterator[str]:
-    """A word that is longer than a line stays whole: a path is to be copied."""
+def _broken(text: str, columns: int) -> Iterator[str]:
+    """The lines of ``text``. A word longer than a line stays whole, so that a path can be copied."""
     line = ""
     for word in text.split(" "):
-        if line and display_width(line) + 1 + display_width(word) > room:
+        if line and display_width(line) + 1 + display_width(word) > columns:
             yield line
             line = word
         else:

@@ -1,8 +1,8 @@
-"""The ``status`` object as people read it."""
+"""Formats the ``status`` object of the control API as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,20 +18,20 @@ Rows = list[tuple[str, ...]]
 
 _HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS")
 
-# Where a terminal is too narrow for all, these are left out, the first ones first.
-_DISPENSABLE = ("DEVICE", "SIZE", "RESTARTS", "CONTEXT", "UNTIL", "MEMORY", "SLOTS")
-_MIN_NAME = 16  # a shorter one could be any
+# Left out on a narrow terminal, in this order.
+_OPTIONAL = ("DEVICE", "SIZE", "RESTARTS", "CONTEXT", "UNTIL", "MEMORY", "SLOTS")
+_MIN_NAME = 16  # a shorter one is ambiguous
 
 
 def models_table(models: Sequence[Model], columns: int | None = None) -> str:
-    """A row each; of ``columns`` width at most, if given: by shorter names, then by fewer columns."""
+    """One row for each model. A table wider than ``columns`` gets shorter names, then fewer columns."""
     now = datetime.now(UTC)
     rows: Rows = [_HEADINGS, *(_row(model, now) for model in models)]
     shown = table(rows, indent="")
     if columns is None or _width(shown) <= columns:
         return shown
     rows = [(cut_to(max(_MIN_NAME, columns // 3), name), *rest) for name, *rest in rows]
-    for heading in ("", *_DISPENSABLE):
+    for heading in ("", *_OPTIONAL):
         if heading:
             left_out = rows[0].index(heading)
             rows = [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
@@ -53,36 +53,32 @@ def summary(status: Mapping[str, Any], shown: Sequence[Model], columns: int | No
     ]
     if shown:
         lines.append(models_table(shown, columns))
-    lines += [told for model in shown if (told := _trouble(model))]
+    lines += filter(None, map(_problem, shown))
     return "\n".join(lines)
 
 
 def _row(model: Model, now: datetime) -> tuple[str, ...]:
-    # What an older llamasup does not tell is not known.
+    # An older llamasup has fewer fields.
     memory = model.get("memory") or {}
     return (
         printable(str(model.get("id"))),
         printable(str(model.get("state"))),
-        _size(model.get("size_bytes")),
+        _or_dash(model.get("size_bytes"), memory_text),
         printable(str(model.get("device") or "-")),
-        "-" if model.get("state") in AWAY else _count(model.get("ctx_size")),
+        "-" if model.get("state") in AWAY else _or_dash(model.get("ctx_size")),
         "-" if model.get("state") in AWAY else _slots(model),
         _memory(memory.get("ram_bytes"), memory.get("vram_bytes")),
         _until(model, now),
-        _count(model.get("restarts")),
+        _or_dash(model.get("restarts")),
     )
 
 
-def _size(count_bytes: int | None) -> str:
-    return "-" if count_bytes is None else memory_text(count_bytes)
-
-
-def _count(number: int | None) -> str:
-    return "-" if number is None else str(number)
+def _or_dash(value: int | None, text: Callable[[int], str] = str) -> str:
+    return "-" if value is None else text(value)
 
 
 def _slots(model: Model) -> str:
-    """Busy and all slots, and the number of queued requests."""
+    """``busy/slots +queued``."""
     slots = model.get("slots")
     busy = model.get("slots_busy", model.get("in_flight"))
     waiting = f" +{model['queued']}" if model.get("queued") else ""
@@ -104,18 +100,17 @@ def _until(model: Model, now: datetime) -> str:
     return f"in {duration_text(max(0.0, (datetime.fromisoformat(until) - now).total_seconds()))}"
 
 
-def _trouble(model: Model) -> str:
-    """Of one that does not serve as it should: why, or how its server ended last."""
+def _problem(model: Model) -> str:
+    """The problem and remedy of a model that cannot serve: the last exit of its server, if it had one."""
     if model.get("state") not in ("failed", "backoff", "broken"):
         return ""
     last = model.get("last_exit")
     if last is None:
-        why = model.get("problem")
-        return _told(f"{model.get('id')}: {why}", model.get("remedy")) if why else ""
-    how = last.get("signal") or (f"exit code {last['code']}" if last.get("code") is not None else "")
-    told = f"{model.get('id')}: {last.get('cause')}" + (f" ({how})" if how else "")
-    return _told(told, last.get("remedy"))
-
-
-def _told(what: str, remedy: str | None) -> str:
-    return printable(what) + (f"\n  → {printable(remedy)}" if remedy else "")
+        problem, remedy = model.get("problem"), model.get("remedy")
+    else:
+        status = last.get("signal") or (f"exit code {last['code']}" if last.get("code") is not None else "")
+        problem = f"{last.get('cause')}" + (f" ({status})" if status else "")
+        remedy = last.get("remedy")
+    if not problem:
+        return ""
+    return printable(f"{model.get('id')}: {problem}") + (f"\n  → {printable(remedy)}" if remedy else "")

@@ -24,14 +24,14 @@ def write_bytes(text: bytes) -> bool:
         sys.stdout.buffer.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - or the interpreter complains at its end
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - or the interpreter reports an error at its exit
         return False
     except OSError as error:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - what is left in its buffer fails again
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - flushing its buffer would fail again
         raise OutputFailed(f"Cannot write the result to standard output: {error.strerror}.") from None
     return True
 
 
 def write_json(value: Any) -> None:
-    """Write ``value`` as JSON to be read by people as well."""
+    """Write ``value`` as indented JSON."""
     write_result(json_text(value, indent=2))

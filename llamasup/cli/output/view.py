@@ -5,7 +5,6 @@ Results go to standard output. Prompts and completions are never written (X13).
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from llamasup.cli.output.layout import cut_to
-from llamasup.cli.output.repeats import Repeats, count_one, end_period
-from llamasup.cli.output.writer import OutputWriter
+from llamasup.cli.output.nonblocking_writer import OutputWriter
 from llamasup.system.text import json_text, printable
 
 __all__ = [
@@ -24,7 +22,6 @@ __all__ = [
     "Level",
     "TextView",
     "View",
-    "ViewHandler",
     "duration_text",
     "plural",
     "shortened",
@@ -34,10 +31,9 @@ __all__ = [
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: Mapping[Level, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 CLEAR_LINE = "\r\x1b[2K"
-_MAX_NAMED = 5  # of a thousand
+_MAX_NAMED = 5
 
 
 def duration_text(seconds: float) -> str:
@@ -68,23 +64,18 @@ class View(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether there is a live line to move."""
-        ...
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         """Report an event: ``text`` for people, ``event`` and ``fields`` for programs."""
-        ...
 
-    def loading(self, text: str | None) -> None:
-        """Set the live line; None removes it."""
-        ...
+    def show_activity(self, text: str | None) -> None:
+        """Set the live line, such as ``loading qwen``; None removes it."""
 
-    def server_said(self, lines: list[bytes]) -> None:
+    def show_server_log(self, lines: list[bytes]) -> None:
         """Lines of llama-server's log, from any thread. Dropped if the reader lags."""
-        ...
 
     def tick(self) -> None:
         """Called several times a second while there is a live line."""
-        ...
 
 
 @dataclass(slots=True)
@@ -93,13 +84,13 @@ class TextView:
 
     writer: OutputWriter
     level: Level = "info"
-    _going_on: str | None = None
+    _activity: str | None = None
     _since_s: float = 0.0
     _frame: int = 0
 
     @property
     def is_busy(self) -> bool:
-        return self.writer.is_terminal and self._going_on is not None
+        return self.writer.is_terminal and self._activity is not None
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         if LEVELS[level] < LEVELS[self.level]:
@@ -109,15 +100,15 @@ class TextView:
         self.writer.write((CLEAR_LINE if self.is_busy else "") + lines, keep=event != "request")
         self.tick()
 
-    def loading(self, text: str | None) -> None:
-        if text is not None and self._going_on is None:
+    def show_activity(self, text: str | None) -> None:
+        if text is not None and self._activity is None:
             self._since_s = time.monotonic()
         if text is None and self.is_busy:
             self.writer.write(CLEAR_LINE)
-        self._going_on = None if text is None else printable(text)
+        self._activity = None if text is None else printable(text)
         self.tick()
 
-    def server_said(self, lines: list[bytes]) -> None:
+    def show_server_log(self, lines: list[bytes]) -> None:
         if self.writer.is_behind:
             return
         text = b"\n".join(lines).decode("utf-8", "replace")
@@ -130,10 +121,10 @@ class TextView:
             return
         self._frame = (self._frame + 1) % len(SPINNER)
         elapsed = f" · {duration_text(time.monotonic() - self._since_s)}"
-        # A line that wraps is not cleared as a whole; and in the last column some terminals wrap already.
-        room = self.writer.columns - 1 - len(f"{SPINNER[self._frame]} {elapsed}")
-        going_on = cut_to(room, self._going_on or "")
-        self.writer.write(f"{CLEAR_LINE}{SPINNER[self._frame]} {going_on}{elapsed}")
+        # A wrapped line is not cleared as a whole, and some terminals wrap already in the last column.
+        columns = self.writer.columns - 1 - len(f"{SPINNER[self._frame]} {elapsed}")
+        activity = cut_to(columns, self._activity or "")
+        self.writer.write(f"{CLEAR_LINE}{SPINNER[self._frame]} {activity}{elapsed}")
 
 
 @dataclass(slots=True)
@@ -156,7 +147,7 @@ class JsonView:
         }
         self.writer.write(json_text(record) + "\n", keep=event != "request")
 
-    def server_said(self, lines: list[bytes]) -> None:
+    def show_server_log(self, lines: list[bytes]) -> None:
         if self.writer.is_behind:
             return  # before any work on the lines: a flood must not slow down requests
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -166,15 +157,15 @@ class JsonView:
         )
         self.writer.write("".join(f"{json_text(record)}\n" for record in records))
 
-    def loading(self, text: str | None) -> None:
+    def show_activity(self, text: str | None) -> None:
         pass
 
     def tick(self) -> None:
         pass
 
 
-# What answers sooner needs no line that comes and goes in a blink.
-NOTICED_S = 0.3
+# No live line for a shorter wait: it would only flicker.
+LIVE_LINE_DELAY_S = 0.3
 TICK_S = 0.1
 
 
@@ -187,12 +178,12 @@ def while_waiting(view: View, text: str) -> Iterator[None]:
     over = threading.Event()
 
     def show() -> None:
-        if over.wait(NOTICED_S):
+        if over.wait(LIVE_LINE_DELAY_S):
             return
-        view.loading(text)
+        view.show_activity(text)
         while not over.wait(TICK_S):
             view.tick()
-        view.loading(None)
+        view.show_activity(None)
 
     thread = threading.Thread(target=show, name="waiting", daemon=True)
     thread.start()
@@ -201,67 +192,3 @@ def while_waiting(view: View, text: str) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-# Loggers whose messages requests can cause, also requests of clients without a key.
-_BOUNDED_LOGGERS = frozenset({"llamasup.proxy", "asyncio"})
-_Place = tuple[str, int]
-
-
-class ViewHandler(logging.Handler):
-    """Shows records of ``logging`` like all other lines.
-
-    Messages that requests can cause are rate limited, separately for each line of code that logs them. If
-    some were left out, a timer shows their number at the end of the period.
-    """
-
-    def __init__(self, view: View) -> None:
-        super().__init__()
-        self._view = view
-        self._repeats: dict[_Place, Repeats] = {}
-        self._left_out: dict[_Place, tuple[logging.LogRecord, threading.Timer]] = {}  # the first of each
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name in _BOUNDED_LOGGERS:
-            place = record.pathname, record.lineno
-            now_s = time.monotonic()
-            self._repeats[place], is_shown = count_one(self._repeats.get(place), now_s)
-            if not is_shown:
-                if place not in self._left_out:
-                    # Not a timer of the event loop: any thread may log.
-                    timer = threading.Timer(
-                        max(0.0, self._repeats[place].until_s - now_s), self._end_period, [place]
-                    )
-                    timer.daemon = True
-                    self._left_out[place] = record, timer
-                    timer.start()
-                return
-        self._say(record)
-
-    def close(self) -> None:
-        """Show the counts that are still pending."""
-        for place, (_, timer) in list(self._left_out.items()):
-            timer.cancel()
-            self._end_period(place)
-        super().close()
-
-    def _end_period(self, place: _Place) -> None:
-        self.acquire()
-        try:
-            if place not in self._left_out:
-                return  # close() was first
-            record, _ = self._left_out.pop(place)
-            self._repeats[place], left_out = end_period(self._repeats[place], time.monotonic())
-            self._say(record, f" ({left_out:,} like it in the last second)")
-        finally:
-            self.release()
-
-    def _say(self, record: logging.LogRecord, more: str = "") -> None:
-        level: Level = (
-            "error"
-            if record.levelno >= logging.ERROR
-            else "warning"
-            if record.levelno >= logging.WARNING
-            else "debug"
-        )
-        self._view.say(level, "log", self.format(record) + more, logger=record.name)

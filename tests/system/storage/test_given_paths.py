@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.commands.pull import PullOptions
+from llamasup.cli.commands.pull import download_options
 from llamasup.cli.commands.rm import rm
 from llamasup.downloads.hub_settings import hub_token
 from llamasup.errors import ConfigInvalid, ModelMissing, UsageInvalid
@@ -71,6 +71,6 @@ def test_a_token_in_nobodys_home_names_its_variable(variable: str) -> None:
 
 def test_downloads_and_removals_refuse_such_a_folder(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageInvalid, match=r"^--folder: ~nobody"):
-        PullOptions(folder=Path(NOBODY)).for_downloads()
+        download_options(folder=Path(NOBODY))
     assert rm(["x"], folder=Path(NOBODY), yes=True, json=False) == 2
     assert "--folder: ~nobody" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""Reads the values of options. The messages name the value, which Typer's own do not."""
+"""Parses the values of options. The messages name the value, unlike Typer's own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from llamasup.errors import UsageInvalid
 __all__ = ["checked", "one_of", "seconds", "seconds_or_never", "whole_number"]
 
 
-def whole_number(text: str | int, *, least: int | None = None) -> int:
+def whole_number(text: str | int, *, minimum: int | None = None, maximum: int | None = None) -> int:
     try:
         value = int(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a whole number.") from None
-    if least is not None and value < least:
-        raise typer.BadParameter(f"{value} is less than {least}.")
+    if minimum is not None and value < minimum:
+        raise typer.BadParameter(f"{value} is less than {minimum}.")
+    if maximum is not None and value > maximum:
+        raise typer.BadParameter(f"{value} is more than {maximum}.")
     return value
 
 
@@ -36,18 +38,18 @@ def seconds_or_never(text: str | float) -> float | None:
     return seconds(text) or None
 
 
-def one_of(*words: str) -> Callable[[str], str]:
+def one_of(*values: str) -> Callable[[str], str]:
     def read(text: str) -> str:
-        if text in words:
+        if text in values:
             return text
-        *others, last = words
+        *others, last = values
         raise typer.BadParameter(f"{text!r} is not {', '.join(others) + ' or ' if others else ''}{last}.")
 
     return read
 
 
 def checked(check: Callable[[str], str]) -> Callable[[str], str]:
-    """``check`` as a reader of an option: its UsageInvalid becomes an error of the command line."""
+    """``check`` as a parser: its UsageInvalid becomes an error of the command line."""
 
     def read(text: str) -> str:
         try:

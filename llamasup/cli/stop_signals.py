@@ -1,4 +1,4 @@
-"""The standard streams of the process, and its signals.
+"""Signals that stop the process, and its standard streams.
 
 Imported first: a signal may come while the other modules are being imported.
 """
@@ -18,10 +18,10 @@ __all__ = ["STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_stream
 class Interrupted(BaseException):
     """A signal to stop came before there was anything to stop. No Exception: no handler swallows it."""
 
-    def __init__(self, signal_number: int, why: str = "") -> None:
+    def __init__(self, signal_number: int, reason: str = "") -> None:
         super().__init__(signal_number)
         self.signal_number = signal_number
-        self.why = why
+        self.reason = reason
 
 
 class StopSignals:
@@ -33,7 +33,7 @@ class StopSignals:
     def __init__(self) -> None:
         self._deliver: Callable[[str], None] | None = None
         self._over = False
-        self._why = ""
+        self._pending = ""  # the reason for a stop that no listener has received
 
     def install(self) -> None:
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
@@ -45,21 +45,21 @@ class StopSignals:
     def deliver_to(self, listener: Callable[[str], None]) -> None:
         """Pass the name of each signal to ``listener``, which is called between any two instructions."""
         self._deliver = listener
-        if self._why:  # its signal is ignored, or its exception was swallowed
-            listener(self._why)
+        if self._pending:  # its signal is ignored, or its exception was swallowed
+            listener(self._pending)
 
     def raise_again(self) -> None:
         """Remove the listener: a signal raises Interrupted again."""
         self._deliver = None
 
-    def stop(self, why: str) -> None:
+    def stop(self, reason: str) -> None:
         """Stop for a reason other than a signal. Callable from any thread but the main one, at any time."""
         if self._deliver is not None:
             if not self._over:
-                self._deliver(why)
+                self._deliver(reason)
             return
-        # There is no listener yet. A signal also interrupts what the main thread waits for.
-        self._why = why
+        # There is no listener yet. A signal also interrupts a blocking call of the main thread.
+        self._pending = reason
         if sys.platform == "win32":
             _thread.interrupt_main(signal.SIGTERM)  # there os.kill would end the process
         else:
@@ -72,12 +72,12 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._over:
             return
-        why, self._why = self._why, ""
-        name = why or signal.Signals(number).name
+        reason, self._pending = self._pending, ""
+        name = reason or signal.Signals(number).name
         if self._deliver is None:
-            # Kept too: a module that is being imported may swallow the exception, as C modules do.
-            self._why = name
-            raise Interrupted(number, why)
+            # Pending as well: a module that is being imported may swallow the exception, as C modules do.
+            self._pending = name
+            raise Interrupted(number, reason)
         self._deliver(name)
 
 
@@ -86,7 +86,7 @@ STOP_SIGNALS = StopSignals()
 
 
 def ensure_standard_streams() -> None:
-    """Open the streams that the parent has closed (``2>&-``): another file would get their numbers."""
+    """Open the streams that the parent has closed (``2>&-``): other files would get their descriptors."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)

@@ -35,9 +35,9 @@ def check_memory(facts: Facts) -> Iterator[Check]:
     if machine.memory_available_bytes >= _MIN_MEMORY:
         yield Check("memory", True, found)
     elif machine.cgroup_memory_limit_bytes == machine.memory_total_bytes:
-        yield Check("memory", False, found, "Raise the limit (MemoryMax=, --memory), or free some.")
+        yield Check("memory", False, found, "Raise the limit (MemoryMax=, --memory), or free memory.")
     else:
-        yield Check("memory", False, found, "End what takes it: hardly a model fits into that.")
+        yield Check("memory", False, found, "Stop other programs: hardly any model fits into this memory.")
 
 
 def check_locked_memory(facts: Facts) -> Iterator[Check]:
@@ -50,27 +50,28 @@ def check_locked_memory(facts: Facts) -> Iterator[Check]:
         yield Check(
             "locked memory",
             True,
-            f"at most {memory_text(limit)}: larger models can be pushed out of memory by other programs",
-            "LimitMEMLOCK=infinity in a unit, --ulimit memlock=-1 in a container, or a memlock line in "
-            "/etc/security/limits.conf.",
+            f"at most {memory_text(limit)}: other programs can push larger models out of memory",
+            "To lift the limit: LimitMEMLOCK=infinity in a unit, --ulimit memlock=-1 in a container, or a "
+            "memlock line in /etc/security/limits.conf.",
         )
 
 
 def check_address_space(facts: Facts) -> Iterator[Check]:
-    """A model's file is mapped whole, each thread reserves 8 MiB and more, and CUDA all of its memory."""
+    """Maps: the whole model file, 8 MiB and more for each thread, and for CUDA all memory of the GPUs."""
     machine = facts.hardware
     limit = machine.address_space_limit_bytes
-    cards = sum(device.total_bytes for device in facts.devices if not device.shares_host_memory)
+    gpu_bytes = sum(device.total_bytes for device in facts.devices if not device.shares_host_memory)
     if limit is None:
         yield Check("address space", True, "unlimited")
-    elif limit >= machine.memory_total_bytes + cards:
+    elif limit >= machine.memory_total_bytes + gpu_bytes:
         yield Check("address space", True, f"limited to {memory_text(limit)}")
     else:
         yield Check(
             "address space",
             False,
-            f"limited to {memory_text(limit)}, less than the memory there is: models fail though they fit",
-            "ulimit -v unlimited; LimitAS=infinity in a unit. To limit memory, use a cgroup (MemoryMax=).",
+            f"limited to {memory_text(limit)}, less than the memory: models that fit fail to load",
+            "Remove the limit: ulimit -v unlimited, or LimitAS=infinity in a unit. To limit memory, use a "
+            "cgroup (MemoryMax=).",
         )
 
 
@@ -80,15 +81,15 @@ def check_cpu(facts: Facts) -> Iterator[Check]:
     if machine.cpu_quota is None:
         yield Check("CPU", True, found)
         return
-    found += f", time of {machine.cpu_quota:.3g} by cgroup"
+    found += f", limited to the time of {machine.cpu_quota:.3g} by cgroup"
     if machine.cpu_quota >= 1:
         yield Check("CPU", True, found)
     else:
         yield Check(
             "CPU",
             False,
-            f"{found}: everything pauses for the rest of each period",
-            "Give it the time of one CPU at least (CPUQuota=100%, --cpus 1).",
+            f"{found}: all processes pause for the rest of each period",
+            "Raise the limit to one CPU at least (CPUQuota=100%, --cpus 1).",
         )
 
 
@@ -98,39 +99,40 @@ def check_numa(facts: Facts) -> Iterator[Check]:
         return
     found = f"{machine.numa_nodes} nodes"
     remedy = (
-        "Let threads and weights be spread: -- --numa distribute (almost twice as fast in llama.cpp's "
-        "#13850), started once with an empty page cache; or keep to one node: "
+        "Spread threads and weights over the nodes with -- --numa distribute (almost twice as fast in "
+        "llama.cpp's #13850), with an empty page cache at the first start. Or use one node: "
         "numactl --cpunodebind=0 --membind=0."
     )
     if machine.numa_balancing:
-        # ggml says "has been observed to impair performance" (b11434).
+        # ggml warns: "has been observed to impair performance" (b11434).
         found += ", and the kernel moves pages between them"
-        remedy = f"sysctl kernel.numa_balancing=0: it slows llama.cpp down. {remedy}"
+        remedy = f"Turn that off, since it slows llama.cpp down: sysctl kernel.numa_balancing=0. {remedy}"
     yield Check("NUMA", not machine.numa_balancing or bool(facts.devices), found, remedy)
 
 
 def check_huge_pages(facts: Facts) -> Iterator[Check]:
-    """Said, not judged: no setting is known to hurt. Weights are mapped files, which it does not concern, and
-    where it was tried llama.cpp was as fast either way (#22022)."""
+    """For information: no setting is known to hurt. It does not affect weights, which are mapped files, and
+    llama.cpp was as fast with it as without (#22022).
+    """
     if facts.hardware.huge_pages is not None:
         yield Check("transparent huge pages", True, facts.hardware.huge_pages)
 
 
 def check_priority(facts: Facts) -> Iterator[Check]:
     if facts.hardware.may_raise_priority:
-        yield Check("priority", True, "may be raised")
+        yield Check("priority", True, "can be raised")
     elif facts.hardware.platform == "linux":
         yield Check(
             "priority",
             True,
-            "may not be raised: on a busy machine others are served as soon as the model",
-            "LimitNICE=-10 and LimitRTPRIO=80 in a unit, or the capability SYS_NICE.",
+            "cannot be raised: on a busy machine, other programs slow the model down",
+            "To allow it: LimitNICE=-10 and LimitRTPRIO=80 in a unit, or the capability SYS_NICE.",
         )
 
 
-# Each client has a connection to llamasup and one from there to llama-server; some 40 files are open anyway.
-_FILES_ANYWAY = 40
-_FEWEST_CLIENTS = 100
+# Each client needs a connection to llamasup and one from there to llama-server. Some 40 other files are open.
+_OTHER_FILES = 40
+_MIN_CLIENTS = 100
 _MANY_CLIENTS = 1000
 
 
@@ -139,10 +141,10 @@ def check_open_files(facts: Facts) -> Iterator[Check]:
     if limit is None:
         yield Check("open files", True, "unlimited")
         return
-    clients = max(0, limit - _FILES_ANYWAY) // 2
-    found = f"at most {limit}: about {clients} clients at a time"
+    clients = max(0, limit - _OTHER_FILES) // 2
+    found = f"at most {limit}: enough for about {clients} clients at a time"
     if clients >= _MANY_CLIENTS:
         yield Check("open files", True, found)
     else:
-        remedy = "ulimit -n 65536; LimitNOFILE=65536 in a unit."
-        yield Check("open files", clients >= _FEWEST_CLIENTS, found, remedy)
+        remedy = "Raise the limit: ulimit -n 65536, or LimitNOFILE=65536 in a unit."
+        yield Check("open files", clients >= _MIN_CLIENTS, found, remedy)

@@ -1,7 +1,7 @@
 """Writes to a stream whose reader may be slow or stuck.
 
-A full pipe blocks the writer. If the event loop were the writer, a parent program that does not read standard
-error would stop every request. So a thread writes, and text that does not fit is dropped.
+A full pipe blocks the writer, and a blocked event loop would stop every request. So a thread writes, and text
+that does not fit into its queue is dropped.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["OutputWriter"]
 
 # A request's line is about 100 bytes: this is 0.1 MB, and minutes of a reader that lags.
 MAX_LINES = 1000
-# Lines that must not be lost (events, errors). A crash loop makes some twenty; a reader that is gone for good
-# must not cost memory without end.
+# Lines that must not be lost (events, errors). A crash loop makes some twenty; the bound is for a reader that
+# never reads again.
 MAX_KEPT = 10_000
-# Beside them a server's log, in pieces of up to 64 KiB.
+# With the log of llama-server, which comes in pieces of up to 64 KiB.
 MAX_BYTES = 1 << 20
 CLOSE_TIMEOUT_S = 1.0
 _COLUMNS = 80
@@ -30,7 +30,7 @@ class OutputWriter:
 
     def __init__(self, stream: IO[str]) -> None:
         self.is_terminal = stream.isatty()
-        # The descriptor, not the stream: a thread that hangs in a stream's lock breaks the interpreter's end.
+        # Not the stream: a thread that holds the stream's lock would crash the interpreter at its exit.
         self._fd = stream.fileno()
         self._texts: deque[str] = deque()
         self.held = 0  # characters
@@ -61,7 +61,7 @@ class OutputWriter:
             self._texts.append(text)
             self.held += len(text)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="outlet", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="output-writer", daemon=True)
                 self._thread.start()
             self._condition.notify()
 
@@ -94,6 +94,6 @@ class OutputWriter:
                 select.select([], [self._fd], [])
                 continue
             except OSError:
-                return False  # the reader is gone; the server need not be
+                return False  # the reader is gone, and llamasup goes on
             content = content[written:]
         return True
