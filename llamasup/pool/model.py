@@ -33,8 +33,8 @@ __all__ = [
     "SizedModel",
     "absent",
     "as_unavailable",
+    "being_unloaded",
     "estimate_model",
-    "making_room",
     "policy_for",
     "prepare_listed",
     "share_of",
@@ -158,12 +158,14 @@ class ManagedModel:
 
     __slots__ = (
         "answered",
+        "cordoned",
         "error",
         "leaving",
         "load_waiters",
         "load_waiters_since_s",
+        "old_needs",
         "old_replicas",
-        "outgoing_needs",
+        "pending_demand",
         "reload_after",
         "removed",
         "resident_since_s",
@@ -180,8 +182,6 @@ class ManagedModel:
         "unloaded",
         "unloading",
         "use",
-        "wish",
-        "yielding",
     )
 
     def __init__(self, spec: ModelSpec, served: ReplicaSet) -> None:
@@ -197,9 +197,9 @@ class ManagedModel:
         self.removed = False  # it is served no more, once it has ended
         self.unloaded = False  # as asked, and nobody has wanted it since: no reload preloads it
         self.old_replicas: list[InstanceRunner] = []  # of the spec before: they finish what they began
-        self.outgoing_needs: Mapping[str, int] = {}
+        self.old_needs: Mapping[str, int] = {}
         self.starting = False  # told to start, and nothing heard of it yet
-        self.yielding = False
+        self.cordoned = False
         self.leaving = False
         self.unloading: asyncio.Task[None] | None = None
         self.error: LlamasupError | None = None  # why it cannot be loaded for now
@@ -209,16 +209,16 @@ class ManagedModel:
         self.use = UNUSED  # lately; it outlasts what is loaded
         self.load_waiters: list[asyncio.Future[None]] = []  # of those who asked for it to be loaded
         self.load_waiters_since_s = 0.0
-        self.wish: PendingDemand | None = None
+        self.pending_demand: PendingDemand | None = None
 
     @property
     def phase(self) -> Phase:
         if self.leaving or self.removed:
-            return Phase.LEAVING
+            return Phase.UNLOADING
         if self.swapping:
             return Phase.LOADING  # whatever serves meanwhile: it is not to be taken away in the middle
-        if self.yielding:
-            return Phase.YIELDING
+        if self.cordoned:
+            return Phase.CORDONED
         states = {runner.instance.state for runner in self.runners}
         if State.READY in states:
             return Phase.RESIDENT
@@ -235,7 +235,7 @@ class ManagedModel:
 
     @property
     def wanted(self) -> bool:
-        return bool(self.load_waiters) or len(self.served.room) > 0 or self.wish is not None
+        return bool(self.load_waiters) or len(self.served.queue) > 0 or self.pending_demand is not None
 
     @property
     def is_outdated(self) -> bool:
@@ -260,7 +260,7 @@ class ManagedModel:
         return self.phase is Phase.RESIDENT
 
     @property
-    def holds(self) -> bool:
+    def holds_memory(self) -> bool:
         """Whether memory is its own."""
         return self.phase not in {Phase.ABSENT, Phase.FAILED}
 
@@ -272,7 +272,7 @@ class ManagedModel:
     def needs(self) -> Mapping[str, int]:
         """What it holds, or would, by place. While it is changed both generations hold theirs."""
         needs = {} if self.sized is None else self.sized.needs
-        before = self.outgoing_needs
+        before = self.old_needs
         return {place: needs.get(place, 0) + before.get(place, 0) for place in {*needs, *before}}
 
     @property
@@ -285,11 +285,11 @@ class ManagedModel:
     def snapshot(self) -> ModelSnapshot:
         """As the policy sees it."""
         served, stay = self.served, self.spec.stay
-        waiting = len(served.room) + len(self.load_waiters) + (self.wish is not None)
+        waiting = len(served.queue) + len(self.load_waiters) + (self.pending_demand is not None)
         since_s = min(
-            served.room.oldest_s,
+            served.queue.oldest_s,
             self.load_waiters_since_s if self.load_waiters else float("inf"),
-            float("inf") if self.wish is None else self.wish.since_s,
+            float("inf") if self.pending_demand is None else self.pending_demand.since_s,
         )
         return ModelSnapshot(
             self.key,
@@ -305,7 +305,7 @@ class ManagedModel:
             used_s=max(self.resident_since_s, served.idle_since_s),
             resident_since_s=self.resident_since_s,
             use=self.use,
-            old_replicas=self.outgoing_needs,
+            old_replicas=self.old_needs,
         )
 
     def stop_sizing(self) -> None:
@@ -316,7 +316,9 @@ class ManagedModel:
     def downloading(self, progress: Progress | None) -> None:
         """Tell those who wait how far it is; None: it is over. Where it has failed that is told on."""
         if self.error is None:
-            self.served.absent = absent(self.spec) if progress is None else _downloading(self.spec, progress)
+            self.served.unavailable_reason = (
+                absent(self.spec) if progress is None else _downloading(self.spec, progress)
+            )
 
     def count_use(self) -> None:
         """Add what was answered since it was last idle. A new generation counts from 0 again."""
@@ -368,7 +370,7 @@ def _downloading(spec: ModelSpec, progress: Progress) -> Unavailable:
     )
 
 
-def making_room(spec: ModelSpec, for_id: str) -> Unavailable:
+def being_unloaded(spec: ModelSpec, for_id: str) -> Unavailable:
     """What is told of a model that is on its way out."""
     makes_room = f" to make room for {for_id!r}" if for_id else ""
     return Unavailable(

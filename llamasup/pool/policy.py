@@ -30,15 +30,15 @@ from llamasup.pool.eviction import (
 from llamasup.system.text import memory_text
 
 __all__ = [
-    "LOOK_AGAIN_S",
-    "MAX_CLAIMS",
+    "MAX_LOADS",
+    "RECHECK_S",
     "Action",
     "Cordon",
+    "DeviceBytes",
     "Evict",
     "Load",
     "ModelSnapshot",
     "Phase",
-    "Places",
     "Reason",
     "Reject",
     "ResidencyPolicy",
@@ -49,7 +49,7 @@ __all__ = [
     "never_fits",
 ]
 
-Places = Mapping[str, int]
+DeviceBytes = Mapping[str, int]
 """Bytes by place: ``ram``, and each device by llama-server's name for it (``CUDA0``)."""
 
 
@@ -64,8 +64,8 @@ class Phase(StrEnum):
     ABSENT = "absent"
     LOADING = "loading"  # or restarting after a crash
     RESIDENT = "resident"
-    YIELDING = "yielding"  # takes no new request, so that it can go; those in flight finish
-    LEAVING = "leaving"  # told to end; its memory is not free yet
+    CORDONED = "yielding"  # takes no new request, so that it can go; those in flight finish
+    UNLOADING = "leaving"  # told to end; its memory is not free yet
     FAILED = "failed"  # cannot be loaded for now
 
 
@@ -74,7 +74,7 @@ class ModelSnapshot:
     """One model as the policy sees it. Times are monotonic seconds."""
 
     id: str
-    needs: Places
+    needs: DeviceBytes
     """Estimated, then measured; empty: not known yet."""
     phase: Phase = Phase.ABSENT
     pinned: bool = False
@@ -92,7 +92,7 @@ class ModelSnapshot:
     resident_since_s: float = 0.0
     use: Use = UNUSED
     """How much it was used lately; what is not known of it does no harm."""
-    old_replicas: Places = field(default_factory=dict[str, int])
+    old_replicas: DeviceBytes = field(default_factory=dict[str, int])
     """The part of ``needs`` that is free again when the replacement of the process ends."""
 
 
@@ -113,7 +113,7 @@ class ResidencyPolicy:
 class Snapshot:
     now_s: float
     models: Mapping[str, ModelSnapshot]
-    budget: Places
+    budget: DeviceBytes
     policy: ResidencyPolicy = field(default_factory=ResidencyPolicy)
 
 
@@ -163,13 +163,13 @@ class WakeAt:
 
 Action = Load | Evict | Cordon | Uncordon | Reject | WakeAt
 
-_HOLDING: Final = frozenset({Phase.LOADING, Phase.RESIDENT, Phase.YIELDING, Phase.LEAVING})
-_STAYING: Final = _HOLDING - {Phase.LEAVING}
-MAX_CLAIMS: Final = 32
+_HOLDING: Final = frozenset({Phase.LOADING, Phase.RESIDENT, Phase.CORDONED, Phase.UNLOADING})
+_STAYING: Final = _HOLDING - {Phase.UNLOADING}
+MAX_LOADS: Final = 32
 """Models whose waiters are looked at in one decision, those first who have waited longest: it takes a few
 milliseconds at most, whatever comes. On no machine are so many loaded that the next one could be served."""
 
-LOOK_AGAIN_S: Final = 1.0
+RECHECK_S: Final = 1.0
 """While models give way, or are too much and busy: those who wait for them may leave without a word, and one
 that is idle for a moment need not tell if nobody waits."""
 
@@ -263,7 +263,7 @@ class _Round:
         for each in self.holding:
             held = _demand(each)
             take(self.free, held)
-            if each.phase is Phase.LEAVING:
+            if each.phase is Phase.UNLOADING:
                 continue
             take(self.expected_free, held)
             if each.pinned:
@@ -284,12 +284,12 @@ class _Round:
             for each in self.snapshot.models.values()
             if each.phase is Phase.ABSENT and each.waiting and each.needs
         ]
-        for claim in nsmallest(MAX_CLAIMS, claims, key=lambda each: (each.waiting_since_s, each.id)):
+        for claim in nsmallest(MAX_LOADS, claims, key=lambda each: (each.waiting_since_s, each.id)):
             self.serve(claim)
         resumed = (
             Uncordon(each.id)
             for each in self.holding
-            if each.phase is Phase.YIELDING and each.id not in self.going and not self.is_still_lacked(each)
+            if each.phase is Phase.CORDONED and each.id not in self.going and not self.is_still_lacked(each)
         )
         due = [at for at in self.wakes if self.now < at < _NEVER]
         wake = (WakeAt(min(due)),) if due else ()
@@ -328,7 +328,7 @@ class _Round:
         idle = [each for each in helping if each.cost < _BUSY]
         chosen = cheapest_set(idle, over)
         if chosen is None and len(idle) < len(helping):
-            self.wakes.append(self.now + LOOK_AGAIN_S)
+            self.wakes.append(self.now + RECHECK_S)
         self.send(idle if chosen is None else chosen, over, "")
 
     def serve(self, claim: ModelSnapshot) -> None:
@@ -366,7 +366,7 @@ class _Round:
         if self.now >= self.idle_at(model):
             idle_s = max(self.now - model.used_s, _MIN_S)
             return 0, 0, model.load_s * (model.use.at(self.now) + _SESSION_S / idle_s)
-        if model.phase is Phase.YIELDING:
+        if model.phase is Phase.CORDONED:
             return _BUSY  # rather than one more
         if self.now >= self.turn_ends_at(model):
             return 0, 1, model.load_s / max(self.now - model.resident_since_s, _MIN_S)
@@ -398,7 +398,7 @@ class _Round:
                 self.kept.add(each.id)
             elif self.snapshot.models[each.id].in_flight:
                 self.going[each.id] = Cordon(each.id, for_id)
-                self.wakes.append(self.now + LOOK_AGAIN_S)
+                self.wakes.append(self.now + RECHECK_S)
             else:
                 self.going[each.id] = Evict(each.id, _reason(each.frees, lack), for_id)
 

@@ -59,7 +59,7 @@ class Runners:
                 aliases=spec.aliases,
                 policy=policy,
                 bus=self._bus,
-                room=managed.served.room,
+                queue=managed.served.queue,
                 work_folder=self._folder,
                 # No model's name has a ~ in it: tiny.1 may be another one.
                 log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),

@@ -32,12 +32,12 @@ def state_of(phase: Phase, processes: Iterable[State], *, waits_for: str = "", b
     """
     if phase is Phase.FAILED:
         return "broken" if broken else State.FAILED.value
-    if phase is Phase.YIELDING:
+    if phase is Phase.CORDONED:
         return State.DRAINING.value
     state = min(processes, key=nearest, default=State.STOPPED)
     if state not in {State.STOPPED, State.FAILED}:
         return state.value
-    if phase is Phase.LEAVING:
+    if phase is Phase.UNLOADING:
         return State.STOPPING.value
     if phase is Phase.LOADING:
         return State.STARTING.value

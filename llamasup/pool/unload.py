@@ -14,21 +14,21 @@ from llamasup.pool.model import SizedModel
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Instance, State, StopRequested
 
-__all__ = ["end", "is_settled", "is_up_or_over", "memory_released"]
+__all__ = ["is_ready_or_settled", "is_settled", "memory_released", "stop_all"]
 
 _log = logging.getLogger(__name__)
 
 
-async def end(runners: Iterable[InstanceRunner]) -> None:
+async def stop_all(runners: Iterable[InstanceRunner]) -> None:
     """Kindly, all at once, until each is at rest."""
 
-    async def end_one(runner: InstanceRunner) -> None:
+    async def stop_one(runner: InstanceRunner) -> None:
         await runner.take(StopRequested())
         await runner.until(is_settled)
 
     async with asyncio.TaskGroup() as tasks:
         for runner in runners:
-            tasks.create_task(end_one(runner), name=f"{runner.model}/end")
+            tasks.create_task(stop_one(runner), name=f"{runner.model}/end")
 
 
 @asynccontextmanager
@@ -56,6 +56,6 @@ def is_settled(instance: Instance) -> bool:
     return instance.is_settled
 
 
-def is_up_or_over(instance: Instance) -> bool:
+def is_ready_or_settled(instance: Instance) -> bool:
     """It serves, or whoever waits for that waits in vain: also where it tries again by itself in minutes."""
     return instance.state in {State.READY, State.FAILED} or instance.is_settled

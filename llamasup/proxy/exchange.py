@@ -386,7 +386,10 @@ class Exchange:
         downstream = self._downstream
         if downstream.proxy.backend.meant(endpoint.model) is None:
             return False  # it was taken out of the configuration while it had this request
-        if self.upload is not None and downstream.proxy.backend.room(endpoint.model).verdict() is None:
+        if (
+            self.upload is not None
+            and downstream.proxy.backend.room(endpoint.model).unqueueable_reason() is None
+        ):
             # No server begins before it has a whole body: this was no try. It is read whole, and sent then.
             self.upload.give_back()
             self._let_go(abort=True)

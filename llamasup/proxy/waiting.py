@@ -73,7 +73,7 @@ class Waiting:
 
     def verdict(self) -> HttpError | None:
         """Why nobody may wait any more, where it is so."""
-        why = self._room.verdict()
+        why = self._room.unqueueable_reason()
         return None if why is None else why.as_error()
 
     # --- what comes of it

@@ -212,7 +212,7 @@ class Endpoint:
         for callback in callbacks:
             callback()
 
-    def _places_left(self, count: int) -> None:
+    def _permits_released(self, count: int) -> None:
         was_full = self.busy >= self.max_concurrent
         self.busy -= count
         if was_full and self.busy < self.max_concurrent and self.on_permit_free is not None:
@@ -220,9 +220,9 @@ class Endpoint:
 
     def _lingers(self, lease: Lease) -> None:
         self._lingering.add(lease)
-        self._released(lease, 0.0)
+        self._lease_ended(lease, 0.0)
 
-    def _released(self, lease: Lease, now_s: float) -> None:
+    def _lease_ended(self, lease: Lease, now_s: float) -> None:
         """``now_s``: the time, if it was read on the way here; else 0."""
         if lease not in self._leases:
             self._lingering.discard(lease)
@@ -289,13 +289,13 @@ class Lease:
     def release_permit(self) -> None:
         """Let the next be served although this one is not over. May be repeated."""
         if self.since_s:
-            self._leave_place(monotonic())
+            self._release_permit_at(monotonic())
 
     def cancel_permit(self) -> None:
         """Leave it unused, with nothing learnt of how long one holds it."""
         if self.since_s:
             self.since_s = 0.0
-            self.endpoint._places_left(self.weight)
+            self.endpoint._permits_released(self.weight)
 
     def release(self) -> None:
         """First the place, so that whoever waits for it has a lease before this was the last one."""
@@ -303,10 +303,10 @@ class Lease:
         now_s = 0.0
         if self.since_s:
             now_s = monotonic()
-            self._leave_place(now_s)
-        self.endpoint._released(self, now_s)
+            self._release_permit_at(now_s)
+        self.endpoint._lease_ended(self, now_s)
 
-    def _leave_place(self, now_s: float) -> None:
+    def _release_permit_at(self, now_s: float) -> None:
         endpoint = self.endpoint
         endpoint.held_s = smoothed(endpoint.held_s, (now_s - self.since_s) * self.weight, HELD_WEIGHT)
         self.cancel_permit()

@@ -52,19 +52,19 @@ class QueueEntry(Queued):
     __slots__ = (
         "body_bytes",
         "deadline_s",
+        "listener",
         "needs_permit",
         "position",
         "replayed",
         "since_s",
         "unserved_s",
         "waited_s",
-        "waiter",
         "waits",
     )
 
     def __init__(
         self,
-        waiter: QueueListener,
+        listener: QueueListener,
         arrived_s: float,
         body_bytes: int,
         *,
@@ -73,7 +73,7 @@ class QueueEntry(Queued):
         needs_permit: bool = True,
     ) -> None:
         super().__init__(arrived_s, client, priority)
-        self.waiter = waiter
+        self.listener = listener
         self.body_bytes = body_bytes
         self.needs_permit = needs_permit
         self.waits = False
@@ -117,8 +117,10 @@ class RequestQueue:
         "_choose",
         "_clock",
         "_entering",
-        "_look",
-        "_most",
+        "_get_serving",
+        "_max_waiting",
+        "_on_unserved",
+        "_on_wanted",
         "_policy",
         "_queue",
         "_read_at_s",
@@ -130,29 +132,27 @@ class RequestQueue:
         "_timer_at_s",
         "_unlimited",
         "_unserved_s",
-        "_when_left",
-        "_when_wanted",
     )
 
     def __init__(
         self,
-        look: Callable[[], Serving],
+        get_serving: Callable[[], Serving],
         *,
         timeout_s: float,
-        most: int = MAX_WAITING,
+        max_waiting: int = MAX_WAITING,
         choose: Callable[[QueueEntry, Sequence[Endpoint]], Endpoint] = _least_busy,
-        when_wanted: Callable[[], None] | None = None,
-        when_left: Callable[[Unavailable | None], None] | None = None,
+        on_wanted: Callable[[], None] | None = None,
+        on_unserved: Callable[[Unavailable | None], None] | None = None,
         policy: RetryPolicy | None = None,
         clock: Callable[[], float] = monotonic,
         call_later: Callable[[float, Callable[[], None]], _Timer] = _call_later,
     ) -> None:
-        self._look = look
+        self._get_serving = get_serving
         self._timeout_s = timeout_s
-        self._most = most
+        self._max_waiting = max_waiting
         self._choose = choose
-        self._when_wanted = when_wanted
-        self._when_left = when_left
+        self._on_wanted = on_wanted
+        self._on_unserved = on_unserved
         self._policy = RetryPolicy() if policy is None else policy
         self._clock = clock
         self._call_later = call_later
@@ -180,12 +180,12 @@ class RequestQueue:
     @property
     def oldest_s(self) -> float:
         """Since when the one waits who has waited longest (monotonic); inf: nobody does."""
-        return min((entry.since_s for entry in self._all()), default=float("inf"))
+        return min((entry.since_s for entry in self._entries()), default=float("inf"))
 
-    def allow(self, *, timeout_s: float, most: int) -> None:
+    def set_limits(self, *, timeout_s: float, max_waiting: int) -> None:
         """How long and how many may wait from now on; those who do stay."""
         self._timeout_s = timeout_s
-        self._most = most
+        self._max_waiting = max_waiting
 
     # --- what the proxy does
 
@@ -193,13 +193,13 @@ class RequestQueue:
         """Let a request that just came wait; or the reason why it may not."""
         if self._successor is not None:
             return self._successor.enter(entry)
-        state = self._look()
+        state = self._get_serving()
         if isinstance(state, Unavailable):
             if not state.may_wait:
                 return state
             if not self._timeout_s or self._is_full(entry):
-                if self._when_wanted is not None:
-                    self._when_wanted()
+                if self._on_wanted is not None:
+                    self._on_wanted()
                 return queue_full(state, len(self)) if self._timeout_s else state
         elif not self._timeout_s or self._is_full(entry):
             return server_busy(state, len(self), len(self._queue))
@@ -218,10 +218,12 @@ class RequestQueue:
         if self._successor is not None:
             return self._successor.requeue(entry, broken, sent=sent)
         spare = broken.max_concurrent if broken.max_concurrent < UNLIMITED else 0
-        if self.verdict() is not None or self._is_full(entry, spare):
+        if self.unqueueable_reason() is not None or self._is_full(entry, spare):
             return False
         now_s = self._clock()
-        if not self._timeout_s and not any(each is not broken for each in _able(self._look(), now_s)):
+        if not self._timeout_s and not any(
+            each is not broken for each in _eligible(self._get_serving(), now_s)
+        ):
             return False  # nobody waits, but another server takes it at once
         if sent:
             if entry.replayed or not self._may_replay(broken, now_s):
@@ -235,7 +237,7 @@ class RequestQueue:
         if entry.turn is None:
             entry.turn = 0  # it was served before anybody had to wait
         broken.ejected_until_s = now_s + GRACE_S
-        self._admit(entry, self._look(), now_s)
+        self._admit(entry, self._get_serving(), now_s)
         return True
 
     def leave(self, entry: QueueEntry) -> None:
@@ -244,13 +246,13 @@ class RequestQueue:
             self._successor.leave(entry)
         elif entry.waits:
             self._remove(entry)
-            self._tell_left(None)
+            self._notify_unserved(None)
 
-    def verdict(self) -> Unavailable | None:
+    def unqueueable_reason(self) -> Unavailable | None:
         """Why nobody may wait, where that is so: no generation will come by itself."""
         if self._successor is not None:
-            return self._successor.verdict()
-        state = self._look()
+            return self._successor.unqueueable_reason()
+        state = self._get_serving()
         return state if isinstance(state, Unavailable) and not state.may_wait else None
 
     def transfer_to(self, successor: RequestQueue) -> None:
@@ -258,9 +260,9 @@ class RequestQueue:
         whether that one is full or not; and who would come back here comes back there.
         """
         self._successor = successor
-        for entry in tuple(self._all()):
+        for entry in tuple(self._entries()):
             self._remove(entry)
-            successor._admit(entry, successor._look(), successor._clock())
+            successor._admit(entry, successor._get_serving(), successor._clock())
         successor.changed()
 
     # --- what the processes of the model do
@@ -273,9 +275,9 @@ class RequestQueue:
         if self._entering:
             self._wake_at(now_s, now_s)
         else:
-            self._settle(now_s)
+            self._reconcile(now_s)
 
-    def place_free(self) -> None:
+    def permit_freed(self) -> None:
         """A place is free: it belongs to the next of those who wait for one."""
         if self._queue and not self._serving:
             self._serve(self._clock())
@@ -283,15 +285,15 @@ class RequestQueue:
     # --- within
 
     def _is_full(self, entry: QueueEntry, spare: int = 0) -> bool:
-        return len(self) >= self._most + spare or self._bytes + entry.body_bytes > MAX_BYTES
+        return len(self) >= self._max_waiting + spare or self._bytes + entry.body_bytes > MAX_BYTES
 
     def _may_replay(self, broken: Endpoint, now_s: float) -> bool:
         self._budget, granted = spend(self._budget, self._policy, earned=broken.take_completed(), now_s=now_s)
         return granted
 
     def _admit(self, entry: QueueEntry, state: Serving, now_s: float) -> None:
-        able = _able(state, now_s)
-        self._read(now_s, serves=bool(able))
+        eligible = _eligible(state, now_s)
+        self._update_unserved_clock(now_s, serves=bool(eligible))
         entry.waits = True
         entry.unserved_s = self._unserved_s
         self._bytes += entry.body_bytes
@@ -302,12 +304,12 @@ class RequestQueue:
             insort(self._unlimited, entry, key=lambda waits: waits.arrived_s)
             position = 1
         entry.position = entry.position or position
-        at_once = _free(able) if entry.needs_permit else able
-        self._wake_at(now_s if at_once else min(entry.deadline_s, _release_s(state, now_s)), now_s)
-        if isinstance(state, Unavailable) and self._when_wanted is not None:
+        at_once = _with_free_permit(eligible) if entry.needs_permit else eligible
+        self._wake_at(now_s if at_once else min(entry.deadline_s, _next_readmission_s(state, now_s)), now_s)
+        if isinstance(state, Unavailable) and self._on_wanted is not None:
             self._entering = True
             try:
-                self._when_wanted()
+                self._on_wanted()
             finally:
                 self._entering = False
 
@@ -316,11 +318,11 @@ class RequestQueue:
             self._queue.remove(entry)
         else:
             self._unlimited.remove(entry)
-        self._left(entry, self._clock())
+        self._dequeued(entry, self._clock())
 
-    def _left(self, entry: QueueEntry, now_s: float) -> None:
+    def _dequeued(self, entry: QueueEntry, now_s: float) -> None:
         """It is in no queue any more."""
-        self._read(now_s, serves=self._serves)
+        self._update_unserved_clock(now_s, serves=self._serves)
         self._bytes -= entry.body_bytes
         entry.waits = False
         entry.waited_s += self._unserved_s - entry.unserved_s
@@ -328,29 +330,29 @@ class RequestQueue:
             self._timer.cancel()
             self._timer = None
 
-    def _read(self, now_s: float, *, serves: bool) -> None:
+    def _update_unserved_clock(self, now_s: float, *, serves: bool) -> None:
         """Read the clock of waiting for a generation, and stop it or let it run from here on."""
         if not self._serves:
             self._unserved_s += now_s - self._read_at_s
         self._read_at_s = now_s
         self._serves = serves
 
-    def _settle(self, now_s: float) -> None:
-        state = self._look()
-        self._read(now_s, serves=bool(_able(state, now_s)))
+    def _reconcile(self, now_s: float) -> None:
+        state = self._get_serving()
+        self._update_unserved_clock(now_s, serves=bool(_eligible(state, now_s)))
         if not isinstance(state, Unavailable):
             self._serve(now_s)
         elif not state.may_wait:
-            self._refuse(tuple(self._all()), state)
-        late = tuple(entry for entry in self._all() if entry.deadline_s <= now_s)
+            self._reject(tuple(self._entries()), state)
+        late = tuple(entry for entry in self._entries() if entry.deadline_s <= now_s)
         if late:
-            reachable = bool(_able(state, now_s))
-            self._refuse(late, wait_timed_out(state, len(self._queue), self._timeout_s, reachable=reachable))
+            reachable = bool(_eligible(state, now_s))
+            self._reject(late, wait_timed_out(state, len(self._queue), self._timeout_s, reachable=reachable))
         if len(self):
-            earliest_s = min(entry.deadline_s for entry in self._all())
-            self._wake_at(min(earliest_s, _release_s(state, now_s)), now_s)
+            earliest_s = min(entry.deadline_s for entry in self._entries())
+            self._wake_at(min(earliest_s, _next_readmission_s(state, now_s)), now_s)
 
-    def _all(self) -> Iterator[QueueEntry]:
+    def _entries(self) -> Iterator[QueueEntry]:
         return chain(self._unlimited, self._queue)
 
     def _serve(self, now_s: float) -> None:
@@ -359,29 +361,29 @@ class RequestQueue:
             return
         self._serving = True
         try:
-            while able := _able(self._look(), now_s):
+            while eligible := _eligible(self._get_serving(), now_s):
                 if self._unlimited:
                     entry = self._unlimited.pop(0)
-                elif self._queue and (able := _free(able)):
-                    entry = self._queue.pop(max(each.max_concurrent for each in able))
+                elif self._queue and (eligible := _with_free_permit(eligible)):
+                    entry = self._queue.pop(max(each.max_concurrent for each in eligible))
                 else:
                     return
-                self._left(entry, now_s)
-                endpoint = self._choose(entry, able)
-                entry.waiter.served(endpoint.lease(infers=entry.needs_permit))
+                self._dequeued(entry, now_s)
+                endpoint = self._choose(entry, eligible)
+                entry.listener.served(endpoint.lease(infers=entry.needs_permit))
         finally:
             self._serving = False
 
-    def _refuse(self, tickets: tuple[QueueEntry, ...], why: Unavailable) -> None:
-        for entry in tickets:
+    def _reject(self, entries: tuple[QueueEntry, ...], why: Unavailable) -> None:
+        for entry in entries:
             if entry.waits:
                 self._remove(entry)
-                entry.waiter.refused(why)
-                self._tell_left(why)
+                entry.listener.refused(why)
+                self._notify_unserved(why)
 
-    def _tell_left(self, why: Unavailable | None) -> None:
-        if self._when_left is not None:
-            self._when_left(why)
+    def _notify_unserved(self, why: Unavailable | None) -> None:
+        if self._on_unserved is not None:
+            self._on_unserved(why)
 
     # --- the timer
 
@@ -391,25 +393,25 @@ class RequestQueue:
                 return
             self._timer.cancel()
         self._timer_at_s = at_s
-        self._timer = self._call_later(max(0.0, at_s - now_s), self._woke)
+        self._timer = self._call_later(max(0.0, at_s - now_s), self._on_timer)
 
-    def _woke(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._settle(self._clock())
+        self._reconcile(self._clock())
 
 
-def _able(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
+def _eligible(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
     """Those of what serves that those who wait may be sent to."""
     if isinstance(state, Unavailable):
         return ()
     return tuple(each for each in state if not each.closed and each.ejected_until_s <= now_s)
 
 
-def _free(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+def _with_free_permit(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
     return tuple(each for each in endpoints if each.busy < each.max_concurrent)
 
 
-def _release_s(state: Serving, now_s: float) -> float:
+def _next_readmission_s(state: Serving, now_s: float) -> float:
     """When the first that broke something off gets requests again; inf: none did just now."""
     endpoints = () if isinstance(state, Unavailable) else state
     return min((e.ejected_until_s for e in endpoints if e.ejected_until_s > now_s), default=float("inf"))

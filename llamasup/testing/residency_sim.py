@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from llamasup.pool.policy import Action, Cordon, Evict, Load, Places, ResidencyPolicy, decide
+from llamasup.pool.policy import Action, Cordon, DeviceBytes, Evict, Load, ResidencyPolicy, decide
 from llamasup.testing.residency_world import Decide, Model, ModelWorld
 
 __all__ = ["Call", "Outcome", "Request", "Simulation", "replay", "simulate"]
@@ -158,7 +158,7 @@ class Simulation:
 def simulate(
     models: Iterable[Model],
     clients: Sequence[Sequence[Call]],
-    budget: Places,
+    budget: DeviceBytes,
     policy: ResidencyPolicy | None = None,
     decide: Decide = decide,
 ) -> Outcome:
@@ -169,7 +169,7 @@ def simulate(
 def replay(
     models: Iterable[Model],
     requests: Iterable[Request],
-    budget: Places,
+    budget: DeviceBytes,
     policy: ResidencyPolicy | None = None,
 ) -> Outcome:
     """The requests of a real run once more, each at its time whatever becomes of the others: how many loads

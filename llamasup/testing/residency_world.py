@@ -16,11 +16,11 @@ from llamasup.pool.eviction import UNUSED, Use
 from llamasup.pool.policy import (
     Action,
     Cordon,
+    DeviceBytes,
     Evict,
     Load,
     ModelSnapshot,
     Phase,
-    Places,
     Reject,
     ResidencyPolicy,
     Snapshot,
@@ -46,7 +46,7 @@ class Model:
     """``leave_s``: from being told to end to its memory's being free. ``slots``: requests at a time."""
 
     id: str
-    needs: Places
+    needs: DeviceBytes
     load_s: float = 1.0
     leave_s: float = 0.0
     slots: int = 1
@@ -95,7 +95,7 @@ class ModelWorld:
     def __init__(
         self,
         models: Iterable[Model],
-        budget: Places,
+        budget: DeviceBytes,
         policy: ResidencyPolicy | None = None,
         decide: Decide = decide,
     ) -> None:
@@ -142,7 +142,7 @@ class ModelWorld:
 
     def gone(self, id_: str) -> None:
         """Its memory is free."""
-        self._expect(id_, Phase.LEAVING).phase = Phase.ABSENT
+        self._expect(id_, Phase.UNLOADING).phase = Phase.ABSENT
 
     def failed(self, id_: str) -> list[int]:
         """It cannot be loaded. Returns the tickets of its waiters, who are told."""
@@ -186,17 +186,17 @@ class ModelWorld:
                 life.loads += 1
                 self._check_room(life.model)
             case Evict(id_):
-                life = self._expect(id_, Phase.RESIDENT, Phase.YIELDING)
+                life = self._expect(id_, Phase.RESIDENT, Phase.CORDONED)
                 if life.in_flight or life.model.pinned:
                     raise Broken(f"{action}: {life.in_flight} in flight, pinned: {life.model.pinned}")
-                life.phase = Phase.LEAVING
+                life.phase = Phase.UNLOADING
             case Cordon(id_):
                 life = self._expect(id_, Phase.RESIDENT)
                 if life.model.pinned or not life.in_flight:
                     raise Broken(f"{action}: {life.in_flight} in flight, pinned: {life.model.pinned}")
-                life.phase = Phase.YIELDING
+                life.phase = Phase.CORDONED
             case Uncordon(id_):
-                life = self._expect(id_, Phase.YIELDING)
+                life = self._expect(id_, Phase.CORDONED)
                 life.phase = Phase.RESIDENT
                 self._serve(life)
             case Reject(id_):

@@ -91,10 +91,10 @@ async def test_a_download_ends_with_the_last_client_who_waits_for_it(
         first, second = it.ask("a"), it.ask("a")
         await it.until(lambda: hub.begun == [REF])
         assert state_of_managed(it["a"]) == "downloading"
-        it.catalog.room("a").leave(first.ticket)
+        it.catalog.room("a").leave(first.entry)
         await it.decided()
         assert hub.called_off == []
-        it.catalog.room("a").leave(second.ticket)
+        it.catalog.room("a").leave(second.entry)
 
         await it.until(lambda: it["a"].sizing is None)
         assert hub.called_off == [REF]
@@ -159,9 +159,9 @@ async def test_who_is_told_when_a_download_ends_finds_it_then(
         assert (refused.cause, refused.retry_after_s) == ("downloading", 100.0)
         await it.decided()
         assert hub.called_off == []
-        wish = it["a"].wish
-        assert wish is not None
-        assert wish.until_s >= asyncio.get_running_loop().time() + 100
+        pending_demand = it["a"].pending_demand
+        assert pending_demand is not None
+        assert pending_demand.until_s >= asyncio.get_running_loop().time() + 100
 
         hub.may.set()
         await it.until_phase("a", Phase.RESIDENT)
@@ -279,7 +279,7 @@ async def test_a_change_that_was_downloaded_is_no_download_any_more(
         await it.load("a")
         it.apply(far(specs["a"]))
         await it.until(lambda: not it["a"].rolling_out)
-        told = it["a"].served.absent
+        told = it["a"].served.unavailable_reason
         assert told is not None
         assert told.cause == "loading"
         assert not it["a"].is_outdated

@@ -65,7 +65,7 @@ class HeldSizing:
     """Sizes as ever, but not before it is told to. ``begun`` waits for somebody who wants a size."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._really = sizing.__dict__["size_up"]
+        self._really = sizing.__dict__["estimate_model"]
         self._begun, self._go_on = threading.Event(), threading.Event()
         monkeypatch.setattr(sizing, "estimate_model", self._size_up)
 
@@ -130,13 +130,13 @@ class Asking:
         self.lease: Lease | None = None
         self.why: Unavailable | None = None
         self._over = asyncio.Event()
-        self.ticket = QueueEntry(self, asyncio.get_running_loop().time(), 0)
+        self.entry = QueueEntry(self, asyncio.get_running_loop().time(), 0)
         found = catalog.lease(model, infers=True)
         if isinstance(found, Unavailable) and found.may_wait:
-            found = catalog.room(model).enter(self.ticket) or found
+            found = catalog.room(model).enter(self.entry) or found
         if isinstance(found, Lease):
             self.served(found)
-        elif not self.ticket.waits:
+        elif not self.entry.waits:
             self.refused(found)
 
     def served(self, lease: Lease) -> None:
@@ -216,7 +216,7 @@ class Pooled:
 
     async def decided(self) -> None:
         """Once more, and what was decided is under way."""
-        self.pool.decide_soon()
+        self.pool.reconcile_soon()
         for _ in range(5):
             await asyncio.sleep(0)
 

@@ -8,8 +8,8 @@ import pytest
 
 from llamasup.pool.eviction import HALF_LIFE_S, Use
 from llamasup.pool.policy import (
-    LOOK_AGAIN_S,
-    MAX_CLAIMS,
+    MAX_LOADS,
+    RECHECK_S,
     Action,
     Cordon,
     Evict,
@@ -27,7 +27,7 @@ from llamasup.pool.policy import (
 
 GIB = 1 << 30
 NOW = 1000.0
-LOOK_AGAIN = WakeAt(NOW + LOOK_AGAIN_S)
+LOOK_AGAIN = WakeAt(NOW + RECHECK_S)
 
 
 def gpu(gib: float) -> dict[str, int]:
@@ -84,7 +84,7 @@ def test_what_is_needed_on_a_device_and_in_ram_has_to_be_free_in_both() -> None:
 def test_an_idle_model_goes_for_one_that_is_wanted_and_its_memory_is_awaited() -> None:
     first = decided(resident("a", gpu(6)), wanted("b", gpu(6)))
     assert first == (Evict("a", "memory", "b"),)
-    leaving = ModelSnapshot("a", gpu(6), Phase.LEAVING)
+    leaving = ModelSnapshot("a", gpu(6), Phase.UNLOADING)
     assert decided(leaving, wanted("b", gpu(6))) == ()
     assert decided(ModelSnapshot("a", gpu(6)), wanted("b", gpu(6))) == (Load("b"),)
 
@@ -165,7 +165,7 @@ def test_what_would_not_be_enough_stays() -> None:
 
 
 def test_what_is_going_anyway_is_counted_before_another_is_sent_away() -> None:
-    leaving = ModelSnapshot("leaving", gpu(3), Phase.LEAVING)
+    leaving = ModelSnapshot("leaving", gpu(3), Phase.UNLOADING)
     assert decided(leaving, resident("a", gpu(7)), wanted("b", gpu(3))) == ()
 
 
@@ -209,9 +209,9 @@ def test_busy_models_give_way_to_who_has_waited_for_a_turn() -> None:
     a = resident("a", gpu(6), in_flight=2)
     assert decided(a, wanted("b", gpu(6), for_s=4)) == (WakeAt(NOW + 1),)
     assert decided(a, wanted("b", gpu(6), for_s=5)) == (Cordon("a", "b"), LOOK_AGAIN)
-    yielding = ModelSnapshot("a", gpu(6), Phase.YIELDING, in_flight=1, waiting=7, waiting_since_s=NOW - 6)
+    yielding = ModelSnapshot("a", gpu(6), Phase.CORDONED, in_flight=1, waiting=7, waiting_since_s=NOW - 6)
     assert decided(yielding, wanted("b", gpu(6), for_s=5)) == (LOOK_AGAIN,)
-    done = ModelSnapshot("a", gpu(6), Phase.YIELDING, waiting=7, waiting_since_s=NOW - 6)
+    done = ModelSnapshot("a", gpu(6), Phase.CORDONED, waiting=7, waiting_since_s=NOW - 6)
     assert decided(done, wanted("b", gpu(6), for_s=5)) == (Evict("a", "memory", "b"),)
 
 
@@ -252,12 +252,12 @@ def test_one_yields_and_the_idle_one_that_is_needed_too_goes_at_once() -> None:
 
 
 def test_a_model_serves_again_when_nobody_waits_for_its_memory_any_more() -> None:
-    yielding = ModelSnapshot("a", gpu(6), Phase.YIELDING, in_flight=1)
+    yielding = ModelSnapshot("a", gpu(6), Phase.CORDONED, in_flight=1)
     assert decided(yielding, ModelSnapshot("b", gpu(6))) == (Uncordon("a"),)
 
 
 def test_a_model_serves_again_when_an_idle_one_can_go_instead() -> None:
-    yielding = ModelSnapshot("a", gpu(5), Phase.YIELDING, in_flight=1)
+    yielding = ModelSnapshot("a", gpu(5), Phase.CORDONED, in_flight=1)
     assert decided(yielding, resident("idle", gpu(5)), wanted("c", gpu(5), for_s=9)) == (
         Uncordon("a"),
         Evict("idle", "memory", "c"),
@@ -265,7 +265,7 @@ def test_a_model_serves_again_when_an_idle_one_can_go_instead() -> None:
 
 
 def test_no_second_one_yields_while_one_that_is_enough_does() -> None:
-    yielding = ModelSnapshot("a", gpu(5), Phase.YIELDING, in_flight=1)
+    yielding = ModelSnapshot("a", gpu(5), Phase.CORDONED, in_flight=1)
     busy = resident("b", gpu(5), in_flight=1)
     assert decided(yielding, busy, wanted("c", gpu(5), for_s=9)) == (LOOK_AGAIN,)
 
@@ -300,7 +300,7 @@ def test_an_idle_model_that_a_big_one_will_take_does_not_go_for_a_small_one() ->
 
 
 def test_memory_that_an_older_one_awaits_is_not_given_to_a_younger_one() -> None:
-    leaving = ModelSnapshot("gone", gpu(6), Phase.LEAVING)
+    leaving = ModelSnapshot("gone", gpu(6), Phase.UNLOADING)
     older, younger = wanted("older", gpu(9), for_s=2), wanted("younger", gpu(3), for_s=1)
     assert decided(leaving, older, younger) == (WakeAt(NOW + 4),)
     assert decided(leaving, older, wanted("tiny", gpu(1), for_s=1)) == (Load("tiny"),)
@@ -324,10 +324,10 @@ def test_one_that_never_fits_does_not_hold_up_the_others() -> None:
 def test_of_very_many_that_wait_those_are_looked_at_who_have_waited_longest() -> None:
     waiting = [wanted(f"m{n:03}", gpu(0.01), for_s=n / 1000) for n in range(100)]
     first = decided(*waiting)
-    assert first == tuple(Load(each.id) for each in reversed(waiting[-MAX_CLAIMS:]))
-    loading = [ModelSnapshot(each.id, each.needs, Phase.LOADING) for each in waiting[-MAX_CLAIMS:]]
-    assert Load("m000") not in decided(*waiting[:-MAX_CLAIMS], *loading)
-    assert len(decided(*waiting[:-MAX_CLAIMS], *loading)) == MAX_CLAIMS
+    assert first == tuple(Load(each.id) for each in reversed(waiting[-MAX_LOADS:]))
+    loading = [ModelSnapshot(each.id, each.needs, Phase.LOADING) for each in waiting[-MAX_LOADS:]]
+    assert Load("m000") not in decided(*waiting[:-MAX_LOADS], *loading)
+    assert len(decided(*waiting[:-MAX_LOADS], *loading)) == MAX_LOADS
 
 
 # --- time to live
@@ -346,7 +346,7 @@ def test_an_idle_model_goes_when_its_time_is_over_though_nobody_needs_its_memory
         resident("a", gpu(6), ttl_s=1.0, in_flight=1),
         resident("a", gpu(6), ttl_s=1.0, waiting=1),
         ModelSnapshot("a", gpu(6), Phase.LOADING, ttl_s=1.0),
-        ModelSnapshot("a", gpu(6), Phase.LEAVING, ttl_s=1.0),
+        ModelSnapshot("a", gpu(6), Phase.UNLOADING, ttl_s=1.0),
     ],
     ids=["pinned", "busy", "waited for", "loading", "leaving"],
 )

@@ -86,10 +86,10 @@ class AnyWorld(RuleBasedStateMachine):
                 self.waiting.pop(ticket)
         self.settle()
 
-    @precondition(lambda self: self.some(Phase.LEAVING))
+    @precondition(lambda self: self.some(Phase.UNLOADING))
     @rule(nth=st.integers(0, 7))
     def memory_is_free_again(self, nth: int) -> None:
-        leaving = self.some(Phase.LEAVING)
+        leaving = self.some(Phase.UNLOADING)
         self.world.gone(leaving[nth % len(leaving)])
         self.settle()
 
@@ -117,7 +117,7 @@ class AnyWorld(RuleBasedStateMachine):
     @invariant()
     def nobody_is_forgotten(self) -> None:
         """Who waits is on the way to being served, or there is a time to think again."""
-        on_the_way = self.some(Phase.LOADING, Phase.LEAVING) or self.busy()
+        on_the_way = self.some(Phase.LOADING, Phase.UNLOADING) or self.busy()
         assert not self.waiting or on_the_way or self.world.wake_at_s < float("inf")
 
     @invariant()
@@ -131,7 +131,7 @@ class AnyWorld(RuleBasedStateMachine):
                 return
             for name in self.some(Phase.LOADING):
                 self.world.loaded(name)
-            for name in self.some(Phase.LEAVING):
+            for name in self.some(Phase.UNLOADING):
                 self.world.gone(name)
             for name in self.busy():
                 self.world.finish(name)

@@ -88,7 +88,7 @@ async def test_a_busy_model_gives_way_in_the_end_and_comes_back_for_those_who_wa
         first = it.ask("a")
         await first.served_by()
         other = it.ask("b")
-        await it.until_phase("a", Phase.YIELDING)
+        await it.until_phase("a", Phase.CORDONED)
         later = it.ask("a")
 
         assert later.waits
@@ -110,13 +110,13 @@ async def test_who_yields_for_a_client_that_leaves_serves_on(
         first = it.ask("a")
         await first.served_by()
         other = it.ask("b")
-        await it.until_phase("a", Phase.YIELDING)
+        await it.until_phase("a", Phase.CORDONED)
         later, asked = it.ask("a"), asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         await asyncio.sleep(0)
         assert later.waits
         assert not asked.done()
 
-        it.catalog.room("b").leave(other.ticket)
+        it.catalog.room("b").leave(other.entry)
 
         await asyncio.wait_for(asked, PATIENCE_S)
         first.goes()
@@ -227,7 +227,7 @@ async def test_a_file_that_vanishes_is_told_at_the_next_load_alone(
 async def test_a_bug_in_reading_one_model_is_no_end_for_the_others(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    really = sizing.__dict__["size_up"]
+    really = sizing.__dict__["estimate_model"]
 
     def estimate_model(spec: ModelSpec, *rest: Any) -> SizedModel:
         if spec.id == "b":
@@ -276,7 +276,7 @@ async def test_a_driver_that_says_nothing_is_no_end_for_the_others(
 async def test_who_may_not_wait_has_it_loaded_all_the_same(
     said: dict[str, Any], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "WISH_S", 3600.0)  # it ends by being fulfilled
+    monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 3600.0)  # it ends by being fulfilled
     spec = spec_of(file_of(tmp_path, "a", tiny_model), **said)
     other = spec_of(file_of(tmp_path, "b", tiny_model))
     async with pooled(tmp_path, spec, other, room_for=1.5) as it:
@@ -295,7 +295,7 @@ async def test_who_may_not_wait_has_it_loaded_all_the_same(
 async def test_what_nobody_asks_for_any_more_is_not_loaded_later(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "WISH_S", 0.1)
+    monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 0.1)
     spec = spec_of(file_of(tmp_path, "a", tiny_model), wait_timeout_s=0.0)
     other = spec_of(file_of(tmp_path, "b", tiny_model), stay=Stay())
     async with pooled(tmp_path, spec, other, room_for=1.5) as it:
@@ -319,7 +319,7 @@ async def test_a_load_is_called_off_with_the_last_who_asked_for_it(
         busy = it.ask("a")
         await busy.served_by()
         loading = [asyncio.ensure_future(it.load("b")) for _ in range(2)]  # noqa: TID251 (owned right here)
-        await it.until_phase("a", Phase.YIELDING)
+        await it.until_phase("a", Phase.CORDONED)
         loading[0].cancel()
         await asyncio.sleep(0)
         assert it["b"].wanted
@@ -418,7 +418,7 @@ async def test_memory_that_there_is_by_now_counts_for_what_is_just_looked_at(
         held = HeldSizing(monkeypatch)
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         await held.begun()
-        it.pool.use(replace(it.pool.options, budget={"ram": it.needs_bytes * 2}))
+        it.pool.apply_options(replace(it.pool.options, budget={"ram": it.needs_bytes * 2}))
         held.go_on()
 
         await loading

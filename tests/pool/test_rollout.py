@@ -140,9 +140,9 @@ async def test_both_generations_are_counted_while_both_are_there(
         await in_flight.served_by()
         it.apply(bigger(specs["a"]), specs["b"], specs["c"])
         await it.until(lambda: it["a"].old_replicas != [])
-        new = it["a"].needs["ram"] - it["a"].outgoing_needs["ram"]
-        assert it.pool.left_for(it["a"]) == {
-            "ram": it.pool.options.budget["ram"] - it["a"].outgoing_needs["ram"]
+        new = it["a"].needs["ram"] - it["a"].old_needs["ram"]
+        assert it.pool.remaining_for(it["a"]) == {
+            "ram": it.pool.options.budget["ram"] - it["a"].old_needs["ram"]
         }
         other = it.ask("b")
         await it.until(lambda: it["a"].runners[0].instance.state is State.READY)
@@ -227,7 +227,7 @@ async def test_where_only_one_fits_the_queue_outlives_the_swap(
         await in_flight.served_by()
         old = it.pids("a")
         it.apply(bigger(specs["a"]), specs["b"])
-        await it.until(lambda: it["a"].served.is_shut)
+        await it.until(lambda: it["a"].served.is_paused)
         queued = [it.ask("a") for _ in range(5)]
         await asyncio.sleep(0)
         assert all(each.waits for each in queued)
@@ -267,7 +267,7 @@ async def test_where_the_new_one_does_not_start_the_old_one_comes_back_for_the_q
         in_flight = it.ask("a")
         await in_flight.served_by()
         it.apply(bigger(specs["a"]), specs["b"])
-        await it.until(lambda: it["a"].served.is_shut)
+        await it.until(lambda: it["a"].served.is_paused)
         queued = [it.ask("a") for _ in range(5)]
         other = it.ask("b")  # which may not have the memory in between
         in_flight.goes()
@@ -292,7 +292,7 @@ async def test_where_neither_starts_the_queue_is_told_why(
         in_flight = it.ask("a")
         await in_flight.served_by()
         it.apply(bigger(specs["a"]))
-        await it.until(lambda: it["a"].served.is_shut)
+        await it.until(lambda: it["a"].served.is_paused)
         queued = it.ask("a")
         install(tmp_path / "usual-server", "exit=load:1")
         in_flight.goes()
@@ -332,8 +332,8 @@ async def test_an_unload_while_the_new_one_starts_in_the_place_of_the_old_one_is
         assert await settled(it, "a") is None
 
         await it.until_phase("a", Phase.ABSENT)
-        assert not it["a"].served.is_shut
-        assert it.pool.left_for(it["a"]) == it.pool.options.budget
+        assert not it["a"].served.is_paused
+        assert it.pool.remaining_for(it["a"]) == it.pool.options.budget
         assert it.loads("a") == 1
 
 
@@ -406,7 +406,7 @@ async def test_an_unload_in_the_middle_of_a_change_unloads_both(
 
         assert not any(psutil.pid_exists(pid or 0) for pid in pids)
         await it.until_phase("a", Phase.ABSENT)
-        assert it.pool.left_for(it["a"]) == it.pool.options.budget
+        assert it.pool.remaining_for(it["a"]) == it.pool.options.budget
 
 
 @in_a_loop
@@ -417,7 +417,7 @@ async def test_an_unload_while_one_makes_way_for_its_successor_is_the_last_word(
         in_flight = it.ask("a")
         await in_flight.served_by()
         it.apply(bigger(specs["a"]))
-        await it.until(lambda: it["a"].served.is_shut)
+        await it.until(lambda: it["a"].served.is_paused)
         unloading = asyncio.ensure_future(it.unload("a"))  # noqa: TID251 (owned right here)
         await asyncio.sleep(0)
         in_flight.goes()
@@ -548,7 +548,7 @@ async def test_memory_that_becomes_less_is_given_back_by_what_is_idle(
         busy = it.ask("a")
         await busy.served_by()
         await it.load("b")
-        it.pool.use(replace(it.pool.options, budget={"ram": int(it.needs_bytes * 1.5)}))
+        it.pool.apply_options(replace(it.pool.options, budget={"ram": int(it.needs_bytes * 1.5)}))
 
         await it.until_phase("b", Phase.ABSENT)
         assert it.left() == [("b", "memory", "")]
@@ -585,7 +585,7 @@ async def test_limits_of_all_models_hold_for_the_processes_that_run(
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         less = replace(it.pool.options.policy, slots_disk_bytes=1 << 20)
-        it.pool.use(replace(it.pool.options, policy=less))
+        it.pool.apply_options(replace(it.pool.options, policy=less))
 
         assert it["a"].runners[0].policy.slots_disk_bytes == 1 << 20
 

@@ -42,7 +42,7 @@ def test_programs_without_pauses_get_more_done_where_models_linger() -> None:
     row = re.compile(r"^\| (?P<name>\S+ \S+).*? \| (?P<per_s>[0-9.]+) \|", re.MULTILINE)
     few = turns_table(seeds=1, requests=20).split("\n\n")[0]
     per_s = {found["name"]: float(found["per_s"]) for found in row.finditer(few)}
-    assert per_s["**llamasup** (`turn_s`"] > 1.2 * per_s["no lingering"]
+    assert per_s["**llamasup** (`time_slice_s`"] > 1.2 * per_s["no idle"]
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_a_crash_while_some_wait_sends_all_to_the_next_generation_in_their_order
     ends(rig)
     wait_until(rig, 3)
     waiting = rig.backend.waiting
-    new = Endpoint("tiny", 2, rig.endpoint.address, max_concurrent=1, on_permit_free=waiting.place_free)
+    new = Endpoint("tiny", 2, rig.endpoint.address, max_concurrent=1, on_permit_free=waiting.permit_freed)
 
     def tell() -> None:
         rig.backend.endpoint, rig.backend.unavailable = new, None

@@ -224,7 +224,7 @@ def test_a_wait_that_takes_too_long_is_an_error_event(make_rig: MakeRig, clock: 
     room = rig.backend.waiting
     room._clock = clock
     clock.pass_s(1000.0)
-    rig.call(room._woke)
+    rig.call(room._on_timer)
     message = str(error_in(cut_body_of(client))["message"])
     assert message.endswith("this request has waited for 1000 s")
 

@@ -16,34 +16,40 @@ from tests.queueing.test_wait_queue import LOADING, TIMEOUT_S, Clock, serving
 class Model:
     """An instance that serves with some places, its waiting room, and clients who come, hold and go."""
 
-    def __init__(self, max_concurrent: int = 1, *, timeout_s: float = TIMEOUT_S, most: int = 256) -> None:
+    def __init__(
+        self, max_concurrent: int = 1, *, timeout_s: float = TIMEOUT_S, max_waiting: int = 256
+    ) -> None:
         self.clock = Clock()
         self.max_concurrent = max_concurrent
         self.state: Endpoint | Unavailable = LOADING
-        self.room = RequestQueue(
+        self.queue = RequestQueue(
             lambda: serving(self.state),
             timeout_s=timeout_s,
-            most=most,
+            max_waiting=max_waiting,
             clock=self.clock.read,
             call_later=self.clock.call_later,
         )
         self.held: dict[str, Lease] = {}
         self.order: list[str] = []
         self.refused: dict[str, Unavailable] = {}
-        self.tickets: dict[str, QueueEntry] = {}
+        self.entries: dict[str, QueueEntry] = {}
         self.generation(1)
 
     def generation(self, number: int) -> Endpoint:
         address = UnixAddress(f"/run/{number}.sock")
         endpoint = Endpoint(
-            "tiny", number, address, max_concurrent=self.max_concurrent, on_permit_free=self.room.place_free
+            "tiny",
+            number,
+            address,
+            max_concurrent=self.max_concurrent,
+            on_permit_free=self.queue.permit_freed,
         )
         self.becomes(endpoint)
         return endpoint
 
     def becomes(self, state: Endpoint | Unavailable) -> None:
         self.state = state
-        self.room.changed()
+        self.queue.changed()
 
     def comes(self, name: str, *, infers: bool = True, priority: Priority = Priority.NORMAL) -> str:
         """As the proxy does it: served, queued, or refused. ``a1`` is of client ``a``."""
@@ -53,15 +59,15 @@ class Model:
             self.served(name, lease)
             return "served"
         assert lease.may_wait
-        waiter = QueueListener(self, name)
+        listener = QueueListener(self, name)
         entry = QueueEntry(
-            waiter, self.clock.now_s, 0, client=name[0], priority=priority, needs_permit=infers
+            listener, self.clock.now_s, 0, client=name[0], priority=priority, needs_permit=infers
         )
-        refusal = self.room.enter(entry)
+        refusal = self.queue.enter(entry)
         if refusal is not None:
             self.refused[name] = refusal
             return "refused"
-        self.tickets[name] = entry
+        self.entries[name] = entry
         return "queued"
 
     def served(self, name: str, lease: Lease) -> None:
@@ -100,7 +106,7 @@ def test_no_more_are_served_at_a_time_than_there_are_places() -> None:
     assert model.order == ["a1", "a2", "a3"]
     model.done("a1")
     model.done("a3")
-    assert (model.order[3:], len(model.room), model.clock.timers) == (["a4"], 0, [])
+    assert (model.order[3:], len(model.queue), model.clock.timers) == (["a4"], 0, [])
 
 
 def test_a_place_that_comes_free_is_taken_before_anybody_new_can_have_it() -> None:
@@ -136,7 +142,7 @@ def test_what_does_not_infer_needs_no_place() -> None:
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
-    model = Model(max_concurrent=2, most=3)
+    model = Model(max_concurrent=2, max_waiting=3)
     endpoint = model.state
     assert isinstance(endpoint, Endpoint)
     for number in range(5):
@@ -150,7 +156,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
 
 
 def test_where_nothing_was_measured_yet_the_hint_is_a_second() -> None:
-    model = Model(most=0)
+    model = Model(max_waiting=0)
     model.comes("a1")
     assert model.comes("a2") == "refused"
     why = model.refused["a2"]
@@ -160,7 +166,7 @@ def test_where_nothing_was_measured_yet_the_hint_is_a_second() -> None:
 def test_how_long_places_are_held_is_learnt_from_those_who_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", lambda: now_s)
-    model = Model(most=0)
+    model = Model(max_waiting=0)
     endpoint = model.state
     assert isinstance(endpoint, Endpoint)
     model.comes("a1")
@@ -176,7 +182,7 @@ def test_how_long_places_are_held_is_learnt_from_those_who_leave(monkeypatch: py
 
 
 def test_while_a_model_loads_a_full_queue_is_a_503() -> None:
-    model = Model(most=1)
+    model = Model(max_waiting=1)
     model.becomes(LOADING)
     model.comes("a1")
     assert model.comes("a2") == "refused"
@@ -214,25 +220,25 @@ def test_who_waited_for_the_load_waits_on_for_a_place_and_each_wait_is_counted_f
     model.generation(2)
     model.clock.pass_time(30.0)
     model.done("a1")
-    waited = model.tickets["a2"]
+    waited = model.entries["a2"]
     assert model.order == ["a1", "a2"]
     assert waited.waited_s == pytest.approx(10.0, abs=0.01)  # the 30 s in between were waiting for a place
-    assert (model.tickets["a1"].position, waited.position) == (1, 2)
+    assert (model.entries["a1"].position, waited.position) == (1, 2)
 
 
 def test_a_crash_loses_nobody_who_waited_and_who_was_broken_off_goes_first() -> None:
-    model = Model(max_concurrent=2, most=2)
+    model = Model(max_concurrent=2, max_waiting=2)
     for name in ("a1", "b1", "c1", "a2"):
         model.comes(name)
     dead = model.state
     assert isinstance(dead, Endpoint)
     model.becomes(LOADING)
     for name, arrived_s in (("b1", 0.2), ("a1", 0.1)):  # the room is full, and takes them back all the same
-        assert model.room.requeue(
+        assert model.queue.requeue(
             QueueEntry(QueueListener(model, name), arrived_s, 0, client=name[0]), dead, sent=True
         )
         model.done(name)
-    assert (len(model.room), model.comes("d1")) == (4, "refused")
+    assert (len(model.queue), model.comes("d1")) == (4, "refused")
     model.order.clear()
     model.generation(2)
     for number in range(4):
@@ -248,7 +254,7 @@ def test_nobody_who_waits_is_sent_to_a_generation_that_just_broke_something_off(
     dying = model.state
     assert isinstance(dying, Endpoint)
     entry = QueueEntry(QueueListener(model, "a1"), 0.0, 0, client="a")
-    assert model.room.requeue(entry, dying, sent=True)
+    assert model.queue.requeue(entry, dying, sent=True)
     model.done("a1")
     assert model.order == ["a1"]
     model.clock.pass_time(GRACE_S)
@@ -264,11 +270,11 @@ def test_those_who_are_gone_as_soon_as_they_are_served_make_room_without_end() -
     for number in range(250):
         name = f"b{number}"
         model.comes(name)
-        waiter = model.tickets[name].waiter
-        assert isinstance(waiter, QueueListener)
-        waiter.then = Lease.release
+        listener = model.entries[name].listener
+        assert isinstance(listener, QueueListener)
+        listener.then = Lease.release
     model.done("a0")
-    assert (len(model.room), len(model.order), model.order[-1]) == (0, 251, "b249")
+    assert (len(model.queue), len(model.order), model.order[-1]) == (0, 251, "b249")
 
 
 def test_a_place_may_be_left_before_the_answer_is_over() -> None:

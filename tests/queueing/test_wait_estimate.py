@@ -25,7 +25,7 @@ def test_a_mean_follows_a_change_within_some_twenty_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("position", "places", "held_s", "wait_s"),
+    ("position", "max_concurrent", "held_s", "wait_s"),
     [(1, 1, 10.0, 10.0), (1, 4, 10.0, 2.5), (257, 4, 2.0, 128.5), (3, 1, None, 0.0)],
 )
 def test_a_place_comes_free_as_often_as_places_and_holding_times_say(

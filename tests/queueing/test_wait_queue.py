@@ -54,13 +54,13 @@ class Timer:
 class Place:
     """A room, the instance behind it, and what those who wait were told."""
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S, most: int = 256, floor: float = 64.0) -> None:
+    def __init__(self, *, timeout_s: float = TIMEOUT_S, max_waiting: int = 256, floor: float = 64.0) -> None:
         self.clock = Clock()
         self.state: Endpoint | Unavailable = LOADING
-        self.room = RequestQueue(
+        self.queue = RequestQueue(
             lambda: serving(self.state),
             timeout_s=timeout_s,
-            most=most,
+            max_waiting=max_waiting,
             policy=RetryPolicy(floor=floor),
             clock=self.clock.read,
             call_later=self.clock.call_later,
@@ -74,12 +74,12 @@ class Place:
 
     def enter(self, name: str, **options: int) -> QueueEntry:
         entry = self.request(name, **options)
-        assert self.room.enter(entry) is None
+        assert self.queue.enter(entry) is None
         return entry
 
     def becomes(self, state: Endpoint | Unavailable) -> None:
         self.state = state
-        self.room.changed()
+        self.queue.changed()
 
 
 def serving(state: Endpoint | Unavailable) -> Serving:
@@ -112,11 +112,11 @@ def test_those_who_wait_are_served_in_the_order_in_which_they_came(place: Place)
     for name in "abc":
         place.enter(name)
     place.becomes(LOADING)
-    assert (len(place.room), place.served) == (3, [])
+    assert (len(place.queue), place.served) == (3, [])
     ready = generation(1)
     place.becomes(ready)
     assert place.served == ["a by 1", "b by 1", "c by 1"]
-    assert (len(place.room), ready.in_flight, place.clock.timers) == (0, 3, [])
+    assert (len(place.queue), ready.in_flight, place.clock.timers) == (0, 3, [])
 
 
 def test_nobody_is_served_by_a_generation_that_went_meanwhile(place: Place) -> None:
@@ -124,7 +124,7 @@ def test_nobody_is_served_by_a_generation_that_went_meanwhile(place: Place) -> N
     gone = generation(1)
     gone.close("it died")
     place.becomes(gone)
-    assert (len(place.room), place.served) == (1, [])
+    assert (len(place.queue), place.served) == (1, [])
 
 
 def test_when_the_instance_gives_up_all_are_told_why(place: Place) -> None:
@@ -132,12 +132,12 @@ def test_when_the_instance_gives_up_all_are_told_why(place: Place) -> None:
     place.enter("b")
     place.becomes(FAILED)
     assert place.refused == [("a", FAILED), ("b", FAILED)]
-    assert (len(place.room), place.clock.timers) == (0, [])
+    assert (len(place.queue), place.clock.timers) == (0, [])
 
 
 def test_there_is_nothing_to_wait_for_where_the_instance_gave_up(place: Place) -> None:
     place.state = FAILED
-    assert place.room.enter(place.request("a")) is FAILED
+    assert place.queue.enter(place.request("a")) is FAILED
 
 
 def test_each_waits_for_its_own_time_and_is_then_told_how_long_it_was(place: Place) -> None:
@@ -161,22 +161,22 @@ def test_one_timer_serves_the_whole_room(place: Place) -> None:
 
 
 def test_the_room_holds_no_more_than_it_may(place: Place) -> None:
-    place = Place(most=2)
+    place = Place(max_waiting=2)
     place.enter("a")
     first_leaves = place.enter("b")
-    why = place.room.enter(place.request("c"))
+    why = place.queue.enter(place.request("c"))
     assert why is not None
     assert (why.status, why.cause, why.retry_after_s) == (503, "waiting_room_full", 1.0)
     assert "2 requests wait for it already" in why.message
-    assert not place.room.requeue(place.request("d"), generation(1), sent=False)
-    place.room.leave(first_leaves)
+    assert not place.queue.requeue(place.request("d"), generation(1), sent=False)
+    place.queue.leave(first_leaves)
     place.enter("e")
 
 
 def test_the_room_holds_no_more_bytes_than_it_may(place: Place) -> None:
     place.enter("a", body_bytes=MAX_BYTES - 1)
     place.enter("b", body_bytes=1)
-    why = place.room.enter(place.request("c", body_bytes=1))
+    why = place.queue.enter(place.request("c", body_bytes=1))
     assert why is not None
     assert why.cause == "waiting_room_full"
     place.becomes(generation(1))
@@ -186,58 +186,58 @@ def test_the_room_holds_no_more_bytes_than_it_may(place: Place) -> None:
 
 def test_with_no_time_to_wait_nobody_waits() -> None:
     place = Place(timeout_s=0.0)
-    assert place.room.enter(place.request("a")) is LOADING
-    assert not place.room.requeue(place.request("b"), generation(1), sent=True)
+    assert place.queue.enter(place.request("a")) is LOADING
+    assert not place.queue.requeue(place.request("b"), generation(1), sent=True)
 
 
 def test_who_leaves_is_neither_served_nor_told(place: Place) -> None:
     place.enter("a")
     entry = place.enter("b")
-    place.room.leave(entry)
-    place.room.leave(entry)
-    assert len(place.room) == 1
+    place.queue.leave(entry)
+    place.queue.leave(entry)
+    assert len(place.queue) == 1
     place.becomes(generation(1))
     assert place.served == ["a by 1"]
 
 
 def test_the_last_to_leave_leaves_no_timer(place: Place) -> None:
-    place.room.leave(place.enter("a"))
+    place.queue.leave(place.enter("a"))
     assert place.clock.timers == []
 
 
 def test_one_who_leaves_while_others_are_told_is_not_told(place: Place) -> None:
     """A client's pipelined requests, say: refusing one ends the connection, and with it the other."""
-    tickets = [place.enter("a"), place.enter("b")]
+    entries = [place.enter("a"), place.enter("b")]
 
     class Leaver(Client):
         def refused(self, why: Unavailable) -> None:
-            place.room.leave(tickets[1])
+            place.queue.leave(entries[1])
 
         def served(self, lease: Lease) -> None:
-            place.room.leave(tickets[1])
+            place.queue.leave(entries[1])
 
-    tickets[0].waiter = Leaver(place, "a")
+    entries[0].listener = Leaver(place, "a")
     place.becomes(FAILED)
-    assert (place.refused, len(place.room)) == ([], 0)
-    for entry in tickets:
+    assert (place.refused, len(place.queue)) == ([], 0)
+    for entry in entries:
         place.state = LOADING
-        assert place.room.enter(entry) is None
+        assert place.queue.enter(entry) is None
     place.becomes(generation(1))
-    assert (place.served, len(place.room)) == ([], 0)
+    assert (place.served, len(place.queue)) == ([], 0)
 
 
 def test_whoever_is_served_may_change_what_serves(place: Place) -> None:
     """The first of them is the one that a model was waiting for to be changed, say."""
-    tickets = [place.enter("a"), place.enter("b")]
+    entries = [place.enter("a"), place.enter("b")]
 
     class Changer(Client):
         def served(self, lease: Lease) -> None:
             super().served(lease)
             place.becomes(LOADING)
 
-    tickets[0].waiter = Changer(place, "a")
+    entries[0].listener = Changer(place, "a")
     place.becomes(generation(1))
-    assert (place.served, len(place.room)) == (["a by 1"], 1)
+    assert (place.served, len(place.queue)) == (["a by 1"], 1)
     place.becomes(generation(2))
     assert place.served == ["a by 1", "b by 2"]
 
@@ -248,8 +248,8 @@ def test_whoever_is_served_may_change_what_serves(place: Place) -> None:
 def test_what_a_generation_broke_off_comes_before_what_came_later(place: Place) -> None:
     first, second = place.request("first"), place.request("second")
     place.enter("late")
-    assert place.room.requeue(second, generation(1), sent=True)
-    assert place.room.requeue(first, generation(1), sent=True)
+    assert place.queue.requeue(second, generation(1), sent=True)
+    assert place.queue.requeue(first, generation(1), sent=True)
     place.becomes(generation(2))
     assert place.served == ["first by 2", "second by 2", "late by 2"]
     assert (first.replayed, second.replayed) == (True, True)
@@ -258,8 +258,8 @@ def test_what_a_generation_broke_off_comes_before_what_came_later(place: Place) 
 def test_it_keeps_away_from_the_generation_that_broke_it_off(place: Place) -> None:
     """The end of the child may be seen a moment later than the end of its connections."""
     place.state = dying = generation(1)
-    assert place.room.requeue(place.request("a"), dying, sent=True)
-    place.room.changed()
+    assert place.queue.requeue(place.request("a"), dying, sent=True)
+    place.queue.changed()
     assert place.served == []
     place.becomes(LOADING)
     place.clock.pass_time(GRACE_S * 2)
@@ -270,7 +270,7 @@ def test_it_keeps_away_from_the_generation_that_broke_it_off(place: Place) -> No
 
 def test_a_generation_that_goes_on_gets_it_again_after_a_moment(place: Place) -> None:
     place.state = alive = generation(1)
-    assert place.room.requeue(place.request("a"), alive, sent=True)
+    assert place.queue.requeue(place.request("a"), alive, sent=True)
     place.clock.pass_time(GRACE_S * 0.9)
     assert place.served == []
     place.clock.pass_time(GRACE_S * 0.2)
@@ -279,7 +279,7 @@ def test_a_generation_that_goes_on_gets_it_again_after_a_moment(place: Place) ->
 
 def test_a_later_generation_that_serves_already_gets_it_at_once_but_not_before_it_waits(place: Place) -> None:
     place.state = generation(2)
-    assert place.room.requeue(place.request("a"), generation(1), sent=True)
+    assert place.queue.requeue(place.request("a"), generation(1), sent=True)
     assert place.served == []
     place.clock.pass_time(0.0)
     assert place.served == ["a by 2"]
@@ -287,10 +287,10 @@ def test_a_later_generation_that_serves_already_gets_it_at_once_but_not_before_i
 
 def test_a_request_is_sent_again_once(place: Place) -> None:
     entry = place.request("poison")
-    assert place.room.requeue(entry, generation(1), sent=True)
+    assert place.queue.requeue(entry, generation(1), sent=True)
     place.becomes(generation(2))
     place.state = LOADING
-    assert not place.room.requeue(entry, generation(2), sent=True)
+    assert not place.queue.requeue(entry, generation(2), sent=True)
 
 
 def test_what_never_reached_a_server_may_come_back_until_its_time_is_up(place: Place) -> None:
@@ -298,7 +298,7 @@ def test_what_never_reached_a_server_may_come_back_until_its_time_is_up(place: P
     place.state = unreachable = generation(1)
     began_s = place.clock.now_s
     returns = 0
-    while place.room.requeue(entry, unreachable, sent=False):
+    while place.queue.requeue(entry, unreachable, sent=False):
         returns += 1
         place.clock.pass_time(GRACE_S)
         assert len(place.served) == returns
@@ -310,7 +310,7 @@ def test_what_waits_for_a_server_that_cannot_be_reached_is_told_so(place: Place)
     place.state = unreachable = generation(1)
     entry = place.request("a")
     entry.deadline_s = place.clock.now_s + GRACE_S / 2
-    assert place.room.requeue(entry, unreachable, sent=False)
+    assert place.queue.requeue(entry, unreachable, sent=False)
     place.clock.pass_time(GRACE_S)
     ((_, why),) = place.refused
     assert (why.cause, why.retry_after_s) == ("upstream_unreachable", 1.0)
@@ -321,7 +321,7 @@ def test_a_replay_has_the_whole_time_to_wait(place: Place) -> None:
     place.clock.pass_time(TIMEOUT_S * 0.9)
     place.becomes(generation(1))
     place.state = LOADING
-    assert place.room.requeue(entry, generation(1), sent=True)
+    assert place.queue.requeue(entry, generation(1), sent=True)
     place.clock.pass_time(TIMEOUT_S * 0.9)
     assert place.refused == []
     place.becomes(generation(2))
@@ -330,19 +330,19 @@ def test_a_replay_has_the_whole_time_to_wait(place: Place) -> None:
 
 def test_nothing_is_put_back_where_no_next_generation_comes(place: Place) -> None:
     place.state = FAILED
-    assert not place.room.requeue(place.request("a"), generation(1), sent=True)
+    assert not place.queue.requeue(place.request("a"), generation(1), sent=True)
 
 
 def test_no_more_are_put_back_than_the_budget_allows() -> None:
     place = Place(floor=2.0)
-    tickets = [place.request(name) for name in "abc"]
+    entries = [place.request(name) for name in "abc"]
     dead = generation(1)
-    assert [place.room.requeue(entry, dead, sent=True) for entry in tickets] == [True, True, False]
-    assert not tickets[2].replayed
-    assert place.room.requeue(tickets[2], dead, sent=False)  # this costs none
+    assert [place.queue.requeue(entry, dead, sent=True) for entry in entries] == [True, True, False]
+    assert not entries[2].replayed
+    assert place.queue.requeue(entries[2], dead, sent=False)  # this costs none
     dead.answered = 5
-    assert place.room.requeue(place.request("d"), dead, sent=True)
-    assert not place.room.requeue(place.request("e"), dead, sent=True)
+    assert place.queue.requeue(place.request("d"), dead, sent=True)
+    assert not place.queue.requeue(place.request("e"), dead, sent=True)
 
 
 # --- several generations that serve
@@ -350,7 +350,7 @@ def test_no_more_are_put_back_than_the_budget_allows() -> None:
 
 def several(*endpoints: Endpoint, floor: float = 64.0) -> Place:
     place = Place(floor=floor)
-    place.room = RequestQueue(
+    place.queue = RequestQueue(
         lambda: endpoints,
         timeout_s=TIMEOUT_S,
         policy=RetryPolicy(floor=floor),
@@ -358,7 +358,7 @@ def several(*endpoints: Endpoint, floor: float = 64.0) -> Place:
         call_later=place.clock.call_later,
     )
     for endpoint in endpoints:
-        endpoint.on_permit_free = place.room.place_free
+        endpoint.on_permit_free = place.queue.permit_freed
     return place
 
 
@@ -369,8 +369,8 @@ def with_places(number: int, max_concurrent: int) -> Endpoint:
 def test_of_several_only_the_one_that_broke_something_off_gets_nothing_for_a_moment() -> None:
     dying, alive = with_places(1, max_concurrent=2), with_places(2, max_concurrent=1)
     place = several(dying, alive)
-    assert place.room.requeue(place.request("a"), dying, sent=True)
-    assert place.room.requeue(place.request("b"), dying, sent=True)
+    assert place.queue.requeue(place.request("a"), dying, sent=True)
+    assert place.queue.requeue(place.request("b"), dying, sent=True)
     place.clock.pass_time(0.0)
     assert place.served == ["a by 2"]  # the other one, at once, and then it is full
     place.clock.pass_time(GRACE_S * 0.9)
@@ -389,10 +389,10 @@ def test_two_that_have_the_same_number_are_told_apart() -> None:
         ("c", dying, True),
         ("d", alive, True),
     ):
-        assert place.room.requeue(place.request(name), broken, sent=True) is taken
+        assert place.queue.requeue(place.request(name), broken, sent=True) is taken
     # One at the floor, two fifths of ten answers of each; what one answered is not counted twice.
-    assert place.room.requeue(place.request("e"), alive, sent=True)
-    assert not place.room.requeue(place.request("f"), alive, sent=True)
+    assert place.queue.requeue(place.request("e"), alive, sent=True)
+    assert not place.queue.requeue(place.request("f"), alive, sent=True)
 
 
 def test_who_waits_too_long_hears_of_the_busy_one_and_not_of_the_one_that_broke_something_off() -> None:
@@ -401,7 +401,7 @@ def test_who_waits_too_long_hears_of_the_busy_one_and_not_of_the_one_that_broke_
     place = several(dying, busy)
     entry = place.request("a")
     entry.deadline_s = place.clock.now_s + GRACE_S / 2
-    assert place.room.requeue(entry, dying, sent=False)
+    assert place.queue.requeue(entry, dying, sent=False)
     place.clock.pass_time(GRACE_S / 2)
     ((_, why),) = place.refused
     assert (why.cause, why.message.partition(";")[0]) == ("busy", "The model is busy with 1 request")
@@ -410,19 +410,19 @@ def test_who_waits_too_long_hears_of_the_busy_one_and_not_of_the_one_that_broke_
 def test_the_oldest_is_the_one_who_has_waited_longest_and_a_wait_that_is_new_counts_from_its_beginning(
     place: Place,
 ) -> None:
-    assert place.room.oldest_s == float("inf")
+    assert place.queue.oldest_s == float("inf")
     old = place.request("old")
     place.clock.pass_time(50.0)
     young = place.enter("young")
     began_s = place.clock.now_s
     place.clock.pass_time(1.0)
-    assert place.room.requeue(old, generation(1), sent=True)
-    assert place.room.oldest_s == began_s
-    place.room.allow(timeout_s=1.0, most=1)  # those who wait stay, and for as long as they could
+    assert place.queue.requeue(old, generation(1), sent=True)
+    assert place.queue.oldest_s == began_s
+    place.queue.set_limits(timeout_s=1.0, max_waiting=1)  # those who wait stay, and for as long as they could
     place.clock.pass_time(10.0)
-    assert (place.refused, place.room.oldest_s) == ([], began_s)
-    place.room.leave(young)
-    assert place.room.oldest_s == began_s + 1.0
+    assert (place.refused, place.queue.oldest_s) == ([], began_s)
+    place.queue.leave(young)
+    assert place.queue.oldest_s == began_s + 1.0
 
 
 def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
@@ -447,23 +447,23 @@ def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
 
 
 def test_who_waits_is_handed_over_with_the_time_that_is_left(place: Place) -> None:
-    successor = Place(most=1)
+    successor = Place(max_waiting=1)
     successor.clock = place.clock
-    successor.room = RequestQueue(
+    successor.queue = RequestQueue(
         lambda: serving(successor.state),
         timeout_s=1.0,
-        most=1,
+        max_waiting=1,
         clock=place.clock.read,
         call_later=place.clock.call_later,
     )
     successor.enter("there")
     first, second = place.enter("a"), place.enter("b")
-    place.room.transfer_to(successor.room)
-    assert (len(place.room), len(successor.room)) == (0, 3)
+    place.queue.transfer_to(successor.queue)
+    assert (len(place.queue), len(successor.queue)) == (0, 3)
     place.clock.pass_time(2.0)
     assert [name for name, _ in successor.refused] == ["there"]
-    place.room.leave(second)
-    assert len(successor.room) == 1
+    place.queue.leave(second)
+    assert len(successor.queue) == 1
     successor.becomes(generation(1))
     assert place.served == ["a by 1"]
     assert first.waited_s == pytest.approx(2.0, abs=0.01)
@@ -477,12 +477,12 @@ def test_who_would_come_back_comes_back_to_the_heir(place: Place) -> None:
     place.clock.pass_time(0.0)
     assert place.served == ["a by 1"]
     place.state = FAILED
-    place.room.transfer_to(successor.room)
-    assert place.room.verdict() is None
-    assert place.room.requeue(entry, broken, sent=True)
-    assert len(successor.room) == 1
+    place.queue.transfer_to(successor.queue)
+    assert place.queue.unqueueable_reason() is None
+    assert place.queue.requeue(entry, broken, sent=True)
+    assert len(successor.queue) == 1
     late = place.request("b")
-    assert place.room.enter(late) is None
+    assert place.queue.enter(late) is None
     successor.state = FAILED
-    successor.room.changed()
+    successor.queue.changed()
     assert [name for name, _ in place.refused] == ["a", "b"]

@@ -142,7 +142,7 @@ def test_a_rule_holds_for_models_that_clients_have_downloaded_too(
 
     async def test() -> None:
         async with hosting(config) as it:
-            invited = it.hosted.backend.find("org/repo:Q8_0", invite=True)
+            invited = it.hosted.backend.find("org/repo:Q8_0", create=True)
             assert invited is not None
             assert invited.spec.settings.ctx_size == 768
 

@@ -25,7 +25,7 @@ from llamasup.supervision.runner import STOPPING
 __all__ = ["Catalog", "OnDemandFactory"]
 
 OnDemandFactory = Callable[[str], ModelSpec | None]
-_MAX_INVITED = 100  # names that clients make up where downloads on demand are allowed
+_MAX_ON_DEMAND = 100  # names that clients make up where downloads on demand are allowed
 
 
 class Catalog:
@@ -34,15 +34,15 @@ class Catalog:
     ``invite`` makes a model of a name that nobody has said anything of, where that is allowed.
     """
 
-    def __init__(self, registry: Registry, pool: Pool, invite: OnDemandFactory | None = None) -> None:
+    def __init__(self, registry: Registry, pool: Pool, create: OnDemandFactory | None = None) -> None:
         self.pool = pool
-        self._invite = invite
-        self._invited: dict[str, None] = {}  # their ids, in the order that they came
+        self._factory = create
+        self._on_demand: dict[str, None] = {}  # their ids, in the order that they came
         self.registry = Registry({}, {}, None)
         self._by_name: dict[str, ManagedModel] = {}  # every name that was asked for in its own spelling
         self._meant: dict[str, ResolvedModel] = {}  # by id
         self._unready: Unavailable | None = _STARTING
-        pool.when_sized = self._sized
+        pool.on_sized = self._sized
         self.apply(registry)
 
     # --- Backend: what the proxy asks -------------------------------------------------------------------
@@ -51,7 +51,7 @@ class Catalog:
         managed = self._by_name.get(model) if model is not None else self._default
         if managed is None:
             # Work for a model may have it downloaded; who asks about one, or may not use it, has not.
-            managed = self.find(model, invite=infers)
+            managed = self.find(model, create=infers)
             if managed is None:
                 return self._why_unknown(model)
         return managed.served.lease(infers=infers, body=body)
@@ -59,7 +59,7 @@ class Catalog:
     def room(self, model: str | None) -> RequestQueue:
         managed = self.find(model)
         assert managed is not None  # its lease was asked for before
-        return managed.served.room
+        return managed.served.queue
 
     def readiness(self) -> Unavailable | None:
         return STOPPING if self.pool.stopping else self._unready
@@ -69,16 +69,16 @@ class Catalog:
         return None if managed is None else self._meant[managed.spec.id]
 
     def listing(self) -> ModelListing:
-        ids = (*self.registry.specs, *self._invited)
+        ids = (*self.registry.specs, *self._on_demand)
         return ModelListing(ids, self._listed, self.registry.default)
 
     def managed_models(self) -> Iterator[ManagedModel]:
         """In the order of the registry."""
-        return (self.pool.managed_models[id_] for id_ in (*self.registry.specs, *self._invited))
+        return (self.pool.managed_models[id_] for id_ in (*self.registry.specs, *self._on_demand))
 
     # --- names ------------------------------------------------------------------------------------------
 
-    def find(self, model: str | None, *, invite: bool = False) -> ManagedModel | None:
+    def find(self, model: str | None, *, create: bool = False) -> ManagedModel | None:
         """The model of this name, or of one that means the same; None names the default one. ``invite``: or
         one that could be downloaded.
         """
@@ -89,28 +89,28 @@ class Catalog:
         found = self.registry.find(model)
         if not isinstance(found, Unknown):
             return self.pool.managed_models.get(found.id)
-        return self._create_on_demand(model) if invite and found.refused is None else None
+        return self._create_on_demand(model) if create and found.refused is None else None
 
     def _create_on_demand(self, name: str) -> ManagedModel | None:
-        spec = None if self._invite is None else self._invite(name)
-        if spec is None or not self._has_room_for_one():
+        spec = None if self._factory is None else self._factory(name)
+        if spec is None or not self._make_room_for_one():
             return None
-        self._invited[spec.id] = None
+        self._on_demand[spec.id] = None
         self._by_name[name] = managed = self.pool.add(spec)
         self._meant[spec.id] = resolved(spec)
         return managed
 
     def _sized(self, managed: ManagedModel) -> None:
         """Of two that were invited one is enough, where it turns out that they are one file."""
-        if managed.spec.id not in self._invited:
+        if managed.spec.id not in self._on_demand:
             return
         found = managed.found
-        for id_ in self._invited:
+        for id_ in self._on_demand:
             other = self.pool.managed_models[id_]
             if other is not managed and other.sized is not None and found.is_file_of(other.found):
                 self._remove_model(managed, other)
                 spec = replace(other.spec, aliases=(*other.spec.aliases, *managed.spec.names))
-                self.pool.retouch(other, spec)
+                self.pool.update_spec(other, spec)
                 self._by_name |= dict.fromkeys(spec.names, other)
                 self._meant[id_] = resolved(spec)
                 return
@@ -119,12 +119,12 @@ class Catalog:
         """One that was invited, with all its names."""
         for name in managed.spec.names:
             self._by_name.pop(name, None)
-        del self._invited[managed.spec.id], self._meant[managed.spec.id]
+        del self._on_demand[managed.spec.id], self._meant[managed.spec.id]
         remove(self.pool, managed, successor)
 
-    def known(self, model: str, *, invite: bool = False) -> ManagedModel:
+    def known(self, model: str, *, create: bool = False) -> ManagedModel:
         """As ``find``. Raises ModelUnknown, with near names."""
-        managed = self.find(model, invite=invite)
+        managed = self.find(model, create=create)
         if managed is None:
             unknown = self._unknown(model)
             if unknown.refused is not None:
@@ -190,11 +190,11 @@ class Catalog:
         self._unready = None
         return failed
 
-    def _has_room_for_one(self) -> bool:
+    def _make_room_for_one(self) -> bool:
         """Of those that were invited the oldest goes that is not there: most likely it never was anywhere."""
-        if sum(len(self.pool.managed_models[id_].spec.names) for id_ in self._invited) < _MAX_INVITED:
+        if sum(len(self.pool.managed_models[id_].spec.names) for id_ in self._on_demand) < _MAX_ON_DEMAND:
             return True
-        for id_ in self._invited:
+        for id_ in self._on_demand:
             managed = self.pool.managed_models[id_]
             if managed.phase in {Phase.ABSENT, Phase.FAILED} and not (managed.wanted or managed.sizing):
                 self._remove_model(managed)
@@ -208,12 +208,12 @@ class Catalog:
         pool, managed_models = self.pool, self.pool.managed_models
         before = {each.spec.id: each for each in self.managed_models()}
         # What was invited is known by now, if it was downloaded to where it is looked for.
-        self._invited = {id_: None for id_ in self._invited if registry.meant(id_) is None}
-        after = {**registry.specs, **{id_: managed_models[id_].spec for id_ in self._invited}}
+        self._on_demand = {id_: None for id_ in self._on_demand if registry.meant(id_) is None}
+        after = {**registry.specs, **{id_: managed_models[id_].spec for id_ in self._on_demand}}
         found = changes(
             {id_: each.spec for id_, each in before.items()},
             after,
-            running={id_: each.found for id_, each in before.items() if each.holds},
+            running={id_: each.found for id_, each in before.items() if each.holds_memory},
             meant=registry.meant,
         )
         renamed = dict(found.renamed)
@@ -232,12 +232,12 @@ class Catalog:
         for id_ in (*found.retouched, *found.changed, *carried):
             managed, spec = managed_models[id_], after[id_]
             if spec.started_as in (managed.spec.started_as, managed.found.started_as):
-                pool.retouch(managed, spec)
+                pool.update_spec(managed, spec)
             else:
                 roll_out(pool, managed, spec)
         self.registry = registry
         # What the registry calls something counts more than what a client has.
-        ids = (*self._invited, *registry.specs)
+        ids = (*self._on_demand, *registry.specs)
         self._by_name = {name: managed_models[id_] for id_ in ids for name in managed_models[id_].spec.names}
         self._meant = {each.spec.id: resolved(each.spec) for each in self.managed_models()}
         return found

@@ -24,8 +24,8 @@ _STATUS = {
     Phase.ABSENT: "unloaded",
     Phase.LOADING: "loading",
     Phase.RESIDENT: "loaded",
-    Phase.YIELDING: "loaded",
-    Phase.LEAVING: "unloaded",
+    Phase.CORDONED: "loaded",
+    Phase.UNLOADING: "unloaded",
     Phase.FAILED: "unloaded",
 }
 _encode = msgspec.json.Encoder().encode

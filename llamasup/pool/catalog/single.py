@@ -45,7 +45,7 @@ class Supervisor:
         return self._served.lease(infers=infers, body=body)
 
     def room(self, model: str | None) -> RequestQueue:
-        return self._served.room
+        return self._served.queue
 
     def readiness(self) -> Unavailable | None:
         state = self._served.serving()
@@ -66,7 +66,7 @@ class Supervisor:
     def status(self) -> Mapping[str, Any]:
         name, *aliases = self._meant.names
         served = self._served
-        model = model_status(name, aliases, served.runners, queued=len(served.room), facts=self._facts)
+        model = model_status(name, aliases, served.runners, queued=len(served.queue), facts=self._facts)
         return status_of(self._address, monotonic() - self._started_s, [model])
 
     def gauges(self) -> Sequence[InstanceGauges]:

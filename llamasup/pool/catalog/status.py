@@ -40,7 +40,7 @@ def state_of_managed(managed: ManagedModel) -> str:
     """The word for how one of many models does."""
     waits_for = ""
     if managed.wanted:
-        told = managed.served.absent
+        told = managed.served.unavailable_reason
         waits_for = "download" if told is not None and told.cause == "downloading" else "memory"
     return state_of(
         managed.phase,
@@ -125,7 +125,7 @@ def _sum(runners: Iterable[InstanceRunner], of: Callable[[InstanceRunner], int])
 def gauges_of(runners: Iterable[InstanceRunner]) -> Sequence[InstanceGauges]:
     """One for each process; those of one model share its queue."""
     return [
-        InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.room))
+        InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.queue))
         for runner in runners
     ]
 

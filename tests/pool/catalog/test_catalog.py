@@ -59,7 +59,7 @@ def test_a_name_that_two_files_have_is_refused_with_both_paths_and_clients_hear_
         files = [found("/a/x.gguf"), found("/b/x.gguf")]
         catalog = Catalog(build((), files), pool_of(), lambda name: ModelSpec(name, "org/x"))
         with pytest.raises(ModelUnknown) as raised:
-            catalog.known("x", invite=True)
+            catalog.known("x", create=True)
         assert "/a/x.gguf, /b/x.gguf" in raised.value.message
         assert raised.value.remedy.startswith("Rename all but one")
         refusal = catalog.lease("x", infers=True)

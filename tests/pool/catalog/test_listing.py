@@ -101,8 +101,8 @@ def test_a_file_without_an_identity_has_the_size_of_its_header() -> None:
         (Phase.ABSENT, "unloaded"),
         (Phase.LOADING, "loading"),
         (Phase.RESIDENT, "loaded"),
-        (Phase.YIELDING, "loaded"),
-        (Phase.LEAVING, "unloaded"),
+        (Phase.CORDONED, "loaded"),
+        (Phase.UNLOADING, "unloaded"),
         (Phase.FAILED, "unloaded"),
     ],
 )

@@ -33,7 +33,7 @@ def idle_runner(served: ReplicaSet, folder: Path = Path("/nowhere")) -> Instance
     """A real one, of which nothing was asked yet."""
     planner: AnyPlanMaker = object()  # type: ignore[assignment]
     runner = InstanceRunner(
-        "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=folder, log_path=None
+        "tiny", planner, policy=Policy(), bus=Bus(), queue=served.queue, work_folder=folder, log_path=None
     )
     served.add(runner)
     return runner
@@ -47,12 +47,12 @@ class Client:
         self.body = body
         self.lease: Lease | None = None
         self.why: Unavailable | None = None
-        self.ticket = QueueEntry(self, 0.0, len(body), needs_permit=infers)
+        self.entry = QueueEntry(self, 0.0, len(body), needs_permit=infers)
         found = served.lease(infers=infers, body=body)
         if isinstance(found, Lease):
             self.lease = found
         elif found.may_wait:
-            self.why = served.room.enter(self.ticket)
+            self.why = served.queue.enter(self.entry)
         else:
             self.why = found
 
@@ -64,7 +64,7 @@ class Client:
 
     @property
     def waits(self) -> bool:
-        return self.ticket.waits
+        return self.entry.waits
 
     @property
     def at(self) -> Endpoint:
@@ -79,7 +79,7 @@ class Client:
         """Its server went before it answered; whether it may wait again. As an exchange does it."""
         lease, self.lease = self.lease, None
         assert lease is not None
-        taken = self.served_model.room.requeue(self.ticket, lease.endpoint, sent=True)
+        taken = self.served_model.queue.requeue(self.entry, lease.endpoint, sent=True)
         lease.release()
         return taken
 
@@ -107,7 +107,7 @@ async def test_requests_wait_through_one_process_and_into_the_next() -> None:
     assert client.waits
     old.becomes(STOPPED, leaving=True)
     assert client.why == STOPPED  # nothing was said of another that will come
-    served.absent = TO_BE_LOADED
+    served.unavailable_reason = TO_BE_LOADED
     client = Client(served)
     served.remove(old)
     served.remove(old)
@@ -123,18 +123,18 @@ async def test_requests_wait_through_one_process_and_into_the_next() -> None:
 async def test_without_any_process_it_is_said_that_there_is_none_or_what_the_owner_says() -> None:
     served = served_model()
     assert served.lease() is NOT_RUNNING
-    served.absent = TO_BE_LOADED
+    served.unavailable_reason = TO_BE_LOADED
     assert served.lease() is TO_BE_LOADED
     client = Client(served)
     assert client.waits
-    served.absent = FAILED
+    served.unavailable_reason = FAILED
     assert (client.why, served.serving()) == (FAILED, FAILED)
 
 
 @in_a_loop
 async def test_one_that_leaves_says_nothing_where_another_is_to_come_and_one_that_failed_says_why() -> None:
     served = served_model()
-    served.absent = TO_BE_LOADED
+    served.unavailable_reason = TO_BE_LOADED
     runner = Replica(served)
     runner.becomes(STOPPED, leaving=True)
     assert served.lease() is TO_BE_LOADED
@@ -157,7 +157,7 @@ def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
             assert client.waits
             running.cancel()
         assert client.why is STOPPING
-        served.absent = TO_BE_LOADED
+        served.unavailable_reason = TO_BE_LOADED
         assert served.lease() is TO_BE_LOADED
 
     asyncio.run(test())
@@ -172,13 +172,13 @@ async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() ->
     why = served.lease()
     assert isinstance(why, Unavailable)
     assert (why.message, why.may_wait) == ("llama-server ended", False)  # nobody else has a word
-    served.absent = STOPPED
+    served.unavailable_reason = STOPPED
     assert served.lease() is STOPPED
     diagnosis = Diagnosis(
         "model_missing", "The file '/secret place/m.gguf' cannot be opened.", "", (), True, 66
     )
     runner.instance = replace(failed, last=diagnosis)
-    served.absent = None
+    served.unavailable_reason = None
     why = served.lease()
     assert isinstance(why, Unavailable)
     assert why.message == "The file 'm.gguf' cannot be opened."
@@ -196,7 +196,7 @@ async def test_when_one_that_cannot_be_loaded_is_tried_again_comes_nearer() -> N
     assert served.lease() == replace(FAILED, retry_after_s=300.0)
     now_s = 390.0
     assert served.lease() == replace(FAILED, retry_after_s=10.0)
-    served.absent = TO_BE_LOADED
+    served.unavailable_reason = TO_BE_LOADED
     assert served.lease() is TO_BE_LOADED
 
 
@@ -206,7 +206,7 @@ async def test_who_may_wait_can_be_changed_while_others_do() -> None:
     runner = Replica(served)
     waits = Client(served)
     impatient = Policy(wait_timeout_s=0.0, drain_timeout_s=1.0)
-    served.allow(impatient)
+    served.apply_policy(impatient)
     assert waits.waits
     assert Client(served).why is LOADING
     assert runner.policy is impatient
@@ -218,16 +218,16 @@ async def test_more_may_be_served_at_once_by_the_process_that_is_there() -> None
     runner = idle_runner(served)
     runner.instance = replace(runner.instance, state=State.READY)
     endpoint = Endpoint(
-        "tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=1, on_permit_free=served.room.place_free
+        "tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=1, on_permit_free=served.queue.permit_freed
     )
     plan = SimpleNamespace(parallel=1)
     runner._generation = SimpleNamespace(endpoint=endpoint, exit=None, plan=plan)  # type: ignore[assignment]
     assert Client(served).lease is not None
     waits, waits_on = Client(served), Client(served)
-    served.allow(Policy(max_concurrent=2))
+    served.apply_policy(Policy(max_concurrent=2))
     assert waits.lease is not None
     assert waits_on.waits
-    served.allow(Policy(max_concurrent=1))
+    served.apply_policy(Policy(max_concurrent=1))
     waits.lease.release()
     assert waits_on.waits
 
@@ -259,14 +259,14 @@ async def test_while_the_gate_is_shut_nothing_is_leased_and_what_waits_is_served
     served = served_model()
     endpoint = Replica(served, max_concurrent=1).becomes_ready()
     early = Client(served)
-    served.shut(SWAPPING)
-    assert served.is_shut
+    served.pause(SWAPPING)
+    assert served.is_paused
     late = Client(served)
     early.goes()
     assert (late.waits, endpoint.in_flight, served.lease()) == (True, 0, SWAPPING)
-    served.open()
+    served.resume()
     assert late.at is endpoint
-    assert not served.is_shut
+    assert not served.is_paused
 
 
 @in_a_loop
@@ -274,7 +274,7 @@ async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothi
     served = served_model()
     Replica(served, max_concurrent=1).becomes_ready()
     early, waits = Client(served), Client(served)
-    served.shut(FAILED)
+    served.pause(FAILED)
     assert (waits.why, Client(served).why) == (FAILED, FAILED)
     assert not early.is_broken_off()
 
@@ -285,15 +285,15 @@ async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothi
 @in_a_loop
 async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves() -> None:
     restart_pending: list[int] = []
-    served = ReplicaSet(policy=Policy(), when_wanted=lambda: restart_pending.append(len(served.room)))
-    served.absent = TO_BE_LOADED
-    assert served.room.oldest_s == float("inf")
+    served = ReplicaSet(policy=Policy(), on_wanted=lambda: restart_pending.append(len(served.queue)))
+    served.unavailable_reason = TO_BE_LOADED
+    assert served.queue.oldest_s == float("inf")
     began_s = asyncio.get_running_loop().time()
     Client(served)
-    oldest_s = served.room.oldest_s
+    oldest_s = served.queue.oldest_s
     Client(served)
     assert restart_pending == [1, 2]
-    assert began_s <= served.room.oldest_s == oldest_s <= asyncio.get_running_loop().time()
+    assert began_s <= served.queue.oldest_s == oldest_s <= asyncio.get_running_loop().time()
     runner = Replica(served, max_concurrent=1)
     runner.becomes_ready()
     runner.becomes(LOADING)
@@ -309,26 +309,26 @@ async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() 
     told: list[tuple[int, str]] = []
     served = ReplicaSet(
         policy=Policy(),
-        when_left=lambda why: told.append((len(served.room), "" if why is None else why.cause)),
+        on_unserved=lambda why: told.append((len(served.queue), "" if why is None else why.cause)),
     )
-    served.absent = TO_BE_LOADED
+    served.unavailable_reason = TO_BE_LOADED
     first, second, third = Client(served), Client(served), Client(served)
-    served.room.leave(second.ticket)
-    served.room.leave(second.ticket)
+    served.queue.leave(second.entry)
+    served.queue.leave(second.entry)
     assert told == [(2, "")]
     runner = Replica(served, max_concurrent=1)
     runner.becomes_ready()
     assert first.lease is not None
     assert told == [(2, "")]  # who is served goes too, and that is no news
-    served.shut(STOPPING)
+    served.pause(STOPPING)
     assert (third.why, told) == (STOPPING, [(2, ""), (0, "stopping")])
 
 
 @in_a_loop
 async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered() -> None:
     """It finds that the model can never be loaded, or has a process ready: nobody is told while it enters."""
-    served = ReplicaSet(policy=Policy(), when_wanted=lambda: serves())
-    served.absent = TO_BE_LOADED
+    served = ReplicaSet(policy=Policy(), on_wanted=lambda: serves())
+    served.unavailable_reason = TO_BE_LOADED
 
     def serves() -> None:
         Replica(served).becomes_ready()
@@ -342,7 +342,7 @@ async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered
 @in_a_loop
 async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -> None:
     idle: list[float] = []
-    served = ReplicaSet(policy=Policy(), once_idle=lambda: idle.append(served.idle_since_s))
+    served = ReplicaSet(policy=Policy(), on_idle=lambda: idle.append(served.idle_since_s))
     for n in (1, 2):
         Replica(served, f"/run/{n}.sock", max_concurrent=1).becomes_ready()
     clients = [Client(served), Client(served)]
@@ -422,10 +422,10 @@ async def test_who_waits_gets_the_place_that_is_free_first_and_its_own_where_the
     one, other = Client(served), Client(served)
     assert {one.at, other.at} == {first, second}
     waits = Client(served, talk("a" * 50, "yes", "and?"))
-    served.shut(SWAPPING)
+    served.pause(SWAPPING)
     one.goes()
     other.goes()
-    served.open()
+    served.resume()
     assert waits.at is first
 
 
