@@ -132,7 +132,7 @@ class ModelSpec:
         source = (self.source,) if self.source.startswith("/") else ()
         return redact_paths(text, (*source, *(path for path, _, _ in self.identity), *self.options.files))
 
-    def told(self, problem: str) -> str:
+    def public_problem(self, problem: str) -> str:
         """Why it cannot be loaded, as clients hear it."""
         return self.redacted(problem) or f"The model {self.id!r} cannot be loaded: llamasup's log says why"
 

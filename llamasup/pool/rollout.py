@@ -1,4 +1,4 @@
-"""A model whose file or settings have changed, and one that is served no more (S16)."""
+"""Replaces the processes of a model whose file or settings changed, and removes models (S16)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.models.access import unknown_model
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import remaining
-from llamasup.pool.model import ManagedModel, SizedModel, absent
+from llamasup.pool.model import ManagedModel, SizedModel, not_loaded
 from llamasup.pool.policy import Phase
 from llamasup.pool.pool import Pool
 from llamasup.pool.unload import is_ready_or_settled, memory_released, stop_all
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def remove(pool: Pool, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
-    """Serve it no more: what is in flight may finish; who waits has ``heir`` instead, or is told."""
+    """Remove the model: requests in flight may finish, queued ones move to ``successor`` or are rejected."""
     managed.removed, managed.reload_after = True, False
     managed.stop_sizing()
     if successor is not None:
@@ -41,17 +41,17 @@ def remove(pool: Pool, managed: ManagedModel, successor: ManagedModel | None = N
 
 
 def _transfer(pool: Pool, managed: ManagedModel, successor: ManagedModel) -> None:
-    def over(claim: asyncio.Future[None]) -> None:
-        """Whoever gives up looks for it where it was."""
-        if claim in successor.load_waiters:
-            successor.load_waiters.remove(claim)
+    def over(waiter: asyncio.Future[None]) -> None:
+        """A caller that gives up removes its waiter from the old model only."""
+        if waiter in successor.load_waiters:
+            successor.load_waiters.remove(waiter)
             pool.reconcile_soon()
 
     is_wanted = managed.wanted
     load_waiters, managed.load_waiters = managed.load_waiters, []
-    for claim in load_waiters:
-        pool.claim(successor, claim)
-        claim.add_done_callback(over)
+    for waiter in load_waiters:
+        pool.add_load_waiter(successor, waiter)
+        waiter.add_done_callback(over)
     successor.pending_demand, managed.pending_demand = (
         successor.pending_demand or managed.pending_demand,
         None,
@@ -68,31 +68,31 @@ async def _unload_and_forget(pool: Pool, managed: ManagedModel) -> None:
 
 
 def roll_out(pool: Pool, managed: ManagedModel, spec: ModelSpec) -> None:
-    """Serve it from its new file, or with its new settings. Nobody notices but by the answers."""
+    """Serve the model from its new file or with its new settings, without a failed request."""
     pool.update_spec(managed, spec)
-    managed.stop_sizing()  # of what it was
+    managed.stop_sizing()  # of the old spec
     if managed.rolling_out:
-        return  # whoever is at it goes on with the newest
+        return  # the running rollout continues with the newest spec
     if managed.phase in {Phase.ABSENT, Phase.FAILED}:
         _reset(pool, managed)
     elif managed.is_outdated or managed.sized is None:
         managed.rolling_out = True
-        managed.rollout = pool.start(_roll_out(pool, managed), f"{spec.id}/renew")
+        managed.rollout = pool.start(_roll_out(pool, managed), f"{spec.id}/rollout")
 
 
 def _reset(pool: Pool, managed: ManagedModel) -> None:
-    """Nothing of it runs: from now on it is another."""
+    """Forget the old spec of a model without processes."""
     pool.runners.drop(managed, managed.runners)
     managed.runners = []
     managed.sized = managed.error = None
-    managed.served.unavailable_reason = absent(managed.spec)
+    managed.served.unavailable_reason = not_loaded(managed.spec)
     pool.reconcile_soon()
 
 
 async def _roll_out(pool: Pool, managed: ManagedModel) -> LlamasupError | None:
-    """Beside the old servers where both fit, else after them. Repeated for what changed meanwhile.
+    """Swap next to the old servers if both fit, else after them; repeat for later changes.
 
-    Returns why it came to nothing, where it did.
+    Returns the error of the last swap.
     """
     managed.reload_after = False
     failure: LlamasupError | None = None
@@ -112,9 +112,9 @@ async def _roll_out(pool: Pool, managed: ManagedModel) -> LlamasupError | None:
                         await _swap(pool, managed, sized)
             except LlamasupError as error:
                 if managed.spec.started_as != spec.started_as:
-                    continue  # what it is to be by now may be possible
+                    continue  # the newer spec may work
                 failure = error
-                _log.error("%s goes on as it was: %s", spec.id, error)
+                _log.error("rollout of model %r failed, its old processes keep running: %s", spec.id, error)
                 break
     finally:
         managed.rolling_out = False
@@ -129,11 +129,8 @@ def _is_outdated(pool: Pool, managed: ManagedModel) -> bool:
 
 
 async def _size_new(pool: Pool, managed: ManagedModel) -> SizedModel | None:
-    """What it takes from now on, and it is here then. Meanwhile it is as it was: it may be evicted, too.
-
-    None: something came between. Raises why it cannot be.
-    """
-    sizing = pool.begin_sizing(managed, "weigh")
+    """Download and size the new spec while the old one serves (or is evicted). None if cancelled."""
+    sizing = pool.begin_sizing(managed, "rollout-size")
     await asyncio.wait([sizing])
     outcome = None if sizing.cancelled() else sizing.result()
     if isinstance(outcome, LlamasupError):
@@ -142,8 +139,8 @@ async def _size_new(pool: Pool, managed: ManagedModel) -> SizedModel | None:
 
 
 async def _swap(pool: Pool, managed: ManagedModel, sized: SizedModel) -> None:
-    """Raises why it cannot be changed; then all is as it was. It is, too, where something else came between:
-    whoever calls looks again.
+    """Swap to the new spec. After an error the old one serves. Does nothing if ``sized`` is not the newest or
+    the model is unloaded; the caller checks again.
     """
     is_newest = sized.spec.started_as == managed.spec.started_as and _is_outdated(pool, managed)
     if not is_newest or managed.unloading is not None or managed.phase is Phase.ABSENT:
@@ -160,8 +157,8 @@ async def _swap(pool: Pool, managed: ManagedModel, sized: SizedModel) -> None:
         pool.reconcile_soon()
 
 
-def _fits(sized: SizedModel, left: Mapping[str, int]) -> bool:
-    return all(left.get(place, 0) >= size_bytes for place, size_bytes in sized.needs.items())
+def _fits(sized: SizedModel, free: Mapping[str, int]) -> bool:
+    return all(free.get(device, 0) >= size_bytes for device, size_bytes in sized.needs.items())
 
 
 async def _swap_side_by_side(pool: Pool, managed: ManagedModel, sized: SizedModel) -> None:
@@ -173,9 +170,9 @@ async def _swap_side_by_side(pool: Pool, managed: ManagedModel, sized: SizedMode
             managed.runners, managed.sized = old, before
             if error is not None:
                 raise error
-            return  # somebody has ended them
+            return  # another command has stopped them
         for runner in old:
-            managed.served.remove(runner)  # who comes from now on comes to the new ones
+            managed.served.remove(runner)  # new requests go to the new processes
         async with memory_released(before):
             await stop_all(old)
         pool.runners.drop(managed, old)
@@ -184,7 +181,7 @@ async def _swap_side_by_side(pool: Pool, managed: ManagedModel, sized: SizedMode
 
 
 async def _swap_in_turn(pool: Pool, managed: ManagedModel, sized: SizedModel) -> None:
-    """Who comes meanwhile waits, also while the new one fails and the old one is started again."""
+    """Requests queue meanwhile, also while the old spec is started again after a failure of the new one."""
     before = managed.sized
     if managed.starting or any(not runner.instance.is_settled for runner in managed.runners):
         pool.bus.publish(ModelUnloading(managed.spec.id, "changed"))
@@ -195,7 +192,7 @@ async def _swap_in_turn(pool: Pool, managed: ManagedModel, sized: SizedModel) ->
         await stop_all(managed.runners)
     pool.runners.drop(managed, managed.runners)
     managed.runners, managed.sized, managed.error = [], sized, None
-    managed.served.unavailable_reason = absent(managed.spec)
+    managed.served.unavailable_reason = not_loaded(managed.spec)
     error = None
     if _will_reload(pool, managed) and before is not None and _fits(sized, pool.remaining_for(managed)):
         error = await _start_or_restore(pool, managed, sized, before)
@@ -208,10 +205,10 @@ async def _swap_in_turn(pool: Pool, managed: ManagedModel, sized: SizedModel) ->
 async def _start_or_restore(
     pool: Pool, managed: ManagedModel, sized: SizedModel, before: SizedModel
 ) -> LlamasupError | None:
-    """In the memory of the old one, which nobody else gets before it is sure not to be needed again."""
+    """Start the new spec, or the old one if that fails. Until then the old one's memory stays charged."""
     needs = sized.needs
-    kept = {place: size - needs.get(place, 0) for place, size in before.needs.items()}
-    managed.old_needs = {place: size for place, size in kept.items() if size > 0}
+    spare = {device: size - needs.get(device, 0) for device, size in before.needs.items()}
+    managed.old_needs = {device: size for device, size in spare.items() if size > 0}
     try:
         error = await _start_new(pool, managed, sized)
     finally:
@@ -223,36 +220,35 @@ async def _start_or_restore(
 
 
 async def _start_new(pool: Pool, managed: ManagedModel, sized: SizedModel) -> LlamasupError | None:
-    """Start it. Where none of its servers serves they are put away; why, unless somebody has ended them."""
+    """Start the processes. If none becomes ready, drop them and return the error, if there is one."""
     managed.sized = sized
     managed.runners = new = pool.make_runners(managed, sized)
-    for heard in [runner.take(StartRequested()) for runner in new]:  # all before anybody can end one
-        await heard
-    ends = [await runner.until(is_ready_or_settled) for runner in new]
-    if any(each.state is State.READY for each in ends):
+    for taken in [runner.take(StartRequested()) for runner in new]:  # all starts come before any stop
+        await taken
+    instances = [await runner.until(is_ready_or_settled) for runner in new]
+    if any(instance.state is State.READY for instance in instances):
         return None
     pool.runners.drop(managed, new)
     managed.runners = []
-    return next((failure_of(each) for each in ends if each.state is State.FAILED), None)
+    return next((failure_of(instance) for instance in instances if instance.state is State.FAILED), None)
 
 
 def _will_reload(pool: Pool, managed: ManagedModel) -> bool:
-    """Nobody has said otherwise meanwhile."""
+    """Whether no later command cancelled the reload."""
     return managed.reload_after and not (managed.removed or pool.stopping)
 
 
 async def _reload(pool: Pool, managed: ManagedModel) -> LlamasupError | None:
-    """It was loaded, and is to be so again, although perhaps nobody asks for it at this moment.
-
-    Returns why it is not.
-    """
+    """Load the model again, because it was loaded before the rollout. Returns the error."""
     try:
         await pool.load(managed)
     except LlamasupError as error:
         if not pool.stopping:
-            _log.warning("%s was changed, and is not loaded again: %s", managed.spec.id, error)
+            _log.warning("model %r was updated but could not be loaded again: %s", managed.spec.id, error)
             return error
     return None
 
 
-_CHANGING = Unavailable(503, "The model is being changed", cause="changing", retry_after_s=1.0, may_wait=True)
+_CHANGING = Unavailable(
+    503, "The model is being updated", cause="changing", retry_after_s=1.0, queueable=True
+)

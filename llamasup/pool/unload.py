@@ -1,4 +1,4 @@
-"""The end of a model's servers, and of what they held."""
+"""Stops the processes of a model and waits until their memory is free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 async def stop_all(runners: Iterable[InstanceRunner]) -> None:
-    """Kindly, all at once, until each is at rest."""
+    """Drain and stop all of them at the same time. Returns when all are settled."""
 
     async def stop_one(runner: InstanceRunner) -> None:
         await runner.take(StopRequested())
@@ -33,10 +33,7 @@ async def stop_all(runners: Iterable[InstanceRunner]) -> None:
 
 @asynccontextmanager
 async def memory_released(sized: SizedModel | None) -> AsyncIterator[None]:
-    """Around the end of a model's servers: over when what they held can be seen to be free.
-
-    The host has its memory back with the process; a driver takes its time.
-    """
+    """Wrap the stop of a model: returns when the devices report its memory free, which a driver may delay."""
     if sized is None or not set(sized.needs) - {RAM}:
         yield
         return
@@ -44,12 +41,12 @@ async def memory_released(sized: SizedModel | None) -> AsyncIterator[None]:
     try:
         before = await asyncio.to_thread(devices_now, runtime, environ)
     except LlamasupError as error:
-        _log.warning("What is free on the devices cannot be told: %s", error)
+        _log.warning("cannot read the free device memory: %s", error)
         yield
         return
     yield
     if not await asyncio.to_thread(await_freed, runtime, environ, before, sized.needs):
-        _log.warning("%s has ended, and its memory is not free on the device yet.", sized.launch.model_id)
+        _log.warning("model %r has stopped, but its device memory is not free yet", sized.launch.model_id)
 
 
 def is_settled(instance: Instance) -> bool:
@@ -57,5 +54,5 @@ def is_settled(instance: Instance) -> bool:
 
 
 def is_ready_or_settled(instance: Instance) -> bool:
-    """It serves, or whoever waits for that waits in vain: also where it tries again by itself in minutes."""
+    """True also for a failed instance that retries by itself in some minutes."""
     return instance.state in {State.READY, State.FAILED} or instance.is_settled

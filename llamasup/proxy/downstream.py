@@ -337,7 +337,7 @@ class Downstream(asyncio.Protocol):
         backend = self.proxy.backend
         meant = backend.meant(request.named)
         model = "" if meant is None else meant.id
-        if why.may_wait and request.may_wait:
+        if why.queueable and request.may_wait:
             self._exchange = waiting = Waiting(self, request, backend.room(request.named), model)
             refusal = waiting.enter()
             if refusal is None:

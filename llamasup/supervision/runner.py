@@ -191,7 +191,7 @@ class InstanceRunner:
                 return Unavailable(503, "Loading model", cause="loading", retry_after_s=self._ready_in_s())
             case State.STARTING | State.LOADING | State.WARMING | State.READY:
                 return Unavailable(
-                    503, "Loading model", cause="loading", retry_after_s=self._ready_in_s(), may_wait=True
+                    503, "Loading model", cause="loading", retry_after_s=self._ready_in_s(), queueable=True
                 )
             case State.DRAINING | State.STOPPING if self.leaves:
                 return STOPPING
@@ -201,7 +201,7 @@ class InstanceRunner:
                     "The server is restarting",
                     cause="restarting",
                     retry_after_s=retry_after_s(self._load_s or 0.0),
-                    may_wait=True,
+                    queueable=True,
                 )
             case State.STOPPED:
                 return NOT_RUNNING
@@ -214,7 +214,7 @@ class InstanceRunner:
                     remedy=redact_paths(last.remedy, ()) if last else "",
                     retry_after_s=retry_after_s(start_in_s + (self._load_s or 0.0)),
                     # Not in vain: a start that comes later than the request may wait is none for it.
-                    may_wait=instance.state is State.BACKOFF
+                    queueable=instance.state is State.BACKOFF
                     and start_in_s <= self.policy.wait_timeout_s
                     and not self._is_bare,
                 )

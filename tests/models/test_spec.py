@@ -68,5 +68,7 @@ def test_of_what_names_other_places_clients_hear_that_there_is_a_problem() -> No
     ):
         for spec in (SPEC, ModelSpec("tiny", ""), ModelSpec("tiny", "org/repo:Q8_0")):
             assert spec.redacted(problem) == ""
-            assert spec.told(problem) == "The model 'tiny' cannot be loaded: llamasup's log says why"
-    assert SPEC.told("/models/tiny.gguf: truncated") == "tiny.gguf: truncated"
+            assert (
+                spec.public_problem(problem) == "The model 'tiny' cannot be loaded: llamasup's log says why"
+            )
+    assert SPEC.public_problem("/models/tiny.gguf: truncated") == "tiny.gguf: truncated"

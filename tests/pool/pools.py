@@ -132,7 +132,7 @@ class Asking:
         self._over = asyncio.Event()
         self.entry = QueueEntry(self, asyncio.get_running_loop().time(), 0)
         found = catalog.lease(model, infers=True)
-        if isinstance(found, Unavailable) and found.may_wait:
+        if isinstance(found, Unavailable) and found.queueable:
             found = catalog.room(model).enter(self.entry) or found
         if isinstance(found, Lease):
             self.served(found)

@@ -174,7 +174,7 @@ def test_what_is_pinned_stays_and_who_cannot_be_loaded_beside_it_is_refused() ->
     assert decided(pinned, wanted("b", gpu(8))) == (
         Reject(
             "b",
-            "it needs 8.0 GiB of CUDA0, and the budget there is 10 GiB, of which pinned models hold 4.0 GiB"
+            "it needs 8.0 GiB of CUDA0, and the budget is 10 GiB, of which pinned models hold 4.0 GiB"
             " (embed)",
         ),
     )
@@ -183,13 +183,13 @@ def test_what_is_pinned_stays_and_who_cannot_be_loaded_beside_it_is_refused() ->
 
 def test_what_is_larger_than_the_budget_is_refused_and_nobody_goes_for_it() -> None:
     assert decided(resident("a", gpu(6)), wanted("b", gpu(12), for_s=60)) == (
-        Reject("b", "it needs 12 GiB of CUDA0, and the budget there is 10 GiB"),
+        Reject("b", "it needs 12 GiB of CUDA0, and the budget is 10 GiB"),
     )
 
 
 def test_a_device_that_the_budget_does_not_have_is_told() -> None:
     snapshot = Snapshot(NOW, {"b": ModelSnapshot("b", {"CUDA3": GIB, "ram": GIB})}, {"ram": 4 * GIB})
-    assert never_fits("b", snapshot) == "it needs 1.0 GiB of CUDA3, and the budget there is 0 B"
+    assert never_fits("b", snapshot) == "it needs 1.0 GiB of CUDA3, and the budget is 0 B"
 
 
 def test_a_request_that_waits_for_a_place_keeps_its_model() -> None:
@@ -316,7 +316,7 @@ def test_each_of_two_gets_an_idle_model_of_its_own() -> None:
 
 def test_one_that_never_fits_does_not_hold_up_the_others() -> None:
     assert decided(wanted("huge", gpu(20), for_s=9), wanted("b", gpu(5))) == (
-        Reject("huge", "it needs 20 GiB of CUDA0, and the budget there is 10 GiB"),
+        Reject("huge", "it needs 20 GiB of CUDA0, and the budget is 10 GiB"),
         Load("b"),
     )
 
@@ -374,7 +374,7 @@ def test_a_pinned_model_that_is_changed_refuses_only_what_does_not_fit_afterward
     assert decided(swapping, wanted("b", gpu(7))) == (
         Reject(
             "b",
-            "it needs 7.0 GiB of CUDA0, and the budget there is 10 GiB, of which pinned models hold 4.0 GiB"
+            "it needs 7.0 GiB of CUDA0, and the budget is 10 GiB, of which pinned models hold 4.0 GiB"
             " (embed)",
         ),
     )
@@ -382,7 +382,7 @@ def test_a_pinned_model_that_is_changed_refuses_only_what_does_not_fit_afterward
 
 def test_max_loaded_that_pinned_models_fill_refuses_the_rest() -> None:
     assert decided(resident("a", gpu(1), pinned=True), wanted("b", gpu(1)), max_loaded=1) == (
-        Reject("b", "max_loaded is 1, and so many pinned models are loaded (a)"),
+        Reject("b", "max_loaded is 1, and pinned models use all of it (a)"),
     )
 
 
@@ -409,7 +409,7 @@ def test_a_group_whose_place_a_pinned_model_has_refuses_the_others() -> None:
     group = frozenset({"big"})
     a = resident("a", gpu(2), groups=group, pinned=True)
     assert decided(a, wanted("b", gpu(2), groups=group)) == (
-        Reject("b", "of group big one model at a time may be on CUDA0, and a is pinned there"),
+        Reject("b", "group big allows one model on CUDA0, and a is pinned there"),
     )
 
 

@@ -142,7 +142,7 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_for_it_and_disturbs_nob
             assert refused.status == 503
             assert refused.retry_after_s is not None
         again = await it.ask("b").refusal()
-        assert (again.status, again.may_wait) == (503, False)
+        assert (again.status, again.queueable) == (503, False)
         assert again.retry_after_s is not None
         assert it["b"].phase is Phase.FAILED
         assert it.pids("a") == before
@@ -340,7 +340,7 @@ async def test_what_still_loads_can_be_unloaded(tmp_path: Path, specs: dict[str,
         await it.until(lambda: bool(it["a"].runners) and it["a"].runners[0].pid is not None)
         await it.unload("a")
 
-        with pytest.raises(Conflict, match="unloaded meanwhile"):
+        with pytest.raises(Conflict, match="unloaded while it was loading"):
             await loading
         assert it["a"].phase is Phase.ABSENT
         assert it.pids("a") == {"a": None}

@@ -447,7 +447,7 @@ def test_an_error_of_ours_does_not_keep_a_keys_place(
 ) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
     if place in {"room", "_when_wanted"}:
-        rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
+        rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
     owners = {"pool_of": rig.proxy, "_when_wanted": rig.backend.waiting}
     client = rig.connect()
     with monkeypatch.context() as broken:
@@ -471,7 +471,7 @@ def test_an_error_of_ours_does_not_keep_a_keys_place(
 @pytest.mark.check("X8", "429 for a second body of a key with `concurrent=1`, also while no server is ready")
 def test_a_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
-    rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
+    rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
     piece = get(CHAT, b"Content-Length: 1000000", bearer(b"one"), method=b"POST") + b"x" * 100_000
     rig.connect().send(piece)
     eventually(lambda: rig.call(lambda: rig.proxy.bodies.held_bytes) > 0)
@@ -485,7 +485,7 @@ def test_a_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_
 def test_a_request_that_gets_no_server_does_not_count(make_rig: MakeRig, *, waits: bool) -> None:
     rig, _ = limited(make_rig, "rpm=1")
     for _ in range(3):
-        rig.backend.unavailable = Unavailable(503, "The model is broken", may_wait=waits)
+        rig.backend.unavailable = Unavailable(503, "The model is broken", queueable=waits)
         client = rig.connect()
         client.send(chat(b"one"))
         if waits:

@@ -19,7 +19,7 @@ from tests.proxy.key_files import keys_of
 from tests.proxy.many import ManyModels
 from tests.proxy.rig import CHAT, Rig, Wire, answer, eventually, field, get, post, status
 
-ABSENT = Unavailable(503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, may_wait=True)
+ABSENT = Unavailable(503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, queueable=True)
 CHATTY = ModelSpec("org/chat:Q4_K_M", "/chat.gguf", aliases=("gpt-4o-mini",), listed=model())
 OTHER = ModelSpec("other", "/other.gguf", listed=model())
 EMBEDDER = ModelSpec("bge", "/bge.gguf", listed=bert())

@@ -70,7 +70,7 @@ def test_while_nothing_serves_its_health_is_answered_for_it(make_rig: MakeRig) -
 
 def test_behind_a_prefix_a_request_still_waits_for_the_model(make_rig: MakeRig) -> None:
     rig = make_rig(PREFIXED)
-    rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
+    rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
     client = rig.connect()
     client.send(post(b"/x" + CHAT, b"{}"))
     wait_until(rig, 1)

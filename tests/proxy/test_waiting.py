@@ -18,7 +18,7 @@ from llamasup.queueing.wait_queue import GRACE_S, RequestQueue
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
 
-LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, may_wait=True)
+LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
 FAILED = Unavailable(503, "it ran out of memory", cause="out_of_memory", remedy="use a smaller context")
 STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
 EVENT = chunk(b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n')

@@ -189,7 +189,7 @@ def test_clients_whose_requests_weigh_more_get_no_more_places(desk: Desk, jobs: 
 
 
 def test_nobody_is_next_where_nobody_waits(desk: Desk) -> None:
-    with pytest.raises(IndexError, match="nobody waits"):
+    with pytest.raises(IndexError, match="empty queue"):
         desk.queue.pop()
 
 

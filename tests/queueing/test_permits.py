@@ -58,7 +58,7 @@ class Model:
         if isinstance(lease, Lease):
             self.served(name, lease)
             return "served"
-        assert lease.may_wait
+        assert lease.queueable
         listener = QueueListener(self, name)
         entry = QueueEntry(
             listener, self.clock.now_s, 0, client=name[0], priority=priority, needs_permit=infers
@@ -150,7 +150,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
     endpoint.held_s = 30.0
     assert model.comes("b1") == "refused"
     why = model.refused["b1"]
-    assert (why.status, why.cause, why.type, why.may_wait) == (429, "queue_full", "rate_limit_error", False)
+    assert (why.status, why.cause, why.type, why.queueable) == (429, "queue_full", "rate_limit_error", False)
     assert why.message == "The model is busy with 2 requests, and 3 more wait"
     assert why.retry_after_s == 60.0  # the fourth in the queue, of which two are served every 30 s
 

@@ -110,7 +110,7 @@ class ModelListing:
             "context": listed.ctx_size or spec.settings.ctx_size,
             "size_bytes": size_bytes,
             "default": spec.id == self._default,
-            "problem": spec.told(problem) if problem else None,
+            "problem": spec.public_problem(problem) if problem else None,
         }
         return entry
 

@@ -192,6 +192,6 @@ class ReplicaSet:
 
 def _retry_priority(why: Unavailable) -> tuple[bool, float]:
     """Whoever may be waited for, and comes first; of those who may not, one that says what to do."""
-    if why.may_wait:
+    if why.queueable:
         return False, why.retry_after_s or 0.0
     return True, not why.remedy

@@ -8,7 +8,7 @@ from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
 
-LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=2.0, may_wait=True)
+LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=2.0, queueable=True)
 
 __all__ = ["LOADING", "Replica", "served_model"]
 

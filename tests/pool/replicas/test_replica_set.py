@@ -23,8 +23,8 @@ from tests.pool.pools import in_a_loop
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.proxy.test_cost import REPEATS, Calls
 
-SWAPPING = Unavailable(503, "Another model has its memory", cause="making_room", may_wait=True)
-TO_BE_LOADED = Unavailable(503, "Not loaded", cause="not_loaded", may_wait=True)
+SWAPPING = Unavailable(503, "Another model has its memory", cause="making_room", queueable=True)
+TO_BE_LOADED = Unavailable(503, "Not loaded", cause="not_loaded", queueable=True)
 STOPPED = Unavailable(503, "The model is not running", cause="stopped")
 FAILED = Unavailable(503, "It crashed too often", cause="killed", remedy="see the log", retry_after_s=300.0)
 
@@ -51,7 +51,7 @@ class Client:
         found = served.lease(infers=infers, body=body)
         if isinstance(found, Lease):
             self.lease = found
-        elif found.may_wait:
+        elif found.queueable:
             self.why = served.queue.enter(self.entry)
         else:
             self.why = found
@@ -171,7 +171,7 @@ async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() ->
     runner.instance = failed
     why = served.lease()
     assert isinstance(why, Unavailable)
-    assert (why.message, why.may_wait) == ("llama-server ended", False)  # nobody else has a word
+    assert (why.message, why.queueable) == ("llama-server ended", False)  # nobody else has a word
     served.unavailable_reason = STOPPED
     assert served.lease() is STOPPED
     diagnosis = Diagnosis(
@@ -509,7 +509,7 @@ async def test_while_one_of_two_loads_the_other_serves_and_remembers_for_later()
     ("says", "told"),
     [
         ((FAILED, LOADING), LOADING),
-        ((LOADING, Unavailable(503, "soon", retry_after_s=1.0, may_wait=True)), "soon"),
+        ((LOADING, Unavailable(503, "soon", retry_after_s=1.0, queueable=True)), "soon"),
         ((STOPPED, FAILED), FAILED),
     ],
 )
