@@ -1,6 +1,6 @@
-"""Whether something happens in folders: asked from time to time, told by the system (inotify, FSEvents, …).
+"""Reports changes in folders, from events of the operating system (inotify, FSEvents, …).
 
-Nothing here polls files, except that a folder which is replaced or comes back is noticed by its own identity.
+Polls only the identities of the folders themselves, to notice one that is replaced or comes back.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ if TYPE_CHECKING:
 
 __all__ = ["FolderEvents"]
 
-# Names that programs write under until a file is whole: what happens to them concerns nobody.
+# Names of unfinished files: their changes are ignored.
 _UNFINISHED = (
     *(".part", ".part.json", ".incomplete", ".lock", ".tmp", ".downloadinprogress", ".etag"),
     *(".crdownload", ".!qb"),
 )
 
 _MAX_FOLDERS = 4_000  # of the 8,192 watches that a user has on older kernels (fs.inotify.max_user_watches)
-_MAX_ENTRIES = 200_000  # as for listing: some seconds of a home folder
+_MAX_ENTRIES = 200_000  # some seconds in a home folder
 
 
 class FolderEvents:
-    """Owned by one thread. ``deep`` folders count with all that is below them, ``flat`` ones alone."""
+    """For one thread. ``deep`` folders are watched with their subfolders, ``flat`` ones without."""
 
     def __init__(self, deep: Sequence[Path], flat: Sequence[Path]) -> None:
         self._deep, self._flat = deep, flat
         self._watched: list[RustNotify] = []
         self._identities: dict[Path, tuple[int, int] | None] = {}
         self.reliable = False
-        """Whether the system tells what happens; else one has to look."""
+        """Whether the system reports all changes; else the caller must poll."""
 
     def happened(self) -> bool:
-        """Whether anything did since the last call. Takes a millisecond, most of it asleep."""
+        """Whether anything changed since the last call. Takes a millisecond, most of it asleep."""
         identities = {folder: _identity(folder) for folder in (*self._deep, *self._flat)}
         if identities != self._identities:
             self._identities = identities
             self._watch_again()
             return True
-        told = [_is_told(each) for each in self._watched]  # all of them: each is to be emptied
-        return any(told)
+        changed = [_has_events(watch) for watch in self._watched]  # all of them: each must be emptied
+        return any(changed)
 
     def close(self) -> None:
-        for each in self._watched:
-            each.close()
+        for watch in self._watched:
+            watch.close()
         self._watched = []
 
     def _watch_again(self) -> None:
@@ -63,19 +63,19 @@ class FolderEvents:
 
     def _watch(self, folders: list[str], *, below: bool) -> None:
         try:
-            # watchfiles' own generators sleep and look 20 times a second; this is what they look at.
+            # watchfiles' own generators poll this 20 times a second.
             from watchfiles._rust_notify import RustNotify
 
             self._watched.append(RustNotify(folders, False, False, 0, below, True))
         except (ImportError, OSError, RuntimeError, UnicodeEncodeError):
-            # RuntimeError is WatchfilesRustInternalError. No more watches (fs.inotify.max_user_watches), or
-            # none at all; or a path that is no UTF-8, which the library does not take.
+            # RuntimeError is WatchfilesRustInternalError: no more watches (fs.inotify.max_user_watches) or no
+            # support at all. The library rejects paths that are not UTF-8.
             self.reliable = False
 
 
 def _can_be_watched(top: str) -> bool:
-    """Whether it has so few folders that each can be watched, and no link to one: the library follows links
-    wherever they lead, and watches a whole disk if one leads to its root.
+    """Whether each folder can be watched: not too many, and no link to a folder, which the library would
+    follow anywhere, up to a whole disk.
     """
     waiting, folders, entries = [top], 0, 0
     while waiting:
@@ -99,8 +99,8 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     return None
 
 
-def _is_told(watched: RustNotify) -> bool:
-    """Empties what has gathered; a millisecond is the shortest that it waits."""
+def _has_events(watched: RustNotify) -> bool:
+    """Take the pending events; a millisecond is the shortest wait."""
     changes = watched.watch(1, 1, 1, None)
     return not isinstance(changes, str) and _concerns(path for _, path in changes)
 

@@ -1,12 +1,11 @@
-"""What a found file is called, from where it lies: by its own name, or by the repository that it came from.
-
+"""Derives the ids of a found file from its path: from its own name, or from the repository of its download.
     models_dir/…/NAME.gguf                              NAME
     models_dir/ORG/REPO/…/NAME.gguf                     NAME, and ORG/REPO:QUANT
     …/models--ORG--REPO/snapshots/REVISION/…/NAME.gguf  ORG/REPO:QUANT (the hub's cache; llama.cpp's today)
-    llama.cpp's cache/ORG_REPO_NAME.gguf                ORG/REPO:QUANT, beside its manifest=ORG=REPO=TAG.json
+    llama.cpp's cache/ORG_REPO_NAME.gguf                ORG/REPO:QUANT, with a manifest=ORG=REPO=TAG.json
 
-Two files of a repository with one quantization, or none in the name, are told apart by their names:
-``ORG/REPO:NAME.gguf``, as for downloads (core.hub).
+Two files of a repository with the same quantization, or without one in the name, get ``ORG/REPO:NAME.gguf``,
+as for downloads.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MANIFEST = re.compile(r"manifest=(?P<org>[^=/]+)=(?P<repo>[^=/]+)=[^/]*\.json")
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """Where a file of the hub's cache lies; ``folder`` is the repository's, relative as the path was."""
+    """A path in the hub's cache; ``folder`` is the repository's, relative if the path was."""
 
     folder: str
     repo: str
@@ -42,7 +41,7 @@ class HubPlace:
 
 
 def hub_place(path: str) -> HubPlace | None:
-    """What the hub's cache says by a path; None for any other place."""
+    """None for a path outside of a hub's cache."""
     found = _SNAPSHOT.fullmatch(path)
     if found is None:
         return None
@@ -54,10 +53,10 @@ def hub_place(path: str) -> HubPlace | None:
 def current_files(
     paths: Iterable[str], revisions: Mapping[str, Sequence[str]], broken: Container[str] = ()
 ) -> list[str]:
-    """Without those files of the hub's cache in whose place there are others.
+    """The paths without files of the hub's cache that a newer revision replaces.
 
-    ``revisions``: by the folder of a repository, the current one first. What that one does not have, since it
-    is still downloaded or nobody asked for it, is taken from the newest that has it; half a file is none.
+    ``revisions``: folder of a repository → its revisions, the current one first. A file that is missing or
+    ``broken`` in one revision is taken from the next that has it.
     """
     kept, of_hub = [], list[tuple[bool, int, str, HubPlace]]()
     for path in paths:
@@ -66,17 +65,17 @@ def current_files(
         else:
             of_hub.append((path in broken, revisions[place.folder].index(place.revision), path, place))
     chosen: dict[tuple[str, ...], str] = {}
-    for _, _, path, place in sorted(of_hub, key=lambda each: each[:3]):
-        # A file that was renamed, or is in more parts now, is known by its quantization.
+    for _, _, path, place in sorted(of_hub, key=lambda entry: entry[:3]):
+        # The quantization identifies a file that was renamed or split.
         tag = quant_tag(place.file) if _is_model(place.file) else ""
-        means = [(place.folder, "file", place.file), *([(place.folder, "tag", tag)] if tag else [])]
-        if all(chosen.setdefault(each, place.revision) == place.revision for each in means):
+        keys = [(place.folder, "file", place.file), *([(place.folder, "tag", tag)] if tag else [])]
+        if all(chosen.setdefault(key, place.revision) == place.revision for key in keys):
             kept.append(path)
     return kept
 
 
 def manifest_repo(name: str) -> str | None:
-    """The repository that a manifest of llama.cpp's older cache is about."""
+    """The repository of a manifest in llama.cpp's older cache."""
     found = _MANIFEST.fullmatch(name)
     return None if found is None else f"{found['org']}/{found['repo']}"
 
@@ -84,10 +83,10 @@ def manifest_repo(name: str) -> str | None:
 def ids_of(
     paths: Sequence[str], repositories: Iterable[str] = (), broken: Container[str] = ()
 ) -> Mapping[str, tuple[str, ...]]:
-    """The names of each file, its own id first; none where nothing of its name can be one.
+    """Path → its ids, the main one first; empty if no part of its name is valid in an id.
 
-    ``paths`` are relative to the folder that is looked into. ``repositories`` are those that the manifests of
-    llama.cpp's older cache name. ``broken`` are those of the paths that change no name of a sound one.
+    ``paths`` are relative to the searched folder. ``repositories``: those of manifests in llama.cpp's older
+    cache. ``broken`` paths do not change the ids of valid ones.
     """
     prefixes = {repository.replace("/", "_") + "_": repository for repository in repositories}
     places = {path: _place(path, prefixes) for path in paths}
@@ -113,7 +112,7 @@ def _ids(path: str, place: _Place | None, tags: Mapping[tuple[str, str], int]) -
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """``certain``: a cache says it; else a folder only looks like a repository's."""
+    """``certain``: from the layout of a cache; else the folders only look like a repository."""
 
     repo: str
     file: str
@@ -125,8 +124,8 @@ def _place(path: str, prefixes: Mapping[str, str]) -> _Place | None:
         return _Place(hub.repo, hub.file, certain=True)
     folders = PurePosixPath(path).parts
     if len(folders) == 1:
-        # The longest: the names of one repository may begin as another's do.
-        prefix = max((each for each in prefixes if path.startswith(each)), key=len, default="")
+        # The longest one: the name of one repository may begin with another's.
+        prefix = max((entry for entry in prefixes if path.startswith(entry)), key=len, default="")
         return _Place(prefixes[prefix], path.removeprefix(prefix), certain=True) if prefix else None
     if len(folders) == 2:
         return None
@@ -138,16 +137,12 @@ def _is_model(file: str) -> bool:
 
 
 FileState = tuple[str, int, int]
-"""A file as it was: real path, size in bytes, modification time in ns."""
+"""Real path, size in bytes, modification time in ns."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """One model, or what is wrong with it; of a split set the first file stands for all.
-
-    ``files`` are all its files. ``ids``: what its place and name say that it is called (core.found_ids), its
-    own id first.
-    """
+    """One model, or its error; ``path`` is the first file of a split set. ``ids``: the main id first."""
 
     path: str
     outcome: ModelFacts | LlamasupError

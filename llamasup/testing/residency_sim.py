@@ -174,5 +174,5 @@ def replay(
 ) -> Outcome:
     """The requests of a real run once more, each at its time whatever becomes of the others: how many loads
     would they have needed? ``models`` have the load times and needs that were measured."""
-    clients = [[Call(each.model, each.service_s, each.arrived_s)] for each in requests]
+    clients = [[Call(request.model, request.service_s, request.arrived_s)] for request in requests]
     return simulate(models, clients, budget, policy)

@@ -132,7 +132,7 @@ class ModelWorld:
     def give_up(self, id_: str, ticket: int) -> None:
         """One that waits does not any more."""
         life = self.lives[id_]
-        life.queue = deque(each for each in life.queue if each[0] != ticket)
+        life.queue = deque(waiting for waiting in life.queue if waiting[0] != ticket)
 
     def loaded(self, id_: str) -> None:
         life = self._expect(id_, Phase.LOADING)
@@ -160,10 +160,10 @@ class ModelWorld:
         for _ in range(_MAX_ROUNDS):
             actions = self.decide(self.snapshot())
             self.wake_at_s = float("inf")
-            orders = [each for each in actions if not isinstance(each, WakeAt)]
+            orders = [action for action in actions if not isinstance(action, WakeAt)]
             for action in actions:
                 self._apply(action)
-            self.log.extend((self.now_s, each) for each in orders)
+            self.log.extend((self.now_s, action) for action in orders)
             done += orders
             if not orders:
                 return done

@@ -103,9 +103,9 @@ def test_without_a_key_there_is_nothing_that_forbids_a_model() -> None:
 def test_an_unknown_model_is_told_with_names_that_are_near() -> None:
     error = unknown_model("qwen", ["qwen2.5-7b", "qwen3"])
     assert (error.status, error.type, error.cause) == (404, "invalid_request_error", "model_not_found")
-    assert error.message == "The model 'qwen' does not exist here"
+    assert error.message == "The model 'qwen' does not exist"
     assert error.remedy == "did you mean qwen2.5-7b or qwen3?"
-    assert unknown_model("x").remedy == "GET /v1/models lists those that do"
+    assert unknown_model("x").remedy == "GET /v1/models lists the models"
 
 
 def test_a_name_that_a_client_made_up_is_shown_within_a_bound() -> None:
@@ -116,9 +116,9 @@ def test_a_name_that_a_client_made_up_is_shown_within_a_bound() -> None:
 def test_who_names_no_model_hears_of_ten() -> None:
     error = unnamed_model([f"m{n}" for n in range(12)])
     assert error.status == 400
-    assert error.remedy == 'say which in "model": m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, … (12 in all)'
-    assert unnamed_model(["a", "b", "c"]).remedy == 'say which in "model": a, b or c'
-    assert unnamed_model(["a"]).remedy == 'say which in "model": a'
+    assert error.remedy == 'set "model" to m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, … (12 in all)'
+    assert unnamed_model(["a", "b", "c"]).remedy == 'set "model" to a, b or c'
+    assert unnamed_model(["a"]).remedy == 'set "model" to a'
     assert unnamed_model([]).remedy == "no model is served: add one"
 
 
@@ -137,5 +137,5 @@ def test_a_key_hears_of_its_own_models_alone() -> None:
     error = forbidden_model(key("qwen*", "tiny"), "secret")
     assert (error.status, error.type, error.cause) == (403, "permission_error", "key_models")
     assert error.message == "the key 'alice' may not use the model 'secret'"
-    assert error.remedy == "name one that it may: qwen* or tiny"
+    assert error.remedy == "use a model that the key allows: qwen* or tiny"
     assert forbidden_model(key("tiny"), None).message == "the key 'alice' may not use the default model"

@@ -90,7 +90,7 @@ def test_no_process_ends_for_a_name() -> None:
 def test_who_knows_a_model_by_its_id_has_what_that_means_now() -> None:
     """Whatever file that is."""
     specs, names = after(named("chat", "a", source="/models/b.gguf", identity=()))
-    found = changes({"a": SPEC}, specs, meant=names.get)
+    found = changes({"a": SPEC}, specs, resolve=names.get)
 
     assert found == Changes(added=("chat",), removed=("a",), renamed=(("a", "chat"),))
     assert found
@@ -102,16 +102,16 @@ def test_who_knows_a_model_by_its_id_has_what_that_means_now() -> None:
 def test_an_alias_leads_on_only_to_the_same_file() -> None:
     gone = named("chat", "x", "a")
     specs, names = after(named("a"), named("x", source="/models/x.gguf", identity=()))
-    assert changes({"chat": gone}, specs, meant=names.get).renamed == (("chat", "a"),)
+    assert changes({"chat": gone}, specs, resolve=names.get).renamed == (("chat", "a"),)
     specs, names = after(named("x", source="/models/x.gguf", identity=()))
-    assert changes({"chat": gone}, specs, meant=names.get).renamed == ()
+    assert changes({"chat": gone}, specs, resolve=names.get).renamed == ()
 
 
 def test_of_several_that_become_one_those_that_run_come_first() -> None:
     before = {"org/x": named("org/x", source="org/x", identity=()), "org/x:Q4": named("org/x:Q4")}
     specs, names = after(named("x", "org/x", "org/x:Q4"))
     running = {"org/x:Q4": before["org/x:Q4"]}
-    found = changes(before, specs, running=running, meant=names.get)
+    found = changes(before, specs, running=running, resolve=names.get)
 
     assert found.renamed == (("org/x:Q4", "x"), ("org/x", "x"))
     assert found.removed == ("org/x", "org/x:Q4")

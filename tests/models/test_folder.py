@@ -159,18 +159,18 @@ def test_folders_are_followed_down_to_a_depth(top: Path, listed: List) -> None:
     put(top / "1/2/3/4/5/6/7/too-deep.gguf")
     folder = listed(top)
     assert list(shown(folder, top)) == ["1/2/3/4/5/6/deep.gguf"]
-    assert folder.notes == ("folders more than 6 levels down are left out",)
+    assert folder.notes == ("folders more than 6 levels down were skipped",)
 
 
 def test_a_model_that_lies_too_deep_is_not_said_to_be_absent(top: Path, listed: List) -> None:
     put(top / "1/2/3/4/5/6/7/too-deep.gguf")
-    assert listed(top) == ModelFolder((), ("folders more than 6 levels down are left out",))
+    assert listed(top) == ModelFolder((), ("folders more than 6 levels down were skipped",))
 
 
 def test_a_folder_with_too_many_names_is_listed_in_part_and_says_so(
     top: Path, listed: List, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_folder, "_MOST_ENTRIES", 5)
+    monkeypatch.setattr(model_folder, "_MAX_ENTRIES", 5)
     for number in range(9):
         put(top / f"{number}.gguf", b"")
     folder = listed(top)
@@ -194,13 +194,13 @@ def test_a_folder_that_may_not_be_listed_is_left_out_and_said(
     monkeypatch.setattr(os, "scandir", refuse)
     folder = listed(top)
     assert list(shown(folder, top)) == ["open.gguf"]
-    assert folder.notes == (f"{top / 'closed'} is left out: Permission denied",)
+    assert folder.notes == (f"{top / 'closed'} was skipped: Permission denied",)
     with pytest.raises(ModelMissing, match="may not be read"):
         listed(top / "closed")
     for number in range(5):
         (top / f"{number}-closed").mkdir()
     *_, last = listed(top).notes
-    assert last == "3 more folders are left out"
+    assert last == "3 more folders were skipped"
 
 
 @pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="Linux")

@@ -117,7 +117,7 @@ def test_what_a_name_means_is_told_without_a_look_for_what_is_near() -> None:
     ]
     registry = build((), [*files, found("/m/c.gguf", DECODER, "c", "org/two:Q4_0")])
     asked = ("a", "A.gguf", "org/repo", "org/two", "aa", "a" * 300)
-    assert [spec and spec.id for spec in map(registry.meant, asked)] == ["a", "a", "a", None, None, None]
+    assert [spec and spec.id for spec in map(registry.resolve, asked)] == ["a", "a", "a", None, None, None]
 
 
 def test_half_a_copy_takes_no_whole_file_out_of_service() -> None:
@@ -187,7 +187,7 @@ def test_a_second_name_counts_where_it_is_one_models_alone() -> None:
 def test_a_file_whose_name_has_no_allowed_letter_is_a_problem() -> None:
     registry = build((), [FoundModel("/m/模型.gguf", DECODER, ids=())])
     assert by_id(registry) == {}
-    assert "nothing of its name can be" in registry.problems[0].message
+    assert "no part of its name is valid" in registry.problems[0].message
 
 
 # --- what the config says ------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_a_rule_about_a_model_that_is_not_found_says_which_is_near() -> None:
 
 def test_a_rule_about_files_that_share_a_name_is_told_of_both() -> None:
     registry = build([ModelRule("x")], [found("/a/x.gguf"), found("/b/x.gguf")])
-    assert registry.specs["x"].problem.startswith("2 files are called 'x'")
+    assert registry.specs["x"].problem.startswith("2 files have the name 'x'")
     assert len(registry.problems) == 1
 
 
@@ -310,7 +310,7 @@ def test_a_source_that_is_a_broken_file_of_a_models_folder_is_told_once() -> Non
 
 def test_an_adapter_is_no_model_whatever_the_config_calls_it() -> None:
     registry = build([ModelRule("q", "/m/l.gguf")], [], sources={"/m/l.gguf": found("/m/l.gguf", LORA)})
-    assert "is of class lora" in registry.specs["q"].problem
+    assert "a model of class lora" in registry.specs["q"].problem
     assert registry.problems[0].cause == "model_invalid"
 
 
@@ -395,7 +395,7 @@ def test_who_says_nothing_about_the_time_to_live_stays_for_ever() -> None:
     [
         (
             [ModelRule("a", "/x", where="c:1"), ModelRule("a", "/y", where="c:9")],
-            ("c:9: 'a' is already said (c:1)",),
+            ("c:9: 'a' is defined twice (c:1)",),
         ),
         (
             [ModelRule("a", "/x", ("b",), where="c:1"), ModelRule("b", "/y", where="c:9")],
@@ -412,24 +412,24 @@ def test_who_says_nothing_about_the_time_to_live_stays_for_ever() -> None:
         (
             [ModelRule("../a", "/x"), ModelRule("b", "/y", ("/etc/passwd",))],
             (
-                "the name '../a' has '..' in it, as paths do that lead out of a folder",
-                "the alias '/etc/passwd' of 'b' begins with '/', as absolute paths do",
+                "the name '../a' contains '..', like a path that leads out of a folder",
+                "the alias '/etc/passwd' of 'b' begins with '/', like an absolute path",
             ),
         ),
         (
             [ModelRule("", "/x"), ModelRule("é", "/y"), ModelRule("n" * 300, "/z")],
             (
                 "the name '' is empty",
-                "the name 'é' has 'é' in it; allowed are letters, digits and . _ / : @ + -",
-                f"the name '{'n' * 64}' has 300 letters, and 256 are allowed",
+                "the name 'é' contains 'é'; allowed are letters, digits and . _ / : @ + -",
+                f"the name '{'n' * 64}' has 300 characters, and 256 are allowed",
             ),
         ),
         (
             [ModelRule("a*", "/x", ("b",)), ModelRule("c", "/y", ("d?",))],
             (
                 "'a*' is a pattern for many models, but has a source",
-                "'a*' is a pattern: an alias would be the name of many models",
-                "the alias 'd?' of 'c' is a pattern, and has to be a name",
+                "'a*' is a pattern: an alias would name many models",
+                "the alias 'd?' of 'c' is a pattern, not a name",
             ),
         ),
     ],
@@ -545,9 +545,9 @@ def test_the_default_may_be_said_by_any_name() -> None:
     assert build(rules, default_model="gpt").default == "q"
     registry = build(rules, default_model="gtp")
     assert registry.default is None
-    assert problems(registry) == [("model_not_found", "the default model 'gtp' is not there")]
+    assert problems(registry) == [("model_not_found", "the default model 'gtp' does not exist")]
     assert registry.problems[0].remedy == "Did you mean gpt?"
-    assert build((), default_model="x").problems[0].remedy == "Name a model that is served."
+    assert build((), default_model="x").problems[0].remedy == "Set it to a model that is served."
 
 
 def test_a_group_is_of_names_and_patterns_and_a_model_of_two_groups_counts_in_both() -> None:
@@ -561,7 +561,9 @@ def test_a_group_is_of_names_and_patterns_and_a_model_of_two_groups_counts_in_bo
         "x-1": {"big", "other"},
         "x-2": {"big"},
     }
-    assert problems(registry) == [("model_not_found", "'nobody' in the group 'other' is no model")]
+    assert problems(registry) == [
+        ("model_not_found", "the group 'other' names 'nobody', which is not a model")
+    ]
 
 
 # --- names of files ------------------------------------------------------------------------------

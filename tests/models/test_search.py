@@ -158,7 +158,7 @@ def test_a_link_out_of_the_folders_is_refused_with_where_it_leads(tmp_path: Path
         error = told[str(path)]
         assert isinstance(error, LlamasupError)
         assert str(outside) in error.message
-        assert "in none of the folders" in error.message
+        assert "in none of the models folders" in error.message
 
 
 def test_a_link_from_one_folder_into_another_is_followed(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_folder_that_begins_as_another_is_not_that_one(tmp_path: Path) -> None
     target = put(tmp_path / "models-private/x.gguf")
     (tmp_path / "models").mkdir()
     (tmp_path / "models/y.gguf").symlink_to(target)
-    assert "in none of the folders" in names(search_models([tmp_path / "models"]))["y"]
+    assert "in none of the models folders" in names(search_models([tmp_path / "models"]))["y"]
 
 
 def test_a_later_part_that_leads_out_is_refused_as_the_first_would_be(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_later_part_that_leads_out_is_refused_as_the_first_would_be(tmp_path: 
     parts[0].rename(top / parts[0].name)
     for part in parts[1:]:
         (top / part.name).symlink_to(part)
-    assert "in none of the folders" in names(search_models([top]))["tiny"]
+    assert "in none of the models folders" in names(search_models([top]))["tiny"]
 
 
 def test_a_path_that_the_config_names_may_lead_anywhere(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ async def test_without_the_systems_events_the_folders_are_looked_at(
         self.reliable = False  # as where fs.inotify.max_user_watches is reached
 
     monkeypatch.setattr(FolderEvents, "_watch", no_more_watches)
-    monkeypatch.setattr("llamasup.models.watch._LOOK_UNTOLD_S", 0.05)
+    monkeypatch.setattr("llamasup.models.watch._POLL_INTERVAL_WITHOUT_EVENTS_S", 0.05)
     async with watching(top) as watched:
         put(top / "a.gguf")
         await watched.until(lambda served: "a.gguf" in served)
@@ -255,7 +255,7 @@ async def test_a_link_to_a_folder_is_not_followed_by_the_watch_and_the_folders_a
     assert events.happened()
     assert not events.reliable
     events.close()
-    monkeypatch.setattr("llamasup.models.watch._LOOK_UNTOLD_S", 0.05)
+    monkeypatch.setattr("llamasup.models.watch._POLL_INTERVAL_WITHOUT_EVENTS_S", 0.05)
     async with watching(top) as watched:
         put(top / "a.gguf")
         await watched.until(lambda served: "a.gguf" in served)
@@ -263,7 +263,7 @@ async def test_a_link_to_a_folder_is_not_followed_by_the_watch_and_the_folders_a
 
 def test_more_folders_than_can_be_watched_are_looked_at(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(top / "a/b/c/x.gguf")
-    monkeypatch.setattr(folder_events, "_MOST_FOLDERS", 3)
+    monkeypatch.setattr(folder_events, "_MAX_FOLDERS", 3)
     events = FolderEvents([top], [])
     events.happened()
     events.close()
@@ -324,13 +324,13 @@ async def test_a_look_that_fails_says_so_once_keeps_nobody_waiting_and_is_follow
             raise AttributeError("a bug")
         return search_models([top])
 
-    monkeypatch.setattr("llamasup.models.watch._LOOK_UNTOLD_S", 0.01)
+    monkeypatch.setattr("llamasup.models.watch._POLL_INTERVAL_WITHOUT_EVENTS_S", 0.01)
     monkeypatch.setattr("llamasup.models.watch.search_models", broken)
     async with ModelWatch([top], [], first, policy=QUICK, tick_s=0.01) as watch:
         put(top / "b.gguf")
         watched = Watched(top, watch, first)
         assert await watched.until(lambda served: "b.gguf" in served)
-    assert caplog.text.count("tried again") == 1
+    assert caplog.text.count("trying again") == 1
 
 
 @in_loop
@@ -343,7 +343,7 @@ async def test_a_watch_that_cannot_even_begin_keeps_nobody_waiting(
     monkeypatch.setattr(FolderEvents, "happened", broken)
     async with asyncio.timeout(PATIENCE_S), ModelWatch([tmp_path], [], Search()):
         pass
-    assert "tried again" in caplog.text
+    assert "trying again" in caplog.text
 
 
 @in_loop

@@ -107,7 +107,7 @@ def test_without_a_default_who_names_none_hears_of_those_that_there_are(make_man
     for request in (json_post(CHAT, messages=[]), get(b"/props")):
         error = error_of(rig.ask(request), 400)
         assert error["cause"] == "model_unnamed"
-        assert error["remedy"] == 'say which in "model": org/chat:Q4_K_M, other or bge'
+        assert error["remedy"] == 'set "model" to org/chat:Q4_K_M, other or bge'
 
 
 def test_an_unknown_model_is_a_404_at_once_and_no_name_of_a_metric(make_many: MakeMany) -> None:
@@ -293,7 +293,7 @@ def test_a_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
     ):
         error = error_of(rig.ask(request), 403)
         assert (error["type"], error["cause"]) == ("permission_error", "key_models")
-        assert error["remedy"] == "name one that it may: gpt-4o* or BGE"
+        assert error["remedy"] == "use a model that the key allows: gpt-4o* or BGE"
 
 
 @pytest.mark.check("X4", "the same 403 for both")
@@ -310,7 +310,7 @@ def test_such_a_key_cannot_tell_a_forbidden_model_from_one_that_there_is_not(mak
             said.append(json.dumps(error_of(rig.ask(request), 403)).replace(name, "NAME"))
         assert said[0] == said[1]
     error = error_of(rig.ask(json_post(CHAT, bearer("some"))), 400)
-    assert error["remedy"] == 'say which in "model": gpt-4o* or BGE'
+    assert error["remedy"] == 'set "model" to gpt-4o* or BGE'
 
 
 @pytest.mark.check("X4", "no others in the list")

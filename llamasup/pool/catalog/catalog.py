@@ -130,7 +130,7 @@ class Catalog:
             if unknown.refused is not None:
                 raise ModelUnknown(f"{unknown.refused.message}.", remedy=unknown.refused.remedy)
             error = self._refusal(model)
-            remedy = error.remedy if unknown.near else "llamasup ps --all lists those that do."
+            remedy = error.remedy if unknown.near else "llamasup ps --all lists the models."
             raise ModelUnknown(f"{error.message}.", remedy=remedy)
         return managed
 
@@ -175,7 +175,7 @@ class Catalog:
         """Load what is to be there from the start; ready from then on. Returns why those are not there that
         could not be loaded.
         """
-        asked = [each for each in self.pool.managed_models.values() if each.spec.stay.preload]
+        asked = [managed for managed in self.pool.managed_models.values() if managed.spec.stay.preload]
         failed: dict[str, LlamasupError] = {}
 
         async def load(managed: ManagedModel) -> None:
@@ -206,15 +206,15 @@ class Catalog:
         another id by now is the same model: who waits for it and what it does go on.
         """
         pool, managed_models = self.pool, self.pool.managed_models
-        before = {each.spec.id: each for each in self.managed_models()}
+        before = {managed.spec.id: managed for managed in self.managed_models()}
         # What was invited is known by now, if it was downloaded to where it is looked for.
-        self._on_demand = {id_: None for id_ in self._on_demand if registry.meant(id_) is None}
+        self._on_demand = {id_: None for id_ in self._on_demand if registry.resolve(id_) is None}
         after = {**registry.specs, **{id_: managed_models[id_].spec for id_ in self._on_demand}}
         found = changes(
-            {id_: each.spec for id_, each in before.items()},
+            {id_: managed.spec for id_, managed in before.items()},
             after,
-            running={id_: each.found for id_, each in before.items() if each.holds_memory},
-            meant=registry.meant,
+            running={id_: managed.found for id_, managed in before.items() if managed.holds_memory},
+            resolve=registry.resolve,
         )
         renamed = dict(found.renamed)
         carried: list[str] = []
@@ -239,7 +239,7 @@ class Catalog:
         # What the registry calls something counts more than what a client has.
         ids = (*self._on_demand, *registry.specs)
         self._by_name = {name: managed_models[id_] for id_ in ids for name in managed_models[id_].spec.names}
-        self._meant = {each.spec.id: resolved(each.spec) for each in self.managed_models()}
+        self._meant = {managed.spec.id: resolved(managed.spec) for managed in self.managed_models()}
         return found
 
 

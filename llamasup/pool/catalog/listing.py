@@ -67,8 +67,8 @@ class ModelListing:
     def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
         """The list; only of models that are ``allowed``, if that is said."""
         ids = sorted(self._ids, key=lambda model: model != self._default)
-        listed = (each for each in map(self._look, ids) if allowed is None or allowed(each.meant))
-        return _encode({"object": "list", "data": [self._entry(each) for each in listed]})
+        listed = (entry for entry in map(self._look, ids) if allowed is None or allowed(entry.meant))
+        return _encode({"object": "list", "data": [self._entry(entry) for entry in listed]})
 
     def one(self, model: str) -> bytes:
         """One of them, by its id."""

@@ -73,7 +73,7 @@ def model_status(
     plan = None if first is None else first.plan
     last = None if first is None else first.instance.last
     seen = [memory_usage(runner.pid) for runner in runners if runner.pid is not None]
-    rss = [each.rss_bytes for each in seen if each is not None]
+    rss = [usage.rss_bytes for usage in seen if usage is not None]
     slots = [runner.plan.parallel for runner in runners if runner.plan is not None]
     model_class = plan.model_class if plan is not None else None if facts is None else facts.model_class
     status = {
@@ -85,7 +85,7 @@ def model_status(
         "restarts": _sum(runners, lambda runner: runner.instance.restarts),
         "in_flight": _sum(runners, lambda runner: runner.in_flight),
         "queued": queued,
-        "slots": sum(each or 0 for each in slots) or None,
+        "slots": sum(count or 0 for count in slots) or None,
         "slots_busy": _sum(runners, lambda runner: runner.busy),
         "ctx_size": None if plan is None else plan.ctx_size,
         "memory": {"ram_bytes": sum(rss) if rss else None, "vram_bytes": None},

@@ -77,11 +77,11 @@ def choose(candidates: Sequence[Candidate], most_busier: float = MAX_BUSIER) -> 
     The longest match, of those that are not much busier than the least busy. Without a match the least busy;
     of equal ones that which was given nothing for longest, so that new conversations spread over all caches.
     """
-    least = min(each.load for each in candidates)
+    least = min(candidate.load for candidate in candidates)
     close = [
         index
-        for index, each in enumerate(candidates)
-        if each.fit >= MIN_FIT and each.load - least <= most_busier
+        for index, candidate in enumerate(candidates)
+        if candidate.fit >= MIN_FIT and candidate.load - least <= most_busier
     ]
     if close:
         return min(close, key=lambda index: (-candidates[index].fit, *_by_load(candidates[index])))

@@ -74,7 +74,7 @@ class ReplicaSet:
             return state
         eligible = self._healthy(state)
         if infers:
-            eligible = tuple(each for each in eligible if each.busy < each.max_concurrent)
+            eligible = tuple(endpoint for endpoint in eligible if endpoint.busy < endpoint.max_concurrent)
         return self._pick(eligible, infers=infers, body=body).lease(infers=infers) if eligible else BUSY
 
     def serving(self) -> Serving:
@@ -103,7 +103,7 @@ class ReplicaSet:
 
     def remove(self, runner: InstanceRunner) -> None:
         """It has ended, or is about to. May be repeated."""
-        self._set_runners(*(each for each in self.runners if each is not runner))
+        self._set_runners(*(other for other in self.runners if other is not runner))
 
     def pause(self, why: Unavailable) -> None:
         """Lease nothing from now on: those who come wait, or are refused, as ``why`` says."""
@@ -173,10 +173,10 @@ class ReplicaSet:
 
     def _healthy(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
         """Those that broke nothing off just now, if there are any."""
-        if not any(each.ejected_until_s for each in endpoints):
+        if not any(endpoint.ejected_until_s for endpoint in endpoints):
             return endpoints
         now_s = self._clock()
-        return tuple(each for each in endpoints if each.ejected_until_s <= now_s) or endpoints
+        return tuple(endpoint for endpoint in endpoints if endpoint.ejected_until_s <= now_s) or endpoints
 
     def _choose(self, entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
         return self._pick(endpoints, infers=entry.needs_permit, body=entry.listener.body)

@@ -36,14 +36,14 @@ def test_whoever_names_no_model_is_told_those_that_can_be_served() -> None:
     async def visit() -> None:
         catalog = catalog_of(registry_of(GOOD, ModelSpec("bge", "/m/bge.gguf"), BROKEN))
         error = catalog._refusal(None)
-        assert error.remedy == 'say which in "model": qwen or bge'
+        assert error.remedy == 'set "model" to qwen or bge'
 
     asyncio.run(visit())
 
 
 @pytest.mark.parametrize(
     ("asked", "remedy"),
-    [("qwn", "did you mean qwen?"), ("zzz", "llamasup ps --all lists those that do.")],
+    [("qwn", "did you mean qwen?"), ("zzz", "llamasup ps --all lists the models.")],
 )
 def test_a_command_that_names_none_of_them_is_told_what_to_do(asked: str, remedy: str) -> None:
     async def visit() -> None:
@@ -65,7 +65,7 @@ def test_a_name_that_two_files_have_is_refused_with_both_paths_and_clients_hear_
         refusal = catalog.lease("x", infers=True)
         assert isinstance(refusal, Unavailable)
         assert (refusal.status, refusal.cause) == (404, "model_not_found")
-        assert "Several files are called 'x'" in refusal.message
+        assert "Several files have the name 'x'" in refusal.message
         assert "/a" not in refusal.message + refusal.remedy
 
     asyncio.run(visit())
