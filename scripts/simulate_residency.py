@@ -58,7 +58,7 @@ class Workload:
                 id=id_,
                 needs={DEVICE: round(size * 1e9)},
                 load_s=LOAD_BASE_S + size / LOAD_GB_PER_S,
-                leave_s=0.2,
+                unload_s=0.2,
             )
             for id_, size in self.sizes_gb.items()
         ]

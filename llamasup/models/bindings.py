@@ -35,7 +35,9 @@ class NameBinding:
 
 
 class FoundIndex:
-    """The found files by their ids, and the files at the sources of rules. ``problems``: of unserved files."""
+    """The found files by their ids, and the files at the sources of rules. ``problems``: of unserved
+    files.
+    """
 
     def __init__(self, found: Sequence[FoundModel], sources: Mapping[str, FoundModel]) -> None:
         self.sources = sources
@@ -147,7 +149,9 @@ class NameBinder:
         return tuple(own for own in self.index.ids_of.get(key, ()) if own not in self._names)
 
     def _options(self, rule: ModelRule, key: object, patterns: Sequence[ModelRule]) -> ModelOptions:
-        """The options of a file: of its rule, then of patterns for the rule's names and the file's own ids."""
+        """The options of a file: of its rule, then of patterns for the rule's names and the file's own
+        ids.
+        """
         return rule.options.over(_of_patterns((*rule.names, *self.own_ids_of(key)), patterns))
 
     def _bind_found(self, rule: ModelRule, patterns: Sequence[ModelRule]) -> NameBinding:

@@ -32,7 +32,9 @@ _PSEUDO = frozenset(
 
 
 def pseudo_devices(mountinfo: str) -> frozenset[tuple[int, int]]:
-    """The major and minor numbers of their devices in /proc/self/mountinfo (proc(5)); ignores invalid lines."""
+    """The major and minor numbers of their devices in /proc/self/mountinfo (proc(5)); ignores invalid
+    lines.
+    """
     return frozenset(_devices(mountinfo))
 
 

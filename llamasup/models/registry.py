@@ -28,7 +28,9 @@ _NO_DEFAULTS = ModelOptions()
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No model has this name. ``near``: similar names, the nearest first. ``refused``: several files have it."""
+    """No model has this name. ``near``: similar names, the nearest first. ``refused``: several files have
+    it.
+    """
 
     name: str
     near: tuple[str, ...] = ()

@@ -221,7 +221,7 @@ async def test_while_a_change_is_downloaded_the_others_change_and_have_the_memor
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["c"].source))
-    async with pooled(tmp_path, *specs.values(), room_for=2.5, fetch=hub.fetch) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=2.5, fetch=hub.fetch) as it:
         await it.load("a")
         await it.load("b")
         it.apply(far(specs["a"]), with_context(specs["b"], 520), specs["c"])

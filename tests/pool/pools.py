@@ -248,7 +248,7 @@ async def pooled(
     folder: Path,
     *specs: ModelSpec,
     runtime: Path | None = None,
-    room_for: float = 100,
+    capacity: float = 100,
     policy: Policy | None = None,
     residency: ResidencyPolicy | None = None,
     fetch: Fetch | None = None,
@@ -265,7 +265,7 @@ async def pooled(
     run_folder = folder / "run"
     run_folder.mkdir(mode=0o700, exist_ok=True)
     options = PoolOptions(
-        budget=budget or {"ram": int(needs * room_for)},
+        budget=budget or {"ram": int(needs * capacity)},
         policy=policy or Policy(drain_timeout_s=5.0),
         residency=residency or ResidencyPolicy(time_slice_s=0.2),
         runtime=str(path),

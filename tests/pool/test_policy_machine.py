@@ -41,21 +41,21 @@ class AnyWorld(RuleBasedStateMachine):
         done = self.world.settle()
         self.ordered += len(done)
         self.events += 1
-        for ticket in (*self.world.began, *self.world.refused):
-            self.waiting.pop(ticket)
+        for request in (*self.world.began, *self.world.refused):
+            self.waiting.pop(request)
         self.world.began.clear()
         self.world.refused.clear()
         return done
 
     def some(self, *phases: Phase) -> list[str]:
-        return [id_ for id_, life in self.world.lives.items() if life.phase in phases]
+        return [id_ for id_, state in self.world.states.items() if state.phase in phases]
 
     def busy(self) -> list[str]:
-        return [id_ for id_, life in self.world.lives.items() if life.in_flight]
+        return [id_ for id_, state in self.world.states.items() if state.in_flight]
 
     @rule(name=NAMES)
     def a_request_comes(self, name: str) -> None:
-        if self.world.lives[name].phase is not Phase.FAILED:
+        if self.world.states[name].phase is not Phase.FAILED:
             self.waiting[self.world.arrive(name)] = name
             self.asked += 1
             self.settle()
@@ -63,8 +63,8 @@ class AnyWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(nth=st.integers(0, 7))
     def one_that_waits_leaves(self, nth: int) -> None:
-        ticket = sorted(self.waiting)[nth % len(self.waiting)]
-        self.world.give_up(self.waiting.pop(ticket), ticket)
+        request = sorted(self.waiting)[nth % len(self.waiting)]
+        self.world.give_up(self.waiting.pop(request), request)
         self.settle()
 
     @precondition(lambda self: self.busy())
@@ -82,21 +82,21 @@ class AnyWorld(RuleBasedStateMachine):
         if works:
             self.world.loaded(name)
         else:
-            for ticket in self.world.failed(name):
-                self.waiting.pop(ticket)
+            for request in self.world.failed(name):
+                self.waiting.pop(request)
         self.settle()
 
     @precondition(lambda self: self.some(Phase.UNLOADING))
     @rule(nth=st.integers(0, 7))
     def memory_is_free_again(self, nth: int) -> None:
         leaving = self.some(Phase.UNLOADING)
-        self.world.gone(leaving[nth % len(leaving)])
+        self.world.unloaded(leaving[nth % len(leaving)])
         self.settle()
 
     @precondition(lambda self: self.some(Phase.FAILED))
     @rule()
     def a_failed_one_may_be_tried_again(self) -> None:
-        self.world.forgiven(self.some(Phase.FAILED)[0])
+        self.world.retry_allowed(self.some(Phase.FAILED)[0])
         self.settle()
 
     @rule(after_s=st.floats(0.001, 60.0))
@@ -132,7 +132,7 @@ class AnyWorld(RuleBasedStateMachine):
             for name in self.some(Phase.LOADING):
                 self.world.loaded(name)
             for name in self.some(Phase.UNLOADING):
-                self.world.gone(name)
+                self.world.unloaded(name)
             for name in self.busy():
                 self.world.finish(name)
             if not self.settle() and self.world.wake_at_s < float("inf"):

@@ -84,7 +84,7 @@ async def test_those_who_wait_for_a_model_share_one_load(tmp_path: Path, specs: 
 async def test_a_busy_model_gives_way_in_the_end_and_comes_back_for_those_who_wait(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         first = it.ask("a")
         await first.served_by()
         other = it.ask("b")
@@ -106,7 +106,7 @@ async def test_a_busy_model_gives_way_in_the_end_and_comes_back_for_those_who_wa
 async def test_who_yields_for_a_client_that_leaves_serves_on(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         first = it.ask("a")
         await first.served_by()
         other = it.ask("b")
@@ -279,7 +279,7 @@ async def test_who_may_not_wait_has_it_loaded_all_the_same(
     monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 3600.0)  # it ends by being fulfilled
     spec = spec_of(file_of(tmp_path, "a", tiny_model), **said)
     other = spec_of(file_of(tmp_path, "b", tiny_model))
-    async with pooled(tmp_path, spec, other, room_for=1.5) as it:
+    async with pooled(tmp_path, spec, other, capacity=1.5) as it:
         await it.load("b")
         refused = await it.ask("a").refusal()
         assert refused.status == 503
@@ -298,7 +298,7 @@ async def test_what_nobody_asks_for_any_more_is_not_loaded_later(
     monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 0.1)
     spec = spec_of(file_of(tmp_path, "a", tiny_model), wait_timeout_s=0.0)
     other = spec_of(file_of(tmp_path, "b", tiny_model), stay=Stay())
-    async with pooled(tmp_path, spec, other, room_for=1.5) as it:
+    async with pooled(tmp_path, spec, other, capacity=1.5) as it:
         busy = it.ask("b")
         await busy.served_by()
         await it.ask("a").refusal()
@@ -315,7 +315,7 @@ async def test_what_nobody_asks_for_any_more_is_not_loaded_later(
 async def test_a_load_is_called_off_with_the_last_who_asked_for_it(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         busy = it.ask("a")
         await busy.served_by()
         loading = [asyncio.ensure_future(it.load("b")) for _ in range(2)]  # noqa: TID251 (owned right here)
@@ -414,7 +414,7 @@ async def test_a_request_that_comes_as_the_time_is_over_is_served(tmp_path: Path
 async def test_memory_that_there_is_by_now_counts_for_what_is_just_looked_at(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=0.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=0.5) as it:
         held = HeldSizing(monkeypatch)
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         await held.begun()
@@ -490,7 +490,7 @@ async def test_a_hundred_swaps_leave_nothing_behind(tmp_path: Path, specs: dict[
             await asking.served_by()
             asking.goes()
 
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         await swap(it, 3)
         # All threads that there may be for what blocks; and what a load leaves to be done is over.
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.1) for _ in range(40)))
@@ -507,7 +507,7 @@ async def test_a_hundred_swaps_leave_nothing_behind(tmp_path: Path, specs: dict[
 async def test_a_crash_is_answered_by_a_restart_in_the_memory_that_it_has(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         await it.load("a")
         pid = it.pids("a")["a"]
         assert pid is not None

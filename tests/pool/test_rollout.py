@@ -135,7 +135,7 @@ async def test_both_generations_are_counted_while_both_are_there(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     """The third model has to wait for the memory of the old one, and is then loaded in it."""
-    async with pooled(tmp_path, *specs.values(), room_for=2.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=2.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
         it.apply(bigger(specs["a"]), specs["b"], specs["c"])
@@ -160,7 +160,7 @@ async def test_a_request_waits_for_the_memory_of_the_process_that_a_pinned_model
 ) -> None:
     """While both of its processes run there is no memory for another model, but there will be."""
     a, b = replace(specs["a"], stay=Stay(pin=True)), specs["b"]
-    async with pooled(tmp_path, a, b, room_for=2.5) as it:
+    async with pooled(tmp_path, a, b, capacity=2.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
         it.apply(bigger(a), b)
@@ -204,7 +204,7 @@ async def test_a_change_that_does_not_start_leaves_the_old_one_as_it_was(
 async def test_a_change_that_cannot_fit_leaves_the_old_one_as_it_was(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         await it.load("a")
         before = it.pids("a")
         huge = replace(specs["a"], settings=replace(specs["a"].settings, ctx_size=1 << 22))
@@ -222,7 +222,7 @@ async def test_a_change_that_cannot_fit_leaves_the_old_one_as_it_was(
 async def test_where_only_one_fits_the_queue_outlives_the_swap(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
         old = it.pids("a")
@@ -245,7 +245,7 @@ async def test_where_only_one_fits_the_queue_outlives_the_swap(
 async def test_a_model_that_was_loaded_is_so_again_after_its_change(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         await it.load("a")
         it.apply(bigger(specs["a"]), specs["b"])
         await settled(it, "a")
@@ -262,7 +262,7 @@ async def test_where_the_new_one_does_not_start_the_old_one_comes_back_for_the_q
 ) -> None:
     runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
     async with pooled(
-        tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON), room_for=1.5
+        tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON), capacity=1.5
     ) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
@@ -288,7 +288,7 @@ async def test_where_neither_starts_the_queue_is_told_why(
 ) -> None:
     """The old one's server is gone, too, by the time that it is wanted again."""
     runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
-    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=Policy(restart=SOON), room_for=1.5) as it:
+    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=Policy(restart=SOON), capacity=1.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
         it.apply(bigger(specs["a"]))
@@ -307,7 +307,7 @@ async def test_where_neither_starts_the_queue_is_told_why(
 async def test_one_that_has_grown_waits_until_another_has_made_room(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=2.0) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=2.0) as it:
         await it.load("a")
         await it.load("b")
         it.apply(bigger(specs["a"]), specs["b"])
@@ -323,7 +323,7 @@ async def test_an_unload_while_the_new_one_starts_in_the_place_of_the_old_one_is
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     runtime = server(tmp_path, {"ctx-size 600": ["load_s=60"]})
-    async with pooled(tmp_path, *specs.values(), runtime=runtime, room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), runtime=runtime, capacity=1.5) as it:
         await it.load("a")
         old = it.pids("a")["a"]
         it.apply(bigger(specs["a"]))
@@ -413,7 +413,7 @@ async def test_an_unload_in_the_middle_of_a_change_unloads_both(
 async def test_an_unload_while_one_makes_way_for_its_successor_is_the_last_word(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
         it.apply(bigger(specs["a"]))
@@ -494,7 +494,7 @@ async def test_a_stop_while_a_change_is_weighed_starts_nothing(
 async def test_who_waits_for_a_model_that_goes_is_told_and_who_is_served_is_served(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         gone = it["a"]
         in_flight = it.ask("a")
         await in_flight.served_by()
@@ -519,7 +519,7 @@ async def test_a_model_that_comes_back_waits_for_the_memory_of_the_one_it_was(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     """Two processes of one name, and room for one: what the first holds is held until it has ended."""
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
         old = it.pids("a")["a"]
@@ -544,7 +544,7 @@ async def test_a_model_that_comes_back_waits_for_the_memory_of_the_one_it_was(
 async def test_memory_that_becomes_less_is_given_back_by_what_is_idle(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=2.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=2.5) as it:
         busy = it.ask("a")
         await busy.served_by()
         await it.load("b")
@@ -596,7 +596,7 @@ async def test_what_comes_back_after_a_change_that_failed_is_as_many_processes_a
 ) -> None:
     runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
     policy = Policy(restart=SOON)
-    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=policy, room_for=2.5) as it:
+    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=policy, capacity=2.5) as it:
         await it.load("a")
         it.apply(replace(bigger(specs["a"]), replicas=2, options=ModelOptions(replicas=2)))
         assert await settled(it, "a") is not None

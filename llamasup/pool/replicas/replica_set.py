@@ -1,7 +1,7 @@
-"""One model and those who wait for it: its processes come and go, its queue stays.
+"""The processes of one model behind one queue, which outlives them.
 
-Says which process gets a request, and why none does where it is so. It starts and ends nothing: whoever owns
-it adds runners and removes them, and shuts the gate while they are changed.
+Decides which process gets a request, or why none does. Its owner adds and removes runners, and pauses it
+while they change.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ __all__ = ["ReplicaSet"]
 
 
 class ReplicaSet:
-    """``policy`` says who may wait, and for how long. All methods are for the event loop's thread.
+    """``policy`` limits the queue. Call all methods in the thread of the event loop.
 
-    ``when_wanted`` hears of each request that begins to wait while nothing serves, or would if it might;
-    ``when_left`` of each that goes unserved, with what it was told, if it was; ``when_idle`` each time that
-    the last of its leases has ended. They are called from within a request's callbacks: they may shut, open,
-    add and remove, and should do no more than take note.
+    ``on_wanted`` and ``on_unserved``: see ``RequestQueue``. ``on_idle`` is called each time the last lease
+    ends. A request's callbacks call them: they may pause, resume, add and remove, and must return quickly.
     """
 
     def __init__(
@@ -51,19 +49,18 @@ class ReplicaSet:
         )
         self.runners: tuple[InstanceRunner, ...] = ()
         self.idle_since_s = 0.0
-        """When the last request in flight ended (monotonic); 0: there was none. Kept for ``when_idle``."""
+        """The end of the last request in flight (monotonic); 0: there was none. Recorded with ``on_idle``."""
         self._only: InstanceRunner | None = None
         self._paused: Unavailable | None = None
         self._unavailable_reason: Unavailable | None = None
-        self._retry_at_s: float | None = None  # when it is tried again, of which ``absent`` tells
+        self._retry_at_s: float | None = None  # the time of the next try, for ``unavailable_reason``
         self._on_idle = on_idle
         self._clock = clock
         self._balancer: LoadBalancer | None = None  # while there are several processes
 
-    # --- what the proxy asks
-
+    # --- for the proxy
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        """As ``Backend.lease``. The path of every request: one process, and it is the runner's answer."""
+        """``Backend.lease``. On the path of every request: a single process answers itself."""
         if self._paused is not None:
             return self._paused
         if self._only is not None:
@@ -78,7 +75,7 @@ class ReplicaSet:
         return self._pick(eligible, infers=infers, body=body).lease(infers=infers) if eligible else BUSY
 
     def serving(self) -> Serving:
-        """What serves now; or why nothing does, and whether one may wait for it."""
+        """The endpoints that serve, or why none does."""
         if self._paused is not None:
             return self._paused
         found = tuple(endpoint for runner in self.runners if (endpoint := runner.endpoint) is not None)
@@ -86,27 +83,26 @@ class ReplicaSet:
 
     @property
     def answered(self) -> int:
-        """Responses that came to their end, of the generations that there are."""
+        """The completed responses of the current generations."""
         return sum(runner.answered for runner in self.runners)
 
     @property
     def in_flight(self) -> int:
         return sum(runner.in_flight for runner in self.runners)
 
-    # --- what its owner does
-
+    # --- for its owner
     def add(self, runner: InstanceRunner) -> None:
-        """Before it is started; it was made with ``room``."""
+        """Call it before the start of a runner that has this ``queue``."""
         if self._on_idle is not None:
             runner.on_idle = self._endpoint_idle
         self._set_runners(*self.runners, runner)
 
     def remove(self, runner: InstanceRunner) -> None:
-        """It has ended, or is about to. May be repeated."""
+        """The runner has stopped, or will. May be repeated."""
         self._set_runners(*(other for other in self.runners if other is not runner))
 
     def pause(self, why: Unavailable) -> None:
-        """Lease nothing from now on: those who come wait, or are refused, as ``why`` says."""
+        """Grant no leases: new requests queue, or are rejected if ``why`` is not queueable."""
         self._paused = why
         self.queue.changed()
 
@@ -115,7 +111,7 @@ class ReplicaSet:
         self.queue.changed()
 
     def apply_policy(self, policy: Policy) -> None:
-        """Who may wait from now on, how long, and how many are served at once; those who are, are."""
+        """Use these limits for new requests."""
         self.queue.set_limits(timeout_s=policy.wait_timeout_s, max_waiting=policy.max_queued)
         for runner in self.runners:
             runner.allow(policy)
@@ -127,7 +123,7 @@ class ReplicaSet:
 
     @property
     def unavailable_reason(self) -> Unavailable | None:
-        """What is told while no process serves, starts or says why not. None: what the last one says."""
+        """The reason while no process serves, starts or has its own; None: that of the last process."""
         return self._unavailable_reason
 
     @unavailable_reason.setter
@@ -136,12 +132,11 @@ class ReplicaSet:
         self.queue.changed()
 
     def fail(self, why: Unavailable, retry_at_s: float) -> None:
-        """``absent`` for now: it is tried again for whoever comes after that (monotonic)."""
+        """Set ``unavailable_reason`` until the next try at ``retry_at_s`` (monotonic)."""
         self._unavailable_reason, self._retry_at_s = why, retry_at_s
         self.queue.changed()
 
-    # --- within
-
+    # --- private
     def _set_runners(self, *runners: InstanceRunner) -> None:
         self.runners = runners
         self._only = runners[0] if len(runners) == 1 else None
@@ -159,7 +154,7 @@ class ReplicaSet:
             self._on_idle()
 
     def _unavailable(self) -> Unavailable:
-        """Of several processes the one speaks that can be hoped for most."""
+        """The reason of the process that is likely to serve first."""
         staying = [runner.unavailable() for runner in self.runners if not runner.leaves]
         if staying:
             return min(staying, key=_retry_priority)
@@ -172,7 +167,7 @@ class ReplicaSet:
         return self.runners[-1].unavailable() if self.runners else NOT_RUNNING
 
     def _healthy(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
-        """Those that broke nothing off just now, if there are any."""
+        """The endpoints that are not ejected, or all if all are."""
         if not any(endpoint.ejected_until_s for endpoint in endpoints):
             return endpoints
         now_s = self._clock()
@@ -182,8 +177,8 @@ class ReplicaSet:
         return self._pick(endpoints, infers=entry.needs_permit, body=entry.listener.body)
 
     def _pick(self, endpoints: Sequence[Endpoint], *, infers: bool, body: bytes) -> Endpoint:
-        """One of those that can take it. Bodies are read only for models that have several processes, but
-        then also while one alone serves: what it is given now it is to be given again.
+        """Pick one of ``endpoints``. The balancer of several processes also sees requests while only one
+        serves, so that their next turns go to the same process.
         """
         if self._balancer is None:
             return endpoints[0]
@@ -191,7 +186,7 @@ class ReplicaSet:
 
 
 def _retry_priority(why: Unavailable) -> tuple[bool, float]:
-    """Whoever may be waited for, and comes first; of those who may not, one that says what to do."""
+    """Queueable reasons first, the shortest wait first; then reasons with a remedy."""
     if why.queueable:
         return False, why.retry_after_s or 0.0
     return True, not why.remedy
