@@ -37,11 +37,11 @@ from tests.patience import PATIENCE_S
 
 __all__ = [
     "PATIENCE_S",
-    "Asking",
     "HeldSizing",
+    "PoolRequest",
     "Pooled",
+    "async_test",
     "file_of",
-    "in_a_loop",
     "pooled",
     "registry_of",
     "server",
@@ -51,7 +51,7 @@ __all__ = [
 N = TypeVar("N")
 
 
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def async_test(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """A test that is a coroutine, for pytest. It keeps its fixtures."""
 
     @wraps(test)
@@ -122,7 +122,7 @@ def registry_of(*specs: ModelSpec) -> Registry:
     return Registry({each.id: each for each in specs}, names, None, _index=NameIndex(names))
 
 
-class Asking:
+class PoolRequest:
     """One request: it comes, waits if it has to, and keeps what it was told."""
 
     def __init__(self, catalog: Catalog, model: str) -> None:
@@ -169,7 +169,7 @@ class Asking:
         assert isinstance(found, Unavailable), found
         return found
 
-    def goes(self) -> None:
+    def finish(self) -> None:
         assert self.lease is not None
         self.lease.release()
 
@@ -194,8 +194,8 @@ class Pooled:
         assert managed is not None
         return managed
 
-    def ask(self, model: str) -> Asking:
-        return Asking(self.catalog, model)
+    def ask(self, model: str) -> PoolRequest:
+        return PoolRequest(self.catalog, model)
 
     async def load(self, model: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -214,7 +214,7 @@ class Pooled:
                     async with asyncio.timeout(0.02):
                         await self._news.wait()
 
-    async def decided(self) -> None:
+    async def reconciled(self) -> None:
         """Once more, and what was decided is under way."""
         self.pool.reconcile_soon()
         for _ in range(5):
@@ -234,7 +234,7 @@ class Pooled:
             for each in self.notices
         )
 
-    def left(self) -> list[tuple[str, str, str]]:
+    def unloads(self) -> list[tuple[str, str, str]]:
         """Who was unloaded, why, and for whom."""
         found = [each for each in self.notices if isinstance(each, ModelUnloading)]
         return [(each.model, each.reason, each.for_model) for each in found]

@@ -27,7 +27,7 @@ from llamasup.pool.policy import Phase
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import Policy, State
-from tests.pool.pools import PATIENCE_S, HeldSizing, Pooled, file_of, in_a_loop, pooled, server, spec_of
+from tests.pool.pools import PATIENCE_S, HeldSizing, Pooled, async_test, file_of, pooled, server, spec_of
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def hide(spec: ModelSpec, *, back: bool = False) -> None:
 # --- loads and evictions
 
 
-@in_a_loop
+@async_test
 async def test_requests_count_as_use_each_by_itself_however_close_they_come(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -60,27 +60,27 @@ async def test_requests_count_as_use_each_by_itself_however_close_they_come(
             endpoint = it["a"].runners[0].endpoint
             assert endpoint is not None
             endpoint.count_answer(200, infers=True)
-            each.goes()
+            each.finish()
         assert it["a"].use.count == pytest.approx(3)
 
 
-@in_a_loop
+@async_test
 async def test_those_who_wait_for_a_model_share_one_load(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
-        asking = [it.ask("a") for _ in range(20)]
+        request = [it.ask("a") for _ in range(20)]
         loading = asyncio.gather(it.load("a"), it.load("a"))
 
         assert it["a"].phase is Phase.ABSENT
-        for each in asking:
+        for each in request:
             assert await each.served_by() == 1
-            each.goes()
+            each.finish()
         await loading
 
         assert it.loads("a") == 1
         assert not it["a"].load_waiters
 
 
-@in_a_loop
+@async_test
 async def test_a_busy_model_gives_way_in_the_end_and_comes_back_for_those_who_wait(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -93,16 +93,16 @@ async def test_a_busy_model_gives_way_in_the_end_and_comes_back_for_those_who_wa
 
         assert later.waits
         assert other.waits
-        first.goes()
+        first.finish()
         await other.served_by()
         assert later.waits
-        other.goes()
+        other.finish()
 
         assert await later.served_by() == 2
-        assert it.left() == [("a", "memory", "b"), ("b", "memory", "a")]
+        assert it.unloads() == [("a", "memory", "b"), ("b", "memory", "a")]
 
 
-@in_a_loop
+@async_test
 async def test_who_yields_for_a_client_that_leaves_serves_on(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -119,12 +119,12 @@ async def test_who_yields_for_a_client_that_leaves_serves_on(
         it.catalog.room("b").leave(other.entry)
 
         await asyncio.wait_for(asked, PATIENCE_S)
-        first.goes()
+        first.finish()
         assert await later.served_by() == 1
-        assert it.left() == []
+        assert it.unloads() == []
 
 
-@in_a_loop
+@async_test
 async def test_a_load_that_fails_is_told_to_all_who_wait_for_it_and_disturbs_nobody(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -133,11 +133,11 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_for_it_and_disturbs_nob
     async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON)) as it:
         await it.load("a")
         before = it.pids("a")
-        asking = [it.ask("b") for _ in range(5)]
+        request = [it.ask("b") for _ in range(5)]
         with pytest.raises(GaveUp):
             await it.load("b")
 
-        for each in asking:
+        for each in request:
             refused = await each.refusal()
             assert refused.status == 503
             assert refused.retry_after_s is not None
@@ -149,7 +149,7 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_for_it_and_disturbs_nob
         assert await it.ask("a").served_by() == 1
 
 
-@in_a_loop
+@async_test
 async def test_what_somebody_else_has_the_memory_for_is_soon_tried_again(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +168,7 @@ async def test_what_somebody_else_has_the_memory_for_is_soon_tried_again(
             assert it.loads("a") == times + 1
 
 
-@in_a_loop
+@async_test
 async def test_a_crash_loop_that_is_given_up_takes_no_memory_by_itself(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -187,7 +187,7 @@ async def test_a_crash_loop_that_is_given_up_takes_no_memory_by_itself(
         assert it["b"].phase is Phase.FAILED
 
 
-@in_a_loop
+@async_test
 async def test_what_is_wrong_with_a_model_is_forgotten_once_it_serves(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -205,7 +205,7 @@ async def test_what_is_wrong_with_a_model_is_forgotten_once_it_serves(
         assert await it.ask("b").served_by() == 1
 
 
-@in_a_loop
+@async_test
 async def test_a_file_that_vanishes_is_told_at_the_next_load_alone(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -214,7 +214,7 @@ async def test_a_file_that_vanishes_is_told_at_the_next_load_alone(
         hide(specs["a"])
         served = it.ask("a")
         assert await served.served_by() == 1
-        served.goes()
+        served.finish()
         await it.unload("a")
 
         refused = await it.ask("a").refusal()
@@ -223,7 +223,7 @@ async def test_a_file_that_vanishes_is_told_at_the_next_load_alone(
         assert await it.ask("b").served_by() == 1
 
 
-@in_a_loop
+@async_test
 async def test_a_bug_in_reading_one_model_is_no_end_for_the_others(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -246,7 +246,7 @@ async def test_a_bug_in_reading_one_model_is_no_end_for_the_others(
         assert await it.ask("a").served_by() == 1
 
 
-@in_a_loop
+@async_test
 async def test_a_driver_that_says_nothing_is_no_end_for_the_others(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +272,7 @@ async def test_a_driver_that_says_nothing_is_no_end_for_the_others(
 
 
 @pytest.mark.parametrize("said", [{"wait_timeout_s": 0.0}, {"max_queued": 0}], ids=str)
-@in_a_loop
+@async_test
 async def test_who_may_not_wait_has_it_loaded_all_the_same(
     said: dict[str, Any], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,12 +286,12 @@ async def test_who_may_not_wait_has_it_loaded_all_the_same(
         assert refused.retry_after_s is not None
 
         await it.until_phase("a", Phase.RESIDENT)
-        assert it.left() == [("b", "memory", "a")]
+        assert it.unloads() == [("b", "memory", "a")]
         assert await it.ask("a").served_by() == 1
         await it.until(lambda: not it["a"].wanted)
 
 
-@in_a_loop
+@async_test
 async def test_what_nobody_asks_for_any_more_is_not_loaded_later(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,7 +311,7 @@ async def test_what_nobody_asks_for_any_more_is_not_loaded_later(
 # --- load and unload by hand
 
 
-@in_a_loop
+@async_test
 async def test_a_load_is_called_off_with_the_last_who_asked_for_it(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -327,12 +327,12 @@ async def test_a_load_is_called_off_with_the_last_who_asked_for_it(
         await it.until(lambda: not it["b"].wanted)
 
         await it.until_phase("a", Phase.RESIDENT)
-        busy.goes()
+        busy.finish()
         assert await it.ask("a").served_by() == 1
         assert it.loads("b") == 0
 
 
-@in_a_loop
+@async_test
 async def test_what_still_loads_can_be_unloaded(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     runtime = server(tmp_path, {"a.gguf": ["load_s=60"]})
     async with pooled(tmp_path, *specs.values(), runtime=runtime) as it:
@@ -346,7 +346,7 @@ async def test_what_still_loads_can_be_unloaded(tmp_path: Path, specs: dict[str,
         assert it.pids("a") == {"a": None}
 
 
-@in_a_loop
+@async_test
 async def test_what_waits_to_be_restarted_can_be_unloaded(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -362,7 +362,7 @@ async def test_what_waits_to_be_restarted_can_be_unloaded(
         assert it["a"].phase is Phase.ABSENT
 
 
-@in_a_loop
+@async_test
 async def test_a_model_that_is_no_more_cannot_be_loaded(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         gone = it["a"]
@@ -375,21 +375,21 @@ async def test_a_model_that_is_no_more_cannot_be_loaded(tmp_path: Path, specs: d
 # --- time to live
 
 
-@in_a_loop
+@async_test
 async def test_a_model_that_is_idle_for_its_time_goes_and_one_in_use_stays(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     spec = spec_of(file_of(tmp_path, "a", tiny_model), stay=Stay(ttl_s=0.2))
     async with pooled(tmp_path, spec) as it:
         loop = asyncio.get_running_loop()
-        asking = it.ask("a")
-        await asking.served_by()
+        request = it.ask("a")
+        await request.served_by()
         await asyncio.sleep(0.5)
         assert it["a"].phase is Phase.RESIDENT
-        asking.goes()
+        request.finish()
         ended_s = loop.time()
 
-        await it.until(lambda: it.left() == [("a", "ttl", "")])
+        await it.until(lambda: it.unloads() == [("a", "ttl", "")])
         assert loop.time() - ended_s >= 0.2
         await it.until_phase("a", Phase.ABSENT)
 
@@ -397,20 +397,20 @@ async def test_a_model_that_is_idle_for_its_time_goes_and_one_in_use_stays(
         await late.served_by()
 
 
-@in_a_loop
+@async_test
 async def test_a_request_that_comes_as_the_time_is_over_is_served(tmp_path: Path, tiny_model: Path) -> None:
     """However the two meet: by what is there, or by what is loaded for it."""
     spec = spec_of(file_of(tmp_path, "a", tiny_model), stay=Stay(ttl_s=0.05))
     async with pooled(tmp_path, spec) as it:
         for number in range(12):
-            asking = it.ask("a")
-            await asking.served_by()
-            asking.goes()
+            request = it.ask("a")
+            await request.served_by()
+            request.finish()
             await asyncio.sleep(0.044 + number / 1000)
-        assert it.left()
+        assert it.unloads()
 
 
-@in_a_loop
+@async_test
 async def test_memory_that_there_is_by_now_counts_for_what_is_just_looked_at(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,13 +428,13 @@ async def test_memory_that_there_is_by_now_counts_for_what_is_just_looked_at(
 # --- the end
 
 
-@in_a_loop
+@async_test
 async def test_nothing_starts_once_it_is_to_stop(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         held = HeldSizing(monkeypatch)
-        asking = it.ask("a")
+        request = it.ask("a")
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         await held.begun()
         it.pool.ask_stop()
@@ -442,20 +442,20 @@ async def test_nothing_starts_once_it_is_to_stop(
 
         with pytest.raises(Stopping):
             await loading
-        assert (await asking.refusal()).cause == "stopping"
+        assert (await request.refusal()).cause == "stopping"
         await it.pool.ended()
         await it.until(lambda: not it["a"].sizing)
         assert it["a"].runners == []
 
 
-@in_a_loop
+@async_test
 async def test_the_second_stop_does_not_wait_for_what_is_in_flight_anywhere(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     """Not even with a model that is in the config no more and still finishes what it began."""
     async with pooled(tmp_path, *specs.values(), policy=Policy(drain_timeout_s=1000.0)) as it:
-        asking = [it.ask(name) for name in "ab"]
-        for each in asking:
+        request = [it.ask(name) for name in "ab"]
+        for each in request:
             await each.served_by()
         pids = it.pids("a", "b")
         it.apply(specs["b"])
@@ -472,7 +472,7 @@ async def test_the_second_stop_does_not_wait_for_what_is_in_flight_anywhere(
 # --- what is left behind
 
 
-@in_a_loop
+@async_test
 async def test_a_hundred_swaps_leave_nothing_behind(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     """S18: tasks, threads, descriptors, files of the run folder, children."""
 
@@ -486,9 +486,9 @@ async def test_a_hundred_swaps_leave_nothing_behind(tmp_path: Path, specs: dict[
 
     async def swap(it: Pooled, times: int) -> None:
         for number in range(times):
-            asking = it.ask("abc"[number % 3])
-            await asking.served_by()
-            asking.goes()
+            request = it.ask("abc"[number % 3])
+            await request.served_by()
+            request.finish()
 
     async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         await swap(it, 3)
@@ -503,7 +503,7 @@ async def test_a_hundred_swaps_leave_nothing_behind(tmp_path: Path, specs: dict[
 # --- crashes
 
 
-@in_a_loop
+@async_test
 async def test_a_crash_is_answered_by_a_restart_in_the_memory_that_it_has(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -516,4 +516,4 @@ async def test_a_crash_is_answered_by_a_restart_in_the_memory_that_it_has(
         waiting = it.ask("a")
 
         assert await waiting.served_by() == 2
-        assert it.left() == []
+        assert it.unloads() == []

@@ -22,8 +22,8 @@ from tests.pool.pools import (
     PATIENCE_S,
     HeldSizing,
     Pooled,
+    async_test,
     file_of,
-    in_a_loop,
     pooled,
     server,
     spec_of,
@@ -55,7 +55,7 @@ def bigger(spec: ModelSpec) -> ModelSpec:
 # --- what is not touched
 
 
-@in_a_loop
+@async_test
 async def test_what_is_said_of_a_model_changes_without_its_process(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -75,7 +75,7 @@ async def test_what_is_said_of_a_model_changes_without_its_process(
 # --- one change after the other
 
 
-@in_a_loop
+@async_test
 async def test_what_cannot_be_is_forgotten_for_what_came_after_it(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -94,7 +94,7 @@ async def test_what_cannot_be_is_forgotten_for_what_came_after_it(
 # --- beside the old one
 
 
-@in_a_loop
+@async_test
 async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -108,10 +108,10 @@ async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
         it.apply(bigger(specs["a"]), specs["b"])
         asked = 0
         while it["a"].old_replicas == [] or it["a"].runners[0].instance.state is not State.READY:
-            asking = it.ask("a")
-            assert not asking.waits
-            assert asking.why is None
-            asking.goes()
+            request = it.ask("a")
+            assert not request.waits
+            assert request.why is None
+            request.finish()
             asked += 1
             await asyncio.sleep(0.005)
         new = it.ask("a")
@@ -121,7 +121,7 @@ async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
         assert psutil.pid_exists(old["a"] or 0)
         assert in_flight.lease is not None
         assert not in_flight.lease.endpoint.closed
-        in_flight.goes()
+        in_flight.finish()
         await settled(it, "a")
         assert it.pids("b") == other
         assert not psutil.pid_exists(old["a"] or 0)
@@ -130,7 +130,7 @@ async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
         assert it["a"].sized.spec.settings.ctx_size == 600
 
 
-@in_a_loop
+@async_test
 async def test_both_generations_are_counted_while_both_are_there(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -148,13 +148,13 @@ async def test_both_generations_are_counted_while_both_are_there(
         await it.until(lambda: it["a"].runners[0].instance.state is State.READY)
         assert other.waits
 
-        in_flight.goes()
+        in_flight.finish()
         await other.served_by()
         assert it["a"].needs["ram"] == new
-        assert it.left() == []
+        assert it.unloads() == []
 
 
-@in_a_loop
+@async_test
 async def test_a_request_waits_for_the_memory_of_the_process_that_a_pinned_model_replaces(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -167,14 +167,14 @@ async def test_a_request_waits_for_the_memory_of_the_process_that_a_pinned_model
         await it.until(lambda: it["a"].old_replicas != [])
         other = it.ask("b")
         await it.until(lambda: it["b"].sized is not None)
-        await it.decided()
+        await it.reconciled()
         assert other.waits, other.why
 
-        in_flight.goes()
+        in_flight.finish()
         await other.served_by()
 
 
-@in_a_loop
+@async_test
 async def test_a_change_that_does_not_start_leaves_the_old_one_as_it_was(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -190,9 +190,9 @@ async def test_a_change_that_does_not_start_leaves_the_old_one_as_it_was(
 
         await asyncio.wait_for(asked, PATIENCE_S)
         assert it.pids("a") == before
-        asking = it.ask("a")
-        assert await asking.served_by() == 1
-        asking.goes()
+        request = it.ask("a")
+        assert await request.served_by() == 1
+        request.finish()
         assert it["a"].phase is Phase.RESIDENT
         # And is another one from its next load on.
         it.apply(with_context(specs["a"], 700), specs["b"])
@@ -200,7 +200,7 @@ async def test_a_change_that_does_not_start_leaves_the_old_one_as_it_was(
         assert it.pids("a") != before
 
 
-@in_a_loop
+@async_test
 async def test_a_change_that_cannot_fit_leaves_the_old_one_as_it_was(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -218,7 +218,7 @@ async def test_a_change_that_cannot_fit_leaves_the_old_one_as_it_was(
 # --- after the old one
 
 
-@in_a_loop
+@async_test
 async def test_where_only_one_fits_the_queue_outlives_the_swap(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -231,17 +231,17 @@ async def test_where_only_one_fits_the_queue_outlives_the_swap(
         queued = [it.ask("a") for _ in range(5)]
         await asyncio.sleep(0)
         assert all(each.waits for each in queued)
-        in_flight.goes()
+        in_flight.finish()
 
         for each in queued:
             assert await each.served_by() == 1
-            each.goes()
+            each.finish()
         await settled(it, "a")
         assert it.pids("a") != old
-        assert it.left() == [("a", "changed", "")]
+        assert it.unloads() == [("a", "changed", "")]
 
 
-@in_a_loop
+@async_test
 async def test_a_model_that_was_loaded_is_so_again_after_its_change(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -256,7 +256,7 @@ async def test_a_model_that_was_loaded_is_so_again_after_its_change(
         assert it.loads("a") == 2
 
 
-@in_a_loop
+@async_test
 async def test_where_the_new_one_does_not_start_the_old_one_comes_back_for_the_queue(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -270,19 +270,19 @@ async def test_where_the_new_one_does_not_start_the_old_one_comes_back_for_the_q
         await it.until(lambda: it["a"].served.is_paused)
         queued = [it.ask("a") for _ in range(5)]
         other = it.ask("b")  # which may not have the memory in between
-        in_flight.goes()
+        in_flight.finish()
 
         for each in queued:
             assert await each.served_by() == 1
-            each.goes()
+            each.finish()
         assert await settled(it, "a") is not None
         assert it["a"].sized is not None
         assert it["a"].sized.spec is specs["a"]
         await other.served_by()
-        assert it.left() == [("a", "changed", ""), ("a", "memory", "b")]
+        assert it.unloads() == [("a", "changed", ""), ("a", "memory", "b")]
 
 
-@in_a_loop
+@async_test
 async def test_where_neither_starts_the_queue_is_told_why(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -295,7 +295,7 @@ async def test_where_neither_starts_the_queue_is_told_why(
         await it.until(lambda: it["a"].served.is_paused)
         queued = it.ask("a")
         install(tmp_path / "usual-server", "exit=load:1")
-        in_flight.goes()
+        in_flight.finish()
 
         refused = await queued.refusal()
         assert refused.status == 503
@@ -303,7 +303,7 @@ async def test_where_neither_starts_the_queue_is_told_why(
         assert it["a"].phase is Phase.FAILED
 
 
-@in_a_loop
+@async_test
 async def test_one_that_has_grown_waits_until_another_has_made_room(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -315,10 +315,10 @@ async def test_one_that_has_grown_waits_until_another_has_made_room(
 
         assert it["a"].phase is Phase.RESIDENT
         assert not it["a"].is_outdated
-        assert it.left() == [("a", "changed", ""), ("b", "memory", "a")]
+        assert it.unloads() == [("a", "changed", ""), ("b", "memory", "a")]
 
 
-@in_a_loop
+@async_test
 async def test_an_unload_while_the_new_one_starts_in_the_place_of_the_old_one_is_the_last_word(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -337,7 +337,7 @@ async def test_an_unload_while_the_new_one_starts_in_the_place_of_the_old_one_is
         assert it.loads("a") == 1
 
 
-@in_a_loop
+@async_test
 async def test_what_changes_twice_ends_as_the_second_says(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -354,7 +354,7 @@ async def test_what_changes_twice_ends_as_the_second_says(
         assert it["a"].phase is Phase.RESIDENT
 
 
-@in_a_loop
+@async_test
 async def test_what_is_not_loaded_is_another_one_when_it_is(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -370,7 +370,7 @@ async def test_what_is_not_loaded_is_another_one_when_it_is(
         assert "600" in plan.argv
 
 
-@in_a_loop
+@async_test
 async def test_what_a_load_teaches_is_not_taken_for_the_settings_to_come(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -391,7 +391,7 @@ async def test_what_a_load_teaches_is_not_taken_for_the_settings_to_come(
 # --- a change meets something else
 
 
-@in_a_loop
+@async_test
 async def test_an_unload_in_the_middle_of_a_change_unloads_both(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -409,7 +409,7 @@ async def test_an_unload_in_the_middle_of_a_change_unloads_both(
         assert it.pool.remaining_for(it["a"]) == it.pool.options.budget
 
 
-@in_a_loop
+@async_test
 async def test_an_unload_while_one_makes_way_for_its_successor_is_the_last_word(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -420,7 +420,7 @@ async def test_an_unload_while_one_makes_way_for_its_successor_is_the_last_word(
         await it.until(lambda: it["a"].served.is_paused)
         unloading = asyncio.ensure_future(it.unload("a"))  # noqa: TID251 (owned right here)
         await asyncio.sleep(0)
-        in_flight.goes()
+        in_flight.finish()
         await unloading
         await settled(it, "a")
 
@@ -428,7 +428,7 @@ async def test_an_unload_while_one_makes_way_for_its_successor_is_the_last_word(
         assert it.loads("a") == 1
 
 
-@in_a_loop
+@async_test
 async def test_a_model_may_be_removed_in_the_middle_of_its_change(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -446,7 +446,7 @@ async def test_a_model_may_be_removed_in_the_middle_of_its_change(
         await it.load("b")  # the pool lives
 
 
-@in_a_loop
+@async_test
 async def test_a_model_may_be_removed_while_its_change_is_weighed(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,7 +466,7 @@ async def test_a_model_may_be_removed_while_its_change_is_weighed(
         await it.load("b")
 
 
-@in_a_loop
+@async_test
 async def test_a_stop_while_a_change_is_weighed_starts_nothing(
     tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,7 +490,7 @@ async def test_a_stop_while_a_change_is_weighed_starts_nothing(
 # --- models that go
 
 
-@in_a_loop
+@async_test
 async def test_who_waits_for_a_model_that_goes_is_told_and_who_is_served_is_served(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -509,12 +509,12 @@ async def test_who_waits_for_a_model_that_goes_is_told_and_who_is_served_is_serv
             await loading
         assert in_flight.lease is not None
         assert not in_flight.lease.endpoint.closed
-        in_flight.goes()
+        in_flight.finish()
         await it.until(lambda: gone.all_runners == ())
         assert (await it.ask("a").refusal()).status == 404
 
 
-@in_a_loop
+@async_test
 async def test_a_model_that_comes_back_waits_for_the_memory_of_the_one_it_was(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -525,22 +525,22 @@ async def test_a_model_that_comes_back_waits_for_the_memory_of_the_one_it_was(
         old = it.pids("a")["a"]
         it.apply(specs["b"])
         it.apply(specs["a"], specs["b"])
-        asking = it.ask("a")
+        request = it.ask("a")
         other = it.ask("b")
         await it.until(lambda: it["a"].sized is not None and it["b"].sized is not None)
-        await it.decided()
+        await it.reconciled()
 
-        assert asking.waits
+        assert request.waits
         assert other.waits
         assert it["a"].runners == []
-        in_flight.goes()
-        assert await asking.served_by() == 1
+        in_flight.finish()
+        assert await request.served_by() == 1
         assert not psutil.pid_exists(old or 0)
-        asking.goes()
+        request.finish()
         await other.served_by()
 
 
-@in_a_loop
+@async_test
 async def test_memory_that_becomes_less_is_given_back_by_what_is_idle(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -551,7 +551,7 @@ async def test_memory_that_becomes_less_is_given_back_by_what_is_idle(
         it.pool.apply_options(replace(it.pool.options, budget={"ram": int(it.needs_bytes * 1.5)}))
 
         await it.until_phase("b", Phase.ABSENT)
-        assert it.left() == [("b", "memory", "")]
+        assert it.unloads() == [("b", "memory", "")]
         assert busy.lease is not None
         assert not busy.lease.endpoint.closed
 
@@ -559,7 +559,7 @@ async def test_memory_that_becomes_less_is_given_back_by_what_is_idle(
 # --- limits
 
 
-@in_a_loop
+@async_test
 async def test_limits_that_come_after_a_failure_hold_for_the_process_that_comes_then(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -578,7 +578,7 @@ async def test_limits_that_come_after_a_failure_hold_for_the_process_that_comes_
         assert runner.endpoint.max_concurrent == 7
 
 
-@in_a_loop
+@async_test
 async def test_limits_of_all_models_hold_for_the_processes_that_run(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -590,7 +590,7 @@ async def test_limits_of_all_models_hold_for_the_processes_that_run(
         assert it["a"].runners[0].policy.slots_disk_bytes == 1 << 20
 
 
-@in_a_loop
+@async_test
 async def test_what_comes_back_after_a_change_that_failed_is_as_many_processes_as_it_was(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:

@@ -23,7 +23,7 @@ def grants(budget: RetryBudget, *, completed: int = 0, now_s: float = 0.0) -> in
         count += 1
 
 
-def test_a_fifth_of_the_answered_requests_may_be_sent_again() -> None:
+def test_a_fifth_of_completed_requests_may_be_retried() -> None:
     assert grants(EMPTY, completed=20) == 4
     assert grants(EMPTY, completed=4) == 0
     assert grants(EMPTY, completed=5) == 1
@@ -36,7 +36,7 @@ def test_what_is_completed_is_added_to_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(("after_s", "count"), [(0.0, 0), (14.9, 0), (15.1, 1), (60.1, 4), (6000.0, 4)])
-def test_time_alone_brings_back_the_floor(after_s: float, count: int) -> None:
+def test_budget_recovers_to_the_floor_with_time(after_s: float, count: int) -> None:
     assert grants(EMPTY, now_s=after_s) == count
 
 
@@ -44,7 +44,7 @@ def test_time_takes_nothing_that_was_completed() -> None:
     assert grants(RetryBudget(9.0, at_s=0.0), now_s=600.0) == 9
 
 
-def test_a_long_good_time_saves_up_no_more_than_the_most() -> None:
+def test_budget_is_limited_to_its_maximum() -> None:
     assert grants(EMPTY, completed=1_000_000) == 10
 
 
@@ -54,7 +54,7 @@ def test_a_long_good_time_saves_up_no_more_than_the_most() -> None:
         max_size=30,
     )
 )
-def test_the_budget_is_never_negative_nor_above_its_most(asks: list[tuple[int, float]]) -> None:
+def test_budget_stays_between_zero_and_its_maximum(asks: list[tuple[int, float]]) -> None:
     budget, now_s = EMPTY, 0.0
     for completed, later_s in asks:
         now_s += later_s

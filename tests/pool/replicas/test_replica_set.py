@@ -19,7 +19,7 @@ from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker
 from llamasup.supervision.runner import NOT_RUNNING, STOPPING, InstanceRunner
 from llamasup.supervision.states import Policy, State
-from tests.pool.pools import in_a_loop
+from tests.pool.pools import async_test
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.proxy.test_cost import REPEATS, Calls
 
@@ -99,7 +99,7 @@ def talk(*turns: str) -> bytes:
 # --- one process
 
 
-@in_a_loop
+@async_test
 async def test_requests_wait_through_one_process_and_into_the_next() -> None:
     served = served_model()
     old = Replica(served)
@@ -119,7 +119,7 @@ async def test_requests_wait_through_one_process_and_into_the_next() -> None:
     assert client.at is endpoint
 
 
-@in_a_loop
+@async_test
 async def test_without_any_process_it_is_said_that_there_is_none_or_what_the_owner_says() -> None:
     served = served_model()
     assert served.lease() is NOT_RUNNING
@@ -131,7 +131,7 @@ async def test_without_any_process_it_is_said_that_there_is_none_or_what_the_own
     assert (client.why, served.serving()) == (FAILED, FAILED)
 
 
-@in_a_loop
+@async_test
 async def test_one_that_leaves_says_nothing_where_another_is_to_come_and_one_that_failed_says_why() -> None:
     served = served_model()
     served.unavailable_reason = TO_BE_LOADED
@@ -163,7 +163,7 @@ def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-@in_a_loop
+@async_test
 async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() -> None:
     served = served_model()
     runner = idle_runner(served)
@@ -188,7 +188,7 @@ async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() ->
     assert why.retry_after_s == pytest.approx(300.0, abs=1.0)
 
 
-@in_a_loop
+@async_test
 async def test_when_one_that_cannot_be_loaded_is_tried_again_comes_nearer() -> None:
     now_s = 100.0
     served = ReplicaSet(policy=Policy(), clock=lambda: now_s)
@@ -200,7 +200,7 @@ async def test_when_one_that_cannot_be_loaded_is_tried_again_comes_nearer() -> N
     assert served.lease() is TO_BE_LOADED
 
 
-@in_a_loop
+@async_test
 async def test_who_may_wait_can_be_changed_while_others_do() -> None:
     served = served_model()
     runner = Replica(served)
@@ -212,7 +212,7 @@ async def test_who_may_wait_can_be_changed_while_others_do() -> None:
     assert runner.policy is impatient
 
 
-@in_a_loop
+@async_test
 async def test_more_may_be_served_at_once_by_the_process_that_is_there() -> None:
     served = served_model()
     runner = idle_runner(served)
@@ -254,7 +254,7 @@ def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
 # --- the gate
 
 
-@in_a_loop
+@async_test
 async def test_while_the_gate_is_shut_nothing_is_leased_and_what_waits_is_served_when_it_opens() -> None:
     served = served_model()
     endpoint = Replica(served, max_concurrent=1).becomes_ready()
@@ -269,7 +269,7 @@ async def test_while_the_gate_is_shut_nothing_is_leased_and_what_waits_is_served
     assert not served.is_paused
 
 
-@in_a_loop
+@async_test
 async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothing_back() -> None:
     served = served_model()
     Replica(served, max_concurrent=1).becomes_ready()
@@ -282,7 +282,7 @@ async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothi
 # --- what its owner hears
 
 
-@in_a_loop
+@async_test
 async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves() -> None:
     restart_pending: list[int] = []
     served = ReplicaSet(policy=Policy(), on_wanted=lambda: restart_pending.append(len(served.queue)))
@@ -304,7 +304,7 @@ async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves()
     assert restart_pending == []  # for a place: something serves
 
 
-@in_a_loop
+@async_test
 async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() -> None:
     told: list[tuple[int, str]] = []
     served = ReplicaSet(
@@ -324,7 +324,7 @@ async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() 
     assert (third.why, told) == (STOPPING, [(2, ""), (0, "stopping")])
 
 
-@in_a_loop
+@async_test
 async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered() -> None:
     """It finds that the model can never be loaded, or has a process ready: nobody is told while it enters."""
     served = ReplicaSet(policy=Policy(), on_wanted=lambda: serves())
@@ -339,7 +339,7 @@ async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered
     assert client.lease is not None
 
 
-@in_a_loop
+@async_test
 async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -> None:
     idle: list[float] = []
     served = ReplicaSet(policy=Policy(), on_idle=lambda: idle.append(served.idle_since_s))
@@ -362,7 +362,7 @@ async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -
 # --- several processes: who gets it
 
 
-@in_a_loop
+@async_test
 async def test_new_requests_go_to_the_least_busy_in_relation_to_its_places() -> None:
     served = served_model()
     small = Replica(served, "/run/1.sock", max_concurrent=1).becomes_ready()
@@ -374,7 +374,7 @@ async def test_new_requests_go_to_the_least_busy_in_relation_to_its_places() -> 
     assert isinstance(served.lease(infers=False), Lease)
 
 
-@in_a_loop
+@async_test
 async def test_of_idle_ones_new_conversations_go_to_each_in_turn() -> None:
     served, first, second = two()
     visited = []
@@ -385,7 +385,7 @@ async def test_of_idle_ones_new_conversations_go_to_each_in_turn() -> None:
     assert visited == [first, second, first, second]
 
 
-@in_a_loop
+@async_test
 async def test_a_conversation_goes_on_where_it_was_and_others_take_what_is_free() -> None:
     served, first, second = two(max_concurrent=2)
     one = Client(served, talk("a" * 50))
@@ -401,7 +401,7 @@ async def test_a_conversation_goes_on_where_it_was_and_others_take_what_is_free(
     assert client.at is first
 
 
-@in_a_loop
+@async_test
 async def test_a_conversation_whose_process_is_much_busier_goes_to_another_and_is_at_home_there_then() -> (
     None
 ):
@@ -415,7 +415,7 @@ async def test_a_conversation_whose_process_is_much_busier_goes_to_another_and_i
     assert Client(served, talk("a" * 50, "yes", "and?", "so", "on")).at is second
 
 
-@in_a_loop
+@async_test
 async def test_who_waits_gets_the_place_that_is_free_first_and_its_own_where_there_is_a_choice() -> None:
     served, first, second = two(max_concurrent=1)
     Client(served, talk("a" * 50)).goes()
@@ -429,7 +429,7 @@ async def test_who_waits_gets_the_place_that_is_free_first_and_its_own_where_the
     assert waits.at is first
 
 
-@in_a_loop
+@async_test
 async def test_a_place_that_comes_free_anywhere_serves_the_next() -> None:
     served, first, second = two(max_concurrent=1)
     clients = {client.at: client for client in (Client(served), Client(served))}
@@ -443,7 +443,7 @@ async def test_a_place_that_comes_free_anywhere_serves_the_next() -> None:
 # --- several processes: one is gone
 
 
-@in_a_loop
+@async_test
 async def test_what_a_crash_broke_off_is_at_another_process_at_once() -> None:
     served, first, second = two(max_concurrent=2)
     client = Client(served)
@@ -459,7 +459,7 @@ async def test_what_a_crash_broke_off_is_at_another_process_at_once() -> None:
     assert first.busy == 0
 
 
-@in_a_loop
+@async_test
 async def test_a_request_is_broken_off_and_sent_again_once_whoever_broke_it_off() -> None:
     served, _, _ = two(max_concurrent=2)
     client = Client(served)
@@ -468,7 +468,7 @@ async def test_a_request_is_broken_off_and_sent_again_once_whoever_broke_it_off(
     assert not client.is_broken_off()
 
 
-@in_a_loop
+@async_test
 async def test_where_nobody_waits_another_process_takes_it_all_the_same() -> None:
     served, first, second = two(max_concurrent=2, policy=Policy(wait_timeout_s=0.0))
     client = Client(served)
@@ -481,7 +481,7 @@ async def test_where_nobody_waits_another_process_takes_it_all_the_same() -> Non
     assert first.busy == 0
 
 
-@in_a_loop
+@async_test
 async def test_where_all_broke_something_off_what_is_new_is_sent_all_the_same_and_what_waits_is_not() -> None:
     served, first, second = two(max_concurrent=2)
     clients = [Client(served), Client(served)]
@@ -491,7 +491,7 @@ async def test_where_all_broke_something_off_what_is_new_is_sent_all_the_same_an
     assert Client(served).at in {first, second}
 
 
-@in_a_loop
+@async_test
 async def test_while_one_of_two_loads_the_other_serves_and_remembers_for_later() -> None:
     served = served_model()
     one, other = (Replica(served, f"/run/{n}.sock", max_concurrent=4) for n in (1, 2))
@@ -524,7 +524,7 @@ def test_of_several_that_do_not_serve_the_most_hopeful_speaks_then_the_one_that_
     assert heard is told or heard.message == told
 
 
-@in_a_loop
+@async_test
 async def test_a_full_model_counts_the_requests_of_all_its_processes() -> None:
     served, first, second = two(max_concurrent=1, policy=Policy(max_queued=1))
     first.held_s, second.held_s = 10.0, 30.0
