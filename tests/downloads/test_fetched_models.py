@@ -92,7 +92,7 @@ async def test_a_download_ends_with_the_last_client_who_waits_for_it(
         await it.until(lambda: hub.begun == [REF])
         assert state_of_managed(it["a"]) == "downloading"
         it.catalog.room("a").leave(first.entry)
-        await it.decided()
+        await it.reconciled()
         assert hub.called_off == []
         it.catalog.room("a").leave(second.entry)
 
@@ -157,7 +157,7 @@ async def test_who_is_told_when_a_download_ends_finds_it_then(
     async with pooled(tmp_path, specs["b"], far(soon), fetch=hub.fetch) as it:
         refused = await it.ask("a").refusal()
         assert (refused.cause, refused.retry_after_s) == ("downloading", 100.0)
-        await it.decided()
+        await it.reconciled()
         assert hub.called_off == []
         pending_demand = it["a"].pending_demand
         assert pending_demand is not None

@@ -30,7 +30,7 @@ def total(chosen: tuple[Candidate, ...]) -> tuple[float, ...]:
 
 
 @given(st.lists(st.tuples(amounts(0), costs), max_size=7), amounts(1))
-def test_no_other_set_that_is_enough_costs_less_and_nobody_in_it_could_stay(
+def test_chosen_set_is_cheapest_and_minimal(
     given_: list[tuple[dict[Resource, int], tuple[int, int, float]]], lack: dict[Resource, int]
 ) -> None:
     candidates = [Candidate(f"m{n}", frees, cost) for n, (frees, cost) in enumerate(given_)]
@@ -45,7 +45,7 @@ def test_no_other_set_that_is_enough_costs_less_and_nobody_in_it_could_stay(
     assert not any(enough(tuple(kept for kept in chosen if kept is not each), lack) for each in chosen)
 
 
-def test_among_a_thousand_a_good_set_is_found_though_not_all_can_be_looked_at() -> None:
+def test_good_set_is_found_among_a_thousand() -> None:
     seeded = random.Random(6)
     many = [
         Candidate(f"m{n}", {RAM: seeded.randint(1, 100)}, (0, 0, seeded.uniform(1, 100))) for n in range(1000)

@@ -31,11 +31,12 @@ from tests.pool.pools import PATIENCE_S, HeldSizing, Pooled, async_test, file_of
 
 pytestmark = pytest.mark.slow
 
+Specs = dict[str, ModelSpec]
 SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)
 
 
 @pytest.fixture
-def specs(tmp_path: Path, tiny_model: Path) -> dict[str, ModelSpec]:
+def specs(tmp_path: Path, tiny_model: Path) -> Specs:
     return {name: spec_of(file_of(tmp_path, name, tiny_model)) for name in "abc"}
 
 
@@ -50,9 +51,7 @@ def hide(spec: ModelSpec, *, back: bool = False) -> None:
 
 
 @async_test
-async def test_requests_count_as_use_each_by_itself_however_close_they_come(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_each_concurrent_request_counts_as_use(tmp_path: Path, specs: Specs) -> None:
     """A spell of many at the same time ends once, and was many requests."""
     async with pooled(tmp_path, specs["a"]) as it:
         for each in [it.ask("a") for _ in range(3)]:
@@ -65,7 +64,7 @@ async def test_requests_count_as_use_each_by_itself_however_close_they_come(
 
 
 @async_test
-async def test_those_who_wait_for_a_model_share_one_load(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+async def test_waiting_requests_share_one_load(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         request = [it.ask("a") for _ in range(20)]
         loading = asyncio.gather(it.load("a"), it.load("a"))
@@ -81,9 +80,7 @@ async def test_those_who_wait_for_a_model_share_one_load(tmp_path: Path, specs: 
 
 
 @async_test
-async def test_a_busy_model_gives_way_in_the_end_and_comes_back_for_those_who_wait(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_busy_model_is_cordoned_and_loaded_again_for_its_queue(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         first = it.ask("a")
         await first.served_by()
@@ -103,9 +100,7 @@ async def test_a_busy_model_gives_way_in_the_end_and_comes_back_for_those_who_wa
 
 
 @async_test
-async def test_who_yields_for_a_client_that_leaves_serves_on(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_cordoned_model_serves_again_when_the_client_leaves(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         first = it.ask("a")
         await first.served_by()
@@ -125,9 +120,7 @@ async def test_who_yields_for_a_client_that_leaves_serves_on(
 
 
 @async_test
-async def test_a_load_that_fails_is_told_to_all_who_wait_for_it_and_disturbs_nobody(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_failed_load_rejects_its_queue_and_no_other_model(tmp_path: Path, specs: Specs) -> None:
     """S17."""
     runtime = server(tmp_path, {"b.gguf": ["exit=load:1"]})
     async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON)) as it:
@@ -150,8 +143,8 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_for_it_and_disturbs_nob
 
 
 @async_test
-async def test_what_somebody_else_has_the_memory_for_is_soon_tried_again(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+async def test_lack_of_memory_is_retried_soon(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it served before: it is given up at once, and nothing is kept for it meanwhile."""
     really = planner.__dict__["hardware"]
@@ -169,9 +162,7 @@ async def test_what_somebody_else_has_the_memory_for_is_soon_tried_again(
 
 
 @async_test
-async def test_a_crash_loop_that_is_given_up_takes_no_memory_by_itself(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_crash_loop_is_not_retried_without_a_request(tmp_path: Path, specs: Specs) -> None:
     """Another try is a load like all others: there has to be room for it, and somebody who asks."""
     runtime = server(tmp_path, {"b.gguf": ["exit=load:1"]})
     restart = replace(SOON, half_open_s=0.05)
@@ -188,9 +179,7 @@ async def test_a_crash_loop_that_is_given_up_takes_no_memory_by_itself(
 
 
 @async_test
-async def test_what_is_wrong_with_a_model_is_forgotten_once_it_serves(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_error_is_forgotten_once_the_model_serves(tmp_path: Path, specs: Specs) -> None:
     hide(specs["b"])
     async with pooled(tmp_path, *specs.values(), policy=Policy(restart=SOON)) as it:
         with pytest.raises(LlamasupError, match=r"b\.gguf"):
@@ -206,9 +195,7 @@ async def test_what_is_wrong_with_a_model_is_forgotten_once_it_serves(
 
 
 @async_test
-async def test_a_file_that_vanishes_is_told_at_the_next_load_alone(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_missing_file_is_an_error_only_at_the_next_load(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values(), policy=Policy(restart=SOON)) as it:
         await it.load("a")
         hide(specs["a"])
@@ -224,8 +211,8 @@ async def test_a_file_that_vanishes_is_told_at_the_next_load_alone(
 
 
 @async_test
-async def test_a_bug_in_reading_one_model_is_no_end_for_the_others(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch, caplog: Any
+async def test_bug_while_sizing_a_model_does_not_end_the_others(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     really = sizing.__dict__["estimate_model"]
 
@@ -247,8 +234,8 @@ async def test_a_bug_in_reading_one_model_is_no_end_for_the_others(
 
 
 @async_test
-async def test_a_driver_that_says_nothing_is_no_end_for_the_others(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+async def test_silent_driver_does_not_block_an_unload(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether memory is free again is asked for at the end of a model: who cannot tell, cannot hold it up."""
 
@@ -273,7 +260,7 @@ async def test_a_driver_that_says_nothing_is_no_end_for_the_others(
 
 @pytest.mark.parametrize("said", [{"wait_timeout_s": 0.0}, {"max_queued": 0}], ids=str)
 @async_test
-async def test_who_may_not_wait_has_it_loaded_all_the_same(
+async def test_request_that_may_not_wait_starts_the_load(
     said: dict[str, Any], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 3600.0)  # it ends by being fulfilled
@@ -292,7 +279,7 @@ async def test_who_may_not_wait_has_it_loaded_all_the_same(
 
 
 @async_test
-async def test_what_nobody_asks_for_any_more_is_not_loaded_later(
+async def test_expired_demand_loads_no_model(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 0.1)
@@ -312,9 +299,7 @@ async def test_what_nobody_asks_for_any_more_is_not_loaded_later(
 
 
 @async_test
-async def test_a_load_is_called_off_with_the_last_who_asked_for_it(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_load_is_cancelled_with_its_last_caller(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         busy = it.ask("a")
         await busy.served_by()
@@ -333,7 +318,7 @@ async def test_a_load_is_called_off_with_the_last_who_asked_for_it(
 
 
 @async_test
-async def test_what_still_loads_can_be_unloaded(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+async def test_loading_model_can_be_unloaded(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"a.gguf": ["load_s=60"]})
     async with pooled(tmp_path, *specs.values(), runtime=runtime) as it:
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
@@ -347,9 +332,7 @@ async def test_what_still_loads_can_be_unloaded(tmp_path: Path, specs: dict[str,
 
 
 @async_test
-async def test_what_waits_to_be_restarted_can_be_unloaded(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_model_in_backoff_can_be_unloaded(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"a.gguf": ["exit=load:1"]})
     restart = RestartPolicy(first_delay_s=100.0, longest_delay_s=100.0)
     async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=restart)) as it:
@@ -363,7 +346,7 @@ async def test_what_waits_to_be_restarted_can_be_unloaded(
 
 
 @async_test
-async def test_a_model_that_is_no_more_cannot_be_loaded(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+async def test_removed_model_cannot_be_loaded(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         gone = it["a"]
         it.apply(specs["b"])
@@ -376,7 +359,7 @@ async def test_a_model_that_is_no_more_cannot_be_loaded(tmp_path: Path, specs: d
 
 
 @async_test
-async def test_a_model_that_is_idle_for_its_time_goes_and_one_in_use_stays(
+async def test_idle_model_is_evicted_after_its_ttl_and_a_busy_one_is_not(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     spec = spec_of(file_of(tmp_path, "a", tiny_model), stay=Stay(ttl_s=0.2))
@@ -398,7 +381,7 @@ async def test_a_model_that_is_idle_for_its_time_goes_and_one_in_use_stays(
 
 
 @async_test
-async def test_a_request_that_comes_as_the_time_is_over_is_served(tmp_path: Path, tiny_model: Path) -> None:
+async def test_request_at_the_end_of_the_ttl_is_served(tmp_path: Path, tiny_model: Path) -> None:
     """However the two meet: by what is there, or by what is loaded for it."""
     spec = spec_of(file_of(tmp_path, "a", tiny_model), stay=Stay(ttl_s=0.05))
     async with pooled(tmp_path, spec) as it:
@@ -411,8 +394,8 @@ async def test_a_request_that_comes_as_the_time_is_over_is_served(tmp_path: Path
 
 
 @async_test
-async def test_memory_that_there_is_by_now_counts_for_what_is_just_looked_at(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+async def test_new_budget_counts_for_a_sizing_under_way(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pooled(tmp_path, *specs.values(), capacity=0.5) as it:
         held = HeldSizing(monkeypatch)
@@ -429,8 +412,8 @@ async def test_memory_that_there_is_by_now_counts_for_what_is_just_looked_at(
 
 
 @async_test
-async def test_nothing_starts_once_it_is_to_stop(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+async def test_stopping_pool_starts_no_model(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         held = HeldSizing(monkeypatch)
@@ -449,9 +432,7 @@ async def test_nothing_starts_once_it_is_to_stop(
 
 
 @async_test
-async def test_the_second_stop_does_not_wait_for_what_is_in_flight_anywhere(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_second_stop_does_not_wait_for_requests(tmp_path: Path, specs: Specs) -> None:
     """Not even with a model that is in the config no more and still finishes what it began."""
     async with pooled(tmp_path, *specs.values(), policy=Policy(drain_timeout_s=1000.0)) as it:
         request = [it.ask(name) for name in "ab"]
@@ -473,7 +454,7 @@ async def test_the_second_stop_does_not_wait_for_what_is_in_flight_anywhere(
 
 
 @async_test
-async def test_a_hundred_swaps_leave_nothing_behind(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+async def test_hundred_evictions_leak_nothing(tmp_path: Path, specs: Specs) -> None:
     """S18: tasks, threads, descriptors, files of the run folder, children."""
 
     def seen() -> tuple[int, ...]:
@@ -504,9 +485,7 @@ async def test_a_hundred_swaps_leave_nothing_behind(tmp_path: Path, specs: dict[
 
 
 @async_test
-async def test_a_crash_is_answered_by_a_restart_in_the_memory_that_it_has(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_crashed_model_restarts_in_its_own_memory(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         await it.load("a")
         pid = it.pids("a")["a"]

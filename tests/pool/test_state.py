@@ -31,5 +31,5 @@ from llamasup.supervision.states import State
         (Phase.FAILED, [], {"broken": True}, "broken"),
     ],
 )
-def test_what_it_is_called(phase: Phase, processes: list[State], more: dict[str, Any], word: str) -> None:
+def test_state_of_a_model(phase: Phase, processes: list[State], more: dict[str, Any], word: str) -> None:
     assert state_of(phase, processes, **more) == word

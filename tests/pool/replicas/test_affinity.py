@@ -50,7 +50,7 @@ def test_the_fit_is_the_share_of_the_request_that_was_asked_before() -> None:
     assert before.fit(conversation(9, 8)) == 0.0
 
 
-def test_what_has_no_conversation_fits_nobody_and_is_not_remembered() -> None:
+def test_request_without_a_conversation_has_no_fit_and_no_marks() -> None:
     before = PromptMarks()
     before.add(None, turn=4)
     assert (len(before), before.turn) == (0, 4)
@@ -58,7 +58,7 @@ def test_what_has_no_conversation_fits_nobody_and_is_not_remembered() -> None:
     assert (before.fit(None), before.turn) == (0.0, 5)
 
 
-def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
+def test_least_recently_used_marks_are_dropped_first() -> None:
     before = PromptMarks()
     before.add(conversation(1), turn=1)
     before.add(conversation(2), turn=2)
@@ -68,7 +68,7 @@ def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
     assert (before.fit(conversation(1)), before.fit(conversation(2))) == (1.0, 0.0)
 
 
-def test_a_request_of_more_than_can_be_remembered_keeps_its_end() -> None:
+def test_too_long_request_keeps_its_last_marks() -> None:
     before = PromptMarks()
     marks = tuple(range(MAX_MARKS + 10))
     before.add(conversation(*marks), turn=1)
