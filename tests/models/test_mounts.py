@@ -11,7 +11,7 @@ from tests.paths import FIXTURES
 MACHINES = FIXTURES / "hardware"
 
 
-def test_what_the_kernel_shows_of_itself_holds_no_models_and_memory_may() -> None:
+def test_kernel_file_systems_are_skipped_but_not_tmpfs() -> None:
     mountinfo = (
         "22 27 0:21 / /proc rw,relatime - proc proc rw\n"
         "23 27 0:22 / /sys rw,relatime shared:7 - sysfs sysfs rw\n"

@@ -46,7 +46,7 @@ def test_a_path_that_is_known_is_told_by_its_name(text: str, told: str) -> None:
         ("'/srv/my models/old/tiny.gguf' is cut off", "'tiny.gguf' is cut off"),
     ],
 )
-def test_another_path_is_replaced_by_the_name_of_its_file(text: str, named: str) -> None:
+def test_unknown_path_is_replaced_by_its_file_name(text: str, named: str) -> None:
     assert redact_paths(text, KNOWN) == named
 
 

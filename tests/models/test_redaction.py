@@ -23,9 +23,7 @@ from llamasup.models.redaction import whole_and_plain, without_folders
 )
 @pytest.mark.parametrize("key", ["model_path", "path"])
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_a_path_becomes_a_name_and_the_answer_keeps_its_length(
-    path: str, name: str, key: str, ascii_only: bool
-) -> None:
+def test_paths_become_names_of_the_same_length(path: str, name: str, key: str, ascii_only: bool) -> None:
     template = '{{ "model_path":"/not/one" }} \\"path\\":\\"/nor/this\\"'
     answer = json.dumps([{"id": 0, key: path, "chat_template": template}], ensure_ascii=ascii_only).encode()
     redacted = without_folders(answer)
@@ -38,6 +36,6 @@ def test_other_answers_stay_unchanged() -> None:
         assert without_folders(answer) == answer
 
 
-def test_a_head_asks_for_the_whole_answer_and_for_no_coding() -> None:
+def test_head_has_no_range_and_no_coding() -> None:
     kept = b"GET /props HTTP/1.1\r\nHost: localhost\r\nx-a: range: b\r\n"
     assert whole_and_plain(kept + b"range: bytes=9-\r\naccept-encoding: gzip\r\n") == kept

@@ -86,7 +86,7 @@ def put(path: Path, content: bytes = DECODER) -> Path:
 
 
 @in_loop
-async def test_a_new_model_is_told_and_so_is_one_in_a_new_subfolder(top: Path) -> None:
+async def test_new_model_is_reported_also_in_a_new_subfolder(top: Path) -> None:
     async with watching(top) as watched:
         put(top / "a.gguf")
         assert await watched.until(lambda served: "a.gguf" in served) == {"a.gguf": "decoder"}
@@ -98,7 +98,7 @@ async def test_a_new_model_is_told_and_so_is_one_in_a_new_subfolder(top: Path) -
 
 
 @in_loop
-async def test_a_removed_model_is_gone_and_the_others_stay(top: Path) -> None:
+async def test_removed_model_is_reported(top: Path) -> None:
     put(top / "a.gguf"), put(top / "b.gguf")
     async with watching(top) as watched:
         (top / "a.gguf").unlink()
@@ -116,7 +116,7 @@ async def test_a_renamed_model_never_leaves(top: Path) -> None:
 
 
 @in_loop
-async def test_a_download_is_told_when_it_has_its_name_and_nothing_of_it_before(top: Path) -> None:
+async def test_download_is_reported_once_it_has_its_name(top: Path) -> None:
     async with watching(top) as watched:
         part = put(top / "a.gguf.part", DECODER[:1000])
         put(top / "other.gguf")
@@ -128,7 +128,7 @@ async def test_a_download_is_told_when_it_has_its_name_and_nothing_of_it_before(
 
 
 @in_loop
-async def test_a_copy_is_neither_served_nor_a_problem_while_it_grows(top: Path) -> None:
+async def test_growing_copy_is_not_reported(top: Path) -> None:
     """Written piece by piece until another file has come and gone many times in between."""
     policy = DebouncePolicy(sound_s=0.05, broken_s=3600)
     async with watching(top, policy=policy) as watched:
@@ -145,7 +145,7 @@ async def test_a_copy_is_neither_served_nor_a_problem_while_it_grows(top: Path) 
 
 
 @in_loop
-async def test_what_aria2_has_not_finished_is_no_model_although_it_has_its_name_and_size(top: Path) -> None:
+async def test_unfinished_aria2_download_is_no_model(top: Path) -> None:
     policy = DebouncePolicy(sound_s=0.05, broken_s=3600)
     async with watching(top, policy=policy) as watched:
         control = put(top / "a.gguf.aria2", b"aria2")
@@ -158,7 +158,7 @@ async def test_what_aria2_has_not_finished_is_no_model_although_it_has_its_name_
 
 
 @in_loop
-async def test_a_copy_that_was_broken_off_is_told_once_it_is_quiet(top: Path) -> None:
+async def test_interrupted_copy_is_reported_once_it_is_stable(top: Path) -> None:
     async with watching(top) as watched:
         put(top / "a.gguf", DECODER[: len(DECODER) // 2])
         served = await watched.until(lambda served: "a.gguf" in served)
@@ -166,7 +166,7 @@ async def test_a_copy_that_was_broken_off_is_told_once_it_is_quiet(top: Path) ->
 
 
 @in_loop
-async def test_a_replaced_model_is_another_one_and_the_old_one_stays_until_then(top: Path) -> None:
+async def test_replaced_model_is_reported_once_complete(top: Path) -> None:
     path = put(top / "a.gguf")
     async with watching(top) as watched:
         before = watched.told[-1].found[0].files
@@ -177,7 +177,7 @@ async def test_a_replaced_model_is_another_one_and_the_old_one_stays_until_then(
 
 
 @in_loop
-async def test_models_of_a_folder_that_disappears_stay_and_it_is_watched_again_when_it_is_back(
+async def test_folder_that_disappears_is_watched_again_when_back(
     top: Path,
 ) -> None:
     put(top / "a.gguf")
@@ -195,7 +195,7 @@ async def test_models_of_a_folder_that_disappears_stay_and_it_is_watched_again_w
 
 
 @in_loop
-async def test_so_does_a_model_there_that_the_config_names(top: Path) -> None:
+async def test_configured_model_of_a_missing_folder_stays(top: Path) -> None:
     path = put(top / "a.gguf")
     async with watching(top, path, policy=DebouncePolicy(sound_s=0.0, broken_s=0.0)) as watched:
         shutil.move(top, top.with_name("aside"))
@@ -204,7 +204,7 @@ async def test_so_does_a_model_there_that_the_config_names(top: Path) -> None:
 
 
 @in_loop
-async def test_a_folder_that_was_emptied_and_made_anew_has_what_is_in_it_now(top: Path) -> None:
+async def test_recreated_folder_has_its_new_models(top: Path) -> None:
     put(top / "a.gguf")
     async with watching(top) as watched:
         shutil.rmtree(top)
@@ -222,7 +222,7 @@ async def test_a_model_of_the_config_is_watched_where_it_lies(top: Path, tmp_pat
 
 
 @in_loop
-async def test_what_happened_between_the_first_look_and_the_watch_is_told(top: Path) -> None:
+async def test_change_before_the_watch_is_reported(top: Path) -> None:
     first = search_models([top])
     put(top / "a.gguf")
     async with ModelWatch([top], [], first, policy=QUICK, tick_s=0.02) as watch:
@@ -231,9 +231,7 @@ async def test_what_happened_between_the_first_look_and_the_watch_is_told(top: P
 
 
 @in_loop
-async def test_without_the_systems_events_the_folders_are_looked_at(
-    top: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_folders_are_polled_without_events(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more_watches(self: FolderEvents, folders: list[str], *, below: bool) -> None:
         self.reliable = False  # as where fs.inotify.max_user_watches is reached
 
@@ -245,7 +243,7 @@ async def test_without_the_systems_events_the_folders_are_looked_at(
 
 
 @in_loop
-async def test_a_link_to_a_folder_is_not_followed_by_the_watch_and_the_folders_are_looked_at(
+async def test_folders_with_a_link_to_a_folder_are_polled(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library would watch all that it leads to, a whole disk for example."""
@@ -261,7 +259,7 @@ async def test_a_link_to_a_folder_is_not_followed_by_the_watch_and_the_folders_a
         await watched.until(lambda served: "a.gguf" in served)
 
 
-def test_more_folders_than_can_be_watched_are_looked_at(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_folders_are_polled(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(top / "a/b/c/x.gguf")
     monkeypatch.setattr(folder_events, "_MAX_FOLDERS", 3)
     events = FolderEvents([top], [])
@@ -271,7 +269,7 @@ def test_more_folders_than_can_be_watched_are_looked_at(top: Path, monkeypatch: 
 
 
 @in_loop
-async def test_nothing_is_left_of_a_watch_that_has_ended(top: Path) -> None:
+async def test_ended_watch_leaves_no_thread(top: Path) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -285,7 +283,7 @@ async def test_nothing_is_left_of_a_watch_that_has_ended(top: Path) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_what_programs_write_under_other_names_wakes_nobody(top: Path) -> None:
+def test_temporary_names_are_no_events(top: Path) -> None:
     events = FolderEvents([top], [])
     try:
         assert events.happened()  # the first look
@@ -299,7 +297,7 @@ def test_what_programs_write_under_other_names_wakes_nobody(top: Path) -> None:
         events.close()
 
 
-def test_a_folder_whose_path_is_no_text_is_looked_at_from_time_to_time(tmp_path: Path) -> None:
+def test_folder_with_an_undecodable_path_is_polled(tmp_path: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     try:
         odd.mkdir()
@@ -312,7 +310,7 @@ def test_a_folder_whose_path_is_no_text_is_looked_at_from_time_to_time(tmp_path:
 
 
 @in_loop
-async def test_a_look_that_fails_says_so_once_keeps_nobody_waiting_and_is_followed_by_others(
+async def test_failed_search_is_logged_once_and_repeated(
     top: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(top / "a.gguf")
@@ -334,7 +332,7 @@ async def test_a_look_that_fails_says_so_once_keeps_nobody_waiting_and_is_follow
 
 
 @in_loop
-async def test_a_watch_that_cannot_even_begin_keeps_nobody_waiting(
+async def test_watch_that_cannot_start_blocks_no_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_: FolderEvents) -> bool:
@@ -347,9 +345,7 @@ async def test_a_watch_that_cannot_even_begin_keeps_nobody_waiting(
 
 
 @in_loop
-async def test_models_of_a_subfolder_that_may_not_be_looked_into_stay(
-    top: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_models_of_an_unreadable_subfolder_stay(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(top / "a.gguf")
     put(top / "sub/deep/b.gguf")
     async with watching(top) as watched:
@@ -364,7 +360,7 @@ async def test_models_of_a_subfolder_that_may_not_be_looked_into_stay(
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.EIO])
 @in_loop
-async def test_a_share_that_is_dead_for_a_while_takes_nothing_with_it(
+async def test_dead_network_share_keeps_its_models(
     top: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """As the system says of a folder on a dead mount, or below a folder that may not be entered."""
@@ -399,9 +395,7 @@ def unreadable(patch: pytest.MonkeyPatch, folder: Path, error: int) -> Iterator[
 
 
 @in_loop
-async def test_a_watch_that_is_cancelled_while_it_ends_leaves_no_task(
-    top: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_watch_cancelled_during_exit_leaves_no_task(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joins, may_join = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     watch = await ModelWatch([top], [], search_models([top]), policy=QUICK, tick_s=0.02).__aenter__()

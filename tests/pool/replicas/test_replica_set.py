@@ -100,7 +100,7 @@ def talk(*turns: str) -> bytes:
 
 
 @async_test
-async def test_requests_wait_through_one_process_and_into_the_next() -> None:
+async def test_queue_outlives_a_process() -> None:
     served = served_model()
     old = Replica(served)
     client = Client(served)
@@ -120,7 +120,7 @@ async def test_requests_wait_through_one_process_and_into_the_next() -> None:
 
 
 @async_test
-async def test_without_any_process_it_is_said_that_there_is_none_or_what_the_owner_says() -> None:
+async def test_reason_without_a_process_is_the_owners() -> None:
     served = served_model()
     assert served.lease() is NOT_RUNNING
     served.unavailable_reason = TO_BE_LOADED
@@ -132,7 +132,7 @@ async def test_without_any_process_it_is_said_that_there_is_none_or_what_the_own
 
 
 @async_test
-async def test_one_that_leaves_says_nothing_where_another_is_to_come_and_one_that_failed_says_why() -> None:
+async def test_leaving_runner_does_not_give_the_reason() -> None:
     served = served_model()
     served.unavailable_reason = TO_BE_LOADED
     runner = Replica(served)
@@ -142,7 +142,7 @@ async def test_one_that_leaves_says_nothing_where_another_is_to_come_and_one_tha
     assert served.lease() is FAILED
 
 
-def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
+def test_cancelled_runner_is_leaving(tmp_path: Path) -> None:
     async def test() -> None:
         served = served_model()
         runner = idle_runner(served, tmp_path)
@@ -164,7 +164,7 @@ def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
 
 
 @async_test
-async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() -> None:
+async def test_retry_time_of_a_failure_is_the_retrying_ones() -> None:
     served = served_model()
     runner = idle_runner(served)
     failed = replace(runner.instance, state=State.FAILED)
@@ -189,7 +189,7 @@ async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() ->
 
 
 @async_test
-async def test_when_one_that_cannot_be_loaded_is_tried_again_comes_nearer() -> None:
+async def test_retry_after_of_a_failure_decreases() -> None:
     now_s = 100.0
     served = ReplicaSet(policy=Policy(), clock=lambda: now_s)
     served.fail(FAILED, 400.0)
@@ -201,7 +201,7 @@ async def test_when_one_that_cannot_be_loaded_is_tried_again_comes_nearer() -> N
 
 
 @async_test
-async def test_who_may_wait_can_be_changed_while_others_do() -> None:
+async def test_queue_limits_can_change_while_requests_wait() -> None:
     served = served_model()
     runner = Replica(served)
     waits = Client(served)
@@ -213,7 +213,7 @@ async def test_who_may_wait_can_be_changed_while_others_do() -> None:
 
 
 @async_test
-async def test_more_may_be_served_at_once_by_the_process_that_is_there() -> None:
+async def test_new_permits_of_a_running_process_are_used() -> None:
     served = served_model()
     runner = idle_runner(served)
     runner.instance = replace(runner.instance, state=State.READY)
@@ -255,7 +255,7 @@ def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
 
 
 @async_test
-async def test_while_the_gate_is_shut_nothing_is_leased_and_what_waits_is_served_when_it_opens() -> None:
+async def test_paused_set_grants_no_leases_until_it_resumes() -> None:
     served = served_model()
     endpoint = Replica(served, max_concurrent=1).becomes_ready()
     early = Client(served)
@@ -270,7 +270,7 @@ async def test_while_the_gate_is_shut_nothing_is_leased_and_what_waits_is_served
 
 
 @async_test
-async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothing_back() -> None:
+async def test_final_pause_rejects_the_queue_and_requeues_nothing() -> None:
     served = served_model()
     Replica(served, max_concurrent=1).becomes_ready()
     early, waits = Client(served), Client(served)
@@ -283,7 +283,7 @@ async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothi
 
 
 @async_test
-async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves() -> None:
+async def test_on_wanted_is_called_while_nothing_serves() -> None:
     restart_pending: list[int] = []
     served = ReplicaSet(policy=Policy(), on_wanted=lambda: restart_pending.append(len(served.queue)))
     served.unavailable_reason = TO_BE_LOADED
@@ -305,7 +305,7 @@ async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves()
 
 
 @async_test
-async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() -> None:
+async def test_on_unserved_gets_each_rejection() -> None:
     told: list[tuple[int, str]] = []
     served = ReplicaSet(
         policy=Policy(),
@@ -325,7 +325,7 @@ async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() 
 
 
 @async_test
-async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered() -> None:
+async def test_change_in_on_wanted_counts_after_enter() -> None:
     """It finds that the model can never be loaded, or has a process ready: nobody is told while it enters."""
     served = ReplicaSet(policy=Policy(), on_wanted=lambda: serves())
     served.unavailable_reason = TO_BE_LOADED
@@ -340,7 +340,7 @@ async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered
 
 
 @async_test
-async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -> None:
+async def test_on_idle_is_called_after_the_last_request_of_all() -> None:
     idle: list[float] = []
     served = ReplicaSet(policy=Policy(), on_idle=lambda: idle.append(served.idle_since_s))
     for n in (1, 2):
@@ -363,7 +363,7 @@ async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -
 
 
 @async_test
-async def test_new_requests_go_to_the_least_busy_in_relation_to_its_places() -> None:
+async def test_new_requests_go_to_the_lowest_share_of_permits() -> None:
     served = served_model()
     small = Replica(served, "/run/1.sock", max_concurrent=1).becomes_ready()
     large = Replica(served, "/run/2.sock", max_concurrent=4).becomes_ready()
@@ -375,7 +375,7 @@ async def test_new_requests_go_to_the_least_busy_in_relation_to_its_places() -> 
 
 
 @async_test
-async def test_of_idle_ones_new_conversations_go_to_each_in_turn() -> None:
+async def test_new_conversations_go_to_idle_replicas_in_turn() -> None:
     served, first, second = two()
     visited = []
     for n in range(4):
@@ -386,7 +386,7 @@ async def test_of_idle_ones_new_conversations_go_to_each_in_turn() -> None:
 
 
 @async_test
-async def test_a_conversation_goes_on_where_it_was_and_others_take_what_is_free() -> None:
+async def test_conversation_stays_on_its_replica() -> None:
     served, first, second = two(max_concurrent=2)
     one = Client(served, talk("a" * 50))
     other = Client(served, talk("b" * 50))
@@ -402,9 +402,7 @@ async def test_a_conversation_goes_on_where_it_was_and_others_take_what_is_free(
 
 
 @async_test
-async def test_a_conversation_whose_process_is_much_busier_goes_to_another_and_is_at_home_there_then() -> (
-    None
-):
+async def test_conversation_moves_from_a_much_busier_replica() -> None:
     served, first, second = two(max_concurrent=4)
     Client(served, talk("a" * 50)).goes()
     for _ in range(3):  # the same again: three at a time are no more than half the places too many
@@ -416,7 +414,7 @@ async def test_a_conversation_whose_process_is_much_busier_goes_to_another_and_i
 
 
 @async_test
-async def test_who_waits_gets_the_place_that_is_free_first_and_its_own_where_there_is_a_choice() -> None:
+async def test_waiting_request_gets_the_first_free_permit() -> None:
     served, first, second = two(max_concurrent=1)
     Client(served, talk("a" * 50)).goes()
     one, other = Client(served), Client(served)
@@ -430,7 +428,7 @@ async def test_who_waits_gets_the_place_that_is_free_first_and_its_own_where_the
 
 
 @async_test
-async def test_a_place_that_comes_free_anywhere_serves_the_next() -> None:
+async def test_free_permit_of_any_replica_serves_the_next() -> None:
     served, first, second = two(max_concurrent=1)
     clients = {client.at: client for client in (Client(served), Client(served))}
     waits = [Client(served) for _ in range(2)]
@@ -444,7 +442,7 @@ async def test_a_place_that_comes_free_anywhere_serves_the_next() -> None:
 
 
 @async_test
-async def test_what_a_crash_broke_off_is_at_another_process_at_once() -> None:
+async def test_broken_request_goes_to_another_replica_at_once() -> None:
     served, first, second = two(max_concurrent=2)
     client = Client(served)
     assert client.at is first
@@ -460,7 +458,7 @@ async def test_what_a_crash_broke_off_is_at_another_process_at_once() -> None:
 
 
 @async_test
-async def test_a_request_is_broken_off_and_sent_again_once_whoever_broke_it_off() -> None:
+async def test_request_is_retried_once_on_any_replica() -> None:
     served, _, _ = two(max_concurrent=2)
     client = Client(served)
     assert client.is_broken_off()
@@ -469,7 +467,7 @@ async def test_a_request_is_broken_off_and_sent_again_once_whoever_broke_it_off(
 
 
 @async_test
-async def test_where_nobody_waits_another_process_takes_it_all_the_same() -> None:
+async def test_request_that_may_not_wait_is_retried_on_another() -> None:
     served, first, second = two(max_concurrent=2, policy=Policy(wait_timeout_s=0.0))
     client = Client(served)
     assert client.is_broken_off()
@@ -482,7 +480,7 @@ async def test_where_nobody_waits_another_process_takes_it_all_the_same() -> Non
 
 
 @async_test
-async def test_where_all_broke_something_off_what_is_new_is_sent_all_the_same_and_what_waits_is_not() -> None:
+async def test_new_requests_use_ejected_replicas_and_queued_do_not() -> None:
     served, first, second = two(max_concurrent=2)
     clients = [Client(served), Client(served)]
     assert all(client.is_broken_off() for client in clients)
@@ -492,7 +490,7 @@ async def test_where_all_broke_something_off_what_is_new_is_sent_all_the_same_an
 
 
 @async_test
-async def test_while_one_of_two_loads_the_other_serves_and_remembers_for_later() -> None:
+async def test_single_ready_replica_still_records_conversations() -> None:
     served = served_model()
     one, other = (Replica(served, f"/run/{n}.sock", max_concurrent=4) for n in (1, 2))
     first = one.becomes_ready()
@@ -513,7 +511,7 @@ async def test_while_one_of_two_loads_the_other_serves_and_remembers_for_later()
         ((STOPPED, FAILED), FAILED),
     ],
 )
-def test_of_several_that_do_not_serve_the_most_hopeful_speaks_then_the_one_that_tells_most(
+def test_reason_is_the_soonest_then_the_most_helpful(
     says: tuple[Unavailable, Unavailable], told: Unavailable | str
 ) -> None:
     served = served_model()
@@ -525,7 +523,7 @@ def test_of_several_that_do_not_serve_the_most_hopeful_speaks_then_the_one_that_
 
 
 @async_test
-async def test_a_full_model_counts_the_requests_of_all_its_processes() -> None:
+async def test_full_model_counts_requests_of_all_replicas() -> None:
     served, first, second = two(max_concurrent=1, policy=Policy(max_queued=1))
     first.held_s, second.held_s = 10.0, 30.0
     clients = [Client(served) for _ in range(4)]
