@@ -9,13 +9,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamasup.errors import LlamasupError, ModelMissing
 from llamasup.gguf import files
 from llamasup.gguf.header import ModelClass, ModelFacts
 from llamasup.models import folder as model_folder
-from llamasup.models.folder import ModelFolder, list_models
+from llamasup.models.folder import ModelFolder, list_models, pseudo_devices
 from llamasup.testing import models
+from tests.paths import FIXTURES
 
 List = Callable[[Path], ModelFolder]
 
@@ -326,3 +329,34 @@ def test_folder_that_disappears_is_missing_not_empty(top: Path, monkeypatch: pyt
     with monkeypatch.context() as patch, pytest.raises(ModelMissing):
         patch.setattr(os, "scandir", go)
         list_models(top)
+
+
+# --- kernel file systems
+
+
+def test_kernel_file_systems_are_skipped_but_not_tmpfs() -> None:
+    mountinfo = (
+        "22 27 0:21 / /proc rw,relatime - proc proc rw\n"
+        "23 27 0:22 / /sys rw,relatime shared:7 - sysfs sysfs rw\n"
+        "24 27 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,size=12334460k\n"
+        "25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw\n"
+        "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+    )
+    assert pseudo_devices(mountinfo) == {(0, 21), (0, 22), (0, 6)}
+
+
+def test_every_machine_has_kernel_file_systems() -> None:
+    for mountinfo in FIXTURES.glob("hardware/*/proc/self/mountinfo"):
+        assert pseudo_devices(mountinfo.read_text()), mountinfo
+
+
+def test_invalid_lines_of_mountinfo_are_ignored() -> None:
+    assert (
+        pseudo_devices("22 27\n22 27 x:y / / rw - proc\n22 27 0: / / rw - proc\n0 0 0:1 / / rw - \n") == set()
+    )
+    assert pseudo_devices(f"22 27 {'9' * 5000}:1 / /proc rw - proc proc rw") == set()
+
+
+@given(st.text())
+def test_no_mountinfo_raises(text: str) -> None:
+    pseudo_devices(text)

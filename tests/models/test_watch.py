@@ -5,37 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import pytest
 
 from llamasup.errors import LlamasupError
-from llamasup.models import folder_events
+from llamasup.models import watch
 from llamasup.models.debounce import DebouncePolicy
-from llamasup.models.folder_events import FolderEvents
 from llamasup.models.search import Search, search_models
-from llamasup.models.watch import ModelWatch
+from llamasup.models.watch import FolderEvents, ModelWatch
 from llamasup.testing import models
+from tests.async_tests import async_test
 from tests.patience import PATIENCE_S
-
-Given = ParamSpec("Given")
 
 QUICK = DebouncePolicy(sound_s=0.1, broken_s=0.3)
 DECODER = models.tiny_decoder()
-
-
-def in_loop(test: Callable[Given, Coroutine[None, None, None]]) -> Callable[Given, None]:
-    @functools.wraps(test)
-    def run(*arguments: Given.args, **named: Given.kwargs) -> None:
-        asyncio.run(test(*arguments, **named))
-
-    return run
 
 
 class Watched:
@@ -85,7 +74,7 @@ def put(path: Path, content: bytes = DECODER) -> Path:
     return path
 
 
-@in_loop
+@async_test
 async def test_new_model_is_reported_also_in_a_new_subfolder(top: Path) -> None:
     async with watching(top) as watched:
         put(top / "a.gguf")
@@ -97,7 +86,7 @@ async def test_new_model_is_reported_also_in_a_new_subfolder(top: Path) -> None:
         await watched.until(lambda served: "deep/er/c.gguf" in served)
 
 
-@in_loop
+@async_test
 async def test_removed_model_is_reported(top: Path) -> None:
     put(top / "a.gguf"), put(top / "b.gguf")
     async with watching(top) as watched:
@@ -105,7 +94,7 @@ async def test_removed_model_is_reported(top: Path) -> None:
         assert await watched.until(lambda served: "a.gguf" not in served) == {"b.gguf": "decoder"}
 
 
-@in_loop
+@async_test
 async def test_a_renamed_model_never_leaves(top: Path) -> None:
     put(top / "a.gguf")
     # A new file would count after an hour.
@@ -115,7 +104,7 @@ async def test_a_renamed_model_never_leaves(top: Path) -> None:
         assert all(each.found for each in watched.told)
 
 
-@in_loop
+@async_test
 async def test_download_is_reported_once_it_has_its_name(top: Path) -> None:
     async with watching(top) as watched:
         part = put(top / "a.gguf.part", DECODER[:1000])
@@ -127,7 +116,7 @@ async def test_download_is_reported_once_it_has_its_name(top: Path) -> None:
         assert all("part" not in found.path for each in watched.told for found in each.found)
 
 
-@in_loop
+@async_test
 async def test_growing_copy_is_not_reported(top: Path) -> None:
     """Written piece by piece until another file has come and gone many times in between."""
     policy = DebouncePolicy(sound_s=0.05, broken_s=3600)
@@ -144,7 +133,7 @@ async def test_growing_copy_is_not_reported(top: Path) -> None:
         await watched.until(lambda served: served.get("a.gguf") == "decoder")
 
 
-@in_loop
+@async_test
 async def test_unfinished_aria2_download_is_no_model(top: Path) -> None:
     policy = DebouncePolicy(sound_s=0.05, broken_s=3600)
     async with watching(top, policy=policy) as watched:
@@ -157,7 +146,7 @@ async def test_unfinished_aria2_download_is_no_model(top: Path) -> None:
         await watched.until(lambda served: served.get("a.gguf") == "decoder")
 
 
-@in_loop
+@async_test
 async def test_interrupted_copy_is_reported_once_it_is_stable(top: Path) -> None:
     async with watching(top) as watched:
         put(top / "a.gguf", DECODER[: len(DECODER) // 2])
@@ -165,7 +154,7 @@ async def test_interrupted_copy_is_reported_once_it_is_stable(top: Path) -> None
         assert served["a.gguf"].startswith("truncated")
 
 
-@in_loop
+@async_test
 async def test_replaced_model_is_reported_once_complete(top: Path) -> None:
     path = put(top / "a.gguf")
     async with watching(top) as watched:
@@ -176,7 +165,7 @@ async def test_replaced_model_is_reported_once_complete(top: Path) -> None:
         assert watched.told[-1].found[0].files != before
 
 
-@in_loop
+@async_test
 async def test_folder_that_disappears_is_watched_again_when_back(
     top: Path,
 ) -> None:
@@ -194,7 +183,7 @@ async def test_folder_that_disappears_is_watched_again_when_back(
         await watched.until(lambda served: "b.gguf" in served)
 
 
-@in_loop
+@async_test
 async def test_configured_model_of_a_missing_folder_stays(top: Path) -> None:
     path = put(top / "a.gguf")
     async with watching(top, path, policy=DebouncePolicy(sound_s=0.0, broken_s=0.0)) as watched:
@@ -203,7 +192,7 @@ async def test_configured_model_of_a_missing_folder_stays(top: Path) -> None:
         assert not isinstance(watched.told[-1].sources[str(path)].outcome, LlamasupError)
 
 
-@in_loop
+@async_test
 async def test_recreated_folder_has_its_new_models(top: Path) -> None:
     put(top / "a.gguf")
     async with watching(top) as watched:
@@ -212,7 +201,7 @@ async def test_recreated_folder_has_its_new_models(top: Path) -> None:
         assert await watched.until(lambda served: "b.gguf" in served and "a.gguf" not in served)
 
 
-@in_loop
+@async_test
 async def test_a_model_of_the_config_is_watched_where_it_lies(top: Path, tmp_path: Path) -> None:
     path = put(tmp_path / "elsewhere/x.gguf")
     async with watching(top, path) as watched:
@@ -221,7 +210,7 @@ async def test_a_model_of_the_config_is_watched_where_it_lies(top: Path, tmp_pat
         await watched.until(lambda _: watched.told[-1].sources[str(path)].files != before)
 
 
-@in_loop
+@async_test
 async def test_change_before_the_watch_is_reported(top: Path) -> None:
     first = search_models([top])
     put(top / "a.gguf")
@@ -230,7 +219,7 @@ async def test_change_before_the_watch_is_reported(top: Path) -> None:
         await watched.until(lambda served: "a.gguf" in served)
 
 
-@in_loop
+@async_test
 async def test_folders_are_polled_without_events(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more_watches(self: FolderEvents, folders: list[str], *, below: bool) -> None:
         self.reliable = False  # as where fs.inotify.max_user_watches is reached
@@ -242,7 +231,7 @@ async def test_folders_are_polled_without_events(top: Path, monkeypatch: pytest.
         await watched.until(lambda served: "a.gguf" in served)
 
 
-@in_loop
+@async_test
 async def test_folders_with_a_link_to_a_folder_are_polled(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,14 +250,14 @@ async def test_folders_with_a_link_to_a_folder_are_polled(
 
 def test_too_many_folders_are_polled(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(top / "a/b/c/x.gguf")
-    monkeypatch.setattr(folder_events, "_MAX_FOLDERS", 3)
+    monkeypatch.setattr(watch, "_MAX_FOLDERS", 3)
     events = FolderEvents([top], [])
     events.happened()
     events.close()
     assert not events.reliable
 
 
-@in_loop
+@async_test
 async def test_ended_watch_leaves_no_thread(top: Path) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -291,7 +280,7 @@ def test_temporary_names_are_no_events(top: Path) -> None:
         put(top / "a.gguf.part")
         put(top / "blobs/0123.incomplete")
         put(top / "b.gguf")
-        told = [name for name in ("a.gguf.part", "b.gguf") if folder_events._concerns([name])]
+        told = [name for name in ("a.gguf.part", "b.gguf") if watch._concerns([name])]
         assert told == ["b.gguf"]
     finally:
         events.close()
@@ -309,7 +298,7 @@ def test_folder_with_an_undecodable_path_is_polled(tmp_path: Path) -> None:
         assert not events.reliable
 
 
-@in_loop
+@async_test
 async def test_failed_search_is_logged_once_and_repeated(
     top: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,7 +320,7 @@ async def test_failed_search_is_logged_once_and_repeated(
     assert caplog.text.count("trying again") == 1
 
 
-@in_loop
+@async_test
 async def test_watch_that_cannot_start_blocks_no_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -344,7 +333,7 @@ async def test_watch_that_cannot_start_blocks_no_caller(
     assert "trying again" in caplog.text
 
 
-@in_loop
+@async_test
 async def test_models_of_an_unreadable_subfolder_stay(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(top / "a.gguf")
     put(top / "sub/deep/b.gguf")
@@ -359,7 +348,7 @@ async def test_models_of_an_unreadable_subfolder_stay(top: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.EIO])
-@in_loop
+@async_test
 async def test_dead_network_share_keeps_its_models(
     top: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
@@ -394,7 +383,7 @@ def unreadable(patch: pytest.MonkeyPatch, folder: Path, error: int) -> Iterator[
         yield
 
 
-@in_loop
+@async_test
 async def test_watch_cancelled_during_exit_leaves_no_task(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joins, may_join = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()

@@ -7,12 +7,11 @@ import os
 import shlex
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -33,6 +32,7 @@ from llamasup.queueing.wait_queue import QueueEntry
 from llamasup.supervision.events import Bus, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.states import Policy, State
 from llamasup.testing.fake_server import install
+from tests.async_tests import async_test
 from tests.patience import PATIENCE_S
 
 __all__ = [
@@ -47,18 +47,6 @@ __all__ = [
     "server",
     "spec_of",
 ]
-
-N = TypeVar("N")
-
-
-def async_test(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, for pytest. It keeps its fixtures."""
-
-    @wraps(test)
-    def run(*arguments: Any, **fixtures: Any) -> None:
-        asyncio.run(test(*arguments, **fixtures))
-
-    return run
 
 
 class HeldSizing:
