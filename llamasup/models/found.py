@@ -21,7 +21,7 @@ from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import ModelFacts
 from llamasup.models.names import file_id, why_not_a_name
 
-__all__ = ["FileState", "FoundModel", "HubPlace", "current_files", "hub_place", "ids_of", "manifest_repo"]
+__all__ = ["FileState", "FoundModel", "HubFile", "current_files", "ids_of", "manifest_repo", "parse_hub_path"]
 
 
 _SNAPSHOT = re.compile(
@@ -31,7 +31,7 @@ _MANIFEST = re.compile(r"manifest=(?P<org>[^=/]+)=(?P<repo>[^=/]+)=[^/]*\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class HubPlace:
+class HubFile:
     """A path in the hub's cache; ``folder`` is the repository's, relative if the path was."""
 
     folder: str
@@ -40,14 +40,12 @@ class HubPlace:
     file: str
 
 
-def hub_place(path: str) -> HubPlace | None:
+def parse_hub_path(path: str) -> HubFile | None:
     """None for a path outside of a hub's cache."""
     found = _SNAPSHOT.fullmatch(path)
     if found is None:
         return None
-    return HubPlace(
-        found["repository"], found["repo"].replace("--", "/", 1), found["revision"], found["file"]
-    )
+    return HubFile(found["repository"], found["repo"].replace("--", "/", 1), found["revision"], found["file"])
 
 
 def current_files(
@@ -58,18 +56,21 @@ def current_files(
     ``revisions``: folder of a repository → its revisions, the current one first. A file that is missing or
     ``broken`` in one revision is taken from the next that has it.
     """
-    kept, of_hub = [], list[tuple[bool, int, str, HubPlace]]()
+    kept, of_hub = [], list[tuple[bool, int, str, HubFile]]()
     for path in paths:
-        if (place := hub_place(path)) is None:
+        if (where := parse_hub_path(path)) is None:
             kept.append(path)
         else:
-            of_hub.append((path in broken, revisions[place.folder].index(place.revision), path, place))
+            of_hub.append((path in broken, revisions[where.folder].index(where.revision), path, where))
     chosen: dict[tuple[str, ...], str] = {}
-    for _, _, path, place in sorted(of_hub, key=lambda entry: entry[:3]):
+    for _, _, path, where in sorted(of_hub, key=lambda entry: entry[:3]):
         # The quantization identifies a file that was renamed or split.
-        tag = quant_tag(place.file) if _is_model(place.file) else ""
-        keys = [(place.folder, "file", place.file), *([(place.folder, "tag", tag)] if tag else [])]
-        if all(chosen.setdefault(key, place.revision) == place.revision for key in keys):
+        tag = quant_tag(where.file) if _is_model(where.file) else ""
+        keys = [
+            (where.folder, "file", where.file),
+            *([(where.folder, "tag", tag)] if tag else []),
+        ]
+        if all(chosen.setdefault(key, where.revision) == where.revision for key in keys):
             kept.append(path)
     return kept
 
@@ -89,29 +90,31 @@ def ids_of(
     cache. ``broken`` paths do not change the ids of valid ones.
     """
     prefixes = {repository.replace("/", "_") + "_": repository for repository in repositories}
-    places = {path: _place(path, prefixes) for path in paths}
+    locations = {path: _repo_file(path, prefixes) for path in paths}
     tags = {
-        path: (place.repo, quant_tag(place.file))
-        for path, place in places.items()
-        if place and _is_model(place.file)
+        path: (where.repo, quant_tag(where.file))
+        for path, where in locations.items()
+        if where and _is_model(where.file)
     }
     everywhere = Counter(tags.values())
     sound = Counter(tag for path, tag in tags.items() if path not in broken)
-    return {path: tuple(_ids(path, places[path], everywhere if path in broken else sound)) for path in paths}
+    return {
+        path: tuple(_ids(path, locations[path], everywhere if path in broken else sound)) for path in paths
+    }
 
 
-def _ids(path: str, place: _Place | None, tags: Mapping[tuple[str, str], int]) -> Iterable[str]:
+def _ids(path: str, where: _RepoFile | None, tags: Mapping[tuple[str, str], int]) -> Iterable[str]:
     own = file_id(path)
-    if place is None:
+    if where is None:
         return [own] if own else []
-    tag = quant_tag(place.file)
-    hub_id = f"{place.repo}:{tag if tag and tags[place.repo, tag] < 2 else place.file}"
-    names = [hub_id] if place.certain else [own, hub_id]
+    tag = quant_tag(where.file)
+    hub_id = f"{where.repo}:{tag if tag and tags[where.repo, tag] < 2 else where.file}"
+    names = [hub_id] if where.certain else [own, hub_id]
     return [name for name in names if not why_not_a_name(name)] or ([own] if own else [])
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _RepoFile:
     """``certain``: from the layout of a cache; else the folders only look like a repository."""
 
     repo: str
@@ -119,17 +122,17 @@ class _Place:
     certain: bool
 
 
-def _place(path: str, prefixes: Mapping[str, str]) -> _Place | None:
-    if (hub := hub_place(path)) is not None:
-        return _Place(hub.repo, hub.file, certain=True)
+def _repo_file(path: str, prefixes: Mapping[str, str]) -> _RepoFile | None:
+    if (hub := parse_hub_path(path)) is not None:
+        return _RepoFile(hub.repo, hub.file, certain=True)
     folders = PurePosixPath(path).parts
     if len(folders) == 1:
         # The longest one: the name of one repository may begin with another's.
         prefix = max((entry for entry in prefixes if path.startswith(entry)), key=len, default="")
-        return _Place(prefixes[prefix], path.removeprefix(prefix), certain=True) if prefix else None
+        return _RepoFile(prefixes[prefix], path.removeprefix(prefix), certain=True) if prefix else None
     if len(folders) == 2:
         return None
-    return _Place("/".join(folders[:2]), "/".join(folders[2:]), certain=False)
+    return _RepoFile("/".join(folders[:2]), "/".join(folders[2:]), certain=False)
 
 
 def _is_model(file: str) -> bool:

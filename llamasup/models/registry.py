@@ -151,7 +151,7 @@ def _spec(
     adapters = attachments.adapters.get(first.source, ()) if _takes_found(options) else ()
     pairing = attachments.pairings.get(first.source) if options.mmproj is None else None
     paired = () if pairing is None or pairing.projector is None else (pairing.projector.path,)
-    beside = attachments.states_of((*paired, *adapters, *options.files))
+    extra_files = attachments.states_of((*paired, *adapters, *options.files))
     return ModelSpec(
         id=names[0],
         source=first.source,
@@ -165,7 +165,7 @@ def _spec(
             groups=frozenset(group for group, members in groups.items() if members.have(names)),
         ),
         replicas=options.replicas or 1,
-        identity=tuple(dict.fromkeys((*found.files, *beside))) if found is not None else (),
+        identity=tuple(dict.fromkeys((*found.files, *extra_files))) if found is not None else (),
         listed=None if found is None or isinstance(found.outcome, LlamasupError) else found.outcome,
         pairing=pairing,
         problem=first.problem,

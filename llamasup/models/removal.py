@@ -94,17 +94,17 @@ def _projector_going_with(parts: Sequence[Path], folder: Path, going: Set[Path])
     """The projector, if no remaining model and no unfinished download may need it."""
     if not parts:
         return []
-    gone = {_place(path) for path in going}
+    gone = {_resolved(path) for path in going}
     found: dict[Path, FoundModel] = {}
     # Also list the folder of the model, which may be below the depth of the first list.
     for top, deepest in ((folder, None), (parts[0].parent, 0)):
         with contextlib.suppress(LlamasupError):
             models = list_models(top) if deepest is None else list_models(top, deepest=deepest)
             for model in models.models:
-                place = _place(Path(model.path))
-                if place not in gone:
-                    found[place] = replace(model, path=str(place))
-    projector = projector_going_with(str(_place(parts[0])), list(found.values()))
+                path = _resolved(Path(model.path))
+                if path not in gone:
+                    found[path] = replace(model, path=str(path))
+    projector = projector_going_with(str(_resolved(parts[0])), list(found.values()))
     if projector is None:
         return []
     path = parts[0].with_name(Path(projector).name)
@@ -116,16 +116,16 @@ def _has_unfinished(folder: Path, going: Set[Path]) -> bool:
 
     It may be another quantization of the model, which shares the projector.
     """
-    gone = {_place(path) for path in going}
+    gone = {_resolved(path) for path in going}
     with contextlib.suppress(OSError):
         for part in folder.glob("*.part"):
             path = part.with_suffix("")
-            if _place(path) not in gone and _place(part) not in gone and part in leftovers_of(path):
+            if _resolved(path) not in gone and _resolved(part) not in gone and part in leftovers_of(path):
                 return True
     return False
 
 
-def _place(path: Path) -> Path:
+def _resolved(path: Path) -> Path:
     """The path with its folder resolved, but not the file itself, which may be a link."""
     return path.parent.resolve() / path.name
 

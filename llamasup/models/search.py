@@ -17,7 +17,7 @@ from types import MappingProxyType
 from llamasup.errors import ConfigInvalid, LlamasupError, ModelInvalid, ModelMissing
 from llamasup.gguf.facts import is_served
 from llamasup.models.folder import list_models, look_at
-from llamasup.models.found import FoundModel, current_files, hub_place, ids_of, manifest_repo
+from llamasup.models.found import FoundModel, current_files, ids_of, manifest_repo, parse_hub_path
 from llamasup.system.storage.paths import PathKind, expanded, path_kind
 
 __all__ = ["Search", "cache_folders", "known_caches", "search_models"]
@@ -107,8 +107,8 @@ def _named(folder: Path, models: Sequence[FoundModel]) -> Iterator[FoundModel]:
     broken = {relative[model.path] for model in models if isinstance(model.outcome, LlamasupError)}
     revisions: dict[str, dict[str, None]] = {}
     for path in relative.values():
-        if (place := hub_place(path)) is not None:
-            revisions.setdefault(place.folder, {})[place.revision] = None
+        if (repo_file := parse_hub_path(path)) is not None:
+            revisions.setdefault(repo_file.folder, {})[repo_file.revision] = None
     order = {repository: _newest_first(folder / repository, of) for repository, of in revisions.items()}
     kept = current_files(relative.values(), order, broken)
     ids = ids_of(kept, _repositories(folder), broken)

@@ -173,8 +173,8 @@ class ModelWorld:
         total = dict.fromkeys(self.budget, 0)
         for state in self.states.values():
             if state.phase not in (Phase.ABSENT, Phase.FAILED):
-                for place, size in state.model.needs.items():
-                    total[place] = total.get(place, 0) + size
+                for device, size in state.model.needs.items():
+                    total[device] = total.get(device, 0) + size
         return total
 
     def _apply(self, action: Action) -> None:
@@ -218,7 +218,7 @@ class ModelWorld:
     def _check_limits(self, new: Model) -> None:
         held = self.held()
         over = [
-            place for place, size in new.needs.items() if size and held[place] > self.budget.get(place, 0)
+            device for device, size in new.needs.items() if size and held[device] > self.budget.get(device, 0)
         ]
         if over:
             raise PolicyViolation(f"{new.id} was loaded into {over}: held {held}, budget {self.budget}")
@@ -245,6 +245,6 @@ class ModelWorld:
 
 
 def _devices(model: Model) -> frozenset[str]:
-    return frozenset(place for place, size in model.needs.items() if size and place != "ram") or frozenset(
+    return frozenset(device for device, size in model.needs.items() if size and device != "ram") or frozenset(
         {"ram"}
     )

@@ -1,10 +1,10 @@
-"""What found files are called, from where they lie."""
+"""The ids of found files, from their paths."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 
-from llamasup.models.found import current_files, hub_place, ids_of, manifest_repo
+from llamasup.models.found import current_files, ids_of, manifest_repo, parse_hub_path
 
 REVISION = "a" * 40
 SNAPSHOT = f"models--org--repo/snapshots/{REVISION}"
@@ -75,10 +75,10 @@ def test_what_no_name_is_left_of_has_none() -> None:
 
 
 def test_repository_without_an_organisation_has_a_short_id() -> None:
-    place = hub_place(f"models--gpt2/snapshots/{REVISION}/x.gguf")
+    place = parse_hub_path(f"models--gpt2/snapshots/{REVISION}/x.gguf")
     assert place is not None
     assert (place.repo, place.folder) == ("gpt2", "models--gpt2")
-    assert hub_place("models--org--repo/blobs/x.gguf") is None
+    assert parse_hub_path("models--org--repo/blobs/x.gguf") is None
 
 
 def test_file_missing_in_the_current_revision_is_the_newest() -> None:

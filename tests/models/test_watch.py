@@ -1,4 +1,4 @@
-"""Folders that change while they are watched, on a real file system with the system's own events."""
+"""Watched folders on a real file system, with the events of the operating system."""
 
 from __future__ import annotations
 

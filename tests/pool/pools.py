@@ -1,4 +1,4 @@
-"""A pool of models over real children of the fake server, and clients that take leases of it."""
+"""A pool of models over real children of the fake server, and requests that take its leases."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def spec_of(path: Path, *, stay: Stay | None = None, ctx_size: int = 512, **opti
 
 
 def registry_of(*specs: ModelSpec) -> Registry:
-    names = {name: each.id for each in specs for name in each.names}
-    return Registry({each.id: each for each in specs}, names, None, _index=NameIndex(names))
+    names = {name: spec.id for spec in specs for name in spec.names}
+    return Registry({spec.id: spec for spec in specs}, names, None, _index=NameIndex(names))
 
 
 class PoolRequest:
@@ -218,14 +218,14 @@ class Pooled:
     def loads(self, model: str) -> int:
         """How often it became ready."""
         return sum(
-            isinstance(each, StateChanged) and each.model == model and each.state is State.READY
-            for each in self.notices
+            isinstance(event, StateChanged) and event.model == model and event.state is State.READY
+            for event in self.notices
         )
 
     def unloads(self) -> list[tuple[str, str, str]]:
         """Who was unloaded, why, and for whom."""
-        found = [each for each in self.notices if isinstance(each, ModelUnloading)]
-        return [(each.model, each.reason, each.for_model) for each in found]
+        found = [event for event in self.notices if isinstance(event, ModelUnloading)]
+        return [(event.model, event.reason, event.for_model) for event in found]
 
     def apply(self, *specs: ModelSpec) -> None:
         self.catalog.apply(registry_of(*specs))
@@ -245,7 +245,7 @@ async def pooled(
     """``room_for``: of how many models of the first one's size there is memory."""
     path = server(folder) if runtime is None else runtime
     environ = dict(os.environ)
-    here = next((each for each in specs if not each.is_remote), None)
+    here = next((spec for spec in specs if not spec.is_remote), None)
     needs = (
         1 << 30 if here is None else estimate_model(here, {"ram": 1 << 50}, str(path), environ).needs["ram"]
     )

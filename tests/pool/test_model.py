@@ -1,4 +1,4 @@
-"""What a model takes before it was ever started, replica by replica."""
+"""The memory that a model needs before its first start, replica by replica."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_each_replica_is_planned_for_its_device(two_cards: str, tiny_model: Path
 def test_two_replicas_on_one_device_need_twice_its_memory(two_cards: str, tiny_model: Path) -> None:
     one = needs_of(tiny_model, two_cards, ("CUDA0",), MAX_OF_THE_LARGER // 4, "--device", "CUDA0")
     both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA0"), MAX_OF_THE_LARGER // 4)
-    assert both == {place: 2 * size_bytes for place, size_bytes in one.items()}
+    assert both == {device: 2 * size_bytes for device, size_bytes in one.items()}
 
 
 def test_extra_device_flag_decides_the_needs(two_cards: str, tiny_model: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who is loaded, who goes and who waits: situations, and what is decided in them."""
+"""The residency policy: situations and the actions that it orders."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class AnyWorld(RuleBasedStateMachine):
     @invariant()
     def nothing_is_left_to_decide(self) -> None:
         actions = self.world.decide(self.world.snapshot())
-        assert all(isinstance(each, WakeAt) for each in actions)
+        assert all(isinstance(action, WakeAt) for action in actions)
 
     @invariant()
     def nobody_is_forgotten(self) -> None:

@@ -1,4 +1,4 @@
-"""Many models in the memory there is: who is loaded, who goes for it, and what nobody may notice.
+"""Loads, evictions, failures and stops of a pool, and what other clients notice of them.
 
 The servers are real children of the fake llama-server; the clients take leases as the proxy does.
 """
@@ -54,25 +54,25 @@ def hide(spec: ModelSpec, *, back: bool = False) -> None:
 async def test_each_concurrent_request_counts_as_use(tmp_path: Path, specs: Specs) -> None:
     """A spell of many at the same time ends once, and was many requests."""
     async with pooled(tmp_path, specs["a"]) as it:
-        for each in [it.ask("a") for _ in range(3)]:
-            await each.served_by()
+        for request in [it.ask("a") for _ in range(3)]:
+            await request.served_by()
             endpoint = it["a"].runners[0].endpoint
             assert endpoint is not None
             endpoint.count_answer(200, infers=True)
-            each.finish()
+            request.finish()
         assert it["a"].use.count == pytest.approx(3)
 
 
 @async_test
 async def test_waiting_requests_share_one_load(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
-        request = [it.ask("a") for _ in range(20)]
+        requests = [it.ask("a") for _ in range(20)]
         loading = asyncio.gather(it.load("a"), it.load("a"))
 
         assert it["a"].phase is Phase.ABSENT
-        for each in request:
-            assert await each.served_by() == 1
-            each.finish()
+        for request in requests:
+            assert await request.served_by() == 1
+            request.finish()
         await loading
 
         assert it.loads("a") == 1
@@ -126,12 +126,12 @@ async def test_failed_load_rejects_its_queue_and_no_other_model(tmp_path: Path, 
     async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON)) as it:
         await it.load("a")
         before = it.pids("a")
-        request = [it.ask("b") for _ in range(5)]
+        requests = [it.ask("b") for _ in range(5)]
         with pytest.raises(GaveUp):
             await it.load("b")
 
-        for each in request:
-            refused = await each.refusal()
+        for request in requests:
+            refused = await request.refusal()
             assert refused.status == 503
             assert refused.retry_after_s is not None
         again = await it.ask("b").refusal()
@@ -169,11 +169,13 @@ async def test_crash_loop_is_not_retried_without_a_request(tmp_path: Path, specs
     async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=restart)) as it:
         with pytest.raises(GaveUp):
             await it.load("b")
-        starts = sum(isinstance(each, StateChanged) and each.state is State.STARTING for each in it.notices)
+        starts = sum(
+            isinstance(event, StateChanged) and event.state is State.STARTING for event in it.notices
+        )
         await asyncio.sleep(0.3)  # six times as long as until the try
 
         assert starts == sum(
-            isinstance(each, StateChanged) and each.state is State.STARTING for each in it.notices
+            isinstance(event, StateChanged) and event.state is State.STARTING for event in it.notices
         )
         assert it["b"].phase is Phase.FAILED
 
@@ -435,9 +437,9 @@ async def test_stopping_pool_starts_no_model(
 async def test_second_stop_does_not_wait_for_requests(tmp_path: Path, specs: Specs) -> None:
     """Not even with a model that is in the config no more and still finishes what it began."""
     async with pooled(tmp_path, *specs.values(), policy=Policy(drain_timeout_s=1000.0)) as it:
-        request = [it.ask(name) for name in "ab"]
-        for each in request:
-            await each.served_by()
+        requests = [it.ask(name) for name in "ab"]
+        for request in requests:
+            await request.served_by()
         pids = it.pids("a", "b")
         it.apply(specs["b"])
         it.pool.ask_stop()

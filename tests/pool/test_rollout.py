@@ -1,4 +1,4 @@
-"""A model whose file or settings change, and one that is served no more: what clients see of it (S16)."""
+"""Rollouts and removals of models, as clients see them (S16)."""
 
 from __future__ import annotations
 
@@ -215,12 +215,12 @@ async def test_queue_outlives_a_swap_in_turn(tmp_path: Path, specs: Specs) -> No
         await it.until(lambda: it["a"].served.is_paused)
         queued = [it.ask("a") for _ in range(5)]
         await asyncio.sleep(0)
-        assert all(each.waits for each in queued)
+        assert all(request.waits for request in queued)
         in_flight.finish()
 
-        for each in queued:
-            assert await each.served_by() == 1
-            each.finish()
+        for request in queued:
+            assert await request.served_by() == 1
+            request.finish()
         await rollout_error(it, "a")
         assert it.pids("a") != old
         assert it.unloads() == [("a", "changed", "")]
@@ -253,9 +253,9 @@ async def test_failed_swap_in_turn_restores_the_old_process(tmp_path: Path, spec
         other = it.ask("b")  # which may not have the memory in between
         in_flight.finish()
 
-        for each in queued:
-            assert await each.served_by() == 1
-            each.finish()
+        for request in queued:
+            assert await request.served_by() == 1
+            request.finish()
         assert await rollout_error(it, "a") is not None
         assert it["a"].sized is not None
         assert it["a"].sized.spec is specs["a"]
@@ -445,7 +445,9 @@ async def test_stop_while_a_change_is_sized_starts_nothing(
         await it.until(lambda: not it["a"].rolling_out)
 
         starts = [
-            each for each in it.notices if isinstance(each, StateChanged) and each.state is State.STARTING
+            request
+            for request in it.notices
+            if isinstance(request, StateChanged) and request.state is State.STARTING
         ]
         assert len(starts) == 1
 

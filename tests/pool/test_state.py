@@ -1,4 +1,4 @@
-"""One word for how a model does, from its phase and its processes."""
+"""The state of a model, from its phase and its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is served when: order within a client, turns between clients, classes, and that nobody starves."""
+"""The order of service: within a client, between clients and between classes, without starvation."""
 
 from __future__ import annotations
 

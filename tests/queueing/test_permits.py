@@ -1,4 +1,4 @@
-"""How many a generation infers for at a time: who waits for a place, who gets it, what the others hear."""
+"""Permits: how many requests a generation serves, which request gets one, and what the others see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models of a pool by their names: the proxy's backend, and the place where a new registry is applied."""
+"""The models of a pool by their names: the proxy's backend, which applies a new registry to the pool."""
 
 from __future__ import annotations
 
