@@ -20,7 +20,7 @@ from statistics import fmean
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.pool.replicas.affinity import MAX_BUSIER, AskedBefore, Candidate, choose  # noqa: E402
+from llamasup.pool.replicas.affinity import MAX_BUSIER, Candidate, PromptMarks, choose  # noqa: E402
 from llamasup.pool.replicas.conversation import Conversation  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
@@ -85,7 +85,7 @@ class Process:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.asks: list[Ask] = []
-        self.asked = AskedBefore()
+        self.asked = PromptMarks()
         self.cache: OrderedDict[int, int] = OrderedDict()  # conversation: tokens
         self.at_s = 0.0
 

@@ -121,7 +121,7 @@ class AsyncServer:
             if id_ not in config.models:  # an alias, or one that was found
                 id_ = hosted.backend.known(id_).spec.id
             served = hosted.backend.known(id_)
-            was_loaded = served.holds
+            was_loaded = served.holds_memory
             models = {**before, id_: successor(entry, config.models.get(id_), options)}
             await hosted.check(await asyncio.to_thread(self._given.with_models, models), id_)
             self._given.models = models

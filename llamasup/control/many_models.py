@@ -18,7 +18,7 @@ from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_managed, status_of
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.policy import Phase
-from llamasup.pool.unload import is_up_or_over
+from llamasup.pool.unload import is_ready_or_settled
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
@@ -99,7 +99,7 @@ class ManyModels:
 
     async def _restart(self, runner: InstanceRunner) -> None:
         await runner.take(RestartRequested())
-        after = await runner.until(is_up_or_over)
+        after = await runner.until(is_ready_or_settled)
         if after.state is State.FAILED:
             raise failure_of(after)
         if after.state is State.STOPPED:
@@ -107,7 +107,7 @@ class ManyModels:
             raise Conflict(f"{runner.model} was unloaded meanwhile.", remedy="Load it if it is to be served.")
 
     def _asked(self, what: str, model: str) -> ManagedModel:
-        managed = self._catalog.known(model, invite=what == "load")
+        managed = self._catalog.known(model, create=what == "load")
         self._refuse_if_stopping()
         self._owner.control_asks(what, managed.spec.id)
         return managed
@@ -130,7 +130,7 @@ def _status(managed: ManagedModel) -> Mapping[str, Any]:
         spec.id,
         spec.aliases,
         managed.runners,
-        queued=len(managed.served.room),
+        queued=len(managed.served.queue),
         facts=managed.facts,
         state=state_of_managed(managed),
         until=_until(managed),

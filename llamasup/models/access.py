@@ -1,4 +1,4 @@
-"""The model that a request means: its names, what it does, and why a request may not have it (pure)."""
+"""The model of a request: its names, the work it can do, and the reasons to refuse the request (pure)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = [
     "unnamed_model",
 ]
 
-_MAX_SHOWN = 10  # names in a message
-_MAX_LETTERS = 80  # of a name that a client made up
+_MAX_LISTED = 10  # names in a message
+_MAX_LETTERS = 80  # of an unknown name in a message
 
 _ALL = tuple(Work)
-# With one of these, what the file is says nothing of what its server does.
+# With one of these flags the file does not decide what its server does.
 _GIVES_PURPOSE = ("--embedding", "--rerank", "--pooling")
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """``names``: its id, then its aliases. ``works``: what it may be asked for (no set: in each request the
-    hash of an enumeration's member would be taken in Python).
+    """``names``: its id, then its aliases. ``works``: the work that it can do (not a set: the hash of an enum
+    member costs a Python call per request).
     """
 
     names: tuple[str, ...]
@@ -51,88 +51,88 @@ def resolved(spec: ModelSpec) -> ResolvedModel:
 
 
 def _works_of(facts: ModelFacts | None, extra: Sequence[str]) -> tuple[Work, ...]:
-    """What its llama-server does not refuse (b11434). All where that is not known."""
+    """The work that its llama-server does not refuse (b11434); all work if that is not known."""
     if facts is None or any(word.startswith(_GIVES_PURPOSE) for word in extra):
         return _ALL
     does = {
-        Work.TEXT: has_kv_cache(facts) or any(facts.recurrent_layers),  # embedding models of this kind, too
+        Work.TEXT: has_kv_cache(facts) or any(facts.recurrent_layers),  # also some embedding models
         Work.EMBEDDINGS: facts.model_class in (ModelClass.ENCODER, ModelClass.RERANKER),
         Work.RERANKING: facts.model_class is ModelClass.RERANKER,
     }
-    return tuple(work for work, is_so in does.items() if is_so) or _ALL
+    return tuple(work for work, can in does.items() if can) or _ALL
 
 
-def may_use(key: ApiKey | None, meant: ResolvedModel) -> bool:
-    """Whether this key may use this model: by any of its names."""
+def may_use(key: ApiKey | None, model: ResolvedModel) -> bool:
+    """Whether the key allows the model by any of its names."""
     if key is None or not key.models:
         return True
-    return any(pattern(each).fullmatch(name) for each in key.models for name in meant.names)
+    return any(pattern(allowed).fullmatch(name) for allowed in key.models for name in model.names)
 
 
 # --- refusals --------------------------------------------------------------------------------------
 
 
 def unknown_model(name: str, near: Sequence[str] = ()) -> HttpError:
-    """404. ``near``: what may have been meant, the nearest first.
+    """404. ``near``: similar names, the nearest first.
 
-    The cause is OpenAI's own word: LiteLLM, and what is built on it, looks for it in the text, and takes
-    every other ``invalid_request_error`` for a bad request whatever its status is.
+    The cause is OpenAI's: LiteLLM looks for it in the text, and takes every other ``invalid_request_error``
+    for a bad request, whatever its status.
     """
     return HttpError(
         404,
-        f"The model {_shown(name)} does not exist here",
+        f"The model {_shown(name)} does not exist",
         cause="model_not_found",
-        remedy=f"did you mean {_listed(near, 'or')}?" if near else "GET /v1/models lists those that do",
+        remedy=f"did you mean {_listed(near, 'or')}?" if near else "GET /v1/models lists the models",
     )
 
 
 def ambiguous_model(name: str) -> HttpError:
-    """404: several files have this name. Where they lie is nothing to clients."""
+    """404: several files have this name. Clients do not see their paths."""
     return HttpError(
         404,
-        f"Several files are called {_shown(name)}, and none of them is served",
+        f"Several files have the name {_shown(name)}, so none of them is served",
         cause="model_not_found",
-        remedy="ask whoever runs this server: llamasup's log says which files these are",
+        remedy="ask the administrator of this server: llamasup's log lists the files",
     )
 
 
 def unnamed_model(ids: Sequence[str]) -> HttpError:
-    """400: a request names no model, and there is no default. ``ids`` of those that there are."""
+    """400: the request names no model, and there is no default. ``ids`` of the available models."""
     return HttpError(
         400,
-        "The request names no model, and there is no default one",
+        "The request names no model, and there is no default model",
         cause="model_unnamed",
-        remedy=f'say which in "model": {_listed(ids, "or")}' if ids else "no model is served: add one",
+        remedy=f'set "model" to {_listed(ids, "or")}' if ids else "no model is served: add one",
     )
 
 
-_WORDS = {
+_CANNOT = {
     Work.TEXT: "generates no text",
     Work.EMBEDDINGS: "gives no embeddings",
     Work.RERANKING: "does not rerank",
 }
 
 
-def unfit_model(meant: ResolvedModel, work: Work) -> HttpError:
-    """400: this model never does that. llama-server would answer 500 or 501, once it was loaded for it."""
-    does = _listed([each.value for each in meant.works], "and")
+def unfit_model(model: ResolvedModel, work: Work) -> HttpError:
+    """400: the model cannot do this work. llama-server would answer 500 or 501 after a load."""
+    does = _listed([work.value for work in model.works], "and")
     return HttpError(
         400,
-        f"The model {meant.id!r} {_WORDS[work]}",
+        f"The model {model.id!r} {_CANNOT[work]}",
         cause="model_purpose",
-        remedy=f"it is for {does}; GET /v1/models says what each model is for (class)",
+        remedy=f"it is for {does}; GET /v1/models shows the class of each model",
     )
 
 
 def forbidden_model(key: ApiKey, name: str | None) -> HttpError:
-    """403, whether there is such a model or not: a key learns nothing of models that it may not use."""
+    """403, whether the model exists or not: a key learns nothing about models that it may not use."""
     what = "the default model" if name is None else f"the model {_shown(name)}"
     return HttpError(
         403,
         f"the key {key.name!r} may not use {what}",
         type="permission_error",
         cause="key_models",
-        remedy=f"name one that it may: {_listed(key.models, 'or')}",
+        remedy=f"use a model that the key allows: {_listed(key.models, 'or')}",
     )
 
 
@@ -141,8 +141,8 @@ def _shown(name: str) -> str:
 
 
 def _listed(names: Sequence[str], conjunction: str) -> str:
-    """``a, b or c``; the first few where there are many."""
-    shown = list(names[:_MAX_SHOWN])
-    if len(names) > _MAX_SHOWN:
+    """``a, b or c``; the first few of many."""
+    shown = list(names[:_MAX_LISTED])
+    if len(names) > _MAX_LISTED:
         return f"{', '.join(shown)}, … ({len(names)} in all)"
     return f" {conjunction} ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else "".join(shown)

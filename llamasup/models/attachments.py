@@ -1,4 +1,4 @@
-"""What is loaded together with a model, of the files beside it: its projector, its LoRA adapters (pure)."""
+"""Finds the projector and the LoRA adapters of a model among the files next to it (pure)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from llamasup.models.found import FileState, FoundModel
 from llamasup.planning.adapters import adapters_of
 from llamasup.planning.projectors import Pairing, pairings_of
 
-__all__ = ["Attachments", "projector_going_with"]
+__all__ = ["NO_SOURCES", "Attachments", "projector_going_with"]
 
-_NO_SOURCES: Mapping[str, FoundModel] = MappingProxyType({})
+NO_SOURCES: Mapping[str, FoundModel] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """By the model's path. ``pairings`` are its projector, or why none of those beside it is."""
+    """``pairings``: model path → its projector, or why none was chosen. ``adapters``: model path → paths."""
 
     pairings: Mapping[str, Pairing]
     adapters: Mapping[str, tuple[str, ...]]
@@ -27,28 +27,27 @@ class Attachments:
 
     @classmethod
     def among(
-        cls, found: Sequence[FoundModel], sources: Mapping[str, FoundModel] = _NO_SOURCES
+        cls, found: Sequence[FoundModel], sources: Mapping[str, FoundModel] = NO_SOURCES
     ) -> Attachments:
-        """``sources`` are by the paths that a config names: those may lead where others may not."""
-        there = (each for each in sources.values() if each.files)
-        here = {each.path: each.outcome for each in (*found, *there)}
+        """``sources``: path in the config → file; these paths may lead anywhere."""
+        there = (entry for entry in sources.values() if entry.files)
+        here = {entry.path: entry.outcome for entry in (*found, *there)}
         sound = {path: facts for path, facts in here.items() if not isinstance(facts, LlamasupError)}
         broken = [path for path in here if path not in sound]
-        by_path = {**{each.path: each for each in found}, **sources}
-        files = {path: each.files for path, each in by_path.items()}
+        by_path = {**{entry.path: entry for entry in found}, **sources}
+        files = {path: entry.files for path, entry in by_path.items()}
         return cls(pairings_of(sound, broken), adapters_of(sound, broken), files)
 
     def states_of(self, paths: Iterable[str]) -> tuple[FileState, ...]:
-        """The files of these models, projectors or adapters, as far as they are there."""
+        """The states of these files, without missing ones."""
         return tuple(state for path in paths for state in self._files.get(path, ()))
 
 
 def projector_going_with(model: str, found: Sequence[FoundModel]) -> str | None:
     """The projector to remove together with ``model``. Both are paths, and both are in ``found``.
 
-    It is the projector that a plan would load with the model. None if another model is paired with it or may
-    be, by its own path or through a link to it, or if a file in its folder is unreadable: that file may be
-    another quantization of the model, partially copied.
+    A plan would load this projector with the model. None if another model may use it, by its path or through
+    a link, or if a file in its folder is unreadable: it may be an unfinished copy of another quantization.
     """
     attachments = Attachments.among(found)
     mine = attachments.pairings.get(model)
@@ -63,8 +62,8 @@ def projector_going_with(model: str, found: Sequence[FoundModel]) -> str | None:
     ]
     used = {path_used for other in others for path_used in (other, *_real_paths(attachments, other))}
     unread = any(
-        isinstance(each.outcome, LlamasupError) and PurePath(each.path).parent == PurePath(path).parent
-        for each in found
+        isinstance(entry.outcome, LlamasupError) and PurePath(entry.path).parent == PurePath(path).parent
+        for entry in found
     )
     return None if path in used or unread else path
 

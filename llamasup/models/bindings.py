@@ -1,6 +1,6 @@
-"""Which file each name refers to: models of the config first, then found files that no rule covers (pure).
+"""Binds names to files: models of the config first, then found files without a rule (pure).
 
-Also decides when several names of one weight file can share a process.
+Also decides whether several names of one weight file can share a process.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from llamasup.models.names import NameIndex, pattern
 from llamasup.models.rules import ModelRule, Problem
 from llamasup.models.spec import ModelOptions
 
-__all__ = ["Claims", "FoundIndex", "NameBinding", "can_share", "shared_options"]
+__all__ = ["FoundIndex", "NameBinder", "NameBinding", "can_share", "shared_options"]
 
 
 @dataclass(frozen=True, slots=True)
 class NameBinding:
-    """One model by its names. ``key`` is the same for the same weights; ``options`` are without the defaults.
-
-    ``found`` is None for what has to be downloaded, and where ``problem`` says why nothing is there.
+    """``key`` identifies the weights. ``options`` are without the defaults. ``found`` is None for a download,
+    and for a missing file (with its ``problem``).
     """
 
     names: tuple[str, ...]
@@ -36,24 +35,26 @@ class NameBinding:
 
 
 class FoundIndex:
-    """What was found, by its ids, and what sources of rules lead to. ``problems``: of what is not served."""
+    """The found files by their ids, and the files at the sources of rules. ``problems``: of unserved
+    files.
+    """
 
     def __init__(self, found: Sequence[FoundModel], sources: Mapping[str, FoundModel]) -> None:
         self.sources = sources
         self.problems: list[Problem] = []
         self.ids: dict[str, FoundModel] = {}
-        """Of what can be served, or is broken: what each id means. A sound file counts before broken ones."""
+        """Id → file, valid or broken; a valid file takes precedence."""
         self.ids_of: dict[object, list[str]] = defaultdict(list)
-        """By the key of the weights: most have one id, those that two paths lead to have two."""
+        """Key of the weights → ids; two paths to one file give it two ids."""
         self.refused: dict[str, Problem] = {}
-        """Ids that several files have."""
+        """Ids of several files."""
         self.broken: set[object] = set()
-        """The keys of files that are, which ``problems`` tell."""
+        """Keys of broken files, each with an entry in ``problems``."""
         self._sort(found)
-        self._index = NameIndex({each: each for each in self.ids})
+        self._index = NameIndex({id_: id_ for id_ in self.ids})
 
     def find(self, name: str) -> FoundModel | None:
-        """What is served under this id, or under one that means the same."""
+        """The file with this id, or with another spelling of it."""
         found = self._index.find(name)
         return self.ids[found] if isinstance(found, str) else None
 
@@ -63,24 +64,24 @@ class FoundIndex:
 
     def _sort(self, found: Sequence[FoundModel]) -> None:
         by_id: dict[str, list[FoundModel]] = defaultdict(list)
-        sound = {each.ids[0] for each in found if each.ids and _is_sound(each)}
-        for each in found:
-            if not self._is_model(each, sound):
+        sound = {file.ids[0] for file in found if file.ids and _is_sound(file)}
+        for file in found:
+            if not self._is_model(file, sound):
                 continue
-            if not each.ids:
+            if not file.ids:
                 self.problems.append(
                     Problem(
-                        f"{each.path}: nothing of its name can be a model's name",
-                        remedy="Rename the file, or name it in the config: models: {NAME: {path: …}}.",
-                        paths=(each.path,),
+                        f"{file.path}: no part of its name is valid in a model name",
+                        remedy="Rename the file, or add it to the config: models: {NAME: {path: …}}.",
+                        paths=(file.path,),
                     )
                 )
                 continue
-            by_id[each.ids[0]].append(each)
+            by_id[file.ids[0]].append(file)
         for own, called in by_id.items():
             files = _sound_first(called)
-            if len({key_of(each) for each in files}) > 1:
-                self.refused[own] = _same_id(own, [each.path for each in files])
+            if len({key_of(file) for file in files}) > 1:
+                self.refused[own] = _same_id(own, [file.path for file in files])
                 self.problems.append(self.refused[own])
                 continue
             self.ids[own] = files[0]
@@ -88,55 +89,55 @@ class FoundIndex:
         self._add_other_ids(found)
 
     def _add_other_ids(self, found: Sequence[FoundModel]) -> None:
-        """What files may be called besides, where that is one file's alone."""
-        meant: dict[str, list[FoundModel]] = defaultdict(list)
-        for each in found:
-            if each.ids and self.ids.get(each.ids[0]) is each:
-                for other in each.ids[1:]:
-                    meant[other].append(each)
-        for other, called in meant.items():
-            models = {key_of(each): each for each in _sound_first(called)}
+        """Add the other ids of files, unless several files share one."""
+        by_other: dict[str, list[FoundModel]] = defaultdict(list)
+        for file in found:
+            if file.ids and self.ids.get(file.ids[0]) is file:
+                for other in file.ids[1:]:
+                    by_other[other].append(file)
+        for other, called in by_other.items():
+            models = {key_of(file): file for file in _sound_first(called)}
             if len(models) == 1 and other not in self.ids and other not in self.refused:
                 ((key, model),) = models.items()
                 self.ids[other] = model
                 self.ids_of[key].append(other)
 
-    def _is_model(self, each: FoundModel, sound: Container[str]) -> bool:
-        """``sound``: the ids that sound files have: those are not what a broken one's problem is about."""
-        if not isinstance(each.outcome, LlamasupError):
-            return is_served(each.outcome)
-        self.broken.add(key_of(each))
-        names = tuple(own for own in each.ids[:1] if own not in sound)
-        self.problems.append(_broken(each.outcome, names, each.path))
-        # What cannot be read is taken for what it is called.
-        return "mmproj" not in each.path.rpartition("/")[2].lower()
+    def _is_model(self, file: FoundModel, sound: Container[str]) -> bool:
+        """``sound``: the ids of valid files, which the problem of a broken file does not name."""
+        if not isinstance(file.outcome, LlamasupError):
+            return is_served(file.outcome)
+        self.broken.add(key_of(file))
+        names = tuple(own for own in file.ids[:1] if own not in sound)
+        self.problems.append(_broken(file.outcome, names, file.path))
+        # The name of an unreadable file decides.
+        return "mmproj" not in file.path.rpartition("/")[2].lower()
 
 
 @dataclass(slots=True)
-class Claims:
-    """Collects what each name means. Owned by one call of ``registry.build``."""
+class NameBinder:
+    """Collects the bindings for one call of ``registry.build``."""
 
-    known: FoundIndex
+    index: FoundIndex
     made: list[NameBinding] = field(default_factory=list[NameBinding])
     problems: list[Problem] = field(default_factory=list[Problem])
     _names: set[str] = field(default_factory=set[str])
 
-    def by_rules(self, rules: Sequence[ModelRule], patterns: Sequence[ModelRule]) -> None:
-        """The config's own models. What a rule says of one is over what patterns say."""
+    def bind_rules(self, rules: Sequence[ModelRule], patterns: Sequence[ModelRule]) -> None:
+        """Bind the models of the config. A rule takes precedence over patterns."""
         self._names = {name for rule in rules for name in rule.names}
         for rule in rules:
             if rule.source is None:
-                self.made.append(self._about_found(rule, patterns))
+                self.made.append(self._bind_found(rule, patterns))
             else:
-                self.made.append(self._of_source(rule, rule.source, patterns))
+                self.made.append(self._bind_source(rule, rule.source, patterns))
 
-    def by_files(self, patterns: Sequence[ModelRule]) -> None:
-        """What is found and no rule is about."""
-        claimed = {claim.key for claim in self.made}
-        for key, ids in self.known.ids_of.items():
-            if key in claimed:
+    def bind_files(self, patterns: Sequence[ModelRule]) -> None:
+        """Bind the found files without a rule."""
+        bound = {binding.key for binding in self.made}
+        for key, ids in self.index.ids_of.items():
+            if key in bound:
                 continue
-            model = self.known.ids[ids[0]]
+            model = self.index.ids[ids[0]]
             if free := self.own_ids_of(key):
                 options = _of_patterns(free, patterns)
                 self.made.append(NameBinding(free, model.path, key, model, options, _wrong_with(model)))
@@ -144,23 +145,25 @@ class Claims:
                 self.problems.append(_name_taken(ids[0], model.path))
 
     def own_ids_of(self, key: object) -> tuple[str, ...]:
-        """The ids that these weights have by themselves, without those that the config gives to a model."""
-        return tuple(own for own in self.known.ids_of.get(key, ()) if own not in self._names)
+        """The ids of these weights that are not names of the config."""
+        return tuple(own for own in self.index.ids_of.get(key, ()) if own not in self._names)
 
-    def _said(self, rule: ModelRule, key: object, patterns: Sequence[ModelRule]) -> ModelOptions:
-        """Of a file by its rule, and where that says nothing by patterns of its names and the file's own."""
+    def _options(self, rule: ModelRule, key: object, patterns: Sequence[ModelRule]) -> ModelOptions:
+        """The options of a file: of its rule, then of patterns for the rule's names and the file's own
+        ids.
+        """
         return rule.options.over(_of_patterns((*rule.names, *self.own_ids_of(key)), patterns))
 
-    def _about_found(self, rule: ModelRule, patterns: Sequence[ModelRule]) -> NameBinding:
-        model = self.known.find(rule.name)
+    def _bind_found(self, rule: ModelRule, patterns: Sequence[ModelRule]) -> NameBinding:
+        model = self.index.find(rule.name)
         if model is not None:
-            options = self._said(rule, key_of(model), patterns)
+            options = self._options(rule, key_of(model), patterns)
             return NameBinding(rule.names, model.path, key_of(model), model, options, _wrong_with(model))
-        refused = self.known.refused.get(rule.name)
-        near = self.known.near(rule.name)
+        refused = self.index.refused.get(rule.name)
+        near = self.index.near(rule.name)
         problem = refused or Problem(
-            f"there is no model {rule.name!r} among those found",
-            remedy=f"Did you mean {' or '.join(near)}?" if near else "Say where it is: path, repo or url.",
+            f"no model {rule.name!r} was found",
+            remedy=f"Did you mean {' or '.join(near)}?" if near else "Add its source: path, repo or url.",
             cause="model_missing",
             names=(rule.name,),
             where=rule.where,
@@ -169,19 +172,19 @@ class Claims:
             self.problems.append(problem)
         return NameBinding(rule.names, "", ("missing", rule.name), None, rule.options, problem.message)
 
-    def _of_source(self, rule: ModelRule, source: str, patterns: Sequence[ModelRule]) -> NameBinding:
+    def _bind_source(self, rule: ModelRule, source: str, patterns: Sequence[ModelRule]) -> NameBinding:
         is_repo = not source.startswith("/") and "://" not in source
-        model = self.known.sources.get(source)
+        model = self.index.sources.get(source)
         if model is None and is_repo:
-            model = self.known.find(source)
+            model = self.index.find(source)
         if model is None:
-            # Of its names once it is here, the one that is known: what is said of it must not change then.
+            # The repository will be an id of the downloaded file: patterns must apply before and after.
             names = (*rule.names, source) if is_repo else rule.names
             options = rule.options.over(_of_patterns(names, patterns))
             return NameBinding(rule.names, source, ("remote", source), None, options)
-        options = self._said(rule, key_of(model), patterns)
+        options = self._options(rule, key_of(model), patterns)
         wrong = _wrong_with(model)
-        if wrong and key_of(model) not in self.known.broken:  # else it is told of the file
+        if wrong and key_of(model) not in self.index.broken:  # else ``known.problems`` has it
             error = model.outcome
             self.problems.append(
                 Problem(
@@ -197,7 +200,7 @@ class Claims:
 
 
 def key_of(model: FoundModel) -> object:
-    """The same for two paths that lead to the same files."""
+    """Equal for two paths to the same files."""
     return model.files or model.path
 
 
@@ -206,12 +209,12 @@ def _is_sound(model: FoundModel) -> bool:
 
 
 def _sound_first(called: Sequence[FoundModel]) -> Sequence[FoundModel]:
-    """Of files that are called alike those that count: half a copy must not disturb the whole file."""
-    return [each for each in called if _is_sound(each)] or called
+    """The valid files of one name, or all if none is valid: an unfinished copy must not hide a valid file."""
+    return [file for file in called if _is_sound(file)] or called
 
 
 def _of_patterns(names: Sequence[str], patterns: Sequence[ModelRule]) -> ModelOptions:
-    """What the patterns say of any of these names: the last in the config that says something decides."""
+    """The options of the patterns that match any of these names; later patterns take precedence."""
     options = ModelOptions()
     for rule in patterns:
         if any(map(pattern(rule.name).fullmatch, names)):
@@ -224,7 +227,7 @@ def _wrong_with(model: FoundModel) -> str:
         return model.outcome.message
     if not is_served(model.outcome):
         kind = model.outcome.model_class
-        return f"{model.path}: is of class {kind} and not served by itself: {PURPOSES[kind]}"
+        return f"{model.path}: a model of class {kind} is not served alone: {PURPOSES[kind]}"
     return ""
 
 
@@ -234,8 +237,8 @@ def _broken(error: LlamasupError, ids: tuple[str, ...], path: str) -> Problem:
 
 def _name_taken(own: str, path: str) -> Problem:
     return Problem(
-        f"{path} is not served: {own!r}, as it is called, is another model in the config",
-        remedy="Name it in the config: models: {NAME: {path: …}}.",
+        f"{path} is not served: its name {own!r} is another model in the config",
+        remedy="Add it to the config under another name: models: {NAME: {path: …}}.",
         cause="name_taken",
         names=(own,),
         paths=(path,),
@@ -244,8 +247,8 @@ def _name_taken(own: str, path: str) -> Problem:
 
 def _same_id(own: str, paths: Sequence[str]) -> Problem:
     return Problem(
-        f"{len(paths)} files are called {own!r}, and none of them is served: {', '.join(paths)}",
-        remedy="Rename all but one, or name them in the config: models: {NAME: {path: …}}.",
+        f"{len(paths)} files have the name {own!r}, so none of them is served: {', '.join(paths)}",
+        remedy="Rename all but one, or add them to the config: models: {NAME: {path: …}}.",
         cause="same_id",
         names=(own,),
         paths=tuple(paths),
@@ -254,11 +257,11 @@ def _same_id(own: str, paths: Sequence[str]) -> Problem:
 
 _STAY = ("ttl_s", "pin", "preload", "replicas", "keep_slots")
 _LIMITS = ("max_concurrent", "max_queued", "wait_timeout_s", "drain_timeout_s")
-_START = tuple(each.name for each in fields(ModelOptions) if each.name not in (*_STAY, *_LIMITS))
+_START = tuple(option.name for option in fields(ModelOptions) if option.name not in (*_STAY, *_LIMITS))
 
 
 def can_share(one: ModelOptions, other: ModelOptions) -> bool:
-    """Whether one process can be started as both say: where one says nothing, the other decides."""
+    """Whether one process can serve both: their start options do not contradict each other."""
     return all(
         mine is None or theirs is None or mine == theirs
         for mine, theirs in ((getattr(one, name), getattr(other, name)) for name in _START)
@@ -266,14 +269,14 @@ def can_share(one: ModelOptions, other: ModelOptions) -> bool:
 
 
 def shared_options(said: Sequence[ModelOptions], defaults: ModelOptions) -> ModelOptions:
-    """What holds for the one process of several names, over the defaults: it starts as any of them says, and
-    stays, is loaded and lets wait as the most generous one says.
+    """The options of one process with several names, over the defaults: the union of the start options, and
+    the most generous of the others.
     """
-    started = reduce(lambda all_of_them, each: all_of_them.over(each), said)
-    effective = [each.over(defaults) for each in said]
+    started = reduce(lambda all_of_them, options: all_of_them.over(options), said)
+    effective = [options.over(defaults) for options in said]
     most = {}
     for name in (*_STAY, *_LIMITS):
-        values = [value for each in effective if (value := getattr(each, name)) is not None]
-        # Who says nothing about the time to live stays for ever.
+        values = [value for options in effective if (value := getattr(options, name)) is not None]
+        # A name without a time to live keeps the model loaded for ever.
         most[name] = max(values) if values and (name != "ttl_s" or len(values) == len(said)) else None
     return replace(started.over(defaults), **most)

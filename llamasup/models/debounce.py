@@ -1,27 +1,27 @@
-"""Which of the files that are found right now are to be served: those that nobody is still writing (pure).
+"""Decides which found files are complete and can be served (pure).
 
-A download or copy grows under its name, or has its whole size from the beginning and is filled. So a model
-that is new or has changed counts once its files have stayed as they are for a while, and one that is broken
-is called so only after a longer one: until then it is most likely half a copy. What was served before stays
-in its place meanwhile. A file that was renamed is known by size and time, and counts at once.
+A download or copy may grow under its name, or have its full size from the beginning. So a new or changed
+model counts once its files stay unchanged for a while, and a broken one counts as broken after a longer time:
+until then it is most likely an unfinished copy. The old model stays meanwhile. A renamed file is recognised
+by size and time, and counts at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llamasup.errors import LlamasupError
 from llamasup.models.found import FoundModel
 
-__all__ = ["DebouncePolicy", "Debounced", "debounce", "debounce_by_age", "initial_state"]
+__all__ = ["DebouncePolicy", "Debounced", "below", "debounce", "debounce_by_age", "initial_state"]
 
 
 @dataclass(frozen=True, slots=True)
 class DebouncePolicy:
-    """Seconds that files have to stay as they are: sound ones, and those that look broken.
+    """Seconds without a change before a valid or a broken file counts.
 
-    Programs that copy or download write several times a second; a connection that stalls may pause longer.
+    Programs that copy or download write several times a second; a stalled connection may pause longer.
     """
 
     sound_s: float = 2.0
@@ -36,7 +36,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Debounced:
-    """``models`` are what is to be served; ``wake_at_s`` is when to look again though nothing is reported."""
+    """``models`` can be served; ``wake_at_s``: the time of the next look without an event."""
 
     models: tuple[FoundModel, ...] = ()
     wake_at_s: float = float("inf")
@@ -47,8 +47,8 @@ _USUAL = DebouncePolicy()
 
 
 def initial_state(found: Sequence[FoundModel], now_s: float) -> Debounced:
-    """What is there at the start is taken as it is."""
-    return Debounced(tuple(found), _seen={each.path: _Seen(each, now_s) for each in found})
+    """All files of the start count as complete."""
+    return Debounced(tuple(found), _seen={model.path: _Seen(model, now_s) for model in found})
 
 
 def debounce_by_age(
@@ -59,10 +59,10 @@ def debounce_by_age(
     missing: Sequence[str] = (),
     policy: DebouncePolicy = _USUAL,
 ) -> Debounced:
-    """As ``settle``, after one look: a file is as it is since it was written. ``now_s`` is by the clock of
-    the files' times; what is dated in the future has to be watched.
+    """``debounce`` after one look: a file is unchanged since its modification time. ``now_s`` is a time of
+    that clock; files with a time in the future do not count yet.
     """
-    seen = {each.path: _Seen(each, _written_s(each)) for each in found}
+    seen = {model.path: _Seen(model, _written_s(model)) for model in found}
     return debounce(Debounced(tuple(before), _seen=seen), found, now_s, missing=missing, policy=policy)
 
 
@@ -74,41 +74,43 @@ def debounce(
     missing: Sequence[str] = (),
     policy: DebouncePolicy = _USUAL,
 ) -> Debounced:
-    """What is to be served now, after ``before``.
-
-    ``missing`` are folders that cannot be looked into just now: what was served from there stays, since it is
-    not known to be gone.
-    """
-    served = {each.path: each for each in before.models}
-    here = {each.path for each in found}
-    out_of_sight = tuple(f"{folder.rstrip('/')}/" for folder in missing)
-    kept = [each for each in before.models if each.path not in here and each.path.startswith(out_of_sight)]
-    gone = [each for each in before.models if not (each.path in here or each.path.startswith(out_of_sight))]
-    moved = {_content(each) for each in gone if each.files}
-    models, seen, wake_at_s = list(kept), {}, float("inf")
+    """The next state. ``missing``: folders that cannot be read now; their models stay."""
+    served = {model.path: model for model in before.models}
+    here = {model.path for model in found}
+    unreadable = below(missing)
+    absent = [model for model in before.models if model.path not in here]
+    models = [model for model in absent if model.path.startswith(unreadable)]
+    gone = [model for model in absent if not model.path.startswith(unreadable)]
+    moved = {_content(model) for model in gone if model.files}
+    seen, wake_at_s = {}, float("inf")
     awaited: set[str] = set()
-    for each in found:
-        earlier, was = before._seen.get(each.path), served.get(each.path)
-        since_s = earlier.since_s if earlier is not None and _same(earlier.model, each) else now_s
-        seen[each.path] = _Seen(each, since_s)
-        is_broken = isinstance(each.outcome, LlamasupError)
+    for model in found:
+        earlier, was = before._seen.get(model.path), served.get(model.path)
+        since_s = earlier.since_s if earlier is not None and _same(earlier.model, model) else now_s
+        seen[model.path] = _Seen(model, since_s)
+        is_broken = isinstance(model.outcome, LlamasupError)
         due_s = since_s + (policy.broken_s if is_broken else policy.sound_s)
         if (
-            (was is not None and _same(was, each))
+            (was is not None and _same(was, model))
             or due_s <= now_s
-            or (each.files and _content(each) in moved)
+            or (model.files and _content(model) in moved)
         ):
-            models.append(each)
+            models.append(model)
             continue
         wake_at_s = min(wake_at_s, due_s)
         if was is not None:
             models.append(was)
         else:
-            awaited.update(each.ids[:1])
-    # Another file under the name of one that is gone takes its place once it has settled.
-    sound = (each for each in gone if not isinstance(each.outcome, LlamasupError))
-    models += (each for each in sound if awaited.intersection(each.ids[:1]))
-    return Debounced(tuple(sorted(models, key=lambda each: each.path.casefold())), wake_at_s, seen)
+            awaited.update(model.ids[:1])
+    # A removed model stays while another file of its name is being written.
+    sound = (model for model in gone if not isinstance(model.outcome, LlamasupError))
+    models += (model for model in sound if awaited.intersection(model.ids[:1]))
+    return Debounced(tuple(sorted(models, key=lambda model: model.path.casefold())), wake_at_s, seen)
+
+
+def below(folders: Iterable[str]) -> tuple[str, ...]:
+    """Prefixes of the paths in these folders, for ``str.startswith``."""
+    return tuple(f"{folder.rstrip('/')}/" for folder in folders)
 
 
 def _same(one: FoundModel, other: FoundModel) -> bool:
@@ -122,5 +124,5 @@ def _written_s(model: FoundModel) -> float:
 
 
 def _content(model: FoundModel) -> tuple[tuple[int, int], ...]:
-    """What a renamed model keeps: the sizes and times of its files."""
+    """The sizes and times of its files, which a rename does not change."""
     return tuple((size, mtime_ns) for _, size, mtime_ns in model.files)

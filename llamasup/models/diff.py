@@ -1,4 +1,4 @@
-"""What sets one registry apart from the next (pure)."""
+"""The differences between two registries (pure)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _NONE: Mapping[str, ModelSpec] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Ids. ``changed`` ones need other processes; of ``retouched`` ones only what is said of them differs.
+    """Ids. ``changed`` models need new processes; ``retouched`` ones keep theirs.
 
-    ``renamed``: of those that are removed, (its id, the id of what its names mean from now on).
-    ``settings``: keys of the config, beside its models, that differ and count from now on. ``next_start``:
-    those that differ from what it was started with, and count from the next start on.
+    ``renamed``: (removed id, id of the model that has its names now). ``settings``: other config keys that
+    changed and take effect now. ``next_start``: config keys that changed and take effect at the next start.
     """
 
     added: tuple[str, ...] = ()
@@ -33,21 +32,21 @@ class Changes:
 
     @property
     def new(self) -> tuple[str, ...]:
-        """Those of the added that were not there under another id."""
-        heirs = {new for _, new in self.renamed}
-        return tuple(id_ for id_ in self.added if id_ not in heirs)
+        """The added models without the new ids of renamed ones."""
+        successors = {new for _, new in self.renamed}
+        return tuple(id_ for id_ in self.added if id_ not in successors)
 
     @property
     def gone(self) -> tuple[str, ...]:
-        """Those of the removed that mean nothing any more."""
-        known = {old for old, _ in self.renamed}
-        return tuple(id_ for id_ in self.removed if id_ not in known)
+        """The removed models without the old ids of renamed ones."""
+        renamed = {old for old, _ in self.renamed}
+        return tuple(id_ for id_ in self.removed if id_ not in renamed)
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed or self.retouched)
 
 
-Meaning = Callable[[str], ModelSpec | None]
+Resolve = Callable[[str], ModelSpec | None]
 
 
 def _nothing(_name: str) -> None:
@@ -59,12 +58,10 @@ def changes(
     after: Mapping[str, ModelSpec],
     *,
     running: Mapping[str, ModelSpec] = _NONE,
-    meant: Meaning = _nothing,
+    resolve: Resolve = _nothing,
 ) -> Changes:
-    """``running``: of those that hold memory, the files that they were really started from: of one that had
-    to be downloaded nothing was known before. ``meant`` says what a name leads to afterwards.
-
-    Of several that become one, those that run are first among ``renamed``.
+    """``running``: specs of the models that hold memory, with their downloaded files. ``resolve``: name →
+    spec afterwards. Of several models that become one, running ones come first in ``renamed``.
     """
 
     def is_same(id_: str) -> bool:
@@ -77,23 +74,21 @@ def changes(
     same = {id_ for id_ in both if is_same(id_)}
     removed = tuple(id_ for id_ in before if id_ not in after)
     gone = sorted(removed, key=lambda id_: id_ not in running)
-    heirs = ((id_, _successor(running.get(id_, before[id_]), meant)) for id_ in gone)
+    successors = ((id_, _successor(running.get(id_, before[id_]), resolve)) for id_ in gone)
     return Changes(
         added=tuple(id_ for id_ in after if id_ not in before),
         removed=removed,
         changed=tuple(id_ for id_ in both if id_ not in same),
         retouched=tuple(id_ for id_ in both if id_ in same and before[id_] != after[id_]),
         unchanged=tuple(id_ for id_ in both if before[id_] == after[id_]),
-        renamed=tuple((id_, successor.id) for id_, successor in heirs if successor is not None),
+        renamed=tuple((id_, successor.id) for id_, successor in successors if successor is not None),
     )
 
 
-def _successor(gone: ModelSpec, meant: Meaning) -> ModelSpec | None:
-    """What is meant by its id; else what an alias of it means, if that is the same file: those who know it by
-    another name may have meant only that.
-    """
-    by_name = map(meant, gone.names)
+def _successor(gone: ModelSpec, resolve: Resolve) -> ModelSpec | None:
+    """The model that now has its id; else the first that has an alias of it and is the same file."""
+    by_name = map(resolve, gone.names)
     found = next(by_name)
     if found is not None:
         return found
-    return next((each for each in by_name if each is not None and gone.is_file_of(each)), None)
+    return next((spec for spec in by_name if spec is not None and gone.is_file_of(spec)), None)

@@ -1,8 +1,7 @@
-"""Lists the models of a folder and its subfolders quickly: one entry of the cache holds a whole list.
+"""Lists the models of a folder and its subfolders, with one cache entry for the whole list.
 
-The depth, the number of entries read and the number of models are bounded. No folder is entered twice, so
-that circular links end, and no file system that holds kernel state instead of files is entered. A broken
-file is listed with its error.
+The depth, the number of entries and the number of models are bounded. No folder is entered twice (circular
+links), and no file system with kernel state. A broken file is listed with its error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from llamasup.system.storage.fact_cache import FactCache, FileIdentity, default_
 __all__ = ["ModelFolder", "list_models", "look_at", "pseudo_devices"]
 
 
-# Not tmpfs: /dev/shm is where people put models that are to load quickly.
+# Not tmpfs: users put models into /dev/shm for fast loads.
 _PSEUDO = frozenset(
     {"proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "securityfs", "selinuxfs", "smackfs"}
     | {"debugfs", "tracefs", "configfs", "pstore", "efivarfs", "bpf", "nsfs", "mqueue", "hugetlbfs"}
@@ -33,7 +32,9 @@ _PSEUDO = frozenset(
 
 
 def pseudo_devices(mountinfo: str) -> frozenset[tuple[int, int]]:
-    """Major and minor number of each, of /proc/self/mountinfo (proc(5)); what is no such line is none."""
+    """The major and minor numbers of their devices in /proc/self/mountinfo (proc(5)); ignores invalid
+    lines.
+    """
     return frozenset(_devices(mountinfo))
 
 
@@ -48,17 +49,17 @@ def _devices(mountinfo: str) -> Iterator[tuple[int, int]]:
             yield int(major), int(minor)
 
 
-# ~/.cache/huggingface/hub/models--ORG--REPO/snapshots/COMMIT/QUANT/x.gguf: seen from ~/.cache that is six.
+# ~/.cache/huggingface/hub/models--ORG--REPO/snapshots/COMMIT/QUANT/x.gguf is six levels below ~/.cache.
 _MAX_DEPTH = 6
-_MAX_ENTRIES = 200_000  # names looked at: some seconds of a home folder
-_MAX_MODELS = 5_000  # facts of one are up to 5 KB in the cache
-_SHOWN_NOTES = 3
+_MAX_ENTRIES = 200_000  # some seconds in a home folder
+_MAX_MODELS = 5_000  # the facts of one take up to 5 KB in the cache
+_MAX_NOTES = 3
 _MAX_INDEX_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """``notes`` say what was left out, and why. ``closed``: subfolders that cannot be looked into."""
+    """``notes``: omissions with their reasons. ``closed``: subfolders that cannot be read."""
 
     models: tuple[FoundModel, ...]
     notes: tuple[str, ...] = ()
@@ -73,16 +74,15 @@ class _Indexed:
 
 
 def list_models(folder: Path, *, deepest: int = _MAX_DEPTH, cache_folder: Path | None = None) -> ModelFolder:
-    """Every .gguf file in ``folder`` and in its subfolders, so many levels down, sorted by path; hidden ones
-    are left out.
+    """Every .gguf file in ``folder`` and its subfolders that is not hidden, sorted by path.
 
-    Raises ModelMissing where the folder may not be read.
+    Raises ModelMissing if the folder cannot be read.
     """
     with os_errors_of(folder):
         walk = _Walk(pseudo_devices(system_text(Path("/proc/self/mountinfo"))), deepest)
         paths = walk.models_in(folder)
     cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
-    # The list of a folder stays valid as long as its files do; the folder's own times say little about them.
+    # A list stays valid as long as its files do; the times of the folder say little about them.
     identity = FileIdentity(os.path.realpath(folder), 0 if deepest else -2, 0)
     known = cache.get(identity) or {}
     kept: dict[str, _Indexed] = {}
@@ -94,7 +94,7 @@ def list_models(folder: Path, *, deepest: int = _MAX_DEPTH, cache_folder: Path |
 
 
 def look_at(path: Path, *, cache_folder: Path | None = None) -> FoundModel:
-    """The one model at ``path``, or of which it is a part."""
+    """The model at ``path``, or the split set that it is a part of."""
     part = split_name(path.name)
     if part is not None:
         path = path.with_name(part.first)
@@ -108,7 +108,7 @@ def look_at(path: Path, *, cache_folder: Path | None = None) -> FoundModel:
 
 
 class _RealFolders:
-    """Real paths of files, each folder's asked for once: a path of five levels costs ten calls."""
+    """Real paths of files, with a cache of folders: ``realpath`` of a path of five levels costs ten calls."""
 
     def __init__(self) -> None:
         self._of: dict[str, str] = {}
@@ -126,19 +126,19 @@ class _RealFolders:
 def _look_at(
     path: str, known: dict[str, _Indexed], kept: dict[str, _Indexed], real_folders: _RealFolders
 ) -> FoundModel:
-    """The model at ``path``, as known where its files are as they were; adds it to ``kept``."""
+    """The model at ``path``, from ``known`` if its files are unchanged; adds it to ``kept``."""
     key = os.fsencode(path).decode("utf-8", "backslashreplace")
     entry = known.get(key)
     try:
         status = os.stat(path)  # noqa: PTH116 - a Path costs more than the call, and folders hold 1,000 models
     except OSError:
-        status = None  # reading it says what is wrong
+        status = None  # read_anew raises the precise error
     if entry is None or status is None or not _is_current(entry, status):
         try:
             remembered = read_uncached(Path(path))
         except LlamasupError as error:
             return FoundModel(path, error, _states(path, status, real_folders))
-        if status is None:  # it came back in this very moment: true now, nothing to be kept
+        if status is None:  # the file came back just now
             return FoundModel(path, remembered.facts)
         entry = _Indexed(status.st_size, status.st_mtime_ns, remembered)
     kept[key] = entry
@@ -170,31 +170,31 @@ def _cache(folder: Path | None) -> FactCache[dict[str, _Indexed]]:
 
 @dataclass(slots=True)
 class _Walk:
-    """One look through folders. Owned by one call of ``list_models``."""
+    """One walk through folders, for one call of ``list_models``."""
 
-    pseudo: frozenset[tuple[int, int]]  # devices of file systems that are not entered
+    pseudo: frozenset[tuple[int, int]]
     deepest: int
     _stopped: str = ""
     _too_deep: bool = False
     closed: dict[str, str] = field(default_factory=dict[str, str])
-    """Folder → why it cannot be looked into."""
+    """Folder → why it cannot be read."""
     _seen_folders: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     _entries: int = 0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out, in a few lines."""
-        shown = [f"{folder} is left out: {why}" for folder, why in self.closed.items()][:_SHOWN_NOTES]
-        more = len(self.closed) - _SHOWN_NOTES
+        """The omissions, in a few lines."""
+        shown = [f"{folder} was skipped: {why}" for folder, why in self.closed.items()][:_MAX_NOTES]
+        more = len(self.closed) - _MAX_NOTES
         return (
             *shown,
-            *([f"{more} more folders are left out"] if more > 0 else []),
-            *([f"folders more than {self.deepest} levels down are left out"] if self._too_deep else []),
+            *([f"{more} more folders were skipped"] if more > 0 else []),
+            *([f"folders more than {self.deepest} levels down were skipped"] if self._too_deep else []),
             *filter(None, [self._stopped]),
         )
 
     def models_in(self, top: Path) -> list[str]:
-        """Paths of models. Raises OSError where ``top`` itself cannot be listed."""
+        """Paths of models. Raises OSError if ``top`` itself cannot be listed."""
         paths: list[str] = []
         os.scandir(top).close()
         waiting = [(str(top), 0)]
@@ -217,11 +217,11 @@ class _Walk:
                 elif entry.name.lower().endswith(".gguf"):
                     names.add(entry.name)
             paths += _whole_models(folder, names)
-        top.stat()  # else it went meanwhile, and what was not found in it is not known to be gone
+        top.stat()  # raises if the folder disappeared meanwhile: its models are not known to be gone
         return paths
 
     def _entries_of(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        """What is in a folder; nothing where it was seen before or may not be listed."""
+        """The entries of a folder; none if it was seen before or cannot be listed."""
         try:
             status = os.stat(folder)  # noqa: PTH116 - as above
             if (status.st_dev, status.st_ino) in self._seen_folders:
@@ -232,21 +232,21 @@ class _Walk:
             with os.scandir(folder) as entries:
                 yield from entries
         except FileNotFoundError:
-            return  # it went in this very moment
+            return  # it was removed just now
         except OSError as error:
             self.closed[folder] = error.strerror or str(error)
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
         try:
             return entry.is_dir()
-        except OSError as error:  # reading it says so, where it has a model's name
+        except OSError as error:  # a file with a model's name gets its error when it is read
             if error.errno != errno.ELOOP and not entry.name.lower().endswith(".gguf"):
                 self.closed[entry.path] = error.strerror or str(error)
             return False
 
 
 def _whole_models(folder: str, names: set[str]) -> Iterator[str]:
-    """Of a split set the first part alone, even where just that one is missing."""
+    """A split set counts as its first part, even if only that one is missing."""
     parts = {name: split_name(name) for name in names}
     for name in {name if part is None else part.first for name, part in parts.items()}:
         yield f"{folder.rstrip('/')}/{name}"

@@ -1,4 +1,4 @@
-"""Names of models: which are allowed (X10), what a file is called by, and what a client may have meant."""
+"""Names of models: valid ones (X10), the id of a file, and the search for a client's name."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from llamasup.llama_server.settings import names_of
 
 __all__ = ["NameIndex", "file_id", "folded", "is_pattern", "pattern", "why_not_a_name"]
 
-_MAX_LETTERS = 256  # of a name: longer ones are nobody's, and would make comparing them costly
+_MAX_LETTERS = 256  # of a name: longer ones are invalid, and expensive to compare
 _ALLOWED = re.compile(r"[A-Za-z0-9._/:@+-]+")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._/:@+-]+")
 _ENDINGS = re.compile(r"(?::latest|\.gguf|-\d{5}-of-\d{5})$")
-_SHOWN_NEAR = 3
+_MAX_NEAR = 3
 _SHORT = 6
-_REMEMBERED = 64  # unknown names; finding what is near one of them takes a millisecond
-_COMPARED = 32  # candidates that difflib looks at, at some 20 µs each
+_REMEMBERED = 64  # unknown names; the search for similar names takes a millisecond
+_COMPARED = 32  # candidates for difflib, some 20 µs per name
 
 
 def why_not_a_name(name: str) -> str:
-    """What is wrong with a name that somebody gave; empty if nothing is."""
+    """Why a name is invalid; empty if it is valid."""
     if not name:
         return "is empty"
     if len(name) > _MAX_LETTERS:
-        return f"has {len(name)} letters, and {_MAX_LETTERS} are allowed"
+        return f"has {len(name)} characters, and {_MAX_LETTERS} are allowed"
     if (bad := _FORBIDDEN.search(name)) is not None:
-        return f"has {bad[0][:8]!r} in it; allowed are letters, digits and . _ / : @ + -"
+        return f"contains {bad[0][:8]!r}; allowed are letters, digits and . _ / : @ + -"
     if ".." in name:
-        return "has '..' in it, as paths do that lead out of a folder"
+        return "contains '..', like a path that leads out of a folder"
     if name.startswith("/"):
-        return "begins with '/', as absolute paths do"
+        return "begins with '/', like an absolute path"
     return ""
 
 
 def file_id(path: str) -> str:
-    """The name of a file without part number and ending, in allowed letters; empty where none is left.
+    """The name of a file without part number and extension, in allowed characters; may be empty.
 
-    Accents are dropped; each run of other letters becomes one ``-``, each run of dots one dot.
+    Accents are dropped; each run of other characters becomes one ``-``, each run of dots one dot.
     """
     stem = names_of(path, None).name
     plain = "".join(
@@ -52,9 +52,7 @@ def file_id(path: str) -> str:
 
 
 def folded(name: str) -> str:
-    """What two spellings of one name have in common: case, ``:latest``, ``.gguf`` and a part's number say
-    nothing.
-    """
+    """The name without case, ``:latest``, ``.gguf`` and part number: equal for two spellings of one name."""
     name = name.casefold()
     while (ending := _ENDINGS.search(name)) is not None and ending.start():
         name = name[: ending.start()]
@@ -65,13 +63,13 @@ def is_pattern(name: str) -> bool:
     return "*" in name or "?" in name
 
 
-@lru_cache(maxsize=256)  # all that a config may have, each tried on every model
+@lru_cache(maxsize=256)  # the limit of a config; each is matched with every model
 def pattern(name: str) -> re.Pattern[str]:
-    """``*`` is any letters, ``?`` one; the rest is meant as it is written, in any case."""
+    """``*`` matches any characters, ``?`` one; the rest matches itself, in any case."""
     first, *others = ("".join(map(_one_letter, part)) for part in name.split("*"))
     if others:
-        # Between two stars the first place that fits is as good as any later one, so that none is tried
-        # again (atomic groups): a pattern of a hundred stars would take longer than anybody waits.
+        # The first match between two stars is as good as any later one. Atomic groups prevent other attempts,
+        # with which a pattern of a hundred stars would never end.
         *middle, last = others
         first += "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
     return re.compile(first, re.IGNORECASE)
@@ -82,25 +80,25 @@ def _one_letter(letter: str) -> str:
 
 
 class NameIndex:
-    """Finds names by what a client wrote. Made once for each set of names; a thousand of them are few."""
+    """Finds models by the name in a request. Made once for each set of names."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         """``names``: every name and alias → the id of its model."""
         self._names = names
-        # A client that asks for what there is not goes on asking, and one request looks more than once.
+        # A client repeats a wrong name, and one request is looked up more than once.
         self._near = lru_cache(_REMEMBERED)(self._names_near)
 
     def find(self, name: str) -> str | tuple[str, ...]:
-        """The id; or, where that cannot be told, the names that are near, the nearest first."""
-        meant = self.meant(name)
-        if len(meant) == 1:
-            return meant[0]
+        """The id of the model; or, for an unknown or ambiguous name, similar names, the nearest first."""
+        ids = self.resolve(name)
+        if len(ids) == 1:
+            return ids[0]
         if len(name) > _MAX_LETTERS:
             return ()
-        return meant[:_SHOWN_NEAR] or self._near(name)
+        return ids[:_MAX_NEAR] or self._near(name)
 
-    def meant(self, name: str) -> tuple[str, ...]:
-        """The ids of those that may be meant by it. None is looked for that is only near."""
+    def resolve(self, name: str) -> tuple[str, ...]:
+        """The ids of the models with this name or another spelling of it."""
         exact = self._names.get(name)
         if exact is not None:
             return (exact,)
@@ -108,7 +106,7 @@ class NameIndex:
 
     @cached_property
     def _spellings(self) -> Mapping[str, tuple[str, ...]]:
-        """Folded name → ids. A repository's own name means its only quantization."""
+        """Folded name → ids. The name of a repository stands for its only quantization."""
         spellings: dict[str, dict[str, None]] = {}
         repositories: dict[str, dict[str, None]] = {}
         for name, model in self._names.items():
@@ -116,19 +114,19 @@ class NameIndex:
             repository, colon, _ = name.rpartition(":")
             if colon and "/" in repository:
                 repositories.setdefault(folded(repository), {})[model] = None
-        return {each: tuple(models) for each, models in (repositories | spellings).items()}
+        return {spelling: tuple(models) for spelling, models in (repositories | spellings).items()}
 
     def _names_near(self, name: str) -> tuple[str, ...]:
-        """Compares only names that share pieces with it: the whole list would take 20 ms."""
+        """Compares only names that share pieces with it: all names would take 20 ms."""
         shared: Counter[str] = Counter()
         for piece in _pieces(name):
             shared.update(self._by_piece.get(piece, ()))
-        candidates = {each.casefold(): each for each, _ in shared.most_common(_COMPARED)}
+        candidates = {candidate.casefold(): candidate for candidate, _ in shared.most_common(_COMPARED)}
         wanted = name.casefold()
-        near = difflib.get_close_matches(wanted, candidates, n=_SHOWN_NEAR, cutoff=0.6)
-        if len(wanted) > 2:  # somebody who was too lazy for the rest of it
-            near += [each for each in candidates if wanted in each and each not in near]
-        return tuple(candidates[each] for each in near[:_SHOWN_NEAR])
+        near = difflib.get_close_matches(wanted, candidates, n=_MAX_NEAR, cutoff=0.6)
+        if len(wanted) > 2:  # an abbreviation
+            near += [candidate for candidate in candidates if wanted in candidate and candidate not in near]
+        return tuple(candidates[candidate] for candidate in near[:_MAX_NEAR])
 
     @cached_property
     def _by_piece(self) -> Mapping[str, list[str]]:
@@ -140,7 +138,7 @@ class NameIndex:
 
 
 def _pieces(name: str) -> Iterable[str]:
-    """Pairs of letters; of short names the letters too, since two in the wrong order share no pair."""
+    """Pairs of letters; for short names also the letters, since swapped letters share no pair."""
     letters = name.casefold()
     pairs = {letters[start : start + 2] for start in range(len(letters) - 1)}
     return pairs | set(letters) if len(letters) <= _SHORT else pairs

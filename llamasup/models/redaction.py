@@ -1,7 +1,7 @@
-"""Hides folders in messages and in llama-server's answers from clients (pure).
+"""Hides folders from clients without the right ``control``, in messages and in llama-server's answers (pure).
 
-A client without the right ``control`` learns the name of a file, not its folder. ``/props`` has the path of
-the model in ``model_path``, ``/lora-adapters`` that of an adapter in ``path`` (b11434).
+``/props`` has the path of the model in ``model_path``, ``/lora-adapters`` that of an adapter in ``path``
+(b11434).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Iterable
 __all__ = ["redact_paths", "whole_and_plain", "without_folders"]
 
 
-_ROOT = r"(?:~\w*|\.{1,2})?/(?![/\s])"  # the slashes of https:// and org/repo begin no path
+_ROOT = r"(?:~\w*|\.{1,2})?/(?![/\s])"  # not the slashes of https:// and org/repo
 _BEFORE = r"(?:^|(?<=[\s('\"`\[<=:,;]))"
 _AFTER = r"(?![\w-]|\.\w|\S*/|\s[^:;,'\"`]*/)"  # `/srv/my models/x` is not in `/srv/my`
 _PLACE = re.compile(rf"(?<![\w/]){_ROOT}")
-# Other names may be those of folders.
+# Other names may be folders.
 _FILE = r"(?:\.\w+|llama-server)"
 _QUOTED = re.compile(rf"(?<!\w)(['\"`]){_ROOT}(?:[^'\"`\n/]*/)*([^'\"`\n/]*{_FILE})\1(?!\w)")
 _BARE = re.compile(rf"{_BEFORE}{_ROOT}(?:[^\s/]+/)*(?=[^\s/]*{_FILE})")
 
 
 def redact_paths(text: str, paths: Iterable[str]) -> str:
-    """``text`` with file names instead of absolute paths. ``paths`` are the known paths. An unknown path is
-    replaced if it ends like a file, and is quoted or has no blank.
+    """``text`` with file names instead of the known ``paths``, and of unknown absolute paths of files that
+    are quoted or contain no blank.
 
-    Empty if the name of a folder could be left: an unquoted path with a blank has no clear end. Assumes that
-    no folder's name begins or ends with a blank.
+    Empty if a folder could remain: an unquoted path with a blank has no clear end. Assumes that no folder's
+    name begins or ends with a blank.
     """
     folders: dict[str, None] = {}
     for path in sorted(set(paths), key=len, reverse=True):
@@ -51,7 +51,7 @@ _PATH = re.compile(rb'("(?:model_)?path"\s*:\s*)"((?:[^"\\]|\\.)*)"')
 
 
 def without_folders(answer: bytes) -> bytes:
-    """The JSON with file names instead of paths. Blanks keep its length the same."""
+    """The JSON with file names instead of paths, padded with blanks to the same length."""
     return _PATH.sub(_name_alone, answer)
 
 

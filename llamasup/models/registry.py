@@ -1,8 +1,7 @@
-"""Which models there are to serve, under which names, and with which settings (pure).
+"""The models that can be served, their names and their settings (pure).
 
-Made anew whenever the config or what lies in the folders changes, and never changed itself. What nobody can
-mean with a config raises ConfigInvalid; what is wrong with single files is a problem of theirs, told and left
-out, and disturbs no other model.
+Immutable: each change of the config or of the folders makes a new registry. An invalid config raises
+ConfigInvalid; an invalid file becomes a ``Problem`` and affects no other model.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from types import MappingProxyType
 
 from llamasup.errors import LlamasupError
 from llamasup.llama_server.settings import Settings
-from llamasup.models.attachments import Attachments
-from llamasup.models.bindings import Claims, FoundIndex, NameBinding, can_share, shared_options
+from llamasup.models.attachments import NO_SOURCES, Attachments
+from llamasup.models.bindings import FoundIndex, NameBinder, NameBinding, can_share, shared_options
 from llamasup.models.found import FoundModel
 from llamasup.models.names import NameIndex, is_pattern, pattern
 from llamasup.models.rules import ModelRule, Problem, check_rules
@@ -23,15 +22,14 @@ from llamasup.models.spec import ModelOptions, ModelSpec, Stay
 
 __all__ = ["ModelRule", "Problem", "Registry", "Unknown", "build"]
 
-_NO_SOURCES: Mapping[str, FoundModel] = MappingProxyType({})
 _NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
-_NOTHING_SAID = ModelOptions()
+_NO_DEFAULTS = ModelOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No model has this name; ``near`` are names that may have been meant, the nearest first. ``refused``:
-    several files have it.
+    """No model has this name. ``near``: similar names, the nearest first. ``refused``: several files have
+    it.
     """
 
     name: str
@@ -41,10 +39,10 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """``names``: every name and alias → the id of its model. ``default``: the id of what a request gets that
-    names no model.
+    """``names``: every name and alias → the id of its model. ``default``: the model of requests without a
+    name.
 
-    A spec with a ``problem`` cannot be loaded: the problem is what those are told who ask for it.
+    A spec with a ``problem`` cannot be loaded: requests for it get the problem.
     """
 
     specs: Mapping[str, ModelSpec]
@@ -52,16 +50,14 @@ class Registry:
     default: str | None
     problems: tuple[Problem, ...] = ()
     refused: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
-    """Names that several files have, so that none of them is served."""
+    """Names of several files, none of which is served."""
     _index: NameIndex = field(default_factory=lambda: NameIndex({}), repr=False, compare=False)
     _refused_index: NameIndex = field(default_factory=lambda: NameIndex({}), repr=False, compare=False)
 
     def find(self, name: str) -> ModelSpec | Unknown:
-        """By its very name; else by what is left of it without case, ``:latest`` and ``.gguf``, where that is
-        one model's.
+        """By exact name; else without case, ``:latest`` and ``.gguf``, if that is unique.
 
-        ``org/repo`` means its only quantization. Costs a look into a table, and for a name that nobody has
-        about a millisecond.
+        ``org/repo`` stands for its only quantization. One dict lookup; an unknown name costs a millisecond.
         """
         found = self._index.find(name)
         if isinstance(found, str):
@@ -69,9 +65,9 @@ class Registry:
         refused = self._refused_index.find(name)
         return Unknown(name, found, self.refused[refused] if isinstance(refused, str) else None)
 
-    def meant(self, name: str) -> ModelSpec | None:
-        """As ``find``, without a look for what is near."""
-        found = self._index.meant(name)
+    def resolve(self, name: str) -> ModelSpec | None:
+        """``find`` without the search for similar names."""
+        found = self._index.resolve(name)
         return self.specs[found[0]] if len(found) == 1 else None
 
 
@@ -79,29 +75,27 @@ def build(
     rules: Sequence[ModelRule] = (),
     found: Sequence[FoundModel] = (),
     *,
-    sources: Mapping[str, FoundModel] = _NO_SOURCES,
+    sources: Mapping[str, FoundModel] = NO_SOURCES,
     groups: Mapping[str, Sequence[str]] = _NO_GROUPS,
-    defaults: ModelOptions = _NOTHING_SAID,
+    defaults: ModelOptions = _NO_DEFAULTS,
     default_model: str | None = None,
 ) -> Registry:
-    """What the config says, over what was found.
+    """Combine the rules of the config with the found files.
 
-    ``found`` lies in folders of models; ``sources`` is what is at the paths that the config names, and beside
-    those that are models. A rule whose source is a repository takes the file where it was downloaded before.
-    What is found and no rule is about is served under its own id, with what the patterns that match it say,
-    over the ``defaults``.
-    ``groups``: names or patterns of models of which one at a time is on a device.
+    ``found``: the files in the models folders. ``sources``: the files at the paths in the config and next to
+    them. A rule for a repository uses its downloaded file. A file without a rule is served under its own id,
+    with the options of the patterns that match it. ``groups``: name → names or patterns of its models.
 
-    Raises ConfigInvalid, with every error in its details, for names that clash or are none.
+    Raises ConfigInvalid, with every error in its details, for invalid or duplicate names.
     """
     check_rules(rules)
     patterns = [rule for rule in rules if rule.is_pattern]
-    claims = Claims(FoundIndex(found, sources))
-    claims.by_rules([rule for rule in rules if not rule.is_pattern], patterns)
-    claims.by_files(patterns)
+    binder = NameBinder(FoundIndex(found, sources))
+    binder.bind_rules([rule for rule in rules if not rule.is_pattern], patterns)
+    binder.bind_files(patterns)
     attachments = Attachments.among(found, sources)
-    members = {group: _Members(said) for group, said in groups.items()}
-    specs = {spec.id: spec for spec in _specs(claims, attachments, defaults, members)}
+    members = {group: _Members(names) for group, names in groups.items()}
+    specs = {spec.id: spec for spec in _specs(binder, attachments, defaults, members)}
     names = {name: spec.id for spec in specs.values() for name in spec.names}
     index = NameIndex(names)
     default, no_default = _default(specs, index, default_model)
@@ -110,38 +104,38 @@ def build(
         names=MappingProxyType(names),
         default=default,
         problems=(
-            *claims.known.problems,
-            *claims.problems,
+            *binder.index.problems,
+            *binder.problems,
             *_unpaired(specs),
             *_unknown_members(groups, names),
             *no_default,
         ),
-        refused=MappingProxyType(claims.known.refused),
+        refused=MappingProxyType(binder.index.refused),
         _index=index,
-        _refused_index=NameIndex({own: own for own in claims.known.refused}),
+        _refused_index=NameIndex({own: own for own in binder.index.refused}),
     )
 
 
 def _specs(
-    claims: Claims,
+    binder: NameBinder,
     attachments: Attachments,
     defaults: ModelOptions,
     groups: Mapping[str, _Members],
 ) -> Iterator[ModelSpec]:
     by_key: dict[object, list[list[NameBinding]]] = defaultdict(list)
-    for claim in claims.made:
-        sharing = by_key[claim.key]
+    for binding in binder.made:
+        sharing = by_key[binding.key]
         for others in sharing:
-            if all(can_share(claim.options, each.options) for each in others):
-                others.append(claim)
+            if all(can_share(binding.options, other.options) for other in others):
+                others.append(binding)
                 break
         else:
-            sharing.append([claim])
+            sharing.append([binding])
     for key, processes in by_key.items():
         for shared in processes:
-            # The file's own name means it, too, unless that could mean one of several.
-            own = claims.own_ids_of(key) if len(processes) == 1 else ()
-            names = tuple(dict.fromkeys([*(name for each in shared for name in each.names), *own]))
+            # The file's own name is an alias unless several processes serve the file.
+            own = binder.own_ids_of(key) if len(processes) == 1 else ()
+            names = tuple(dict.fromkeys([*(name for binding in shared for name in binding.names), *own]))
             yield _spec(names, shared, attachments, defaults, groups)
 
 
@@ -153,11 +147,11 @@ def _spec(
     groups: Mapping[str, _Members],
 ) -> ModelSpec:
     first, found = shared[0], shared[0].found
-    options = shared_options([each.options for each in shared], defaults)
+    options = shared_options([binding.options for binding in shared], defaults)
     adapters = attachments.adapters.get(first.source, ()) if _takes_found(options) else ()
     pairing = attachments.pairings.get(first.source) if options.mmproj is None else None
     paired = () if pairing is None or pairing.projector is None else (pairing.projector.path,)
-    beside = attachments.states_of((*paired, *adapters, *options.files))
+    extra_files = attachments.states_of((*paired, *adapters, *options.files))
     return ModelSpec(
         id=names[0],
         source=first.source,
@@ -171,7 +165,7 @@ def _spec(
             groups=frozenset(group for group, members in groups.items() if members.have(names)),
         ),
         replicas=options.replicas or 1,
-        identity=tuple(dict.fromkeys((*found.files, *beside))) if found is not None else (),
+        identity=tuple(dict.fromkeys((*found.files, *extra_files))) if found is not None else (),
         listed=None if found is None or isinstance(found.outcome, LlamasupError) else found.outcome,
         pairing=pairing,
         problem=first.problem,
@@ -179,7 +173,7 @@ def _spec(
 
 
 def _settings(own: str, options: ModelOptions, adapters: tuple[str, ...]) -> Settings:
-    """For one process. Of replicas each gets its devices from whoever starts them."""
+    """For one process. Replicas get their devices when they are started."""
     extra = list(options.extra or ())
     if options.devices and (options.replicas or 1) == 1:
         extra += ["--device", ",".join(options.devices)]
@@ -204,7 +198,7 @@ def _settings(own: str, options: ModelOptions, adapters: tuple[str, ...]) -> Set
 
 
 def _takes_found(options: ModelOptions) -> bool:
-    """Whether it takes the adapters that are found beside it: ``loras: [auto]``."""
+    """Whether the model uses the adapters next to it: ``loras: [auto]``."""
     return options.loras == ("auto",)
 
 
@@ -212,8 +206,8 @@ def _unpaired(specs: Mapping[str, ModelSpec]) -> Iterator[Problem]:
     for spec in specs.values():
         if _takes_found(spec.options) and spec.listed is not None and not spec.settings.adapters:
             yield Problem(
-                f"{spec.id!r} takes the adapters beside it, and none of them is certainly its own",
-                remedy="Name their paths in the config: loras: [...].",
+                f"no adapter next to the model {spec.id!r} certainly belongs to it (loras: [auto])",
+                remedy="Give their paths in the config: loras: [...].",
                 cause="adapters_unpaired",
                 names=(spec.id,),
                 paths=(spec.source,),
@@ -221,14 +215,14 @@ def _unpaired(specs: Mapping[str, ModelSpec]) -> Iterator[Problem]:
 
 
 class _Members:
-    """Of one group, which may name thousands: each model is looked for among them."""
+    """The members of a group; a group may name thousands."""
 
-    def __init__(self, said: Sequence[str]) -> None:
-        self._names = frozenset(each for each in said if not is_pattern(each))
-        self._matches = tuple(pattern(each).fullmatch for each in said if is_pattern(each))
+    def __init__(self, members: Sequence[str]) -> None:
+        self._names = frozenset(member for member in members if not is_pattern(member))
+        self._matches = tuple(pattern(member).fullmatch for member in members if is_pattern(member))
 
     def have(self, names: Iterable[str]) -> bool:
-        """Whether one of these names is a member's."""
+        """Whether one of these names is a member."""
         return not self._names.isdisjoint(names) or any(
             matches(name) for matches in self._matches for name in names
         )
@@ -239,8 +233,8 @@ def _unknown_members(groups: Mapping[str, Sequence[str]], names: Mapping[str, st
         for member in members:
             if member not in names and not (is_pattern(member) and _Members((member,)).have(names)):
                 yield Problem(
-                    f"{member!r} in the group {group!r} is no model",
-                    remedy="Name models that are served, or take it out of the group.",
+                    f"the group {group!r} names {member!r}, which is not a model",
+                    remedy="Correct the name, or remove it from the group.",
                     cause="model_not_found",
                     names=(member,),
                 )
@@ -254,10 +248,10 @@ def _default(
     found = index.find(wanted)
     if isinstance(found, str):
         return found, ()
-    near = f"Did you mean {' or '.join(found)}?" if found else "Name a model that is served."
+    near = f"Did you mean {' or '.join(found)}?" if found else "Set it to a model that is served."
     return None, (
         Problem(
-            f"the default model {wanted!r} is not there",
+            f"the default model {wanted!r} does not exist",
             remedy=near,
             cause="model_not_found",
             names=(wanted,),

@@ -1,6 +1,6 @@
-"""Removes a model of the models folder: its files, its projector, and what its downloads left unfinished.
+"""Removes a model from the models folder: its files, its projector and its unfinished downloads.
 
-Nothing outside the folder is ever touched (X10).
+Touches no file outside of the folder (X10).
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ __all__ = ["Removal", "remove", "to_remove"]
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One model to remove: its ``files``, and ``leftovers``: llamasup's records and unfinished downloads.
-
-    ``name``: as the user gave it.
+    """One model to remove, by the user's ``name``. ``leftovers``: llamasup's records and unfinished
+    downloads.
     """
 
     name: str
@@ -38,18 +37,17 @@ class Removal:
     @property
     def downloads(self) -> tuple[Path, ...]:
         """The unfinished downloads among the leftovers."""
-        return tuple(each for each in self.leftovers if each.name.endswith(".part"))
+        return tuple(path for path in self.leftovers if path.name.endswith(".part"))
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.lstat().st_size for each in (*self.files, *self.leftovers))
+        return sum(path.lstat().st_size for path in (*self.files, *self.leftovers))
 
 
 def to_remove(names: Iterable[str], folder: Path, endpoint: str) -> tuple[Removal, ...]:
-    """What each of the ``names`` (a path in the folder, or a reference) stands for; nothing of it twice.
+    """The models with these ``names`` (paths in the folder, or references), each file once.
 
-    Raises ModelMissing, UsageInvalid where several models are meant, and FolderUnusable for what is not in
-    the folder.
+    Raises ModelMissing, UsageInvalid for an ambiguous name, and FolderUnusable for a file outside the folder.
     """
     removals: list[Removal] = []
     going: set[Path] = set()
@@ -57,17 +55,17 @@ def to_remove(names: Iterable[str], folder: Path, endpoint: str) -> tuple[Remova
         removal = _removal(name, folder, endpoint, going)
         removal = replace(
             removal,
-            files=tuple(each for each in removal.files if each not in going),
-            leftovers=tuple(each for each in removal.leftovers if each not in going),
+            files=tuple(path for path in removal.files if path not in going),
+            leftovers=tuple(path for path in removal.leftovers if path not in going),
         )
         going |= {*removal.files, *removal.leftovers}
-        if removal.files or removal.leftovers:  # else it has been named before
+        if removal.files or removal.leftovers:  # else an earlier name stood for the same files
             removals.append(removal)
     return tuple(removals)
 
 
 def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Removal:
-    """Where those ``going`` are no longer there."""
+    """``going``: files of earlier names."""
     first = _path_of(name, folder)
     if first is None:
         ref = parse_ref(name, endpoint)
@@ -85,28 +83,28 @@ def _removal(name: str, folder: Path, endpoint: str, going: Set[Path]) -> Remova
             parts = tuple(split_paths(first.with_name(part.first), number))
             if first not in parts:  # part 3 of 2
                 parts = (first,)
-    parts = tuple(each for each in parts if each.is_symlink() or each.exists())
-    for each in parts:
-        _refuse_outside(each, folder)
+    parts = tuple(file for file in parts if file.is_symlink() or file.exists())
+    for file in parts:
+        _refuse_outside(file, folder)
     files = (*parts, *_projector_going_with(parts, folder, going))
-    return Removal(name, files, tuple(each for file in files for each in leftovers_of(file)))
+    return Removal(name, files, tuple(leftover for file in files for leftover in leftovers_of(file)))
 
 
 def _projector_going_with(parts: Sequence[Path], folder: Path, going: Set[Path]) -> list[Path]:
-    """The projector, if no remaining model (core.companions) and no unfinished download may need it."""
+    """The projector, if no remaining model and no unfinished download may need it."""
     if not parts:
         return []
-    gone = {_place(each) for each in going}
+    gone = {_resolved(path) for path in going}
     found: dict[Path, FoundModel] = {}
-    # Also list the folder of the model, which may be deeper than the listing of ``folder`` goes.
+    # Also list the folder of the model, which may be below the depth of the first list.
     for top, deepest in ((folder, None), (parts[0].parent, 0)):
         with contextlib.suppress(LlamasupError):
             models = list_models(top) if deepest is None else list_models(top, deepest=deepest)
-            for each in models.models:
-                place = _place(Path(each.path))
-                if place not in gone:
-                    found[place] = replace(each, path=str(place))
-    projector = projector_going_with(str(_place(parts[0])), list(found.values()))
+            for model in models.models:
+                path = _resolved(Path(model.path))
+                if path not in gone:
+                    found[path] = replace(model, path=str(path))
+    projector = projector_going_with(str(_resolved(parts[0])), list(found.values()))
     if projector is None:
         return []
     path = parts[0].with_name(Path(projector).name)
@@ -118,49 +116,49 @@ def _has_unfinished(folder: Path, going: Set[Path]) -> bool:
 
     It may be another quantization of the model, which shares the projector.
     """
-    gone = {_place(each) for each in going}
+    gone = {_resolved(path) for path in going}
     with contextlib.suppress(OSError):
         for part in folder.glob("*.part"):
             path = part.with_suffix("")
-            if _place(path) not in gone and _place(part) not in gone and part in leftovers_of(path):
+            if _resolved(path) not in gone and _resolved(part) not in gone and part in leftovers_of(path):
                 return True
     return False
 
 
-def _place(path: Path) -> Path:
+def _resolved(path: Path) -> Path:
     """The path with its folder resolved, but not the file itself, which may be a link."""
     return path.parent.resolve() / path.name
 
 
 def remove(removal: Removal, folder: Path) -> None:
-    """Remove the files and what is beside them, and folders that are empty then.
+    """Remove the files, the leftovers, and folders that are empty then.
 
-    Raises FolderUnusable, and UsageInvalid where a download of it goes on.
+    Raises FolderUnusable, and UsageInvalid while another process downloads the model.
     """
     try:
         unfinished = [PartFile(path.with_suffix("")) for path in removal.downloads]
     except Busy as busy:
         raise UsageInvalid(
             f"{removal.name} is being downloaded by process {busy.pid}.",
-            remedy="Stop that one first.",
+            remedy="Stop that process first.",
         ) from None
     try:
-        for each in unfinished:
-            each.discard()
-        # The first part last: until then it is a model that lacks something, afterwards none at all.
+        for part_file in unfinished:
+            part_file.discard()
+        # The first part last: until then the files are a model with missing parts.
         for path in (*reversed(removal.files), *removal.leftovers):
             path.unlink(missing_ok=True)
     except OSError as error:
         raise FolderUnusable(
             f"{error.filename}: cannot be removed: {error.strerror}.",
-            remedy="Check who owns the folder that it is in.",
+            remedy="Check the owner and the permissions of its folder.",
         ) from None
     for path in (*removal.files, *removal.leftovers):
         _remove_empty(path.parent, folder)
 
 
 def _path_of(name: str, folder: Path) -> Path | None:
-    """The file that ``name`` is as a path, from here or from the models folder; None where it is none."""
+    """The file at ``name`` as a path, from the working folder or the models folder; None if there is none."""
     for path in (Path(name), folder / name):
         try:
             path = path.expanduser().absolute()
@@ -174,40 +172,40 @@ def _path_of(name: str, folder: Path) -> Path | None:
 
 
 def _refuse_outside(path: Path, folder: Path) -> None:
-    # The folder that it is in decides: a link that is a model's file is removed, not what it leads to.
+    # The folder of the path decides: a link is removed, not its target.
     if not path.parent.resolve().is_relative_to(folder.resolve()) or ".." in path.parts:
         raise FolderUnusable(
             f"{printable(str(path))} is not in the models folder {folder}.",
-            remedy="Remove it by hand, or name its folder with --folder.",
+            remedy="Remove it by hand, or give its folder with --folder.",
         )
 
 
 def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
-    """Of a download that was never finished."""
+    """An unfinished download without a complete file."""
     unfinished: list[Path] = []
     match ref:
         case RepoRef():
             top = folder / ref.repo
-            found = (each.with_suffix("") for each in sorted(top.rglob("*.part")))
-            unfinished = [each for each in found if _is_of(ref, str(each.relative_to(top)))]
+            found = (part.with_suffix("") for part in sorted(top.rglob("*.part")))
+            unfinished = [part for part in found if _is_of(ref, str(part.relative_to(top)))]
         case UrlRef():
             unfinished = list(_paths_of_url(ref, folder))
         case None:
             pass
     # Keep the record of origin of a complete file.
-    beside = tuple(
-        each
+    leftovers = tuple(
+        leftover
         for path in unfinished
-        for each in leftovers_of(path)
-        if each.name.startswith(f"{path.name}.part") or not _is_file(path)
+        for leftover in leftovers_of(path)
+        if leftover.name.startswith(f"{path.name}.part") or not _is_file(path)
     )
-    for each in beside:
-        _refuse_outside(each, folder)
-    if beside:
-        return Removal(name, (), beside)
+    for leftover in leftovers:
+        _refuse_outside(leftover, folder)
+    if leftovers:
+        return Removal(name, (), leftovers)
     raise ModelMissing(
         f"There is no {printable(name)} in {folder}.",
-        remedy="Give a path in that folder, or org/repo[:quant]; llamasup list shows what there is.",
+        remedy="Give a path in that folder, or org/repo[:quant]; `llamasup list` shows the models.",
     )
 
 

@@ -1,7 +1,7 @@
 """Finds models in folders, in the caches of other programs, and at paths of a config.
 
-A found file lies in one of those folders by its real path, too (X10): a link that leads out of all of them is
-not followed. The hub's own cache is made of links, from snapshots to blobs of the same folder.
+The real path of a found file is in one of these folders, too (X10): links that lead out are not followed. The
+hub's cache links from snapshots to blobs of the same folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from llamasup.errors import ConfigInvalid, LlamasupError, ModelInvalid, ModelMissing
 from llamasup.gguf.facts import is_served
 from llamasup.models.folder import list_models, look_at
-from llamasup.models.found import FoundModel, current_files, hub_place, ids_of, manifest_repo
+from llamasup.models.found import FoundModel, current_files, ids_of, manifest_repo, parse_hub_path
 from llamasup.system.storage.paths import PathKind, expanded, path_kind
 
 __all__ = ["Search", "cache_folders", "known_caches", "search_models"]
@@ -28,9 +28,8 @@ _MAX_REF_BYTES = 64  # of a commit and a newline
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What was found. ``sources``: what is at each path that was asked for, and beside those that are models,
-    where no folder has it. ``missing``: folders that may not be looked into, and why; ``closed``: folders
-    below the others that may not either. ``notes`` say what was left out.
+    """``sources``: path in the config → file, also for files next to these models that no folder has.
+    ``missing``: unreadable folder → error; ``closed``: unreadable subfolders. ``notes``: omissions.
     """
 
     found: tuple[FoundModel, ...] = ()
@@ -41,23 +40,22 @@ class Search:
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """Folders of which is not known what is in them now."""
+        """All unreadable folders."""
         return (*self.missing, *self.closed)
 
 
 def search_models(
     folders: Sequence[Path], paths: Iterable[str] = (), *, cache_folder: Path | None = None
 ) -> Search:
-    """All models below ``folders``, and those at ``paths`` (absolute, wherever they lead), with what lies
-    beside them.
+    """All models below ``folders``, and those at the absolute ``paths`` with the files next to them.
 
-    Reads headers that it has not seen before: up to a second for a thousand, then some 50 ms.
+    Reads new headers: up to a second for a thousand, then some 50 ms.
     """
     found: list[FoundModel] = []
     missing: dict[str, LlamasupError] = {}
     closed: list[str] = []
     notes: list[str] = []
-    # Before the folders: a folder that disappears during the search is then missing, and no file of it is.
+    # Before the folders: if one disappears during the search, it is missing rather than its files.
     sources = {path: look_at(Path(path), cache_folder=cache_folder) for path in dict.fromkeys(paths)}
     inside = tuple(f"{os.path.realpath(folder).rstrip('/')}/" for folder in folders)
     for folder in dict.fromkeys(folders):
@@ -69,11 +67,11 @@ def search_models(
             continue
         notes += listed.notes
         closed += listed.closed
-        found += (_kept_inside(each, inside) for each in _named(folder, listed.models))
-    once = {each.path: each for each in found}  # one folder may lie in another
+        found += (_kept_inside(model, inside) for model in _named(folder, listed.models))
+    once = {model.path: model for model in found}  # one folder may lie in another
     looked_into = {path.rpartition("/")[0] for path in once}
-    for each in _beside(sources, looked_into, cache_folder):
-        sources.setdefault(each.path, _kept_inside(each, inside) if _is_inside(each, inside) else each)
+    for model in _beside(sources, looked_into, cache_folder):
+        sources.setdefault(model.path, _kept_inside(model, inside) if _is_inside(model, inside) else model)
     return Search(
         tuple(once.values()),
         MappingProxyType(sources),
@@ -86,41 +84,41 @@ def search_models(
 def _beside(
     sources: Mapping[str, FoundModel], looked_into: Container[str], cache_folder: Path | None
 ) -> Iterator[FoundModel]:
-    """What may belong to models that are named by their paths. A broken one is most likely being replaced."""
+    """The files next to the models among ``sources``. A broken file is most likely being replaced."""
     of_models = (
-        each.path
-        for each in sources.values()
-        if isinstance(each.outcome, LlamasupError) or is_served(each.outcome)
+        model.path
+        for model in sources.values()
+        if isinstance(model.outcome, LlamasupError) or is_served(model.outcome)
     )
     for folder in dict.fromkeys(path.rpartition("/")[0] for path in of_models):
         if folder not in looked_into:
-            with contextlib.suppress(LlamasupError):  # what is wrong there is told of the model
+            with contextlib.suppress(LlamasupError):  # the model itself reports it
                 yield from list_models(Path(folder or "/"), deepest=0, cache_folder=cache_folder).models
 
 
 def _no_folder(folder: Path) -> ModelMissing:
-    return ModelMissing(f"{folder}: there is no such folder", remedy="Make it, or give another one.")
+    return ModelMissing(f"{folder}: there is no such folder", remedy="Create it, or give another one.")
 
 
 def _named(folder: Path, models: Sequence[FoundModel]) -> Iterator[FoundModel]:
-    """With their names; of the hub's repositories what is current."""
+    """The models with their ids; only the current files of a hub's cache."""
     top = f"{str(folder).rstrip('/')}/"
-    relative = {each.path: each.path.removeprefix(top) for each in models}
-    broken = {relative[each.path] for each in models if isinstance(each.outcome, LlamasupError)}
+    relative = {model.path: model.path.removeprefix(top) for model in models}
+    broken = {relative[model.path] for model in models if isinstance(model.outcome, LlamasupError)}
     revisions: dict[str, dict[str, None]] = {}
     for path in relative.values():
-        if (place := hub_place(path)) is not None:
-            revisions.setdefault(place.folder, {})[place.revision] = None
-    order = {each: _newest_first(folder / each, of) for each, of in revisions.items()}
+        if (repo_file := parse_hub_path(path)) is not None:
+            revisions.setdefault(repo_file.folder, {})[repo_file.revision] = None
+    order = {repository: _newest_first(folder / repository, of) for repository, of in revisions.items()}
     kept = current_files(relative.values(), order, broken)
     ids = ids_of(kept, _repositories(folder), broken)
-    for each in models:
-        if (names := ids.get(relative[each.path])) is not None:
-            yield replace(each, ids=names)
+    for model in models:
+        if (names := ids.get(relative[model.path])) is not None:
+            yield replace(model, ids=names)
 
 
 def _newest_first(repository: Path, revisions: Iterable[str]) -> list[str]:
-    """The commit that ``main`` is at, or another name if it has no main; then by when they came."""
+    """The commit of ``main`` (or of another ref without main) first, then the latest download."""
     named = _named_revision(repository, set(revisions))
 
     def came_ns(revision: str) -> int:
@@ -129,7 +127,10 @@ def _newest_first(repository: Path, revisions: Iterable[str]) -> list[str]:
         except OSError:
             return 0
 
-    return sorted(revisions, key=lambda each: (each == named, came_ns(each), each), reverse=True)
+    def rank(revision: str) -> tuple[bool, int, str]:
+        return revision == named, came_ns(revision), revision
+
+    return sorted(revisions, key=rank, reverse=True)
 
 
 def _named_revision(repository: Path, revisions: Container[str]) -> str | None:
@@ -149,7 +150,7 @@ def _named_revision(repository: Path, revisions: Container[str]) -> str | None:
 
 
 def _repositories(folder: Path) -> list[str]:
-    """Those that llama.cpp's older cache has manifests of."""
+    """The repositories of manifests in llama.cpp's older cache."""
     try:
         with os.scandir(folder) as entries:
             return [repo for entry in entries if (repo := manifest_repo(entry.name)) is not None]
@@ -158,7 +159,7 @@ def _repositories(folder: Path) -> list[str]:
 
 
 def _is_inside(model: FoundModel, inside: tuple[str, ...]) -> bool:
-    """Whether it lies in one of the folders, wherever it leads."""
+    """Whether its path, not its target, is in one of the folders."""
     return f"{os.path.realpath(os.path.dirname(model.path))}/".startswith(inside)  # noqa: PTH120 - as paths
 
 
@@ -167,29 +168,29 @@ def _kept_inside(model: FoundModel, inside: tuple[str, ...]) -> FoundModel:
     if outside is None:
         return model
     error = ModelInvalid(
-        f"{model.path}: leads to {outside}, which is in none of the folders that are served from",
-        remedy="Name that folder, too, or the file itself in the config: models: {NAME: {path: …}}.",
+        f"{model.path}: links to {outside}, which is in none of the models folders",
+        remedy="Add that folder, or add the file to the config: models: {NAME: {path: …}}.",
     )
     return replace(model, outcome=error)
 
 
 def cache_folders(names: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Those of ``cache_places`` that are there, or may be."""
-    places = known_caches(names, environ)
-    return tuple(place for place in places if path_kind(place) not in (PathKind.NOTHING, PathKind.FILE))
+    """The ``known_caches`` that exist, or may."""
+    folders = known_caches(names, environ)
+    return tuple(folder for folder in folders if path_kind(folder) not in (PathKind.NOTHING, PathKind.FILE))
 
 
 def known_caches(names: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where the folders of ``huggingface`` and ``llama.cpp`` are, or will be: absolute, each once.
+    """The absolute cache folders of ``huggingface`` and ``llama.cpp``, whether they exist or not.
 
-    As huggingface_hub and llama.cpp (common/hf-cache.cpp of b11434, fs_get_cache_directory before) look
-    for them. llama.cpp's own comes first where it has one: today it shares the hub's.
+    The rules are those of huggingface_hub and llama.cpp (common/hf-cache.cpp of b11434,
+    fs_get_cache_directory before). llama.cpp's own folder comes first; today it shares the hub's.
 
-    Raises ConfigInvalid for a variable that leads to nobody's home.
+    Raises ConfigInvalid for a variable with an unknown user's home.
     """
     return tuple(
         dict.fromkeys(
-            place for name in names for place in (_hub if name == "huggingface" else _llama_cpp)(environ)
+            folder for name in names for folder in (_hub if name == "huggingface" else _llama_cpp)(environ)
         )
     )
 
@@ -207,7 +208,7 @@ def _hub(environ: Mapping[str, str]) -> list[Path]:
 
 
 def _llama_cpp(environ: Mapping[str, str]) -> list[Path]:
-    """Builds of 2024 and 2025 have a folder of their own without subfolders; later ones the hub's layout."""
+    """Builds of 2024 and 2025 have their own flat folder; later ones use the hub's layout."""
     if given := environ.get("LLAMA_CACHE"):
         return [expanded(given, ConfigInvalid, of="$LLAMA_CACHE")]
     if sys.platform == "darwin":

@@ -1,4 +1,4 @@
-"""What can be said of one model among many: how it is started, how long it stays, who may wait for it."""
+"""The options of one model among many, and the spec that the registry makes of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["ModelOptions", "ModelSpec", "Stay"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """All that a config may say of a model besides where it is. ``None``: nothing is said.
+    """The options of a model in a config. ``None``: not set.
 
-    Times are in seconds; ``ttl_s`` inf: it stays until its memory is needed. ``devices`` are llama-server's
-    names (``--list-devices``); empty: whichever there are. ``loras`` are paths,
-    or ``auto`` alone: those found beside the model, for requests that ask for them.
+    Times are in seconds; ``ttl_s`` inf: loaded until its memory is needed. ``devices``: llama-server's names
+    (``--list-devices``); empty: all. ``loras``: paths, or ``auto`` alone: the adapters next to the model, for
+    requests that name them.
     """
 
     ctx_size: int | None = None
@@ -50,25 +50,19 @@ class ModelOptions:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Absolute paths that it names of files beside the model's own."""
+        """The absolute paths of other files in these options."""
         named = (self.mmproj, self.draft_model, *(self.loras or ()))
         return tuple(path for path in named if path is not None and path.startswith("/"))
 
     def over(self, base: ModelOptions) -> Self:
-        """These, and where they say nothing what ``base`` says."""
-        unsaid = {
-            each.name: getattr(base, each.name) for each in fields(self) if getattr(self, each.name) is None
-        }
-        return replace(self, **unsaid)
+        """These options, with those of ``base`` where they are not set."""
+        unset = [option.name for option in fields(self) if getattr(self, option.name) is None]
+        return replace(self, **{name: getattr(base, name) for name in unset})
 
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """How long a model stays loaded, and beside whom.
-
-    ``pin``: it is never unloaded for another one. ``groups``: of the models of one group at most one is
-    loaded on a device.
-    """
+    """``pin``: never evicted for another model. ``groups``: at most one model of a group is on a device."""
 
     ttl_s: float = float("inf")
     pin: bool = False
@@ -78,13 +72,12 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model that can be served. Equal specs are served by the same process, untouched by a reload.
+    """One model that can be served. A reload that makes an equal spec does not touch its processes.
 
-    ``source``: an absolute path, or ``org/repo:quant`` or a URL that has to be downloaded first.
-    ``identity``: of its files (sizes and times), so that a replaced file is a changed model; first its own.
-    ``pairing``: the projector beside it, where nothing is said about one.
-    ``settings.alias`` is its id. ``replicas`` processes serve it. ``listed`` is what is known of the file
-    without starting anything; None: it is not here, or broken (``problem`` says so).
+    ``source``: an absolute path, or ``org/repo:quant`` or a URL to download. ``identity``: the states of its
+    files, the model's own first; a replaced file makes a changed model. ``pairing``: the projector next to
+    it, unless one is configured. ``settings.alias`` is its id. ``listed``: the facts of the file; None: it is
+    missing or broken (see ``problem``).
     """
 
     id: str
@@ -106,34 +99,30 @@ class ModelSpec:
 
     @property
     def projector(self) -> str | None:
-        """The path of the one beside it that is its own."""
+        """The path of its projector, if one was found next to it."""
         return None if self.pairing is None or self.pairing.projector is None else self.pairing.projector.path
 
     @property
     def started_as(self) -> tuple[object, ...]:
-        """All of it that a process is started from: where this is equal, a change touches no process. What
-        it is called is not among it: no process ends for a name.
-        """
+        """The parts that decide how its processes start. Not its names: a rename restarts no process."""
         options = self.options
         own = (options.devices, options.loras, options.warm_up, options.keep_slots)
         settings = replace(self.settings, alias=None)
         return (self.source, settings, self.replicas, self.identity, *own)
 
     def is_file_of(self, other: ModelSpec) -> bool:
-        """Whether both are served from one file, whatever is in it by now."""
+        """Whether both have the same file, whatever its content is now."""
         if self.identity and other.identity:
             return self.identity[0][0] == other.identity[0][0]
         return bool(self.source) and self.source == other.source
 
     def redacted(self, text: str) -> str:
-        """``text`` with its files' names where their paths stand: where they lie is nothing to clients. Empty
-        where it names other places of this machine.
-        """
+        """``text`` for clients, with file names instead of paths. Empty if other paths could remain."""
         source = (self.source,) if self.source.startswith("/") else ()
         return redact_paths(text, (*source, *(path for path, _, _ in self.identity), *self.options.files))
 
-    def told(self, problem: str) -> str:
-        """Why it cannot be loaded, as clients hear it."""
+    def public_problem(self, problem: str) -> str:
+        """Why it cannot be loaded, for clients."""
         return self.redacted(problem) or f"The model {self.id!r} cannot be loaded: llamasup's log says why"
 
     @property

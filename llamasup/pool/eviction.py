@@ -1,9 +1,8 @@
-"""Which models to evict for enough room: the cheapest set that frees it (pure).
+"""Finds the cheapest set of models to evict for the resources that a load lacks (pure).
 
-A small covering problem over several resources at once: memory, the number of loaded models, and the
-group's place on a device, all counted alike. Searched exactly while that is quick. The cost of a model
-grows with its use: a request counts half after an hour (scripts/simulate_residency.py; results in
-docs/residency.md).
+A small covering problem over memory, the number of loaded models and one model of a group on each device.
+The search is exact while that is quick. The cost of a model grows with its use: a request counts half after
+an hour (scripts/simulate_residency.py; results in docs/residency.md).
 """
 
 from __future__ import annotations
@@ -36,24 +35,24 @@ __all__ = [
 Kind = Literal["memory", "count", "group"]
 
 Resource = tuple[Kind, str]
-"""Memory by place; the count; a group on a device (``group@device``)."""
+"""Memory of a device; the number of loaded models; a group on a device (``group@device``)."""
 
 Demand = Mapping[Resource, int]
-"""How much of each: bytes of memory, ones of the others. What is not in it is not needed."""
+"""Amounts: bytes of memory, 1 of the others."""
 
 RAM: Final = "ram"
 COUNT: Final[Resource] = ("count", "")
 
 
 def devices(needs: Mapping[str, int]) -> tuple[str, ...]:
-    """Where a model with these needs computes: RAM is a device only for what uses no other."""
-    used = tuple(place for place, size in needs.items() if size > 0 and place != RAM)
+    """The devices that a model with these needs uses: RAM only if it uses no other."""
+    used = tuple(device for device, size in needs.items() if size > 0 and device != RAM)
     return used or (RAM,)
 
 
 def demand(needs: Mapping[str, int], groups: Collection[str]) -> dict[Resource, int]:
-    """What a model takes that needs these bytes by place and is in these groups."""
-    taken: dict[Resource, int] = {("memory", place): size for place, size in needs.items() if size > 0}
+    """The resources of a model with these needs (bytes by device) and groups."""
+    taken: dict[Resource, int] = {("memory", device): size for device, size in needs.items() if size > 0}
     taken[COUNT] = 1
     if groups:
         for device in devices(needs):
@@ -63,7 +62,7 @@ def demand(needs: Mapping[str, int], groups: Collection[str]) -> dict[Resource, 
 
 
 def lacking(wanted: Demand, free: Demand) -> dict[Resource, int]:
-    """What is missing of what is wanted; empty: it fits. ``free`` may be below zero."""
+    """The missing amounts; empty if all fits. ``free`` may be below zero."""
     return {
         resource: amount - free.get(resource, 0)
         for resource, amount in wanted.items()
@@ -82,11 +81,11 @@ def add(free: dict[Resource, int], given: Demand) -> None:
 
 
 MAX_STEPS: Final = 500
-"""Of the search: exact for ten candidates or so (1,024 sets, most of them cut off), and at most a millisecond
-or two for hundreds, for which the best set found by then is taken."""
+"""The search is exact for about ten candidates (1,024 sets, most of them cut off). For hundreds it stops
+after a millisecond or two with the best set so far."""
 
 Cost = tuple[int, int, float]
-"""Compared from the left: that a worse kind of loss is avoided weighs more than any number of lesser ones."""
+"""Compared from the left: one loss of a worse kind outweighs any number of lesser ones."""
 
 _NOTHING: Final[Cost] = (0, 0, 0.0)
 
@@ -99,21 +98,21 @@ class Candidate:
 
 
 def cheapest_set(candidates: Sequence[Candidate], lack: Demand) -> tuple[Candidate, ...] | None:
-    """The set of least cost that frees all that is lacking, nobody in it for nothing; None: there is none."""
+    """The cheapest set that frees ``lack``, without unneeded candidates; None if there is none."""
     helping = sorted(
-        (each for each in candidates if any(resource in each.frees for resource in lack)),
-        key=lambda each: (each.cost, each.id),
+        (candidate for candidate in candidates if any(resource in candidate.frees for resource in lack)),
+        key=lambda candidate: (candidate.cost, candidate.id),
     )
     found = _search(helping, lack)
     return None if found is None else _needed(found, lack)
 
 
 def _search(candidates: Sequence[Candidate], lack: Demand) -> tuple[Candidate, ...] | None:
-    """Depth first, with before without, cheap before dear: the first set found is the cheapest that are
-    enough together; every later one costs less."""
-    rest = [dict.fromkeys(lack, 0)]  # what all from the n-th on would free together, from behind
-    for each in reversed(candidates):
-        rest.append({key: amount + each.frees.get(key, 0) for key, amount in rest[-1].items()})
+    """Depth first, cheap candidates first, with a candidate before without it. Each set found costs less than
+    the one before."""
+    rest = [dict.fromkeys(lack, 0)]  # the sums that the last n candidates free together
+    for candidate in reversed(candidates):
+        rest.append({key: amount + candidate.frees.get(key, 0) for key, amount in rest[-1].items()})
     best: tuple[Candidate, ...] | None = None
     best_cost = _NOTHING
     open_: list[tuple[int, tuple[Candidate, ...], Cost, Demand]] = [(0, (), _NOTHING, lack)]
@@ -128,10 +127,10 @@ def _search(candidates: Sequence[Candidate], lack: Demand) -> tuple[Candidate, .
             continue
         if any(amount > rest[-1 - at][key] for key, amount in missing.items()):
             continue
-        each = candidates[at]
-        left = {key: more for key, was in missing.items() if (more := was - each.frees.get(key, 0)) > 0}
+        candidate = candidates[at]
+        left = {key: more for key, was in missing.items() if (more := was - candidate.frees.get(key, 0)) > 0}
         open_.append((at + 1, chosen, cost, missing))
-        open_.append((at + 1, (*chosen, each), _sum(cost, each.cost), left))
+        open_.append((at + 1, (*chosen, candidate), _sum(cost, candidate.cost), left))
     return best
 
 
@@ -140,36 +139,38 @@ def _sum(one: Cost, other: Cost) -> Cost:
 
 
 def _needed(chosen: tuple[Candidate, ...], lack: Demand) -> tuple[Candidate, ...]:
-    """Without those that can be kept after all, the dearest first: a search that was cut short, or one with
-    costs of zero, may hold some."""
-    spare = {key: sum(each.frees.get(key, 0) for each in chosen) - amount for key, amount in lack.items()}
-    kept = list(chosen)
-    for each in sorted(chosen, key=lambda each: each.cost, reverse=True):
-        if all(each.frees.get(key, 0) <= amount for key, amount in spare.items()):
-            kept.remove(each)
+    """Without candidates that can stay loaded, the dearest first: a search that stopped early, or costs of
+    zero, can leave some in."""
+    spare = {
+        key: sum(candidate.frees.get(key, 0) for candidate in chosen) - amount for key, amount in lack.items()
+    }
+    needed = list(chosen)
+    for candidate in sorted(chosen, key=lambda candidate: candidate.cost, reverse=True):
+        if all(candidate.frees.get(key, 0) <= amount for key, amount in spare.items()):
+            needed.remove(candidate)
             for key in spare:
-                spare[key] -= each.frees.get(key, 0)
-    return tuple(kept)
+                spare[key] -= candidate.frees.get(key, 0)
+    return tuple(needed)
 
 
 HALF_LIFE_S: Final = 3600.0
-"""In the simulation ten minutes forget too soon (8 % more load time); four hours, or a day, are as good
-within 3 %."""
+"""In the simulation ten minutes are too short (8 % more load time); four hours and a day are equal within
+3 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """``count`` is as of ``at_s`` (monotonic seconds)."""
+    """A decaying count of requests, valid at ``at_s`` (monotonic seconds)."""
 
     count: float = 0.0
     at_s: float = 0.0
 
     def at(self, now_s: float) -> float:
-        """The count as of now."""
+        """The count at ``now_s``."""
         return self.count * exp2((self.at_s - now_s) / HALF_LIFE_S)
 
     def after(self, now_s: float, requests: int = 1) -> Use:
-        """With these, that have just ended."""
+        """With requests that have just ended."""
         return Use(self.at(now_s) + requests, now_s)
 
 

@@ -1,4 +1,4 @@
-"""One model of a pool: what is said of it, its processes, and where it is between absent and resident."""
+"""One model of a pool: its spec, its processes, and its phase."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from llamasup.downloads.manager import Progress
 from llamasup.errors import LlamasupError
@@ -31,28 +30,28 @@ __all__ = [
     "ManagedModel",
     "PendingDemand",
     "SizedModel",
-    "absent",
     "as_unavailable",
+    "being_unloaded",
     "estimate_model",
-    "making_room",
+    "not_loaded",
     "policy_for",
     "prepare_listed",
     "share_of",
     "with_devices",
 ]
 
-T = TypeVar("T")
+_OWN_LIMITS = ("wait_timeout_s", "max_concurrent", "max_queued", "drain_timeout_s")
 
 _NOWHERE = Path("/nonexistent")
-# Weights come from a disk at about 1 GB/s, and a server needs a moment for itself. Until it was measured.
+# Until a load was measured: weights come from a disk at about 1 GB/s, and a server needs a moment for itself.
 _BYTES_PER_S = 1e9
 _MIN_LOAD_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class SizedModel:
-    """What is known of ``spec`` before its first start. ``needs``: bytes by place, of all its replicas.
-    ``found`` is the spec with the file that it led to, where that had to be downloaded first.
+    """The facts about ``spec`` before its first start. ``needs``: bytes by device, of all its replicas.
+    ``found``: ``spec`` with the identity of its downloaded file.
     """
 
     spec: ModelSpec
@@ -61,21 +60,21 @@ class SizedModel:
     found: ModelSpec
 
     def is_of(self, spec: ModelSpec) -> bool:
-        """Whether processes made from this are what ``spec`` asks for."""
+        """Whether processes started from this match ``spec``."""
         return spec.started_as in (self.spec.started_as, self.found.started_as)
 
 
 def estimate_model(
     spec: ModelSpec, budget: Mapping[str, int], runtime: str | None, environ: Mapping[str, str]
 ) -> SizedModel:
-    """Read what a plan needs and see what it takes. Blocks for some milliseconds.
+    """Read the model's header and plan it alone in ``budget``. Blocks for some milliseconds.
 
-    Raises what ``prepare`` and ``Planner.check`` do: DoesNotFit where not even all of ``budget`` is enough.
+    Raises the errors of ``prepare`` and ``Planner.check``, such as DoesNotFit.
     """
     launch = prepare_listed(spec, runtime=runtime, environ=environ)
     devices = launch.runtime.capabilities.devices
     share = share_of(spec, budget, alone=True)
-    of_one: dict[tuple[str, ...], Mapping[str, int]] = {}  # by the devices that it has
+    of_one: dict[tuple[str, ...], Mapping[str, int]] = {}  # the needs of one replica by its devices
     needs: Counter[str] = Counter()
     for number in range(spec.replicas):
         own = devices_of(spec, number)
@@ -90,23 +89,23 @@ def estimate_model(
 
 
 def _as_found(spec: ModelSpec, launch: Launch) -> ModelSpec:
-    """As a registry says it of what was only just downloaded."""
+    """The spec as a registry would make it now that its file is downloaded."""
     if spec.identity:
         return spec
     projector = None if launch.found is None else launch.found.projector
-    beside = () if projector is None else (projector.path,)
-    paths = (str(launch.model_path), *beside, *spec.options.files)
+    paired = () if projector is None else (projector.path,)
+    paths = (str(launch.model_path), *paired, *spec.options.files)
     states = (state for path in paths for state in look_at(Path(path)).files)
     return replace(spec, identity=tuple(dict.fromkeys(states)))
 
 
-def share_of(spec: ModelSpec, places: Mapping[str, int], *, alone: bool = False) -> MemoryBudget:
-    """What each of its processes may take of ``places``, which are for all of them."""
-    return MemoryBudget(places, alone=alone, replicas=spec.replicas, devices=spec.options.devices or ())
+def share_of(spec: ModelSpec, budget: Mapping[str, int], *, alone: bool = False) -> MemoryBudget:
+    """The part of ``budget`` (for all replicas) that one process may use."""
+    return MemoryBudget(budget, alone=alone, replicas=spec.replicas, devices=spec.options.devices or ())
 
 
 def with_devices(launch: Launch, spec: ModelSpec, number: int) -> Launch:
-    """As one replica is launched."""
+    """The launch of one replica."""
     if spec.replicas == 1 or not spec.options.devices:
         return launch
     extra = (*launch.settings.extra, "--device", ",".join(devices_of(spec, number)))
@@ -114,39 +113,29 @@ def with_devices(launch: Launch, spec: ModelSpec, number: int) -> Launch:
 
 
 def devices_of(spec: ModelSpec, number: int) -> tuple[str, ...]:
-    """Those of one replica: each has one of its own where there is more than one replica."""
+    """The devices of one replica: each of several replicas uses one device."""
     devices = spec.options.devices or ()
     return devices if spec.replicas == 1 or not devices else (devices[number % len(devices)],)
 
 
 def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) -> Policy:
-    """``base`` with what is said of this model. ``started``: what its processes are started from, where that
-    is not (or not yet) what is said of it now.
+    """``base`` with the options of this model. ``started``: the spec of its running processes, if that
+    differs.
 
-    After a crash loop the pool decides about another try, since that takes memory; a process whose siblings
-    serve has its memory, and tries by itself.
+    After a crash loop the pool decides about another try, since that takes memory. One of several replicas
+    keeps its memory and tries by itself.
     """
     options, started = spec.options, started or spec
     half_open_s = (base.restart.half_open_s or HALF_OPEN_S) if started.replicas > 1 else None
-
-    def said(own: T | None, otherwise: T) -> T:
-        return otherwise if own is None else own
-
-    return replace(
-        base,
-        restart=replace(base.restart, half_open_s=half_open_s),
-        warm_up=said(started.options.warm_up, base.warm_up),
-        wait_timeout_s=said(options.wait_timeout_s, base.wait_timeout_s),
-        max_concurrent=said(options.max_concurrent, base.max_concurrent),
-        max_queued=said(options.max_queued, base.max_queued),
-        drain_timeout_s=said(options.drain_timeout_s, base.drain_timeout_s),
-    )
+    own = {name: getattr(options, name) for name in _OWN_LIMITS} | {"warm_up": started.options.warm_up}
+    changed = {name: value for name, value in own.items() if value is not None}
+    return replace(base, restart=replace(base.restart, half_open_s=half_open_s), **changed)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingDemand:
-    """Of requests that were refused while it is not loaded, and told to come again: when the first was, and
-    until when one may come (monotonic).
+    """Requests that got a 503 with Retry-After while the model is not loaded: the time of the first, and how
+    long the pool expects another (monotonic).
     """
 
     since_s: float
@@ -154,16 +143,17 @@ class PendingDemand:
 
 
 class ManagedModel:
-    """Owned by the pool, which alone changes it. Times are monotonic."""
+    """Only the pool changes it. Times are monotonic."""
 
     __slots__ = (
         "answered",
+        "cordoned",
         "error",
-        "leaving",
         "load_waiters",
         "load_waiters_since_s",
+        "old_needs",
         "old_replicas",
-        "outgoing_needs",
+        "pending_demand",
         "reload_after",
         "removed",
         "resident_since_s",
@@ -180,45 +170,42 @@ class ManagedModel:
         "unloaded",
         "unloading",
         "use",
-        "wish",
-        "yielding",
     )
 
     def __init__(self, spec: ModelSpec, served: ReplicaSet) -> None:
         self.spec = spec
         self.served = served
         self.sized: SizedModel | None = None
-        self.sizing: asyncio.Task[SizedModel | LlamasupError] | None = None  # and its download before
-        self.runners: list[InstanceRunner] = []  # one for each replica, once it was wanted
-        self.rolling_out = False  # what it was changed to is looked at, waits for its turn, or is swapped in
-        self.swapping = False  # that is: from one spec to the next
-        self.rollout: asyncio.Task[LlamasupError | None] | None = None  # the last; why it came to nothing
-        self.reload_after = False  # it made way for its successor, which is to be loaded
-        self.removed = False  # it is served no more, once it has ended
-        self.unloaded = False  # as asked, and nobody has wanted it since: no reload preloads it
-        self.old_replicas: list[InstanceRunner] = []  # of the spec before: they finish what they began
-        self.outgoing_needs: Mapping[str, int] = {}
-        self.starting = False  # told to start, and nothing heard of it yet
-        self.yielding = False
-        self.leaving = False
+        self.sizing: asyncio.Task[SizedModel | LlamasupError] | None = None  # with its download
+        self.runners: list[InstanceRunner] = []  # one for each replica, made at the first load
+        self.rolling_out = False  # the new spec is sized, waits for its turn, or is swapped in
+        self.swapping = False  # the new spec replaces the old one
+        self.rollout: asyncio.Task[LlamasupError | None] | None = None  # the last one, with its error
+        self.reload_after = False  # the old processes stopped for the rollout; load the new ones
+        self.removed = False  # no longer configured; its processes are stopping
+        self.unloaded = False  # by a command, and not requested since: a reload does not preload it
+        self.old_replicas: list[InstanceRunner] = []  # of the old spec; they finish their requests
+        self.old_needs: Mapping[str, int] = {}
+        self.starting = False  # a start was requested, and no state change has come yet
+        self.cordoned = False
         self.unloading: asyncio.Task[None] | None = None
         self.error: LlamasupError | None = None  # why it cannot be loaded for now
         self.retry_at_s = 0.0  # after an error
         self.resident_since_s = 0.0
-        self.answered = 0  # requests, as it was last idle
-        self.use = UNUSED  # lately; it outlasts what is loaded
-        self.load_waiters: list[asyncio.Future[None]] = []  # of those who asked for it to be loaded
+        self.answered = 0  # requests until it was last idle
+        self.use = UNUSED  # kept while it is not loaded
+        self.load_waiters: list[asyncio.Future[None]] = []  # of ``load`` commands
         self.load_waiters_since_s = 0.0
-        self.wish: PendingDemand | None = None
+        self.pending_demand: PendingDemand | None = None
 
     @property
     def phase(self) -> Phase:
-        if self.leaving or self.removed:
-            return Phase.LEAVING
+        if self.unloading is not None or self.removed:
+            return Phase.UNLOADING
         if self.swapping:
-            return Phase.LOADING  # whatever serves meanwhile: it is not to be taken away in the middle
-        if self.yielding:
-            return Phase.YIELDING
+            return Phase.LOADING  # also while the old processes serve: it must not be evicted during a swap
+        if self.cordoned:
+            return Phase.CORDONED
         states = {runner.instance.state for runner in self.runners}
         if State.READY in states:
             return Phase.RESIDENT
@@ -228,40 +215,38 @@ class ManagedModel:
 
     @property
     def key(self) -> str:
-        """Its id among all that hold memory. One that is served no more has none of its own: another may have
-        come under its name, and no name has a space.
+        """Its id among the models that hold memory. A new model may have the name of a removed one, and no
+        name contains a space.
         """
         return f"{self.spec.id} removed {id(self)}" if self.removed else self.spec.id
 
     @property
     def wanted(self) -> bool:
-        return bool(self.load_waiters) or len(self.served.room) > 0 or self.wish is not None
+        return bool(self.load_waiters) or len(self.served.queue) > 0 or self.pending_demand is not None
 
     @property
     def is_outdated(self) -> bool:
-        """Whether it was changed since its processes were made."""
+        """Whether its spec changed after its processes were started."""
         return self.sized is not None and not self.sized.is_of(self.spec)
 
     @property
     def found(self) -> ModelSpec:
-        """What is said of it, of the file that it was found to be."""
+        """Its spec, with the identity of a downloaded file."""
         if self.sized is None or self.sized.spec.started_as != self.spec.started_as:
             return self.spec
         return replace(self.sized.found, id=self.spec.id, aliases=self.spec.aliases)
 
     @property
     def facts(self) -> ModelFacts | None:
-        """Of its file, once that was seen: one that had to be downloaded was not in any folder."""
+        """Facts about its file; None until it was read."""
         return self.spec.listed or (None if self.sized is None else self.sized.launch.model)
 
     @property
     def serves(self) -> bool:
-        """Whether a server of it is there, for as long as it may stay."""
         return self.phase is Phase.RESIDENT
 
     @property
-    def holds(self) -> bool:
-        """Whether memory is its own."""
+    def holds_memory(self) -> bool:
         return self.phase not in {Phase.ABSENT, Phase.FAILED}
 
     @property
@@ -270,10 +255,10 @@ class ManagedModel:
 
     @property
     def needs(self) -> Mapping[str, int]:
-        """What it holds, or would, by place. While it is changed both generations hold theirs."""
+        """Bytes by device that it holds, or would hold. A rollout holds those of both specs."""
         needs = {} if self.sized is None else self.sized.needs
-        before = self.outgoing_needs
-        return {place: needs.get(place, 0) + before.get(place, 0) for place in {*needs, *before}}
+        old = self.old_needs
+        return {device: needs.get(device, 0) + old.get(device, 0) for device in {*needs, *old}}
 
     @property
     def load_s(self) -> float:
@@ -283,13 +268,12 @@ class ManagedModel:
         return _MIN_LOAD_S + sum(self.needs.values()) / _BYTES_PER_S
 
     def snapshot(self) -> ModelSnapshot:
-        """As the policy sees it."""
         served, stay = self.served, self.spec.stay
-        waiting = len(served.room) + len(self.load_waiters) + (self.wish is not None)
+        waiting = len(served.queue) + len(self.load_waiters) + (self.pending_demand is not None)
         since_s = min(
-            served.room.oldest_s,
+            served.queue.oldest_s,
             self.load_waiters_since_s if self.load_waiters else float("inf"),
-            float("inf") if self.wish is None else self.wish.since_s,
+            float("inf") if self.pending_demand is None else self.pending_demand.since_s,
         )
         return ModelSnapshot(
             self.key,
@@ -305,84 +289,85 @@ class ManagedModel:
             used_s=max(self.resident_since_s, served.idle_since_s),
             resident_since_s=self.resident_since_s,
             use=self.use,
-            old_replicas=self.outgoing_needs,
+            old_replicas=self.old_needs,
         )
 
     def stop_sizing(self) -> None:
-        """Nobody has any use for it, or it is another one by now. With it ends what it downloads."""
+        """Cancel the sizing and its download: the result is not needed any more."""
         if self.sizing is not None:
             self.sizing.cancel()
 
     def downloading(self, progress: Progress | None) -> None:
-        """Tell those who wait how far it is; None: it is over. Where it has failed that is told on."""
+        """Show the progress to waiting requests; None: the download has ended. An error is not replaced."""
         if self.error is None:
-            self.served.absent = absent(self.spec) if progress is None else _downloading(self.spec, progress)
+            self.served.unavailable_reason = (
+                not_loaded(self.spec) if progress is None else _downloading(self.spec, progress)
+            )
 
     def count_use(self) -> None:
-        """Add what was answered since it was last idle. A new generation counts from 0 again."""
+        """Add the requests since it was last idle. A new generation counts from 0 again."""
         answered = self.served.answered
         requests = max(1, answered - self.answered)
         self.use, self.answered = self.use.after(self.served.idle_since_s, requests), answered
 
     def resolve_load_waiters(self, error: LlamasupError | None = None) -> None:
-        """Tell those who asked for it to be loaded how that came out."""
+        """End the pending ``load`` commands."""
         load_waiters, self.load_waiters = self.load_waiters, []
-        for claim in load_waiters:
-            if not claim.done():
+        for waiter in load_waiters:
+            if not waiter.done():
                 if error is None:
-                    claim.set_result(None)
+                    waiter.set_result(None)
                 else:
-                    claim.set_exception(error)
+                    waiter.set_exception(error)
 
 
 def as_unavailable(error: LlamasupError, spec: ModelSpec, why: Unavailable | None = None) -> Unavailable:
-    """What requests for a model hear that cannot be loaded; ``why``: as its server said it, if it had one."""
+    """The response for a model that cannot be loaded; ``why``: the error of its server, if any."""
     why = why or Unavailable(503, error.message, cause=error.cause, remedy=error.remedy)
-    return replace(why, message=spec.told(why.message), remedy=spec.redacted(why.remedy))
+    return replace(why, message=spec.public_problem(why.message), remedy=spec.redacted(why.remedy))
 
 
-def absent(spec: ModelSpec) -> Unavailable:
-    """What is told of a model that is not loaded and will be: those who may wait do not hear it."""
+def not_loaded(spec: ModelSpec) -> Unavailable:
+    """The response to a request that may not wait for the load."""
     return Unavailable(
         503,
         f"The model {spec.id!r} is not loaded",
         cause="loading",
-        remedy="try again: it is loaded for the first request that may wait",
+        remedy="try again: the first request that may wait loads it",
         retry_after_s=1.0,
-        may_wait=True,
+        queueable=True,
     )
 
 
 def _downloading(spec: ModelSpec, progress: Progress) -> Unavailable:
     done, total = progress.done_bytes, progress.total_bytes
     of = "" if total is None else f" of {memory_text(total)}"
-    left_s = 1.0
+    remaining_s = 1.0
     if total is not None and progress.bytes_per_s:
-        left_s = max(left_s, (total - done) / progress.bytes_per_s)
+        remaining_s = max(remaining_s, (total - done) / progress.bytes_per_s)
     return Unavailable(
         503,
         f"The model {spec.id!r} is being downloaded: {memory_text(done)}{of}",
         cause="downloading",
-        retry_after_s=retry_after_s(left_s),
-        may_wait=True,
+        retry_after_s=retry_after_s(remaining_s),
+        queueable=True,
     )
 
 
-def making_room(spec: ModelSpec, for_id: str) -> Unavailable:
-    """What is told of a model that is on its way out."""
-    makes_room = f" to make room for {for_id!r}" if for_id else ""
+def being_unloaded(spec: ModelSpec, for_id: str) -> Unavailable:
+    purpose = f" to make room for {for_id!r}" if for_id else ""
     return Unavailable(
         503,
-        f"The model {spec.id!r} is being unloaded{makes_room}",
+        f"The model {spec.id!r} is being unloaded{purpose}",
         cause="unloading",
         retry_after_s=1.0,
-        may_wait=True,
+        queueable=True,
     )
 
 
 def prepare_listed(spec: ModelSpec, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
-    """As ``prepare``, for a model of a registry: with the projector that is its own among those found, which
-    lie where files may lie (X10). What was only just downloaded is in no registry yet.
+    """``prepare`` with the projector that the registry chose, which lies in an allowed folder (X10). A model
+    that was just downloaded has no registry entry yet.
     """
     pair = sibling_projector if spec.listed is None else lambda *_: spec.pairing
     return prepare(spec.source, spec.settings, runtime=runtime, environ=environ, pair=pair)

@@ -1,4 +1,4 @@
-"""TODO"""
+"""The options of a pool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PoolOptions"]
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """``budget``: bytes by place, for all models together. ``policy``: of a model without one of its own."""
+    """``budget``: bytes by device, for all models together. ``policy``: for models without their own."""
 
     budget: Mapping[str, int]
     policy: Policy = field(default_factory=Policy)

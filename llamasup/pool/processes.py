@@ -1,4 +1,4 @@
-"""Makes the processes of models, each with its share of the memory, and puts them away."""
+"""Creates and drops the runners of models, each with its share of the memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Runners"]
 
 
 class Runners:
-    """``folder`` is that of this run. ``log_path`` says where the output of a model's server goes."""
+    """``folder`` is the run folder. ``log_path``: model name → file for the output of its server."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Runners:
         share: Callable[[], MemoryBudget],
         when_measured: Callable[[], None],
     ) -> list[InstanceRunner]:
-        """One for each replica of what was sized, at rest. ``share`` is asked in the threads that plan."""
+        """One stopped runner for each replica of ``sized``. Planner threads call ``share``."""
         made: list[InstanceRunner] = []
         spec = managed.spec
         for number in range(sized.spec.replicas):
@@ -59,9 +59,9 @@ class Runners:
                 aliases=spec.aliases,
                 policy=policy,
                 bus=self._bus,
-                room=managed.served.room,
+                queue=managed.served.queue,
                 work_folder=self._folder,
-                # No model's name has a ~ in it: tiny.1 may be another one.
+                # No model name contains ~, but another model may be named tiny.1.
                 log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),
                 log_passed_on=self._log_passed_on,
                 when_measured=when_measured,
@@ -74,13 +74,13 @@ class Runners:
         return made
 
     def rename(self, runners: Sequence[InstanceRunner], model: str) -> None:
-        """A process that runs goes on as it is; the next ones are started under the new name."""
+        """Running processes keep their old name; the next ones start with the new name."""
         for runner in runners:
             runner.rename(model)
             self._planners[runner].rename(model)
 
     def drop(self, managed: ManagedModel, runners: Sequence[InstanceRunner]) -> None:
-        """They are at rest, and will not be asked again. May be repeated."""
+        """Forget stopped runners. May be repeated."""
         for runner in tuple(runners):
             managed.served.remove(runner)
             self._planners.pop(runner, None)

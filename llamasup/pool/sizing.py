@@ -1,4 +1,4 @@
-"""What a model of a pool takes: it is fetched if it is not here, and planned as if it were alone."""
+"""Sizes a model: downloads it if it is missing, and estimates its memory with a plan for it alone."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["Fetch", "ModelSizer"]
 
 Fetch = Callable[[str, Listener], Awaitable[Path]]
-"""A reference, and who hears how far it is → the file. Raises a LlamasupError where it cannot be had."""
+"""(reference, progress listener) → the file. Raises a LlamasupError if the download fails."""
 
 _log = logging.getLogger(__name__)
 
 
 class ModelSizer:
-    """``fetch``: None where nothing is downloaded. ``options`` are the pool's at this moment."""
+    """``fetch``: None if downloads are off. ``options`` returns the current options of the pool."""
 
     def __init__(self, fetch: Fetch | None, bus: Bus, options: Callable[[], PoolOptions]) -> None:
         self._fetch = fetch
@@ -36,24 +36,23 @@ class ModelSizer:
         self._options = options
 
     async def size(self, managed: ManagedModel, spec: ModelSpec) -> SizedModel:
-        """Raises what fetching raises, and ``size_up``."""
+        """Raises the errors of ``fetch`` and ``estimate_model``."""
         try:
             return await self._size(managed, spec)
         except (LlamasupError, asyncio.CancelledError):
             raise
         except Exception as error:
-            # Whatever lies in a folder is read here, and fetched on a machine that may be short of anything:
-            # what nobody thought of must not end all the others.
-            _log.exception("%s cannot be read", spec.id)
+            # Any file of a folder is read here: an unexpected error must not end the other models.
+            _log.exception("model %r cannot be read", spec.id)
             raise LlamasupError(
-                f"{spec.id} cannot be read: {type(error).__name__}, a fault of llamasup.",
-                remedy="See its log, and report it.",
+                f"Model {spec.id!r} cannot be read because of a bug in llamasup ({type(error).__name__}).",
+                remedy="Report it with the traceback from llamasup's log.",
             ) from error
 
     async def _size(self, managed: ManagedModel, spec: ModelSpec) -> SizedModel:
         if spec.problem:
             if spec.source and not spec.is_remote:
-                await asyncio.to_thread(read_given, spec.source)  # what it raises says more
+                await asyncio.to_thread(read_given, spec.source)  # raises a more precise error
             raise ModelInvalid(spec.problem)
         local = spec
         if spec.is_remote and self._fetch is not None:
@@ -61,7 +60,7 @@ class ModelSizer:
         return replace(await self._planned(local), spec=spec)
 
     async def _planned(self, spec: ModelSpec) -> SizedModel:
-        """In the memory that there is: a reload may say otherwise meanwhile."""
+        """Planned again if a reload changes the budget meanwhile."""
         while True:
             options = self._options()
             try:

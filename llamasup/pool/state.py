@@ -1,4 +1,4 @@
-"""The one word for how a model does, wherever it is shown: ``ps``, ``status``, ``/v1/models`` (pure)."""
+"""The state of a model as ``ps``, ``status`` and ``/v1/models`` show it (pure)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from llamasup.supervision.states import State
 __all__ = ["AWAY", "nearest", "state_of"]
 
 AWAY = frozenset({"stopped", "broken"})
-"""Not loaded, and nobody has asked for it."""
+"""States of a model that is neither loaded nor requested."""
 
-# Of several replicas the one that is nearest to serving speaks for the model.
+# The replica nearest to serving decides the state of the model.
 _NEAREST = (
     *(State.READY, State.WARMING, State.LOADING, State.STARTING, State.DRAINING, State.STOPPING),
     *(State.BACKOFF, State.FAILED, State.STOPPED),
@@ -20,24 +20,24 @@ _NEAREST = (
 
 
 def nearest(state: State) -> int:
-    """Smaller: nearer to serving."""
+    """A sort key: the smaller, the nearer to serving."""
     return _NEAREST.index(state)
 
 
 def state_of(phase: Phase, processes: Iterable[State], *, waits_for: str = "", broken: bool = False) -> str:
-    """``processes``: the states of its own. ``waits_for``: what somebody who asked for it waits for before
-    its start, ``memory`` or ``download``; ``broken``: its file cannot be served.
+    """A value of ``State``, or ``waiting``, ``downloading`` or ``broken``.
 
-    One of the words of ``State``, or ``waiting``, ``downloading``, ``broken``.
+    ``waits_for``: what a requested model waits for before its start, ``memory`` or ``download``. ``broken``:
+    its file cannot be served.
     """
     if phase is Phase.FAILED:
         return "broken" if broken else State.FAILED.value
-    if phase is Phase.YIELDING:
+    if phase is Phase.CORDONED:
         return State.DRAINING.value
     state = min(processes, key=nearest, default=State.STOPPED)
     if state not in {State.STOPPED, State.FAILED}:
         return state.value
-    if phase is Phase.LEAVING:
+    if phase is Phase.UNLOADING:
         return State.STOPPING.value
     if phase is Phase.LOADING:
         return State.STARTING.value

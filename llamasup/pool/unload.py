@@ -1,4 +1,4 @@
-"""The end of a model's servers, and of what they held."""
+"""Stops the processes of a model and waits until their memory is free."""
 
 from __future__ import annotations
 
@@ -14,29 +14,26 @@ from llamasup.pool.model import SizedModel
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Instance, State, StopRequested
 
-__all__ = ["end", "is_settled", "is_up_or_over", "memory_released"]
+__all__ = ["is_ready_or_settled", "is_settled", "memory_released", "stop_all"]
 
 _log = logging.getLogger(__name__)
 
 
-async def end(runners: Iterable[InstanceRunner]) -> None:
-    """Kindly, all at once, until each is at rest."""
+async def stop_all(runners: Iterable[InstanceRunner]) -> None:
+    """Drain and stop all of them at the same time. Returns when all are settled."""
 
-    async def end_one(runner: InstanceRunner) -> None:
+    async def stop_one(runner: InstanceRunner) -> None:
         await runner.take(StopRequested())
         await runner.until(is_settled)
 
     async with asyncio.TaskGroup() as tasks:
         for runner in runners:
-            tasks.create_task(end_one(runner), name=f"{runner.model}/end")
+            tasks.create_task(stop_one(runner), name=f"{runner.model}/end")
 
 
 @asynccontextmanager
 async def memory_released(sized: SizedModel | None) -> AsyncIterator[None]:
-    """Around the end of a model's servers: over when what they held can be seen to be free.
-
-    The host has its memory back with the process; a driver takes its time.
-    """
+    """Wrap the stop of a model: returns when the devices report its memory free, which a driver may delay."""
     if sized is None or not set(sized.needs) - {RAM}:
         yield
         return
@@ -44,18 +41,18 @@ async def memory_released(sized: SizedModel | None) -> AsyncIterator[None]:
     try:
         before = await asyncio.to_thread(devices_now, runtime, environ)
     except LlamasupError as error:
-        _log.warning("What is free on the devices cannot be told: %s", error)
+        _log.warning("cannot read the free device memory: %s", error)
         yield
         return
     yield
     if not await asyncio.to_thread(await_freed, runtime, environ, before, sized.needs):
-        _log.warning("%s has ended, and its memory is not free on the device yet.", sized.launch.model_id)
+        _log.warning("model %r has stopped, but its device memory is not free yet", sized.launch.model_id)
 
 
 def is_settled(instance: Instance) -> bool:
     return instance.is_settled
 
 
-def is_up_or_over(instance: Instance) -> bool:
-    """It serves, or whoever waits for that waits in vain: also where it tries again by itself in minutes."""
+def is_ready_or_settled(instance: Instance) -> bool:
+    """True also for a failed instance that retries by itself in some minutes."""
     return instance.state in {State.READY, State.FAILED} or instance.is_settled

@@ -335,7 +335,7 @@ class Downstream(asyncio.Protocol):
         backend = self.proxy.backend
         resolved = backend.resolve(request.requested_model)
         model = "" if resolved is None else resolved.id
-        if why.may_wait and request.replayable:
+        if why.queueable and request.replayable:
             self._exchange = waiting = Waiting(self, request, backend.room(request.requested_model), model)
             refusal = waiting.enter()
             if refusal is None:

@@ -324,7 +324,7 @@ class Exchange:
         if self.over or self._requeue():
             return
         error = HttpError(503, reason, "unavailable_error", "generation_ended", retry_after_s=1.0)
-        if not self.status and self._waiting is not None and (verdict := self._waiting.verdict()):
+        if not self.status and self._waiting is not None and (verdict := self._waiting.unqueueable_reason()):
             error = verdict  # the model does not return: its remedy is more useful than the reason of the end
         self._fail(error, "revoked")
 
@@ -380,7 +380,7 @@ class Exchange:
         downstream = self._downstream
         if downstream.proxy.backend.resolve(endpoint.model) is None:
             return False  # the model was removed from the configuration in the meantime
-        if self.upload is not None and downstream.proxy.backend.room(endpoint.model).verdict() is None:
+        if self.upload is not None and downstream.proxy.backend.room(endpoint.model).unqueueable_reason() is None:
             # A server begins only with the complete body: this was no attempt. Buffer the body, then send it.
             self.upload.return_body()
             self._release(abort=True)

@@ -74,7 +74,7 @@ class Waiting:
 
     def verdict(self) -> HttpError | None:
         """Why no request can wait for the model; None if requests can."""
-        why = self._queue.verdict()
+        why = self._queue.unqueueable_reason()
         return None if why is None else why.as_error()
 
     # --- from the queue

@@ -1,7 +1,7 @@
-"""One generation of a child as its users see it: where it listens and who is using it.
+"""Endpoints and leases: where one generation of a child listens, and which requests use it.
 
-The instance that owns the child makes an ``Endpoint`` when the child is spawned and closes it when the
-child goes. The proxy takes a ``Lease`` for each request. Neither knows more of the other than this.
+The runner makes an ``Endpoint`` when it spawns the child, and closes it when the child ends. The proxy takes
+a ``Lease`` for each request. Neither knows more of the other.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["BUSY", "UNLIMITED", "Endpoint", "Lease", "Serving", "Unavailable"]
 
-UNLIMITED: Final = 1 << 30  # places; more than there can be connections
-_USUAL_SLOTS: Final = 4  # of a server that did not report how many it has (llama-server's default)
+UNLIMITED: Final = 1 << 30  # permits; more than there can be connections
+_DEFAULT_SLOTS: Final = 4  # of a server that did not report its slots (llama-server's default)
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Why a request cannot be served now, in the words of llama-server's error object.
+    """Why a request cannot be served now, with the fields of llama-server's error object.
 
-    ``may_wait``: a generation that serves is on its way, so that a request may wait for it.
+    ``queueable``: a generation that serves will come, so a request may queue.
     """
 
     status: int
@@ -37,15 +37,15 @@ class Unavailable:
     cause: str = ""
     remedy: str = ""
     retry_after_s: float | None = None
-    may_wait: bool = False
+    queueable: bool = False
 
     @classmethod
     def because(cls, error: HttpError) -> Self:
-        """In the words of a refusal, which no wait changes."""
+        """A refusal that no wait changes."""
         return cls(error.status, error.message, error.type, error.cause, error.remedy, error.retry_after_s)
 
     def as_error(self) -> HttpError:
-        """As the proxy answers it."""
+        """The error that the proxy sends."""
         return HttpError(self.status, self.message, self.type, self.cause, self.remedy, self.retry_after_s)
 
     def as_state(self) -> HttpError:
@@ -54,20 +54,19 @@ class Unavailable:
         return HttpError(self.status, message, self.type, retry_after_s=self.retry_after_s)
 
 
-BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="busy", may_wait=True)
-"""All places are taken; whoever does not wait for one is told more by the waiting room."""
+BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="busy", queueable=True)
+"""No permit is free. A request that may not wait gets a longer message from the queue."""
 
 
 class Endpoint:
-    """Where one generation listens, and the requests that it is serving.
+    """The address of one generation, and its requests.
 
     ``api_key`` is the child's own key (loopback children only); the client's key never reaches the child.
-    ``places``: how many jobs it works on at the same time. ``busy``: how many places are taken; a request of
-    several jobs is sent when one place is free, so ``busy`` may exceed ``places``. ``held_s``: how long
-    requests have held places lately, times the number of places (a weighted mean; None: not known).
-    ``when_free`` is called when a place becomes free while all were taken, before another request can take
-    it. ``when_vacant`` is called each time the last lease has ended without a successor; ``idle_since_s``
-    (monotonic) is that time, and is recorded only if ``when_vacant`` is set.
+    ``max_concurrent``: its permits. ``busy``: the permits that are taken; a request of several jobs is sent
+    when one permit is free, so ``busy`` may exceed ``max_concurrent``. ``held_s``: how long requests held
+    permits lately, times the number of permits (a weighted mean; None: not known). ``on_permit_free`` is
+    called for the first permit that becomes free, before another request can take it. ``on_idle`` is called
+    each time the last lease ends; ``idle_since_s`` (monotonic) is that time, if ``on_idle`` is set.
     """
 
     __slots__ = (
@@ -113,21 +112,21 @@ class Endpoint:
         self.address = address
         self.api_key = api_key
         self.max_concurrent = max_concurrent
-        self.busy = 0  # places that are taken
+        self.busy = 0
         self.held_s = held_s
         self.on_permit_free = on_permit_free
         self.on_idle = on_idle
         self.idle_since_s = 0.0
-        self.ejected_until_s = 0.0  # it broke a request off: until then nobody who waits is sent to it
+        self.ejected_until_s = 0.0  # it broke a request: no waiting request goes to it until then
         self.closed = False
-        # What the proxy sees of its progress; plain counters, since they are on the path of every token.
+        # Progress as the proxy sees it; plain counters, since they are on the path of every token.
         self.bytes_relayed = 0
-        self.answered = 0  # responses that came to their end
-        self._deposited = 0  # those of them that the budget of repeats was told of
-        self.produced = 0  # those of them that hold what a model made
-        self.failures = 0  # answers of 500 and more in a row, where such were asked for
-        self.tokens_per_s: float | None = None  # measured by the last answer of some length
-        self.window: ContextWindow | None = None  # what one request may use, once the child has told it
+        self.answered = 0  # completed responses
+        self._deposited = 0  # completed responses that were deposited in the retry budget
+        self.produced = 0  # completed responses with output of the model
+        self.failures = 0  # consecutive 5xx responses to inference requests
+        self.tokens_per_s: float | None = None  # measured in the last long response
+        self.window: ContextWindow | None = None  # the context of a request, once the child has reported it
         self._leases: set[Lease] = set()
         self._lingering: set[Lease] = set()
         self._on_idle: Callable[[], None] | None = None
@@ -139,24 +138,21 @@ class Endpoint:
 
     @property
     def slots(self) -> int:
-        """How many jobs the child works on at one time, for estimates."""
-        return self.max_concurrent if self.max_concurrent < UNLIMITED else _USUAL_SLOTS
+        """The child's slots, for estimates."""
+        return self.max_concurrent if self.max_concurrent < UNLIMITED else _DEFAULT_SLOTS
 
     @property
     def at_work(self) -> int:
-        """How many requests the child works on: those in flight, and those without a client."""
+        """The requests that the child works on: those in flight, and abandoned ones."""
         return len(self._leases) + len(self._lingering)
 
     @property
     def served(self) -> int:
-        """How many requests hold places."""
+        """The requests that hold permits."""
         return sum(lease.since_s > 0.0 for lease in (*self._leases, *self._lingering))
 
     def lease(self, *, infers: bool = False) -> Lease:
-        """Take one request's right to use this generation. Only while it is open.
-
-        ``infers``: with one of its places, whether there is one or not.
-        """
+        """A lease for one request; ``infers``: with a permit, free or not. The endpoint must be open."""
         if self.closed:
             raise RuntimeError(f"lease of the closed generation {self.generation} of {self.model!r}")
         lease = Lease(self)
@@ -166,13 +162,13 @@ class Endpoint:
         return lease
 
     def lease_if_free(self, *, infers: bool) -> Lease | Unavailable:
-        """``lease``, unless it would need a place and there is none."""
+        """``lease``, or BUSY if the request needs a permit and none is free."""
         return BUSY if infers and self.busy >= self.max_concurrent else self.lease(infers=infers)
 
     def count_answer(self, status: int, *, infers: bool) -> None:
-        """A response came to its end. ``infers``: the request was one for the model itself.
+        """Count a completed response. ``infers``: the request was work for the model itself.
 
-        A server whose model is stuck goes on answering /props and refusing what is no good request.
+        A server whose model is stuck still answers /props and rejects invalid requests.
         """
         self.answered += 1
         if infers and status < 400:
@@ -182,23 +178,23 @@ class Endpoint:
             self.failures += 1
 
     def begin_serving(self) -> None:
-        """What it answered while it loaded ("Loading model") says nothing of how it serves."""
+        """Reset the counters: responses during the load ("Loading model") do not count."""
         self.answered = self._deposited = self.failures = 0
 
     def take_completed(self) -> int:
-        """How many responses were completed since this was asked last."""
-        earned, self._deposited = self.answered - self._deposited, self.answered
-        return earned
+        """The responses that completed since the last call."""
+        completed, self._deposited = self.answered - self._deposited, self.answered
+        return completed
 
     def once_idle(self, callback: Callable[[], None]) -> None:
-        """Call back once, as soon as no request is in flight (at once if none is)."""
+        """Call back once, when no request is in flight (at once if none is)."""
         if not self._leases:
             callback()
         else:
             self._on_idle = callback
 
     def when_closed(self, callback: Callable[[], None]) -> None:
-        """Call back when the generation goes; for idle keep-alive connections to it."""
+        """Call back when the generation ends; for idle keep-alive connections to it."""
         self._on_close.append(callback)
 
     def close(self, reason: str) -> None:
@@ -212,7 +208,7 @@ class Endpoint:
         for callback in callbacks:
             callback()
 
-    def _places_left(self, count: int) -> None:
+    def _permits_released(self, count: int) -> None:
         was_full = self.busy >= self.max_concurrent
         self.busy -= count
         if was_full and self.busy < self.max_concurrent and self.on_permit_free is not None:
@@ -220,9 +216,9 @@ class Endpoint:
 
     def _lingers(self, lease: Lease) -> None:
         self._lingering.add(lease)
-        self._released(lease, 0.0)
+        self._lease_ended(lease, 0.0)
 
-    def _released(self, lease: Lease, now_s: float) -> None:
+    def _lease_ended(self, lease: Lease, now_s: float) -> None:
         """``now_s``: the time, if it was read on the way here; else 0."""
         if lease not in self._leases:
             self._lingering.discard(lease)
@@ -239,13 +235,13 @@ class Endpoint:
 
 
 Serving = tuple[Endpoint, ...] | Unavailable
-"""What serves one model now (one at least, nobody says that they are open still), or why nothing does."""
+"""The endpoints that serve a model (at least one; they may be closed by now), or why none does."""
 
 
 class Lease:
     """One request's right to use one generation. Released exactly once; ``release`` may be repeated.
 
-    ``since_s``: since when it holds places (monotonic); 0: it holds none. ``weight``: how many it holds.
+    ``since_s``: since when it holds permits (monotonic); 0: it holds none. ``weight``: how many it holds.
     """
 
     __slots__ = ("_on_revoke", "endpoint", "since_s", "weight")
@@ -257,7 +253,7 @@ class Lease:
         self._on_revoke: Callable[[str], None] | None = None
 
     def on_revoked(self, callback: Callable[[str], None]) -> None:
-        """Called with the reason when the generation goes while the request is in flight."""
+        """Call back with the reason when the generation ends while the request is in flight."""
         self._on_revoke = callback
 
     def revoke(self, reason: str) -> None:
@@ -266,47 +262,49 @@ class Lease:
             callback(reason)
 
     def linger(self, when_closed: Callable[[str], None]) -> None:
-        """Keep only the places, for work that the child has not ended; ``release`` returns them.
+        """Keep only the permits, for work that the child has not ended; ``release`` returns them.
 
-        The request is not in flight any more, so no drain waits for it. ``when_closed``: as ``when_revoked``.
+        The request is not in flight any more, so no drain waits for it. ``when_closed`` is called on close.
         """
         self._on_revoke = when_closed
         self.endpoint._lingers(self)
 
     def acquire_permit(self) -> None:
-        """Count among those that are inferred for, whether there is room for one more or not."""
+        """Take a permit, free or not."""
         self.endpoint.busy += 1
         self.weight = 1
         self.since_s = monotonic()
 
     def weigh(self, jobs: int) -> None:
-        """Hold a place for each job, up to all places. llama-server queues the other jobs."""
+        """Hold a permit for each job, up to all permits. llama-server queues the other jobs."""
         if self.since_s:
             weight = min(jobs, self.endpoint.max_concurrent)
             self.endpoint.busy += weight - self.weight
             self.weight = weight
 
     def release_permit(self) -> None:
-        """Let the next be served although this one is not over. May be repeated."""
+        """Return the permit before the end of the request. May be repeated."""
         if self.since_s:
-            self._leave_place(monotonic())
+            self._release_permit_at(monotonic())
 
     def cancel_permit(self) -> None:
-        """Leave it unused, with nothing learnt of how long one holds it."""
+        """Return an unused permit, without a measurement of ``held_s``."""
         if self.since_s:
             self.since_s = 0.0
-            self.endpoint._places_left(self.weight)
+            self.endpoint._permits_released(self.weight)
 
     def release(self) -> None:
-        """First the place, so that whoever waits for it has a lease before this was the last one."""
+        """End the lease. The permit comes first, so that the next request gets its lease before the endpoint
+        is idle.
+        """
         self._on_revoke = None
         now_s = 0.0
         if self.since_s:
             now_s = monotonic()
-            self._leave_place(now_s)
-        self.endpoint._released(self, now_s)
+            self._release_permit_at(now_s)
+        self.endpoint._lease_ended(self, now_s)
 
-    def _leave_place(self, now_s: float) -> None:
+    def _release_permit_at(self, now_s: float) -> None:
         endpoint = self.endpoint
         endpoint.held_s = smoothed(endpoint.held_s, (now_s - self.since_s) * self.weight, HELD_WEIGHT)
         self.cancel_permit()

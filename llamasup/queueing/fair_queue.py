@@ -1,8 +1,6 @@
-"""Who is next: one class after the other, in a class each client in turn, of a client in order of arrival.
+"""The order of a queue: by priority class, then each client in turn, then by arrival (pure).
 
 A request of several jobs uses several turns of its client: the other clients get that many turns first.
-
-Decides the order of service and nothing else: who may wait, and for how long, is said elsewhere.
 """
 
 from __future__ import annotations
@@ -16,23 +14,20 @@ from llamasup.http.heads import Priority
 __all__ = ["PASSES", "FairQueue", "Queued", "granted"]
 
 PASSES: Final = 8
-"""How often in a row those who wait in a class may see a higher one go first. At least one service in
-eleven is theirs then (with all three waiting): a batch job goes on, slowly, beside people who never pause."""
+"""How often in a row a higher class may go first. With all three waiting, the lowest class gets at least one
+service in eleven: a batch job makes slow progress next to users who never pause."""
 
 
 def granted(asked: Priority | None, best: Priority) -> Priority:
-    """What a request gets that asks for ``asked`` and may have ``best`` at most. Nobody gets more than normal
-    unasked."""
+    """The priority of a request that asks for ``asked`` (default: normal) and may have ``best`` at most."""
     return max(Priority.NORMAL if asked is None else asked, best)
 
 
 class Queued:
-    """What can wait in a ``FairQueue``: whose it is, in which class, and since when.
+    """An item of a ``FairQueue``.
 
-    ``jobs``: how many places the request takes, up to the number of places.
-
-    ``turn`` is the one of its client's in which it was last served; None before. Put back, it has that
-    turn again; 0 is before all who wait.
+    ``jobs``: the permits that the request takes, up to all permits. ``turn``: the turn of its client in which
+    it was last served; None before. A requeued item has that turn again; 0 goes first.
     """
 
     __slots__ = ("arrived_s", "client", "jobs", "priority", "turn")
@@ -49,7 +44,7 @@ T = TypeVar("T", bound=Queued)
 
 
 class _Line(Generic[T]):
-    """Of one client in one class; never empty. The lowest ``turn`` is next, of equal ones who came first."""
+    """The items of one client in one class; never empty. The lowest ``turn`` is next, then the earliest."""
 
     __slots__ = ("items", "turn")
 
@@ -59,13 +54,13 @@ class _Line(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Not bounded by itself. It has no more lines than there are items in it."""
+    """Unbounded; it has at most one line for each item."""
 
     __slots__ = ("_count", "_lines", "_owed", "_passed", "_turn")
 
     def __init__(self) -> None:
         self._lines: dict[Priority, dict[str, _Line[T]]] = {priority: {} for priority in Priority}
-        self._passed = dict.fromkeys(Priority, 0)  # how often others went first while somebody waited
+        self._passed = dict.fromkeys(Priority, 0)  # how often a higher class went first
         # Each service advances the turn by four. Between the turns of two waiting clients there is one for a
         # client that arrives, and behind it one for the client of a request of several jobs.
         self._turn = 0
@@ -77,13 +72,13 @@ class FairQueue(Generic[T]):
         return self._count
 
     def __iter__(self) -> Iterator[T]:
-        """All of them, in no order of meaning."""
+        """All items, in arbitrary order."""
         for lines in self._lines.values():
             for line in lines.values():
                 yield from line.items
 
     def add(self, item: T) -> None:
-        """To its place in its client's line. A client who is new in the class has the last turn of all."""
+        """Add to the line of the item's client. A client that is new in the class gets the last turn."""
         lines = self._lines[item.priority]
         line = lines.get(item.client)
         if line is None:
@@ -97,9 +92,7 @@ class FairQueue(Generic[T]):
         self._count += 1
 
     def pop(self, max_concurrent: int = 1) -> T:
-        """Remove and return the next item, for a server with ``places``. Raises IndexError if the queue is
-        empty.
-        """
+        """Remove and return the next item, for a server with so many permits. Raises IndexError if empty."""
         priority = self._next_class()
         lines = self._lines[priority]
         line = min(lines.values(), key=_turn)
@@ -116,7 +109,7 @@ class FairQueue(Generic[T]):
         return item
 
     def remove(self, item: T) -> None:
-        """It does not wait any more. Raises KeyError or ValueError where it did not."""
+        """Raises KeyError or ValueError if the item is not in the queue."""
         lines = self._lines[item.priority]
         line = lines[item.client]
         line.items.remove(item)
@@ -130,7 +123,7 @@ class FairQueue(Generic[T]):
                 self._passed[item.priority] = 0
 
     def position(self, item: T) -> int:
-        """1 for the next. As it is now: who comes later may get a turn before, and lower classes theirs."""
+        """1 for the next. Later items of other clients and lower classes may still go first."""
         lines = self._lines[item.priority]
         own = lines[item.client]
         ahead = own.items.index(item)
@@ -147,7 +140,7 @@ class FairQueue(Generic[T]):
         waiting = [priority for priority in Priority if self._lines[priority]]
         most_passed = max(waiting, key=lambda priority: (self._passed[priority], priority), default=None)
         if most_passed is None:
-            raise IndexError("nobody waits")
+            raise IndexError("pop from an empty queue")
         return most_passed if self._passed[most_passed] >= PASSES else waiting[0]
 
 

@@ -1,7 +1,4 @@
-"""What a request hears that is not served: there are too many, all are busy, it took too long.
-
-Words and hints alone; who hears them is for the waiting room to say.
-"""
+"""The rejections of a request queue: it is full, the model is busy, the wait timed out."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from llamasup.queueing.wait_estimate import retry_after_s, until_served_s
 __all__ = ["queue_full", "server_busy", "wait_timed_out"]
 
 
-_LONGER = "try again, or let requests wait for longer (--wait-timeout, in a config wait_timeout)"
+_LONGER = "try again, or raise the time that requests may wait (--wait-timeout; wait_timeout in the config)"
 
 
 def queue_full(why: Unavailable, waiting: int) -> Unavailable:
-    """The room is full, and nothing serves; ``waiting``: how many are in it."""
+    """The queue is full, and nothing serves."""
     return replace(
         why,
         message=f"{why.message}; {waiting} requests wait for it already",
@@ -27,7 +24,7 @@ def queue_full(why: Unavailable, waiting: int) -> Unavailable:
 
 
 def server_busy(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) -> Unavailable:
-    """All places are taken, and the room is full. ``queued``: how many of ``waiting`` wait for a place."""
+    """No permit is free, and the queue is full. ``queued``: the entries of ``waiting`` that need a permit."""
     more = f", and {waiting} more wait" if waiting else ""
     return replace(
         BUSY,
@@ -35,12 +32,12 @@ def server_busy(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) -> U
         cause="queue_full",
         remedy="try again later",
         retry_after_s=_free_in_s(endpoints, queued),
-        may_wait=False,
+        queueable=False,
     )
 
 
 def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: bool) -> Unavailable:
-    """One has waited for all of its time. ``reachable``: something serves that broke nothing off just now."""
+    """A request reached its deadline. ``reachable``: an endpoint serves that is not ejected."""
     if isinstance(state, Unavailable):
         why = state
     elif not reachable:
@@ -63,7 +60,7 @@ def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: 
 
 
 def _free_in_s(endpoints: tuple[Endpoint, ...], queued: int) -> float:
-    """When a request that came now would be served, if it were the last of all."""
+    """When the last entry of the queue would be served."""
     held_s = [endpoint.held_s for endpoint in endpoints if endpoint.held_s is not None]
     mean_s = sum(held_s) / len(held_s) if held_s else None
     max_concurrent = sum(endpoint.max_concurrent for endpoint in endpoints)

@@ -1,7 +1,6 @@
-"""How many requests may be sent a second time after their server ended (S10).
+"""Limits how many requests are sent again after their server ended (S10).
 
-Decides; never sends anything. What is bounded is a storm: a request that kills every server it meets must not
-be able to take everybody's time, and neither must clients that do so together.
+A request that kills every server must not take the time of all other clients.
 """
 
 from __future__ import annotations
@@ -14,32 +13,31 @@ __all__ = ["RetryBudget", "RetryPolicy", "spend"]
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     share: float = 0.2
-    """What every answered request adds to the budget: a fifth of a request may be sent again."""
+    """Each completed response deposits this part of a retry."""
     floor: float = 64.0
-    """What time alone brings back: at low traffic a fifth of the requests is none at all. As many as the
-    slots and the queue of one machine's server hold."""
+    """The budget recovers to this with time alone, for low traffic. As many as the slots and the queue of one
+    server hold."""
     floor_window_s: float = 60.0
-    """How long an empty budget takes to come back to the floor."""
+    """How long an empty budget takes to recover to the floor."""
     most: float = 256.0
-    """What a long good time can save up: no more requests wait for one model anyway (S9)."""
+    """The upper limit: no more requests wait for one model (S9)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """What is left at ``at_s`` (monotonic)."""
+    """The retries ``left`` at ``at_s`` (monotonic)."""
 
     left: float
     at_s: float
 
 
-def spend(budget: RetryBudget, policy: RetryPolicy, *, earned: int, now_s: float) -> tuple[RetryBudget, bool]:
-    """Take one request out of the budget, if it is there.
-
-    ``earned``: responses that were completed and not counted here before. The budget is earned by success.
-    """
+def spend(
+    budget: RetryBudget, policy: RetryPolicy, *, completed: int, now_s: float
+) -> tuple[RetryBudget, bool]:
+    """Withdraw one retry, if there is one. ``completed``: responses completed since the last call."""
     left = budget.left
     if left < policy.floor:
         left = min(policy.floor, left + policy.floor * (now_s - budget.at_s) / policy.floor_window_s)
-    left = min(policy.most, left + policy.share * earned)
+    left = min(policy.most, left + policy.share * completed)
     granted = left >= 1.0
     return RetryBudget(left - granted, now_s), granted

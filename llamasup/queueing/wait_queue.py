@@ -1,8 +1,7 @@
-"""Where requests wait: for a generation that serves (S9, S10), and for one of the places that it has.
+"""The queue of a model: requests wait for a generation that serves (S9, S10), or for a permit.
 
-One queue for both reasons. Who is next is decided in ``core.fair_queue``; each waits for a limited time, and
-there is a limit to how many do. Whoever waits can leave at any time. Nothing here touches a connection: the
-proxy's waiters do.
+``fair_queue`` decides the order. The number of requests and their waits are bounded, and a client can leave
+at any time. Nothing here touches a connection: the listeners of the proxy do.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
 
 __all__ = ["GRACE_S", "MAX_BYTES", "MAX_WAITING", "QueueEntry", "QueueListener", "RequestQueue"]
 
-MAX_WAITING: Final = 256  # S9; each holds a connection and its body
-MAX_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
+MAX_WAITING: Final = 256  # S9; endpoint holds a connection and its body
+MAX_BYTES: Final = 256 << 20  # of bodies: a MiB endpoint, which is a long prompt with an image
 GRACE_S: Final = 0.5
-"""For how long a generation that broke a request off gets none of those who wait. The end of a child is seen
-within 0.1 s (S1), so whatever still serves after this was not dying."""
+"""How long a generation that broke a request is ejected. The exit of a child is noticed within 0.1 s (S1), so
+a generation that serves after this time was not dying."""
 
 
 class QueueListener(Protocol):
-    """Hears, once for each time that its ticket waits, how that came out. Never while it enters."""
+    """Gets the outcome of each wait of its entry, once, and never during ``enter`` or ``requeue``."""
 
     @property
     def body(self) -> bytes:
-        """Of its request; to choose a server by, where there are several."""
+        """The request's body, to choose one of several replicas."""
         ...
 
     def served(self, lease: Lease) -> None: ...
@@ -43,28 +42,28 @@ class QueueListener(Protocol):
 
 
 class QueueEntry(Queued):
-    """One request's claim, through all the times that it waits. Times are monotonic, in seconds.
+    """One request, through all its waits. Times are monotonic, in seconds.
 
-    ``needs_place``: it is work for the model itself. ``waited_s`` counts only the waiting for a generation;
-    ``position`` is the one that it had when it began to wait (1: the next), 0 if it never did.
+    ``needs_permit``: it is work for the model itself. ``waited_s``: the waits for a generation, without those
+    for a permit. ``position``: its position when it first queued (1: the next), 0 if it never did.
     """
 
     __slots__ = (
         "body_bytes",
         "deadline_s",
+        "listener",
         "needs_permit",
         "position",
         "replayed",
         "since_s",
         "unserved_s",
         "waited_s",
-        "waiter",
         "waits",
     )
 
     def __init__(
         self,
-        waiter: QueueListener,
+        listener: QueueListener,
         arrived_s: float,
         body_bytes: int,
         *,
@@ -73,16 +72,16 @@ class QueueEntry(Queued):
         needs_permit: bool = True,
     ) -> None:
         super().__init__(arrived_s, client, priority)
-        self.waiter = waiter
+        self.listener = listener
         self.body_bytes = body_bytes
         self.needs_permit = needs_permit
         self.waits = False
-        self.waited_s = 0.0  # in all
+        self.waited_s = 0.0
         self.position = 0
-        self.replayed = False  # a generation that it had been sent to ended, and it was put back
+        self.replayed = False  # requeued once because its generation ended
         self.since_s = 0.0  # when this wait began
         self.deadline_s = 0.0
-        self.unserved_s = 0.0  # the room's reading when it entered
+        self.unserved_s = 0.0  # the queue's unserved clock when it entered
 
     def begin(self, now_s: float, timeout_s: float) -> None:
         self.since_s = now_s
@@ -102,12 +101,12 @@ def _least_busy(entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
 
 
 class RequestQueue:
-    """``look`` says what can be done now: the endpoints that serve (one at least), or why none does.
+    """``get_serving`` returns the endpoints that serve (at least one), or why none does.
 
-    ``choose`` says which of several gets a request; each of them can take it. ``when_wanted`` hears of each
-    request that begins to wait while none serves, or would if it might; ``when_left`` of each that goes
-    unserved, with what it was told, if it was. ``timeout_s`` 0: nobody waits. One timer for all: the earliest
-    of what is due.
+    ``choose`` picks one of several endpoints that can take a request. ``on_wanted`` is called for each
+    request that queues, or may not queue, while nothing serves; ``on_unserved`` for each that leaves the
+    queue unserved, with its rejection if it got one. ``timeout_s`` 0: no request queues. One timer covers the
+    earliest deadline of all entries.
     """
 
     __slots__ = (
@@ -116,90 +115,86 @@ class RequestQueue:
         "_call_later",
         "_choose",
         "_clock",
+        "_clock_read_s",
         "_entering",
-        "_look",
-        "_most",
+        "_get_serving",
+        "_in_serve",
+        "_is_served",
+        "_max_waiting",
+        "_on_unserved",
+        "_on_wanted",
         "_policy",
         "_queue",
-        "_read_at_s",
-        "_serves",
-        "_serving",
         "_successor",
         "_timeout_s",
         "_timer",
         "_timer_at_s",
         "_unlimited",
         "_unserved_s",
-        "_when_left",
-        "_when_wanted",
     )
 
     def __init__(
         self,
-        look: Callable[[], Serving],
+        get_serving: Callable[[], Serving],
         *,
         timeout_s: float,
-        most: int = MAX_WAITING,
+        max_waiting: int = MAX_WAITING,
         choose: Callable[[QueueEntry, Sequence[Endpoint]], Endpoint] = _least_busy,
-        when_wanted: Callable[[], None] | None = None,
-        when_left: Callable[[Unavailable | None], None] | None = None,
+        on_wanted: Callable[[], None] | None = None,
+        on_unserved: Callable[[Unavailable | None], None] | None = None,
         policy: RetryPolicy | None = None,
         clock: Callable[[], float] = monotonic,
         call_later: Callable[[float, Callable[[], None]], _Timer] = _call_later,
     ) -> None:
-        self._look = look
+        self._get_serving = get_serving
         self._timeout_s = timeout_s
-        self._most = most
+        self._max_waiting = max_waiting
         self._choose = choose
-        self._when_wanted = when_wanted
-        self._when_left = when_left
+        self._on_wanted = on_wanted
+        self._on_unserved = on_unserved
         self._policy = RetryPolicy() if policy is None else policy
         self._clock = clock
         self._call_later = call_later
         self._budget = RetryBudget(self._policy.floor, clock())
-        # At most ``most`` in both together.
         self._queue: FairQueue[QueueEntry] = FairQueue()
-        self._unlimited: list[
-            QueueEntry
-        ] = []  # who need no place: all are served as soon as a generation serves
+        self._unlimited: list[QueueEntry] = []  # they need no permit: the next generation serves them all
         self._bytes = 0
-        self._serving = False  # within _serve: who is served may be gone at once, and make room for the next
-        self._successor: RequestQueue | None = None  # where those who come here belong
-        self._entering = False  # nobody is told anything while it enters
+        self._in_serve = False  # inside _serve: a served request may end at once and free its permit
+        self._successor: RequestQueue | None = None  # the queue of the model that replaces this one
+        self._entering = False  # inside ``on_wanted`` of a new entry: no listener is called
         self._timer: _Timer | None = None
         self._timer_at_s = 0.0
-        # A clock that runs while no generation serves.
+        # The unserved clock runs while no generation serves.
         self._unserved_s = 0.0
-        self._read_at_s = clock()
-        self._serves = True
+        self._clock_read_s = clock()
+        self._is_served = True
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting requests."""
         return len(self._queue) + len(self._unlimited)
 
     @property
     def oldest_s(self) -> float:
-        """Since when the one waits who has waited longest (monotonic); inf: nobody does."""
-        return min((entry.since_s for entry in self._all()), default=float("inf"))
+        """The start of the longest wait (monotonic); inf if the queue is empty."""
+        return min((entry.since_s for entry in self._entries()), default=float("inf"))
 
-    def allow(self, *, timeout_s: float, most: int) -> None:
-        """How long and how many may wait from now on; those who do stay."""
+    def set_limits(self, *, timeout_s: float, max_waiting: int) -> None:
+        """Limits for new entries; waiting ones stay."""
         self._timeout_s = timeout_s
-        self._most = most
+        self._max_waiting = max_waiting
 
-    # --- what the proxy does
-
+    # --- for the proxy
     def enter(self, entry: QueueEntry) -> Unavailable | None:
-        """Let a request that just came wait; or the reason why it may not."""
+        """Queue a new request. Returns the reason if it may not wait."""
         if self._successor is not None:
             return self._successor.enter(entry)
-        state = self._look()
+        state = self._get_serving()
         if isinstance(state, Unavailable):
-            if not state.may_wait:
+            if not state.queueable:
                 return state
             if not self._timeout_s or self._is_full(entry):
-                if self._when_wanted is not None:
-                    self._when_wanted()
+                if self._on_wanted is not None:
+                    self._on_wanted()
                 return queue_full(state, len(self)) if self._timeout_s else state
         elif not self._timeout_s or self._is_full(entry):
             return server_busy(state, len(self), len(self._queue))
@@ -209,89 +204,91 @@ class RequestQueue:
         return None
 
     def requeue(self, entry: QueueEntry, broken: Endpoint, *, sent: bool) -> bool:
-        """Take a request back that ``broken`` has dropped before any byte of a response.
+        """Queue a request again that ``broken`` dropped before the first byte of a response.
 
         ``sent``: that generation may have begun with it. This is allowed once for a request, and within the
-        budget (S10); one that never reached a server may come back until its time is up. A full room takes as
-        many as had a place all the same: they had their turn, and it was not their fault.
+        retry budget (S10). A request that never reached a server may come back until its deadline. A full
+        queue accepts as many as had a permit.
         """
         if self._successor is not None:
             return self._successor.requeue(entry, broken, sent=sent)
         spare = broken.max_concurrent if broken.max_concurrent < UNLIMITED else 0
-        if self.verdict() is not None or self._is_full(entry, spare):
+        if self.unqueueable_reason() is not None or self._is_full(entry, spare):
             return False
         now_s = self._clock()
-        if not self._timeout_s and not any(each is not broken for each in _able(self._look(), now_s)):
-            return False  # nobody waits, but another server takes it at once
+        if not self._timeout_s and not any(
+            endpoint is not broken for endpoint in _eligible(self._get_serving(), now_s)
+        ):
+            return False  # no request may wait, and no other server takes it at once
         if sent:
             if entry.replayed or not self._may_replay(broken, now_s):
                 return False
             entry.replayed = True
-            entry.begin(now_s, self._timeout_s)  # a new wait: the first may be long ago
+            entry.begin(now_s, self._timeout_s)  # a new wait: the first one may have ended long ago
         elif not entry.deadline_s:
             entry.begin(now_s, self._timeout_s)
         elif entry.deadline_s <= now_s:
             return False
         if entry.turn is None:
-            entry.turn = 0  # it was served before anybody had to wait
+            entry.turn = 0  # it never queued: it goes first
         broken.ejected_until_s = now_s + GRACE_S
-        self._admit(entry, self._look(), now_s)
+        self._admit(entry, self._get_serving(), now_s)
         return True
 
     def leave(self, entry: QueueEntry) -> None:
-        """Its client has gone. May be repeated."""
+        """The client has gone. May be repeated."""
         if self._successor is not None:
             self._successor.leave(entry)
         elif entry.waits:
             self._remove(entry)
-            self._tell_left(None)
+            self._notify_unserved(None)
 
-    def verdict(self) -> Unavailable | None:
-        """Why nobody may wait, where that is so: no generation will come by itself."""
+    def unqueueable_reason(self) -> Unavailable | None:
+        """Why no request may wait, because no generation will come; None if requests may wait."""
         if self._successor is not None:
-            return self._successor.verdict()
-        state = self._look()
-        return state if isinstance(state, Unavailable) and not state.may_wait else None
+            return self._successor.unqueueable_reason()
+        state = self._get_serving()
+        return state if isinstance(state, Unavailable) and not state.queueable else None
 
     def transfer_to(self, successor: RequestQueue) -> None:
-        """Its model is served as another one: who waits here waits there from now on, for as long as before,
-        whether that one is full or not; and who would come back here comes back there.
+        """Move all entries, with their deadlines and past any limit, to the queue of the model that replaces
+        this one. Later calls go there, too.
         """
         self._successor = successor
-        for entry in tuple(self._all()):
+        for entry in tuple(self._entries()):
             self._remove(entry)
-            successor._admit(entry, successor._look(), successor._clock())
+            successor._admit(entry, successor._get_serving(), successor._clock())
         successor.changed()
 
-    # --- what the processes of the model do
-
+    # --- for the processes of the model
     def changed(self) -> None:
-        """What serves is another: serve those who wait, refuse them, or let them wait on."""
+        """``get_serving`` has a new answer: serve, reject or keep the entries."""
         if not len(self):
             return
         now_s = self._clock()
         if self._entering:
             self._wake_at(now_s, now_s)
         else:
-            self._settle(now_s)
+            self._reconcile(now_s)
 
-    def place_free(self) -> None:
-        """A place is free: it belongs to the next of those who wait for one."""
-        if self._queue and not self._serving:
+    def permit_freed(self) -> None:
+        """Give a free permit to the next entry."""
+        if self._queue and not self._in_serve:
             self._serve(self._clock())
 
-    # --- within
-
+    # --- private
     def _is_full(self, entry: QueueEntry, spare: int = 0) -> bool:
-        return len(self) >= self._most + spare or self._bytes + entry.body_bytes > MAX_BYTES
+        return len(self) >= self._max_waiting + spare or self._bytes + entry.body_bytes > MAX_BYTES
 
     def _may_replay(self, broken: Endpoint, now_s: float) -> bool:
-        self._budget, granted = spend(self._budget, self._policy, earned=broken.take_completed(), now_s=now_s)
+        self._budget, granted = spend(
+            self._budget, self._policy, completed=broken.take_completed(), now_s=now_s
+        )
         return granted
 
     def _admit(self, entry: QueueEntry, state: Serving, now_s: float) -> None:
-        able = _able(state, now_s)
-        self._read(now_s, serves=bool(able))
+        eligible = _eligible(state, now_s)
+        self._update_unserved_clock(now_s, serves=bool(eligible))
         entry.waits = True
         entry.unserved_s = self._unserved_s
         self._bytes += entry.body_bytes
@@ -302,12 +299,12 @@ class RequestQueue:
             insort(self._unlimited, entry, key=lambda waits: waits.arrived_s)
             position = 1
         entry.position = entry.position or position
-        at_once = _free(able) if entry.needs_permit else able
-        self._wake_at(now_s if at_once else min(entry.deadline_s, _release_s(state, now_s)), now_s)
-        if isinstance(state, Unavailable) and self._when_wanted is not None:
+        at_once = _with_free_permit(eligible) if entry.needs_permit else eligible
+        self._wake_at(now_s if at_once else min(entry.deadline_s, _next_readmission_s(state, now_s)), now_s)
+        if isinstance(state, Unavailable) and self._on_wanted is not None:
             self._entering = True
             try:
-                self._when_wanted()
+                self._on_wanted()
             finally:
                 self._entering = False
 
@@ -316,11 +313,11 @@ class RequestQueue:
             self._queue.remove(entry)
         else:
             self._unlimited.remove(entry)
-        self._left(entry, self._clock())
+        self._account_removed(entry, self._clock())
 
-    def _left(self, entry: QueueEntry, now_s: float) -> None:
-        """It is in no queue any more."""
-        self._read(now_s, serves=self._serves)
+    def _account_removed(self, entry: QueueEntry, now_s: float) -> None:
+        """Account for an entry that was removed from its queue."""
+        self._update_unserved_clock(now_s, serves=self._is_served)
         self._bytes -= entry.body_bytes
         entry.waits = False
         entry.waited_s += self._unserved_s - entry.unserved_s
@@ -328,60 +325,60 @@ class RequestQueue:
             self._timer.cancel()
             self._timer = None
 
-    def _read(self, now_s: float, *, serves: bool) -> None:
-        """Read the clock of waiting for a generation, and stop it or let it run from here on."""
-        if not self._serves:
-            self._unserved_s += now_s - self._read_at_s
-        self._read_at_s = now_s
-        self._serves = serves
+    def _update_unserved_clock(self, now_s: float, *, serves: bool) -> None:
+        """Advance the unserved clock, and let it run from now on unless a generation ``serves``."""
+        if not self._is_served:
+            self._unserved_s += now_s - self._clock_read_s
+        self._clock_read_s = now_s
+        self._is_served = serves
 
-    def _settle(self, now_s: float) -> None:
-        state = self._look()
-        self._read(now_s, serves=bool(_able(state, now_s)))
+    def _reconcile(self, now_s: float) -> None:
+        state = self._get_serving()
+        self._update_unserved_clock(now_s, serves=bool(_eligible(state, now_s)))
         if not isinstance(state, Unavailable):
             self._serve(now_s)
-        elif not state.may_wait:
-            self._refuse(tuple(self._all()), state)
-        late = tuple(entry for entry in self._all() if entry.deadline_s <= now_s)
+        elif not state.queueable:
+            self._reject(tuple(self._entries()), state)
+        late = tuple(entry for entry in self._entries() if entry.deadline_s <= now_s)
         if late:
-            reachable = bool(_able(state, now_s))
-            self._refuse(late, wait_timed_out(state, len(self._queue), self._timeout_s, reachable=reachable))
+            reachable = bool(_eligible(state, now_s))
+            self._reject(late, wait_timed_out(state, len(self._queue), self._timeout_s, reachable=reachable))
         if len(self):
-            earliest_s = min(entry.deadline_s for entry in self._all())
-            self._wake_at(min(earliest_s, _release_s(state, now_s)), now_s)
+            earliest_s = min(entry.deadline_s for entry in self._entries())
+            self._wake_at(min(earliest_s, _next_readmission_s(state, now_s)), now_s)
 
-    def _all(self) -> Iterator[QueueEntry]:
+    def _entries(self) -> Iterator[QueueEntry]:
         return chain(self._unlimited, self._queue)
 
     def _serve(self, now_s: float) -> None:
-        """Give away all the places that are free. Serving one may make others leave, or come back."""
-        if self._serving:
+        """Serve entries while permits are free. Each may make others leave or come back."""
+        if self._in_serve:
             return
-        self._serving = True
+        self._in_serve = True
         try:
-            while able := _able(self._look(), now_s):
+            while eligible := _eligible(self._get_serving(), now_s):
                 if self._unlimited:
                     entry = self._unlimited.pop(0)
-                elif self._queue and (able := _free(able)):
-                    entry = self._queue.pop(max(each.max_concurrent for each in able))
+                elif self._queue and (eligible := _with_free_permit(eligible)):
+                    entry = self._queue.pop(max(endpoint.max_concurrent for endpoint in eligible))
                 else:
                     return
-                self._left(entry, now_s)
-                endpoint = self._choose(entry, able)
-                entry.waiter.served(endpoint.lease(infers=entry.needs_permit))
+                self._account_removed(entry, now_s)
+                endpoint = self._choose(entry, eligible)
+                entry.listener.served(endpoint.lease(infers=entry.needs_permit))
         finally:
-            self._serving = False
+            self._in_serve = False
 
-    def _refuse(self, tickets: tuple[QueueEntry, ...], why: Unavailable) -> None:
-        for entry in tickets:
+    def _reject(self, entries: tuple[QueueEntry, ...], why: Unavailable) -> None:
+        for entry in entries:
             if entry.waits:
                 self._remove(entry)
-                entry.waiter.refused(why)
-                self._tell_left(why)
+                entry.listener.refused(why)
+                self._notify_unserved(why)
 
-    def _tell_left(self, why: Unavailable | None) -> None:
-        if self._when_left is not None:
-            self._when_left(why)
+    def _notify_unserved(self, why: Unavailable | None) -> None:
+        if self._on_unserved is not None:
+            self._on_unserved(why)
 
     # --- the timer
 
@@ -391,25 +388,25 @@ class RequestQueue:
                 return
             self._timer.cancel()
         self._timer_at_s = at_s
-        self._timer = self._call_later(max(0.0, at_s - now_s), self._woke)
+        self._timer = self._call_later(max(0.0, at_s - now_s), self._on_timer)
 
-    def _woke(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._settle(self._clock())
+        self._reconcile(self._clock())
 
 
-def _able(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
-    """Those of what serves that those who wait may be sent to."""
+def _eligible(state: Serving, now_s: float) -> tuple[Endpoint, ...]:
+    """The endpoints that are neither closed nor ejected."""
     if isinstance(state, Unavailable):
         return ()
-    return tuple(each for each in state if not each.closed and each.ejected_until_s <= now_s)
+    return tuple(endpoint for endpoint in state if not endpoint.closed and endpoint.ejected_until_s <= now_s)
 
 
-def _free(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
-    return tuple(each for each in endpoints if each.busy < each.max_concurrent)
+def _with_free_permit(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    return tuple(endpoint for endpoint in endpoints if endpoint.busy < endpoint.max_concurrent)
 
 
-def _release_s(state: Serving, now_s: float) -> float:
-    """When the first that broke something off gets requests again; inf: none did just now."""
+def _next_readmission_s(state: Serving, now_s: float) -> float:
+    """When the next ejection ends; inf if no endpoint is ejected."""
     endpoints = () if isinstance(state, Unavailable) else state
     return min((e.ejected_until_s for e in endpoints if e.ejected_until_s > now_s), default=float("inf"))

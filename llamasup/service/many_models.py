@@ -205,7 +205,7 @@ class HostedModels:
                 raise
             self._stamp = stamp
             before, self._configured = self._configured, configured
-            self._pool.use(configured.options)
+            self._pool.apply_options(configured.options)
             self._follow_config()
             self._taken_over.set()
             settings = _differ(_FROM_NOW_ON, configured.config, before.config)
@@ -283,7 +283,7 @@ class HostedModels:
         olds = {new: old for old, new in changes.renamed}
         for id_ in (*changes.added, *changes.changed, *changes.retouched):
             managed = self.backend.known(id_)
-            if not managed.spec.stay.preload or managed.holds or self._tasks is None:
+            if not managed.spec.stay.preload or managed.holds_memory or self._tasks is None:
                 continue
             known = before.get(olds.get(id_, id_))
             is_new = known is None or not known.stay.preload
@@ -360,7 +360,7 @@ class HostedModels:
     def _tell_crowded_out(self, left: Iterable[str], failed: Container[str]) -> None:
         """Of those to be preloaded and those that have ``left`` for another since, which are both."""
         managed_models = self.backend.managed_models()
-        absent = {each.spec.id for each in managed_models if each.spec.stay.preload and not each.holds}
+        absent = {each.spec.id for each in managed_models if each.spec.stay.preload and not each.holds_memory}
         gone = [id_ for id_ in left if id_ in absent and id_ not in failed]
         if gone and not self._pool.stopping:
             _log.warning(

@@ -46,7 +46,7 @@ class HostedModel:
             aliases=job.aliases,
             policy=policy,
             bus=bus,
-            room=served.room,
+            queue=served.queue,
             work_folder=folder,
             log_path=log_path,
             cwd=job.cwd,
@@ -61,7 +61,7 @@ class HostedModel:
         try:
             await self.runner.run()
         finally:
-            self._served.shut(STOPPING)
+            self._served.pause(STOPPING)
             self._logs.close()
 
     def ask_stop(self, *, now: bool) -> None:

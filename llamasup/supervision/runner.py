@@ -43,7 +43,7 @@ def prober_of(plan: ChildPlan) -> Prober:
 class InstanceRunner:
     """Keeps one llama-server of a model, started as ``planner`` says.
 
-    ``room`` is its model's, may outlive it, and is told of every change. ``log_path`` is where the child's
+    ``queue`` is its model's, may outlive it, and is told of every change. ``log_path`` is where the child's
     output goes, ``cwd`` the folder that it runs in (by default its work folder), ``log_passed_on`` who else
     hears it (``LogPump``). ``awaits_memory``: its owner has it start where memory is seen to be free; what
     does not fit then is no matter of waiting for its own (#97). All methods are for the event loop's thread.
@@ -57,7 +57,7 @@ class InstanceRunner:
         aliases: tuple[str, ...] = (),
         policy: Policy,
         bus: Bus,
-        room: RequestQueue,
+        queue: RequestQueue,
         work_folder: Path,
         log_path: Path | None,
         cwd: Path | None = None,
@@ -71,7 +71,7 @@ class InstanceRunner:
         self.aliases = aliases
         self.instance = Instance()
         self.policy = policy
-        self.room = room
+        self.queue = queue
         self._bus = bus
         self._roll = roll
         self._around = GenerationContext(
@@ -191,7 +191,7 @@ class InstanceRunner:
                 return Unavailable(503, "Loading model", cause="loading", retry_after_s=self._ready_in_s())
             case State.STARTING | State.LOADING | State.WARMING | State.READY:
                 return Unavailable(
-                    503, "Loading model", cause="loading", retry_after_s=self._ready_in_s(), may_wait=True
+                    503, "Loading model", cause="loading", retry_after_s=self._ready_in_s(), queueable=True
                 )
             case State.DRAINING | State.STOPPING if self.leaves:
                 return STOPPING
@@ -201,7 +201,7 @@ class InstanceRunner:
                     "The server is restarting",
                     cause="restarting",
                     retry_after_s=retry_after_s(self._load_s or 0.0),
-                    may_wait=True,
+                    queueable=True,
                 )
             case State.STOPPED:
                 return NOT_RUNNING
@@ -214,7 +214,7 @@ class InstanceRunner:
                     remedy=redact_paths(last.remedy, ()) if last else "",
                     retry_after_s=retry_after_s(start_in_s + (self._load_s or 0.0)),
                     # Not in vain: a start that comes later than the request may wait is none for it.
-                    may_wait=instance.state is State.BACKOFF
+                    queueable=instance.state is State.BACKOFF
                     and start_in_s <= self.policy.wait_timeout_s
                     and not self._is_bare,
                 )
@@ -294,7 +294,7 @@ class InstanceRunner:
                 _, heard = self._events.get_nowait()
                 if heard is not None and not heard.done():
                     heard.set_result(self.instance)
-            self.room.changed()
+            self.queue.changed()
             if self._generation is not None and self.instance.state in LIVE:
                 await self._generation.kill()
 
@@ -304,7 +304,7 @@ class InstanceRunner:
             return  # it said so before it died; its end is on the way
         now_s = asyncio.get_running_loop().time()
         self.instance, effects = advance(before, event, self.policy, now_s=now_s, roll=self._roll())
-        self.room.changed()  # before an endpoint closes: what that breaks off may have to wait as well
+        self.queue.changed()  # before an endpoint closes: what that breaks off may have to wait as well
         for effect in effects:
             self._perform(effect)
         after = self.instance
@@ -403,7 +403,7 @@ class InstanceRunner:
             plan.api_key,
             max_concurrent=_max_concurrent(self.policy, plan),
             held_s=self._held_s,
-            on_permit_free=self.room.place_free,
+            on_permit_free=self.queue.permit_freed,
             on_idle=self.on_idle,
         )
 

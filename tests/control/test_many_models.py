@@ -13,7 +13,7 @@ from llamasup.models.diff import Changes
 from llamasup.models.spec import ModelSpec
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.states import Policy, State
-from tests.pool.pools import PATIENCE_S, Pooled, file_of, in_a_loop, pooled, server, spec_of
+from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, server, spec_of
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def spec(tmp_path: Path, tiny_model: Path) -> ModelSpec:
 
 
 @pytest.mark.parametrize(("fault", "state"), [("exit=load:1", State.BACKOFF), ("load_s=1000", State.LOADING)])
-@in_a_loop
+@async_test
 async def test_a_restart_starts_anew_what_crashed_or_hangs_while_it_loads(
     fault: str, state: State, tmp_path: Path, spec: ModelSpec
 ) -> None:
@@ -60,7 +60,7 @@ async def test_a_restart_starts_anew_what_crashed_or_hangs_while_it_loads(
         assert await waiting.served_by() == 2
 
 
-@in_a_loop
+@async_test
 async def test_a_restart_of_what_is_not_loaded_loads_it(tmp_path: Path, spec: ModelSpec) -> None:
     async with pooled(tmp_path, spec) as it:
         async with asyncio.timeout(PATIENCE_S):

@@ -16,7 +16,7 @@ from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.status import state_of_managed
 from llamasup.pool.policy import Phase
 from llamasup.pool.rollout import remove
-from tests.pool.pools import file_of, in_a_loop, pooled, spec_of, with_context
+from tests.pool.pools import async_test, file_of, pooled, spec_of, with_context
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ def far(spec: ModelSpec, ref: str = REF) -> ModelSpec:
 # --- it cannot be had
 
 
-@in_a_loop
+@async_test
 async def test_a_download_that_fails_as_nobody_thought_of_is_no_end_for_the_others(
     tmp_path: Path, specs: dict[str, ModelSpec], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,7 +82,7 @@ async def test_a_download_that_fails_as_nobody_thought_of_is_no_end_for_the_othe
 # --- nobody wants it any more
 
 
-@in_a_loop
+@async_test
 async def test_a_download_ends_with_the_last_client_who_waits_for_it(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -91,10 +91,10 @@ async def test_a_download_ends_with_the_last_client_who_waits_for_it(
         first, second = it.ask("a"), it.ask("a")
         await it.until(lambda: hub.begun == [REF])
         assert state_of_managed(it["a"]) == "downloading"
-        it.catalog.room("a").leave(first.ticket)
-        await it.decided()
+        it.catalog.room("a").leave(first.entry)
+        await it.reconciled()
         assert hub.called_off == []
-        it.catalog.room("a").leave(second.ticket)
+        it.catalog.room("a").leave(second.entry)
 
         await it.until(lambda: it["a"].sizing is None)
         assert hub.called_off == [REF]
@@ -104,7 +104,7 @@ async def test_a_download_ends_with_the_last_client_who_waits_for_it(
         assert hub.begun == [REF, REF]
 
 
-@in_a_loop
+@async_test
 async def test_a_download_ends_with_the_last_who_asked_for_the_load(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -117,7 +117,7 @@ async def test_a_download_ends_with_the_last_who_asked_for_the_load(
         await it.until(lambda: hub.called_off == [REF])
 
 
-@in_a_loop
+@async_test
 async def test_a_download_ends_with_those_who_came_to_it_from_another_name(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -133,7 +133,7 @@ async def test_a_download_ends_with_those_who_came_to_it_from_another_name(
         await it.until(lambda: hub.called_off == ["org/old", REF])
 
 
-@in_a_loop
+@async_test
 async def test_an_unload_ends_the_download(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     hub = FarAway(Path(specs["b"].source))
     async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
@@ -146,7 +146,7 @@ async def test_an_unload_ends_the_download(tmp_path: Path, specs: dict[str, Mode
         await it.until(lambda: hub.called_off == [REF])
 
 
-@in_a_loop
+@async_test
 async def test_who_is_told_when_a_download_ends_finds_it_then(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -157,26 +157,26 @@ async def test_who_is_told_when_a_download_ends_finds_it_then(
     async with pooled(tmp_path, specs["b"], far(soon), fetch=hub.fetch) as it:
         refused = await it.ask("a").refusal()
         assert (refused.cause, refused.retry_after_s) == ("downloading", 100.0)
-        await it.decided()
+        await it.reconciled()
         assert hub.called_off == []
-        wish = it["a"].wish
-        assert wish is not None
-        assert wish.until_s >= asyncio.get_running_loop().time() + 100
+        pending_demand = it["a"].pending_demand
+        assert pending_demand is not None
+        assert pending_demand.until_s >= asyncio.get_running_loop().time() + 100
 
         hub.may.set()
         await it.until_phase("a", Phase.RESIDENT)
         assert await it.ask("a").served_by() == 1
 
 
-@in_a_loop
+@async_test
 async def test_a_download_ends_with_what_it_was_for(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     """A config that is mended is not held up by what it said before."""
     hub = FarAway(Path(specs["b"].source))
     async with pooled(tmp_path, specs["b"], far(specs["a"], "org/huge:q8"), fetch=hub.fetch) as it:
-        asking = it.ask("a")
+        request = it.ask("a")
         await it.until(lambda: hub.begun == ["org/huge:q8"])
         it.apply(specs["a"], specs["b"])
-        assert await asking.served_by() == 1
+        assert await request.served_by() == 1
         assert hub.called_off == ["org/huge:q8"]
 
         it.apply(specs["a"], far(specs["b"]))
@@ -190,7 +190,7 @@ async def test_a_download_ends_with_what_it_was_for(tmp_path: Path, specs: dict[
 # --- it is here no more
 
 
-@in_a_loop
+@async_test
 async def test_what_was_downloaded_and_taken_away_is_downloaded_again(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -216,38 +216,38 @@ async def test_what_was_downloaded_and_taken_away_is_downloaded_again(
 # --- a change that has to be downloaded
 
 
-@in_a_loop
+@async_test
 async def test_while_a_change_is_downloaded_the_others_change_and_have_the_memory_of_what_is_idle(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["c"].source))
-    async with pooled(tmp_path, *specs.values(), room_for=2.5, fetch=hub.fetch) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=2.5, fetch=hub.fetch) as it:
         await it.load("a")
         await it.load("b")
         it.apply(far(specs["a"]), with_context(specs["b"], 520), specs["c"])
         await it.until(lambda: hub.begun == [REF])
         assert it["a"].phase is Phase.RESIDENT
-        asking = it.ask("a")
-        assert await asking.served_by() == 1
-        asking.goes()
+        request = it.ask("a")
+        assert await request.served_by() == 1
+        request.finish()
         await it.until(lambda: not it["b"].rolling_out)
         assert not it["b"].is_outdated
         assert hub.called_off == []
 
         idle = it.ask("b")  # used later than a
         await idle.served_by()
-        idle.goes()
-        asking = it.ask("c")
-        await asking.served_by()
-        assert ("a", "memory", "c") in it.left()
+        idle.finish()
+        request = it.ask("c")
+        await request.served_by()
+        assert ("a", "memory", "c") in it.unloads()
         await it.until(lambda: hub.called_off == [REF])  # what is not loaded is not changed, but loaded anew
-        asking.goes()
+        request.finish()
         hub.may.set()
         await it.load("a")
         assert not it["a"].is_outdated
 
 
-@in_a_loop
+@async_test
 async def test_the_download_of_a_change_ends_with_an_unload_and_with_the_next_change(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -269,7 +269,7 @@ async def test_the_download_of_a_change_ends_with_an_unload_and_with_the_next_ch
         assert it["a"].phase is Phase.ABSENT
 
 
-@in_a_loop
+@async_test
 async def test_a_change_that_was_downloaded_is_no_download_any_more(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
@@ -279,7 +279,7 @@ async def test_a_change_that_was_downloaded_is_no_download_any_more(
         await it.load("a")
         it.apply(far(specs["a"]))
         await it.until(lambda: not it["a"].rolling_out)
-        told = it["a"].served.absent
+        told = it["a"].served.unavailable_reason
         assert told is not None
         assert told.cause == "loading"
         assert not it["a"].is_outdated

@@ -20,7 +20,7 @@ from tests.e2e.driver import run_to_end
         ("models:\n  a: {path: demo}\n  a: {path: demo}", ":3: models.a: is given twice, first in line 2"),
         ("models: {a: {path: demo, aliases: b}, b: {path: demo, aliases: a}}", "and the other way round"),
         ("models: {a: {path: demo}}\ngroups: {g: [a], h: [a]}", ":2: groups.h[0]: 'a' is in groups.g[0] too"),
-        ("models: {../a: {path: demo}}", ":1: models: '../a': it has '..' in it"),
+        ("models: {../a: {path: demo}}", ":1: models: '../a': it contains '..'"),
         ("models: {a: {path: demo}}\nmemory: {ram: -1GiB}", ":2: memory.ram: '-1GiB': it is below zero"),
         ("models: {a: {path: '${NOT_SET_HERE}'}}", "the environment has no NOT_SET_HERE"),
         ("a: &a [x, x]\nb: [*a, *a]", ":2: b[0]: the alias *a stands for what is said elsewhere"),

@@ -266,8 +266,8 @@ def test_a_folder_without_models(tmp_path: Path) -> None:
 
 def test_a_folder_whose_models_lie_too_deep_is_not_said_to_be_empty(tmp_path: Path) -> None:
     put(tmp_path / "1/2/3/4/5/6/7/deep.gguf", models.tiny_decoder())
-    assert "(folders more than 6 levels down are left out)" in inspected(tmp_path, code=66).stderr
-    assert as_json(tmp_path)["notes"] == ["folders more than 6 levels down are left out"]
+    assert "(folders more than 6 levels down were skipped)" in inspected(tmp_path, code=66).stderr
+    assert as_json(tmp_path)["notes"] == ["folders more than 6 levels down were skipped"]
 
 
 # --- several at once -----------------------------------------------------------------------------

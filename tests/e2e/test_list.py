@@ -71,7 +71,7 @@ def test_what_is_broken_has_a_row_and_what_is_not_served_a_line_on_standard_erro
     (row,) = done.stdout.splitlines()[1:]
     assert row.split()[:2] == ["cut", "broken"]
     assert "truncated: 169040 of 676160 bytes" in row
-    assert "2 files are called 'same'" in done.stderr
+    assert "2 files have the name 'same'" in done.stderr
     assert str(tmp_path / "two/same.gguf") in done.stderr
     told = as_json(tmp_path)
     assert {problem["cause"] for problem in told["problems"]} == {"same_id", "model_invalid"}

@@ -34,7 +34,7 @@ def key(*models: str) -> ApiKey:
 # --- what it is for
 
 
-def test_a_model_is_for_what_its_class_does() -> None:
+def test_class_decides_the_work_of_a_model() -> None:
     assert works(model()) == (Work.TEXT,)
     assert works(bert()) == (Work.EMBEDDINGS,)
     assert works(bert(ModelClass.RERANKER)) == (Work.EMBEDDINGS, Work.RERANKING)
@@ -47,13 +47,13 @@ def test_a_recurrent_model_talks_without_a_cache() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--embedding", "--embeddings", "--rerank", "--reranking", "--pooling=rank"])
-def test_nothing_is_known_of_a_purpose_given_by_hand_or_of_a_file_not_read(flag: str) -> None:
+def test_purpose_flag_or_unread_file_allows_all_work(flag: str) -> None:
     assert works(model(), "--threads", "2", flag) == ALL
     assert works(None) == ALL
     assert works(bert(ModelClass.DECODER)) == ALL  # of no kind that is known here
 
 
-def test_routes_say_what_they_ask_of_a_model() -> None:
+def test_routes_have_the_work_that_they_need() -> None:
     for path, work in {
         b"/v1/chat/completions": Work.TEXT,
         b"/infill": Work.TEXT,
@@ -87,42 +87,40 @@ QWEN = ResolvedModel(("qwen2.5-7b", "gpt-4o-mini"))
         (("tiny",), False),
     ],
 )
-def test_a_key_may_use_the_models_that_it_names_by_any_name_of_theirs(
-    models: tuple[str, ...], may: bool
-) -> None:
+def test_key_allows_a_model_by_any_of_its_names(models: tuple[str, ...], may: bool) -> None:
     assert may_use(key(*models), QWEN) is may
 
 
-def test_without_a_key_there_is_nothing_that_forbids_a_model() -> None:
+def test_request_without_a_key_may_use_any_model() -> None:
     assert may_use(None, QWEN)
 
 
 # --- what is told
 
 
-def test_an_unknown_model_is_told_with_names_that_are_near() -> None:
+def test_unknown_model_error_suggests_similar_names() -> None:
     error = unknown_model("qwen", ["qwen2.5-7b", "qwen3"])
     assert (error.status, error.type, error.cause) == (404, "invalid_request_error", "model_not_found")
-    assert error.message == "The model 'qwen' does not exist here"
+    assert error.message == "The model 'qwen' does not exist"
     assert error.remedy == "did you mean qwen2.5-7b or qwen3?"
-    assert unknown_model("x").remedy == "GET /v1/models lists those that do"
+    assert unknown_model("x").remedy == "GET /v1/models lists the models"
 
 
-def test_a_name_that_a_client_made_up_is_shown_within_a_bound() -> None:
+def test_unknown_name_is_shortened_in_the_error() -> None:
     assert len(unknown_model("x" * 10_000_000).message) < 200
     assert "\n" not in unknown_model("two\nlines").message
 
 
-def test_who_names_no_model_hears_of_ten() -> None:
+def test_unnamed_model_error_lists_at_most_ten() -> None:
     error = unnamed_model([f"m{n}" for n in range(12)])
     assert error.status == 400
-    assert error.remedy == 'say which in "model": m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, … (12 in all)'
-    assert unnamed_model(["a", "b", "c"]).remedy == 'say which in "model": a, b or c'
-    assert unnamed_model(["a"]).remedy == 'say which in "model": a'
+    assert error.remedy == 'set "model" to m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, … (12 in all)'
+    assert unnamed_model(["a", "b", "c"]).remedy == 'set "model" to a, b or c'
+    assert unnamed_model(["a"]).remedy == 'set "model" to a'
     assert unnamed_model([]).remedy == "no model is served: add one"
 
 
-def test_a_model_that_never_does_it_says_what_it_is_for() -> None:
+def test_unfit_model_error_says_what_it_is_for() -> None:
     error = unfit_model(ResolvedModel(("bge",), (Work.EMBEDDINGS, Work.RERANKING)), Work.TEXT)
     assert (error.status, error.cause) == (400, "model_purpose")
     assert error.message == "The model 'bge' generates no text"
@@ -133,9 +131,9 @@ def test_a_model_that_never_does_it_says_what_it_is_for() -> None:
     )
 
 
-def test_a_key_hears_of_its_own_models_alone() -> None:
+def test_forbidden_model_error_lists_only_allowed_models() -> None:
     error = forbidden_model(key("qwen*", "tiny"), "secret")
     assert (error.status, error.type, error.cause) == (403, "permission_error", "key_models")
     assert error.message == "the key 'alice' may not use the model 'secret'"
-    assert error.remedy == "name one that it may: qwen* or tiny"
+    assert error.remedy == "use a model that the key allows: qwen* or tiny"
     assert forbidden_model(key("tiny"), None).message == "the key 'alice' may not use the default model"

@@ -20,26 +20,26 @@ def found(path: str, outcome: ModelFacts | LlamasupError | None = None, real: st
     return FoundModel(path, outcome, ((real or path, 1, 1),))
 
 
-def test_the_models_own_projector_goes_with_it() -> None:
+def test_own_projector_is_removed_with_the_model() -> None:
     folder = [found("/m/a.gguf"), found("/m/mmproj-a.gguf"), found("/m/mmproj-b.gguf")]
     assert projector_going_with("/m/a.gguf", folder) == "/m/mmproj-a.gguf"
 
 
-def test_no_projector_goes_with_a_model_without_one_or_in_doubt() -> None:
+def test_uncertain_projector_is_kept() -> None:
     assert projector_going_with("/m/a.gguf", [found("/m/a.gguf")]) is None
     assert projector_going_with("/m/mmproj-a.gguf", [found("/m/mmproj-a.gguf")]) is None
     folder = [found("/m/a.gguf"), found("/m/b.gguf"), found("/m/mmproj.gguf")]
     assert projector_going_with("/m/a.gguf", folder) is None
 
 
-def test_a_projector_stays_with_another_model_that_is_paired_with_it() -> None:
+def test_projector_paired_with_another_model_is_kept() -> None:
     folder = [found("/m/a-Q8_0.gguf"), found("/m/a-Q4_0.gguf"), found("/m/mmproj-a.gguf")]
     assert projector_going_with("/m/a-Q8_0.gguf", folder) is None
     linked = [found("/n/x.gguf"), found("/n/mmproj.gguf", real="/m/mmproj-a.gguf")]
     assert projector_going_with("/m/a-Q8_0.gguf", [folder[0], folder[2], *linked]) is None
 
 
-def test_a_projector_stays_while_it_may_belong_to_another_model() -> None:
+def test_projector_that_may_belong_to_another_is_kept() -> None:
     folder = [found("/m/a.gguf"), found("/m/b.gguf"), found("/m/mmproj-a.gguf")]
     assert projector_going_with("/m/a.gguf", folder) is None
     hard_link = found("/m/b.gguf", real="/m/a.gguf")
@@ -48,7 +48,7 @@ def test_a_projector_stays_while_it_may_belong_to_another_model() -> None:
     assert projector_going_with("/m/a.gguf", [folder[0], folder[2], *linked]) is None
 
 
-def test_a_projector_goes_when_every_other_model_has_its_own_or_another_width() -> None:
+def test_projector_is_removed_if_no_other_model_can_use_it() -> None:
     names = ("/m/a.gguf", "/m/b.gguf", "/m/mmproj-a.gguf", "/m/mmproj-b.gguf")
     assert projector_going_with("/m/a.gguf", [found(name) for name in names]) == "/m/mmproj-a.gguf"
     wide = replace(MODEL, embedding_length=2 * MODEL.embedding_length)
@@ -56,7 +56,7 @@ def test_a_projector_goes_when_every_other_model_has_its_own_or_another_width() 
     assert projector_going_with("/m/a.gguf", folder) == "/m/mmproj-a.gguf"
 
 
-def test_a_projector_stays_beside_a_file_that_cannot_be_read() -> None:
+def test_projector_next_to_an_unreadable_file_is_kept() -> None:
     folder = [found("/m/a.gguf"), found("/m/mmproj-a.gguf")]
     broken = ModelInvalid("cut off")
     assert projector_going_with("/m/a.gguf", [*folder, found("/m/b.gguf", broken)]) is None

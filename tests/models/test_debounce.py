@@ -40,14 +40,14 @@ def look(before: Debounced, now_s: float, *found: FoundModel, missing: tuple[str
     return debounce(before, found, now_s, missing=missing, policy=POLICY)
 
 
-def test_what_is_there_at_the_start_is_served_at_once_and_nothing_has_to_be_looked_at_again() -> None:
+def test_files_of_the_start_count_at_once() -> None:
     there, half = model("/m/a.gguf"), broken("/m/b.gguf", 10)
     settled = look(at_start(there, half), 1.0, there, half)
     assert settled.models == (there, half)
     assert settled.wake_at_s == FOREVER
 
 
-def test_a_new_model_is_served_once_its_files_have_stayed_as_they_are() -> None:
+def test_new_model_counts_once_its_files_are_stable() -> None:
     a, b = model("/m/a.gguf"), model("/m/b.gguf")
     settled = look(at_start(a), 10.0, a, b)
     assert settled.models == (a,)
@@ -59,7 +59,7 @@ def test_a_new_model_is_served_once_its_files_have_stayed_as_they_are() -> None:
     assert settled.wake_at_s == FOREVER
 
 
-def test_a_file_that_has_its_size_from_the_beginning_and_is_filled_waits_for_the_last_byte() -> None:
+def test_preallocated_file_counts_after_its_last_write() -> None:
     settled = look(at_start(), 1.0, model("/m/a.gguf", mtime_ns=1))
     settled = look(settled, 2.5, model("/m/a.gguf", mtime_ns=2))
     assert settled.wake_at_s == 4.5
@@ -68,7 +68,7 @@ def test_a_file_that_has_its_size_from_the_beginning_and_is_filled_waits_for_the
     assert look(settled, 4.5, model("/m/a.gguf", mtime_ns=2)).models == (model("/m/a.gguf", mtime_ns=2),)
 
 
-def test_a_growing_copy_is_neither_served_nor_a_problem_until_it_is_whole() -> None:
+def test_growing_copy_is_neither_a_model_nor_a_problem() -> None:
     settled = at_start()
     for second in range(1, 60, 10):
         settled = look(settled, float(second), broken("/m/a.gguf", second))
@@ -78,14 +78,14 @@ def test_a_growing_copy_is_neither_served_nor_a_problem_until_it_is_whole() -> N
     assert look(settled, 62.0, model("/m/a.gguf")).models == (model("/m/a.gguf"),)
 
 
-def test_a_copy_that_has_stopped_growing_is_told_as_the_problem_it_is() -> None:
+def test_stalled_copy_becomes_a_problem() -> None:
     half = broken("/m/a.gguf", 50)
     settled = look(at_start(), 1.0, half)
     assert look(settled, 15.9, half).models == ()
     assert look(settled, 16.0, half).models == (half,)
 
 
-def test_a_model_that_is_replaced_stays_until_its_successor_is_whole() -> None:
+def test_old_model_stays_until_its_replacement_is_complete() -> None:
     old, new = model("/m/a.gguf", mtime_ns=1), model("/m/a.gguf", mtime_ns=9)
     settled = look(at_start(old), 1.0, broken("/m/a.gguf", 10))
     assert settled.models == (old,)
@@ -95,24 +95,24 @@ def test_a_model_that_is_replaced_stays_until_its_successor_is_whole() -> None:
     assert settled.models == (new,)
 
 
-def test_what_is_removed_is_gone_at_once() -> None:
+def test_removed_file_is_gone_at_once() -> None:
     a, b = model("/m/a.gguf"), model("/m/b.gguf")
     assert look(at_start(a, b), 1.0, b).models == (b,)
 
 
-def test_a_renamed_model_is_served_under_its_new_name_at_once() -> None:
+def test_renamed_file_counts_at_once() -> None:
     old, new = model("/m/a.gguf", mtime_ns=77), model("/m/b.gguf", mtime_ns=77)
     settled = look(at_start(old), 1.0, new)
     assert settled.models == (new,)
     assert settled.wake_at_s == FOREVER
 
 
-def test_two_broken_links_are_not_taken_for_one_that_was_renamed() -> None:
+def test_broken_links_are_not_taken_for_a_rename() -> None:
     gone = replace(broken("/m/a.gguf", 0), files=())
     assert look(at_start(gone), 1.0, replace(gone, path="/m/b.gguf")).models == ()
 
 
-def test_models_of_a_folder_that_is_out_of_sight_stay_and_are_looked_at_when_it_is_back() -> None:
+def test_models_of_an_unreadable_folder_stay() -> None:
     a, b, c = model("/m/a.gguf"), model("/other/b.gguf"), model("/m/c.gguf")
     settled = look(at_start(a, b, c), 1.0, b, missing=("/m",))
     assert settled.models == (a, c, b)
@@ -121,14 +121,14 @@ def test_models_of_a_folder_that_is_out_of_sight_stay_and_are_looked_at_when_it_
     assert settled.wake_at_s == FOREVER
 
 
-def test_a_broken_model_whose_fault_changes_is_looked_at_for_a_while_before_it_is_told() -> None:
+def test_changed_error_of_a_broken_file_waits_again() -> None:
     half, other = broken("/m/a.gguf", 50), broken("/m/a.gguf", 60)
     settled = look(at_start(half), 1.0, other)
     assert settled.models == (half,)
     assert look(settled, 16.0, other).models == (other,)
 
 
-def test_after_one_look_files_count_by_when_they_were_written() -> None:
+def test_debounce_by_age_uses_modification_times() -> None:
     def at(second: int, path: str, *, sound: bool = True) -> FoundModel:
         made = model(path, mtime_ns=second * 10**9)
         return made if sound else replace(made, outcome=ModelInvalid("truncated"))
@@ -147,7 +147,7 @@ def test_after_one_look_files_count_by_when_they_were_written() -> None:
     assert settled.wake_at_s == 101.0
 
 
-def test_another_file_under_the_name_of_one_that_is_gone_takes_its_place_once_it_has_settled() -> None:
+def test_removed_model_stays_while_a_file_of_its_name_is_written() -> None:
     """As where the hub's cache gets a newer revision of a model."""
     old = replace(model("/hub/old/x.gguf"), ids=("org/repo:Q8_0",))
     new = replace(model("/hub/new/x.gguf", 200), ids=("org/repo:Q8_0",))

@@ -13,7 +13,7 @@ from llamasup.models.spec import ModelOptions, ModelSpec, Stay
 SPEC = ModelSpec("a", "/models/a.gguf", settings=Settings(alias="a"), identity=(("/models/a.gguf", 9, 1),))
 
 
-def test_nothing_changes_between_equals() -> None:
+def test_equal_registries_have_no_changes() -> None:
     found = changes({"a": SPEC}, {"a": replace(SPEC)})
 
     assert found == Changes(unchanged=("a",))
@@ -38,7 +38,7 @@ def test_models_come_and_go_in_the_order_of_the_registry() -> None:
         replace(SPEC, options=ModelOptions(warm_up=False)),
     ],
 )
-def test_what_a_process_is_started_from_needs_another_one(other: ModelSpec) -> None:
+def test_start_options_need_new_processes(other: ModelSpec) -> None:
     found = changes({"a": SPEC}, {"a": other})
 
     assert found == Changes(changed=("a",))
@@ -55,7 +55,7 @@ def test_what_a_process_is_started_from_needs_another_one(other: ModelSpec) -> N
         replace(SPEC, problem="it cannot be read"),
     ],
 )
-def test_what_is_only_said_of_a_model_touches_no_process(other: ModelSpec) -> None:
+def test_other_options_keep_the_processes(other: ModelSpec) -> None:
     found = changes({"a": SPEC}, {"a": other})
 
     assert found == Changes(retouched=("a",))
@@ -87,10 +87,10 @@ def test_no_process_ends_for_a_name() -> None:
     assert named("a").started_as == named("b", "a").started_as
 
 
-def test_who_knows_a_model_by_its_id_has_what_that_means_now() -> None:
+def test_removed_id_resolves_to_its_successor() -> None:
     """Whatever file that is."""
     specs, names = after(named("chat", "a", source="/models/b.gguf", identity=()))
-    found = changes({"a": SPEC}, specs, meant=names.get)
+    found = changes({"a": SPEC}, specs, resolve=names.get)
 
     assert found == Changes(added=("chat",), removed=("a",), renamed=(("a", "chat"),))
     assert found
@@ -102,22 +102,22 @@ def test_who_knows_a_model_by_its_id_has_what_that_means_now() -> None:
 def test_an_alias_leads_on_only_to_the_same_file() -> None:
     gone = named("chat", "x", "a")
     specs, names = after(named("a"), named("x", source="/models/x.gguf", identity=()))
-    assert changes({"chat": gone}, specs, meant=names.get).renamed == (("chat", "a"),)
+    assert changes({"chat": gone}, specs, resolve=names.get).renamed == (("chat", "a"),)
     specs, names = after(named("x", source="/models/x.gguf", identity=()))
-    assert changes({"chat": gone}, specs, meant=names.get).renamed == ()
+    assert changes({"chat": gone}, specs, resolve=names.get).renamed == ()
 
 
-def test_of_several_that_become_one_those_that_run_come_first() -> None:
+def test_running_models_come_first_in_renamed() -> None:
     before = {"org/x": named("org/x", source="org/x", identity=()), "org/x:Q4": named("org/x:Q4")}
     specs, names = after(named("x", "org/x", "org/x:Q4"))
     running = {"org/x:Q4": before["org/x:Q4"]}
-    found = changes(before, specs, running=running, meant=names.get)
+    found = changes(before, specs, running=running, resolve=names.get)
 
     assert found.renamed == (("org/x:Q4", "x"), ("org/x", "x"))
     assert found.removed == ("org/x", "org/x:Q4")
 
 
-def test_what_was_downloaded_is_not_changed_by_being_found() -> None:
+def test_found_download_is_not_a_change() -> None:
     far = replace(SPEC, source="org/a:Q4", identity=())
 
     assert changes({"a": far}, {"a": SPEC}, running={"a": SPEC}) == Changes(retouched=("a",))

@@ -9,13 +9,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamasup.errors import LlamasupError, ModelMissing
 from llamasup.gguf import files
 from llamasup.gguf.header import ModelClass, ModelFacts
 from llamasup.models import folder as model_folder
-from llamasup.models.folder import ModelFolder, list_models
+from llamasup.models.folder import ModelFolder, list_models, pseudo_devices
 from llamasup.testing import models
+from tests.paths import FIXTURES
 
 List = Callable[[Path], ModelFolder]
 
@@ -67,7 +70,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # --- what is listed ------------------------------------------------------------------------------
 
 
-def test_models_are_found_in_subfolders_as_downloaders_lay_them_out(top: Path, listed: List) -> None:
+def test_models_are_found_in_the_folders_of_downloaders(top: Path, listed: List) -> None:
     put(top / "plain.gguf")
     put(top / "LMSTUDIO/org/repo/UPPER.GGUF", models.tiny_encoder())
     blob = put(top / "hub/models--org--repo/blobs/0123abc")
@@ -93,7 +96,7 @@ def test_a_split_set_is_one_model(top: Path, listed: List) -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_split_set_with_a_part_missing_is_one_broken_model(top: Path, listed: List, missing: int) -> None:
+def test_split_set_with_a_missing_part_is_one_broken_model(top: Path, listed: List, missing: int) -> None:
     parts = models.write_split_decoder(top)
     parts[missing].unlink()
     (message,) = shown(listed(top), top).values()
@@ -101,7 +104,7 @@ def test_a_split_set_with_a_part_missing_is_one_broken_model(top: Path, listed: 
     assert "is missing" in message
 
 
-def test_a_broken_file_is_listed_with_what_is_wrong_and_the_others_as_ever(top: Path, listed: List) -> None:
+def test_broken_file_is_listed_with_its_error(top: Path, listed: List) -> None:
     put(top / "good.gguf")
     put(top / "cut.gguf", models.truncated_decoder(0.25))
     put(top / "empty.gguf", b"")
@@ -159,18 +162,18 @@ def test_folders_are_followed_down_to_a_depth(top: Path, listed: List) -> None:
     put(top / "1/2/3/4/5/6/7/too-deep.gguf")
     folder = listed(top)
     assert list(shown(folder, top)) == ["1/2/3/4/5/6/deep.gguf"]
-    assert folder.notes == ("folders more than 6 levels down are left out",)
+    assert folder.notes == ("folders more than 6 levels down were skipped",)
 
 
-def test_a_model_that_lies_too_deep_is_not_said_to_be_absent(top: Path, listed: List) -> None:
+def test_too_deep_folders_are_noted(top: Path, listed: List) -> None:
     put(top / "1/2/3/4/5/6/7/too-deep.gguf")
-    assert listed(top) == ModelFolder((), ("folders more than 6 levels down are left out",))
+    assert listed(top) == ModelFolder((), ("folders more than 6 levels down were skipped",))
 
 
-def test_a_folder_with_too_many_names_is_listed_in_part_and_says_so(
+def test_list_of_too_many_names_is_cut_with_a_note(
     top: Path, listed: List, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_folder, "_MOST_ENTRIES", 5)
+    monkeypatch.setattr(model_folder, "_MAX_ENTRIES", 5)
     for number in range(9):
         put(top / f"{number}.gguf", b"")
     folder = listed(top)
@@ -178,7 +181,7 @@ def test_a_folder_with_too_many_names_is_listed_in_part_and_says_so(
     assert folder.notes == ("stopped after 5 names and 5 models",)
 
 
-def test_a_folder_that_may_not_be_listed_is_left_out_and_said(
+def test_unreadable_folder_is_skipped_with_a_note(
     top: Path, listed: List, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system's answer is put in its place, since root may list everything."""
@@ -194,13 +197,13 @@ def test_a_folder_that_may_not_be_listed_is_left_out_and_said(
     monkeypatch.setattr(os, "scandir", refuse)
     folder = listed(top)
     assert list(shown(folder, top)) == ["open.gguf"]
-    assert folder.notes == (f"{top / 'closed'} is left out: Permission denied",)
+    assert folder.notes == (f"{top / 'closed'} was skipped: Permission denied",)
     with pytest.raises(ModelMissing, match="may not be read"):
         listed(top / "closed")
     for number in range(5):
         (top / f"{number}-closed").mkdir()
     *_, last = listed(top).notes
-    assert last == "3 more folders are left out"
+    assert last == "3 more folders were skipped"
 
 
 @pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="Linux")
@@ -289,13 +292,13 @@ def test_a_file_that_was_broken_is_looked_at_again(top: Path, listed: List) -> N
     assert shown(listed(top), top) == {"m.gguf": ModelClass.DECODER}
 
 
-def test_without_a_place_for_the_cache_folders_are_listed_all_the_same(top: Path, tmp_path: Path) -> None:
+def test_folders_are_listed_without_a_cache(top: Path, tmp_path: Path) -> None:
     put(top / "m.gguf")
     put(tmp_path / "file", b"")
     assert len(list_models(top, cache_folder=tmp_path / "file" / "cache").models) == 1
 
 
-def test_a_file_that_comes_back_in_the_moment_it_is_looked_at_is_listed(
+def test_file_that_comes_back_during_the_list_is_listed(
     top: Path, listed: List, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(top / "m.gguf")
@@ -312,9 +315,7 @@ def test_a_file_that_comes_back_in_the_moment_it_is_looked_at_is_listed(
     assert shown(listed(top), top) == {"m.gguf": ModelClass.DECODER}
 
 
-def test_a_folder_that_goes_while_it_is_looked_into_is_missing_and_not_empty(
-    top: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_that_disappears_is_missing_not_empty(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (top / "sub").mkdir()
     (top / "sub/x.gguf").write_bytes(models.tiny_decoder())
     listing = os.scandir
@@ -328,3 +329,34 @@ def test_a_folder_that_goes_while_it_is_looked_into_is_missing_and_not_empty(
     with monkeypatch.context() as patch, pytest.raises(ModelMissing):
         patch.setattr(os, "scandir", go)
         list_models(top)
+
+
+# --- kernel file systems
+
+
+def test_kernel_file_systems_are_skipped_but_not_tmpfs() -> None:
+    mountinfo = (
+        "22 27 0:21 / /proc rw,relatime - proc proc rw\n"
+        "23 27 0:22 / /sys rw,relatime shared:7 - sysfs sysfs rw\n"
+        "24 27 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,size=12334460k\n"
+        "25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw\n"
+        "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+    )
+    assert pseudo_devices(mountinfo) == {(0, 21), (0, 22), (0, 6)}
+
+
+def test_every_machine_has_kernel_file_systems() -> None:
+    for mountinfo in FIXTURES.glob("hardware/*/proc/self/mountinfo"):
+        assert pseudo_devices(mountinfo.read_text()), mountinfo
+
+
+def test_invalid_lines_of_mountinfo_are_ignored() -> None:
+    assert (
+        pseudo_devices("22 27\n22 27 x:y / / rw - proc\n22 27 0: / / rw - proc\n0 0 0:1 / / rw - \n") == set()
+    )
+    assert pseudo_devices(f"22 27 {'9' * 5000}:1 / /proc rw - proc proc rw") == set()
+
+
+@given(st.text())
+def test_no_mountinfo_raises(text: str) -> None:
+    pseudo_devices(text)

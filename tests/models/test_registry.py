@@ -57,7 +57,7 @@ def problems(registry: Registry) -> list[tuple[str, str]]:
 # --- what is found -------------------------------------------------------------------------------
 
 
-def test_a_found_model_is_served_under_its_own_name_as_it_is() -> None:
+def test_found_file_is_served_under_its_own_id() -> None:
     registry = build((), [found("/m/tiny.gguf")])
     (spec,) = registry.specs.values()
     assert (spec.id, spec.source, spec.listed, spec.problem) == ("tiny", "/m/tiny.gguf", DECODER, "")
@@ -82,7 +82,7 @@ def test_what_goes_beside_models_is_none() -> None:
     assert registry.problems == ()
 
 
-def test_a_broken_file_has_its_name_and_tells_everybody_who_asks_what_is_wrong() -> None:
+def test_broken_file_has_a_spec_with_its_problem() -> None:
     error = ModelInvalid("/m/cut.gguf: truncated", remedy="Download it again.")
     registry = build((), [found("/m/cut.gguf", error), found("/m/tiny.gguf")])
     spec = registry.find("cut")
@@ -98,7 +98,7 @@ def test_a_broken_projector_is_a_problem_and_no_model() -> None:
     assert problems(registry) == [("model_invalid", "truncated")]
 
 
-def test_two_files_with_one_name_are_both_refused_with_their_paths() -> None:
+def test_two_files_with_one_name_are_refused_with_paths() -> None:
     registry = build((), [found("/a/x.gguf"), found("/b/x.gguf"), found("/a/y.gguf")])
     assert by_id(registry) == {"y": ()}
     (problem,) = registry.problems
@@ -110,14 +110,14 @@ def test_two_files_with_one_name_are_both_refused_with_their_paths() -> None:
         assert registry.find(name) == Unknown(name, (), problem)
 
 
-def test_what_a_name_means_is_told_without_a_look_for_what_is_near() -> None:
+def test_resolve_does_not_search_similar_names() -> None:
     files = [
         found("/m/a.gguf", DECODER, "a", "org/repo:Q4_K_M"),
         found("/m/b.gguf", DECODER, "b", "org/two:Q8_0"),
     ]
     registry = build((), [*files, found("/m/c.gguf", DECODER, "c", "org/two:Q4_0")])
     asked = ("a", "A.gguf", "org/repo", "org/two", "aa", "a" * 300)
-    assert [spec and spec.id for spec in map(registry.meant, asked)] == ["a", "a", "a", None, None, None]
+    assert [spec and spec.id for spec in map(registry.resolve, asked)] == ["a", "a", "a", None, None, None]
 
 
 def test_half_a_copy_takes_no_whole_file_out_of_service() -> None:
@@ -135,13 +135,13 @@ def test_half_a_copy_takes_no_whole_file_out_of_service() -> None:
     assert registry.problems[0].paths == ("/m/backup/x.gguf",)
 
 
-def test_an_adapter_that_is_called_as_half_a_copy_is_no_model_in_its_place() -> None:
+def test_adapter_does_not_replace_a_broken_file_of_its_name() -> None:
     files = [found("/a/x.gguf", ModelInvalid("truncated")), found("/b/x.gguf", LORA)]
     (problem,) = build((), files).problems
     assert problem.names == ("x",)
 
 
-def test_broken_files_with_one_name_are_told_each_and_refused_together() -> None:
+def test_each_broken_file_of_one_name_is_a_problem() -> None:
     files = [found(f"/{folder}/x.gguf", ModelInvalid(f"/{folder}/x.gguf: truncated")) for folder in "ab"]
     registry = build((), files)
     assert [each.cause for each in registry.problems] == ["model_invalid", "model_invalid", "same_id"]
@@ -156,14 +156,14 @@ def test_the_config_may_name_the_broken_one_of_two() -> None:
     assert len(registry.problems) == 1
 
 
-def test_the_config_can_tell_two_files_with_one_name_apart() -> None:
+def test_config_can_name_two_files_of_one_name() -> None:
     files = [found("/a/x.gguf"), found("/b/x.gguf")]
     sources = {each.path: each for each in files}
     rules = [ModelRule("one", "/a/x.gguf"), ModelRule("two", "/b/x.gguf")]
     assert by_id(build(rules, files, sources=sources)) == {"one": (), "two": ()}
 
 
-def test_one_file_at_two_places_is_one_model_with_two_names() -> None:
+def test_file_with_two_paths_is_one_model_with_two_names() -> None:
     blob = "/hub/blobs/1"
     registry = build(
         (),
@@ -172,7 +172,7 @@ def test_one_file_at_two_places_is_one_model_with_two_names() -> None:
     assert by_id(registry) == {"x": ("org/repo:Q8_0",)}
 
 
-def test_a_second_name_counts_where_it_is_one_models_alone() -> None:
+def test_second_id_counts_only_if_unique() -> None:
     registry = build(
         (),
         [
@@ -184,16 +184,16 @@ def test_a_second_name_counts_where_it_is_one_models_alone() -> None:
     assert by_id(registry) == {"x": ("org/repo:Q4_K_M",), "y": (), "z": ()}
 
 
-def test_a_file_whose_name_has_no_allowed_letter_is_a_problem() -> None:
+def test_file_without_a_valid_name_is_a_problem() -> None:
     registry = build((), [FoundModel("/m/模型.gguf", DECODER, ids=())])
     assert by_id(registry) == {}
-    assert "nothing of its name can be" in registry.problems[0].message
+    assert "no part of its name is valid" in registry.problems[0].message
 
 
 # --- what the config says ------------------------------------------------------------------------
 
 
-def test_a_rule_names_a_file_and_says_how_it_is_started() -> None:
+def test_rule_names_a_file_and_its_options() -> None:
     said = ModelOptions(ctx_size=4096, kv_type="q8_0", check_memory=False, ttl_s=60, pin=True, preload=True)
     rule = ModelRule("qwen", "/m/x.gguf", ("gpt-4o-mini",), said)
     registry = build([rule], [], sources={"/m/x.gguf": found("/m/x.gguf")})
@@ -208,13 +208,13 @@ def test_a_rule_names_a_file_and_says_how_it_is_started() -> None:
     assert (spec.stay.ttl_s, spec.stay.pin, spec.stay.preload) == (60, True, True)
 
 
-def test_the_files_own_name_means_the_configs_model_as_well() -> None:
+def test_own_id_of_a_file_is_an_alias_of_its_rule() -> None:
     file = found("/m/x.gguf")
     registry = build([ModelRule("qwen", "/m/x.gguf")], [file], sources={file.path: file})
     assert by_id(registry) == {"qwen": ("x",)}
 
 
-def test_a_pattern_is_of_any_name_that_a_model_has() -> None:
+def test_pattern_matches_any_name_of_a_model() -> None:
     said = ModelOptions(ctx_size=512)
     file = found(
         "/m/bartowski/Qwen-GGUF/qwen-Q4_K_M.gguf", DECODER, "qwen-Q4_K_M", "bartowski/Qwen-GGUF:Q4_K_M"
@@ -229,7 +229,7 @@ def test_a_pattern_is_of_any_name_that_a_model_has() -> None:
     assert options(build(by_alias, [file]).find("gpt-4o")).ctx_size == 512
 
 
-def test_a_pattern_of_the_repository_says_the_same_before_a_download_as_after_it() -> None:
+def test_repository_pattern_matches_before_and_after_a_download() -> None:
     rules = [ModelRule("org/*", options=ModelOptions(ctx_size=512)), ModelRule("chat", "org/repo:Q8_0")]
     file = found("/m/org/repo/x.gguf", DECODER, "x", "org/repo:Q8_0")
     assert options(build(rules).find("chat")) == options(build(rules, [file]).find("chat"))
@@ -238,7 +238,7 @@ def test_a_pattern_of_the_repository_says_the_same_before_a_download_as_after_it
     assert options(build(by_url).find("x")).ctx_size is None
 
 
-def test_of_patterns_of_several_of_its_names_the_last_counts() -> None:
+def test_last_matching_pattern_takes_precedence() -> None:
     file = found("/m/org/repo/x.gguf", DECODER, "x", "org/repo:Q8_0")
     one, other = ModelOptions(ctx_size=1, parallel=1), ModelOptions(ctx_size=2)
     for first, last in (("x", "org/*"), ("org/*", "x")):
@@ -247,7 +247,7 @@ def test_of_patterns_of_several_of_its_names_the_last_counts() -> None:
         assert (spec.ctx_size, spec.parallel) == (2, 1)
 
 
-def test_what_a_file_is_called_that_is_another_models_name_is_no_name_of_its_own() -> None:
+def test_id_that_is_another_models_name_is_no_alias() -> None:
     file, other = found("/m/x.gguf"), found("/n/y.gguf")
     rules = [
         ModelRule("x*", options=ModelOptions(ctx_size=512)),
@@ -259,7 +259,7 @@ def test_what_a_file_is_called_that_is_another_models_name_is_no_name_of_its_own
     assert options(registry.find("chat")).ctx_size is None
 
 
-def test_the_config_speaks_over_the_patterns_and_these_over_the_defaults() -> None:
+def test_rule_beats_pattern_and_pattern_beats_default() -> None:
     rules = [
         ModelRule("*", options=ModelOptions(ctx_size=1, parallel=1)),
         ModelRule("qwen*", options=ModelOptions(ctx_size=2)),
@@ -275,7 +275,7 @@ def test_the_config_speaks_over_the_patterns_and_these_over_the_defaults() -> No
     assert {each.threads for each in said.values()} == {9}
 
 
-def test_a_rule_about_a_model_that_is_not_found_says_which_is_near() -> None:
+def test_rule_for_an_unknown_model_suggests_similar_names() -> None:
     registry = build([ModelRule("qwem", where="c.yaml:3")], [found("/m/qwen.gguf")])
     (problem,) = registry.problems
     assert problem.cause == "model_missing"
@@ -286,13 +286,13 @@ def test_a_rule_about_a_model_that_is_not_found_says_which_is_near() -> None:
     assert spec.listed is None
 
 
-def test_a_rule_about_files_that_share_a_name_is_told_of_both() -> None:
+def test_rule_for_a_duplicate_name_shows_both_files() -> None:
     registry = build([ModelRule("x")], [found("/a/x.gguf"), found("/b/x.gguf")])
-    assert registry.specs["x"].problem.startswith("2 files are called 'x'")
+    assert registry.specs["x"].problem.startswith("2 files have the name 'x'")
     assert len(registry.problems) == 1
 
 
-def test_a_source_that_is_not_there_is_a_problem_of_that_model() -> None:
+def test_missing_source_is_a_problem_of_its_model() -> None:
     registry = build(
         [ModelRule("q", "/m/no.gguf", where="c:1")], [], sources={"/m/no.gguf": missing("/m/no.gguf")}
     )
@@ -301,20 +301,20 @@ def test_a_source_that_is_not_there_is_a_problem_of_that_model() -> None:
     assert (problem.cause, problem.names, problem.where) == ("model_missing", ("q",), "c:1")
 
 
-def test_a_source_that_is_a_broken_file_of_a_models_folder_is_told_once() -> None:
+def test_broken_source_in_a_models_folder_is_one_problem() -> None:
     cut = found("/m/cut.gguf", ModelInvalid("/m/cut.gguf: truncated"))
     registry = build([ModelRule("q", cut.path)], [cut], sources={cut.path: cut})
     assert problems(registry) == [("model_invalid", "/m/cut.gguf: truncated")]
     assert registry.specs["q"].problem == "/m/cut.gguf: truncated"
 
 
-def test_an_adapter_is_no_model_whatever_the_config_calls_it() -> None:
+def test_adapter_as_a_source_is_a_problem() -> None:
     registry = build([ModelRule("q", "/m/l.gguf")], [], sources={"/m/l.gguf": found("/m/l.gguf", LORA)})
-    assert "is of class lora" in registry.specs["q"].problem
+    assert "a model of class lora" in registry.specs["q"].problem
     assert registry.problems[0].cause == "model_invalid"
 
 
-def test_a_repository_that_is_here_is_taken_from_there_and_else_downloaded() -> None:
+def test_downloaded_repository_is_used() -> None:
     here = found("/hub/x.gguf", DECODER, "org/repo:Q4_K_M")
     rules = [
         ModelRule("a", "org/repo:Q4_K_M"),
@@ -329,14 +329,14 @@ def test_a_repository_that_is_here_is_taken_from_there_and_else_downloaded() -> 
         assert (spec.source, spec.listed, spec.problem, spec.identity) == (source, None, "", ())
 
 
-def test_a_repository_without_a_quantization_means_the_only_one_that_is_here() -> None:
+def test_repository_stands_for_its_only_quantization() -> None:
     one = [found("/hub/x.gguf", DECODER, "org/repo:Q4_K_M")]
     two = [*one, found("/hub/y.gguf", DECODER, "org/repo:Q8_0")]
     assert build([ModelRule("a", "org/repo")], one).specs["a"].source == "/hub/x.gguf"
     assert build([ModelRule("a", "org/repo")], two).specs["a"].source == "org/repo"
 
 
-def test_devices_and_adapters_are_llama_servers_own_flags() -> None:
+def test_devices_and_adapters_become_flags() -> None:
     said = ModelOptions(devices=("CUDA0", "CUDA1"), loras=("/l/a.gguf", "/l/b.gguf"), extra=("--mlock",))
     rule = ModelRule("q", "/m/x.gguf", options=said)
     sources = {"/m/x.gguf": found("/m/x.gguf")}
@@ -344,7 +344,7 @@ def test_devices_and_adapters_are_llama_servers_own_flags() -> None:
     assert extra == ("--mlock", "--device", "CUDA0,CUDA1", "--lora", "/l/a.gguf", "--lora", "/l/b.gguf")
 
 
-def test_each_of_several_replicas_gets_its_devices_from_whoever_starts_it() -> None:
+def test_replicas_have_no_device_flag_in_their_settings() -> None:
     rule = ModelRule("q", "/m/x.gguf", options=ModelOptions(devices=("CUDA0", "CUDA1"), replicas=2))
     spec = build([rule], [], sources={"/m/x.gguf": found("/m/x.gguf")}).specs["q"]
     assert spec.replicas == 2
@@ -361,18 +361,18 @@ def sharing(*said: ModelOptions, defaults: ModelOptions = ModelOptions()) -> Reg
     return build(rules, [file], sources={file.path: file}, defaults=defaults)
 
 
-def test_two_names_of_one_file_that_are_started_alike_are_one_process() -> None:
+def test_names_with_equal_start_options_share_a_process() -> None:
     registry = sharing(ModelOptions(ctx_size=4096), ModelOptions())
     assert by_id(registry) == {"name-0": ("name-1", "x")}
     assert registry.specs["name-0"].settings.ctx_size == 4096
 
 
-def test_two_names_that_are_started_otherwise_are_two_and_the_files_own_name_means_neither() -> None:
+def test_names_with_different_start_options_are_two_models() -> None:
     registry = sharing(ModelOptions(ctx_size=4096), ModelOptions(ctx_size=8192), ModelOptions())
     assert by_id(registry) == {"name-0": ("name-2",), "name-1": ()}
 
 
-def test_a_shared_process_stays_and_lets_wait_as_the_most_generous_name_says() -> None:
+def test_shared_process_has_the_most_generous_limits() -> None:
     registry = sharing(
         ModelOptions(ttl_s=60, max_queued=5, replicas=2),
         ModelOptions(ttl_s=600, pin=True, wait_timeout_s=9, keep_slots=True),
@@ -383,7 +383,7 @@ def test_a_shared_process_stays_and_lets_wait_as_the_most_generous_name_says() -
     assert (spec.options.max_queued, spec.options.wait_timeout_s, spec.options.keep_slots) == (50, 9, True)
 
 
-def test_who_says_nothing_about_the_time_to_live_stays_for_ever() -> None:
+def test_name_without_a_ttl_stays_loaded() -> None:
     assert sharing(ModelOptions(ttl_s=60), ModelOptions()).specs["name-0"].stay.ttl_s == FOREVER
 
 
@@ -395,7 +395,7 @@ def test_who_says_nothing_about_the_time_to_live_stays_for_ever() -> None:
     [
         (
             [ModelRule("a", "/x", where="c:1"), ModelRule("a", "/y", where="c:9")],
-            ("c:9: 'a' is already said (c:1)",),
+            ("c:9: 'a' is defined twice (c:1)",),
         ),
         (
             [ModelRule("a", "/x", ("b",), where="c:1"), ModelRule("b", "/y", where="c:9")],
@@ -412,41 +412,39 @@ def test_who_says_nothing_about_the_time_to_live_stays_for_ever() -> None:
         (
             [ModelRule("../a", "/x"), ModelRule("b", "/y", ("/etc/passwd",))],
             (
-                "the name '../a' has '..' in it, as paths do that lead out of a folder",
-                "the alias '/etc/passwd' of 'b' begins with '/', as absolute paths do",
+                "the name '../a' contains '..', like a path that leads out of a folder",
+                "the alias '/etc/passwd' of 'b' begins with '/', like an absolute path",
             ),
         ),
         (
             [ModelRule("", "/x"), ModelRule("é", "/y"), ModelRule("n" * 300, "/z")],
             (
                 "the name '' is empty",
-                "the name 'é' has 'é' in it; allowed are letters, digits and . _ / : @ + -",
-                f"the name '{'n' * 64}' has 300 letters, and 256 are allowed",
+                "the name 'é' contains 'é'; allowed are letters, digits and . _ / : @ + -",
+                f"the name '{'n' * 64}' has 300 characters, and 256 are allowed",
             ),
         ),
         (
             [ModelRule("a*", "/x", ("b",)), ModelRule("c", "/y", ("d?",))],
             (
                 "'a*' is a pattern for many models, but has a source",
-                "'a*' is a pattern: an alias would be the name of many models",
-                "the alias 'd?' of 'c' is a pattern, and has to be a name",
+                "'a*' is a pattern: an alias would name many models",
+                "the alias 'd?' of 'c' is a pattern, not a name",
             ),
         ),
     ],
 )
-def test_names_that_clash_or_are_none_are_refused_all_at_once(
-    rules: list[ModelRule], told: tuple[str, ...]
-) -> None:
+def test_all_invalid_and_duplicate_names_are_reported(rules: list[ModelRule], told: tuple[str, ...]) -> None:
     with pytest.raises(ConfigInvalid) as caught:
         build(rules)
     assert caught.value.details == told
 
 
-def test_an_alias_that_is_the_models_own_name_says_nothing() -> None:
+def test_alias_equal_to_the_name_is_ignored() -> None:
     assert by_id(build([ModelRule("a", "o/r", ("a", "b", "b"))])) == {"a": ("b",)}
 
 
-def test_a_file_that_is_called_as_another_model_of_the_config_is_left_out_and_told() -> None:
+def test_file_with_a_name_of_the_config_is_a_problem() -> None:
     registry = build([ModelRule("q", "org/repo", ("x",))], [found("/m/x.gguf"), found("/m/q.gguf")])
     assert by_id(registry) == {"q": ("x",)}
     assert [(each.cause, each.paths) for each in registry.problems] == [
@@ -479,7 +477,7 @@ RULES = st.lists(
 
 @settings(max_examples=300)
 @given(RULES, FOUND)
-def test_whatever_is_said_and_found_every_name_means_one_model_and_nothing_is_lost_in_silence(
+def test_every_name_has_one_model_and_every_file_is_accounted_for(
     rules: list[ModelRule], files: list[FoundModel]
 ) -> None:
     if list(wrong_rules(rules)):
@@ -501,14 +499,14 @@ def test_whatever_is_said_and_found_every_name_means_one_model_and_nothing_is_lo
 
 
 @pytest.mark.parametrize("name", ["Qwen-7B", "qwen-7b", "QWEN-7B:latest", "Qwen-7B.gguf", "qwen-7b.GGUF"])
-def test_a_model_is_found_by_its_name_however_it_is_spelled(name: str) -> None:
+def test_model_is_found_by_any_spelling_of_its_name(name: str) -> None:
     registry = build((), [found("/m/Qwen-7B.gguf"), found("/m/other.gguf")])
     spec = registry.find(name)
     assert isinstance(spec, ModelSpec)
     assert spec.id == "Qwen-7B"
 
 
-def test_a_spelling_that_two_models_have_means_neither_and_both_are_told() -> None:
+def test_ambiguous_spelling_suggests_both_models() -> None:
     registry = build((), [found("/m/Qwen.gguf"), found("/m/QWEN.gguf")])
     assert registry.find("qwen") == Unknown("qwen", ("Qwen", "QWEN"))
     exact = registry.find("QWEN")
@@ -516,7 +514,7 @@ def test_a_spelling_that_two_models_have_means_neither_and_both_are_told() -> No
     assert exact.source == "/m/QWEN.gguf"
 
 
-def test_a_name_that_nobody_has_is_told_what_is_near() -> None:
+def test_unknown_name_has_similar_names() -> None:
     files = [found(f"/m/model-{number:04}-Instruct.gguf") for number in range(1000)]
     registry = build((), [*files, found("/m/llama-3.2-1b.gguf")])
     unknown = registry.find("lama-3.2-1b")
@@ -527,30 +525,30 @@ def test_a_name_that_nobody_has_is_told_what_is_near() -> None:
     assert registry.find("") == Unknown("")
 
 
-def test_a_name_longer_than_any_is_compared_with_none() -> None:
+def test_too_long_name_is_not_compared() -> None:
     assert build((), [found("/m/x.gguf")]).find("x" * 1_000_000) == Unknown("x" * 1_000_000)
 
 
 # --- the default, and groups ---------------------------------------------------------------------
 
 
-def test_the_only_model_is_the_default_and_of_several_none() -> None:
+def test_only_model_is_the_default() -> None:
     assert build((), [found("/m/x.gguf")]).default == "x"
     assert build((), [found("/m/x.gguf"), found("/m/y.gguf")]).default is None
     assert build().default is None
 
 
-def test_the_default_may_be_said_by_any_name() -> None:
+def test_default_may_be_any_name() -> None:
     rules = [ModelRule("q", "o/r", ("gpt",)), ModelRule("p", "o/s")]
     assert build(rules, default_model="gpt").default == "q"
     registry = build(rules, default_model="gtp")
     assert registry.default is None
-    assert problems(registry) == [("model_not_found", "the default model 'gtp' is not there")]
+    assert problems(registry) == [("model_not_found", "the default model 'gtp' does not exist")]
     assert registry.problems[0].remedy == "Did you mean gpt?"
-    assert build((), default_model="x").problems[0].remedy == "Name a model that is served."
+    assert build((), default_model="x").problems[0].remedy == "Set it to a model that is served."
 
 
-def test_a_group_is_of_names_and_patterns_and_a_model_of_two_groups_counts_in_both() -> None:
+def test_group_has_names_and_patterns() -> None:
     registry = build(
         [ModelRule("q", "o/r", ("gpt",))],
         [found("/m/x-1.gguf"), found("/m/x-2.gguf")],
@@ -561,7 +559,9 @@ def test_a_group_is_of_names_and_patterns_and_a_model_of_two_groups_counts_in_bo
         "x-1": {"big", "other"},
         "x-2": {"big"},
     }
-    assert problems(registry) == [("model_not_found", "'nobody' in the group 'other' is no model")]
+    assert problems(registry) == [
+        ("model_not_found", "the group 'other' names 'nobody', which is not a model")
+    ]
 
 
 # --- names of files ------------------------------------------------------------------------------
@@ -581,16 +581,16 @@ def test_a_group_is_of_names_and_patterns_and_a_model_of_two_groups_counts_in_bo
         (f"/m/{'x' * 250}.gguf", "x" * 250),
     ],
 )
-def test_a_file_is_called_by_its_stem_in_allowed_letters(path: str, own: str) -> None:
+def test_file_id_is_the_stem_in_allowed_characters(path: str, own: str) -> None:
     assert file_id(path) == own
 
 
 @given(st.text(max_size=300))
-def test_what_a_file_is_called_is_always_a_name(stem: str) -> None:
+def test_file_id_is_a_valid_name(stem: str) -> None:
     own = file_id(f"/m/{stem.replace('/', '').replace(chr(0), '')}.gguf")
     assert own == "" or why_not_a_name(own) == ""
 
 
 @given(st.text(alphabet="aA.-0gufl:test", max_size=40))
-def test_folding_twice_says_no_more_than_once(name: str) -> None:
+def test_folded_is_idempotent(name: str) -> None:
     assert folded(folded(name)) == folded(name)

@@ -15,14 +15,14 @@ from llamasup.models.spec import ModelOptions
 
 
 @given(st.text("ab*?.", max_size=8), st.text("ab.", max_size=8))
-def test_a_pattern_matches_as_if_every_star_had_been_tried_everywhere(written: str, name: str) -> None:
+def test_pattern_matches_like_an_exhaustive_search(written: str, name: str) -> None:
     words = {"*": ".*", "?": "."}
     plain = re.compile("".join(words.get(letter) or re.escape(letter) for letter in written))
 
     assert bool(pattern(written).fullmatch(name)) == bool(plain.fullmatch(name))
 
 
-def test_a_pattern_of_many_stars_ends() -> None:
+def test_pattern_of_many_stars_is_fast() -> None:
     """Tried everywhere, it would take longer than there is time."""
     assert pattern("*a" * 100 + "*b").fullmatch("a" * 256) is None
 
@@ -31,7 +31,7 @@ def test_a_pattern_of_many_stars_ends() -> None:
     ("ctx_sizes", "own", "counts"),
     [((1, 2), None, 2), ((2, 1), None, 1), ((1, None), None, 1), ((1, 2), 3, 3)],
 )
-def test_of_rules_the_last_that_says_something_counts_and_the_models_own_word_before_all(
+def test_later_options_and_own_options_take_precedence(
     ctx_sizes: tuple[int | None, ...], own: int | None, counts: int
 ) -> None:
     rules = [
@@ -46,7 +46,7 @@ def test_of_rules_the_last_that_says_something_counts_and_the_models_own_word_be
     assert found.options.ctx_size == counts
 
 
-def test_what_is_wrong_is_said_of_the_rule_that_it_is_about() -> None:
+def test_errors_belong_to_their_rules() -> None:
     a = ModelRule("a", "/a", ("b",), where="c.yaml:1")
     b = ModelRule("b", "/b", where="c.yaml:2")
 

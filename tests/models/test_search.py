@@ -47,7 +47,7 @@ def names(search: Search) -> dict[str, str]:
 # --- caches --------------------------------------------------------------------------------------
 
 
-def test_the_hubs_cache_has_models_by_repository_and_quantization(tmp_path: Path) -> None:
+def test_hubs_cache_has_ids_with_quantization(tmp_path: Path) -> None:
     file = in_hub(tmp_path, "org/repo", NEW, "x-Q4_K_M.gguf", "b1")
     in_hub(tmp_path, "org/repo", NEW, "deep/x-Q8_0.gguf", "b2", models.tiny_encoder())
     search = search_models([tmp_path])
@@ -57,7 +57,7 @@ def test_the_hubs_cache_has_models_by_repository_and_quantization(tmp_path: Path
     assert found.files[0][0] == os.path.realpath(tmp_path / "models--org--repo/blobs/b1")
 
 
-def test_of_several_revisions_the_one_that_main_is_at_counts(tmp_path: Path) -> None:
+def test_revision_of_main_counts(tmp_path: Path) -> None:
     in_hub(tmp_path, "org/repo", OLD, "x-Q4_K_M.gguf", "b1")
     in_hub(tmp_path, "org/repo", NEW, "x-Q4_K_M.gguf", "b2", models.tiny_encoder())
     refs = tmp_path / "models--org--repo/refs"
@@ -69,9 +69,7 @@ def test_of_several_revisions_the_one_that_main_is_at_counts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("reference", [b"", b"../../..", b"3" * 40, b"\xff" * 40, None])
-def test_without_a_usable_reference_the_newest_revision_counts(
-    tmp_path: Path, reference: bytes | None
-) -> None:
+def test_newest_revision_counts_without_a_ref(tmp_path: Path, reference: bytes | None) -> None:
     in_hub(tmp_path, "org/repo", OLD, "x-Q4_K_M.gguf", "b1")
     in_hub(tmp_path, "org/repo", NEW, "x-Q4_K_M.gguf", "b2", models.tiny_encoder())
     snapshots = tmp_path / "models--org--repo/snapshots"
@@ -81,7 +79,7 @@ def test_without_a_usable_reference_the_newest_revision_counts(
     assert names(search_models([tmp_path])) == {"org/repo:Q4_K_M": "encoder"}
 
 
-def test_a_newer_revision_without_the_model_takes_it_from_nobody(tmp_path: Path) -> None:
+def test_newer_revision_without_the_model_keeps_the_old_one(tmp_path: Path) -> None:
     """While it is downloaded; or for good, where only its README.md was wanted."""
     refs = tmp_path / "models--org--repo/refs"
     old = in_hub(tmp_path, "org/repo", OLD, "x-Q4_K_M.gguf", "b1")
@@ -96,14 +94,14 @@ def test_a_newer_revision_without_the_model_takes_it_from_nobody(tmp_path: Path)
     assert names(search_models([tmp_path])) == {"org/repo:Q4_K_M": "encoder", "org/repo:Q8_0": "encoder"}
 
 
-def test_an_unfinished_download_of_the_hub_is_none(tmp_path: Path) -> None:
+def test_unfinished_hub_download_is_no_model(tmp_path: Path) -> None:
     in_hub(tmp_path, "org/repo", NEW, "x-Q4_K_M.gguf", "b1")
     put(tmp_path / "models--org--repo/blobs/b2.incomplete", DECODER[:100])
     put(tmp_path / f"models--org--repo/snapshots/{NEW}/y.gguf.part", DECODER[:100])
     assert list(names(search_models([tmp_path]))) == ["org/repo:Q4_K_M"]
 
 
-def test_llama_cpps_older_cache_has_models_by_its_manifests(tmp_path: Path) -> None:
+def test_llama_cpps_older_cache_has_ids_of_manifests(tmp_path: Path) -> None:
     put(tmp_path / "org_repo_x-Q4_K_M.gguf")
     put(tmp_path / "org_repo_x-Q4_K_M.gguf.etag", b"e")
     put(tmp_path / "manifest=org=repo=latest.json", b"{}")
@@ -112,7 +110,7 @@ def test_llama_cpps_older_cache_has_models_by_its_manifests(tmp_path: Path) -> N
     assert names(search_models([tmp_path])) == {"org/repo:Q4_K_M": "decoder", "other": "decoder"}
 
 
-def test_the_caches_are_where_their_programs_look(tmp_path: Path) -> None:
+def test_known_caches_are_those_of_the_programs(tmp_path: Path) -> None:
     folders = {
         name: tmp_path / name
         for name in (
@@ -145,7 +143,7 @@ def test_the_caches_are_where_their_programs_look(tmp_path: Path) -> None:
 # --- links ---------------------------------------------------------------------------------------
 
 
-def test_a_link_out_of_the_folders_is_refused_with_where_it_leads(tmp_path: Path) -> None:
+def test_link_out_of_the_folders_is_refused(tmp_path: Path) -> None:
     outside = put(tmp_path / "outside/x.gguf")
     top = tmp_path / "models"
     top.mkdir()
@@ -158,7 +156,7 @@ def test_a_link_out_of_the_folders_is_refused_with_where_it_leads(tmp_path: Path
         error = told[str(path)]
         assert isinstance(error, LlamasupError)
         assert str(outside) in error.message
-        assert "in none of the folders" in error.message
+        assert "in none of the models folders" in error.message
 
 
 def test_a_link_from_one_folder_into_another_is_followed(tmp_path: Path) -> None:
@@ -168,14 +166,14 @@ def test_a_link_from_one_folder_into_another_is_followed(tmp_path: Path) -> None
     assert names(search_models([tmp_path / "a", tmp_path / "b"])) == {"y": "decoder", "x": "decoder"}
 
 
-def test_a_folder_that_begins_as_another_is_not_that_one(tmp_path: Path) -> None:
+def test_folder_with_a_common_prefix_is_another_one(tmp_path: Path) -> None:
     target = put(tmp_path / "models-private/x.gguf")
     (tmp_path / "models").mkdir()
     (tmp_path / "models/y.gguf").symlink_to(target)
-    assert "in none of the folders" in names(search_models([tmp_path / "models"]))["y"]
+    assert "in none of the models folders" in names(search_models([tmp_path / "models"]))["y"]
 
 
-def test_a_later_part_that_leads_out_is_refused_as_the_first_would_be(tmp_path: Path) -> None:
+def test_part_that_links_out_is_refused(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     parts = models.write_split_decoder(outside)
@@ -184,10 +182,10 @@ def test_a_later_part_that_leads_out_is_refused_as_the_first_would_be(tmp_path: 
     parts[0].rename(top / parts[0].name)
     for part in parts[1:]:
         (top / part.name).symlink_to(part)
-    assert "in none of the folders" in names(search_models([top]))["tiny"]
+    assert "in none of the models folders" in names(search_models([top]))["tiny"]
 
 
-def test_a_path_that_the_config_names_may_lead_anywhere(tmp_path: Path) -> None:
+def test_path_in_the_config_may_lead_anywhere(tmp_path: Path) -> None:
     target = put(tmp_path / "far/x.gguf")
     link = tmp_path / "l.gguf"
     link.symlink_to(target)
@@ -199,7 +197,7 @@ def test_a_path_that_the_config_names_may_lead_anywhere(tmp_path: Path) -> None:
 # --- the rest ------------------------------------------------------------------------------------
 
 
-def test_any_part_of_a_set_means_the_whole(tmp_path: Path) -> None:
+def test_any_part_of_a_set_stands_for_the_set(tmp_path: Path) -> None:
     parts = models.write_split_decoder(tmp_path)
     search = search_models([], [str(parts[2])])
     source = search.sources[str(parts[2])]
@@ -207,14 +205,14 @@ def test_any_part_of_a_set_means_the_whole(tmp_path: Path) -> None:
     assert len(source.files) == len(parts)
 
 
-def test_a_replaced_part_changes_what_the_model_is(tmp_path: Path) -> None:
+def test_replaced_part_changes_the_identity(tmp_path: Path) -> None:
     parts = models.write_split_decoder(tmp_path)
     before = search_models([tmp_path]).found[0].files
     os.utime(parts[1], ns=(1, 1))
     assert search_models([tmp_path]).found[0].files != before
 
 
-def test_a_folder_that_is_not_there_is_told_and_the_others_are_looked_into(tmp_path: Path) -> None:
+def test_missing_folder_is_reported_and_others_are_searched(tmp_path: Path) -> None:
     put(tmp_path / "there/x.gguf")
     search = search_models([tmp_path / "gone", tmp_path / "there"])
     assert list(search.missing) == [str(tmp_path / "gone")]
@@ -226,7 +224,7 @@ def test_one_folder_in_another_has_each_model_once(tmp_path: Path) -> None:
     assert len(search_models([tmp_path, tmp_path / "in"]).found) == 1
 
 
-def test_a_folder_that_disappears_during_a_search_takes_no_named_model_with_it(
+def test_folder_that_disappears_keeps_its_configured_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "models"

@@ -21,11 +21,11 @@ SPEC = ModelSpec("tiny", "/models/tiny.gguf")
         ("", False),
     ],
 )
-def test_what_is_no_path_has_to_be_downloaded(source: str, remote: bool) -> None:
+def test_source_that_is_no_path_is_a_download(source: str, remote: bool) -> None:
     assert ModelSpec("tiny", source).is_remote is remote
 
 
-def test_what_is_said_of_names_and_of_staying_touches_no_process() -> None:
+def test_names_and_stay_do_not_change_started_as() -> None:
     for same in (
         replace(SPEC, aliases=("small",)),
         replace(SPEC, stay=Stay(ttl_s=60.0, pin=True)),
@@ -44,12 +44,12 @@ def test_another_file_or_setting_is_another_process() -> None:
         assert other.started_as != SPEC.started_as
 
 
-def test_options_say_what_others_leave_unsaid() -> None:
+def test_over_fills_unset_options() -> None:
     own, base = ModelOptions(ctx_size=512, pin=False), ModelOptions(ctx_size=4096, pin=True, parallel=2)
     assert own.over(base) == ModelOptions(ctx_size=512, pin=False, parallel=2)
 
 
-def test_clients_are_told_of_files_without_where_they_lie() -> None:
+def test_redacted_shows_names_without_folders() -> None:
     told = SPEC.redacted("/models/tiny.gguf: is cut off. There is no other in /models.")
     assert told == "tiny.gguf: is cut off. There is no other in its folder."
     beside = replace(
@@ -61,12 +61,14 @@ def test_clients_are_told_of_files_without_where_they_lie() -> None:
         assert beside.redacted(f"{path}: is cut off") == f"{path.rpartition('/')[2]}: is cut off"
 
 
-def test_of_what_names_other_places_clients_hear_that_there_is_a_problem() -> None:
+def test_problem_with_other_paths_is_replaced_for_clients() -> None:
     for problem in (
         "/models/tiny.gguf: leads to /srv/secret place/none.gguf, which is not there",
         "the folder /srv/secret cannot be read",
     ):
         for spec in (SPEC, ModelSpec("tiny", ""), ModelSpec("tiny", "org/repo:Q8_0")):
             assert spec.redacted(problem) == ""
-            assert spec.told(problem) == "The model 'tiny' cannot be loaded: llamasup's log says why"
-    assert SPEC.told("/models/tiny.gguf: truncated") == "tiny.gguf: truncated"
+            assert (
+                spec.public_problem(problem) == "The model 'tiny' cannot be loaded: llamasup's log says why"
+            )
+    assert SPEC.public_problem("/models/tiny.gguf: truncated") == "tiny.gguf: truncated"

@@ -1,41 +1,30 @@
-"""Folders that change while they are watched, on a real file system with the system's own events."""
+"""Watched folders on a real file system, with the events of the operating system."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
-import functools
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import pytest
 
 from llamasup.errors import LlamasupError
-from llamasup.models import folder_events
+from llamasup.models import watch
 from llamasup.models.debounce import DebouncePolicy
-from llamasup.models.folder_events import FolderEvents
 from llamasup.models.search import Search, search_models
-from llamasup.models.watch import ModelWatch
+from llamasup.models.watch import FolderEvents, ModelWatch
 from llamasup.testing import models
+from tests.async_tests import async_test
 from tests.patience import PATIENCE_S
-
-Given = ParamSpec("Given")
 
 QUICK = DebouncePolicy(sound_s=0.1, broken_s=0.3)
 DECODER = models.tiny_decoder()
-
-
-def in_loop(test: Callable[Given, Coroutine[None, None, None]]) -> Callable[Given, None]:
-    @functools.wraps(test)
-    def run(*arguments: Given.args, **named: Given.kwargs) -> None:
-        asyncio.run(test(*arguments, **named))
-
-    return run
 
 
 class Watched:
@@ -85,8 +74,8 @@ def put(path: Path, content: bytes = DECODER) -> Path:
     return path
 
 
-@in_loop
-async def test_a_new_model_is_told_and_so_is_one_in_a_new_subfolder(top: Path) -> None:
+@async_test
+async def test_new_model_is_reported_also_in_a_new_subfolder(top: Path) -> None:
     async with watching(top) as watched:
         put(top / "a.gguf")
         assert await watched.until(lambda served: "a.gguf" in served) == {"a.gguf": "decoder"}
@@ -97,15 +86,15 @@ async def test_a_new_model_is_told_and_so_is_one_in_a_new_subfolder(top: Path) -
         await watched.until(lambda served: "deep/er/c.gguf" in served)
 
 
-@in_loop
-async def test_a_removed_model_is_gone_and_the_others_stay(top: Path) -> None:
+@async_test
+async def test_removed_model_is_reported(top: Path) -> None:
     put(top / "a.gguf"), put(top / "b.gguf")
     async with watching(top) as watched:
         (top / "a.gguf").unlink()
         assert await watched.until(lambda served: "a.gguf" not in served) == {"b.gguf": "decoder"}
 
 
-@in_loop
+@async_test
 async def test_a_renamed_model_never_leaves(top: Path) -> None:
     put(top / "a.gguf")
     # A new file would count after an hour.
@@ -115,8 +104,8 @@ async def test_a_renamed_model_never_leaves(top: Path) -> None:
         assert all(each.found for each in watched.told)
 
 
-@in_loop
-async def test_a_download_is_told_when_it_has_its_name_and_nothing_of_it_before(top: Path) -> None:
+@async_test
+async def test_download_is_reported_once_it_has_its_name(top: Path) -> None:
     async with watching(top) as watched:
         part = put(top / "a.gguf.part", DECODER[:1000])
         put(top / "other.gguf")
@@ -127,8 +116,8 @@ async def test_a_download_is_told_when_it_has_its_name_and_nothing_of_it_before(
         assert all("part" not in found.path for each in watched.told for found in each.found)
 
 
-@in_loop
-async def test_a_copy_is_neither_served_nor_a_problem_while_it_grows(top: Path) -> None:
+@async_test
+async def test_growing_copy_is_not_reported(top: Path) -> None:
     """Written piece by piece until another file has come and gone many times in between."""
     policy = DebouncePolicy(sound_s=0.05, broken_s=3600)
     async with watching(top, policy=policy) as watched:
@@ -144,8 +133,8 @@ async def test_a_copy_is_neither_served_nor_a_problem_while_it_grows(top: Path) 
         await watched.until(lambda served: served.get("a.gguf") == "decoder")
 
 
-@in_loop
-async def test_what_aria2_has_not_finished_is_no_model_although_it_has_its_name_and_size(top: Path) -> None:
+@async_test
+async def test_unfinished_aria2_download_is_no_model(top: Path) -> None:
     policy = DebouncePolicy(sound_s=0.05, broken_s=3600)
     async with watching(top, policy=policy) as watched:
         control = put(top / "a.gguf.aria2", b"aria2")
@@ -157,16 +146,16 @@ async def test_what_aria2_has_not_finished_is_no_model_although_it_has_its_name_
         await watched.until(lambda served: served.get("a.gguf") == "decoder")
 
 
-@in_loop
-async def test_a_copy_that_was_broken_off_is_told_once_it_is_quiet(top: Path) -> None:
+@async_test
+async def test_interrupted_copy_is_reported_once_it_is_stable(top: Path) -> None:
     async with watching(top) as watched:
         put(top / "a.gguf", DECODER[: len(DECODER) // 2])
         served = await watched.until(lambda served: "a.gguf" in served)
         assert served["a.gguf"].startswith("truncated")
 
 
-@in_loop
-async def test_a_replaced_model_is_another_one_and_the_old_one_stays_until_then(top: Path) -> None:
+@async_test
+async def test_replaced_model_is_reported_once_complete(top: Path) -> None:
     path = put(top / "a.gguf")
     async with watching(top) as watched:
         before = watched.told[-1].found[0].files
@@ -176,8 +165,8 @@ async def test_a_replaced_model_is_another_one_and_the_old_one_stays_until_then(
         assert watched.told[-1].found[0].files != before
 
 
-@in_loop
-async def test_models_of_a_folder_that_disappears_stay_and_it_is_watched_again_when_it_is_back(
+@async_test
+async def test_folder_that_disappears_is_watched_again_when_back(
     top: Path,
 ) -> None:
     put(top / "a.gguf")
@@ -194,8 +183,8 @@ async def test_models_of_a_folder_that_disappears_stay_and_it_is_watched_again_w
         await watched.until(lambda served: "b.gguf" in served)
 
 
-@in_loop
-async def test_so_does_a_model_there_that_the_config_names(top: Path) -> None:
+@async_test
+async def test_configured_model_of_a_missing_folder_stays(top: Path) -> None:
     path = put(top / "a.gguf")
     async with watching(top, path, policy=DebouncePolicy(sound_s=0.0, broken_s=0.0)) as watched:
         shutil.move(top, top.with_name("aside"))
@@ -203,8 +192,8 @@ async def test_so_does_a_model_there_that_the_config_names(top: Path) -> None:
         assert not isinstance(watched.told[-1].sources[str(path)].outcome, LlamasupError)
 
 
-@in_loop
-async def test_a_folder_that_was_emptied_and_made_anew_has_what_is_in_it_now(top: Path) -> None:
+@async_test
+async def test_recreated_folder_has_its_new_models(top: Path) -> None:
     put(top / "a.gguf")
     async with watching(top) as watched:
         shutil.rmtree(top)
@@ -212,7 +201,7 @@ async def test_a_folder_that_was_emptied_and_made_anew_has_what_is_in_it_now(top
         assert await watched.until(lambda served: "b.gguf" in served and "a.gguf" not in served)
 
 
-@in_loop
+@async_test
 async def test_a_model_of_the_config_is_watched_where_it_lies(top: Path, tmp_path: Path) -> None:
     path = put(tmp_path / "elsewhere/x.gguf")
     async with watching(top, path) as watched:
@@ -221,8 +210,8 @@ async def test_a_model_of_the_config_is_watched_where_it_lies(top: Path, tmp_pat
         await watched.until(lambda _: watched.told[-1].sources[str(path)].files != before)
 
 
-@in_loop
-async def test_what_happened_between_the_first_look_and_the_watch_is_told(top: Path) -> None:
+@async_test
+async def test_change_before_the_watch_is_reported(top: Path) -> None:
     first = search_models([top])
     put(top / "a.gguf")
     async with ModelWatch([top], [], first, policy=QUICK, tick_s=0.02) as watch:
@@ -230,22 +219,20 @@ async def test_what_happened_between_the_first_look_and_the_watch_is_told(top: P
         await watched.until(lambda served: "a.gguf" in served)
 
 
-@in_loop
-async def test_without_the_systems_events_the_folders_are_looked_at(
-    top: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@async_test
+async def test_folders_are_polled_without_events(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more_watches(self: FolderEvents, folders: list[str], *, below: bool) -> None:
         self.reliable = False  # as where fs.inotify.max_user_watches is reached
 
     monkeypatch.setattr(FolderEvents, "_watch", no_more_watches)
-    monkeypatch.setattr("llamasup.models.watch._LOOK_UNTOLD_S", 0.05)
+    monkeypatch.setattr("llamasup.models.watch._POLL_INTERVAL_WITHOUT_EVENTS_S", 0.05)
     async with watching(top) as watched:
         put(top / "a.gguf")
         await watched.until(lambda served: "a.gguf" in served)
 
 
-@in_loop
-async def test_a_link_to_a_folder_is_not_followed_by_the_watch_and_the_folders_are_looked_at(
+@async_test
+async def test_folders_with_a_link_to_a_folder_are_polled(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library would watch all that it leads to, a whole disk for example."""
@@ -255,23 +242,23 @@ async def test_a_link_to_a_folder_is_not_followed_by_the_watch_and_the_folders_a
     assert events.happened()
     assert not events.reliable
     events.close()
-    monkeypatch.setattr("llamasup.models.watch._LOOK_UNTOLD_S", 0.05)
+    monkeypatch.setattr("llamasup.models.watch._POLL_INTERVAL_WITHOUT_EVENTS_S", 0.05)
     async with watching(top) as watched:
         put(top / "a.gguf")
         await watched.until(lambda served: "a.gguf" in served)
 
 
-def test_more_folders_than_can_be_watched_are_looked_at(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_folders_are_polled(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(top / "a/b/c/x.gguf")
-    monkeypatch.setattr(folder_events, "_MOST_FOLDERS", 3)
+    monkeypatch.setattr(watch, "_MAX_FOLDERS", 3)
     events = FolderEvents([top], [])
     events.happened()
     events.close()
     assert not events.reliable
 
 
-@in_loop
-async def test_nothing_is_left_of_a_watch_that_has_ended(top: Path) -> None:
+@async_test
+async def test_ended_watch_leaves_no_thread(top: Path) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -285,7 +272,7 @@ async def test_nothing_is_left_of_a_watch_that_has_ended(top: Path) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_what_programs_write_under_other_names_wakes_nobody(top: Path) -> None:
+def test_temporary_names_are_no_events(top: Path) -> None:
     events = FolderEvents([top], [])
     try:
         assert events.happened()  # the first look
@@ -293,13 +280,13 @@ def test_what_programs_write_under_other_names_wakes_nobody(top: Path) -> None:
         put(top / "a.gguf.part")
         put(top / "blobs/0123.incomplete")
         put(top / "b.gguf")
-        told = [name for name in ("a.gguf.part", "b.gguf") if folder_events._concerns([name])]
+        told = [name for name in ("a.gguf.part", "b.gguf") if watch._concerns([name])]
         assert told == ["b.gguf"]
     finally:
         events.close()
 
 
-def test_a_folder_whose_path_is_no_text_is_looked_at_from_time_to_time(tmp_path: Path) -> None:
+def test_folder_with_an_undecodable_path_is_polled(tmp_path: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     try:
         odd.mkdir()
@@ -311,8 +298,8 @@ def test_a_folder_whose_path_is_no_text_is_looked_at_from_time_to_time(tmp_path:
         assert not events.reliable
 
 
-@in_loop
-async def test_a_look_that_fails_says_so_once_keeps_nobody_waiting_and_is_followed_by_others(
+@async_test
+async def test_failed_search_is_logged_once_and_repeated(
     top: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(top / "a.gguf")
@@ -324,17 +311,17 @@ async def test_a_look_that_fails_says_so_once_keeps_nobody_waiting_and_is_follow
             raise AttributeError("a bug")
         return search_models([top])
 
-    monkeypatch.setattr("llamasup.models.watch._LOOK_UNTOLD_S", 0.01)
+    monkeypatch.setattr("llamasup.models.watch._POLL_INTERVAL_WITHOUT_EVENTS_S", 0.01)
     monkeypatch.setattr("llamasup.models.watch.search_models", broken)
     async with ModelWatch([top], [], first, policy=QUICK, tick_s=0.01) as watch:
         put(top / "b.gguf")
         watched = Watched(top, watch, first)
         assert await watched.until(lambda served: "b.gguf" in served)
-    assert caplog.text.count("tried again") == 1
+    assert caplog.text.count("trying again") == 1
 
 
-@in_loop
-async def test_a_watch_that_cannot_even_begin_keeps_nobody_waiting(
+@async_test
+async def test_watch_that_cannot_start_blocks_no_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_: FolderEvents) -> bool:
@@ -343,13 +330,11 @@ async def test_a_watch_that_cannot_even_begin_keeps_nobody_waiting(
     monkeypatch.setattr(FolderEvents, "happened", broken)
     async with asyncio.timeout(PATIENCE_S), ModelWatch([tmp_path], [], Search()):
         pass
-    assert "tried again" in caplog.text
+    assert "trying again" in caplog.text
 
 
-@in_loop
-async def test_models_of_a_subfolder_that_may_not_be_looked_into_stay(
-    top: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@async_test
+async def test_models_of_an_unreadable_subfolder_stay(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(top / "a.gguf")
     put(top / "sub/deep/b.gguf")
     async with watching(top) as watched:
@@ -363,8 +348,8 @@ async def test_models_of_a_subfolder_that_may_not_be_looked_into_stay(
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.EIO])
-@in_loop
-async def test_a_share_that_is_dead_for_a_while_takes_nothing_with_it(
+@async_test
+async def test_dead_network_share_keeps_its_models(
     top: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """As the system says of a folder on a dead mount, or below a folder that may not be entered."""
@@ -398,10 +383,8 @@ def unreadable(patch: pytest.MonkeyPatch, folder: Path, error: int) -> Iterator[
         yield
 
 
-@in_loop
-async def test_a_watch_that_is_cancelled_while_it_ends_leaves_no_task(
-    top: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@async_test
+async def test_watch_cancelled_during_exit_leaves_no_task(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joins, may_join = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     watch = await ModelWatch([top], [], search_models([top]), policy=QUICK, tick_s=0.02).__aenter__()

@@ -1,4 +1,4 @@
-"""A pool of models over real children of the fake server, and clients that take leases of it."""
+"""A pool of models over real children of the fake server, and requests that take its leases."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import os
 import shlex
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -33,39 +32,28 @@ from llamasup.queueing.wait_queue import QueueEntry
 from llamasup.supervision.events import Bus, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.states import Policy, State
 from llamasup.testing.fake_server import install
+from tests.async_tests import async_test
 from tests.patience import PATIENCE_S
 
 __all__ = [
     "PATIENCE_S",
-    "Asking",
     "HeldSizing",
+    "PoolRequest",
     "Pooled",
+    "async_test",
     "file_of",
-    "in_a_loop",
     "pooled",
     "registry_of",
     "server",
     "spec_of",
 ]
 
-N = TypeVar("N")
-
-
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, for pytest. It keeps its fixtures."""
-
-    @wraps(test)
-    def run(*arguments: Any, **fixtures: Any) -> None:
-        asyncio.run(test(*arguments, **fixtures))
-
-    return run
-
 
 class HeldSizing:
     """Sizes as ever, but not before it is told to. ``begun`` waits for somebody who wants a size."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._really = sizing.__dict__["size_up"]
+        self._really = sizing.__dict__["estimate_model"]
         self._begun, self._go_on = threading.Event(), threading.Event()
         monkeypatch.setattr(sizing, "estimate_model", self._size_up)
 
@@ -118,11 +106,11 @@ def spec_of(path: Path, *, stay: Stay | None = None, ctx_size: int = 512, **opti
 
 
 def registry_of(*specs: ModelSpec) -> Registry:
-    names = {name: each.id for each in specs for name in each.names}
-    return Registry({each.id: each for each in specs}, names, None, _index=NameIndex(names))
+    names = {name: spec.id for spec in specs for name in spec.names}
+    return Registry({spec.id: spec for spec in specs}, names, None, _index=NameIndex(names))
 
 
-class Asking:
+class PoolRequest:
     """One request: it comes, waits if it has to, and keeps what it was told."""
 
     def __init__(self, catalog: Catalog, model: str) -> None:
@@ -130,13 +118,13 @@ class Asking:
         self.lease: Lease | None = None
         self.why: Unavailable | None = None
         self._over = asyncio.Event()
-        self.ticket = QueueEntry(self, asyncio.get_running_loop().time(), 0)
+        self.entry = QueueEntry(self, asyncio.get_running_loop().time(), 0)
         found = catalog.lease(model, infers=True)
-        if isinstance(found, Unavailable) and found.may_wait:
-            found = catalog.room(model).enter(self.ticket) or found
+        if isinstance(found, Unavailable) and found.queueable:
+            found = catalog.room(model).enter(self.entry) or found
         if isinstance(found, Lease):
             self.served(found)
-        elif not self.ticket.waits:
+        elif not self.entry.waits:
             self.refused(found)
 
     def served(self, lease: Lease) -> None:
@@ -169,7 +157,7 @@ class Asking:
         assert isinstance(found, Unavailable), found
         return found
 
-    def goes(self) -> None:
+    def finish(self) -> None:
         assert self.lease is not None
         self.lease.release()
 
@@ -194,8 +182,8 @@ class Pooled:
         assert managed is not None
         return managed
 
-    def ask(self, model: str) -> Asking:
-        return Asking(self.catalog, model)
+    def ask(self, model: str) -> PoolRequest:
+        return PoolRequest(self.catalog, model)
 
     async def load(self, model: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -214,9 +202,9 @@ class Pooled:
                     async with asyncio.timeout(0.02):
                         await self._news.wait()
 
-    async def decided(self) -> None:
+    async def reconciled(self) -> None:
         """Once more, and what was decided is under way."""
-        self.pool.decide_soon()
+        self.pool.reconcile_soon()
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -230,14 +218,14 @@ class Pooled:
     def loads(self, model: str) -> int:
         """How often it became ready."""
         return sum(
-            isinstance(each, StateChanged) and each.model == model and each.state is State.READY
-            for each in self.notices
+            isinstance(event, StateChanged) and event.model == model and event.state is State.READY
+            for event in self.notices
         )
 
-    def left(self) -> list[tuple[str, str, str]]:
+    def unloads(self) -> list[tuple[str, str, str]]:
         """Who was unloaded, why, and for whom."""
-        found = [each for each in self.notices if isinstance(each, ModelUnloading)]
-        return [(each.model, each.reason, each.for_model) for each in found]
+        found = [event for event in self.notices if isinstance(event, ModelUnloading)]
+        return [(event.model, event.reason, event.for_model) for event in found]
 
     def apply(self, *specs: ModelSpec) -> None:
         self.catalog.apply(registry_of(*specs))
@@ -248,7 +236,7 @@ async def pooled(
     folder: Path,
     *specs: ModelSpec,
     runtime: Path | None = None,
-    room_for: float = 100,
+    capacity: float = 100,
     policy: Policy | None = None,
     residency: ResidencyPolicy | None = None,
     fetch: Fetch | None = None,
@@ -257,7 +245,7 @@ async def pooled(
     """``room_for``: of how many models of the first one's size there is memory."""
     path = server(folder) if runtime is None else runtime
     environ = dict(os.environ)
-    here = next((each for each in specs if not each.is_remote), None)
+    here = next((spec for spec in specs if not spec.is_remote), None)
     needs = (
         1 << 30 if here is None else estimate_model(here, {"ram": 1 << 50}, str(path), environ).needs["ram"]
     )
@@ -265,7 +253,7 @@ async def pooled(
     run_folder = folder / "run"
     run_folder.mkdir(mode=0o700, exist_ok=True)
     options = PoolOptions(
-        budget=budget or {"ram": int(needs * room_for)},
+        budget=budget or {"ram": int(needs * capacity)},
         policy=policy or Policy(drain_timeout_s=5.0),
         residency=residency or ResidencyPolicy(time_slice_s=0.2),
         runtime=str(path),

@@ -1,4 +1,4 @@
-"""What a model takes before it was ever started, replica by replica."""
+"""The memory that a model needs before its first start, replica by replica."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def needs_of(
     return estimate_model(spec, BUDGET, runtime, {}).needs
 
 
-def test_each_replica_is_planned_for_the_device_that_it_gets(two_cards: str, tiny_model: Path) -> None:
+def test_each_replica_is_planned_for_its_device(two_cards: str, tiny_model: Path) -> None:
     """What fits on the first card does not on the second, and on both together it would."""
     both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA1"), MAX_OF_THE_LARGER)
     first, second = (
@@ -60,21 +60,19 @@ def test_each_replica_is_planned_for_the_device_that_it_gets(two_cards: str, tin
     assert both == {**first, RAM: first[RAM] + second[RAM]}
 
 
-def test_two_on_one_device_take_twice_as_much_of_it(two_cards: str, tiny_model: Path) -> None:
+def test_two_replicas_on_one_device_need_twice_its_memory(two_cards: str, tiny_model: Path) -> None:
     one = needs_of(tiny_model, two_cards, ("CUDA0",), MAX_OF_THE_LARGER // 4, "--device", "CUDA0")
     both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA0"), MAX_OF_THE_LARGER // 4)
-    assert both == {place: 2 * size_bytes for place, size_bytes in one.items()}
+    assert both == {device: 2 * size_bytes for device, size_bytes in one.items()}
 
 
-def test_a_device_that_was_chosen_by_hand_is_the_only_one_that_is_taken_of(
-    two_cards: str, tiny_model: Path
-) -> None:
+def test_extra_device_flag_decides_the_needs(two_cards: str, tiny_model: Path) -> None:
     settings = Settings(parallel=1, ctx_size=MAX_OF_THE_LARGER // 4, extra=("--device", "CUDA1"))
     spec = ModelSpec("tiny", str(tiny_model), settings=settings)
     assert set(estimate_model(spec, BUDGET, two_cards, {}).needs) == {RAM, "CUDA1"}
 
 
-def test_requests_hear_why_it_cannot_be_loaded_and_nothing_of_where_files_lie() -> None:
+def test_clients_see_the_load_error_without_paths() -> None:
     spec = ModelSpec("tiny", "/srv/tiny.gguf")
     error = ModelMissing("/srv/tiny.gguf: there is no such file", remedy="Did you mean /srv/tyni.gguf?")
     told = as_unavailable(error, spec)

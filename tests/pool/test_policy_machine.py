@@ -41,21 +41,21 @@ class AnyWorld(RuleBasedStateMachine):
         done = self.world.settle()
         self.ordered += len(done)
         self.events += 1
-        for ticket in (*self.world.began, *self.world.refused):
-            self.waiting.pop(ticket)
+        for request in (*self.world.began, *self.world.refused):
+            self.waiting.pop(request)
         self.world.began.clear()
         self.world.refused.clear()
         return done
 
     def some(self, *phases: Phase) -> list[str]:
-        return [id_ for id_, life in self.world.lives.items() if life.phase in phases]
+        return [id_ for id_, state in self.world.states.items() if state.phase in phases]
 
     def busy(self) -> list[str]:
-        return [id_ for id_, life in self.world.lives.items() if life.in_flight]
+        return [id_ for id_, state in self.world.states.items() if state.in_flight]
 
     @rule(name=NAMES)
     def a_request_comes(self, name: str) -> None:
-        if self.world.lives[name].phase is not Phase.FAILED:
+        if self.world.states[name].phase is not Phase.FAILED:
             self.waiting[self.world.arrive(name)] = name
             self.asked += 1
             self.settle()
@@ -63,8 +63,8 @@ class AnyWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(nth=st.integers(0, 7))
     def one_that_waits_leaves(self, nth: int) -> None:
-        ticket = sorted(self.waiting)[nth % len(self.waiting)]
-        self.world.give_up(self.waiting.pop(ticket), ticket)
+        request = sorted(self.waiting)[nth % len(self.waiting)]
+        self.world.give_up(self.waiting.pop(request), request)
         self.settle()
 
     @precondition(lambda self: self.busy())
@@ -82,21 +82,21 @@ class AnyWorld(RuleBasedStateMachine):
         if works:
             self.world.loaded(name)
         else:
-            for ticket in self.world.failed(name):
-                self.waiting.pop(ticket)
+            for request in self.world.failed(name):
+                self.waiting.pop(request)
         self.settle()
 
-    @precondition(lambda self: self.some(Phase.LEAVING))
+    @precondition(lambda self: self.some(Phase.UNLOADING))
     @rule(nth=st.integers(0, 7))
     def memory_is_free_again(self, nth: int) -> None:
-        leaving = self.some(Phase.LEAVING)
-        self.world.gone(leaving[nth % len(leaving)])
+        leaving = self.some(Phase.UNLOADING)
+        self.world.unloaded(leaving[nth % len(leaving)])
         self.settle()
 
     @precondition(lambda self: self.some(Phase.FAILED))
     @rule()
     def a_failed_one_may_be_tried_again(self) -> None:
-        self.world.forgiven(self.some(Phase.FAILED)[0])
+        self.world.retry_allowed(self.some(Phase.FAILED)[0])
         self.settle()
 
     @rule(after_s=st.floats(0.001, 60.0))
@@ -112,12 +112,12 @@ class AnyWorld(RuleBasedStateMachine):
     @invariant()
     def nothing_is_left_to_decide(self) -> None:
         actions = self.world.decide(self.world.snapshot())
-        assert all(isinstance(each, WakeAt) for each in actions)
+        assert all(isinstance(action, WakeAt) for action in actions)
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
         """Who waits is on the way to being served, or there is a time to think again."""
-        on_the_way = self.some(Phase.LOADING, Phase.LEAVING) or self.busy()
+        on_the_way = self.some(Phase.LOADING, Phase.UNLOADING) or self.busy()
         assert not self.waiting or on_the_way or self.world.wake_at_s < float("inf")
 
     @invariant()
@@ -131,8 +131,8 @@ class AnyWorld(RuleBasedStateMachine):
                 return
             for name in self.some(Phase.LOADING):
                 self.world.loaded(name)
-            for name in self.some(Phase.LEAVING):
-                self.world.gone(name)
+            for name in self.some(Phase.UNLOADING):
+                self.world.unloaded(name)
             for name in self.busy():
                 self.world.finish(name)
             if not self.settle() and self.world.wake_at_s < float("inf"):
@@ -149,7 +149,7 @@ calls = st.builds(Call, NAMES, st.floats(0.0, 8.0), st.floats(0.0, 3.0))
 
 @settings(max_examples=40)
 @given(st.lists(st.lists(calls, max_size=12), min_size=1, max_size=6))
-def test_every_request_is_answered_or_refused_within_a_bound(clients: list[list[Call]]) -> None:
+def test_every_request_ends_within_a_bound(clients: list[list[Call]]) -> None:
     outcome = simulate(MODELS, clients, BUDGET)
     asked = [call.model for client in clients for call in client]
     assert outcome.refused == asked.count("huge")
@@ -160,7 +160,7 @@ def test_every_request_is_answered_or_refused_within_a_bound(clients: list[list[
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_two_models_that_are_always_busy_take_turns(streams: int) -> None:
+def test_two_busy_models_take_turns(streams: int) -> None:
     """With room for one: neither starves, and turns are as long as they should be at least."""
     models = [Model(id=name, needs={"ram": 1}, load_s=1.0, slots=2) for name in ("a", "b")]
     clients = [[Call(name, 0.5)] * 100 for name in ("a", "b") for _ in range(streams)]
@@ -172,7 +172,7 @@ def test_two_models_that_are_always_busy_take_turns(streams: int) -> None:
     assert max(outcome.waits_s) <= 5.0 + 0.5 + 1.0 + 0.5 + 5.0
 
 
-def test_small_ones_that_come_for_ever_do_not_starve_a_big_one() -> None:
+def test_small_models_do_not_starve_a_large_one() -> None:
     small = [Model(id=f"s{n}", needs={"ram": 3}, load_s=0.5) for n in range(6)]
     big = Model(id="big", needs={"ram": 10}, load_s=3.0)
     clients = [[Call(model.id, 2.0, 0.1)] * 15 for model in small]
@@ -182,7 +182,7 @@ def test_small_ones_that_come_for_ever_do_not_starve_a_big_one() -> None:
     assert max(outcome.waits_s) < 60
 
 
-def test_a_client_without_pauses_does_not_lose_its_model_between_two_requests() -> None:
+def test_idle_grace_keeps_a_model_between_two_requests() -> None:
     models = [Model(id=name, needs={"ram": 1}, load_s=3.0) for name in ("a", "b")]
     clients = [[Call(name, 0.2, 0.01)] * 100 for name in ("a", "b")]
     lingering = simulate(models, clients, {"ram": 1}, ResidencyPolicy(idle_grace=0.1))
@@ -191,7 +191,7 @@ def test_a_client_without_pauses_does_not_lose_its_model_between_two_requests() 
     assert sum(lingering.loads.values()) < 20
 
 
-def test_a_run_that_is_played_again_by_its_times_has_the_loads_that_it_had() -> None:
+def test_replay_of_a_run_has_the_same_loads() -> None:
     """So a real run can be held against the simulation: a trace says enough."""
     models = [model for model in MODELS if model.id != "huge"]
     clients = [

@@ -1,4 +1,4 @@
-"""Many models in the memory there is: who is loaded, who goes for it, and what nobody may notice.
+"""Loads, evictions, failures and stops of a pool, and what other clients notice of them.
 
 The servers are real children of the fake llama-server; the clients take leases as the proxy does.
 """
@@ -27,15 +27,16 @@ from llamasup.pool.policy import Phase
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import Policy, State
-from tests.pool.pools import PATIENCE_S, HeldSizing, Pooled, file_of, in_a_loop, pooled, server, spec_of
+from tests.pool.pools import PATIENCE_S, HeldSizing, Pooled, async_test, file_of, pooled, server, spec_of
 
 pytestmark = pytest.mark.slow
 
+Specs = dict[str, ModelSpec]
 SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)
 
 
 @pytest.fixture
-def specs(tmp_path: Path, tiny_model: Path) -> dict[str, ModelSpec]:
+def specs(tmp_path: Path, tiny_model: Path) -> Specs:
     return {name: spec_of(file_of(tmp_path, name, tiny_model)) for name in "abc"}
 
 
@@ -49,109 +50,101 @@ def hide(spec: ModelSpec, *, back: bool = False) -> None:
 # --- loads and evictions
 
 
-@in_a_loop
-async def test_requests_count_as_use_each_by_itself_however_close_they_come(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_each_concurrent_request_counts_as_use(tmp_path: Path, specs: Specs) -> None:
     """A spell of many at the same time ends once, and was many requests."""
     async with pooled(tmp_path, specs["a"]) as it:
-        for each in [it.ask("a") for _ in range(3)]:
-            await each.served_by()
+        for request in [it.ask("a") for _ in range(3)]:
+            await request.served_by()
             endpoint = it["a"].runners[0].endpoint
             assert endpoint is not None
             endpoint.count_answer(200, infers=True)
-            each.goes()
+            request.finish()
         assert it["a"].use.count == pytest.approx(3)
 
 
-@in_a_loop
-async def test_those_who_wait_for_a_model_share_one_load(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+@async_test
+async def test_waiting_requests_share_one_load(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
-        asking = [it.ask("a") for _ in range(20)]
+        requests = [it.ask("a") for _ in range(20)]
         loading = asyncio.gather(it.load("a"), it.load("a"))
 
         assert it["a"].phase is Phase.ABSENT
-        for each in asking:
-            assert await each.served_by() == 1
-            each.goes()
+        for request in requests:
+            assert await request.served_by() == 1
+            request.finish()
         await loading
 
         assert it.loads("a") == 1
         assert not it["a"].load_waiters
 
 
-@in_a_loop
-async def test_a_busy_model_gives_way_in_the_end_and_comes_back_for_those_who_wait(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+@async_test
+async def test_busy_model_is_cordoned_and_loaded_again_for_its_queue(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         first = it.ask("a")
         await first.served_by()
         other = it.ask("b")
-        await it.until_phase("a", Phase.YIELDING)
+        await it.until_phase("a", Phase.CORDONED)
         later = it.ask("a")
 
         assert later.waits
         assert other.waits
-        first.goes()
+        first.finish()
         await other.served_by()
         assert later.waits
-        other.goes()
+        other.finish()
 
         assert await later.served_by() == 2
-        assert it.left() == [("a", "memory", "b"), ("b", "memory", "a")]
+        assert it.unloads() == [("a", "memory", "b"), ("b", "memory", "a")]
 
 
-@in_a_loop
-async def test_who_yields_for_a_client_that_leaves_serves_on(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+@async_test
+async def test_cordoned_model_serves_again_when_the_client_leaves(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         first = it.ask("a")
         await first.served_by()
         other = it.ask("b")
-        await it.until_phase("a", Phase.YIELDING)
+        await it.until_phase("a", Phase.CORDONED)
         later, asked = it.ask("a"), asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         await asyncio.sleep(0)
         assert later.waits
         assert not asked.done()
 
-        it.catalog.room("b").leave(other.ticket)
+        it.catalog.room("b").leave(other.entry)
 
         await asyncio.wait_for(asked, PATIENCE_S)
-        first.goes()
+        first.finish()
         assert await later.served_by() == 1
-        assert it.left() == []
+        assert it.unloads() == []
 
 
-@in_a_loop
-async def test_a_load_that_fails_is_told_to_all_who_wait_for_it_and_disturbs_nobody(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_failed_load_rejects_its_queue_and_no_other_model(tmp_path: Path, specs: Specs) -> None:
     """S17."""
     runtime = server(tmp_path, {"b.gguf": ["exit=load:1"]})
     async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON)) as it:
         await it.load("a")
         before = it.pids("a")
-        asking = [it.ask("b") for _ in range(5)]
+        requests = [it.ask("b") for _ in range(5)]
         with pytest.raises(GaveUp):
             await it.load("b")
 
-        for each in asking:
-            refused = await each.refusal()
+        for request in requests:
+            refused = await request.refusal()
             assert refused.status == 503
             assert refused.retry_after_s is not None
         again = await it.ask("b").refusal()
-        assert (again.status, again.may_wait) == (503, False)
+        assert (again.status, again.queueable) == (503, False)
         assert again.retry_after_s is not None
         assert it["b"].phase is Phase.FAILED
         assert it.pids("a") == before
         assert await it.ask("a").served_by() == 1
 
 
-@in_a_loop
-async def test_what_somebody_else_has_the_memory_for_is_soon_tried_again(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+@async_test
+async def test_lack_of_memory_is_retried_soon(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it served before: it is given up at once, and nothing is kept for it meanwhile."""
     really = planner.__dict__["hardware"]
@@ -168,29 +161,27 @@ async def test_what_somebody_else_has_the_memory_for_is_soon_tried_again(
             assert it.loads("a") == times + 1
 
 
-@in_a_loop
-async def test_a_crash_loop_that_is_given_up_takes_no_memory_by_itself(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_crash_loop_is_not_retried_without_a_request(tmp_path: Path, specs: Specs) -> None:
     """Another try is a load like all others: there has to be room for it, and somebody who asks."""
     runtime = server(tmp_path, {"b.gguf": ["exit=load:1"]})
     restart = replace(SOON, half_open_s=0.05)
     async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=restart)) as it:
         with pytest.raises(GaveUp):
             await it.load("b")
-        starts = sum(isinstance(each, StateChanged) and each.state is State.STARTING for each in it.notices)
+        starts = sum(
+            isinstance(event, StateChanged) and event.state is State.STARTING for event in it.notices
+        )
         await asyncio.sleep(0.3)  # six times as long as until the try
 
         assert starts == sum(
-            isinstance(each, StateChanged) and each.state is State.STARTING for each in it.notices
+            isinstance(event, StateChanged) and event.state is State.STARTING for event in it.notices
         )
         assert it["b"].phase is Phase.FAILED
 
 
-@in_a_loop
-async def test_what_is_wrong_with_a_model_is_forgotten_once_it_serves(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_error_is_forgotten_once_the_model_serves(tmp_path: Path, specs: Specs) -> None:
     hide(specs["b"])
     async with pooled(tmp_path, *specs.values(), policy=Policy(restart=SOON)) as it:
         with pytest.raises(LlamasupError, match=r"b\.gguf"):
@@ -205,16 +196,14 @@ async def test_what_is_wrong_with_a_model_is_forgotten_once_it_serves(
         assert await it.ask("b").served_by() == 1
 
 
-@in_a_loop
-async def test_a_file_that_vanishes_is_told_at_the_next_load_alone(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_missing_file_is_an_error_only_at_the_next_load(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values(), policy=Policy(restart=SOON)) as it:
         await it.load("a")
         hide(specs["a"])
         served = it.ask("a")
         assert await served.served_by() == 1
-        served.goes()
+        served.finish()
         await it.unload("a")
 
         refused = await it.ask("a").refusal()
@@ -223,11 +212,11 @@ async def test_a_file_that_vanishes_is_told_at_the_next_load_alone(
         assert await it.ask("b").served_by() == 1
 
 
-@in_a_loop
-async def test_a_bug_in_reading_one_model_is_no_end_for_the_others(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch, caplog: Any
+@async_test
+async def test_bug_while_sizing_a_model_does_not_end_the_others(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    really = sizing.__dict__["size_up"]
+    really = sizing.__dict__["estimate_model"]
 
     def estimate_model(spec: ModelSpec, *rest: Any) -> SizedModel:
         if spec.id == "b":
@@ -246,9 +235,9 @@ async def test_a_bug_in_reading_one_model_is_no_end_for_the_others(
         assert await it.ask("a").served_by() == 1
 
 
-@in_a_loop
-async def test_a_driver_that_says_nothing_is_no_end_for_the_others(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+@async_test
+async def test_silent_driver_does_not_block_an_unload(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether memory is free again is asked for at the end of a model: who cannot tell, cannot hold it up."""
 
@@ -272,33 +261,33 @@ async def test_a_driver_that_says_nothing_is_no_end_for_the_others(
 
 
 @pytest.mark.parametrize("said", [{"wait_timeout_s": 0.0}, {"max_queued": 0}], ids=str)
-@in_a_loop
-async def test_who_may_not_wait_has_it_loaded_all_the_same(
+@async_test
+async def test_request_that_may_not_wait_starts_the_load(
     said: dict[str, Any], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "WISH_S", 3600.0)  # it ends by being fulfilled
+    monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 3600.0)  # it ends by being fulfilled
     spec = spec_of(file_of(tmp_path, "a", tiny_model), **said)
     other = spec_of(file_of(tmp_path, "b", tiny_model))
-    async with pooled(tmp_path, spec, other, room_for=1.5) as it:
+    async with pooled(tmp_path, spec, other, capacity=1.5) as it:
         await it.load("b")
         refused = await it.ask("a").refusal()
         assert refused.status == 503
         assert refused.retry_after_s is not None
 
         await it.until_phase("a", Phase.RESIDENT)
-        assert it.left() == [("b", "memory", "a")]
+        assert it.unloads() == [("b", "memory", "a")]
         assert await it.ask("a").served_by() == 1
         await it.until(lambda: not it["a"].wanted)
 
 
-@in_a_loop
-async def test_what_nobody_asks_for_any_more_is_not_loaded_later(
+@async_test
+async def test_expired_demand_loads_no_model(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "WISH_S", 0.1)
+    monkeypatch.setattr(pool_module, "DEMAND_TTL_S", 0.1)
     spec = spec_of(file_of(tmp_path, "a", tiny_model), wait_timeout_s=0.0)
     other = spec_of(file_of(tmp_path, "b", tiny_model), stay=Stay())
-    async with pooled(tmp_path, spec, other, room_for=1.5) as it:
+    async with pooled(tmp_path, spec, other, capacity=1.5) as it:
         busy = it.ask("b")
         await busy.served_by()
         await it.ask("a").refusal()
@@ -311,15 +300,13 @@ async def test_what_nobody_asks_for_any_more_is_not_loaded_later(
 # --- load and unload by hand
 
 
-@in_a_loop
-async def test_a_load_is_called_off_with_the_last_who_asked_for_it(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+@async_test
+async def test_load_is_cancelled_with_its_last_caller(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         busy = it.ask("a")
         await busy.served_by()
         loading = [asyncio.ensure_future(it.load("b")) for _ in range(2)]  # noqa: TID251 (owned right here)
-        await it.until_phase("a", Phase.YIELDING)
+        await it.until_phase("a", Phase.CORDONED)
         loading[0].cancel()
         await asyncio.sleep(0)
         assert it["b"].wanted
@@ -327,29 +314,27 @@ async def test_a_load_is_called_off_with_the_last_who_asked_for_it(
         await it.until(lambda: not it["b"].wanted)
 
         await it.until_phase("a", Phase.RESIDENT)
-        busy.goes()
+        busy.finish()
         assert await it.ask("a").served_by() == 1
         assert it.loads("b") == 0
 
 
-@in_a_loop
-async def test_what_still_loads_can_be_unloaded(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+@async_test
+async def test_loading_model_can_be_unloaded(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"a.gguf": ["load_s=60"]})
     async with pooled(tmp_path, *specs.values(), runtime=runtime) as it:
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         await it.until(lambda: bool(it["a"].runners) and it["a"].runners[0].pid is not None)
         await it.unload("a")
 
-        with pytest.raises(Conflict, match="unloaded meanwhile"):
+        with pytest.raises(Conflict, match="unloaded while it was loading"):
             await loading
         assert it["a"].phase is Phase.ABSENT
         assert it.pids("a") == {"a": None}
 
 
-@in_a_loop
-async def test_what_waits_to_be_restarted_can_be_unloaded(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_model_in_backoff_can_be_unloaded(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"a.gguf": ["exit=load:1"]})
     restart = RestartPolicy(first_delay_s=100.0, longest_delay_s=100.0)
     async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=restart)) as it:
@@ -362,8 +347,8 @@ async def test_what_waits_to_be_restarted_can_be_unloaded(
         assert it["a"].phase is Phase.ABSENT
 
 
-@in_a_loop
-async def test_a_model_that_is_no_more_cannot_be_loaded(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+@async_test
+async def test_removed_model_cannot_be_loaded(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         gone = it["a"]
         it.apply(specs["b"])
@@ -375,21 +360,21 @@ async def test_a_model_that_is_no_more_cannot_be_loaded(tmp_path: Path, specs: d
 # --- time to live
 
 
-@in_a_loop
-async def test_a_model_that_is_idle_for_its_time_goes_and_one_in_use_stays(
+@async_test
+async def test_idle_model_is_evicted_after_its_ttl_and_a_busy_one_is_not(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     spec = spec_of(file_of(tmp_path, "a", tiny_model), stay=Stay(ttl_s=0.2))
     async with pooled(tmp_path, spec) as it:
         loop = asyncio.get_running_loop()
-        asking = it.ask("a")
-        await asking.served_by()
+        request = it.ask("a")
+        await request.served_by()
         await asyncio.sleep(0.5)
         assert it["a"].phase is Phase.RESIDENT
-        asking.goes()
+        request.finish()
         ended_s = loop.time()
 
-        await it.until(lambda: it.left() == [("a", "ttl", "")])
+        await it.until(lambda: it.unloads() == [("a", "ttl", "")])
         assert loop.time() - ended_s >= 0.2
         await it.until_phase("a", Phase.ABSENT)
 
@@ -397,28 +382,28 @@ async def test_a_model_that_is_idle_for_its_time_goes_and_one_in_use_stays(
         await late.served_by()
 
 
-@in_a_loop
-async def test_a_request_that_comes_as_the_time_is_over_is_served(tmp_path: Path, tiny_model: Path) -> None:
+@async_test
+async def test_request_at_the_end_of_the_ttl_is_served(tmp_path: Path, tiny_model: Path) -> None:
     """However the two meet: by what is there, or by what is loaded for it."""
     spec = spec_of(file_of(tmp_path, "a", tiny_model), stay=Stay(ttl_s=0.05))
     async with pooled(tmp_path, spec) as it:
         for number in range(12):
-            asking = it.ask("a")
-            await asking.served_by()
-            asking.goes()
+            request = it.ask("a")
+            await request.served_by()
+            request.finish()
             await asyncio.sleep(0.044 + number / 1000)
-        assert it.left()
+        assert it.unloads()
 
 
-@in_a_loop
-async def test_memory_that_there_is_by_now_counts_for_what_is_just_looked_at(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+@async_test
+async def test_new_budget_counts_for_a_sizing_under_way(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=0.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=0.5) as it:
         held = HeldSizing(monkeypatch)
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         await held.begun()
-        it.pool.use(replace(it.pool.options, budget={"ram": it.needs_bytes * 2}))
+        it.pool.apply_options(replace(it.pool.options, budget={"ram": it.needs_bytes * 2}))
         held.go_on()
 
         await loading
@@ -428,13 +413,13 @@ async def test_memory_that_there_is_by_now_counts_for_what_is_just_looked_at(
 # --- the end
 
 
-@in_a_loop
-async def test_nothing_starts_once_it_is_to_stop(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+@async_test
+async def test_stopping_pool_starts_no_model(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         held = HeldSizing(monkeypatch)
-        asking = it.ask("a")
+        request = it.ask("a")
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
         await held.begun()
         it.pool.ask_stop()
@@ -442,21 +427,19 @@ async def test_nothing_starts_once_it_is_to_stop(
 
         with pytest.raises(Stopping):
             await loading
-        assert (await asking.refusal()).cause == "stopping"
+        assert (await request.refusal()).cause == "stopping"
         await it.pool.ended()
         await it.until(lambda: not it["a"].sizing)
         assert it["a"].runners == []
 
 
-@in_a_loop
-async def test_the_second_stop_does_not_wait_for_what_is_in_flight_anywhere(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_second_stop_does_not_wait_for_requests(tmp_path: Path, specs: Specs) -> None:
     """Not even with a model that is in the config no more and still finishes what it began."""
     async with pooled(tmp_path, *specs.values(), policy=Policy(drain_timeout_s=1000.0)) as it:
-        asking = [it.ask(name) for name in "ab"]
-        for each in asking:
-            await each.served_by()
+        requests = [it.ask(name) for name in "ab"]
+        for request in requests:
+            await request.served_by()
         pids = it.pids("a", "b")
         it.apply(specs["b"])
         it.pool.ask_stop()
@@ -472,8 +455,8 @@ async def test_the_second_stop_does_not_wait_for_what_is_in_flight_anywhere(
 # --- what is left behind
 
 
-@in_a_loop
-async def test_a_hundred_swaps_leave_nothing_behind(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+@async_test
+async def test_hundred_evictions_leak_nothing(tmp_path: Path, specs: Specs) -> None:
     """S18: tasks, threads, descriptors, files of the run folder, children."""
 
     def seen() -> tuple[int, ...]:
@@ -486,11 +469,11 @@ async def test_a_hundred_swaps_leave_nothing_behind(tmp_path: Path, specs: dict[
 
     async def swap(it: Pooled, times: int) -> None:
         for number in range(times):
-            asking = it.ask("abc"[number % 3])
-            await asking.served_by()
-            asking.goes()
+            request = it.ask("abc"[number % 3])
+            await request.served_by()
+            request.finish()
 
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         await swap(it, 3)
         # All threads that there may be for what blocks; and what a load leaves to be done is over.
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.1) for _ in range(40)))
@@ -503,11 +486,9 @@ async def test_a_hundred_swaps_leave_nothing_behind(tmp_path: Path, specs: dict[
 # --- crashes
 
 
-@in_a_loop
-async def test_a_crash_is_answered_by_a_restart_in_the_memory_that_it_has(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+@async_test
+async def test_crashed_model_restarts_in_its_own_memory(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         await it.load("a")
         pid = it.pids("a")["a"]
         assert pid is not None
@@ -516,4 +497,4 @@ async def test_a_crash_is_answered_by_a_restart_in_the_memory_that_it_has(
         waiting = it.ask("a")
 
         assert await waiting.served_by() == 2
-        assert it.left() == []
+        assert it.unloads() == []

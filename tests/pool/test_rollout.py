@@ -1,4 +1,4 @@
-"""A model whose file or settings change, and one that is served no more: what clients see of it (S16)."""
+"""Rollouts and removals of models, as clients see them (S16)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.pool.pools import (
     PATIENCE_S,
     HeldSizing,
     Pooled,
+    async_test,
     file_of,
-    in_a_loop,
     pooled,
     server,
     spec_of,
@@ -32,15 +32,16 @@ from tests.pool.pools import (
 
 pytestmark = pytest.mark.slow
 
+Specs = dict[str, ModelSpec]
 SOON = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2)
 
 
 @pytest.fixture
-def specs(tmp_path: Path, tiny_model: Path) -> dict[str, ModelSpec]:
+def specs(tmp_path: Path, tiny_model: Path) -> Specs:
     return {name: spec_of(file_of(tmp_path, name, tiny_model)) for name in "abc"}
 
 
-async def settled(it: Pooled, name: str) -> LlamasupError | None:
+async def rollout_error(it: Pooled, name: str) -> LlamasupError | None:
     """Why its last change came to nothing."""
     rollout = it[name].rollout
     assert rollout is not None
@@ -48,17 +49,15 @@ async def settled(it: Pooled, name: str) -> LlamasupError | None:
         return await asyncio.shield(rollout)
 
 
-def bigger(spec: ModelSpec) -> ModelSpec:
+def larger(spec: ModelSpec) -> ModelSpec:
     return with_context(spec, 600)
 
 
 # --- what is not touched
 
 
-@in_a_loop
-async def test_what_is_said_of_a_model_changes_without_its_process(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_options_without_effect_on_the_process_keep_it(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         await it.load("b")
@@ -75,17 +74,15 @@ async def test_what_is_said_of_a_model_changes_without_its_process(
 # --- one change after the other
 
 
-@in_a_loop
-async def test_what_cannot_be_is_forgotten_for_what_came_after_it(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_later_change_replaces_an_impossible_one(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, specs["a"]) as it:
         await it.load("a")
         old = it.pids("a")
         it.apply(replace(specs["a"], source=str(tmp_path / "gone.gguf")))
         await asyncio.sleep(0)  # it is looked at
-        it.apply(bigger(specs["a"]))
-        assert await settled(it, "a") is None
+        it.apply(larger(specs["a"]))
+        assert await rollout_error(it, "a") is None
 
         assert it.pids("a") != old
         assert await it.ask("a").served_by() == 1
@@ -94,10 +91,8 @@ async def test_what_cannot_be_is_forgotten_for_what_came_after_it(
 # --- beside the old one
 
 
-@in_a_loop
-async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_changed_model_is_swapped_side_by_side_if_both_fit(tmp_path: Path, specs: Specs) -> None:
     """No request waits for it, none fails; what is in flight is finished by the old one."""
     specs["a"] = replace(specs["a"], options=ModelOptions(max_concurrent=4))
     async with pooled(tmp_path, *specs.values()) as it:
@@ -105,13 +100,13 @@ async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
         in_flight = it.ask("a")
         await in_flight.served_by()
         old, other = it.pids("a"), it.pids("b")
-        it.apply(bigger(specs["a"]), specs["b"])
+        it.apply(larger(specs["a"]), specs["b"])
         asked = 0
         while it["a"].old_replicas == [] or it["a"].runners[0].instance.state is not State.READY:
-            asking = it.ask("a")
-            assert not asking.waits
-            assert asking.why is None
-            asking.goes()
+            request = it.ask("a")
+            assert not request.waits
+            assert request.why is None
+            request.finish()
             asked += 1
             await asyncio.sleep(0.005)
         new = it.ask("a")
@@ -121,8 +116,8 @@ async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
         assert psutil.pid_exists(old["a"] or 0)
         assert in_flight.lease is not None
         assert not in_flight.lease.endpoint.closed
-        in_flight.goes()
-        await settled(it, "a")
+        in_flight.finish()
+        await rollout_error(it, "a")
         assert it.pids("b") == other
         assert not psutil.pid_exists(old["a"] or 0)
         assert asked
@@ -130,86 +125,78 @@ async def test_a_changed_model_is_replaced_beside_the_old_one_where_both_fit(
         assert it["a"].sized.spec.settings.ctx_size == 600
 
 
-@in_a_loop
-async def test_both_generations_are_counted_while_both_are_there(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_memory_of_both_generations_counts_during_a_swap(tmp_path: Path, specs: Specs) -> None:
     """The third model has to wait for the memory of the old one, and is then loaded in it."""
-    async with pooled(tmp_path, *specs.values(), room_for=2.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=2.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
-        it.apply(bigger(specs["a"]), specs["b"], specs["c"])
+        it.apply(larger(specs["a"]), specs["b"], specs["c"])
         await it.until(lambda: it["a"].old_replicas != [])
-        new = it["a"].needs["ram"] - it["a"].outgoing_needs["ram"]
-        assert it.pool.left_for(it["a"]) == {
-            "ram": it.pool.options.budget["ram"] - it["a"].outgoing_needs["ram"]
+        new = it["a"].needs["ram"] - it["a"].old_needs["ram"]
+        assert it.pool.remaining_for(it["a"]) == {
+            "ram": it.pool.options.budget["ram"] - it["a"].old_needs["ram"]
         }
         other = it.ask("b")
         await it.until(lambda: it["a"].runners[0].instance.state is State.READY)
         assert other.waits
 
-        in_flight.goes()
+        in_flight.finish()
         await other.served_by()
         assert it["a"].needs["ram"] == new
-        assert it.left() == []
+        assert it.unloads() == []
 
 
-@in_a_loop
-async def test_a_request_waits_for_the_memory_of_the_process_that_a_pinned_model_replaces(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_request_waits_for_memory_that_a_pinned_swap_frees(tmp_path: Path, specs: Specs) -> None:
     """While both of its processes run there is no memory for another model, but there will be."""
     a, b = replace(specs["a"], stay=Stay(pin=True)), specs["b"]
-    async with pooled(tmp_path, a, b, room_for=2.5) as it:
+    async with pooled(tmp_path, a, b, capacity=2.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
-        it.apply(bigger(a), b)
+        it.apply(larger(a), b)
         await it.until(lambda: it["a"].old_replicas != [])
         other = it.ask("b")
         await it.until(lambda: it["b"].sized is not None)
-        await it.decided()
+        await it.reconciled()
         assert other.waits, other.why
 
-        in_flight.goes()
+        in_flight.finish()
         await other.served_by()
 
 
-@in_a_loop
-async def test_a_change_that_does_not_start_leaves_the_old_one_as_it_was(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_failed_start_keeps_the_old_process(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
     policy = Policy(restart=replace(SOON, half_open_s=1000.0))
     async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=policy) as it:
         await it.load("a")
         before = it.pids("a")
-        it.apply(bigger(specs["a"]), specs["b"])
+        it.apply(larger(specs["a"]), specs["b"])
         await it.until(lambda: it["a"].swapping)
         asked = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
-        assert await settled(it, "a") is not None
+        assert await rollout_error(it, "a") is not None
 
         await asyncio.wait_for(asked, PATIENCE_S)
         assert it.pids("a") == before
-        asking = it.ask("a")
-        assert await asking.served_by() == 1
-        asking.goes()
+        request = it.ask("a")
+        assert await request.served_by() == 1
+        request.finish()
         assert it["a"].phase is Phase.RESIDENT
         # And is another one from its next load on.
         it.apply(with_context(specs["a"], 700), specs["b"])
-        assert await settled(it, "a") is None
+        assert await rollout_error(it, "a") is None
         assert it.pids("a") != before
 
 
-@in_a_loop
-async def test_a_change_that_cannot_fit_leaves_the_old_one_as_it_was(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+@async_test
+async def test_change_that_does_not_fit_keeps_the_old_process(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         await it.load("a")
         before = it.pids("a")
         huge = replace(specs["a"], settings=replace(specs["a"].settings, ctx_size=1 << 22))
         it.apply(huge, specs["b"])
-        assert isinstance(await settled(it, "a"), DoesNotFit)
+        assert isinstance(await rollout_error(it, "a"), DoesNotFit)
 
         assert it.pids("a") == before
         assert await it.ask("a").served_by() == 1
@@ -218,37 +205,33 @@ async def test_a_change_that_cannot_fit_leaves_the_old_one_as_it_was(
 # --- after the old one
 
 
-@in_a_loop
-async def test_where_only_one_fits_the_queue_outlives_the_swap(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+@async_test
+async def test_queue_outlives_a_swap_in_turn(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
         old = it.pids("a")
-        it.apply(bigger(specs["a"]), specs["b"])
-        await it.until(lambda: it["a"].served.is_shut)
+        it.apply(larger(specs["a"]), specs["b"])
+        await it.until(lambda: it["a"].served.is_paused)
         queued = [it.ask("a") for _ in range(5)]
         await asyncio.sleep(0)
-        assert all(each.waits for each in queued)
-        in_flight.goes()
+        assert all(request.waits for request in queued)
+        in_flight.finish()
 
-        for each in queued:
-            assert await each.served_by() == 1
-            each.goes()
-        await settled(it, "a")
+        for request in queued:
+            assert await request.served_by() == 1
+            request.finish()
+        await rollout_error(it, "a")
         assert it.pids("a") != old
-        assert it.left() == [("a", "changed", "")]
+        assert it.unloads() == [("a", "changed", "")]
 
 
-@in_a_loop
-async def test_a_model_that_was_loaded_is_so_again_after_its_change(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+@async_test
+async def test_loaded_model_is_loaded_again_after_a_swap_in_turn(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         await it.load("a")
-        it.apply(bigger(specs["a"]), specs["b"])
-        await settled(it, "a")
+        it.apply(larger(specs["a"]), specs["b"])
+        await rollout_error(it, "a")
 
         assert it["a"].phase is Phase.RESIDENT
         assert it["a"].sized is not None
@@ -256,97 +239,87 @@ async def test_a_model_that_was_loaded_is_so_again_after_its_change(
         assert it.loads("a") == 2
 
 
-@in_a_loop
-async def test_where_the_new_one_does_not_start_the_old_one_comes_back_for_the_queue(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_failed_swap_in_turn_restores_the_old_process(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
     async with pooled(
-        tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON), room_for=1.5
+        tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON), capacity=1.5
     ) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
-        it.apply(bigger(specs["a"]), specs["b"])
-        await it.until(lambda: it["a"].served.is_shut)
+        it.apply(larger(specs["a"]), specs["b"])
+        await it.until(lambda: it["a"].served.is_paused)
         queued = [it.ask("a") for _ in range(5)]
         other = it.ask("b")  # which may not have the memory in between
-        in_flight.goes()
+        in_flight.finish()
 
-        for each in queued:
-            assert await each.served_by() == 1
-            each.goes()
-        assert await settled(it, "a") is not None
+        for request in queued:
+            assert await request.served_by() == 1
+            request.finish()
+        assert await rollout_error(it, "a") is not None
         assert it["a"].sized is not None
         assert it["a"].sized.spec is specs["a"]
         await other.served_by()
-        assert it.left() == [("a", "changed", ""), ("a", "memory", "b")]
+        assert it.unloads() == [("a", "changed", ""), ("a", "memory", "b")]
 
 
-@in_a_loop
-async def test_where_neither_starts_the_queue_is_told_why(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_queue_is_rejected_if_neither_process_starts(tmp_path: Path, specs: Specs) -> None:
     """The old one's server is gone, too, by the time that it is wanted again."""
     runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
-    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=Policy(restart=SOON), room_for=1.5) as it:
+    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=Policy(restart=SOON), capacity=1.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
-        it.apply(bigger(specs["a"]))
-        await it.until(lambda: it["a"].served.is_shut)
+        it.apply(larger(specs["a"]))
+        await it.until(lambda: it["a"].served.is_paused)
         queued = it.ask("a")
         install(tmp_path / "usual-server", "exit=load:1")
-        in_flight.goes()
+        in_flight.finish()
 
         refused = await queued.refusal()
         assert refused.status == 503
-        await settled(it, "a")
+        await rollout_error(it, "a")
         assert it["a"].phase is Phase.FAILED
 
 
-@in_a_loop
-async def test_one_that_has_grown_waits_until_another_has_made_room(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=2.0) as it:
+@async_test
+async def test_larger_model_waits_for_an_eviction(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=2.0) as it:
         await it.load("a")
         await it.load("b")
-        it.apply(bigger(specs["a"]), specs["b"])
-        await settled(it, "a")
+        it.apply(larger(specs["a"]), specs["b"])
+        await rollout_error(it, "a")
 
         assert it["a"].phase is Phase.RESIDENT
         assert not it["a"].is_outdated
-        assert it.left() == [("a", "changed", ""), ("b", "memory", "a")]
+        assert it.unloads() == [("a", "changed", ""), ("b", "memory", "a")]
 
 
-@in_a_loop
-async def test_an_unload_while_the_new_one_starts_in_the_place_of_the_old_one_is_the_last_word(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_unload_during_a_swap_in_turn_wins(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"ctx-size 600": ["load_s=60"]})
-    async with pooled(tmp_path, *specs.values(), runtime=runtime, room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), runtime=runtime, capacity=1.5) as it:
         await it.load("a")
         old = it.pids("a")["a"]
-        it.apply(bigger(specs["a"]))
+        it.apply(larger(specs["a"]))
         await it.until(lambda: bool(it["a"].runners) and it.pids("a")["a"] not in {None, old})
         await it.unload("a")
-        assert await settled(it, "a") is None
+        assert await rollout_error(it, "a") is None
 
         await it.until_phase("a", Phase.ABSENT)
-        assert not it["a"].served.is_shut
-        assert it.pool.left_for(it["a"]) == it.pool.options.budget
+        assert not it["a"].served.is_paused
+        assert it.pool.remaining_for(it["a"]) == it.pool.options.budget
         assert it.loads("a") == 1
 
 
-@in_a_loop
-async def test_what_changes_twice_ends_as_the_second_says(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_second_change_wins(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
-        it.apply(bigger(specs["a"]))
+        it.apply(larger(specs["a"]))
         await it.until(lambda: it["a"].old_replicas != [])
         it.apply(with_context(specs["a"], 700))
-        await settled(it, "a")
+        await rollout_error(it, "a")
 
         plan = it["a"].runners[0].plan
         assert plan is not None
@@ -354,14 +327,12 @@ async def test_what_changes_twice_ends_as_the_second_says(
         assert it["a"].phase is Phase.RESIDENT
 
 
-@in_a_loop
-async def test_what_is_not_loaded_is_another_one_when_it_is(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_change_of_an_unloaded_model_counts_at_its_next_load(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         await it.unload("a")
-        it.apply(bigger(specs["a"]))
+        it.apply(larger(specs["a"]))
         assert it["a"].phase is Phase.ABSENT
         await it.load("a")
 
@@ -370,16 +341,14 @@ async def test_what_is_not_loaded_is_another_one_when_it_is(
         assert "600" in plan.argv
 
 
-@in_a_loop
-async def test_what_a_load_teaches_is_not_taken_for_the_settings_to_come(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_measurement_of_the_old_process_does_not_size_the_new(tmp_path: Path, specs: Specs) -> None:
     """The change failed, and the old process crashes and comes back: it is still the old one."""
     runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
     async with pooled(tmp_path, *specs.values(), runtime=runtime, policy=Policy(restart=SOON)) as it:
         await it.load("a")
-        it.apply(bigger(specs["a"]))
-        await settled(it, "a")
+        it.apply(larger(specs["a"]))
+        await rollout_error(it, "a")
         os.kill(it.pids("a")["a"] or 0, 9)
         await it.until(lambda: it["a"].runners[0].instance.generation == 2 and it["a"].serves)
         await it.until(lambda: not it["a"].sizing)
@@ -391,52 +360,46 @@ async def test_what_a_load_teaches_is_not_taken_for_the_settings_to_come(
 # --- a change meets something else
 
 
-@in_a_loop
-async def test_an_unload_in_the_middle_of_a_change_unloads_both(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_unload_during_a_swap_side_by_side_stops_both(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"ctx-size 600": ["load_s=60"]})
     async with pooled(tmp_path, *specs.values(), runtime=runtime) as it:
         await it.load("a")
-        it.apply(bigger(specs["a"]))
+        it.apply(larger(specs["a"]))
         await it.until(lambda: it["a"].old_replicas != [] and it.pids("a")["a"] is not None)
         pids = [runner.pid for runner in it["a"].all_runners]
         await it.unload("a")
-        assert await settled(it, "a") is None
+        assert await rollout_error(it, "a") is None
 
         assert not any(psutil.pid_exists(pid or 0) for pid in pids)
         await it.until_phase("a", Phase.ABSENT)
-        assert it.pool.left_for(it["a"]) == it.pool.options.budget
+        assert it.pool.remaining_for(it["a"]) == it.pool.options.budget
 
 
-@in_a_loop
-async def test_an_unload_while_one_makes_way_for_its_successor_is_the_last_word(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+@async_test
+async def test_unload_while_the_old_process_stops_wins(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
-        it.apply(bigger(specs["a"]))
-        await it.until(lambda: it["a"].served.is_shut)
+        it.apply(larger(specs["a"]))
+        await it.until(lambda: it["a"].served.is_paused)
         unloading = asyncio.ensure_future(it.unload("a"))  # noqa: TID251 (owned right here)
         await asyncio.sleep(0)
-        in_flight.goes()
+        in_flight.finish()
         await unloading
-        await settled(it, "a")
+        await rollout_error(it, "a")
 
         await it.until_phase("a", Phase.ABSENT)
         assert it.loads("a") == 1
 
 
-@in_a_loop
-async def test_a_model_may_be_removed_in_the_middle_of_its_change(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_model_can_be_removed_during_its_swap(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"ctx-size 600": ["load_s=60"]})
     async with pooled(tmp_path, *specs.values(), runtime=runtime) as it:
         await it.load("a")
         gone = it["a"]
-        it.apply(bigger(specs["a"]), specs["b"])
+        it.apply(larger(specs["a"]), specs["b"])
         await it.until(lambda: gone.old_replicas != [] and gone.runners[0].pid is not None)
         pids = [runner.pid for runner in gone.all_runners]
         it.apply(specs["b"])
@@ -446,16 +409,16 @@ async def test_a_model_may_be_removed_in_the_middle_of_its_change(
         await it.load("b")  # the pool lives
 
 
-@in_a_loop
-async def test_a_model_may_be_removed_while_its_change_is_weighed(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+@async_test
+async def test_model_can_be_removed_while_its_change_is_sized(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         gone = it["a"]
         await it.until(lambda: not gone.sizing)
         held = HeldSizing(monkeypatch)
-        it.apply(bigger(specs["a"]), specs["b"])
+        it.apply(larger(specs["a"]), specs["b"])
         await held.begun()
         it.apply(specs["b"])
         await it.until(lambda: gone.runners == [])
@@ -466,15 +429,15 @@ async def test_a_model_may_be_removed_while_its_change_is_weighed(
         await it.load("b")
 
 
-@in_a_loop
-async def test_a_stop_while_a_change_is_weighed_starts_nothing(
-    tmp_path: Path, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
+@async_test
+async def test_stop_while_a_change_is_sized_starts_nothing(
+    tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         await it.until(lambda: not it["a"].sizing)
         held = HeldSizing(monkeypatch)
-        it.apply(bigger(specs["a"]), specs["b"])
+        it.apply(larger(specs["a"]), specs["b"])
         await held.begun()
         it.pool.ask_stop()
         await it.pool.ended()
@@ -482,7 +445,9 @@ async def test_a_stop_while_a_change_is_weighed_starts_nothing(
         await it.until(lambda: not it["a"].rolling_out)
 
         starts = [
-            each for each in it.notices if isinstance(each, StateChanged) and each.state is State.STARTING
+            request
+            for request in it.notices
+            if isinstance(request, StateChanged) and request.state is State.STARTING
         ]
         assert len(starts) == 1
 
@@ -490,11 +455,9 @@ async def test_a_stop_while_a_change_is_weighed_starts_nothing(
 # --- models that go
 
 
-@in_a_loop
-async def test_who_waits_for_a_model_that_goes_is_told_and_who_is_served_is_served(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+@async_test
+async def test_removal_rejects_the_queue_and_finishes_requests(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         gone = it["a"]
         in_flight = it.ask("a")
         await in_flight.served_by()
@@ -509,49 +472,45 @@ async def test_who_waits_for_a_model_that_goes_is_told_and_who_is_served_is_serv
             await loading
         assert in_flight.lease is not None
         assert not in_flight.lease.endpoint.closed
-        in_flight.goes()
+        in_flight.finish()
         await it.until(lambda: gone.all_runners == ())
         assert (await it.ask("a").refusal()).status == 404
 
 
-@in_a_loop
-async def test_a_model_that_comes_back_waits_for_the_memory_of_the_one_it_was(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_re_added_model_waits_for_memory_of_the_removed_one(tmp_path: Path, specs: Specs) -> None:
     """Two processes of one name, and room for one: what the first holds is held until it has ended."""
-    async with pooled(tmp_path, *specs.values(), room_for=1.5) as it:
+    async with pooled(tmp_path, *specs.values(), capacity=1.5) as it:
         in_flight = it.ask("a")
         await in_flight.served_by()
         old = it.pids("a")["a"]
         it.apply(specs["b"])
         it.apply(specs["a"], specs["b"])
-        asking = it.ask("a")
+        request = it.ask("a")
         other = it.ask("b")
         await it.until(lambda: it["a"].sized is not None and it["b"].sized is not None)
-        await it.decided()
+        await it.reconciled()
 
-        assert asking.waits
+        assert request.waits
         assert other.waits
         assert it["a"].runners == []
-        in_flight.goes()
-        assert await asking.served_by() == 1
+        in_flight.finish()
+        assert await request.served_by() == 1
         assert not psutil.pid_exists(old or 0)
-        asking.goes()
+        request.finish()
         await other.served_by()
 
 
-@in_a_loop
-async def test_memory_that_becomes_less_is_given_back_by_what_is_idle(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
-    async with pooled(tmp_path, *specs.values(), room_for=2.5) as it:
+@async_test
+async def test_smaller_budget_evicts_idle_models(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, *specs.values(), capacity=2.5) as it:
         busy = it.ask("a")
         await busy.served_by()
         await it.load("b")
-        it.pool.use(replace(it.pool.options, budget={"ram": int(it.needs_bytes * 1.5)}))
+        it.pool.apply_options(replace(it.pool.options, budget={"ram": int(it.needs_bytes * 1.5)}))
 
         await it.until_phase("b", Phase.ABSENT)
-        assert it.left() == [("b", "memory", "")]
+        assert it.unloads() == [("b", "memory", "")]
         assert busy.lease is not None
         assert not busy.lease.endpoint.closed
 
@@ -559,10 +518,8 @@ async def test_memory_that_becomes_less_is_given_back_by_what_is_idle(
 # --- limits
 
 
-@in_a_loop
-async def test_limits_that_come_after_a_failure_hold_for_the_process_that_comes_then(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_limits_after_a_failure_apply_to_the_next_process(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"a.gguf": ["exit=load:1"]})
     async with pooled(tmp_path, specs["a"], runtime=runtime, policy=Policy(restart=SOON)) as it:
         with pytest.raises(LlamasupError):
@@ -578,28 +535,24 @@ async def test_limits_that_come_after_a_failure_hold_for_the_process_that_comes_
         assert runner.endpoint.max_concurrent == 7
 
 
-@in_a_loop
-async def test_limits_of_all_models_hold_for_the_processes_that_run(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_limits_of_the_pool_apply_to_running_processes(tmp_path: Path, specs: Specs) -> None:
     async with pooled(tmp_path, *specs.values()) as it:
         await it.load("a")
         less = replace(it.pool.options.policy, slots_disk_bytes=1 << 20)
-        it.pool.use(replace(it.pool.options, policy=less))
+        it.pool.apply_options(replace(it.pool.options, policy=less))
 
         assert it["a"].runners[0].policy.slots_disk_bytes == 1 << 20
 
 
-@in_a_loop
-async def test_what_comes_back_after_a_change_that_failed_is_as_many_processes_as_it_was(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+@async_test
+async def test_failed_change_restores_the_number_of_replicas(tmp_path: Path, specs: Specs) -> None:
     runtime = server(tmp_path, {"ctx-size 600": ["exit=load:1"]})
     policy = Policy(restart=SOON)
-    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=policy, room_for=2.5) as it:
+    async with pooled(tmp_path, specs["a"], runtime=runtime, policy=policy, capacity=2.5) as it:
         await it.load("a")
-        it.apply(replace(bigger(specs["a"]), replicas=2, options=ModelOptions(replicas=2)))
-        assert await settled(it, "a") is not None
+        it.apply(replace(larger(specs["a"]), replicas=2, options=ModelOptions(replicas=2)))
+        assert await rollout_error(it, "a") is not None
 
         (runner,) = it["a"].runners
         assert runner.policy.restart.half_open_s is None

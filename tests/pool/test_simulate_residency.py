@@ -13,7 +13,7 @@ from scripts.simulate_residency import DOC, REQUESTS, SEEDS, WORKLOADS, played, 
 NAME = "**llamasup**"
 
 
-def test_for_models_of_one_size_hindsight_is_the_optimum_that_no_policy_exceeds() -> None:
+def test_hindsight_is_the_bound_for_models_of_one_size() -> None:
     """Two ways to it that share nothing: Belady's rule played, and the dual of the linear program."""
     equal = WORKLOADS[-1]
     results = played(equal, equal.calls(1, 200))
@@ -24,13 +24,13 @@ def test_for_models_of_one_size_hindsight_is_the_optimum_that_no_policy_exceeds(
         assert seconds >= load_s * 0.9999, name
 
 
-def test_what_is_used_again_and_again_is_loaded_less_often_than_by_lru() -> None:
+def test_frequent_models_are_loaded_less_often_than_by_lru() -> None:
     single = WORKLOADS[2]
     results = played(single, single.calls(0, 200))
     assert results[NAME][1] < 0.95 * results["least recently used (LRU)"][1]
 
 
-def test_with_room_for_all_every_policy_loads_each_model_once() -> None:
+def test_every_policy_loads_once_if_all_models_fit() -> None:
     roomy = replace(WORKLOADS[0], budget_gb=200.0)
     calls = roomy.calls(0, 100)
     once_s = sum(model.load_s for model in roomy.models() if model.id in {call.model for call in calls})
@@ -38,15 +38,15 @@ def test_with_room_for_all_every_policy_loads_each_model_once() -> None:
         assert load_s == pytest.approx(once_s), name
 
 
-def test_programs_without_pauses_get_more_done_where_models_linger() -> None:
+def test_idle_grace_helps_programs_without_pauses() -> None:
     row = re.compile(r"^\| (?P<name>\S+ \S+).*? \| (?P<per_s>[0-9.]+) \|", re.MULTILINE)
     few = turns_table(seeds=1, requests=20).split("\n\n")[0]
     per_s = {found["name"]: float(found["per_s"]) for found in row.finditer(few)}
-    assert per_s["**llamasup** (`turn_s`"] > 1.2 * per_s["no lingering"]
+    assert per_s["**llamasup** (`time_slice_s`"] > 1.2 * per_s["no idle"]
 
 
 @pytest.mark.slow
-def test_the_page_has_what_the_policy_does() -> None:
+def test_table_in_the_docs_matches_the_simulation() -> None:
     """Its own rows. Those of the others, which take minutes: scripts/simulate_residency.py --check."""
     page = DOC.read_text("utf-8")
     for workload in WORKLOADS:

@@ -1,4 +1,4 @@
-"""One word for how a model does, from its phase and its processes."""
+"""The state of a model, from its phase and its processes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from llamasup.supervision.states import State
         (Phase.LOADING, [State.BACKOFF], {}, "backoff"),
         (Phase.RESIDENT, [State.BACKOFF, State.READY], {}, "ready"),
         (Phase.RESIDENT, [State.READY], {"waits_for": "memory"}, "ready"),
-        (Phase.YIELDING, [State.READY], {}, "draining"),
-        (Phase.LEAVING, [State.DRAINING], {}, "draining"),
-        (Phase.LEAVING, [State.STOPPED], {}, "stopping"),
+        (Phase.CORDONED, [State.READY], {}, "draining"),
+        (Phase.UNLOADING, [State.DRAINING], {}, "draining"),
+        (Phase.UNLOADING, [State.STOPPED], {}, "stopping"),
         (Phase.FAILED, [State.FAILED], {}, "failed"),
         (Phase.FAILED, [], {"broken": True}, "broken"),
     ],
 )
-def test_what_it_is_called(phase: Phase, processes: list[State], more: dict[str, Any], word: str) -> None:
+def test_state_of_a_model(phase: Phase, processes: list[State], more: dict[str, Any], word: str) -> None:
     assert state_of(phase, processes, **more) == word

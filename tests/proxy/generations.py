@@ -5,7 +5,7 @@ from __future__ import annotations
 from llamasup.queueing.endpoint import Endpoint, Unavailable
 from tests.proxy.rig import CHAT, Rig, Wire, post
 
-LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, may_wait=True)
+LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
 FAILED = Unavailable(503, "it ran out of memory", cause="out_of_memory", remedy="use a smaller context")
 STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
 

@@ -28,7 +28,7 @@ class Model:
         self.unavailable: Unavailable | None = None
         self.wanted = 0  # requests that began to wait for it
         self.room = RequestQueue(
-            lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, when_wanted=self._want
+            lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, on_wanted=self._want
         )
         self.listener = Rig.listen(str(socket_path))
 

@@ -136,9 +136,9 @@ class OneModel:
         self.endpoint = endpoint
         self.unavailable: Unavailable | None = None
         self.waiting = RequestQueue(
-            lambda: self.unavailable or (self.endpoint,), timeout_s=wait_timeout_s, most=max_queued
+            lambda: self.unavailable or (self.endpoint,), timeout_s=wait_timeout_s, max_waiting=max_queued
         )
-        endpoint.on_permit_free = self.waiting.place_free
+        endpoint.on_permit_free = self.waiting.permit_freed
         self.requested_models: list[str | None] = []
 
     def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:

@@ -448,7 +448,7 @@ def test_internal_error_releases_the_quota_of_the_key(
 ) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
     if failing in {"room", "_when_wanted"}:
-        rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
+        rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
     owners = {"pool_of": rig.proxy, "_when_wanted": rig.backend.waiting}
     client = rig.connect()
     with monkeypatch.context() as broken:
@@ -472,7 +472,7 @@ def test_internal_error_releases_the_quota_of_the_key(
 @pytest.mark.check("X8", "429 for a second body of a key with `concurrent=1`, also while no server is ready")
 def test_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
-    rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
+    rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
     piece = get(CHAT, b"Content-Length: 1000000", bearer(b"one"), method=b"POST") + b"x" * 100_000
     rig.connect().send(piece)
     eventually(lambda: rig.call(lambda: rig.proxy.bodies.held_bytes) > 0)
@@ -485,7 +485,7 @@ def test_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_ri
 def test_request_that_gets_no_server_does_not_count(make_rig: MakeRig, *, waits: bool) -> None:
     rig, _ = limited(make_rig, "rpm=1")
     for _ in range(3):
-        rig.backend.unavailable = Unavailable(503, "The model is broken", may_wait=waits)
+        rig.backend.unavailable = Unavailable(503, "The model is broken", queueable=waits)
         client = rig.send(chat(b"one"))
         if waits:
             await_queued(rig, 1)

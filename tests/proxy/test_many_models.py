@@ -19,7 +19,7 @@ from tests.proxy.key_files import keys_of
 from tests.proxy.many import ManyModels
 from tests.proxy.rig import CHAT, Rig, Wire, answer, eventually, field, get, post, status
 
-ABSENT = Unavailable(503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, may_wait=True)
+ABSENT = Unavailable(503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, queueable=True)
 CHATTY = ModelSpec("org/chat:Q4_K_M", "/chat.gguf", aliases=("gpt-4o-mini",), listed=model())
 OTHER = ModelSpec("other", "/other.gguf", listed=model())
 EMBEDDER = ModelSpec("bge", "/bge.gguf", listed=bert())
@@ -106,7 +106,7 @@ def test_without_default_model_error_lists_the_models(make_many: MakeMany) -> No
     for request in (json_post(CHAT, messages=[]), get(b"/props")):
         error = error_of(rig.ask(request), 400)
         assert error["cause"] == "model_unnamed"
-        assert error["remedy"] == 'say which in "model": org/chat:Q4_K_M, other or bge'
+        assert error["remedy"] == 'set "model" to org/chat:Q4_K_M, other or bge'
 
 
 def test_unknown_model_is_a_404_and_no_label_of_a_metric(make_many: MakeMany) -> None:
@@ -287,7 +287,7 @@ def test_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
     ):
         error = error_of(rig.ask(request), 403)
         assert (error["type"], error["cause"]) == ("permission_error", "key_models")
-        assert error["remedy"] == "name one that it may: gpt-4o* or BGE"
+        assert error["remedy"] == "use a model that the key allows: gpt-4o* or BGE"
 
 
 @pytest.mark.check("X4", "the same 403 for both")
@@ -304,7 +304,7 @@ def test_key_cannot_distinguish_a_forbidden_model_from_an_unknown_one(make_many:
             answered.append(json.dumps(error_of(rig.ask(request), 403)).replace(name, "NAME"))
         assert answered[0] == answered[1]
     error = error_of(rig.ask(json_post(CHAT, bearer("some"))), 400)
-    assert error["remedy"] == 'say which in "model": gpt-4o* or BGE'
+    assert error["remedy"] == 'set "model" to gpt-4o* or BGE'
 
 
 @pytest.mark.check("X4", "no others in the list")

@@ -172,7 +172,7 @@ def test_after_a_crash_next_generation_gets_all_requests_in_order(one_permit: Ri
     end_generation(rig)
     await_queued(rig, 3)
     waiting = rig.backend.waiting
-    new = Endpoint("tiny", 2, rig.endpoint.address, max_concurrent=1, on_permit_free=waiting.place_free)
+    new = Endpoint("tiny", 2, rig.endpoint.address, max_concurrent=1, on_permit_free=waiting.permit_freed)
 
     def tell() -> None:
         rig.backend.endpoint, rig.backend.unavailable = new, None

@@ -30,7 +30,7 @@ class Backend:
         return self.served.lease(infers=infers, body=body)
 
     def room(self, model: str | None) -> RequestQueue:
-        return self.served.room
+        return self.served.queue
 
     def readiness(self) -> Unavailable | None:
         state = self.served.serving()
@@ -141,7 +141,7 @@ def test_requests_of_crashed_replica_move_as_permits_are_free(pair: Pair) -> Non
     bodies = [child.message()[1] for child in kept]
     pair.crashes(0)
     assert sorted(lost + bodies) == [b"0", b"1", b"2", b"3"]
-    while pair.rig.call(lambda: len(pair.served.room)) != 2:
+    while pair.rig.call(lambda: len(pair.served.queue)) != 2:
         pass  # the other one is full
     for child, body in zip(kept, bodies, strict=True):
         child.send(answer(body))
@@ -212,7 +212,7 @@ def test_with_both_replicas_full_request_takes_the_first_free_permit(make_pair: 
     for child in children:
         child.message()
     waits = pair.ask(b"2")
-    while pair.rig.call(lambda: len(pair.served.room)) != 1:
+    while pair.rig.call(lambda: len(pair.served.queue)) != 1:
         pass
     children[1].send(answer(b"done"))
     assert children[1].message()[1] == b"2"

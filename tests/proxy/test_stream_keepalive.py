@@ -227,7 +227,7 @@ def test_wait_timeout_is_an_error_event(make_rig: MakeRig, clock: Clock) -> None
     room = rig.backend.waiting
     room._clock = clock
     clock.pass_s(1000.0)
-    rig.call(room._woke)
+    rig.call(room._on_timer)
     message = str(error_in(cut_body_of(client))["message"])
     assert message.endswith("this request has waited for 1000 s")
 

@@ -69,7 +69,7 @@ def test_transparent_proxy_answers_health_while_nothing_serves(make_rig: MakeRig
 
 def test_request_under_a_prefix_waits_for_the_model(make_rig: MakeRig) -> None:
     rig = make_rig(PREFIXED)
-    rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
+    rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
     client = rig.send(post(b"/x" + CHAT, b"{}"))
     await_queued(rig, 1)
     start_generation(rig)

@@ -11,7 +11,7 @@ def endpoint() -> Endpoint:
     return Endpoint("tiny", 1, UnixAddress("/run/1.sock"))
 
 
-def test_idle_is_told_when_the_last_lease_is_released(endpoint: Endpoint) -> None:
+def test_once_idle_calls_back_when_the_last_lease_is_released(endpoint: Endpoint) -> None:
     told: list[str] = []
     first, second = endpoint.lease(), endpoint.lease()
     endpoint.once_idle(lambda: told.append("idle"))
@@ -22,13 +22,13 @@ def test_idle_is_told_when_the_last_lease_is_released(endpoint: Endpoint) -> Non
     assert (endpoint.in_flight, told) == (0, ["idle"])
 
 
-def test_idle_is_told_at_once_when_nothing_is_in_flight(endpoint: Endpoint) -> None:
+def test_once_idle_calls_back_at_once_without_leases(endpoint: Endpoint) -> None:
     told: list[str] = []
     endpoint.once_idle(lambda: told.append("idle"))
     assert told == ["idle"]
 
 
-def test_closing_revokes_what_is_in_flight_and_tells_the_pools_once(endpoint: Endpoint) -> None:
+def test_close_revokes_all_leases_and_calls_back_once(endpoint: Endpoint) -> None:
     told: list[str] = []
     leases = [endpoint.lease() for _ in range(2)]
     for lease in leases:
@@ -59,7 +59,7 @@ def test_a_released_lease_is_not_revoked(endpoint: Endpoint) -> None:
         ([(500, False)] * 3, 0, 0),
     ],
 )
-def test_only_what_a_model_made_speaks_for_it(
+def test_only_inference_responses_count_as_output_or_failures(
     endpoint: Endpoint, answers: list[tuple[int, bool]], produced: int, failures: int
 ) -> None:
     for status, infers in answers:
@@ -67,7 +67,7 @@ def test_only_what_a_model_made_speaks_for_it(
     assert (endpoint.answered, endpoint.produced, endpoint.failures) == (len(answers), produced, failures)
 
 
-def test_whoever_wants_to_hear_of_the_last_lease_hears_every_time(
+def test_on_idle_is_called_each_time_the_last_lease_ends(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[float] = []
@@ -92,16 +92,14 @@ def test_whoever_wants_to_hear_of_the_last_lease_hears_every_time(
     assert (told, len(read)) == ([101.0, 102.0], 3)
 
 
-def test_the_clock_is_not_read_for_those_who_do_not_listen(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_is_not_read_without_on_idle(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = endpoint.lease()
     monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", None)
     lease.release()
     assert (endpoint.in_flight, endpoint.idle_since_s) == (0, 0.0)
 
 
-def test_answers_are_earned_once(endpoint: Endpoint) -> None:
+def test_completed_responses_are_taken_once(endpoint: Endpoint) -> None:
     endpoint.count_answer(503, infers=True)
     endpoint.begin_serving()
     for _ in range(3):
@@ -111,13 +109,13 @@ def test_answers_are_earned_once(endpoint: Endpoint) -> None:
     assert endpoint.take_completed() == 1
 
 
-def test_there_is_no_lease_on_a_closed_generation(endpoint: Endpoint) -> None:
+def test_closed_endpoint_grants_no_lease(endpoint: Endpoint) -> None:
     endpoint.close("it died")
     with pytest.raises(RuntimeError, match="closed generation 1"):
         endpoint.lease()
 
 
-def test_a_lease_that_lingers_keeps_its_place_alone(endpoint: Endpoint) -> None:
+def test_lingering_lease_keeps_only_its_permit(endpoint: Endpoint) -> None:
     told: list[str] = []
     lease = endpoint.lease(infers=True)
     endpoint.once_idle(lambda: told.append("idle"))
@@ -130,7 +128,7 @@ def test_a_lease_that_lingers_keeps_its_place_alone(endpoint: Endpoint) -> None:
     assert told == ["idle"]
 
 
-def test_closing_ends_what_lingers(endpoint: Endpoint) -> None:
+def test_close_revokes_lingering_leases(endpoint: Endpoint) -> None:
     told: list[str] = []
     lease = endpoint.lease(infers=True)
     lease.linger(told.append)
@@ -140,7 +138,7 @@ def test_closing_ends_what_lingers(endpoint: Endpoint) -> None:
     assert (endpoint.at_work, endpoint.busy) == (0, 0)
 
 
-def test_a_request_of_several_jobs_holds_as_many_places_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_of_several_jobs_holds_at_most_all_permits(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 14.0])
     monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", lambda: next(times))
     told: list[int] = []
@@ -154,7 +152,7 @@ def test_a_request_of_several_jobs_holds_as_many_places_as_there_are(monkeypatch
     assert (endpoint.busy, endpoint.served, told, endpoint.held_s) == (0, 0, [0], 16.0)
 
 
-def test_a_place_is_free_only_when_fewer_are_taken_than_there_are() -> None:
+def test_permit_is_free_only_below_max_concurrent() -> None:
     told: list[int] = []
     endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=2)
     endpoint.on_permit_free = lambda: told.append(endpoint.busy)

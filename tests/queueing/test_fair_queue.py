@@ -1,4 +1,4 @@
-"""Who is served when: order within a client, turns between clients, classes, and that nobody starves."""
+"""The order of service: within a client, between clients and between classes, without starvation."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def desk() -> Desk:
     return Desk()
 
 
-def test_one_client_is_served_in_the_order_in_which_it_asked(desk: Desk) -> None:
+def test_one_client_is_served_in_order_of_arrival(desk: Desk) -> None:
     for name in ("a1", "a2", "a3"):
         desk.comes(name)
     assert desk.all() == "a1 a2 a3"
 
 
-def test_a_client_who_asks_much_does_not_keep_one_who_asks_little_waiting(desk: Desk) -> None:
+def test_busy_client_does_not_delay_an_occasional_one(desk: Desk) -> None:
     for name in ("a1", "a2", "a3", "a4", "b1", "c1", "c2"):
         desk.comes(name)
     assert desk.all() == "a1 b1 c1 a2 c2 a3 a4"
 
 
-def test_who_comes_back_has_the_last_turn(desk: Desk) -> None:
+def test_returning_client_gets_the_last_turn(desk: Desk) -> None:
     for name in ("a1", "b1", "b2"):
         desk.comes(name)
     assert desk.queue.pop().name == "a1"
@@ -69,7 +69,7 @@ def test_who_comes_back_has_the_last_turn(desk: Desk) -> None:
     assert desk.all() == "b1 a2 b2"
 
 
-def test_the_classes_are_served_one_after_the_other(desk: Desk) -> None:
+def test_classes_are_served_in_order_of_priority(desk: Desk) -> None:
     desk.comes("a1", LOW)
     desk.comes("b1", NORMAL)
     desk.comes("c1", HIGH)
@@ -77,7 +77,7 @@ def test_the_classes_are_served_one_after_the_other(desk: Desk) -> None:
     assert desk.all() == "c1 a2 b1 a1"
 
 
-def test_a_class_that_others_went_before_often_enough_gets_one_turn(desk: Desk) -> None:
+def test_class_passed_over_often_enough_gets_one_turn(desk: Desk) -> None:
     desk.comes("a1", LOW)
     desk.comes("a2", LOW)
     for number in range(2 * PASSES):
@@ -86,7 +86,7 @@ def test_a_class_that_others_went_before_often_enough_gets_one_turn(desk: Desk) 
     assert (order.index("a1"), order.index("a2")) == (PASSES, 2 * PASSES + 1)
 
 
-def test_what_a_class_was_passed_over_is_forgotten_with_those_who_waited(desk: Desk) -> None:
+def test_passed_over_count_is_reset_when_the_class_is_empty(desk: Desk) -> None:
     gone = desk.comes("a1", LOW)
     for number in range(PASSES):
         desk.comes(f"b{number}")
@@ -97,7 +97,7 @@ def test_what_a_class_was_passed_over_is_forgotten_with_those_who_waited(desk: D
     assert desk.all() == "b9 a2"
 
 
-def test_what_is_put_back_has_its_old_place_and_its_clients_old_turn(desk: Desk) -> None:
+def test_requeued_item_has_its_old_position_and_turn(desk: Desk) -> None:
     for name in ("a1", "a2", "b1", "b2", "c1"):
         desk.comes(name)
     first, second = desk.queue.pop(), desk.queue.pop()
@@ -107,7 +107,7 @@ def test_what_is_put_back_has_its_old_place_and_its_clients_old_turn(desk: Desk)
     assert desk.all() == "a1 b1 c1 a2 b2"
 
 
-def test_the_last_of_a_client_that_is_put_back_still_comes_first(desk: Desk) -> None:
+def test_requeued_last_item_of_a_client_goes_first(desk: Desk) -> None:
     only = desk.comes("a1")
     desk.comes("b1")
     assert desk.queue.pop() is only
@@ -115,7 +115,7 @@ def test_the_last_of_a_client_that_is_put_back_still_comes_first(desk: Desk) -> 
     assert desk.all() == "a1 b1"
 
 
-def test_those_who_were_served_before_anybody_waited_come_first_and_in_their_order(desk: Desk) -> None:
+def test_requeued_items_that_never_waited_go_first_in_order(desk: Desk) -> None:
     desk.comes("d1")
     for name in ("a1", "b1", "c1"):
         desk.queue.remove(desk.comes(name))
@@ -126,7 +126,7 @@ def test_those_who_were_served_before_anybody_waited_come_first_and_in_their_ord
     assert desk.all() == "a0 b0 c0 d1"
 
 
-def test_one_who_leaves_leaves_the_others_as_they_were(desk: Desk) -> None:
+def test_removed_item_does_not_change_the_order_of_others(desk: Desk) -> None:
     waiting = [desk.comes(name) for name in ("a1", "a2", "b1", "c1")]
     desk.queue.remove(waiting[0])
     desk.queue.remove(waiting[3])
@@ -149,7 +149,7 @@ def test_a_request_of_several_jobs_uses_as_many_turns(desk: Desk) -> None:
     assert order == "a1 b1 c1 b2 c2 b3 c3 a2 b4 c4"
 
 
-def test_it_uses_no_more_turns_than_the_server_has_places(desk: Desk) -> None:
+def test_request_uses_at_most_as_many_turns_as_permits(desk: Desk) -> None:
     heavy(desk, "a1", 3000)
     desk.comes("a2")
     for name in ("b1", "b2", "b3"):
@@ -157,7 +157,7 @@ def test_it_uses_no_more_turns_than_the_server_has_places(desk: Desk) -> None:
     assert " ".join(desk.queue.pop(2).name for _ in range(len(desk.queue))) == "a1 b1 b2 a2 b3"
 
 
-def test_turns_that_were_used_are_not_forgotten_when_a_client_comes_back(desk: Desk) -> None:
+def test_used_turns_count_when_a_client_returns(desk: Desk) -> None:
     heavy(desk, "a1", 3)
     for name in ("b1", "b2", "b3", "b4"):
         desk.comes(name)
@@ -176,7 +176,7 @@ def test_turns_that_were_used_are_not_forgotten_when_a_client_comes_back(desk: D
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 4])
-def test_clients_whose_requests_weigh_more_get_no_more_places(desk: Desk, jobs: int) -> None:
+def test_clients_with_larger_requests_get_no_more_permits(desk: Desk, jobs: int) -> None:
     """Both always have one request that waits. The share is that of jobs."""
     got = Counter[str]()
     heavy(desk, "a", jobs)
@@ -188,8 +188,8 @@ def test_clients_whose_requests_weigh_more_get_no_more_places(desk: Desk, jobs: 
     assert 0.9 < got["a"] / got["b"] < 1.1, got
 
 
-def test_nobody_is_next_where_nobody_waits(desk: Desk) -> None:
-    with pytest.raises(IndexError, match="nobody waits"):
+def test_pop_from_an_empty_queue_raises(desk: Desk) -> None:
+    with pytest.raises(IndexError, match="empty queue"):
         desk.queue.pop()
 
 
@@ -206,7 +206,7 @@ def test_nobody_is_next_where_nobody_waits(desk: Desk) -> None:
         (None, LOW, LOW),
     ],
 )
-def test_a_request_gets_what_it_asks_for_as_far_as_it_may(
+def test_request_gets_its_priority_up_to_the_limit(
     asked: Priority | None, best: Priority, gets: Priority
 ) -> None:
     assert granted(asked, best) is gets
@@ -218,7 +218,7 @@ ARRIVALS = st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from(Priority
 
 
 @given(ARRIVALS)
-def test_a_position_is_the_number_of_those_who_go_before_if_nobody_else_comes(
+def test_position_counts_the_items_that_go_first(
     arrivals: list[tuple[str, Priority]],
 ) -> None:
     desk = Desk()
@@ -229,7 +229,7 @@ def test_a_position_is_the_number_of_those_who_go_before_if_nobody_else_comes(
     assert [told[request] for request in order] == list(range(1, len(order) + 1))
 
 
-def test_a_position_counts_all_the_higher_classes(desk: Desk) -> None:
+def test_position_counts_all_higher_classes(desk: Desk) -> None:
     desk.comes("a1", HIGH)
     desk.comes("b1", HIGH)
     desk.comes("a2")
@@ -248,7 +248,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_however_they_come_and_go_a_clients_requests_keep_their_order(
+def test_requests_of_a_client_keep_their_order(
     steps: list[tuple[object, ...]],
 ) -> None:
     desk = Desk()
@@ -284,9 +284,7 @@ def _line(request: Request) -> tuple[str, Priority]:
 
 @settings(max_examples=5)
 @given(st.integers(0, 1 << 32), st.integers(2, 6))
-def test_thousands_of_services_nobody_starves_and_turns_differ_by_one_at_most(
-    seed: int, clients: int
-) -> None:
+def test_no_client_starves_and_turns_differ_by_one_at_most(seed: int, clients: int) -> None:
     """Clients who come at very different rates, in all classes, for 3,000 services."""
     random = Random(seed)
     desk = Desk()
@@ -330,7 +328,7 @@ def _pairs(names: str, priority: Priority) -> list[frozenset[tuple[str, Priority
     return [frozenset({(a, priority), (b, priority)}) for a in names for b in names if a < b]
 
 
-def test_the_shares_of_three_classes_that_never_rest(desk: Desk) -> None:
+def test_shares_of_three_busy_classes(desk: Desk) -> None:
     served: dict[Priority, int] = defaultdict(int)
     for priority in Priority:
         desk.comes("a", priority)

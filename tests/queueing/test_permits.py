@@ -1,4 +1,4 @@
-"""How many a generation infers for at a time: who waits for a place, who gets it, what the others hear."""
+"""Permits: how many requests a generation serves, which request gets one, and what the others see."""
 
 from __future__ import annotations
 
@@ -14,36 +14,42 @@ from tests.queueing.test_wait_queue import LOADING, TIMEOUT_S, Clock, serving
 
 
 class Model:
-    """An instance that serves with some places, its waiting room, and clients who come, hold and go."""
+    """An endpoint with permits, its queue, and clients that enter, hold leases and leave."""
 
-    def __init__(self, max_concurrent: int = 1, *, timeout_s: float = TIMEOUT_S, most: int = 256) -> None:
+    def __init__(
+        self, max_concurrent: int = 1, *, timeout_s: float = TIMEOUT_S, max_waiting: int = 256
+    ) -> None:
         self.clock = Clock()
         self.max_concurrent = max_concurrent
         self.state: Endpoint | Unavailable = LOADING
-        self.room = RequestQueue(
+        self.queue = RequestQueue(
             lambda: serving(self.state),
             timeout_s=timeout_s,
-            most=most,
+            max_waiting=max_waiting,
             clock=self.clock.read,
             call_later=self.clock.call_later,
         )
         self.held: dict[str, Lease] = {}
         self.order: list[str] = []
         self.refused: dict[str, Unavailable] = {}
-        self.tickets: dict[str, QueueEntry] = {}
+        self.entries: dict[str, QueueEntry] = {}
         self.generation(1)
 
     def generation(self, number: int) -> Endpoint:
         address = UnixAddress(f"/run/{number}.sock")
         endpoint = Endpoint(
-            "tiny", number, address, max_concurrent=self.max_concurrent, on_permit_free=self.room.place_free
+            "tiny",
+            number,
+            address,
+            max_concurrent=self.max_concurrent,
+            on_permit_free=self.queue.permit_freed,
         )
         self.becomes(endpoint)
         return endpoint
 
     def becomes(self, state: Endpoint | Unavailable) -> None:
         self.state = state
-        self.room.changed()
+        self.queue.changed()
 
     def comes(self, name: str, *, infers: bool = True, priority: Priority = Priority.NORMAL) -> str:
         """As the proxy does it: served, queued, or refused. ``a1`` is of client ``a``."""
@@ -52,16 +58,16 @@ class Model:
         if isinstance(lease, Lease):
             self.served(name, lease)
             return "served"
-        assert lease.may_wait
-        waiter = QueueListener(self, name)
+        assert lease.queueable
+        listener = QueueListener(self, name)
         entry = QueueEntry(
-            waiter, self.clock.now_s, 0, client=name[0], priority=priority, needs_permit=infers
+            listener, self.clock.now_s, 0, client=name[0], priority=priority, needs_permit=infers
         )
-        refusal = self.room.enter(entry)
+        refusal = self.queue.enter(entry)
         if refusal is not None:
             self.refused[name] = refusal
             return "refused"
-        self.tickets[name] = entry
+        self.entries[name] = entry
         return "queued"
 
     def served(self, name: str, lease: Lease) -> None:
@@ -88,7 +94,7 @@ class QueueListener:
         self.model.refused[self.name] = why
 
 
-def test_no_more_are_served_at_a_time_than_there_are_places() -> None:
+def test_at_most_max_concurrent_requests_are_served() -> None:
     model = Model(max_concurrent=2)
     assert [model.comes(name) for name in ("a1", "a2", "a3", "a4")] == [
         "served",
@@ -100,10 +106,10 @@ def test_no_more_are_served_at_a_time_than_there_are_places() -> None:
     assert model.order == ["a1", "a2", "a3"]
     model.done("a1")
     model.done("a3")
-    assert (model.order[3:], len(model.room), model.clock.timers) == (["a4"], 0, [])
+    assert (model.order[3:], len(model.queue), model.clock.timers) == (["a4"], 0, [])
 
 
-def test_a_place_that_comes_free_is_taken_before_anybody_new_can_have_it() -> None:
+def test_free_permit_goes_to_the_queue_before_new_requests() -> None:
     model = Model()
     model.comes("a1")
     model.comes("b1")
@@ -112,7 +118,7 @@ def test_a_place_that_comes_free_is_taken_before_anybody_new_can_have_it() -> No
     assert model.order == ["a1", "b1"]
 
 
-def test_places_go_round_the_clients_and_by_priority() -> None:
+def test_permits_go_to_clients_in_turn_and_by_priority() -> None:
     model = Model()
     model.comes("a1")
     for name in ("a2", "a3", "b1", "c1"):
@@ -124,7 +130,7 @@ def test_places_go_round_the_clients_and_by_priority() -> None:
     assert model.order == ["a1", "d1", "a2", "b1", "c1", "a3", "a4"]
 
 
-def test_what_does_not_infer_needs_no_place() -> None:
+def test_only_inference_needs_a_permit() -> None:
     model = Model()
     model.comes("a1")
     model.comes("a2")
@@ -135,8 +141,8 @@ def test_what_does_not_infer_needs_no_place() -> None:
     assert model.order == ["a1", "b1", "b2", "a2"]
 
 
-def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
-    model = Model(max_concurrent=2, most=3)
+def test_full_queue_is_429_with_retry_after() -> None:
+    model = Model(max_concurrent=2, max_waiting=3)
     endpoint = model.state
     assert isinstance(endpoint, Endpoint)
     for number in range(5):
@@ -144,23 +150,23 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
     endpoint.held_s = 30.0
     assert model.comes("b1") == "refused"
     why = model.refused["b1"]
-    assert (why.status, why.cause, why.type, why.may_wait) == (429, "queue_full", "rate_limit_error", False)
+    assert (why.status, why.cause, why.type, why.queueable) == (429, "queue_full", "rate_limit_error", False)
     assert why.message == "The model is busy with 2 requests, and 3 more wait"
     assert why.retry_after_s == 60.0  # the fourth in the queue, of which two are served every 30 s
 
 
-def test_where_nothing_was_measured_yet_the_hint_is_a_second() -> None:
-    model = Model(most=0)
+def test_retry_after_is_a_second_without_measurements() -> None:
+    model = Model(max_waiting=0)
     model.comes("a1")
     assert model.comes("a2") == "refused"
     why = model.refused["a2"]
     assert (why.message, why.retry_after_s) == ("The model is busy with 1 request", 1.0)
 
 
-def test_how_long_places_are_held_is_learnt_from_those_who_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_permits_update_the_mean_hold_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", lambda: now_s)
-    model = Model(most=0)
+    model = Model(max_waiting=0)
     endpoint = model.state
     assert isinstance(endpoint, Endpoint)
     model.comes("a1")
@@ -175,15 +181,15 @@ def test_how_long_places_are_held_is_learnt_from_those_who_leave(monkeypatch: py
     assert model.refused["a3"].retry_after_s == 20.0
 
 
-def test_while_a_model_loads_a_full_queue_is_a_503() -> None:
-    model = Model(most=1)
+def test_full_queue_is_503_while_the_model_loads() -> None:
+    model = Model(max_waiting=1)
     model.becomes(LOADING)
     model.comes("a1")
     assert model.comes("a2") == "refused"
     assert (model.refused["a2"].status, model.refused["a2"].cause) == (503, "waiting_room_full")
 
 
-def test_who_waits_too_long_for_a_place_is_a_503() -> None:
+def test_wait_for_a_permit_times_out_with_503() -> None:
     model = Model(max_concurrent=3)
     endpoint = model.state
     assert isinstance(endpoint, Endpoint)
@@ -198,14 +204,14 @@ def test_who_waits_too_long_for_a_place_is_a_503() -> None:
     assert "--wait-timeout" in why.remedy
 
 
-def test_with_no_time_to_wait_a_busy_model_is_a_429_at_once() -> None:
+def test_busy_model_is_429_at_once_without_wait_time() -> None:
     model = Model(timeout_s=0.0)
     model.comes("a1")
     assert model.comes("a2") == "refused"
     assert model.refused["a2"].status == 429
 
 
-def test_who_waited_for_the_load_waits_on_for_a_place_and_each_wait_is_counted_for_itself() -> None:
+def test_waits_for_load_and_permit_are_counted_separately() -> None:
     model = Model()
     model.becomes(LOADING)
     model.comes("a1")
@@ -214,25 +220,25 @@ def test_who_waited_for_the_load_waits_on_for_a_place_and_each_wait_is_counted_f
     model.generation(2)
     model.clock.pass_time(30.0)
     model.done("a1")
-    waited = model.tickets["a2"]
+    waited = model.entries["a2"]
     assert model.order == ["a1", "a2"]
     assert waited.waited_s == pytest.approx(10.0, abs=0.01)  # the 30 s in between were waiting for a place
-    assert (model.tickets["a1"].position, waited.position) == (1, 2)
+    assert (model.entries["a1"].position, waited.position) == (1, 2)
 
 
-def test_a_crash_loses_nobody_who_waited_and_who_was_broken_off_goes_first() -> None:
-    model = Model(max_concurrent=2, most=2)
+def test_after_a_crash_broken_requests_go_first_and_none_is_lost() -> None:
+    model = Model(max_concurrent=2, max_waiting=2)
     for name in ("a1", "b1", "c1", "a2"):
         model.comes(name)
     dead = model.state
     assert isinstance(dead, Endpoint)
     model.becomes(LOADING)
-    for name, arrived_s in (("b1", 0.2), ("a1", 0.1)):  # the room is full, and takes them back all the same
-        assert model.room.requeue(
+    for name, arrived_s in (("b1", 0.2), ("a1", 0.1)):  # a full queue accepts them again
+        assert model.queue.requeue(
             QueueEntry(QueueListener(model, name), arrived_s, 0, client=name[0]), dead, sent=True
         )
         model.done(name)
-    assert (len(model.room), model.comes("d1")) == (4, "refused")
+    assert (len(model.queue), model.comes("d1")) == (4, "refused")
     model.order.clear()
     model.generation(2)
     for number in range(4):
@@ -240,7 +246,7 @@ def test_a_crash_loses_nobody_who_waited_and_who_was_broken_off_goes_first() -> 
     assert model.order == ["a1", "b1", "c1", "a2"]
 
 
-def test_nobody_who_waits_is_sent_to_a_generation_that_just_broke_something_off() -> None:
+def test_waiting_requests_avoid_an_ejected_generation() -> None:
     """Its end is most likely a moment away; each of them would be sent there, and lose its one replay."""
     model = Model()
     model.comes("a1")
@@ -248,7 +254,7 @@ def test_nobody_who_waits_is_sent_to_a_generation_that_just_broke_something_off(
     dying = model.state
     assert isinstance(dying, Endpoint)
     entry = QueueEntry(QueueListener(model, "a1"), 0.0, 0, client="a")
-    assert model.room.requeue(entry, dying, sent=True)
+    assert model.queue.requeue(entry, dying, sent=True)
     model.done("a1")
     assert model.order == ["a1"]
     model.clock.pass_time(GRACE_S)
@@ -257,21 +263,21 @@ def test_nobody_who_waits_is_sent_to_a_generation_that_just_broke_something_off(
     assert model.order == ["a1", "a1", "b1"]
 
 
-def test_those_who_are_gone_as_soon_as_they_are_served_make_room_without_end() -> None:
+def test_requests_that_end_at_once_serve_the_whole_queue() -> None:
     """A client that left in the same moment: its place is free while it is being served."""
     model = Model()
     model.comes("a0")
     for number in range(250):
         name = f"b{number}"
         model.comes(name)
-        waiter = model.tickets[name].waiter
-        assert isinstance(waiter, QueueListener)
-        waiter.then = Lease.release
+        listener = model.entries[name].listener
+        assert isinstance(listener, QueueListener)
+        listener.then = Lease.release
     model.done("a0")
-    assert (len(model.room), len(model.order), model.order[-1]) == (0, 251, "b249")
+    assert (len(model.queue), len(model.order), model.order[-1]) == (0, 251, "b249")
 
 
-def test_a_place_may_be_left_before_the_answer_is_over() -> None:
+def test_permit_may_be_released_before_the_response_ends() -> None:
     model = Model()
     model.comes("a1")
     model.comes("b1")
@@ -284,7 +290,7 @@ def test_a_place_may_be_left_before_the_answer_is_over() -> None:
     assert (endpoint.busy, endpoint.in_flight) == (1, 1)
 
 
-def test_one_too_many_takes_no_place_from_those_who_wait() -> None:
+def test_excess_request_takes_no_permit_from_waiting_ones() -> None:
     """An upload that was begun without a place takes one when it is whole, whether there is one or not."""
     model = Model()
     model.comes("a1")
@@ -298,7 +304,7 @@ def test_one_too_many_takes_no_place_from_those_who_wait() -> None:
     assert model.order == ["a1", "b1", "c1"]
 
 
-def test_busy_is_what_one_hears_who_does_not_wait() -> None:
+def test_request_that_does_not_wait_gets_busy() -> None:
     endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=1)
     assert isinstance(endpoint.lease_if_free(infers=True), Lease)
     assert endpoint.lease_if_free(infers=True) is BUSY

@@ -1,4 +1,4 @@
-"""The waiting room on a clock of the test's own: who is served, in which order, and who is told what."""
+"""The request queue on a manual clock: order of service, timeouts, rejections and retries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamasup.queueing.endpoint import Endpoint, Lease, Serving, Unavailable
 from llamasup.queueing.retry_budget import RetryPolicy
 from llamasup.queueing.wait_queue import GRACE_S, MAX_BYTES, QueueEntry, RequestQueue
 
-LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, may_wait=True)
+LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
 FAILED = Unavailable(503, "it crashed too often", cause="killed", remedy="see the log", retry_after_s=30.0)
 TIMEOUT_S = 120.0
 
@@ -51,16 +51,16 @@ class Timer:
             self.clock.timers.remove(self)
 
 
-class Place:
-    """A room, the instance behind it, and what those who wait were told."""
+class QueueRig:
+    """A queue, its endpoint, and the outcomes of its requests."""
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S, most: int = 256, floor: float = 64.0) -> None:
+    def __init__(self, *, timeout_s: float = TIMEOUT_S, max_waiting: int = 256, floor: float = 64.0) -> None:
         self.clock = Clock()
         self.state: Endpoint | Unavailable = LOADING
-        self.room = RequestQueue(
+        self.queue = RequestQueue(
             lambda: serving(self.state),
             timeout_s=timeout_s,
-            most=most,
+            max_waiting=max_waiting,
             policy=RetryPolicy(floor=floor),
             clock=self.clock.read,
             call_later=self.clock.call_later,
@@ -74,12 +74,12 @@ class Place:
 
     def enter(self, name: str, **options: int) -> QueueEntry:
         entry = self.request(name, **options)
-        assert self.room.enter(entry) is None
+        assert self.queue.enter(entry) is None
         return entry
 
     def becomes(self, state: Endpoint | Unavailable) -> None:
         self.state = state
-        self.room.changed()
+        self.queue.changed()
 
 
 def serving(state: Endpoint | Unavailable) -> Serving:
@@ -89,14 +89,14 @@ def serving(state: Endpoint | Unavailable) -> Serving:
 class Client:
     body = b""
 
-    def __init__(self, place: Place, name: str) -> None:
-        self.place, self.name = place, name
+    def __init__(self, rig: QueueRig, name: str) -> None:
+        self.rig, self.name = rig, name
 
     def served(self, lease: Lease) -> None:
-        self.place.served.append(f"{self.name} by {lease.endpoint.generation}")
+        self.rig.served.append(f"{self.name} by {lease.endpoint.generation}")
 
     def refused(self, why: Unavailable) -> None:
-        self.place.refused.append((self.name, why))
+        self.rig.refused.append((self.name, why))
 
 
 def generation(number: int) -> Endpoint:
@@ -104,284 +104,284 @@ def generation(number: int) -> Endpoint:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def rig() -> QueueRig:
+    return QueueRig()
 
 
-def test_those_who_wait_are_served_in_the_order_in_which_they_came(place: Place) -> None:
+def test_requests_are_served_in_order_of_arrival(rig: QueueRig) -> None:
     for name in "abc":
-        place.enter(name)
-    place.becomes(LOADING)
-    assert (len(place.room), place.served) == (3, [])
+        rig.enter(name)
+    rig.becomes(LOADING)
+    assert (len(rig.queue), rig.served) == (3, [])
     ready = generation(1)
-    place.becomes(ready)
-    assert place.served == ["a by 1", "b by 1", "c by 1"]
-    assert (len(place.room), ready.in_flight, place.clock.timers) == (0, 3, [])
+    rig.becomes(ready)
+    assert rig.served == ["a by 1", "b by 1", "c by 1"]
+    assert (len(rig.queue), ready.in_flight, rig.clock.timers) == (0, 3, [])
 
 
-def test_nobody_is_served_by_a_generation_that_went_meanwhile(place: Place) -> None:
-    place.enter("a")
+def test_closed_generation_serves_no_request(rig: QueueRig) -> None:
+    rig.enter("a")
     gone = generation(1)
     gone.close("it died")
-    place.becomes(gone)
-    assert (len(place.room), place.served) == (1, [])
+    rig.becomes(gone)
+    assert (len(rig.queue), rig.served) == (1, [])
 
 
-def test_when_the_instance_gives_up_all_are_told_why(place: Place) -> None:
-    place.enter("a")
-    place.enter("b")
-    place.becomes(FAILED)
-    assert place.refused == [("a", FAILED), ("b", FAILED)]
-    assert (len(place.room), place.clock.timers) == (0, [])
+def test_failed_instance_rejects_all_waiting_requests(rig: QueueRig) -> None:
+    rig.enter("a")
+    rig.enter("b")
+    rig.becomes(FAILED)
+    assert rig.refused == [("a", FAILED), ("b", FAILED)]
+    assert (len(rig.queue), rig.clock.timers) == (0, [])
 
 
-def test_there_is_nothing_to_wait_for_where_the_instance_gave_up(place: Place) -> None:
-    place.state = FAILED
-    assert place.room.enter(place.request("a")) is FAILED
+def test_failed_instance_rejects_new_requests(rig: QueueRig) -> None:
+    rig.state = FAILED
+    assert rig.queue.enter(rig.request("a")) is FAILED
 
 
-def test_each_waits_for_its_own_time_and_is_then_told_how_long_it_was(place: Place) -> None:
-    place.enter("a")
-    place.clock.pass_time(50)
-    place.enter("b")
-    place.clock.pass_time(TIMEOUT_S - 50)
-    ((name, why),) = place.refused
+def test_each_request_times_out_with_its_own_deadline(rig: QueueRig) -> None:
+    rig.enter("a")
+    rig.clock.pass_time(50)
+    rig.enter("b")
+    rig.clock.pass_time(TIMEOUT_S - 50)
+    ((name, why),) = rig.refused
     assert name == "a"
     assert why.message == "Loading model; this request has waited for 120 s"
     assert (why.status, why.cause, why.retry_after_s) == (503, "loading", 1.0)
     assert "--wait-timeout" in why.remedy
-    place.clock.pass_time(50)
-    assert [name for name, _ in place.refused] == ["a", "b"]
+    rig.clock.pass_time(50)
+    assert [name for name, _ in rig.refused] == ["a", "b"]
 
 
-def test_one_timer_serves_the_whole_room(place: Place) -> None:
+def test_one_timer_serves_the_whole_queue(rig: QueueRig) -> None:
     for n in range(100):
-        place.enter(str(n))
-    assert len(place.clock.timers) == 1
+        rig.enter(str(n))
+    assert len(rig.clock.timers) == 1
 
 
-def test_the_room_holds_no_more_than_it_may(place: Place) -> None:
-    place = Place(most=2)
-    place.enter("a")
-    first_leaves = place.enter("b")
-    why = place.room.enter(place.request("c"))
+def test_number_of_requests_is_limited(rig: QueueRig) -> None:
+    rig = QueueRig(max_waiting=2)
+    rig.enter("a")
+    first_leaves = rig.enter("b")
+    why = rig.queue.enter(rig.request("c"))
     assert why is not None
     assert (why.status, why.cause, why.retry_after_s) == (503, "waiting_room_full", 1.0)
     assert "2 requests wait for it already" in why.message
-    assert not place.room.requeue(place.request("d"), generation(1), sent=False)
-    place.room.leave(first_leaves)
-    place.enter("e")
+    assert not rig.queue.requeue(rig.request("d"), generation(1), sent=False)
+    rig.queue.leave(first_leaves)
+    rig.enter("e")
 
 
-def test_the_room_holds_no_more_bytes_than_it_may(place: Place) -> None:
-    place.enter("a", body_bytes=MAX_BYTES - 1)
-    place.enter("b", body_bytes=1)
-    why = place.room.enter(place.request("c", body_bytes=1))
+def test_bytes_of_bodies_are_limited(rig: QueueRig) -> None:
+    rig.enter("a", body_bytes=MAX_BYTES - 1)
+    rig.enter("b", body_bytes=1)
+    why = rig.queue.enter(rig.request("c", body_bytes=1))
     assert why is not None
     assert why.cause == "waiting_room_full"
-    place.becomes(generation(1))
-    place.state = LOADING
-    place.enter("d", body_bytes=MAX_BYTES)
+    rig.becomes(generation(1))
+    rig.state = LOADING
+    rig.enter("d", body_bytes=MAX_BYTES)
 
 
-def test_with_no_time_to_wait_nobody_waits() -> None:
-    place = Place(timeout_s=0.0)
-    assert place.room.enter(place.request("a")) is LOADING
-    assert not place.room.requeue(place.request("b"), generation(1), sent=True)
+def test_timeout_of_zero_queues_no_request() -> None:
+    rig = QueueRig(timeout_s=0.0)
+    assert rig.queue.enter(rig.request("a")) is LOADING
+    assert not rig.queue.requeue(rig.request("b"), generation(1), sent=True)
 
 
-def test_who_leaves_is_neither_served_nor_told(place: Place) -> None:
-    place.enter("a")
-    entry = place.enter("b")
-    place.room.leave(entry)
-    place.room.leave(entry)
-    assert len(place.room) == 1
-    place.becomes(generation(1))
-    assert place.served == ["a by 1"]
+def test_client_that_left_is_neither_served_nor_rejected(rig: QueueRig) -> None:
+    rig.enter("a")
+    entry = rig.enter("b")
+    rig.queue.leave(entry)
+    rig.queue.leave(entry)
+    assert len(rig.queue) == 1
+    rig.becomes(generation(1))
+    assert rig.served == ["a by 1"]
 
 
-def test_the_last_to_leave_leaves_no_timer(place: Place) -> None:
-    place.room.leave(place.enter("a"))
-    assert place.clock.timers == []
+def test_empty_queue_has_no_timer(rig: QueueRig) -> None:
+    rig.queue.leave(rig.enter("a"))
+    assert rig.clock.timers == []
 
 
-def test_one_who_leaves_while_others_are_told_is_not_told(place: Place) -> None:
+def test_client_that_leaves_during_rejections_gets_none(rig: QueueRig) -> None:
     """A client's pipelined requests, say: refusing one ends the connection, and with it the other."""
-    tickets = [place.enter("a"), place.enter("b")]
+    entries = [rig.enter("a"), rig.enter("b")]
 
     class Leaver(Client):
         def refused(self, why: Unavailable) -> None:
-            place.room.leave(tickets[1])
+            rig.queue.leave(entries[1])
 
         def served(self, lease: Lease) -> None:
-            place.room.leave(tickets[1])
+            rig.queue.leave(entries[1])
 
-    tickets[0].waiter = Leaver(place, "a")
-    place.becomes(FAILED)
-    assert (place.refused, len(place.room)) == ([], 0)
-    for entry in tickets:
-        place.state = LOADING
-        assert place.room.enter(entry) is None
-    place.becomes(generation(1))
-    assert (place.served, len(place.room)) == ([], 0)
+    entries[0].listener = Leaver(rig, "a")
+    rig.becomes(FAILED)
+    assert (rig.refused, len(rig.queue)) == ([], 0)
+    for entry in entries:
+        rig.state = LOADING
+        assert rig.queue.enter(entry) is None
+    rig.becomes(generation(1))
+    assert (rig.served, len(rig.queue)) == ([], 0)
 
 
-def test_whoever_is_served_may_change_what_serves(place: Place) -> None:
+def test_served_listener_may_change_the_serving_endpoint(rig: QueueRig) -> None:
     """The first of them is the one that a model was waiting for to be changed, say."""
-    tickets = [place.enter("a"), place.enter("b")]
+    entries = [rig.enter("a"), rig.enter("b")]
 
     class Changer(Client):
         def served(self, lease: Lease) -> None:
             super().served(lease)
-            place.becomes(LOADING)
+            rig.becomes(LOADING)
 
-    tickets[0].waiter = Changer(place, "a")
-    place.becomes(generation(1))
-    assert (place.served, len(place.room)) == (["a by 1"], 1)
-    place.becomes(generation(2))
-    assert place.served == ["a by 1", "b by 2"]
+    entries[0].listener = Changer(rig, "a")
+    rig.becomes(generation(1))
+    assert (rig.served, len(rig.queue)) == (["a by 1"], 1)
+    rig.becomes(generation(2))
+    assert rig.served == ["a by 1", "b by 2"]
 
 
 # --- put back
 
 
-def test_what_a_generation_broke_off_comes_before_what_came_later(place: Place) -> None:
-    first, second = place.request("first"), place.request("second")
-    place.enter("late")
-    assert place.room.requeue(second, generation(1), sent=True)
-    assert place.room.requeue(first, generation(1), sent=True)
-    place.becomes(generation(2))
-    assert place.served == ["first by 2", "second by 2", "late by 2"]
+def test_broken_requests_go_before_later_ones(rig: QueueRig) -> None:
+    first, second = rig.request("first"), rig.request("second")
+    rig.enter("late")
+    assert rig.queue.requeue(second, generation(1), sent=True)
+    assert rig.queue.requeue(first, generation(1), sent=True)
+    rig.becomes(generation(2))
+    assert rig.served == ["first by 2", "second by 2", "late by 2"]
     assert (first.replayed, second.replayed) == (True, True)
 
 
-def test_it_keeps_away_from_the_generation_that_broke_it_off(place: Place) -> None:
+def test_requeued_request_avoids_the_generation_that_broke_it(rig: QueueRig) -> None:
     """The end of the child may be seen a moment later than the end of its connections."""
-    place.state = dying = generation(1)
-    assert place.room.requeue(place.request("a"), dying, sent=True)
-    place.room.changed()
-    assert place.served == []
-    place.becomes(LOADING)
-    place.clock.pass_time(GRACE_S * 2)
-    assert place.served == []
-    place.becomes(generation(2))
-    assert place.served == ["a by 2"]
+    rig.state = dying = generation(1)
+    assert rig.queue.requeue(rig.request("a"), dying, sent=True)
+    rig.queue.changed()
+    assert rig.served == []
+    rig.becomes(LOADING)
+    rig.clock.pass_time(GRACE_S * 2)
+    assert rig.served == []
+    rig.becomes(generation(2))
+    assert rig.served == ["a by 2"]
 
 
-def test_a_generation_that_goes_on_gets_it_again_after_a_moment(place: Place) -> None:
-    place.state = alive = generation(1)
-    assert place.room.requeue(place.request("a"), alive, sent=True)
-    place.clock.pass_time(GRACE_S * 0.9)
-    assert place.served == []
-    place.clock.pass_time(GRACE_S * 0.2)
-    assert place.served == ["a by 1"]
+def test_surviving_generation_gets_the_request_after_its_ejection(rig: QueueRig) -> None:
+    rig.state = alive = generation(1)
+    assert rig.queue.requeue(rig.request("a"), alive, sent=True)
+    rig.clock.pass_time(GRACE_S * 0.9)
+    assert rig.served == []
+    rig.clock.pass_time(GRACE_S * 0.2)
+    assert rig.served == ["a by 1"]
 
 
-def test_a_later_generation_that_serves_already_gets_it_at_once_but_not_before_it_waits(place: Place) -> None:
-    place.state = generation(2)
-    assert place.room.requeue(place.request("a"), generation(1), sent=True)
-    assert place.served == []
-    place.clock.pass_time(0.0)
-    assert place.served == ["a by 2"]
+def test_next_generation_gets_the_request_at_once_after_requeue(rig: QueueRig) -> None:
+    rig.state = generation(2)
+    assert rig.queue.requeue(rig.request("a"), generation(1), sent=True)
+    assert rig.served == []
+    rig.clock.pass_time(0.0)
+    assert rig.served == ["a by 2"]
 
 
-def test_a_request_is_sent_again_once(place: Place) -> None:
-    entry = place.request("poison")
-    assert place.room.requeue(entry, generation(1), sent=True)
-    place.becomes(generation(2))
-    place.state = LOADING
-    assert not place.room.requeue(entry, generation(2), sent=True)
+def test_request_is_retried_once(rig: QueueRig) -> None:
+    entry = rig.request("poison")
+    assert rig.queue.requeue(entry, generation(1), sent=True)
+    rig.becomes(generation(2))
+    rig.state = LOADING
+    assert not rig.queue.requeue(entry, generation(2), sent=True)
 
 
-def test_what_never_reached_a_server_may_come_back_until_its_time_is_up(place: Place) -> None:
-    entry = place.request("a")
-    place.state = unreachable = generation(1)
-    began_s = place.clock.now_s
+def test_unsent_request_may_be_requeued_until_its_deadline(rig: QueueRig) -> None:
+    entry = rig.request("a")
+    rig.state = unreachable = generation(1)
+    began_s = rig.clock.now_s
     returns = 0
-    while place.room.requeue(entry, unreachable, sent=False):
+    while rig.queue.requeue(entry, unreachable, sent=False):
         returns += 1
-        place.clock.pass_time(GRACE_S)
-        assert len(place.served) == returns
-    assert place.clock.now_s - began_s == pytest.approx(TIMEOUT_S, abs=GRACE_S)
+        rig.clock.pass_time(GRACE_S)
+        assert len(rig.served) == returns
+    assert rig.clock.now_s - began_s == pytest.approx(TIMEOUT_S, abs=GRACE_S)
     assert not entry.replayed
 
 
-def test_what_waits_for_a_server_that_cannot_be_reached_is_told_so(place: Place) -> None:
-    place.state = unreachable = generation(1)
-    entry = place.request("a")
-    entry.deadline_s = place.clock.now_s + GRACE_S / 2
-    assert place.room.requeue(entry, unreachable, sent=False)
-    place.clock.pass_time(GRACE_S)
-    ((_, why),) = place.refused
+def test_timeout_reports_an_unreachable_server(rig: QueueRig) -> None:
+    rig.state = unreachable = generation(1)
+    entry = rig.request("a")
+    entry.deadline_s = rig.clock.now_s + GRACE_S / 2
+    assert rig.queue.requeue(entry, unreachable, sent=False)
+    rig.clock.pass_time(GRACE_S)
+    ((_, why),) = rig.refused
     assert (why.cause, why.retry_after_s) == ("upstream_unreachable", 1.0)
 
 
-def test_a_replay_has_the_whole_time_to_wait(place: Place) -> None:
-    entry = place.enter("a")
-    place.clock.pass_time(TIMEOUT_S * 0.9)
-    place.becomes(generation(1))
-    place.state = LOADING
-    assert place.room.requeue(entry, generation(1), sent=True)
-    place.clock.pass_time(TIMEOUT_S * 0.9)
-    assert place.refused == []
-    place.becomes(generation(2))
+def test_retry_has_the_full_wait_timeout(rig: QueueRig) -> None:
+    entry = rig.enter("a")
+    rig.clock.pass_time(TIMEOUT_S * 0.9)
+    rig.becomes(generation(1))
+    rig.state = LOADING
+    assert rig.queue.requeue(entry, generation(1), sent=True)
+    rig.clock.pass_time(TIMEOUT_S * 0.9)
+    assert rig.refused == []
+    rig.becomes(generation(2))
     assert entry.waited_s == pytest.approx(TIMEOUT_S * 1.8)
 
 
-def test_nothing_is_put_back_where_no_next_generation_comes(place: Place) -> None:
-    place.state = FAILED
-    assert not place.room.requeue(place.request("a"), generation(1), sent=True)
+def test_request_is_not_requeued_without_a_next_generation(rig: QueueRig) -> None:
+    rig.state = FAILED
+    assert not rig.queue.requeue(rig.request("a"), generation(1), sent=True)
 
 
-def test_no_more_are_put_back_than_the_budget_allows() -> None:
-    place = Place(floor=2.0)
-    tickets = [place.request(name) for name in "abc"]
+def test_retry_budget_limits_requeued_requests() -> None:
+    rig = QueueRig(floor=2.0)
+    entries = [rig.request(name) for name in "abc"]
     dead = generation(1)
-    assert [place.room.requeue(entry, dead, sent=True) for entry in tickets] == [True, True, False]
-    assert not tickets[2].replayed
-    assert place.room.requeue(tickets[2], dead, sent=False)  # this costs none
+    assert [rig.queue.requeue(entry, dead, sent=True) for entry in entries] == [True, True, False]
+    assert not entries[2].replayed
+    assert rig.queue.requeue(entries[2], dead, sent=False)  # this costs none
     dead.answered = 5
-    assert place.room.requeue(place.request("d"), dead, sent=True)
-    assert not place.room.requeue(place.request("e"), dead, sent=True)
+    assert rig.queue.requeue(rig.request("d"), dead, sent=True)
+    assert not rig.queue.requeue(rig.request("e"), dead, sent=True)
 
 
 # --- several generations that serve
 
 
-def several(*endpoints: Endpoint, floor: float = 64.0) -> Place:
-    place = Place(floor=floor)
-    place.room = RequestQueue(
+def several(*endpoints: Endpoint, floor: float = 64.0) -> QueueRig:
+    rig = QueueRig(floor=floor)
+    rig.queue = RequestQueue(
         lambda: endpoints,
         timeout_s=TIMEOUT_S,
         policy=RetryPolicy(floor=floor),
-        clock=place.clock.read,
-        call_later=place.clock.call_later,
+        clock=rig.clock.read,
+        call_later=rig.clock.call_later,
     )
     for endpoint in endpoints:
-        endpoint.on_permit_free = place.room.place_free
-    return place
+        endpoint.on_permit_free = rig.queue.permit_freed
+    return rig
 
 
-def with_places(number: int, max_concurrent: int) -> Endpoint:
+def with_permits(number: int, max_concurrent: int) -> Endpoint:
     return Endpoint("tiny", number, UnixAddress(f"/run/{number}.sock"), max_concurrent=max_concurrent)
 
 
-def test_of_several_only_the_one_that_broke_something_off_gets_nothing_for_a_moment() -> None:
-    dying, alive = with_places(1, max_concurrent=2), with_places(2, max_concurrent=1)
-    place = several(dying, alive)
-    assert place.room.requeue(place.request("a"), dying, sent=True)
-    assert place.room.requeue(place.request("b"), dying, sent=True)
-    place.clock.pass_time(0.0)
-    assert place.served == ["a by 2"]  # the other one, at once, and then it is full
-    place.clock.pass_time(GRACE_S * 0.9)
-    assert place.served == ["a by 2"]
-    place.clock.pass_time(GRACE_S * 0.2)
-    assert place.served == ["a by 2", "b by 1"]
+def test_only_the_endpoint_that_broke_a_request_is_ejected() -> None:
+    dying, alive = with_permits(1, max_concurrent=2), with_permits(2, max_concurrent=1)
+    rig = several(dying, alive)
+    assert rig.queue.requeue(rig.request("a"), dying, sent=True)
+    assert rig.queue.requeue(rig.request("b"), dying, sent=True)
+    rig.clock.pass_time(0.0)
+    assert rig.served == ["a by 2"]  # the other one, at once, and then it is full
+    rig.clock.pass_time(GRACE_S * 0.9)
+    assert rig.served == ["a by 2"]
+    rig.clock.pass_time(GRACE_S * 0.2)
+    assert rig.served == ["a by 2", "b by 1"]
 
 
-def test_two_that_have_the_same_number_are_told_apart() -> None:
-    dying, alive = with_places(1, max_concurrent=1), with_places(1, max_concurrent=1)
-    place = several(dying, alive, floor=1.0)
+def test_endpoints_with_the_same_generation_number_are_distinct() -> None:
+    dying, alive = with_permits(1, max_concurrent=1), with_permits(1, max_concurrent=1)
+    rig = several(dying, alive, floor=1.0)
     dying.answered = alive.answered = 10
     for name, broken, taken in (
         ("a", dying, True),
@@ -389,43 +389,43 @@ def test_two_that_have_the_same_number_are_told_apart() -> None:
         ("c", dying, True),
         ("d", alive, True),
     ):
-        assert place.room.requeue(place.request(name), broken, sent=True) is taken
+        assert rig.queue.requeue(rig.request(name), broken, sent=True) is taken
     # One at the floor, two fifths of ten answers of each; what one answered is not counted twice.
-    assert place.room.requeue(place.request("e"), alive, sent=True)
-    assert not place.room.requeue(place.request("f"), alive, sent=True)
+    assert rig.queue.requeue(rig.request("e"), alive, sent=True)
+    assert not rig.queue.requeue(rig.request("f"), alive, sent=True)
 
 
-def test_who_waits_too_long_hears_of_the_busy_one_and_not_of_the_one_that_broke_something_off() -> None:
-    dying, busy = with_places(1, max_concurrent=1), with_places(2, max_concurrent=1)
+def test_timeout_reports_busy_endpoint_not_ejected_one() -> None:
+    dying, busy = with_permits(1, max_concurrent=1), with_permits(2, max_concurrent=1)
     busy.lease(infers=True)
-    place = several(dying, busy)
-    entry = place.request("a")
-    entry.deadline_s = place.clock.now_s + GRACE_S / 2
-    assert place.room.requeue(entry, dying, sent=False)
-    place.clock.pass_time(GRACE_S / 2)
-    ((_, why),) = place.refused
+    rig = several(dying, busy)
+    entry = rig.request("a")
+    entry.deadline_s = rig.clock.now_s + GRACE_S / 2
+    assert rig.queue.requeue(entry, dying, sent=False)
+    rig.clock.pass_time(GRACE_S / 2)
+    ((_, why),) = rig.refused
     assert (why.cause, why.message.partition(";")[0]) == ("busy", "The model is busy with 1 request")
 
 
-def test_the_oldest_is_the_one_who_has_waited_longest_and_a_wait_that_is_new_counts_from_its_beginning(
-    place: Place,
+def test_oldest_wait_counts_from_the_start_of_each_wait(
+    rig: QueueRig,
 ) -> None:
-    assert place.room.oldest_s == float("inf")
-    old = place.request("old")
-    place.clock.pass_time(50.0)
-    young = place.enter("young")
-    began_s = place.clock.now_s
-    place.clock.pass_time(1.0)
-    assert place.room.requeue(old, generation(1), sent=True)
-    assert place.room.oldest_s == began_s
-    place.room.allow(timeout_s=1.0, most=1)  # those who wait stay, and for as long as they could
-    place.clock.pass_time(10.0)
-    assert (place.refused, place.room.oldest_s) == ([], began_s)
-    place.room.leave(young)
-    assert place.room.oldest_s == began_s + 1.0
+    assert rig.queue.oldest_s == float("inf")
+    old = rig.request("old")
+    rig.clock.pass_time(50.0)
+    young = rig.enter("young")
+    began_s = rig.clock.now_s
+    rig.clock.pass_time(1.0)
+    assert rig.queue.requeue(old, generation(1), sent=True)
+    assert rig.queue.oldest_s == began_s
+    rig.queue.set_limits(timeout_s=1.0, max_waiting=1)  # those who wait stay, and for as long as they could
+    rig.clock.pass_time(10.0)
+    assert (rig.refused, rig.queue.oldest_s) == ([], began_s)
+    rig.queue.leave(young)
+    assert rig.queue.oldest_s == began_s + 1.0
 
 
-def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
+def test_default_clock_is_that_of_the_running_loop(rig: QueueRig) -> None:
     async def run() -> None:
         told = asyncio.Event()
 
@@ -434,55 +434,55 @@ def test_by_default_it_keeps_the_time_of_the_running_loop(place: Place) -> None:
                 super().served(lease)
                 told.set()
 
-        place.state = generation(1)
-        room = RequestQueue(lambda: serving(place.state), timeout_s=1.0)
-        assert room.requeue(QueueEntry(Told(place, "a"), 0.0, 0), generation(1), sent=True)
+        rig.state = generation(1)
+        room = RequestQueue(lambda: serving(rig.state), timeout_s=1.0)
+        assert room.requeue(QueueEntry(Told(rig, "a"), 0.0, 0), generation(1), sent=True)
         await told.wait()
 
     asyncio.run(run())
-    assert place.served == ["a by 1"]
+    assert rig.served == ["a by 1"]
 
 
 # --- its model becomes another one
 
 
-def test_who_waits_is_handed_over_with_the_time_that_is_left(place: Place) -> None:
-    successor = Place(most=1)
-    successor.clock = place.clock
-    successor.room = RequestQueue(
+def test_transferred_requests_keep_their_deadlines(rig: QueueRig) -> None:
+    successor = QueueRig(max_waiting=1)
+    successor.clock = rig.clock
+    successor.queue = RequestQueue(
         lambda: serving(successor.state),
         timeout_s=1.0,
-        most=1,
-        clock=place.clock.read,
-        call_later=place.clock.call_later,
+        max_waiting=1,
+        clock=rig.clock.read,
+        call_later=rig.clock.call_later,
     )
     successor.enter("there")
-    first, second = place.enter("a"), place.enter("b")
-    place.room.transfer_to(successor.room)
-    assert (len(place.room), len(successor.room)) == (0, 3)
-    place.clock.pass_time(2.0)
+    first, second = rig.enter("a"), rig.enter("b")
+    rig.queue.transfer_to(successor.queue)
+    assert (len(rig.queue), len(successor.queue)) == (0, 3)
+    rig.clock.pass_time(2.0)
     assert [name for name, _ in successor.refused] == ["there"]
-    place.room.leave(second)
-    assert len(successor.room) == 1
+    rig.queue.leave(second)
+    assert len(successor.queue) == 1
     successor.becomes(generation(1))
-    assert place.served == ["a by 1"]
+    assert rig.served == ["a by 1"]
     assert first.waited_s == pytest.approx(2.0, abs=0.01)
 
 
-def test_who_would_come_back_comes_back_to_the_heir(place: Place) -> None:
-    successor = Place()
+def test_requeued_request_goes_to_the_successor(rig: QueueRig) -> None:
+    successor = QueueRig()
     broken = generation(1)
-    place.becomes(broken)
-    entry = place.enter("a")
-    place.clock.pass_time(0.0)
-    assert place.served == ["a by 1"]
-    place.state = FAILED
-    place.room.transfer_to(successor.room)
-    assert place.room.verdict() is None
-    assert place.room.requeue(entry, broken, sent=True)
-    assert len(successor.room) == 1
-    late = place.request("b")
-    assert place.room.enter(late) is None
+    rig.becomes(broken)
+    entry = rig.enter("a")
+    rig.clock.pass_time(0.0)
+    assert rig.served == ["a by 1"]
+    rig.state = FAILED
+    rig.queue.transfer_to(successor.queue)
+    assert rig.queue.unqueueable_reason() is None
+    assert rig.queue.requeue(entry, broken, sent=True)
+    assert len(successor.queue) == 1
+    late = rig.request("b")
+    assert rig.queue.enter(late) is None
     successor.state = FAILED
-    successor.room.changed()
-    assert [name for name, _ in place.refused] == ["a", "b"]
+    successor.queue.changed()
+    assert [name for name, _ in rig.refused] == ["a", "b"]

@@ -155,7 +155,7 @@ class Chaos:
             async with asyncio.timeout(PATIENCE_S / 2):
                 await _ended(old)
         except TimeoutError:
-            if f"{model} goes on as it was" not in self.target.running.said:
+            if f"rollout of model {model!r} failed" not in self.target.running.said:
                 self.off(f"{model}: its file was replaced, and {old} still serve the old one")
         else:
             self.world.file_taken(model, changes, time.monotonic())

@@ -142,7 +142,7 @@ def test_a_rule_holds_for_models_that_clients_have_downloaded_too(
 
     async def test() -> None:
         async with hosting(config) as it:
-            invited = it.hosted.backend.find("org/repo:Q8_0", invite=True)
+            invited = it.hosted.backend.find("org/repo:Q8_0", create=True)
             assert invited is not None
             assert invited.spec.settings.ctx_size == 768
 
@@ -237,7 +237,7 @@ def test_a_reload_while_models_are_preloaded(config: Path, tmp_path: Path, tiny_
 
 @pytest.mark.parametrize("room_for", [1.5, 2.5])
 def test_what_is_preloaded_and_has_to_go_again_at_once_is_named(
-    config: Path, tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture, room_for: float
+    config: Path, tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture, capacity: float
 ) -> None:
     async def needs_bytes() -> int:
         async with hosting(config) as it:
@@ -248,11 +248,11 @@ def test_what_is_preloaded_and_has_to_go_again_at_once_is_named(
         async with hosting(config) as it:
             await it.until(lambda: it.hosted.backend.readiness() is None)
 
-    memory = f"memory: {{ram: {int(room_for * asyncio.run(needs_bytes()) / 1000)}kB}}"
+    memory = f"memory: {{ram: {int(capacity * asyncio.run(needs_bytes()) / 1000)}kB}}"
     write(config, tmp_path, tiny_model, memory, a=", preload: true", b=", preload: true")
     asyncio.run(test())
     told = [each.message for each in caplog.records if "does not fit in memory together" in each.message]
-    assert len(told) == (room_for < 2)
+    assert len(told) == (capacity < 2)
 
 
 # --- what is to be preloaded

@@ -20,7 +20,7 @@ from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.policy import Phase
 from llamasup.supervision.events import StateChanged
 from tests.hub import running_hub
-from tests.pool.pools import PATIENCE_S, Pooled, file_of, in_a_loop, pooled, registry_of, server, spec_of
+from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, registry_of, server, spec_of
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def starts(it: Pooled) -> int:
 # --- its name in the config
 
 
-@in_a_loop
+@async_test
 async def test_a_served_file_may_be_given_a_name(tmp_path: Path, spec: ModelSpec) -> None:
     """And may lose it again."""
     async with pooled(tmp_path, spec) as it:
@@ -79,7 +79,7 @@ async def test_a_served_file_may_be_given_a_name(tmp_path: Path, spec: ModelSpec
         it.apply(called(spec, "chat", "x"))
 
         assert waiting.waits
-        in_flight.goes()
+        in_flight.finish()
         assert await waiting.served_by() == 1
         assert waiting.lease is not None
         assert waiting.lease.endpoint.model == "chat"
@@ -89,11 +89,11 @@ async def test_a_served_file_may_be_given_a_name(tmp_path: Path, spec: ModelSpec
         assert waiting.lease.endpoint.model == "x"
         assert not waiting.lease.endpoint.closed
         assert it.pids("x")["x"] == pid
-        assert it.left() == []
+        assert it.unloads() == []
         assert starts(it) == 1
 
 
-@in_a_loop
+@async_test
 async def test_a_former_name_that_means_another_file_by_now_leads_nobody_there(
     tmp_path: Path, spec: ModelSpec, other: ModelSpec
 ) -> None:
@@ -107,7 +107,7 @@ async def test_a_former_name_that_means_another_file_by_now_leads_nobody_there(
         assert it["a"].phase is Phase.ABSENT
 
 
-@in_a_loop
+@async_test
 async def test_a_request_that_waits_for_a_load_survives_that_its_model_is_named(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
@@ -124,7 +124,7 @@ async def test_a_request_that_waits_for_a_load_survives_that_its_model_is_named(
         assert [each.model for each in it.notices if isinstance(each, StateChanged)][-1] == "chat"
 
 
-@in_a_loop
+@async_test
 async def test_a_name_that_comes_with_other_settings_swaps_the_process_for_nobody_to_notice(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
@@ -141,14 +141,14 @@ async def test_a_name_that_comes_with_other_settings_swaps_the_process_for_nobod
         assert in_flight.lease is not None
         assert waiting.lease.endpoint is not in_flight.lease.endpoint
         assert psutil.pid_exists(old or 0)
-        in_flight.goes()
+        in_flight.finish()
         await it.until(lambda: not it["chat"].swapping)
         plan = it["chat"].runners[0].plan
         assert plan is not None
         assert plan.argv[plan.argv.index("--alias") + 1] == "chat"
 
 
-@in_a_loop
+@async_test
 async def test_what_is_started_next_is_started_under_the_new_name(tmp_path: Path, spec: ModelSpec) -> None:
     async with pooled(tmp_path, spec) as it:
         await it.load("x")
@@ -161,7 +161,7 @@ async def test_what_is_started_next_is_started_under_the_new_name(tmp_path: Path
         assert plan.argv[plan.argv.index("--alias") + 1] == "chat"
 
 
-@in_a_loop
+@async_test
 async def test_one_of_two_models_that_becomes_a_name_of_the_other_hands_its_queue_over(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
@@ -179,10 +179,10 @@ async def test_one_of_two_models_that_becomes_a_name_of_the_other_hands_its_queu
         assert waiting.lease is not None
         assert waiting.lease.endpoint.model == "chat"
         await loading
-        assert it.left() == [("long", "removed", "")]
+        assert it.unloads() == [("long", "removed", "")]
 
 
-@in_a_loop
+@async_test
 async def test_who_gives_up_after_the_queue_was_handed_over_is_forgotten(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
@@ -202,7 +202,7 @@ async def test_who_gives_up_after_the_queue_was_handed_over_is_forgotten(
 # --- what had to be downloaded
 
 
-@in_a_loop
+@async_test
 async def test_a_model_of_the_config_is_loaded_once_although_it_is_found_where_it_was_downloaded_to(
     tmp_path: Path, spec: ModelSpec, other: ModelSpec
 ) -> None:
@@ -221,7 +221,7 @@ async def test_a_model_of_the_config_is_loaded_once_although_it_is_found_where_i
         assert it.loads("x") == 2
 
 
-@in_a_loop
+@async_test
 async def test_a_file_that_is_another_one_than_was_downloaded_is_taken_over(
     tmp_path: Path, spec: ModelSpec, other: ModelSpec
 ) -> None:
@@ -238,7 +238,7 @@ async def test_a_file_that_is_another_one_than_was_downloaded_is_taken_over(
         assert it.pids("x") != before
 
 
-@in_a_loop
+@async_test
 async def test_what_was_downloaded_on_demand_goes_on_under_the_name_that_it_is_found_by(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
@@ -257,7 +257,7 @@ async def test_what_was_downloaded_on_demand_goes_on_under_the_name_that_it_is_f
         assert [each.spec.id for each in it.catalog.managed_models()] == ["x"]
 
 
-@in_a_loop
+@async_test
 async def test_two_names_of_one_download_are_one_process(tmp_path: Path, spec: ModelSpec) -> None:
     may = asyncio.Event()
     async with pooled(tmp_path, fetch=bringing(spec, may)) as it:  # type: ignore[arg-type]
@@ -267,7 +267,7 @@ async def test_two_names_of_one_download_are_one_process(tmp_path: Path, spec: M
         may.set()
         for each in both:
             assert await each.served_by() == 1
-            each.goes()
+            each.finish()
         (one,) = it.catalog.managed_models()
 
         assert set(one.spec.names) == {"org/x", "org/x:Q4_K_M"}
@@ -276,7 +276,7 @@ async def test_two_names_of_one_download_are_one_process(tmp_path: Path, spec: M
         assert starts(it) == 1
 
 
-@in_a_loop
+@async_test
 async def test_a_name_that_means_what_lies_here_is_not_downloaded(tmp_path: Path, spec: ModelSpec) -> None:
     """The repository without its quantization."""
     async with pooled(tmp_path, fetch=bringing(spec)) as it:  # type: ignore[arg-type]
@@ -294,7 +294,7 @@ async def test_a_name_that_means_what_lies_here_is_not_downloaded(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["org/tiny-GGUF:Q4_K_M", "org/tiny-GGUF", "tiny"])
-@in_a_loop
+@async_test
 async def test_a_load_that_takes_longer_than_the_watch_needs_is_not_begun_anew(
     tmp_path: Path, name: str
 ) -> None:

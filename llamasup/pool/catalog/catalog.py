@@ -1,4 +1,4 @@
-"""The models that are served, by their names: what the proxy leases from, and what may change meanwhile."""
+"""The models of a pool by their names: the proxy's backend, which applies a new registry to the pool."""
 
 from __future__ import annotations
 
@@ -25,62 +25,61 @@ from llamasup.supervision.runner import STOPPING
 __all__ = ["Catalog", "OnDemandFactory"]
 
 OnDemandFactory = Callable[[str], ModelSpec | None]
-_MAX_INVITED = 100  # names that clients make up where downloads on demand are allowed
+_MAX_ON_DEMAND = 100  # names of models that requests create, if downloads on demand are allowed
 
 
 class Catalog:
-    """A ``Backend`` of many models. All methods are for the event loop's thread.
+    """The ``Backend`` of many models. Call all methods in the thread of the event loop.
 
-    ``invite`` makes a model of a name that nobody has said anything of, where that is allowed.
+    ``create`` makes the spec of an unknown name that can be downloaded on demand.
     """
 
-    def __init__(self, registry: Registry, pool: Pool, invite: OnDemandFactory | None = None) -> None:
+    def __init__(self, registry: Registry, pool: Pool, create: OnDemandFactory | None = None) -> None:
         self.pool = pool
-        self._invite = invite
-        self._invited: dict[str, None] = {}  # their ids, in the order that they came
+        self._factory = create
+        self._on_demand: dict[str, None] = {}  # ids in the order of creation
         self.registry = Registry({}, {}, None)
-        self._by_name: dict[str, ManagedModel] = {}  # every name that was asked for in its own spelling
-        self._meant: dict[str, ResolvedModel] = {}  # by id
+        self._by_name: dict[str, ManagedModel] = {}  # by exact name
+        self._resolved: dict[str, ResolvedModel] = {}  # by id
         self._unready: Unavailable | None = _STARTING
-        pool.when_sized = self._sized
+        pool.on_sized = self._sized
         self.apply(registry)
 
-    # --- Backend: what the proxy asks -------------------------------------------------------------------
-
+    # --- Backend ----------------------------------------------------------------------------------------
     def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         managed = self._by_name.get(model) if model is not None else self._default
         if managed is None:
-            # Work for a model may have it downloaded; who asks about one, or may not use it, has not.
-            managed = self.find(model, invite=infers)
+            # Only work for a model downloads it, not a request for information.
+            managed = self.find(model, create=infers)
             if managed is None:
                 return self._why_unknown(model)
         return managed.served.lease(infers=infers, body=body)
 
     def room(self, model: str | None) -> RequestQueue:
         managed = self.find(model)
-        assert managed is not None  # its lease was asked for before
-        return managed.served.room
+        assert managed is not None  # the proxy has asked for a lease
+        return managed.served.queue
 
     def readiness(self) -> Unavailable | None:
         return STOPPING if self.pool.stopping else self._unready
 
     def resolve(self, model: str | None) -> ResolvedModel | None:
         managed = self.find(model)
-        return None if managed is None else self._meant[managed.spec.id]
+        return None if managed is None else self._resolved[managed.spec.id]
 
     def listing(self) -> ModelListing:
-        ids = (*self.registry.specs, *self._invited)
+        ids = (*self.registry.specs, *self._on_demand)
         return ModelListing(ids, self._listed, self.registry.default)
 
     def managed_models(self) -> Iterator[ManagedModel]:
         """In the order of the registry."""
-        return (self.pool.managed_models[id_] for id_ in (*self.registry.specs, *self._invited))
+        return (self.pool.managed_models[id_] for id_ in (*self.registry.specs, *self._on_demand))
 
     # --- names ------------------------------------------------------------------------------------------
 
-    def find(self, model: str | None, *, invite: bool = False) -> ManagedModel | None:
-        """The model of this name, or of one that means the same; None names the default one. ``invite``: or
-        one that could be downloaded.
+    def find(self, model: str | None, *, create: bool = False) -> ManagedModel | None:
+        """The model of this name in any spelling; None: the default model. ``create``: a new model if the
+        name can be downloaded.
         """
         if model is None:
             return self._default
@@ -89,48 +88,48 @@ class Catalog:
         found = self.registry.find(model)
         if not isinstance(found, Unknown):
             return self.pool.managed_models.get(found.id)
-        return self._create_on_demand(model) if invite and found.refused is None else None
+        return self._create_on_demand(model) if create and found.refused is None else None
 
     def _create_on_demand(self, name: str) -> ManagedModel | None:
-        spec = None if self._invite is None else self._invite(name)
-        if spec is None or not self._has_room_for_one():
+        spec = None if self._factory is None else self._factory(name)
+        if spec is None or not self._make_room_for_one():
             return None
-        self._invited[spec.id] = None
+        self._on_demand[spec.id] = None
         self._by_name[name] = managed = self.pool.add(spec)
-        self._meant[spec.id] = resolved(spec)
+        self._resolved[spec.id] = resolved(spec)
         return managed
 
     def _sized(self, managed: ManagedModel) -> None:
-        """Of two that were invited one is enough, where it turns out that they are one file."""
-        if managed.spec.id not in self._invited:
+        """Merge two models on demand if their downloads are one file."""
+        if managed.spec.id not in self._on_demand:
             return
         found = managed.found
-        for id_ in self._invited:
+        for id_ in self._on_demand:
             other = self.pool.managed_models[id_]
             if other is not managed and other.sized is not None and found.is_file_of(other.found):
                 self._remove_model(managed, other)
                 spec = replace(other.spec, aliases=(*other.spec.aliases, *managed.spec.names))
-                self.pool.retouch(other, spec)
+                self.pool.update_spec(other, spec)
                 self._by_name |= dict.fromkeys(spec.names, other)
-                self._meant[id_] = resolved(spec)
+                self._resolved[id_] = resolved(spec)
                 return
 
     def _remove_model(self, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
-        """One that was invited, with all its names."""
+        """Remove a model on demand with all its names."""
         for name in managed.spec.names:
             self._by_name.pop(name, None)
-        del self._invited[managed.spec.id], self._meant[managed.spec.id]
+        del self._on_demand[managed.spec.id], self._resolved[managed.spec.id]
         remove(self.pool, managed, successor)
 
-    def known(self, model: str, *, invite: bool = False) -> ManagedModel:
-        """As ``find``. Raises ModelUnknown, with near names."""
-        managed = self.find(model, invite=invite)
+    def known(self, model: str, *, create: bool = False) -> ManagedModel:
+        """``find``, but raises ModelUnknown, with similar names."""
+        managed = self.find(model, create=create)
         if managed is None:
             unknown = self._unknown(model)
             if unknown.refused is not None:
                 raise ModelUnknown(f"{unknown.refused.message}.", remedy=unknown.refused.remedy)
             error = self._refusal(model)
-            remedy = error.remedy if unknown.near else "llamasup ps --all lists those that do."
+            remedy = error.remedy if unknown.near else "llamasup ps --all lists the models."
             raise ModelUnknown(f"{error.message}.", remedy=remedy)
         return managed
 
@@ -161,7 +160,7 @@ class Catalog:
             spec = replace(spec, listed=managed.facts)
         return ListedModel(
             spec,
-            self._meant[managed.spec.id],
+            self._resolved[managed.spec.id],
             managed.phase,
             state_of_managed(managed),
             None if plan is None or not managed.serves else plan.ctx_size,
@@ -172,10 +171,8 @@ class Catalog:
     # --- from start to change ---------------------------------------------------------------------------
 
     async def preload(self) -> Mapping[str, LlamasupError]:
-        """Load what is to be there from the start; ready from then on. Returns why those are not there that
-        could not be loaded.
-        """
-        asked = [each for each in self.pool.managed_models.values() if each.spec.stay.preload]
+        """Load the models with ``preload``; the catalog is ready then. Returns the errors by id."""
+        preloaded = [managed for managed in self.pool.managed_models.values() if managed.spec.stay.preload]
         failed: dict[str, LlamasupError] = {}
 
         async def load(managed: ManagedModel) -> None:
@@ -185,16 +182,16 @@ class Catalog:
                 failed[managed.spec.id] = error
 
         async with asyncio.TaskGroup() as tasks:
-            for managed in asked:
+            for managed in preloaded:
                 tasks.create_task(load(managed), name=f"{managed.spec.id}/preload")
         self._unready = None
         return failed
 
-    def _has_room_for_one(self) -> bool:
-        """Of those that were invited the oldest goes that is not there: most likely it never was anywhere."""
-        if sum(len(self.pool.managed_models[id_].spec.names) for id_ in self._invited) < _MAX_INVITED:
+    def _make_room_for_one(self) -> bool:
+        """Remove the oldest unused model on demand if there are too many: most likely it does not exist."""
+        if sum(len(self.pool.managed_models[id_].spec.names) for id_ in self._on_demand) < _MAX_ON_DEMAND:
             return True
-        for id_ in self._invited:
+        for id_ in self._on_demand:
             managed = self.pool.managed_models[id_]
             if managed.phase in {Phase.ABSENT, Phase.FAILED} and not (managed.wanted or managed.sizing):
                 self._remove_model(managed)
@@ -202,19 +199,19 @@ class Catalog:
         return False
 
     def apply(self, registry: Registry) -> Changes:
-        """Serve these models from now on. Those that are as before are not touched (S16), and one that has
-        another id by now is the same model: who waits for it and what it does go on.
+        """Serve these models from now on. Unchanged models are not touched (S16), and a renamed one keeps its
+        queue and its processes.
         """
         pool, managed_models = self.pool, self.pool.managed_models
-        before = {each.spec.id: each for each in self.managed_models()}
-        # What was invited is known by now, if it was downloaded to where it is looked for.
-        self._invited = {id_: None for id_ in self._invited if registry.meant(id_) is None}
-        after = {**registry.specs, **{id_: managed_models[id_].spec for id_ in self._invited}}
+        before = {managed.spec.id: managed for managed in self.managed_models()}
+        # A downloaded model on demand may be in the registry now.
+        self._on_demand = {id_: None for id_ in self._on_demand if registry.resolve(id_) is None}
+        after = {**registry.specs, **{id_: managed_models[id_].spec for id_ in self._on_demand}}
         found = changes(
-            {id_: each.spec for id_, each in before.items()},
+            {id_: managed.spec for id_, managed in before.items()},
             after,
-            running={id_: each.found for id_, each in before.items() if each.holds},
-            meant=registry.meant,
+            running={id_: managed.found for id_, managed in before.items() if managed.holds_memory},
+            resolve=registry.resolve,
         )
         renamed = dict(found.renamed)
         carried: list[str] = []
@@ -232,14 +229,14 @@ class Catalog:
         for id_ in (*found.retouched, *found.changed, *carried):
             managed, spec = managed_models[id_], after[id_]
             if spec.started_as in (managed.spec.started_as, managed.found.started_as):
-                pool.retouch(managed, spec)
+                pool.update_spec(managed, spec)
             else:
                 roll_out(pool, managed, spec)
         self.registry = registry
-        # What the registry calls something counts more than what a client has.
-        ids = (*self._invited, *registry.specs)
+        # Names of the registry take precedence over those on demand.
+        ids = (*self._on_demand, *registry.specs)
         self._by_name = {name: managed_models[id_] for id_ in ids for name in managed_models[id_].spec.names}
-        self._meant = {each.spec.id: resolved(each.spec) for each in self.managed_models()}
+        self._resolved = {managed.spec.id: resolved(managed.spec) for managed in self.managed_models()}
         return found
 
 

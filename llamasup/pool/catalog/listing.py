@@ -1,7 +1,7 @@
-"""``GET /v1/models``: every model, loaded or not, for OpenAI's clients and for llama.cpp's (pure).
+"""``GET /v1/models``: every model, loaded or not, for clients of OpenAI and of llama.cpp (pure).
 
-The names are OpenAI's (``id``, ``object``, ``created``, ``owned_by``), those of llama-server and its router
-(``aliases``, ``tags``, ``status``, ``architecture``, ``meta``; b11434), and our own below ``llamasup``.
+The keys are OpenAI's (``id``, ``object``, ``created``, ``owned_by``), those of llama-server and its router
+(``aliases``, ``tags``, ``status``, ``architecture``, ``meta``; b11434), and our own in ``llamasup``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from llamasup.pool.policy import Phase
 
 __all__ = ["ListedModel", "ModelListing"]
 
-# The words of llama.cpp's router. A model that is about to go is one that its client has to wait for.
+# The values of llama.cpp's router. Requests wait for a model that is being unloaded.
 _STATUS = {
     Phase.ABSENT: "unloaded",
     Phase.LOADING: "loading",
     Phase.RESIDENT: "loaded",
-    Phase.YIELDING: "loaded",
-    Phase.LEAVING: "unloaded",
+    Phase.CORDONED: "loaded",
+    Phase.UNLOADING: "unloaded",
     Phase.FAILED: "unloaded",
 }
 _encode = msgspec.json.Encoder().encode
@@ -33,13 +33,12 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """One model at one moment. ``meant``: that of ``spec``. ``ctx_size``: what one request may use, if it is
-    loaded; ``problem``: why it cannot be loaded; ``sees``: it takes images;
-    ``state``: the word of ``core.model_state``.
+    """One model at one moment. ``state``: see ``pool/state.py``. ``ctx_size``: the context of one request, if
+    the model is loaded; ``problem``: why it cannot be loaded; ``sees``: it accepts images.
     """
 
     spec: ModelSpec
-    meant: ResolvedModel
+    model: ResolvedModel
     phase: Phase = Phase.ABSENT
     state: str = "stopped"
     ctx_size: int | None = None
@@ -48,30 +47,28 @@ class ListedModel:
 
 
 class ModelListing:
-    """What there is at one moment. Costs nothing until somebody reads it; then a thousand models take 3 ms to
-    be written, and are half a megabyte.
-    """
+    """The models at one moment. Encoded when it is read: a thousand models take 3 ms and half a megabyte."""
 
     __slots__ = ("_default", "_ids", "_look")
 
     def __init__(
         self, ids: Iterable[str], look: Callable[[str], ListedModel], default: str | None = None
     ) -> None:
-        """``look`` tells of one of ``ids``. ``default``: the id of the model that a request gets which names
-        none. It comes first: llama-server's web interface, and others that let nobody choose, take the first.
+        """``look``: id → model. The default model comes first: llama-server's web interface, and others
+        without a choice, take the first.
         """
         self._ids = ids
         self._look = look
         self._default = default
 
     def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
-        """The list; only of models that are ``allowed``, if that is said."""
+        """The list of the models that are ``allowed``; None: all."""
         ids = sorted(self._ids, key=lambda model: model != self._default)
-        listed = (each for each in map(self._look, ids) if allowed is None or allowed(each.meant))
-        return _encode({"object": "list", "data": [self._entry(each) for each in listed]})
+        listed = (entry for entry in map(self._look, ids) if allowed is None or allowed(entry.model))
+        return _encode({"object": "list", "data": [self._entry(entry) for entry in listed]})
 
     def one(self, model: str) -> bytes:
-        """One of them, by its id."""
+        """One model by its id."""
         return _encode(self._entry(self._look(model)))
 
     def _entry(self, listed: ListedModel) -> dict[str, Any]:
@@ -90,7 +87,7 @@ class ModelListing:
             "status": status,
             "architecture": {
                 "input_modalities": ("text", "image") if listed.sees else ("text",),
-                "output_modalities": ("text",) if Work.TEXT in listed.meant.works else ("embeddings",),
+                "output_modalities": ("text",) if Work.TEXT in listed.model.works else ("embeddings",),
             },
         }
         size_bytes = sum(size for _, size, _ in spec.identity) or (facts.file_bytes if facts else None)
@@ -110,11 +107,11 @@ class ModelListing:
             "context": listed.ctx_size or spec.settings.ctx_size,
             "size_bytes": size_bytes,
             "default": spec.id == self._default,
-            "problem": spec.told(problem) if problem else None,
+            "problem": spec.public_problem(problem) if problem else None,
         }
         return entry
 
 
 def _created(spec: ModelSpec) -> int:
-    """When its newest file was written, in seconds since 1970; 0 where there is none yet."""
+    """The time of its newest file, in seconds since 1970; 0 without a file."""
     return max((time_ns for _, _, time_ns in spec.identity), default=0) // 1_000_000_000

@@ -1,4 +1,4 @@
-"""One model, and all that there is: what the proxy leases from, what status tells of."""
+"""The proxy's backend and the status of a llamasup with one model (``run`` and ``wrap``)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ __all__ = ["Supervisor"]
 
 
 class Supervisor:
-    """``names``: its own, then aliases. ``address`` is where requests for ``served`` come in.
-
-    ``facts`` are of its file, if known.
-    """
+    """``names``: its own, then aliases. ``address``: the proxy's. ``facts``: of its file, if known."""
 
     def __init__(
         self,
@@ -34,39 +31,37 @@ class Supervisor:
     ) -> None:
         self._served = served
         self._facts = facts
-        self._meant = ResolvedModel(names)
+        self._resolved = ResolvedModel(names)
         self._address = address
         self._started_s = monotonic()
 
-    # --- Backend: what the proxy asks -------------------------------------------------------------------
-
+    # --- Backend ----------------------------------------------------------------------------------------
     def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        # It serves whatever name a request gives, as llama-server itself does.
+        # It serves any name in a request, like llama-server.
         return self._served.lease(infers=infers, body=body)
 
     def room(self, model: str | None) -> RequestQueue:
-        return self._served.room
+        return self._served.queue
 
     def readiness(self) -> Unavailable | None:
         state = self._served.serving()
         return state if isinstance(state, Unavailable) else None
 
     def resolve(self, model: str | None) -> ResolvedModel:
-        return self._meant
+        return self._resolved
 
     def listing(self) -> None:
-        """llama-server lists the one that it has."""
+        """None: llama-server answers /v1/models."""
 
-    # --- what control shows -----------------------------------------------------------------------------
-
+    # --- for the control API ----------------------------------------------------------------------------
     @property
     def runners(self) -> tuple[InstanceRunner, ...]:
         return self._served.runners
 
     def status(self) -> Mapping[str, Any]:
-        name, *aliases = self._meant.names
+        name, *aliases = self._resolved.names
         served = self._served
-        model = model_status(name, aliases, served.runners, queued=len(served.room), facts=self._facts)
+        model = model_status(name, aliases, served.runners, queued=len(served.queue), facts=self._facts)
         return status_of(self._address, monotonic() - self._started_s, [model])
 
     def gauges(self) -> Sequence[InstanceGauges]:

@@ -1,6 +1,4 @@
-"""The ``status`` object of a model (docs/design.md), loaded or not, and what the metrics read from its
-server.
-"""
+"""The ``status`` object of a model (docs/design.md), loaded or not, and the metrics of its server."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ __all__ = ["gauges_of", "model_status", "scrape", "state_of_managed", "status_of
 
 
 def status_of(address: Address, up_s: float, models: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The ``status`` object of the contract (docs/design.md); ``up_s``: for how long it has run."""
+    """The ``status`` object (docs/design.md); ``up_s``: the uptime."""
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -37,11 +35,10 @@ def status_of(address: Address, up_s: float, models: Iterable[Mapping[str, Any]]
 
 
 def state_of_managed(managed: ManagedModel) -> str:
-    """The word for how one of many models does."""
     waits_for = ""
     if managed.wanted:
-        told = managed.served.absent
-        waits_for = "download" if told is not None and told.cause == "downloading" else "memory"
+        why = managed.served.unavailable_reason
+        waits_for = "download" if why is not None and why.cause == "downloading" else "memory"
     return state_of(
         managed.phase,
         (runner.instance.state for runner in managed.runners),
@@ -61,10 +58,10 @@ def model_status(
     until: str | None = None,
     pinned: bool = False,
 ) -> Mapping[str, Any]:
-    """``runners``: its processes; none: it is not loaded. ``facts`` of its file, where they are known.
-    ``state`` overrules what the processes say; ``until``: when it will be unloaded, in ISO 8601.
+    """``runners``: empty if it is not loaded. ``facts``: of its file, if known. ``state`` overrides that of
+    the processes; ``until``: the time of its unload, in ISO 8601.
 
-    ``vram_bytes`` is for others to fill in: asking the driver takes time.
+    The caller fills in ``vram_bytes``, because the driver is slow.
     """
     from llamasup.system.hardware.usage import memory_usage
 
@@ -73,7 +70,7 @@ def model_status(
     plan = None if first is None else first.plan
     last = None if first is None else first.instance.last
     seen = [memory_usage(runner.pid) for runner in runners if runner.pid is not None]
-    rss = [each.rss_bytes for each in seen if each is not None]
+    rss = [usage.rss_bytes for usage in seen if usage is not None]
     slots = [runner.plan.parallel for runner in runners if runner.plan is not None]
     model_class = plan.model_class if plan is not None else None if facts is None else facts.model_class
     status = {
@@ -85,7 +82,7 @@ def model_status(
         "restarts": _sum(runners, lambda runner: runner.instance.restarts),
         "in_flight": _sum(runners, lambda runner: runner.in_flight),
         "queued": queued,
-        "slots": sum(each or 0 for each in slots) or None,
+        "slots": sum(count or 0 for count in slots) or None,
         "slots_busy": _sum(runners, lambda runner: runner.busy),
         "ctx_size": None if plan is None else plan.ctx_size,
         "memory": {"ram_bytes": sum(rss) if rss else None, "vram_bytes": None},
@@ -123,18 +120,15 @@ def _sum(runners: Iterable[InstanceRunner], of: Callable[[InstanceRunner], int])
 
 
 def gauges_of(runners: Iterable[InstanceRunner]) -> Sequence[InstanceGauges]:
-    """One for each process; those of one model share its queue."""
+    """One for each process; replicas share a queue."""
     return [
-        InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.room))
+        InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.queue))
         for runner in runners
     ]
 
 
 async def scrape(runners: Iterable[InstanceRunner]) -> Mapping[str, str]:
-    """Every serving child's own text, by model; of replicas the first one's.
-
-    All at once: one that does not answer costs the time that a prober waits, however many there are.
-    """
+    """The metrics of each serving child by model (of the first replica), read from all at the same time."""
     texts: dict[str, str] = {}
 
     async def ask(model: str, prober: Prober) -> None:

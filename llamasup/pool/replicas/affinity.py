@@ -1,6 +1,6 @@
-"""Which of a model's processes gets a request: the one that knows its beginning, unless it is much busier.
+"""Chooses the replica for a request: the one that has its beginning in a cache, unless it is much busier.
 
-Guesses what prompt caches hold from what was asked of each; llama-server is never asked.
+Estimates the content of prompt caches from earlier requests; never asks llama-server.
 """
 
 from __future__ import annotations
@@ -12,24 +12,21 @@ from typing import Final
 
 from llamasup.pool.replicas.conversation import Conversation
 
-__all__ = ["MAX_BUSIER", "MAX_MARKS", "MIN_FIT", "AskedBefore", "Candidate", "choose"]
+__all__ = ["MAX_BUSIER", "MAX_MARKS", "MIN_FIT", "Candidate", "PromptMarks", "choose"]
 
 MAX_MARKS: Final = 4096
-"""Remembered of one process, in half a megabyte: two hundred conversations of twenty messages. That is more
-than its caches hold (8 GiB by default, b11434: a GiB for 8,192 tokens of a model of 7 billion parameters), so
-that what is forgotten here is most likely gone there too."""
+"""Marks of one process, in half a megabyte: two hundred conversations of twenty messages. That is more than
+its caches hold (8 GiB by default, b11434: a GiB for 8,192 tokens of a model of 7 billion parameters).
+"""
 MIN_FIT: Final = 0.1
-"""The share of a prompt that makes a cache worth going to. From there on llama-server itself takes a slot for
-what is in it (--slot-prompt-similarity, b11434)."""
+"""The least part of a prompt that makes a cache useful; llama-server itself reuses a slot from there on
+(--slot-prompt-similarity, b11434)."""
 MAX_BUSIER: Final = 0.5
-"""By how much of its places the one with the cache may be busier than the least busy (docs/replicas.md)."""
+"""How much more of its permits the replica with the cache may use than the least busy (docs/replicas.md)."""
 
 
-class AskedBefore:
-    """Marks of the conversations that one process was given; those not used for longest go first.
-
-    ``turn``: the count of requests at which it was last given one.
-    """
+class PromptMarks:
+    """The marks of one process, least recently used first. ``turn``: the number of its last request."""
 
     __slots__ = ("_marks", "turn")
 
@@ -41,7 +38,7 @@ class AskedBefore:
         return len(self._marks)
 
     def fit(self, conversation: Conversation | None) -> float:
-        """The share of it, 0 to 1, with which something began that was asked before."""
+        """The part of it, 0 to 1, that an earlier conversation began with."""
         if conversation is None or not self._marks:
             return 0.0
         for mark, size in zip(reversed(conversation.marks), reversed(conversation.sizes), strict=True):
@@ -62,9 +59,7 @@ class AskedBefore:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A process that can take the request. ``load``: the share of its places that are taken; ``fit`` and
-    ``turn`` as ``AskedBefore`` has them.
-    """
+    """A process that can take the request. ``load``: the part of its permits that is taken."""
 
     load: float
     fit: float = 0.0
@@ -72,16 +67,16 @@ class Candidate:
 
 
 def choose(candidates: Sequence[Candidate], most_busier: float = MAX_BUSIER) -> int:
-    """The index of the one that gets the request.
+    """The index of the candidate with the longest match that is not much busier than the least busy.
 
-    The longest match, of those that are not much busier than the least busy. Without a match the least busy;
-    of equal ones that which was given nothing for longest, so that new conversations spread over all caches.
+    Without a match the least busy, and of equal ones the least recently used: new conversations spread over
+    all caches.
     """
-    least = min(each.load for each in candidates)
+    least = min(candidate.load for candidate in candidates)
     close = [
         index
-        for index, each in enumerate(candidates)
-        if each.fit >= MIN_FIT and each.load - least <= most_busier
+        for index, candidate in enumerate(candidates)
+        if candidate.fit >= MIN_FIT and candidate.load - least <= most_busier
     ]
     if close:
         return min(close, key=lambda index: (-candidates[index].fit, *_by_load(candidates[index])))

@@ -1,8 +1,7 @@
-"""What a request continues: hashes of its prompt up to each of its boundaries, from its body alone.
+"""Recognises conversations: hashes of a prompt up to each message boundary, from the request body alone.
 
-Two requests that begin alike have the same first marks. Says nothing of tokens: a chat template may render
-two conversations alike that differ here, or the other way round; it is good enough to guess whose prompt
-cache holds the beginning.
+Two requests with the same beginning have the same first marks. A chat template may render different
+conversations alike, or the other way round; an estimate of the prompt caches does not need more.
 """
 
 from __future__ import annotations
@@ -16,22 +15,23 @@ import msgspec
 __all__ = ["BLOCK", "FIRST_MARKS", "LAST_MARKS", "MAX_OBJECTS", "Conversation", "read_conversation"]
 
 BLOCK: Final = 1024
-"""Letters between two marks within one text, so that questions about the same document share its marks. Some
-250 tokens: what less than that costs to compute again is little beside the answer."""
+"""Characters between two marks in one text, so that questions about the same document share marks. Some 250
+tokens, which cost little compared with the answer."""
 FIRST_MARKS: Final = 64
 LAST_MARKS: Final = 192
-"""Of more marks, those in the middle are left out. The first ones are shared with other conversations (system
-prompt, tools, a document), the last ones with the turn before: it ended a few messages ago."""
+"""Marks in the middle are dropped. Other conversations share the first ones (system prompt, tools, a
+document), and the turn before shares the last ones.
+"""
 MAX_OBJECTS: Final = 16_384
-"""Opening braces in a body; one with more is not read. No conversation has so many messages, parts and calls.
-So many take 20 ms and 3 MB; the ten million empty messages that 32 MiB can hold took 15 s and 2 GB."""
-_PICTURE: Final = BLOCK  # of an image or a sound, whatever its bytes: they become some hundred tokens
+"""Opening braces in a body; one with more is not read. So many messages, parts and calls take 20 ms and 3 MB;
+the ten million empty messages that 32 MiB can hold took 15 s and 2 GB."""
+_PICTURE: Final = BLOCK  # the size of an image or a sound, which become some hundred tokens
 
 _NOTHING: Final = msgspec.Raw()
 
 
 class _Part(msgspec.Struct, gc=False):
-    """A piece of a message. What is not named here is left out: ``cache_control`` moves from turn to turn."""
+    """A part of a message. Ignores other fields: ``cache_control`` moves from turn to turn."""
 
     text: str | None = None
     image_url: msgspec.Raw = _NOTHING
@@ -53,7 +53,7 @@ class _Message(msgspec.Struct, gc=False):
     output: msgspec.Raw = _NOTHING
 
 
-class _Asked(msgspec.Struct, gc=False):
+class _RequestBody(msgspec.Struct, gc=False):
     messages: list[_Message] | None = None
     input: str | list[_Message] | None = None
     system: str | list[_Part] | None = None
@@ -63,13 +63,13 @@ class _Asked(msgspec.Struct, gc=False):
     input_prefix: msgspec.Raw = _NOTHING
 
 
-_read = msgspec.json.Decoder(_Asked).decode
+_read = msgspec.json.Decoder(_RequestBody).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """``marks[i]`` is the hash of the first ``sizes[i]`` letters or so, of ``size`` in all. Hashes are those
-    of this process, keyed: nobody outside can make two that are alike.
+    """``marks[i]`` is the hash of about the first ``sizes[i]`` of ``size`` characters. Python keys its hashes
+    per process: clients cannot make collisions.
     """
 
     marks: tuple[int, ...]
@@ -78,30 +78,32 @@ class Conversation:
 
 
 def read_conversation(body: bytes) -> Conversation | None:
-    """Of chat completions, messages, responses, completions and infill; None: there is nothing to go by."""
+    """For chat completions, messages, responses, completions and infill; None without a recognisable
+    prompt.
+    """
     if body.count(b"{") > MAX_OBJECTS:
         return None
     try:
-        asked = _read(body)
+        request = _read(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    trail = _Trail()
-    items = asked.messages if asked.messages is not None else asked.input
+    marker = _Marker()
+    items = request.messages if request.messages is not None else request.input
     if items is None:
-        trail.text(_json(asked.prompt) or _json(asked.input_prefix))
+        marker.text(_json(request.prompt) or _json(request.input_prefix))
     else:
-        # As templates have it: system prompt and tools come first, in whatever order.
-        trail.parts(asked.system)
-        trail.text(asked.instructions or "")
-        trail.text(_json(asked.tools))
-        trail.end("")
+        # Templates put the system prompt and the tools first, in any order.
+        marker.parts(request.system)
+        marker.text(request.instructions or "")
+        marker.text(_json(request.tools))
+        marker.end("")
         for message in (_Message("user", items),) if isinstance(items, str) else items:
-            trail.message(message)
-    return trail.conversation()
+            marker.message(message)
+    return marker.conversation()
 
 
-class _Trail:
-    """Marks, as they are made on the way through a request."""
+class _Marker:
+    """Collects the marks of a request."""
 
     __slots__ = ("_mark", "_marks", "_size")
 
@@ -118,7 +120,7 @@ class _Trail:
         self.end(f"{message.role}/{message.name}")
 
     def parts(self, content: str | Iterable[_Part] | None) -> None:
-        """A text means the same as a list with one part that holds it."""
+        """A text is equal to a list with one text part."""
         if isinstance(content, str):
             self.text(content)
             return
@@ -138,7 +140,7 @@ class _Trail:
                 self._marks.append((self._mark, self._size))
 
     def end(self, what: str) -> None:
-        """Of something that is whole; of nothing at all there is no mark."""
+        """Mark the end of a message or section; no mark before the first text."""
         if self._size:
             self._add(what, 0)
             self._marks.append((self._mark, self._size))
@@ -161,6 +163,6 @@ class _Trail:
 
 
 def _json(raw: msgspec.Raw) -> bytes:
-    """As it came; of ``null`` and of what is not there, nothing."""
+    """The raw JSON; empty for ``null`` and a missing field."""
     text = bytes(raw)
     return b"" if text == b"null" else text

@@ -1,6 +1,6 @@
-"""Gives each request to one of a model's processes, and remembers what each of them was asked.
+"""Distributes the requests of a model over its replicas, and remembers the conversations of each.
 
-Loaded for models with several processes alone.
+Imported only for models with several replicas.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from llamasup.pool.replicas.affinity import AskedBefore, Candidate, choose
+from llamasup.pool.replicas.affinity import Candidate, PromptMarks, choose
 from llamasup.pool.replicas.conversation import read_conversation
 from llamasup.queueing.endpoint import Endpoint
 
@@ -16,37 +16,37 @@ __all__ = ["LoadBalancer"]
 
 
 class LoadBalancer:
-    """What one generation was asked is forgotten when it closes: so are its caches."""
+    """Forgets the conversations of a generation when it closes, because its caches are gone."""
 
-    __slots__ = ("_asked", "_turns")
+    __slots__ = ("_marks", "_turns")
 
     def __init__(self) -> None:
-        self._asked: dict[Endpoint, AskedBefore] = {}
+        self._marks: dict[Endpoint, PromptMarks] = {}
         self._turns = 0
 
     def pick(self, endpoints: Sequence[Endpoint], *, infers: bool, body: bytes) -> Endpoint:
-        """Of ``endpoints``, all open, each of which can take it."""
+        """One of ``endpoints``, which are open and can all take the request."""
         conversation = read_conversation(body) if infers else None
-        asked = [self._asked_of(endpoint) for endpoint in endpoints]
+        marks = [self._marks_of(endpoint) for endpoint in endpoints]
         chosen = choose(
             [
                 Candidate(_load(endpoint), before.fit(conversation), before.turn)
-                for endpoint, before in zip(endpoints, asked, strict=True)
+                for endpoint, before in zip(endpoints, marks, strict=True)
             ]
         )
         self._turns += 1
-        asked[chosen].add(conversation, self._turns)
+        marks[chosen].add(conversation, self._turns)
         return endpoints[chosen]
 
-    def _asked_of(self, endpoint: Endpoint) -> AskedBefore:
-        before = self._asked.get(endpoint)
+    def _marks_of(self, endpoint: Endpoint) -> PromptMarks:
+        before = self._marks.get(endpoint)
         if before is None:
-            before = self._asked[endpoint] = AskedBefore()
+            before = self._marks[endpoint] = PromptMarks()
             endpoint.when_closed(partial(self._forget, endpoint))
         return before
 
     def _forget(self, endpoint: Endpoint) -> None:
-        del self._asked[endpoint]
+        del self._marks[endpoint]
 
 
 def _load(endpoint: Endpoint) -> float:

@@ -32,20 +32,20 @@ def pool_of() -> Pool:
     return Pool(PoolOptions({"ram": 1 << 30}), cast("Any", None), Bus())
 
 
-def test_whoever_names_no_model_is_told_those_that_can_be_served() -> None:
+def test_request_without_a_model_gets_the_available_names() -> None:
     async def visit() -> None:
         catalog = catalog_of(registry_of(GOOD, ModelSpec("bge", "/m/bge.gguf"), BROKEN))
         error = catalog._refusal(None)
-        assert error.remedy == 'say which in "model": qwen or bge'
+        assert error.remedy == 'set "model" to qwen or bge'
 
     asyncio.run(visit())
 
 
 @pytest.mark.parametrize(
     ("asked", "remedy"),
-    [("qwn", "did you mean qwen?"), ("zzz", "llamasup ps --all lists those that do.")],
+    [("qwn", "did you mean qwen?"), ("zzz", "llamasup ps --all lists the models.")],
 )
-def test_a_command_that_names_none_of_them_is_told_what_to_do(asked: str, remedy: str) -> None:
+def test_command_with_an_unknown_name_gets_a_remedy(asked: str, remedy: str) -> None:
     async def visit() -> None:
         with pytest.raises(ModelUnknown) as raised:
             catalog_of(build([ModelRule("qwen", source="org/qwen")])).known(asked)
@@ -54,18 +54,18 @@ def test_a_command_that_names_none_of_them_is_told_what_to_do(asked: str, remedy
     asyncio.run(visit())
 
 
-def test_a_name_that_two_files_have_is_refused_with_both_paths_and_clients_hear_none() -> None:
+def test_duplicate_name_shows_paths_to_commands_not_clients() -> None:
     async def visit() -> None:
         files = [found("/a/x.gguf"), found("/b/x.gguf")]
         catalog = Catalog(build((), files), pool_of(), lambda name: ModelSpec(name, "org/x"))
         with pytest.raises(ModelUnknown) as raised:
-            catalog.known("x", invite=True)
+            catalog.known("x", create=True)
         assert "/a/x.gguf, /b/x.gguf" in raised.value.message
         assert raised.value.remedy.startswith("Rename all but one")
         refusal = catalog.lease("x", infers=True)
         assert isinstance(refusal, Unavailable)
         assert (refusal.status, refusal.cause) == (404, "model_not_found")
-        assert "Several files are called 'x'" in refusal.message
+        assert "Several files have the name 'x'" in refusal.message
         assert "/a" not in refusal.message + refusal.remedy
 
     asyncio.run(visit())

@@ -38,7 +38,7 @@ def entry(spec: ModelSpec, **more: Any) -> Any:
     return json.loads(listing(listed(spec, **more)).one(spec.id))
 
 
-def test_a_loaded_model_is_listed_with_all_that_is_known_of_it() -> None:
+def test_loaded_model_is_listed_with_all_facts() -> None:
     assert entry(HERE, phase=Phase.RESIDENT, state="ready", ctx_size=2048, sees=True) == {
         "id": "org/chat:Q4_K_M",
         "object": "model",
@@ -68,13 +68,13 @@ def test_a_loaded_model_is_listed_with_all_that_is_known_of_it() -> None:
     }
 
 
-def test_one_that_is_not_loaded_has_the_context_that_it_would_be_given() -> None:
+def test_unloaded_model_has_its_configured_context() -> None:
     found = entry(HERE)
     assert "n_ctx" not in found["meta"]
     assert found["llamasup"]["context"] == 4096
 
 
-def test_one_that_is_still_to_be_downloaded_says_what_there_is_to_say() -> None:
+def test_model_to_download_is_listed_without_facts() -> None:
     found = entry(AWAY)
     assert found["created"] == 0
     assert found["status"] == {"value": "unloaded"}
@@ -89,7 +89,7 @@ def test_one_that_is_still_to_be_downloaded_says_what_there_is_to_say() -> None:
     }
 
 
-def test_a_file_without_an_identity_has_the_size_of_its_header() -> None:
+def test_size_without_identity_is_that_of_the_header() -> None:
     found = entry(ModelSpec("m", "/m.gguf", listed=bert(file_bytes=123)))
     assert found["llamasup"]["size_bytes"] == 123
     assert found["architecture"]["output_modalities"] == ["embeddings"]
@@ -101,17 +101,17 @@ def test_a_file_without_an_identity_has_the_size_of_its_header() -> None:
         (Phase.ABSENT, "unloaded"),
         (Phase.LOADING, "loading"),
         (Phase.RESIDENT, "loaded"),
-        (Phase.YIELDING, "loaded"),
-        (Phase.LEAVING, "unloaded"),
+        (Phase.CORDONED, "loaded"),
+        (Phase.UNLOADING, "unloaded"),
         (Phase.FAILED, "unloaded"),
     ],
 )
-def test_the_status_is_in_the_words_of_llama_cpps_router(phase: Phase, word: str) -> None:
+def test_status_values_are_those_of_llama_cpps_router(phase: Phase, word: str) -> None:
     found = entry(HERE, phase=phase)
     assert found["status"] == {"value": word}
 
 
-def test_one_that_cannot_be_loaded_says_why() -> None:
+def test_model_that_cannot_be_loaded_has_its_problem() -> None:
     found = entry(HERE, phase=Phase.FAILED, problem="It does not fit.")
     assert found["status"] == {"value": "unloaded", "failed": True}
     assert found["llamasup"]["problem"] == "It does not fit."
@@ -119,7 +119,7 @@ def test_one_that_cannot_be_loaded_says_why() -> None:
     assert entry(broken)["llamasup"]["problem"] == "It is truncated."
 
 
-def test_why_it_cannot_be_loaded_says_nothing_of_where_files_lie() -> None:
+def test_problem_is_listed_without_paths() -> None:
     broken = ModelSpec("m", "/srv/m.gguf", problem="/srv/m.gguf: leads to /secret/place")
     for found in (
         entry(broken),
@@ -130,7 +130,7 @@ def test_why_it_cannot_be_loaded_says_nothing_of_where_files_lie() -> None:
         assert not any(place in json.dumps(found) for place in ("srv", "secret", "opt"))
 
 
-def test_the_list_is_openais_and_begins_with_the_default() -> None:
+def test_list_has_openais_shape_and_the_default_first() -> None:
     found = json.loads(listing(listed(HERE), listed(AWAY), default="bge").all())
     assert found["object"] == "list"
     assert [(each["id"], each["llamasup"]["default"]) for each in found["data"]] == [
@@ -140,7 +140,7 @@ def test_the_list_is_openais_and_begins_with_the_default() -> None:
     assert json.loads(listing().all()) == {"object": "list", "data": []}
 
 
-def test_only_those_are_listed_that_may_be() -> None:
+def test_only_allowed_models_are_listed() -> None:
     def allowed(meant: ResolvedModel) -> bool:
         return "gpt-4o-mini" in meant.names
 

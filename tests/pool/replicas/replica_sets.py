@@ -8,7 +8,7 @@ from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
 
-LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=2.0, may_wait=True)
+LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=2.0, queueable=True)
 
 __all__ = ["LOADING", "Replica", "served_model"]
 
@@ -21,7 +21,7 @@ class Replica(InstanceRunner):
     ) -> None:
         # Nothing of a real runner's: no child, no events.
         self.model = "tiny"
-        self.room = served.room
+        self.queue = served.queue
         self.on_idle = None
         self._generation = None
         self.why: Unavailable = LOADING
@@ -39,17 +39,17 @@ class Replica(InstanceRunner):
             self._number,
             UnixAddress(self._path),
             max_concurrent=self._places,
-            on_permit_free=self.room.place_free,
+            on_permit_free=self.queue.permit_freed,
             on_idle=self.on_idle,
         )
-        self.room.changed()
+        self.queue.changed()
         return self.serves
 
     def becomes(self, why: Unavailable, *, leaving: bool = False) -> None:
         """As a runner does it: those who wait hear first, then what is in flight is broken off."""
         old, self.serves = self.serves, None
         self.why, self.is_leaving = why, leaving
-        self.room.changed()
+        self.queue.changed()
         if old is not None:
             old.close("llama-server was killed")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.pool.replicas.affinity import MAX_BUSIER, MAX_MARKS, MIN_FIT, AskedBefore, Candidate, choose
+from llamasup.pool.replicas.affinity import MAX_BUSIER, MAX_MARKS, MIN_FIT, Candidate, PromptMarks, choose
 from llamasup.pool.replicas.conversation import Conversation
 
 
@@ -41,7 +41,7 @@ def test_the_choice(candidates: list[Candidate], chosen: int) -> None:
 
 
 def test_the_fit_is_the_share_of_the_request_that_was_asked_before() -> None:
-    before = AskedBefore()
+    before = PromptMarks()
     assert before.fit(conversation(1, 2)) == 0.0
     before.add(conversation(1, 2), turn=1)
     assert before.fit(conversation(1, 2)) == 1.0
@@ -50,16 +50,16 @@ def test_the_fit_is_the_share_of_the_request_that_was_asked_before() -> None:
     assert before.fit(conversation(9, 8)) == 0.0
 
 
-def test_what_has_no_conversation_fits_nobody_and_is_not_remembered() -> None:
-    before = AskedBefore()
+def test_request_without_a_conversation_has_no_fit_and_no_marks() -> None:
+    before = PromptMarks()
     before.add(None, turn=4)
     assert (len(before), before.turn) == (0, 4)
     before.add(conversation(1), turn=5)
     assert (before.fit(None), before.turn) == (0.0, 5)
 
 
-def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
-    before = AskedBefore()
+def test_least_recently_used_marks_are_dropped_first() -> None:
+    before = PromptMarks()
     before.add(conversation(1), turn=1)
     before.add(conversation(2), turn=2)
     before.add(conversation(1), turn=3)
@@ -68,8 +68,8 @@ def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
     assert (before.fit(conversation(1)), before.fit(conversation(2))) == (1.0, 0.0)
 
 
-def test_a_request_of_more_than_can_be_remembered_keeps_its_end() -> None:
-    before = AskedBefore()
+def test_too_long_request_keeps_its_last_marks() -> None:
+    before = PromptMarks()
     marks = tuple(range(MAX_MARKS + 10))
     before.add(conversation(*marks), turn=1)
     assert len(before) == MAX_MARKS

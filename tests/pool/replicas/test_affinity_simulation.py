@@ -11,7 +11,7 @@ from tests.paths import ROOT
 
 
 @pytest.mark.slow
-def test_the_table_in_the_docs_is_what_the_simulation_says() -> None:
+def test_table_in_the_docs_matches_the_simulation() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "simulate_affinity.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -38,14 +38,14 @@ def shared(one: Conversation, other: Conversation) -> int:
     return alike.index(False) if False in alike else len(alike)
 
 
-def test_a_turn_begins_as_the_whole_of_the_turn_before_it() -> None:
+def test_turn_begins_with_the_turn_before() -> None:
     before, after = chat(SYSTEM, FIRST), chat(SYSTEM, FIRST, ANSWER, SECOND)
     assert after.marks[: len(before.marks)] == before.marks
     assert (len(before.marks), len(after.marks)) == (2, 4)
     assert after.sizes[1] == before.size == len("You know llamas.What do they eat?")
 
 
-def test_other_words_other_roles_and_another_order_are_another_conversation() -> None:
+def test_text_role_and_order_distinguish_conversations() -> None:
     asked = chat(SYSTEM, FIRST)
     assert shared(asked, chat(SYSTEM, SECOND)) == 1
     assert shared(asked, chat(SYSTEM, {**FIRST, "role": "assistant"})) == 1
@@ -53,7 +53,7 @@ def test_other_words_other_roles_and_another_order_are_another_conversation() ->
     assert shared(asked, chat({"role": "system", "content": "You know llamas.W"}, FIRST)) == 0
 
 
-def test_what_comes_before_all_messages_is_the_first_of_it() -> None:
+def test_system_prompt_and_tools_come_first() -> None:
     tools = [{"type": "function", "function": {"name": "weigh"}}]
     plain, tooled = chat(FIRST), chat(FIRST, tools=tools)
     assert shared(plain, tooled) == 0
@@ -61,7 +61,7 @@ def test_what_comes_before_all_messages_is_the_first_of_it() -> None:
     assert shared(read(messages=[FIRST], system="Short."), read(messages=[SECOND], system="Short.")) == 1
 
 
-def test_a_text_is_the_same_in_a_string_and_in_a_part_and_a_marked_cache_changes_nothing() -> None:
+def test_string_and_text_part_have_equal_marks() -> None:
     part = {"type": "text", "text": "What do they eat?", "cache_control": {"type": "ephemeral"}}
     assert chat({"role": "user", "content": [part]}) == chat(FIRST)
     system = [{"type": "text", "text": "Short.", "cache_control": {"type": "ephemeral"}}]
@@ -92,14 +92,12 @@ def picture(of: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_pictures_sounds_and_tools_tell_conversations_apart(
-    one: dict[str, Any], other: dict[str, Any]
-) -> None:
+def test_media_and_tools_distinguish_conversations(one: dict[str, Any], other: dict[str, Any]) -> None:
     first, second = chat(SYSTEM, {"role": "user", **one}), chat(SYSTEM, {"role": "user", **other})
     assert shared(first, second) == 1
 
 
-def test_a_picture_counts_as_what_it_is_to_a_model_and_not_by_its_bytes() -> None:
+def test_size_of_an_image_is_not_its_bytes() -> None:
     assert chat({"role": "user", "content": [picture("A" * 100_000)]}).size == BLOCK
 
 
@@ -143,11 +141,11 @@ def test_a_prompt_is_known_by_its_whole_blocks() -> None:
         b'{"messages":' + b"[" * 100_000,
     ],
 )
-def test_there_is_nothing_to_go_by_in_what_is_short_or_no_prompt(body: bytes) -> None:
+def test_short_or_unknown_prompt_is_no_conversation(body: bytes) -> None:
     assert read_conversation(body) is None
 
 
-def test_of_very_many_marks_the_first_and_the_last_stay() -> None:
+def test_first_and_last_of_many_marks_are_kept() -> None:
     messages = [{"role": "user", "content": f"message {number}"} for number in range(1000)]
     before, after = chat(*messages), chat(*messages, ANSWER, SECOND)
     assert len(before.marks) == FIRST_MARKS + LAST_MARKS
@@ -156,12 +154,12 @@ def test_of_very_many_marks_the_first_and_the_last_stay() -> None:
     assert before.sizes[-1] == before.size
 
 
-def test_a_body_that_repeats_nothing_has_no_mark_twice() -> None:
+def test_marks_of_a_body_are_unique() -> None:
     marks = chat(*[FIRST] * 100).marks
     assert len(set(marks)) == 100
 
 
-def test_a_body_of_more_messages_than_any_conversation_has_is_not_read() -> None:
+def test_body_with_too_many_objects_is_not_read() -> None:
     """Each costs more than the three bytes that it takes to send it."""
 
     def messages(count: int) -> bytes:

@@ -19,12 +19,12 @@ from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker
 from llamasup.supervision.runner import NOT_RUNNING, STOPPING, InstanceRunner
 from llamasup.supervision.states import Policy, State
-from tests.pool.pools import in_a_loop
+from tests.pool.pools import async_test
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.proxy.test_cost import REPEATS, Calls
 
-SWAPPING = Unavailable(503, "Another model has its memory", cause="making_room", may_wait=True)
-TO_BE_LOADED = Unavailable(503, "Not loaded", cause="not_loaded", may_wait=True)
+SWAPPING = Unavailable(503, "Another model has its memory", cause="making_room", queueable=True)
+TO_BE_LOADED = Unavailable(503, "Not loaded", cause="not_loaded", queueable=True)
 STOPPED = Unavailable(503, "The model is not running", cause="stopped")
 FAILED = Unavailable(503, "It crashed too often", cause="killed", remedy="see the log", retry_after_s=300.0)
 
@@ -33,7 +33,7 @@ def idle_runner(served: ReplicaSet, folder: Path = Path("/nowhere")) -> Instance
     """A real one, of which nothing was asked yet."""
     planner: AnyPlanMaker = object()  # type: ignore[assignment]
     runner = InstanceRunner(
-        "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=folder, log_path=None
+        "tiny", planner, policy=Policy(), bus=Bus(), queue=served.queue, work_folder=folder, log_path=None
     )
     served.add(runner)
     return runner
@@ -47,12 +47,12 @@ class Client:
         self.body = body
         self.lease: Lease | None = None
         self.why: Unavailable | None = None
-        self.ticket = QueueEntry(self, 0.0, len(body), needs_permit=infers)
+        self.entry = QueueEntry(self, 0.0, len(body), needs_permit=infers)
         found = served.lease(infers=infers, body=body)
         if isinstance(found, Lease):
             self.lease = found
-        elif found.may_wait:
-            self.why = served.room.enter(self.ticket)
+        elif found.queueable:
+            self.why = served.queue.enter(self.entry)
         else:
             self.why = found
 
@@ -64,7 +64,7 @@ class Client:
 
     @property
     def waits(self) -> bool:
-        return self.ticket.waits
+        return self.entry.waits
 
     @property
     def at(self) -> Endpoint:
@@ -79,7 +79,7 @@ class Client:
         """Its server went before it answered; whether it may wait again. As an exchange does it."""
         lease, self.lease = self.lease, None
         assert lease is not None
-        taken = self.served_model.room.requeue(self.ticket, lease.endpoint, sent=True)
+        taken = self.served_model.queue.requeue(self.entry, lease.endpoint, sent=True)
         lease.release()
         return taken
 
@@ -99,15 +99,15 @@ def talk(*turns: str) -> bytes:
 # --- one process
 
 
-@in_a_loop
-async def test_requests_wait_through_one_process_and_into_the_next() -> None:
+@async_test
+async def test_queue_outlives_a_process() -> None:
     served = served_model()
     old = Replica(served)
     client = Client(served)
     assert client.waits
     old.becomes(STOPPED, leaving=True)
     assert client.why == STOPPED  # nothing was said of another that will come
-    served.absent = TO_BE_LOADED
+    served.unavailable_reason = TO_BE_LOADED
     client = Client(served)
     served.remove(old)
     served.remove(old)
@@ -119,22 +119,22 @@ async def test_requests_wait_through_one_process_and_into_the_next() -> None:
     assert client.at is endpoint
 
 
-@in_a_loop
-async def test_without_any_process_it_is_said_that_there_is_none_or_what_the_owner_says() -> None:
+@async_test
+async def test_reason_without_a_process_is_the_owners() -> None:
     served = served_model()
     assert served.lease() is NOT_RUNNING
-    served.absent = TO_BE_LOADED
+    served.unavailable_reason = TO_BE_LOADED
     assert served.lease() is TO_BE_LOADED
     client = Client(served)
     assert client.waits
-    served.absent = FAILED
+    served.unavailable_reason = FAILED
     assert (client.why, served.serving()) == (FAILED, FAILED)
 
 
-@in_a_loop
-async def test_one_that_leaves_says_nothing_where_another_is_to_come_and_one_that_failed_says_why() -> None:
+@async_test
+async def test_leaving_runner_does_not_give_the_reason() -> None:
     served = served_model()
-    served.absent = TO_BE_LOADED
+    served.unavailable_reason = TO_BE_LOADED
     runner = Replica(served)
     runner.becomes(STOPPED, leaving=True)
     assert served.lease() is TO_BE_LOADED
@@ -142,7 +142,7 @@ async def test_one_that_leaves_says_nothing_where_another_is_to_come_and_one_tha
     assert served.lease() is FAILED
 
 
-def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
+def test_cancelled_runner_is_leaving(tmp_path: Path) -> None:
     async def test() -> None:
         served = served_model()
         runner = idle_runner(served, tmp_path)
@@ -157,28 +157,28 @@ def test_a_runner_that_was_cancelled_is_one_that_leaves(tmp_path: Path) -> None:
             assert client.waits
             running.cancel()
         assert client.why is STOPPING
-        served.absent = TO_BE_LOADED
+        served.unavailable_reason = TO_BE_LOADED
         assert served.lease() is TO_BE_LOADED
 
     asyncio.run(test())
 
 
-@in_a_loop
-async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() -> None:
+@async_test
+async def test_retry_time_of_a_failure_is_the_retrying_ones() -> None:
     served = served_model()
     runner = idle_runner(served)
     failed = replace(runner.instance, state=State.FAILED)
     runner.instance = failed
     why = served.lease()
     assert isinstance(why, Unavailable)
-    assert (why.message, why.may_wait) == ("llama-server ended", False)  # nobody else has a word
-    served.absent = STOPPED
+    assert (why.message, why.queueable) == ("llama-server ended", False)  # nobody else has a word
+    served.unavailable_reason = STOPPED
     assert served.lease() is STOPPED
     diagnosis = Diagnosis(
         "model_missing", "The file '/secret place/m.gguf' cannot be opened.", "", (), True, 66
     )
     runner.instance = replace(failed, last=diagnosis)
-    served.absent = None
+    served.unavailable_reason = None
     why = served.lease()
     assert isinstance(why, Unavailable)
     assert why.message == "The file 'm.gguf' cannot be opened."
@@ -188,46 +188,46 @@ async def test_when_a_failed_one_is_tried_again_is_said_by_whoever_tries_it() ->
     assert why.retry_after_s == pytest.approx(300.0, abs=1.0)
 
 
-@in_a_loop
-async def test_when_one_that_cannot_be_loaded_is_tried_again_comes_nearer() -> None:
+@async_test
+async def test_retry_after_of_a_failure_decreases() -> None:
     now_s = 100.0
     served = ReplicaSet(policy=Policy(), clock=lambda: now_s)
     served.fail(FAILED, 400.0)
     assert served.lease() == replace(FAILED, retry_after_s=300.0)
     now_s = 390.0
     assert served.lease() == replace(FAILED, retry_after_s=10.0)
-    served.absent = TO_BE_LOADED
+    served.unavailable_reason = TO_BE_LOADED
     assert served.lease() is TO_BE_LOADED
 
 
-@in_a_loop
-async def test_who_may_wait_can_be_changed_while_others_do() -> None:
+@async_test
+async def test_queue_limits_can_change_while_requests_wait() -> None:
     served = served_model()
     runner = Replica(served)
     waits = Client(served)
     impatient = Policy(wait_timeout_s=0.0, drain_timeout_s=1.0)
-    served.allow(impatient)
+    served.apply_policy(impatient)
     assert waits.waits
     assert Client(served).why is LOADING
     assert runner.policy is impatient
 
 
-@in_a_loop
-async def test_more_may_be_served_at_once_by_the_process_that_is_there() -> None:
+@async_test
+async def test_new_permits_of_a_running_process_are_used() -> None:
     served = served_model()
     runner = idle_runner(served)
     runner.instance = replace(runner.instance, state=State.READY)
     endpoint = Endpoint(
-        "tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=1, on_permit_free=served.room.place_free
+        "tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=1, on_permit_free=served.queue.permit_freed
     )
     plan = SimpleNamespace(parallel=1)
     runner._generation = SimpleNamespace(endpoint=endpoint, exit=None, plan=plan)  # type: ignore[assignment]
     assert Client(served).lease is not None
     waits, waits_on = Client(served), Client(served)
-    served.allow(Policy(max_concurrent=2))
+    served.apply_policy(Policy(max_concurrent=2))
     assert waits.lease is not None
     assert waits_on.waits
-    served.allow(Policy(max_concurrent=1))
+    served.apply_policy(Policy(max_concurrent=1))
     waits.lease.release()
     assert waits_on.waits
 
@@ -254,27 +254,27 @@ def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
 # --- the gate
 
 
-@in_a_loop
-async def test_while_the_gate_is_shut_nothing_is_leased_and_what_waits_is_served_when_it_opens() -> None:
+@async_test
+async def test_paused_set_grants_no_leases_until_it_resumes() -> None:
     served = served_model()
     endpoint = Replica(served, max_concurrent=1).becomes_ready()
     early = Client(served)
-    served.shut(SWAPPING)
-    assert served.is_shut
+    served.pause(SWAPPING)
+    assert served.is_paused
     late = Client(served)
     early.goes()
     assert (late.waits, endpoint.in_flight, served.lease()) == (True, 0, SWAPPING)
-    served.open()
+    served.resume()
     assert late.at is endpoint
-    assert not served.is_shut
+    assert not served.is_paused
 
 
-@in_a_loop
-async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothing_back() -> None:
+@async_test
+async def test_final_pause_rejects_the_queue_and_requeues_nothing() -> None:
     served = served_model()
     Replica(served, max_concurrent=1).becomes_ready()
     early, waits = Client(served), Client(served)
-    served.shut(FAILED)
+    served.pause(FAILED)
     assert (waits.why, Client(served).why) == (FAILED, FAILED)
     assert not early.is_broken_off()
 
@@ -282,18 +282,18 @@ async def test_a_gate_that_shuts_for_good_refuses_those_who_wait_and_takes_nothi
 # --- what its owner hears
 
 
-@in_a_loop
-async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves() -> None:
+@async_test
+async def test_on_wanted_is_called_while_nothing_serves() -> None:
     restart_pending: list[int] = []
-    served = ReplicaSet(policy=Policy(), when_wanted=lambda: restart_pending.append(len(served.room)))
-    served.absent = TO_BE_LOADED
-    assert served.room.oldest_s == float("inf")
+    served = ReplicaSet(policy=Policy(), on_wanted=lambda: restart_pending.append(len(served.queue)))
+    served.unavailable_reason = TO_BE_LOADED
+    assert served.queue.oldest_s == float("inf")
     began_s = asyncio.get_running_loop().time()
     Client(served)
-    oldest_s = served.room.oldest_s
+    oldest_s = served.queue.oldest_s
     Client(served)
     assert restart_pending == [1, 2]
-    assert began_s <= served.room.oldest_s == oldest_s <= asyncio.get_running_loop().time()
+    assert began_s <= served.queue.oldest_s == oldest_s <= asyncio.get_running_loop().time()
     runner = Replica(served, max_concurrent=1)
     runner.becomes_ready()
     runner.becomes(LOADING)
@@ -304,31 +304,31 @@ async def test_its_owner_hears_of_each_who_begins_to_wait_while_nothing_serves()
     assert restart_pending == []  # for a place: something serves
 
 
-@in_a_loop
-async def test_its_owner_hears_of_each_who_goes_unserved_and_what_it_was_told() -> None:
+@async_test
+async def test_on_unserved_gets_each_rejection() -> None:
     told: list[tuple[int, str]] = []
     served = ReplicaSet(
         policy=Policy(),
-        when_left=lambda why: told.append((len(served.room), "" if why is None else why.cause)),
+        on_unserved=lambda why: told.append((len(served.queue), "" if why is None else why.cause)),
     )
-    served.absent = TO_BE_LOADED
+    served.unavailable_reason = TO_BE_LOADED
     first, second, third = Client(served), Client(served), Client(served)
-    served.room.leave(second.ticket)
-    served.room.leave(second.ticket)
+    served.queue.leave(second.entry)
+    served.queue.leave(second.entry)
     assert told == [(2, "")]
     runner = Replica(served, max_concurrent=1)
     runner.becomes_ready()
     assert first.lease is not None
     assert told == [(2, "")]  # who is served goes too, and that is no news
-    served.shut(STOPPING)
+    served.pause(STOPPING)
     assert (third.why, told) == (STOPPING, [(2, ""), (0, "stopping")])
 
 
-@in_a_loop
-async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered() -> None:
+@async_test
+async def test_change_in_on_wanted_counts_after_enter() -> None:
     """It finds that the model can never be loaded, or has a process ready: nobody is told while it enters."""
-    served = ReplicaSet(policy=Policy(), when_wanted=lambda: serves())
-    served.absent = TO_BE_LOADED
+    served = ReplicaSet(policy=Policy(), on_wanted=lambda: serves())
+    served.unavailable_reason = TO_BE_LOADED
 
     def serves() -> None:
         Replica(served).becomes_ready()
@@ -339,10 +339,10 @@ async def test_what_the_owner_does_at_once_is_told_after_the_request_has_entered
     assert client.lease is not None
 
 
-@in_a_loop
-async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -> None:
+@async_test
+async def test_on_idle_is_called_after_the_last_request_of_all() -> None:
     idle: list[float] = []
-    served = ReplicaSet(policy=Policy(), once_idle=lambda: idle.append(served.idle_since_s))
+    served = ReplicaSet(policy=Policy(), on_idle=lambda: idle.append(served.idle_since_s))
     for n in (1, 2):
         Replica(served, f"/run/{n}.sock", max_concurrent=1).becomes_ready()
     clients = [Client(served), Client(served)]
@@ -362,8 +362,8 @@ async def test_idle_is_told_when_the_last_request_of_all_processes_has_ended() -
 # --- several processes: who gets it
 
 
-@in_a_loop
-async def test_new_requests_go_to_the_least_busy_in_relation_to_its_places() -> None:
+@async_test
+async def test_new_requests_go_to_the_lowest_share_of_permits() -> None:
     served = served_model()
     small = Replica(served, "/run/1.sock", max_concurrent=1).becomes_ready()
     large = Replica(served, "/run/2.sock", max_concurrent=4).becomes_ready()
@@ -374,8 +374,8 @@ async def test_new_requests_go_to_the_least_busy_in_relation_to_its_places() -> 
     assert isinstance(served.lease(infers=False), Lease)
 
 
-@in_a_loop
-async def test_of_idle_ones_new_conversations_go_to_each_in_turn() -> None:
+@async_test
+async def test_new_conversations_go_to_idle_replicas_in_turn() -> None:
     served, first, second = two()
     visited = []
     for n in range(4):
@@ -385,8 +385,8 @@ async def test_of_idle_ones_new_conversations_go_to_each_in_turn() -> None:
     assert visited == [first, second, first, second]
 
 
-@in_a_loop
-async def test_a_conversation_goes_on_where_it_was_and_others_take_what_is_free() -> None:
+@async_test
+async def test_conversation_stays_on_its_replica() -> None:
     served, first, second = two(max_concurrent=2)
     one = Client(served, talk("a" * 50))
     other = Client(served, talk("b" * 50))
@@ -401,10 +401,8 @@ async def test_a_conversation_goes_on_where_it_was_and_others_take_what_is_free(
     assert client.at is first
 
 
-@in_a_loop
-async def test_a_conversation_whose_process_is_much_busier_goes_to_another_and_is_at_home_there_then() -> (
-    None
-):
+@async_test
+async def test_conversation_moves_from_a_much_busier_replica() -> None:
     served, first, second = two(max_concurrent=4)
     Client(served, talk("a" * 50)).goes()
     for _ in range(3):  # the same again: three at a time are no more than half the places too many
@@ -415,22 +413,22 @@ async def test_a_conversation_whose_process_is_much_busier_goes_to_another_and_i
     assert Client(served, talk("a" * 50, "yes", "and?", "so", "on")).at is second
 
 
-@in_a_loop
-async def test_who_waits_gets_the_place_that_is_free_first_and_its_own_where_there_is_a_choice() -> None:
+@async_test
+async def test_waiting_request_gets_the_first_free_permit() -> None:
     served, first, second = two(max_concurrent=1)
     Client(served, talk("a" * 50)).goes()
     one, other = Client(served), Client(served)
     assert {one.at, other.at} == {first, second}
     waits = Client(served, talk("a" * 50, "yes", "and?"))
-    served.shut(SWAPPING)
+    served.pause(SWAPPING)
     one.goes()
     other.goes()
-    served.open()
+    served.resume()
     assert waits.at is first
 
 
-@in_a_loop
-async def test_a_place_that_comes_free_anywhere_serves_the_next() -> None:
+@async_test
+async def test_free_permit_of_any_replica_serves_the_next() -> None:
     served, first, second = two(max_concurrent=1)
     clients = {client.at: client for client in (Client(served), Client(served))}
     waits = [Client(served) for _ in range(2)]
@@ -443,8 +441,8 @@ async def test_a_place_that_comes_free_anywhere_serves_the_next() -> None:
 # --- several processes: one is gone
 
 
-@in_a_loop
-async def test_what_a_crash_broke_off_is_at_another_process_at_once() -> None:
+@async_test
+async def test_broken_request_goes_to_another_replica_at_once() -> None:
     served, first, second = two(max_concurrent=2)
     client = Client(served)
     assert client.at is first
@@ -459,8 +457,8 @@ async def test_what_a_crash_broke_off_is_at_another_process_at_once() -> None:
     assert first.busy == 0
 
 
-@in_a_loop
-async def test_a_request_is_broken_off_and_sent_again_once_whoever_broke_it_off() -> None:
+@async_test
+async def test_request_is_retried_once_on_any_replica() -> None:
     served, _, _ = two(max_concurrent=2)
     client = Client(served)
     assert client.is_broken_off()
@@ -468,8 +466,8 @@ async def test_a_request_is_broken_off_and_sent_again_once_whoever_broke_it_off(
     assert not client.is_broken_off()
 
 
-@in_a_loop
-async def test_where_nobody_waits_another_process_takes_it_all_the_same() -> None:
+@async_test
+async def test_request_that_may_not_wait_is_retried_on_another() -> None:
     served, first, second = two(max_concurrent=2, policy=Policy(wait_timeout_s=0.0))
     client = Client(served)
     assert client.is_broken_off()
@@ -481,8 +479,8 @@ async def test_where_nobody_waits_another_process_takes_it_all_the_same() -> Non
     assert first.busy == 0
 
 
-@in_a_loop
-async def test_where_all_broke_something_off_what_is_new_is_sent_all_the_same_and_what_waits_is_not() -> None:
+@async_test
+async def test_new_requests_use_ejected_replicas_and_queued_do_not() -> None:
     served, first, second = two(max_concurrent=2)
     clients = [Client(served), Client(served)]
     assert all(client.is_broken_off() for client in clients)
@@ -491,8 +489,8 @@ async def test_where_all_broke_something_off_what_is_new_is_sent_all_the_same_an
     assert Client(served).at in {first, second}
 
 
-@in_a_loop
-async def test_while_one_of_two_loads_the_other_serves_and_remembers_for_later() -> None:
+@async_test
+async def test_single_ready_replica_still_records_conversations() -> None:
     served = served_model()
     one, other = (Replica(served, f"/run/{n}.sock", max_concurrent=4) for n in (1, 2))
     first = one.becomes_ready()
@@ -509,11 +507,11 @@ async def test_while_one_of_two_loads_the_other_serves_and_remembers_for_later()
     ("says", "told"),
     [
         ((FAILED, LOADING), LOADING),
-        ((LOADING, Unavailable(503, "soon", retry_after_s=1.0, may_wait=True)), "soon"),
+        ((LOADING, Unavailable(503, "soon", retry_after_s=1.0, queueable=True)), "soon"),
         ((STOPPED, FAILED), FAILED),
     ],
 )
-def test_of_several_that_do_not_serve_the_most_hopeful_speaks_then_the_one_that_tells_most(
+def test_reason_is_the_soonest_then_the_most_helpful(
     says: tuple[Unavailable, Unavailable], told: Unavailable | str
 ) -> None:
     served = served_model()
@@ -524,8 +522,8 @@ def test_of_several_that_do_not_serve_the_most_hopeful_speaks_then_the_one_that_
     assert heard is told or heard.message == told
 
 
-@in_a_loop
-async def test_a_full_model_counts_the_requests_of_all_its_processes() -> None:
+@async_test
+async def test_full_model_counts_requests_of_all_replicas() -> None:
     served, first, second = two(max_concurrent=1, policy=Policy(max_queued=1))
     first.held_s, second.held_s = 10.0, 30.0
     clients = [Client(served) for _ in range(4)]

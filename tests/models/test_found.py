@@ -1,10 +1,10 @@
-"""What found files are called, from where they lie."""
+"""The ids of found files, from their paths."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 
-from llamasup.models.found import current_files, hub_place, ids_of, manifest_repo
+from llamasup.models.found import current_files, ids_of, manifest_repo, parse_hub_path
 
 REVISION = "a" * 40
 SNAPSHOT = f"models--org--repo/snapshots/{REVISION}"
@@ -14,7 +14,7 @@ def test_a_file_of_a_models_folder_is_called_by_its_name() -> None:
     assert ids_of(["x-Q4_K_M.gguf", "sub/y.gguf"]) == {"x-Q4_K_M.gguf": ("x-Q4_K_M",), "sub/y.gguf": ("y",)}
 
 
-def test_one_that_lies_as_its_repository_is_called_has_that_name_too() -> None:
+def test_file_in_repository_folders_has_its_id_too() -> None:
     ids = ids_of(["org/repo/x-Q4_K_M.gguf", "org/repo/UD-Q2_K_XL/x-00001-of-00002.gguf"])
     assert ids == {
         "org/repo/x-Q4_K_M.gguf": ("x-Q4_K_M", "org/repo:Q4_K_M"),
@@ -22,12 +22,12 @@ def test_one_that_lies_as_its_repository_is_called_has_that_name_too() -> None:
     }
 
 
-def test_one_of_the_hubs_cache_is_called_by_its_repository_and_quantization() -> None:
+def test_file_of_the_hubs_cache_has_repository_and_quantization() -> None:
     assert ids_of([f"{SNAPSHOT}/x-q8_0.gguf"]) == {f"{SNAPSHOT}/x-q8_0.gguf": ("org/repo:Q8_0",)}
     assert ids_of([f"hub/{SNAPSHOT}/x-q8_0.gguf"]) == {f"hub/{SNAPSHOT}/x-q8_0.gguf": ("org/repo:Q8_0",)}
 
 
-def test_two_of_a_repository_with_one_quantization_are_told_apart_by_their_names() -> None:
+def test_files_of_one_quantization_have_their_file_names() -> None:
     paths = [f"{SNAPSHOT}/{name}.gguf" for name in ("a-Q8_0", "b-Q8_0", "c-Q4_0", "mmproj-Q4_0", "plain")]
     assert [ids[0] for ids in ids_of(paths).values()] == [
         "org/repo:a-Q8_0.gguf",
@@ -46,7 +46,7 @@ def test_half_a_copy_beside_it_changes_no_name() -> None:
     assert ids_of([half], broken={half})[half] == ("y-Q4_K_M", "org/repo:Q4_K_M")
 
 
-def test_one_of_llama_cpps_older_cache_is_called_as_its_manifest_says() -> None:
+def test_file_of_llama_cpps_older_cache_has_its_manifests_id() -> None:
     repositories = ["org/re", "org/re_po", "other/x"]
     ids = ids_of(["org_re_po_x-Q8_0.gguf", "org_re_y-Q4_0.gguf", "stranger.gguf"], repositories)
     assert ids == {
@@ -62,7 +62,7 @@ def test_manifests_are_known_by_their_names() -> None:
     assert manifest_repo("x.gguf") is None
 
 
-def test_a_repository_whose_name_is_none_leaves_the_files_own() -> None:
+def test_invalid_repository_name_leaves_the_file_name() -> None:
     assert ids_of(["../x/y-Q8_0.gguf", "ö rg/re po/y-Q8_0.gguf"]) == {
         "../x/y-Q8_0.gguf": ("y-Q8_0",),
         "ö rg/re po/y-Q8_0.gguf": ("y-Q8_0",),
@@ -74,14 +74,14 @@ def test_what_no_name_is_left_of_has_none() -> None:
     assert ids_of(["模型.gguf", "ö/x/模型.gguf"]) == {"模型.gguf": (), "ö/x/模型.gguf": ()}
 
 
-def test_a_repository_without_an_organisation_is_called_by_its_name_alone() -> None:
-    place = hub_place(f"models--gpt2/snapshots/{REVISION}/x.gguf")
+def test_repository_without_an_organisation_has_a_short_id() -> None:
+    place = parse_hub_path(f"models--gpt2/snapshots/{REVISION}/x.gguf")
     assert place is not None
     assert (place.repo, place.folder) == ("gpt2", "models--gpt2")
-    assert hub_place("models--org--repo/blobs/x.gguf") is None
+    assert parse_hub_path("models--org--repo/blobs/x.gguf") is None
 
 
-def test_what_the_current_revision_does_not_have_is_the_newest_others() -> None:
+def test_file_missing_in_the_current_revision_is_the_newest() -> None:
     def at(revision: str, file: str) -> str:
         return f"models--org--repo/snapshots/{revision}/{file}"
 
