@@ -200,7 +200,7 @@ def plan(
         line, settings, serves, slot_home, unified=sizes.context.unified, adapts=adapts
     )
     give_size_log(line, capabilities, measured=sizes.correction.measured)
-    line.append_by_hand()
+    line.append_extra()
 
     env = child_environment(
         environ,

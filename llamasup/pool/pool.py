@@ -234,7 +234,7 @@ class Pool:
             self._policy_for(managed, sized),
             self._tasks,
             share=lambda: share_of(sized.spec, self.left_for(managed)),
-            when_measured=lambda: self._measured(managed),
+            on_measured=lambda: self._measured(managed),
         )
 
     def _policy_for(self, managed: ManagedModel, sized: SizedModel | None) -> Policy:

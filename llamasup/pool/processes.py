@@ -44,7 +44,7 @@ class Runners:
         tasks: asyncio.TaskGroup,
         *,
         share: Callable[[], MemoryBudget],
-        when_measured: Callable[[], None],
+        on_measured: Callable[[], None],
     ) -> list[InstanceRunner]:
         """One for each replica of what was sized, at rest. ``share`` is asked in the threads that plan."""
         made: list[InstanceRunner] = []
@@ -59,12 +59,12 @@ class Runners:
                 aliases=spec.aliases,
                 policy=policy,
                 bus=self._bus,
-                room=managed.served.room,
+                queue=managed.served.room,
                 work_folder=self._folder,
                 # No model's name has a ~ in it: tiny.1 may be another one.
                 log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),
                 log_passed_on=self._log_passed_on,
-                when_measured=when_measured,
+                on_measured=on_measured,
                 awaits_memory=True,
             )
             managed.served.add(runner)

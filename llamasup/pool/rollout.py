@@ -223,7 +223,7 @@ async def _try(pool: Pool, managed: ManagedModel, sized: SizedModel) -> Llamasup
     """Start it. Where none of its servers serves they are put away; why, unless somebody has ended them."""
     managed.sized = sized
     managed.runners = new = pool.make_runners(managed, sized)
-    for heard in [runner.take(StartRequested()) for runner in new]:  # all before anybody can end one
+    for heard in [runner.submit(StartRequested()) for runner in new]:  # all before anybody can end one
         await heard
     ends = [await runner.until(is_up_or_over) for runner in new]
     if any(each.state is State.READY for each in ends):

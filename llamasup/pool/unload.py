@@ -23,7 +23,7 @@ async def end(runners: Iterable[InstanceRunner]) -> None:
     """Kindly, all at once, until each is at rest."""
 
     async def end_one(runner: InstanceRunner) -> None:
-        await runner.take(StopRequested())
+        await runner.submit(StopRequested())
         await runner.until(is_settled)
 
     async with asyncio.TaskGroup() as tasks:

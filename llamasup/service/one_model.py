@@ -46,7 +46,7 @@ class HostedModel:
             aliases=job.aliases,
             policy=policy,
             bus=bus,
-            room=served.room,
+            queue=served.room,
             work_folder=folder,
             log_path=log_path,
             cwd=job.cwd,

@@ -63,7 +63,7 @@ def test_a_restart_finishes_what_is_in_flight_and_lets_the_rest_wait(
             service.ask_reload()
             await runner.reached(State.DRAINING)
             late = [post(tasks, client, max_tokens=1) for _ in range(4)]
-            await until(lambda: len(runner.room) == 4)
+            await until(lambda: len(runner.queue) == 4)
             assert runner.instance.state is State.DRAINING
             assert (await client.get("/props")).status_code == 503
             (tmp_path / "go").touch()
@@ -105,7 +105,7 @@ def test_a_stop_refuses_what_waits_for_a_restart_and_what_it_breaks_off(
             service.ask_reload()
             await runner.reached(State.DRAINING)
             waits = post(tasks, client)
-            await until(lambda: len(runner.room) == 1)
+            await until(lambda: len(runner.queue) == 1)
             service.ask_stop()
             assert (await waits).json()["error"]["message"] == "The server is stopping"
             assert not slow.done()

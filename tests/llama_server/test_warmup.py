@@ -6,11 +6,11 @@ import pytest
 
 from llamasup.gguf.header import ModelClass
 from llamasup.llama_server.warmup import (
-    explain_failure,
-    not_answered,
-    use_of_slot,
+    no_response,
+    response_problem,
+    slot_request,
     warm_up_request,
-    what_is_missing,
+    warmup_diagnosis,
 )
 
 TOKEN = warm_up_request(ModelClass.DECODER)
@@ -24,8 +24,8 @@ def test_each_class_is_asked_for_what_it_can_do() -> None:
 
 
 def test_a_slot_is_used_as_a_model_is_proven_but_in_its_own_place() -> None:
-    assert use_of_slot(2).path == TOKEN.path
-    assert use_of_slot(2).body == {**TOKEN.body, "id_slot": 2}
+    assert slot_request(2).path == TOKEN.path
+    assert slot_request(2).body == {**TOKEN.body, "id_slot": 2}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_slot_is_used_as_a_model_is_proven_but_in_its_own_place() -> None:
     ],
 )
 def test_a_real_answer_is_proof(request_: object, answer: object) -> None:
-    assert what_is_missing(request_, 200, json.dumps(answer).encode()) is None  # type: ignore[arg-type]
+    assert response_problem(request_, 200, json.dumps(answer).encode()) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_real_answer_is_proof(request_: object, answer: object) -> None:
     ],
 )
 def test_an_answer_without_substance_is_none(request_: object, answer: object) -> None:
-    missing = what_is_missing(request_, 200, json.dumps(answer).encode())  # type: ignore[arg-type]
+    missing = response_problem(request_, 200, json.dumps(answer).encode())  # type: ignore[arg-type]
     assert missing is not None
     assert "answered 200 without" in missing
 
@@ -71,28 +71,28 @@ def test_an_answer_without_substance_is_none(request_: object, answer: object) -
     ],
 )
 def test_a_refusal_is_quoted(status: int, body: bytes, says: str) -> None:
-    missing = what_is_missing(TOKEN, status, body)
+    missing = response_problem(TOKEN, status, body)
     assert missing is not None
     assert says in missing
 
 
 def test_what_was_not_answered_says_why_or_at_least_how() -> None:
     assert (
-        not_answered(TOKEN, OSError("connection refused"))
+        no_response(TOKEN, OSError("connection refused"))
         == "/completion was not answered: connection refused"
     )
-    assert not_answered(TOKEN, TimeoutError()) == "/completion was not answered: TimeoutError"
+    assert no_response(TOKEN, TimeoutError()) == "/completion was not answered: TimeoutError"
 
 
 def test_a_failure_is_a_crash_that_may_pass_with_the_last_lines_of_the_log() -> None:
     tail = [f"line {number}" for number in range(20)]
-    failure = explain_failure("it was silent", tail, status=500)
+    failure = warmup_diagnosis("it was silent", tail, status=500)
     assert (failure.cause, failure.deterministic, failure.exit_code) == ("warm_up_failed", False, 75)
     assert "it was silent" in failure.message
     assert failure.lines == tuple(tail[-8:])
 
 
 def test_a_key_that_is_not_ours_keeps_us_out_for_good() -> None:
-    failure = explain_failure("/completion answered 401", [], status=401)
+    failure = warmup_diagnosis("/completion answered 401", [], status=401)
     assert (failure.cause, failure.deterministic, failure.exit_code) == ("locked_out", True, 69)
     assert "/etc/llama.cpp/config.ini" in failure.remedy

@@ -69,7 +69,7 @@ async def pair_of(model: Path, runtime: str, *, slots: int, ctx_size: int) -> As
                 Planner(launch, work_folder),
                 policy=Policy(),
                 bus=Bus(),
-                room=served.room,
+                queue=served.room,
                 work_folder=work_folder,
                 log_path=None,
             )

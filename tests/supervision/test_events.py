@@ -123,6 +123,6 @@ def test_every_listener_gets_every_event_until_it_is_forgotten() -> None:
     bus.listen(first.append)
     bus.listen(listener := second.append)
     bus.publish(Stopped())
-    bus.forget(listener)
+    bus.unsubscribe(listener)
     bus.publish(Stopped())
     assert (first, second) == ([Stopped(), Stopped()], [Stopped()])

@@ -26,11 +26,11 @@ def test_what_would_fail_again_is_told_with_its_own_exit_code_or_the_childs() ->
 def test_a_crash_loop_is_given_up_with_the_last_crash() -> None:
     error = failure_of(failed(deterministic=False))
     assert isinstance(error, GaveUp)
-    assert error.message == "Gave up after 3 crashes. The last one: It does not know --x."
+    assert error.message == "Gave up after 3 crashes of llama-server. The last one: It does not know --x."
 
 
 def test_a_failure_without_a_diagnosis_is_told_all_the_same() -> None:
-    assert failure_of(Instance(state=State.FAILED)).message == "llama-server failed."
+    assert failure_of(Instance(state=State.FAILED)).message == "llama-server failed for an unknown reason."
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ def told(tmp_path: Path) -> Ask:
     def ask(state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0) -> float:
         async def asked() -> float:
             planner: AnyPlanMaker = Nothing()  # type: ignore[assignment]
-            room = ReplicaSet(policy=Policy()).room
+            queue = ReplicaSet(policy=Policy()).room
             runner = InstanceRunner(
-                "tiny", planner, policy=Policy(), bus=Bus(), room=room, work_folder=tmp_path, log_path=None
+                "tiny", planner, policy=Policy(), bus=Bus(), queue=queue, work_folder=tmp_path, log_path=None
             )
             now_s = asyncio.get_running_loop().time()
-            runner._load_s = load_s
+            runner.load_s = load_s
             runner._load_began_s = now_s - elapsed_s
             runner.instance = replace(
                 runner.instance, state=state, restart_pending=True, next_start_s=now_s + start_in_s

@@ -8,7 +8,7 @@ from llamasup.supervision.states import Policy
 
 
 @pytest.mark.parametrize(
-    ("policy", "slots", "places"),
+    ("policy", "slots", "max_concurrent"),
     [
         (Policy(), 4, 4),
         (Policy(), None, None),

@@ -94,7 +94,7 @@ def test_a_disk_that_is_full_is_no_error_of_the_stop(stage: Stage, slots: Path) 
             await it.complete(prompt=WORDS)
             it.runner.post(StopRequested())
             await it.reaches(State.STOPPED, 1)
-            assert told(it) == ["Not all slots could be saved: Unable to save slot."]
+            assert told(it) == ["Could not save all slots: Unable to save slot."]
         assert names(slots) == []  # not even the part
 
     asyncio.run(test())
@@ -108,8 +108,8 @@ def test_a_slot_that_is_refused_is_told_and_a_fresh_server_serves(stage: Stage, 
             assert it.runner.instance.generation == 2
             assert it.runner.instance.crashes == ()
             (message,) = told(it)
-            assert message.startswith("Saved slots could not be restored: Unable to restore slot")
-            assert message.endswith("It is started again without them.")
+            assert message.startswith("Could not restore saved slots: Unable to restore slot")
+            assert message.endswith("llama-server is started again without them.")
             assert names(slots) == []
 
     asyncio.run(test())
@@ -121,7 +121,7 @@ def test_a_server_that_dies_of_a_slot_is_no_crash(stage: Stage, slots: Path) -> 
         async with stage.served("slots_fail=die", generation=2) as it:
             assert (await it.complete(prompt=WORDS)).status_code == 200
             assert it.runner.instance.crashes == ()
-            assert told(it)[0].endswith("It is started again without them.")
+            assert told(it)[0].endswith("llama-server is started again without them.")
 
     asyncio.run(test())
 

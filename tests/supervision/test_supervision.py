@@ -177,7 +177,7 @@ def test_between_a_death_and_its_clearing_away_requests_wait_and_nobody_is_told_
             await dead.wait()
             assert (await it.client.get("/readyz")).status_code == 503
             asked = tasks.create_task(it.complete())
-            while not len(it.runner.room):  # noqa: ASYNC110 - the room tells nobody
+            while not len(it.runner.queue):  # noqa: ASYNC110 - the room tells nobody
                 await asyncio.sleep(0)
             assert it.runner.in_flight == 0
             go_on.set()

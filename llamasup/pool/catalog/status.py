@@ -125,7 +125,7 @@ def _sum(runners: Iterable[InstanceRunner], of: Callable[[InstanceRunner], int])
 def gauges_of(runners: Iterable[InstanceRunner]) -> Sequence[InstanceGauges]:
     """One for each process; those of one model share its queue."""
     return [
-        InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.room))
+        InstanceGauges(runner.model, runner.instance.state, runner.in_flight, queued=len(runner.queue))
         for runner in runners
     ]
 

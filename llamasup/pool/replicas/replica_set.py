@@ -118,7 +118,7 @@ class ReplicaSet:
         """Who may wait from now on, how long, and how many are served at once; those who are, are."""
         self.room.allow(timeout_s=policy.wait_timeout_s, most=policy.max_queued)
         for runner in self.runners:
-            runner.allow(policy)
+            runner.set_policy(policy)
         self.room.changed()
 
     @property
@@ -160,7 +160,7 @@ class ReplicaSet:
 
     def _why_not(self) -> Unavailable:
         """Of several processes the one speaks that can be hoped for most."""
-        staying = [runner.unavailable() for runner in self.runners if not runner.leaves]
+        staying = [runner.unavailable() for runner in self.runners if not runner.is_ending]
         if staying:
             return min(staying, key=_retry_priority)
         if self._absent is not None:

@@ -91,13 +91,13 @@ def test_a_rebuild_keeps_the_slots_of_a_version_that_names_its_commit(version: s
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
-        (keeping(without("--slot-save-path")), "this build cannot save what its slots hold"),
-        (keeping(NEW, bert()), "encoder models have no conversations to keep"),
-        (keeping(NEW, bert(ModelClass.RERANKER)), "reranker models have no conversations to keep"),
-        (keeping(slot_home=None), "there is no cache folder that conversations could be kept in"),
+        (keeping(without("--slot-save-path")), "this build cannot save slots"),
+        (keeping(NEW, bert()), "encoder models have no conversations to save"),
+        (keeping(NEW, bert(ModelClass.RERANKER)), "reranker models have no conversations to save"),
+        (keeping(slot_home=None), "there is no usable cache folder for conversations"),
         (
             keeping(adapters=("/loras/poet.gguf",)),
-            "what a slot holds was computed with the adapters of its last request, and nothing says which",
+            "a slot depends on the adapters of its last request, which llama-server does not report",
         ),
     ],
 )

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamasup.llama_server.answers import SlotAnswer, read_slot_answer
 from llamasup.llama_server.flags import Reason
-from llamasup.llama_server.health import SlotAnswer, read_answer
 from llamasup.llama_server.slots.policy import (
     SavedSet,
     SavedSlot,
     file_name,
     is_current,
-    is_ours,
+    is_slot_file,
     list_name,
+    sets_to_remove,
     slot_key,
-    to_drop,
 )
 
 FILE = ("/models/tiny.gguf", 1000, 7)
@@ -81,8 +81,8 @@ def test_a_set_is_good_while_each_file_of_its_model_is_as_it_was() -> None:
 
 
 def test_only_files_with_our_names_are_ours() -> None:
-    assert is_ours(file_name(KEY, TOKEN, 0))
-    assert is_ours(list_name(KEY, TOKEN))
+    assert is_slot_file(file_name(KEY, TOKEN, 0))
+    assert is_slot_file(list_name(KEY, TOKEN))
     for name in (
         "",
         "slot.kv",
@@ -90,7 +90,7 @@ def test_only_files_with_our_names_are_ours() -> None:
         f"{list_name(KEY, TOKEN)}\n",
         f"{KEY}-{TOKEN}.kv",
     ):
-        assert not is_ours(name)
+        assert not is_slot_file(name)
 
 
 # --- what goes --------------------------------------------------------------------------------------
@@ -98,14 +98,14 @@ def test_only_files_with_our_names_are_ours() -> None:
 
 def test_the_longest_unused_goes_first_and_no_more_than_has_to() -> None:
     sets = [saved(3, 30), saved(1, 10), saved(2, 20)]
-    assert to_drop(sets, 60) == ()
-    assert to_drop(sets, 59) == (saved(1, 10),)
-    assert to_drop(sets, 49) == (saved(2, 20), saved(1, 10))
-    assert to_drop(sets, 0) == (saved(3, 30), saved(2, 20), saved(1, 10))
+    assert sets_to_remove(sets, 60) == ()
+    assert sets_to_remove(sets, 59) == (saved(1, 10),)
+    assert sets_to_remove(sets, 49) == (saved(2, 20), saved(1, 10))
+    assert sets_to_remove(sets, 0) == (saved(3, 30), saved(2, 20), saved(1, 10))
 
 
 def test_many_small_ones_are_bounded_by_their_number() -> None:
-    assert to_drop([saved(number, 1) for number in range(300)], 1000) == tuple(
+    assert sets_to_remove([saved(number, 1) for number in range(300)], 1000) == tuple(
         saved(number, 1) for number in reversed(range(44))
     )
 
@@ -113,7 +113,7 @@ def test_many_small_ones_are_bounded_by_their_number() -> None:
 @given(st.lists(st.integers(0, 100), max_size=20), st.integers(-10, 500))
 def test_what_stays_fits_and_is_the_newest(sizes: list[int], most_bytes: int) -> None:
     sets = [saved(number, size) for number, size in enumerate(sizes)]
-    gone = to_drop(sets, most_bytes)
+    gone = sets_to_remove(sets, most_bytes)
     stays = [each for each in sets if each not in gone]
     assert sum(each.size_bytes for each in stays) <= max(0, most_bytes)
     assert not stays or not gone or min(each.saved_ns for each in stays) > max(each.saved_ns for each in gone)
@@ -130,9 +130,13 @@ def test_a_set_knows_what_it_holds() -> None:
 
 def test_an_answer_tells_the_tokens_or_what_was_in_the_way() -> None:
     done = {"id_slot": 0, "filename": "a", "n_saved": 458, "n_written": 241928}
-    assert read_answer(200, json.dumps(done).encode(), "n_saved") == SlotAnswer(458)
+    assert read_slot_answer(200, json.dumps(done).encode(), "n_saved") == SlotAnswer(458)
     refused = {"error": {"code": 400, "message": "Unable to restore slot", "type": "invalid_request_error"}}
-    assert read_answer(400, json.dumps(refused).encode(), "n_restored").problem == "Unable to restore slot"
+    assert (
+        read_slot_answer(400, json.dumps(refused).encode(), "n_restored") == SlotAnswer(
+        problem="Unable to restore slot"
+    )
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,4 +144,4 @@ def test_an_answer_tells_the_tokens_or_what_was_in_the_way() -> None:
 )
 def test_an_answer_that_is_none_is_a_problem(body: bytes) -> None:
     for status in (200, 500):
-        assert read_answer(status, body, "n_saved").problem.startswith(f"it answered {status}: ")
+        assert read_slot_answer(status, body, "n_saved").problem.startswith(f"it answered {status}: ")

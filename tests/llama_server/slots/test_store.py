@@ -48,10 +48,10 @@ class Disk:
         saved = store.new_set(self.kept(key))
         for number, content in enumerate(contents):
             self.writes(saved, number, content)
-            more = store.added(saved, number, 100)
+            more = store.add(saved, number, 100)
             assert more is not None
             saved = more
-        store.keep(saved)
+        store.commit(saved)
         return saved
 
     def names(self) -> set[str]:
@@ -169,12 +169,12 @@ def test_a_slot_whose_file_did_not_come_is_an_error_and_nothing_stays_of_it(disk
     store = disk.store()
     saved = store.new_set(disk.kept())
     with pytest.raises(FileNotFoundError):
-        store.added(saved, 0, 100)
+        store.add(saved, 0, 100)
     path = disk.writes(saved, 1, b"one")
     path.rename(disk.folder / "elsewhere")
     path.symlink_to(disk.folder / "elsewhere")
     with pytest.raises(OSError, match="symbolic"):
-        store.added(saved, 1, 100)
+        store.add(saved, 1, 100)
     assert disk.names() == {"elsewhere"}
 
 
@@ -182,11 +182,11 @@ def test_a_set_that_cannot_be_listed_leaves_nothing_behind(disk: Disk) -> None:
     store = disk.store()
     saved = store.new_set(disk.kept())
     disk.writes(saved, 0, b"one")
-    more = store.added(saved, 0, 100)
+    more = store.add(saved, 0, 100)
     assert more is not None
     shutil.rmtree(disk.folder)
     with pytest.raises(FileNotFoundError):
-        store.keep(more)
+        store.commit(more)
 
 
 # --- bounded ----------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_a_slot_for_which_there_is_no_room_at_all_is_not_kept_and_costs_nobody_h
     store = disk.store(1000)
     saved = store.new_set(disk.kept())
     disk.writes(saved, 0, b"x" * 1001)
-    assert store.added(saved, 0, 100) is None
+    assert store.add(saved, 0, 100) is None
     assert disk.names() == {other.slots[0].name, list_name(KEY, other.token)}
 
 
@@ -214,10 +214,10 @@ def test_two_that_are_saved_at_the_same_time_stay_within_the_bound_together(disk
     both = [store.new_set(disk.kept(key)) for key in (KEY, OTHER_KEY)]
     for saved in both:
         disk.writes(saved, 0, b"x" * 600)
-    listed = [store.added(saved, 0, 100) for saved in both]
+    listed = [store.add(saved, 0, 100) for saved in both]
     for each in listed:
         assert each is not None
-        store.keep(each)
+        store.commit(each)
     newest = max((each for each in listed if each is not None), key=lambda each: each.saved_ns)
     assert disk.names() == {newest.slots[0].name, list_name(newest.key, newest.token)}
 
@@ -310,7 +310,7 @@ def test_a_time_that_went_backwards_only_changes_who_is_the_newest(disk: Disk) -
     saved = disk.saves(b"one")
     store = disk.store()
     early = replace(saved, saved_ns=-1)
-    store.keep(early)
+    store.commit(early)
     taken = store.take(KEY)
     assert taken is not None
     assert taken.saved == early

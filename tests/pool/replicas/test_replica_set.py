@@ -33,7 +33,7 @@ def idle_runner(served: ReplicaSet, folder: Path = Path("/nowhere")) -> Instance
     """A real one, of which nothing was asked yet."""
     planner: AnyPlanMaker = object()  # type: ignore[assignment]
     runner = InstanceRunner(
-        "tiny", planner, policy=Policy(), bus=Bus(), room=served.room, work_folder=folder, log_path=None
+        "tiny", planner, policy=Policy(), bus=Bus(), queue=served.room, work_folder=folder, log_path=None
     )
     served.add(runner)
     return runner

@@ -18,11 +18,11 @@ from llamasup.supervision.wrap.command_line import (
     WrappedLine,
     child_argv,
     child_environ,
+    parse_line,
     program_of,
-    question_environ,
+    query_environ,
     read_key_file,
-    read_line,
-    shown_program,
+    redacted_program,
 )
 from tests.paths import FIXTURES
 
@@ -36,7 +36,7 @@ def read(
     *words: str, environ: Mapping[str, str] | None = None, config: Sequence[tuple[str, str]] = (), **more: Any
 ) -> WrappedLine:
     build = more.get("build", NOW)
-    return read_line(("llama-server", *words), ("llama-server",), build, environ or {}, config)
+    return parse_line(("llama-server", *words), ("llama-server",), build, environ or {}, config)
 
 
 # --- the program -----------------------------------------------------------------------------------
@@ -111,10 +111,10 @@ def test_an_address_that_cannot_be_meant_is_the_users_mistake(words: tuple[str, 
 
 def test_tls_takes_a_key_and_a_certificate_from_wherever_they_are() -> None:
     line = read("--ssl-key-file", "k", environ={"LLAMA_ARG_SSL_CERT_FILE": "c"})
-    assert (line.tls, line.tls_elsewhere) == (Tls("k", "c"), False)
+    assert (line.tls, line.override_tls) == (Tls("k", "c"), False)
     assert read("--ssl-key-file", "k").tls is None
     line = read(config=[("ssl-key-file", "k"), ("ssl-cert-file", "c")])
-    assert (line.tls, line.tls_elsewhere) == (Tls("k", "c"), True)
+    assert (line.tls, line.override_tls) == (Tls("k", "c"), True)
     assert child_argv(line, SOCKET)[-4:] == ("--ssl-key-file", "", "--ssl-cert-file", "")
 
 
@@ -128,13 +128,13 @@ def test_words_before_the_program_set_variables_too_and_win_over_the_environment
         "LLAMA_ARG_SSL_CERT_FILE=c",
         "llama-server",
     )
-    line = read_line((*program, "-m", "m.gguf"), program, NOW, {"LLAMA_ARG_PORT": "2"})
+    line = parse_line((*program, "-m", "m.gguf"), program, NOW, {"LLAMA_ARG_PORT": "2"})
     assert (line.port, line.api_keys, line.tls) == (3, ("s3cret",), Tls("k", "c"))
     assert child_argv(line, SOCKET)[-6:-2] == ("--ssl-key-file", "", "--ssl-cert-file", "")
-    assert shown_program(program).startswith("env -i 'LLAMA_ARG_PORT=***' 'LLAMA_API_KEY=***' ")
-    assert "s3cret" not in shown_program(program)
+    assert redacted_program(program).startswith("env -i 'LLAMA_ARG_PORT=***' 'LLAMA_API_KEY=***' ")
+    assert "s3cret" not in redacted_program(program)
     # A file's name is no assignment.
-    assert read_line(("./a=b", "--port", "4"), ("./a=b",), NOW, {}).port == 4
+    assert parse_line(("./a=b", "--port", "4"), ("./a=b",), NOW, {}).port == 4
 
 
 # --- what is only understood -----------------------------------------------------------------------
@@ -200,8 +200,8 @@ def test_what_it_serves_where_the_line_says_so(words: tuple[str, ...], serves: M
 
 @pytest.mark.parametrize("word", ["-h", "--help", "--usage", "--version", "--list-devices", "-cl"])
 def test_questions_are_for_llama_server_to_answer(word: str) -> None:
-    assert read("-m", "m.gguf", word).asks
-    assert not read("--alias", word).asks
+    assert read("-m", "m.gguf", word).prints_and_exits
+    assert not read("--alias", word).prints_and_exits
 
 
 # --- the child -------------------------------------------------------------------------------------
@@ -266,12 +266,12 @@ def test_the_environment_goes_on_less_what_was_taken_over_and_what_is_ours() -> 
         "GGML_NO_BACKTRACE": "0",
     }
     line = read(environ=environ)
-    kept = {name: environ[name] for name in ("PATH", "HF_TOKEN", "LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY")}
-    assert child_environ(line, environ) == {**kept, "GGML_NO_BACKTRACE": "0"}
+    child_args = {name: environ[name] for name in ("PATH", "HF_TOKEN", "LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY")}
+    assert child_environ(line, environ) == {**child_args, "GGML_NO_BACKTRACE": "0"}
     assert child_environ(line, {}, api_key="own") == {"GGML_NO_BACKTRACE": "1", "LLAMA_API_KEY": "own"}
 
 
 def test_a_question_is_not_asked_with_what_could_be_fatal_to_it() -> None:
     environ = {"LLAMA_ARG_DRAFT_MAX": "8", "PATH": "/bin"}
-    assert question_environ(environ) == {"PATH": "/bin"}
-    assert question_environ(environ, config_home="/e") == {"PATH": "/bin", "XDG_CONFIG_HOME": "/e"}
+    assert query_environ(environ) == {"PATH": "/bin"}
+    assert query_environ(environ, config_home="/e") == {"PATH": "/bin", "XDG_CONFIG_HOME": "/e"}

@@ -46,7 +46,7 @@ def test_every_generation_has_an_address_of_its_own(server: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("words", "tried_as"),
+    ("words", "probe_class"),
     [
         (["-m", "tiny.gguf"], ModelClass.DECODER),
         (["-m", "tiny.gguf", "--embedding"], ModelClass.ENCODER),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llamasup.llama_server.diagnosis import diagnose
-from llamasup.llama_server.last_words import last_words, own_lines
 from llamasup.llama_server.start_log import read_line
+from llamasup.llama_server.trusted_lines import trusted_head, trusted_tail
 from llamasup.system.process.exit import Exit
 
 ABORT = Exit(None, "SIGABRT")
@@ -194,19 +194,19 @@ def test_what_an_aborting_server_says_is_its_diagnosis(which: str, quoted: str) 
 @pytest.mark.parametrize("line", ["  what():  secret", "libc++abi: terminating due to secret"])
 def test_an_exception_of_an_unknown_type_is_not_quoted(line: str) -> None:
     for lines in ([line], ["terminate called after throwing an instance of 'secret'", line]):
-        assert last_words([*lines, OUT_OF_MEMORY]) == []
+        assert trusted_tail([*lines, OUT_OF_MEMORY]) == []
 
 
 def test_the_text_of_an_abort_is_cut_where_it_may_quote() -> None:
     where = "/build/llama.cpp/src/x.cpp:12: "
-    assert last_words([f"{where}no such name: 'secret'"]) == [f"{where}no such name"]
+    assert trusted_tail([f"{where}no such name: 'secret'"]) == [f"{where}no such name"]
     assert diagnose(ABORT, [f"{where}bad 'secret'"], phase="ready").lines == (f"{where}bad",)
 
 
 def test_an_error_that_the_server_survived_is_not_its_end() -> None:
     lines = ["E got exception: std::bad_alloc", "I slot print_timing: id  0 | task 3 | 5 tokens"]
-    assert last_words(lines) == []
-    assert last_words(lines[:1]) == ["E got exception: std::bad_alloc"]
+    assert trusted_tail(lines) == []
+    assert trusted_tail(lines[:1]) == ["E got exception: std::bad_alloc"]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_server_that_loads_is_not_judged_by_the_requests_that_it_quotes(line: 
     diagnosis = diagnose(ABORT, lines, phase="starting")
     assert diagnosis.cause == "aborted"
     assert not any(OUT_OF_MEMORY in text for text in diagnosis.lines)
-    assert own_lines(lines) == [before]
+    assert trusted_head(lines) == [before]
     for text in ("listening on", "the target and draft vocabs are not compatible"):
         assert read_line(line + text) is None
 

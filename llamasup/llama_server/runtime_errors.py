@@ -1,4 +1,4 @@
-"""Why a runtime that is there cannot be used: the error for each case, with what to do about it."""
+"""The errors for a runtime that exists and cannot be used, each with a remedy."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from llamasup.errors import BrokenRuntime, RuntimeMissing
 from llamasup.llama_server.capabilities import Option
 from llamasup.system.process.run_once import Answer
 
-__all__ = ["cannot_start", "check_file", "no_devices", "no_use"]
+__all__ = ["cannot_start", "check_file", "devices_failed", "unusable"]
 
-_ANOTHER = "give another llama-server with --runtime, or use --runtime embedded"
-_INSIDE_A_FOLDER = ("llama-server", "bin/llama-server", "build/bin/llama-server", "llama-server.exe")
+_USE_ANOTHER = "give another llama-server with --runtime, or use --runtime embedded"
+_NAMES_IN_FOLDER = ("llama-server", "bin/llama-server", "build/bin/llama-server", "llama-server.exe")
 
 _MISSING_LIBRARY = re.compile(
     r"error while loading shared libraries: (?P<glibc>[^\s:]+): "
@@ -35,13 +35,13 @@ _MACH_O = (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 
 
 def check_file(path: Path, origin: str) -> None:
-    """Raise RuntimeMissing or BrokenRuntime unless ``path`` is a file that may be run."""
+    """Raise RuntimeMissing or BrokenRuntime unless ``path`` is an executable file."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise _not_there(path, origin, error) from error
+        raise _missing(path, origin, error) from error
     if stat.S_ISDIR(mode):
-        inside = [path / name for name in _INSIDE_A_FOLDER if (path / name).is_file()]
+        inside = [path / name for name in _NAMES_IN_FOLDER if (path / name).is_file()]
         raise BrokenRuntime(
             f"{path} ({origin}) is a folder, not a program.",
             remedy=f"Give the program in it: {inside[0]}"
@@ -49,7 +49,7 @@ def check_file(path: Path, origin: str) -> None:
             else "Give the path of llama-server itself.",
         )
     if not stat.S_ISREG(mode):
-        raise BrokenRuntime(f"{path} ({origin}) is not a regular file.", remedy=_sentence(_ANOTHER))
+        raise BrokenRuntime(f"{path} ({origin}) is not a regular file.", remedy=_sentence(_USE_ANOTHER))
     if not os.access(path, os.X_OK):
         if _first_bytes(path).startswith(b"GGUF"):
             raise BrokenRuntime(
@@ -58,109 +58,113 @@ def check_file(path: Path, origin: str) -> None:
             )
         raise BrokenRuntime(
             f"{path} ({origin}) is not executable (mode {stat.S_IMODE(mode):o}).",
-            remedy=f"Make it executable: chmod +x {shlex.quote(str(path))}; or {_ANOTHER}.",
+            remedy=f"Make it executable: chmod +x {shlex.quote(str(path))}; or {_USE_ANOTHER}.",
         )
 
 
 def cannot_start(path: Path, error: OSError) -> BrokenRuntime:
-    """The system refused to start it; ``error`` says how."""
+    """The error if the system refuses to start the program."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.ENOEXEC:
         return BrokenRuntime(
-            f"{path} cannot be run on this machine ({reason}): {_what_it_is(path)}.",
-            remedy=f"Get a llama-server for {platform.system()} on {platform.machine()}, or {_ANOTHER}.",
+            f"{path} cannot be run on this machine ({reason}): {_file_type(path)}.",
+            remedy=f"Get a llama-server for {platform.system()} on {platform.machine()}, or {_USE_ANOTHER}.",
         )
     if error.errno == errno.ENOENT:
-        # The file itself is there: it is the interpreter of a script, or an ELF file's loader, that is not.
+        # The file itself exists; the interpreter of a script, or the loader of an ELF file, is missing.
         return BrokenRuntime(
-            f"{path} cannot be run: the program that it needs to be loaded by is missing{_loader(path)}.",
-            remedy=f"It was built for another distribution. Install that program, or {_ANOTHER}.",
+            f"{path} cannot be run: its loader or interpreter is missing{_loader(path)}.",
+            remedy=f"It was built for another distribution. Install the loader, or {_USE_ANOTHER}.",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return BrokenRuntime(
-            f"{path} may not be run ({reason}).",
-            remedy=f"See whether findmnt -T {shlex.quote(str(path))} says noexec, or {_ANOTHER}.",
+            f"This user may not run {path} ({reason}).",
+            remedy=f"Check whether findmnt -T {shlex.quote(str(path))} shows noexec, or {_USE_ANOTHER}.",
         )
-    return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=_sentence(_ANOTHER))
+    return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=_sentence(_USE_ANOTHER))
 
 
-def no_use(name: str, answer: Answer, options: tuple[Option, ...], timeout_s: float) -> BrokenRuntime:
-    """It was started, and its answer to ``--help`` is not llama-server's."""
-    printed = answer.stderr or answer.stdout
+def unusable(name: str, answer: Answer, options: tuple[Option, ...], timeout_s: float) -> BrokenRuntime:
+    """The error for a program whose ``--help`` is not llama-server's."""
+    output = answer.stderr or answer.stdout
     if answer.too_slow:
         return BrokenRuntime(
             f"{name} did not answer --help within {timeout_s:g} s.",
-            remedy=f"Run it by hand to see what it waits for: {shlex.quote(name)} --help; or {_ANOTHER}.",
-            lines=_last_lines(printed),
+            remedy=f"Run it yourself to see why it hangs: {shlex.quote(name)} --help; or {_USE_ANOTHER}.",
+            lines=_last_lines(output),
         )
     if answer.too_long:
         return BrokenRuntime(
-            f"{name} is not llama-server: it answers --help with text that does not end.",
-            remedy=_sentence(_ANOTHER),
+            f"{name} is not llama-server: its answer to --help is too long.",
+            remedy=_sentence(_USE_ANOTHER),
         )
-    if match := _MISSING_LIBRARY.search(printed):
+    if match := _MISSING_LIBRARY.search(output):
         library = next(filter(None, match.groups()))
         return BrokenRuntime(
             f"{name} cannot start: its shared library {library} is missing.",
             remedy=_library_remedy(name, library),
-            lines=_last_lines(printed),
+            lines=_last_lines(output),
         )
-    if match := _OLD_SYSTEM.search(printed):
+    if match := _OLD_SYSTEM.search(output):
         return BrokenRuntime(
             f"{name} cannot start: it was built for a newer system ({match['symbol']} is missing here).",
-            remedy=f"Build llama-server on this machine, or {_ANOTHER}.",
-            lines=_last_lines(printed),
+            remedy=f"Build llama-server on this machine, or {_USE_ANOTHER}.",
+            lines=_last_lines(output),
         )
-    if _WRONG_LIBRARY.search(printed):
+    if _WRONG_LIBRARY.search(output):
         return BrokenRuntime(
             f"{name} cannot start: the libraries that it finds are of another build.",
-            remedy="Keep libllama and libggml of its own build beside it; see what LD_LIBRARY_PATH adds.",
-            lines=_last_lines(printed),
+            remedy="Put libllama and libggml of its own build next to it, and check LD_LIBRARY_PATH.",
+            lines=_last_lines(output),
         )
     if answer.exit_code in (-signal.SIGILL, 128 + signal.SIGILL):
         return BrokenRuntime(
-            f"{name} was built for another processor: it met an instruction that this one lacks (SIGILL).",
-            remedy=f"Build it here, or with -DGGML_NATIVE=OFF; or {_ANOTHER}.",
-            lines=_last_lines(printed),
+            f"{name} was built for another processor: this one lacks an instruction that it uses (SIGILL).",
+            remedy=f"Build it on this machine, or with -DGGML_NATIVE=OFF; or {_USE_ANOTHER}.",
+            lines=_last_lines(output),
         )
     if answer.exit_code < 0:
         return BrokenRuntime(
             f"{name} crashed at --help ({_signal_name(-answer.exit_code)}).",
-            remedy=f"Build or download it anew, or {_ANOTHER}.",
-            lines=_last_lines(printed),
+            remedy=f"Build or download it again, or {_USE_ANOTHER}.",
+            lines=_last_lines(output),
         )
     return _not_llama_server(name, answer, options)
 
 
-def no_devices(name: str, answer: Answer) -> BrokenRuntime:
-    """It answers ``--help`` and failed at ``--list-devices``: no sign that there are none."""
+def devices_failed(name: str, answer: Answer) -> BrokenRuntime:
+    """The error if ``--list-devices`` fails, which does not mean that there are no devices."""
     how = _signal_name(-answer.exit_code) if answer.exit_code < 0 else f"exit code {answer.exit_code}"
     return BrokenRuntime(
-        f"{name} answers --help, but fails at --list-devices ({how}).",
-        remedy="Its GPU driver may be broken: see whether nvidia-smi or vulkaninfo answers. "
-        "CUDA_VISIBLE_DEVICES= leaves NVIDIA's GPUs out.",
+        f"{name} answers --help, but --list-devices fails ({how}).",
+        remedy="The GPU driver may be broken: check nvidia-smi or vulkaninfo. "
+        "To run without NVIDIA GPUs, set CUDA_VISIBLE_DEVICES= (empty).",
         lines=_last_lines(answer.stderr or answer.stdout),
     )
 
 
 def _not_llama_server(name: str, answer: Answer, options: tuple[Option, ...]) -> BrokenRuntime:
     ended = f"exit code {answer.exit_code}"
-    beside = Path(name).with_name("llama-server")
+    sibling = Path(name).with_name("llama-server")
     remedy = (
-        f"Give the llama-server beside it: {beside}" if _is_other_file(beside, name) else _sentence(_ANOTHER)
+        f"Give the llama-server next to it: {sibling}"
+        if _is_other_file(sibling, name)
+        else _sentence(_USE_ANOTHER)
     )
     lines = _last_lines(answer.stderr or answer.stdout)
     if not lines:
-        return BrokenRuntime(f"{name} printed nothing for --help ({ended}).", remedy=remedy)
+        return BrokenRuntime(
+            f"{name} is not llama-server: its --help printed nothing ({ended}).", remedy=remedy
+        )
     if options:
         listed = {spelling for option in options for spelling in option.spellings}
         missing = [o for o in ("--model", "--host", "--port", "--ctx-size", "--parallel") if o not in listed]
         return BrokenRuntime(
-            f"{name} is not llama-server: its --help lists no {', '.join(missing)}.", remedy=remedy
+            f"{name} is not llama-server: its --help does not list {', '.join(missing)}.", remedy=remedy
         )
-    telling = lines[-1] if "Traceback (most recent call last)" in answer.stderr else _first_line(answer)
+    relevant = lines[-1] if "Traceback (most recent call last)" in answer.stderr else _first_line(answer)
     return BrokenRuntime(
-        f"{name} is not llama-server: its --help lists no options, but says {telling!r} ({ended}).",
+        f"{name} is not llama-server: its --help lists no options. It printed {relevant!r} ({ended}).",
         remedy=remedy,
         lines=lines,
     )
@@ -169,19 +173,19 @@ def _not_llama_server(name: str, answer: Answer, options: tuple[Option, ...]) ->
 # --- details -------------------------------------------------------------------------------------
 
 
-def _not_there(path: Path, origin: str, error: OSError) -> RuntimeMissing:
+def _missing(path: Path, origin: str, error: OSError) -> RuntimeMissing:
     if path.is_symlink():
         return BrokenRuntime(
-            f"{path} ({origin}) is a symbolic link to {path.readlink()}, which is not there.",
-            remedy=_sentence(_ANOTHER),
+            f"{path} ({origin}) is a symbolic link to {path.readlink()}, which does not exist.",
+            remedy=_sentence(_USE_ANOTHER),
         )
     if isinstance(error, PermissionError):
         return BrokenRuntime(
-            f"{path} ({origin}) cannot be looked at: permission denied.",
-            remedy=f"Give this user the right to enter its folders, or {_ANOTHER}.",
+            f"{path} ({origin}) cannot be accessed: permission denied.",
+            remedy=f"Give this user access to its folders (chmod +x), or {_USE_ANOTHER}.",
         )
     return RuntimeMissing(
-        f"There is no {path} ({origin}).",
+        f"{path} ({origin}) does not exist.",
         remedy="Give the path of a llama-server, its name on PATH, 'embedded' or 'auto'.",
     )
 
@@ -194,7 +198,7 @@ def _first_bytes(path: Path) -> bytes:
         return b""
 
 
-def _what_it_is(path: Path) -> str:
+def _file_type(path: Path) -> str:
     head = _first_bytes(path)
     if head.startswith(b"\x7fELF") and len(head) >= 20:
         machine = int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
@@ -203,7 +207,7 @@ def _what_it_is(path: Path) -> str:
         return "it is a Windows program"
     if head.startswith(_MACH_O):
         return "it is a macOS program"
-    return "it is empty" if not head else "it is neither a program nor a script that begins with #!"
+    return "it is neither a program nor a script that begins with #!" if head else "it is empty"
 
 
 def _loader(path: Path) -> str:
@@ -216,13 +220,13 @@ def _loader(path: Path) -> str:
 
 def _library_remedy(name: str, library: str) -> str:
     if re.match(r"libcu|libnvidia|libnccl", library):
-        return f"It is a build for NVIDIA GPUs: install the CUDA runtime that has {library}; or {_ANOTHER}."
+        return f"It is a build for NVIDIA GPUs: install the CUDA runtime with {library}; or {_USE_ANOTHER}."
     if re.match(r"lib(hip|roc|amd)", library):
-        return f"It is a build for AMD GPUs: install the ROCm runtime that has {library}; or {_ANOTHER}."
+        return f"It is a build for AMD GPUs: install the ROCm runtime with {library}; or {_USE_ANOTHER}."
     if library.startswith("libvulkan"):
-        return f"It is a build for Vulkan: install the Vulkan loader (libvulkan1); or {_ANOTHER}."
+        return f"It is a build for Vulkan: install the Vulkan loader (libvulkan1); or {_USE_ANOTHER}."
     folder = Path(os.path.realpath(name)).parent
-    return f"Install the package that has {library}, or put the file into {folder}; or {_ANOTHER}."
+    return f"Install the package with {library}, or put that file into {folder}; or {_USE_ANOTHER}."
 
 
 def _is_other_file(candidate: Path, name: str) -> bool:
@@ -246,7 +250,7 @@ def _last_lines(text: str) -> tuple[str, ...]:
 
 
 def _cut(line: str) -> str:
-    """A line fit to be shown: 200 characters, and none that would act on a terminal."""
+    """At most 200 characters of a line, without control characters."""
     shown = "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line
     )
