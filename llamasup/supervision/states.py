@@ -176,104 +176,75 @@ class RestartRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class _ChildEvent:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Diagnosed:
+    generation: int
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
 class Spawned:
     generation: int
     pid: int
     keeps_slots: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
-    generation: int
-    diagnosis: Diagnosis
+class SpawnFailed(_Diagnosed):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
+class Loading(_ChildEvent):
     """``/health`` answers that the model is loading."""
 
-    generation: int
 
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
+class Progressed(_ChildEvent):
     """A sign of progress while starting: log lines, growing memory or bytes read."""
 
-    generation: int
 
-
-@dataclass(frozen=True, slots=True)
-class Healthy:
+class Healthy(_ChildEvent):
     """``/health`` answers 200."""
 
-    generation: int
 
-
-@dataclass(frozen=True, slots=True)
-class WarmupSucceeded:
+class WarmupSucceeded(_ChildEvent):
     """The child produced a token, an embedding or a score."""
 
-    generation: int
+
+class WarmupFailed(_Diagnosed):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class WarmupFailed:
-    generation: int
-    diagnosis: Diagnosis
-
-
-@dataclass(frozen=True, slots=True)
-class SlotsRestored:
+class SlotsRestored(_ChildEvent):
     """All saved slots are restored, or there were none."""
 
-    generation: int
 
-
-@dataclass(frozen=True, slots=True)
-class SlotRestoreCorrupted:
+class SlotRestoreCorrupted(_ChildEvent):
     """The child restored only a part of a slot. That part stays in the KV cache, where later requests would
     use it; only a new start removes it (#27068).
     """
 
-    generation: int
 
-
-@dataclass(frozen=True, slots=True)
-class SlotsSaved:
+class SlotsSaved(_ChildEvent):
     """The slots are saved, as far as that was possible."""
 
-    generation: int
 
-
-@dataclass(frozen=True, slots=True)
-class StartupFailureLogged:
+class StartupFailureLogged(_Diagnosed):
     """The log of a loading child shows that the start will fail."""
 
-    generation: int
-    diagnosis: Diagnosis
 
-
-@dataclass(frozen=True, slots=True)
-class LivenessFailed:
+class LivenessFailed(_Diagnosed):
     """The child runs but no longer serves: it does not answer, or its requests make no progress (S7, S8)."""
 
-    generation: int
-    diagnosis: Diagnosis
 
-
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(_ChildEvent):
     """The last running request has ended."""
 
-    generation: int
 
-
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(_Diagnosed):
     """The child has exited and is reaped."""
-
-    generation: int
-    diagnosis: Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,42 +279,36 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Spawn:
+class _ChildEffect:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Spawn(_ChildEffect):
+    pass
+
+
+class Probe(_ChildEffect):
     """Probe ``/health`` until it answers 200, and watch for progress."""
 
-    generation: int
+
+class WarmUp(_ChildEffect):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    generation: int
+class RestoreSlots(_ChildEffect):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreSlots:
-    generation: int
+class SaveSlots(_ChildEffect):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class SaveSlots:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(_ChildEffect):
     """Check liveness while it serves."""
 
-    generation: int
 
-
-@dataclass(frozen=True, slots=True)
-class AwaitIdle:
-    generation: int
+class AwaitIdle(_ChildEffect):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,14 +319,12 @@ class CloseEndpoint:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    generation: int
+class Terminate(_ChildEffect):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
-    generation: int
+class Kill(_ChildEffect):
+    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,10 +74,10 @@ class Transition:
     def with_instance(self, **changes: Any) -> Transition:
         return replace(self, instance=replace(self.instance, **changes))
 
-    def deadline(self, instance: Instance, after_s: float) -> tuple[Instance, WakeAt]:
-        """Set a new timer, which makes every earlier one stale."""
-        timer_id = instance.timer_id + 1
-        return replace(instance, timer_id=timer_id), WakeAt(timer_id, self.now_s + after_s)
+    def deadline(self, after_s: float, **changes: Any) -> tuple[Instance, WakeAt]:
+        """Change the instance and set a new timer, which makes every earlier one stale."""
+        timer_id = self.instance.timer_id + 1
+        return replace(self.instance, timer_id=timer_id, **changes), WakeAt(timer_id, self.now_s + after_s)
 
 
 Step = Callable[[Transition], Outcome]
@@ -88,11 +88,10 @@ def ignore(transition: Transition) -> Outcome:
 
 
 def _spawn(transition: Transition) -> Outcome:
-    generation = transition.instance.generation + 1
-    fresh = replace(
-        transition.instance,
+    starting, wake = transition.deadline(
+        transition.policy.stall_timeout_s,
         state=State.STARTING,
-        generation=generation,
+        generation=transition.instance.generation + 1,
         alive=True,
         restart_pending=False,
         kill_reason=None,
@@ -101,8 +100,7 @@ def _spawn(transition: Transition) -> Outcome:
         transferring_slots=False,
         next_start_s=None,
     )
-    fresh, wake = transition.deadline(fresh, transition.policy.stall_timeout_s)
-    return fresh, (Spawn(generation), wake)
+    return starting, (Spawn(starting.generation), wake)
 
 
 def reset_and_start(transition: Transition) -> Outcome:
@@ -126,25 +124,21 @@ def spawned(transition: Transition) -> Outcome:
 
 
 def loading(transition: Transition) -> Outcome:
-    loading, wake = transition.deadline(
-        replace(transition.instance, state=State.LOADING), transition.policy.stall_timeout_s
-    )
+    loading, wake = transition.deadline(transition.policy.stall_timeout_s, state=State.LOADING)
     return loading, (wake,)
 
 
 def progressed(transition: Transition) -> Outcome:
     if transition.instance.transferring_slots:
         return ignore(transition)  # a transfer has its own deadline
-    instance, wake = transition.deadline(transition.instance, transition.policy.stall_timeout_s)
+    instance, wake = transition.deadline(transition.policy.stall_timeout_s)
     return instance, (wake,)
 
 
 def healthy(transition: Transition) -> Outcome:
     if not transition.policy.warm_up:
         return warmup_succeeded(transition)
-    warming, wake = transition.deadline(
-        replace(transition.instance, state=State.WARMING), transition.policy.stall_timeout_s
-    )
+    warming, wake = transition.deadline(transition.policy.stall_timeout_s, state=State.WARMING)
     return warming, (WarmUp(warming.generation), wake)
 
 
@@ -153,8 +147,7 @@ def warmup_succeeded(transition: Transition) -> Outcome:
         return serve(transition)
     # Before the first request, which could use a slot that is to be restored.
     restoring, wake = transition.deadline(
-        replace(transition.instance, state=State.WARMING, transferring_slots=True),
-        transition.policy.slots_timeout_s,
+        transition.policy.slots_timeout_s, state=State.WARMING, transferring_slots=True
     )
     return restoring, (RestoreSlots(restoring.generation), wake)
 
@@ -173,8 +166,7 @@ def serve(transition: Transition) -> Outcome:
 
 def drain(transition: Transition, *, restart_pending: bool = False) -> Outcome:
     draining, wake = transition.deadline(
-        replace(transition.instance, state=State.DRAINING, restart_pending=restart_pending),
-        transition.policy.drain_timeout_s,
+        transition.policy.drain_timeout_s, state=State.DRAINING, restart_pending=restart_pending
     )
     return draining, (AwaitIdle(draining.generation), wake)
 
@@ -187,9 +179,7 @@ def warmup_timeout(transition: Transition) -> Outcome:
 def drained(transition: Transition) -> Outcome:
     if not transition.instance.keeps_slots:
         return terminate(transition)
-    saving, wake = transition.deadline(
-        replace(transition.instance, transferring_slots=True), transition.policy.slots_timeout_s
-    )
+    saving, wake = transition.deadline(transition.policy.slots_timeout_s, transferring_slots=True)
     return saving, (SaveSlots(saving.generation), wake)
 
 
@@ -203,9 +193,7 @@ def terminate(transition: Transition) -> Outcome:
     # server that was ready gets only one, and the whole stop timeout.
     term_resent = transition.instance.ready
     timeout_s = policy.stop_timeout_s if term_resent else policy.first_term_timeout_s
-    stopping, wake = transition.deadline(
-        replace(transition.instance, state=State.STOPPING, term_resent=term_resent), timeout_s
-    )
+    stopping, wake = transition.deadline(timeout_s, state=State.STOPPING, term_resent=term_resent)
     generation = stopping.generation
     return stopping, (CloseEndpoint(generation, "the server is stopping"), Terminate(generation), wake)
 
@@ -214,7 +202,7 @@ def resend_sigterm(transition: Transition) -> Outcome:
     if transition.instance.term_resent:
         return kill(transition)
     timeout_s = transition.policy.stop_timeout_s - transition.policy.first_term_timeout_s
-    stopping, wake = transition.deadline(replace(transition.instance, term_resent=True), timeout_s)
+    stopping, wake = transition.deadline(timeout_s, term_resent=True)
     return stopping, (Terminate(stopping.generation), wake)
 
 
@@ -224,7 +212,7 @@ def terminate_and_restart(transition: Transition) -> Outcome:
 
 def kill(transition: Transition) -> Outcome:
     stopping, wake = transition.deadline(
-        replace(transition.instance, state=State.STOPPING, term_resent=True), transition.policy.kill_again_s
+        transition.policy.kill_again_s, state=State.STOPPING, term_resent=True
     )
     generation = stopping.generation
     return stopping, (CloseEndpoint(generation, "the server is stopping"), Kill(generation), wake)
@@ -281,12 +269,10 @@ def fail_and_kill(transition: Transition) -> Outcome:
 
 def expected_exit(transition: Transition) -> Outcome:
     """The child exited after llamasup ended it."""
-    instance = replace(transition.instance, alive=False)
-    if instance.kill_reason is not None:
-        return _crashed(replace(transition, instance=instance), instance.kill_reason, by_us=True)
-    if instance.restart_pending:
-        return restart_now(replace(transition, instance=instance))
-    return _settled(instance, State.STOPPED), ()
+    transition = transition.with_instance(alive=False)
+    if transition.instance.kill_reason is not None:
+        return _crashed(transition, transition.instance.kill_reason, by_us=True)
+    return restart_now(transition) if transition.instance.restart_pending else settle(transition)
 
 
 def exit_while_draining(transition: Transition) -> Outcome:
@@ -297,46 +283,53 @@ def exit_while_draining(transition: Transition) -> Outcome:
 def unexpected_exit(transition: Transition) -> Outcome:
     """The child exited by itself."""
     assert isinstance(transition.event, Exited | SpawnFailed)
-    instance = replace(transition.instance, alive=False)
-    after, effects = _crashed(replace(transition, instance=instance), transition.event.diagnosis)
-    return after, (CloseEndpoint(instance.generation, transition.event.diagnosis.message), *effects)
+    diagnosis = transition.event.diagnosis
+    instance, effects = _crashed(transition.with_instance(alive=False), diagnosis)
+    return instance, (CloseEndpoint(transition.instance.generation, diagnosis.message), *effects)
 
 
 def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = False) -> Outcome:
-    instance, policy = transition.instance, transition.policy.restart
+    transition = transition.with_instance(last=diagnosis, kill_reason=None, restart_pending=False)
+    instance, policy, now_s = transition.instance, transition.policy.restart, transition.now_s
     if diagnosis.adjustment is not None:
         # The next start has a smaller plan, so this is no crash; the planner limits the steps (S5).
-        smaller = replace(instance, last=diagnosis, kill_reason=None, restart_pending=False)
-        after, effects = restart_now(replace(transition, instance=smaller))
-        return after, (Report(instance.generation, diagnosis, 0.0, by_us), *effects)
-    crashes = (*recent_crashes(instance.crashes, transition.now_s, policy), transition.now_s)
-    instance = replace(instance, crashes=crashes, last=diagnosis, kill_reason=None, restart_pending=False)
-    is_half_open = (
-        instance.half_open_since_s is not None
-        and transition.now_s - instance.half_open_since_s < policy.window_s
-    )
+        return _report_and_restart(transition, diagnosis, by_us=by_us)
+    crashes = (*recent_crashes(instance.crashes, now_s, policy), now_s)
+    transition = transition.with_instance(crashes=crashes)
     if diagnosis.deterministic:
-        return _settled(instance, State.FAILED), (Report(instance.generation, diagnosis, None, by_us),)
+        failed = _settled(transition.instance, State.FAILED)
+        return failed, (Report(failed.generation, diagnosis, None, by_us),)
+    since_s = instance.half_open_since_s
+    is_half_open = since_s is not None and now_s - since_s < policy.window_s
     if is_half_open or len(crashes) > policy.most_crashes:
-        return _give_up(replace(transition, instance=instance), diagnosis, by_us=by_us)
-    instance = replace(instance, half_open_since_s=None)
+        return _give_up(transition, diagnosis, by_us=by_us)
+    transition = transition.with_instance(half_open_since_s=None)
     delay_s = restart_delay_s(len(crashes), was_ready=instance.ready, roll=transition.roll, policy=policy)
-    report = Report(instance.generation, diagnosis, delay_s, by_us)
     if delay_s == 0.0:
-        after, effects = restart_now(replace(transition, instance=instance))
-        return after, (report, *effects)
-    waiting, wake = transition.deadline(replace(instance, state=State.BACKOFF), delay_s)
-    return replace(waiting, next_start_s=wake.at_s), (report, wake)
+        return _report_and_restart(transition, diagnosis, by_us=by_us)
+    return _report_and_wait(transition, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
 
 
 def _give_up(transition: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
     """A crash loop: no more starts, or a single one after the half-open interval."""
-    instance, delay_s = _settled(transition.instance, State.FAILED), transition.policy.restart.half_open_s
-    report = Report(instance.generation, diagnosis, delay_s, by_us)
-    if delay_s is None:
-        return instance, (report,)
-    waiting, wake = transition.deadline(instance, delay_s)
-    return replace(waiting, next_start_s=wake.at_s), (report, wake)
+    delay_s = transition.policy.restart.half_open_s
+    if delay_s is not None:
+        return _report_and_wait(transition, diagnosis, State.FAILED, delay_s, by_us=by_us)
+    failed = _settled(transition.instance, State.FAILED)
+    return failed, (Report(failed.generation, diagnosis, None, by_us),)
+
+
+def _report_and_restart(transition: Transition, diagnosis: Diagnosis, *, by_us: bool) -> Outcome:
+    instance, effects = restart_now(transition)
+    return instance, (Report(transition.instance.generation, diagnosis, 0.0, by_us), *effects)
+
+
+def _report_and_wait(
+    transition: Transition, diagnosis: Diagnosis, state: State, delay_s: float, *, by_us: bool
+) -> Outcome:
+    next_start_s = transition.now_s + delay_s
+    waiting, wake = transition.deadline(delay_s, state=state, next_start_s=next_start_s)
+    return waiting, (Report(waiting.generation, diagnosis, delay_s, by_us), wake)
 
 
 def settle(transition: Transition) -> Outcome:
