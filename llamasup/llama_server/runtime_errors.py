@@ -87,49 +87,32 @@ def cannot_start(path: Path, error: OSError) -> BrokenRuntime:
 def unusable(name: str, answer: Answer, options: tuple[Option, ...], timeout_s: float) -> BrokenRuntime:
     """The error for a program whose ``--help`` is not llama-server's."""
     output = answer.stderr or answer.stdout
-    if answer.too_slow:
-        return BrokenRuntime(
-            f"{name} did not answer --help within {timeout_s:g} s.",
-            remedy=f"Run it yourself to see why it hangs: {shlex.quote(name)} --help; or {_USE_ANOTHER}.",
-            lines=_last_lines(output),
-        )
     if answer.too_long:
         return BrokenRuntime(
-            f"{name} is not llama-server: its answer to --help is too long.",
-            remedy=_sentence(_USE_ANOTHER),
+            f"{name} is not llama-server: its answer to --help is too long.", remedy=_sentence(_USE_ANOTHER)
         )
-    if match := _MISSING_LIBRARY.search(output):
+    if answer.too_slow:
+        message = f"{name} did not answer --help within {timeout_s:g} s."
+        remedy = f"Run it yourself to see why it hangs: {shlex.quote(name)} --help; or {_USE_ANOTHER}."
+    elif match := _MISSING_LIBRARY.search(output):
         library = next(filter(None, match.groups()))
-        return BrokenRuntime(
-            f"{name} cannot start: its shared library {library} is missing.",
-            remedy=_library_remedy(name, library),
-            lines=_last_lines(output),
-        )
-    if match := _OLD_SYSTEM.search(output):
-        return BrokenRuntime(
-            f"{name} cannot start: it was built for a newer system ({match['symbol']} is missing here).",
-            remedy=f"Build llama-server on this machine, or {_USE_ANOTHER}.",
-            lines=_last_lines(output),
-        )
-    if _WRONG_LIBRARY.search(output):
-        return BrokenRuntime(
-            f"{name} cannot start: the libraries that it finds are of another build.",
-            remedy="Put libllama and libggml of its own build next to it, and check LD_LIBRARY_PATH.",
-            lines=_last_lines(output),
-        )
-    if answer.exit_code in (-signal.SIGILL, 128 + signal.SIGILL):
-        return BrokenRuntime(
-            f"{name} was built for another processor: this one lacks an instruction that it uses (SIGILL).",
-            remedy=f"Build it on this machine, or with -DGGML_NATIVE=OFF; or {_USE_ANOTHER}.",
-            lines=_last_lines(output),
-        )
-    if answer.exit_code < 0:
-        return BrokenRuntime(
-            f"{name} crashed at --help ({_signal_name(-answer.exit_code)}).",
-            remedy=f"Build or download it again, or {_USE_ANOTHER}.",
-            lines=_last_lines(output),
-        )
-    return _not_llama_server(name, answer, options)
+        message = f"{name} cannot start: its shared library {library} is missing."
+        remedy = _library_remedy(name, library)
+    elif match := _OLD_SYSTEM.search(output):
+        message = f"{name} cannot start: it was built for a newer system ({match['symbol']} is missing here)."
+        remedy = f"Build llama-server on this machine, or {_USE_ANOTHER}."
+    elif _WRONG_LIBRARY.search(output):
+        message = f"{name} cannot start: the libraries that it finds are of another build."
+        remedy = "Put libllama and libggml of its own build next to it, and check LD_LIBRARY_PATH."
+    elif answer.exit_code in (-signal.SIGILL, 128 + signal.SIGILL):
+        message = f"{name} uses an instruction that this processor does not have (SIGILL)."
+        remedy = f"Build it on this machine, or with -DGGML_NATIVE=OFF; or {_USE_ANOTHER}."
+    elif answer.exit_code < 0:
+        message = f"{name} crashed at --help ({_signal_name(-answer.exit_code)})."
+        remedy = f"Build or download it again, or {_USE_ANOTHER}."
+    else:
+        return _not_llama_server(name, answer, options)
+    return BrokenRuntime(message, remedy=remedy, lines=_last_lines(output))
 
 
 def devices_failed(name: str, answer: Answer) -> BrokenRuntime:

@@ -17,8 +17,7 @@ from llamasup.llama_server.flags import CommandLine, Reason, read_extra
 from llamasup.llama_server.memory_log import give_size_log
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings, names_of
-from llamasup.llama_server.slots.flags import SlotHome, give_slot_folder, kept_slots
-from llamasup.llama_server.slots.policy import KeptSlots
+from llamasup.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_folder, kept_slots
 from llamasup.planning.adapters import give_adapters
 from llamasup.planning.child_address import give_address
 from llamasup.planning.context import give_context

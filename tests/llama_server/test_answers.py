@@ -32,26 +32,26 @@ def read(*slots: dict[str, Any]) -> ServerProgress:
     return read_progress(json.dumps(slots).encode(), None)
 
 
-def test_a_slot_at_its_prompt_shows_how_far_it_is() -> None:
+def test_slot_at_its_prompt_shows_processed_tokens() -> None:
     assert read(IDLE, PREFILLING) == ServerProgress({"1/7": 2048}, prefilling=True)
 
 
-def test_a_slot_that_generates_counts_prompt_and_answer() -> None:
+def test_generating_slot_counts_prompt_and_answer() -> None:
     generating = {**PREFILLING, "n_prompt_tokens_processed": 3962, "next_token": [{"n_decoded": 5}]}
     assert read(IDLE, generating) == ServerProgress({"1/7": 3967}, prefilling=False)
 
 
-def test_one_slot_at_its_prompt_is_enough_for_a_prefill() -> None:
+def test_one_slot_at_its_prompt_is_a_prefill() -> None:
     """All slots are computed in one batch: nobody moves before it is done."""
     generating = {**PREFILLING, "id": 2, "next_token": [{"n_decoded": 5}]}
     assert read(PREFILLING, generating).prefilling
 
 
-def test_idle_slots_do_nothing() -> None:
+def test_idle_slots_are_ignored() -> None:
     assert read(IDLE, {**PREFILLING, "is_processing": False}) == ServerProgress({}, prefilling=False)
 
 
-def test_builds_of_2025_have_no_prompt_progress_and_an_object() -> None:
+def test_build_of_2025_is_read() -> None:
     slot = {
         "id": 0,
         "id_task": 3,
@@ -61,7 +61,7 @@ def test_builds_of_2025_have_no_prompt_progress_and_an_object() -> None:
     assert read(slot) == ServerProgress({"0/3": 9}, prefilling=False)
 
 
-def test_builds_of_2024_number_the_state() -> None:
+def test_build_of_2024_is_read() -> None:
     slots = [
         {"id": number, "id_task": 4 + number, "state": number, "next_token": {"n_decoded": 2}}
         for number in (0, 1)
@@ -69,7 +69,7 @@ def test_builds_of_2024_number_the_state() -> None:
     assert read(*slots) == ServerProgress({"1/5": 2}, prefilling=False)
 
 
-def test_the_counters_of_metrics_are_summed_and_its_gauges_left_out() -> None:
+def test_metrics_counters_are_summed_without_gauges() -> None:
     work = read_progress(None, METRICS)
     assert work.total == pytest.approx(12 + 3962 + 14.4589)
     assert (work.tokens, work.prefilling) == ({}, None)
@@ -81,10 +81,10 @@ def test_the_counters_of_metrics_are_summed_and_its_gauges_left_out() -> None:
 @pytest.mark.parametrize(
     "metrics", [None, b"", b"\x00\xff", b"llamacpp:n_decode_total many\n", b"llamacpp:n_decode_total 1e\n"]
 )
-def test_nonsense_is_nothing(slots: bytes | None, metrics: bytes | None) -> None:
+def test_invalid_bodies_are_ignored(slots: bytes | None, metrics: bytes | None) -> None:
     assert read_progress(slots, metrics) == ServerProgress()
 
 
-def test_brackets_without_end_are_nothing_and_end_nobody() -> None:
+def test_deeply_nested_brackets_are_ignored() -> None:
     """A skipped field of the decoder raises RecursionError, which is no DecodeError."""
     assert read_progress(b'[{"params":' + b"[" * 100_000, None) == ServerProgress()

@@ -29,7 +29,7 @@ def health_of(*answers: httpx.Response | Exception) -> list[Health]:
         return asyncio.run(ask())
 
 
-def test_health_is_what_the_server_answers() -> None:
+def test_health_follows_the_answer() -> None:
     assert health_of(
         httpx.ConnectError("nobody listens yet"),
         httpx.Response(503, json={"error": {"message": "Loading model"}}),
@@ -37,14 +37,14 @@ def test_health_is_what_the_server_answers() -> None:
     ) == [Health.SILENT, Health.LOADING, Health.OK]
 
 
-def test_garbage_and_silence_are_no_health() -> None:
+def test_invalid_or_no_answer_is_silent() -> None:
     assert (
         health_of(httpx.Response(404), httpx.RemoteProtocolError("garbage"), httpx.ReadTimeout("nothing"))
         == [Health.SILENT] * 3
     )
 
 
-def test_probing_goes_on_until_the_server_is_healthy_and_tells_of_the_loading() -> None:
+def test_probing_continues_until_healthy_and_reports_loading() -> None:
     told = []
 
     async def wait() -> None:
@@ -60,7 +60,7 @@ def test_probing_goes_on_until_the_server_is_healthy_and_tells_of_the_loading() 
     assert told == ["loading"]
 
 
-def test_the_ready_line_ends_a_sleep_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_line_ends_the_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an hour between probes only the ready line can bring the next one about."""
     monkeypatch.setattr(client, "FIRST_PROBE_DELAY_S", 3600.0)
     monkeypatch.setattr(client, "LONGEST_PROBE_DELAY_S", 3600.0)
@@ -81,7 +81,7 @@ def test_the_ready_line_ends_a_sleep_however_long(monkeypatch: pytest.MonkeyPatc
         assert route.call_count == 2
 
 
-def test_a_ready_line_that_comes_a_moment_too_early_starts_the_backoff_afresh(
+def test_early_ready_line_restarts_the_backoff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """503, (ready line), 503, 200: the third look comes after the shortest delay, not the next longer."""
@@ -115,7 +115,7 @@ def test_a_ready_line_that_comes_a_moment_too_early_starts_the_backoff_afresh(
     assert ours == pytest.approx([0.001, 0.002, 0.004, 0.008, 0.001, 0.002])
 
 
-def test_the_childs_own_key_goes_with_every_probe() -> None:
+def test_api_key_is_sent_with_every_probe() -> None:
     async def ask() -> None:
         async with Prober(ADDRESS, "child-key") as prober:
             await prober.health()
@@ -128,7 +128,7 @@ def test_the_childs_own_key_goes_with_every_probe() -> None:
         assert {call.request.headers["authorization"] for call in server.calls} == {"Bearer child-key"}
 
 
-def test_metrics_are_none_when_the_server_has_none_to_give() -> None:
+def test_metrics_are_none_without_an_answer() -> None:
     async def ask() -> list[str | None]:
         async with Prober(ADDRESS) as prober:
             return [await prober.metrics() for _ in range(3)]
@@ -140,7 +140,7 @@ def test_metrics_are_none_when_the_server_has_none_to_give() -> None:
         assert asyncio.run(ask()) == [None, None, "a 1\n"]
 
 
-def test_work_is_read_from_slots_and_metrics_as_far_as_there_are_any() -> None:
+def test_progress_is_read_from_slots_and_metrics() -> None:
     async def ask() -> list[ServerProgress]:
         async with Prober(ADDRESS) as prober:
             return [await prober.progress(1.0) for _ in range(2)]
@@ -164,7 +164,9 @@ def test_work_is_read_from_slots_and_metrics_as_far_as_there_are_any() -> None:
         (httpx.ReadError("reset"), "was not answered: reset"),
     ],
 )
-def test_a_proof_is_a_token_or_a_refusal(answer: httpx.Response | Exception, missing: str | None) -> None:
+def test_token_or_rejection_is_a_successful_probe(
+    answer: httpx.Response | Exception, missing: str | None
+) -> None:
     async def ask() -> TokenProbe:
         async with Prober(ADDRESS) as prober:
             return await prober.probe_token(warm_up_request(ModelClass.DECODER))
@@ -176,7 +178,7 @@ def test_a_proof_is_a_token_or_a_refusal(answer: httpx.Response | Exception, mis
     assert missing is None or missing in str(probe.problem)
 
 
-def test_health_that_drips_is_silence() -> None:
+def test_slow_health_answer_is_silent() -> None:
     """httpx alone would wait for as long as a byte comes now and then."""
 
     over = asyncio.Event()

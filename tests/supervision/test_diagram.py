@@ -26,9 +26,7 @@ def test_diagram_in_docs_matches_table() -> None:
 @pytest.mark.slow
 def test_check_finds_stale_diagram_and_the_script_updates_it(tmp_path: Path) -> None:
     stale = tmp_path / "design.md"
-    stale.write_text(
-        DOC.read_text("utf-8").replace("ready --> stopping: Kill", "ready --> stopping: Other")
-    )
+    stale.write_text(DOC.read_text("utf-8").replace("ready --> stopping: Kill", "ready --> stopping: Other"))
     done = draw("--check", "--doc", str(stale))
     assert (done.returncode, "is stale" in done.stderr) == (1, True)
     assert draw("--doc", str(stale)).returncode == 0

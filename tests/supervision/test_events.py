@@ -110,7 +110,7 @@ EVENTS: tuple[tuple[PublishedEvent, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("event", "fields"), EVENTS)
-def test_an_event_has_these_fields(event: PublishedEvent, fields: dict[str, Any]) -> None:
+def test_event_has_these_fields(event: PublishedEvent, fields: dict[str, Any]) -> None:
     assert as_json(event) == {"protocol": 1, **fields}
 
 
@@ -118,7 +118,7 @@ def test_every_kind_of_event_is_tested() -> None:
     assert {type(event) for event, _ in EVENTS} == set(get_args(PublishedEvent))
 
 
-def test_every_listener_gets_every_event_until_it_is_forgotten() -> None:
+def test_listener_gets_every_event_until_unsubscribed() -> None:
     bus, first, second = Bus(), list[PublishedEvent](), list[PublishedEvent]()
     bus.listen(first.append)
     bus.listen(listener := second.append)

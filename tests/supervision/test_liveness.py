@@ -92,16 +92,14 @@ def failed(action: Action | Diagnosis) -> Diagnosis:
         (Traffic(8), Traffic(8, bytes_relayed=500), Checks(health=False, progress=False)),
     ],
 )
-def test_of_a_server_that_is_seen_to_work_nothing_is_asked(
-    before: Traffic, now: Traffic, checks: Checks
-) -> None:
+def test_working_server_is_not_checked(before: Traffic, now: Traffic, checks: Checks) -> None:
     assert required_checks(LivenessState(0.0, traffic=before), now, POLICY) == checks
 
 
 # --- S7: unresponsive -----------------------------------------------------------------------------------
 
 
-def test_three_misses_in_a_row_condemn() -> None:
+def test_three_missed_health_checks_are_a_failure() -> None:
     server = Watched()
     assert server(IDLE, health=Health.SILENT) is Action.NOTHING
     assert server(IDLE, health=Health.SILENT) is Action.NOTHING
@@ -111,7 +109,7 @@ def test_three_misses_in_a_row_condemn() -> None:
 
 
 @pytest.mark.parametrize("sign", [Health.OK, Health.LOADING, None])
-def test_any_sign_of_life_starts_the_count_anew(sign: Health | None) -> None:
+def test_any_answer_resets_the_missed_checks(sign: Health | None) -> None:
     """None: not asked, because tokens flowed."""
     server = Watched()
     for _ in range(5):
@@ -120,7 +118,7 @@ def test_any_sign_of_life_starts_the_count_anew(sign: Health | None) -> None:
         assert server(IDLE, health=sign) is Action.NOTHING
 
 
-def test_a_stopped_process_is_named() -> None:
+def test_diagnosis_names_a_stopped_process() -> None:
     server = Watched()
     for _ in range(2):
         server(ONE, health=Health.SILENT, stopped=True)
@@ -129,7 +127,7 @@ def test_a_stopped_process_is_named() -> None:
     assert "SIGSTOP" in diagnosis.remedy
 
 
-def test_a_server_that_misses_is_judged_by_its_misses_alone() -> None:
+def test_missed_checks_count_before_a_failed_probe() -> None:
     server = Watched()
     server(ONE, DECODING)
     server.until_suspected(ONE, DECODING)
@@ -138,7 +136,7 @@ def test_a_server_that_misses_is_judged_by_its_misses_alone() -> None:
     assert failed(server(ONE, health=Health.SILENT, probe=NO_TOKEN)).cause == "unresponsive"
 
 
-def test_silence_of_a_server_that_works_hard_is_no_miss() -> None:
+def test_silence_of_a_busy_server_with_requests_is_not_a_miss() -> None:
     """Builds of 2024 answer /health between two batches only."""
     server = Watched()
     server(ONE)
@@ -146,7 +144,7 @@ def test_silence_of_a_server_that_works_hard_is_no_miss() -> None:
         assert server(ONE, health=Health.SILENT, cores=2.0) is Action.NOTHING
 
 
-def test_silence_of_a_server_that_works_hard_at_nothing_is() -> None:
+def test_silence_of_a_busy_server_without_requests_is_a_miss() -> None:
     server = Watched()
     actions = [server(IDLE, health=Health.SILENT, cores=2.0) for _ in range(3)]
     assert failed(actions[-1]).cause == "unresponsive"
@@ -155,13 +153,13 @@ def test_silence_of_a_server_that_works_hard_at_nothing_is() -> None:
 # --- S8: wedged -----------------------------------------------------------------------------------------
 
 
-def test_nothing_in_flight_is_never_suspicious() -> None:
+def test_idle_server_is_never_probed() -> None:
     server = Watched()
     for _ in range(1000):
         assert server(IDLE) is Action.NOTHING
 
 
-def test_a_decode_that_does_not_move_for_a_minute_is_suspected_and_without_a_token_condemned() -> None:
+def test_stalled_decode_is_probed_after_a_minute_and_fails_without_a_token() -> None:
     server = Watched()
     server(ONE, DECODING)
     assert server.until_suspected(ONE, DECODING) == 60.0
@@ -175,14 +173,14 @@ def test_a_decode_that_does_not_move_for_a_minute_is_suspected_and_without_a_tok
     )
 
 
-def test_a_spinning_process_is_wedged_all_the_same() -> None:
+def test_cpu_time_is_not_progress_of_a_decode() -> None:
     """CPU time is no progress: a device wait may spin for ever."""
     server = Watched()
     server(ONE, DECODING)
     assert server.until_suspected(ONE, DECODING, cores=8.0) == 60.0
 
 
-def test_a_token_request_that_fails_condemns_at_once() -> None:
+def test_failed_token_probe_is_a_failure_at_once() -> None:
     server = Watched()
     server(ONE, DECODING)
     server.until_suspected(ONE, DECODING)
@@ -190,7 +188,7 @@ def test_a_token_request_that_fails_condemns_at_once() -> None:
     assert NO_TOKEN.problem in failed(server(ONE, DECODING, probe=NO_TOKEN)).message
 
 
-def test_a_token_acquits_and_the_minute_begins_anew() -> None:
+def test_successful_token_probe_restarts_the_minute() -> None:
     """One stuck request on a server that works: a client that does not read, for one."""
     server = Watched()
     server(ONE, DECODING)
@@ -212,14 +210,14 @@ def stream(traffic: Traffic, step: int) -> Iterator[tuple[Traffic, ServerProgres
 
 
 @pytest.mark.parametrize("step", [1, 2, 11])
-def test_a_stream_that_progresses_is_never_suspected(step: int) -> None:
+def test_stream_with_progress_is_never_probed(step: int) -> None:
     server = Watched()
     tokens = stream(ONE, step)
     for _ in range(500):
         assert server(*next(tokens)) is Action.NOTHING
 
 
-def test_a_stream_of_pings_alone_is() -> None:
+def test_stream_of_only_pings_is_probed() -> None:
     server, pinged = Watched(), ONE
     for look in range(13):
         if look % 6 == 0:  # every 30 s
@@ -228,19 +226,19 @@ def test_a_stream_of_pings_alone_is() -> None:
     assert action is Action.PROBE
 
 
-def test_an_answer_that_is_not_streamed_shows_in_its_slot_only() -> None:
+def test_slot_shows_progress_of_an_unstreamed_answer() -> None:
     server = Watched()
     for tokens in range(200):
         assert server(ONE, ServerProgress({"0/7": tokens}, prefilling=False)) is Action.NOTHING
 
 
-def test_the_counters_show_the_progress_of_builds_without_slots() -> None:
+def test_metrics_show_progress_of_builds_without_slots() -> None:
     server = Watched()
     for total in range(200):
         assert server(ONE, ServerProgress(total=float(total))) is Action.NOTHING
 
 
-def test_requests_that_give_up_one_after_the_other_do_not_hide_a_wedge() -> None:
+def test_disconnecting_clients_do_not_hide_a_wedged_server() -> None:
     """Clients that wait 20 s each; every one gets a slot and no token."""
     server, actions = Watched(), []
     for client in range(4):
@@ -250,7 +248,7 @@ def test_requests_that_give_up_one_after_the_other_do_not_hide_a_wedge() -> None
     assert Action.PROBE in actions
 
 
-def test_a_suspect_whose_last_client_left_is_proven_all_the_same() -> None:
+def test_probe_continues_after_the_last_client_disconnects() -> None:
     server = Watched()
     server(ONE, DECODING)
     server.until_suspected(ONE, DECODING)
@@ -261,14 +259,14 @@ def test_a_suspect_whose_last_client_left_is_proven_all_the_same() -> None:
 # --- what is slow and no hang ---------------------------------------------------------------------------
 
 
-def test_a_model_that_takes_minutes_for_a_token_shows_it_in_its_warm_up() -> None:
+def test_slow_warm_up_allows_slow_tokens() -> None:
     server = Watched(warm_up_s=100.0)
     tokens = stream(ONE, 25)  # one in 125 s
     for _ in range(500):
         assert server(*next(tokens)) is Action.NOTHING
 
 
-def test_and_its_wedge_is_suspected_after_four_times_that() -> None:
+def test_slow_model_is_probed_after_four_times_its_longest_pause() -> None:
     server = Watched(warm_up_s=100.0)
     server(ONE, DECODING)
     assert server.until_suspected(ONE, DECODING) == 400.0
@@ -277,7 +275,7 @@ def test_and_its_wedge_is_suspected_after_four_times_that() -> None:
     assert "within 400 s" in failed(actions[-1]).message
 
 
-def test_a_suspect_that_moves_again_is_let_go_and_its_pace_is_remembered() -> None:
+def test_progress_cancels_the_probe_and_sets_a_longer_limit() -> None:
     server = Watched()
     server(ONE, DECODING)
     server.until_suspected(ONE, DECODING)
@@ -287,7 +285,7 @@ def test_a_suspect_that_moves_again_is_let_go_and_its_pace_is_remembered() -> No
     assert server.until_suspected(ONE, moved) == 4 * 70.0
 
 
-def test_what_the_proof_itself_moves_is_no_progress_of_the_suspect() -> None:
+def test_progress_of_the_probe_itself_does_not_count() -> None:
     server = Watched()
     server(ONE, replace(DECODING, total=10.0))
     server.until_suspected(ONE, replace(DECODING, total=10.0))
@@ -297,23 +295,23 @@ def test_what_the_proof_itself_moves_is_no_progress_of_the_suspect() -> None:
 
 
 @pytest.mark.parametrize("progress", [PREFILLING, NOTHING_KNOWN, None])
-def test_a_batch_of_a_long_prompt_may_take_half_an_hour_of_work(progress: ServerProgress | None) -> None:
+def test_busy_prefill_may_take_half_an_hour(progress: ServerProgress | None) -> None:
     server = Watched()
     assert server.until_suspected(ONE, progress, cores=1.0) == 1800.0
 
 
-def test_a_model_that_comes_from_the_disk_for_every_batch_works() -> None:
+def test_disk_reads_count_as_work() -> None:
     server = Watched()
     assert server.until_suspected(ONE, PREFILLING, read_bytes_s=500e6) == 1800.0
 
 
 @pytest.mark.parametrize("progress", [PREFILLING, NOTHING_KNOWN, None])
-def test_a_prompt_at_which_nothing_works_is_suspected_after_minutes(progress: ServerProgress | None) -> None:
+def test_idle_prefill_is_probed_after_three_minutes(progress: ServerProgress | None) -> None:
     server = Watched()
     assert server.until_suspected(ONE, progress) == 180.0
 
 
-def test_a_process_that_catches_its_breath_works_on() -> None:
+def test_short_idle_times_do_not_count_as_stalled() -> None:
     """On a machine with too much to do it may get no core between two looks."""
     server = Watched()
     for _ in range(50):
@@ -321,19 +319,19 @@ def test_a_process_that_catches_its_breath_works_on() -> None:
         assert server(ONE, PREFILLING) is Action.NOTHING
 
 
-def test_a_process_that_stops_working_is_suspected_after_minutes_of_that() -> None:
+def test_idle_time_counts_from_the_end_of_the_work() -> None:
     server = Watched()
     for _ in range(200):
         server(ONE, PREFILLING, cores=1.0)
     assert server.until_suspected(ONE, PREFILLING) == 1000.0 + 180.0
 
 
-def test_a_process_that_may_not_be_looked_at_is_taken_for_idle() -> None:
+def test_process_without_cpu_usage_counts_as_idle() -> None:
     server = Watched()
     assert server.until_suspected(ONE, PREFILLING, cpu_usage=False) == 180.0
 
 
-def test_a_prefill_that_shows_its_batches_takes_as_long_as_it_takes() -> None:
+def test_prefill_with_progress_has_no_limit() -> None:
     server = Watched()
     for batch in range(20):
         for _ in range(30):  # 150 s each
@@ -342,20 +340,20 @@ def test_a_prefill_that_shows_its_batches_takes_as_long_as_it_takes() -> None:
     assert server.state.longest_pause_s == 0.0  # a batch says nothing of the pace of tokens
 
 
-def test_a_prompt_in_another_slot_holds_up_a_stream() -> None:
+def test_prefill_in_another_slot_delays_the_limit() -> None:
     server = Watched()
     both = ServerProgress({"0/7": 100, "1/8": 0}, prefilling=True)
     server(Traffic(2), both)
     assert server.until_suspected(Traffic(2), both, cores=2.0) == 1800.0
 
 
-def test_a_request_that_no_slot_works_at_is_suspicious() -> None:
+def test_request_without_a_slot_is_probed_after_a_minute() -> None:
     """Its task was lost, or a client does not read: a token tells which."""
     server = Watched()
     assert server.until_suspected(ONE, SLOTS_IDLE) == 60.0
 
 
-def test_a_look_at_the_same_moment_is_no_measure_of_work() -> None:
+def test_two_checks_at_the_same_time_are_valid() -> None:
     server = Watched()
     assert server(ONE, PREFILLING, after_s=0.0) is Action.NOTHING
 
@@ -367,7 +365,7 @@ def failures(count: int) -> Traffic:
     return Traffic(in_flight=0, bytes_relayed=100 * count, answered=count, failures=count)
 
 
-def test_three_errors_in_a_row_ask_for_a_token_and_without_it_condemn() -> None:
+def test_three_errors_start_a_probe_which_decides() -> None:
     server = Watched()
     assert server(failures(2), health=None) is Action.NOTHING
     assert server(failures(3), health=None) is Action.PROBE
@@ -377,7 +375,7 @@ def test_three_errors_in_a_row_ask_for_a_token_and_without_it_condemn() -> None:
     assert "its last 9 answers were errors" in diagnosis.message
 
 
-def test_errors_of_a_server_that_gives_a_token_are_the_clients_own() -> None:
+def test_each_successful_probe_doubles_the_error_limit() -> None:
     """501 for what this model cannot do; whoever asks for it asks again and again."""
     server, proofs = Watched(), 0
     for count in range(1, 101):
@@ -387,7 +385,7 @@ def test_errors_of_a_server_that_gives_a_token_are_the_clients_own() -> None:
     assert proofs == 6  # at 3, 6, 12, 24, 48 and 96
 
 
-def test_after_a_good_answer_three_errors_count_again() -> None:
+def test_good_answer_resets_the_error_limit() -> None:
     server = Watched()
     server(failures(3), health=None)
     server(failures(3), probe=TokenProbe(None))
@@ -395,7 +393,7 @@ def test_after_a_good_answer_three_errors_count_again() -> None:
     assert server(replace(failures(7), failures=3), health=None) is Action.PROBE
 
 
-def test_a_good_answer_clears_a_server_suspected_for_its_errors() -> None:
+def test_good_answer_cancels_the_probe() -> None:
     server = Watched()
     server(failures(3), health=None)
     assert server(replace(failures(4), failures=0), health=None) is Action.CANCEL_PROBE
@@ -404,6 +402,6 @@ def test_a_good_answer_clears_a_server_suspected_for_its_errors() -> None:
 # --- the policy -----------------------------------------------------------------------------------------
 
 
-def test_the_numbers_are_those_that_are_promised() -> None:
+def test_default_limits_match_the_docs() -> None:
     assert (POLICY.interval_s, POLICY.health_timeout_s, POLICY.max_missed_checks) == (5.0, 2.0, 3)
     assert (POLICY.stall_s, POLICY.max_failures) == (60.0, 3)

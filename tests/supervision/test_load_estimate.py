@@ -50,21 +50,21 @@ def told(tmp_path: Path) -> Ask:
     return ask
 
 
-def test_a_load_that_has_begun_takes_what_is_left_of_the_last_ones(told: Ask) -> None:
+def test_retry_after_is_the_rest_of_a_running_load(told: Ask) -> None:
     assert told(State.LOADING, load_s=30.0, elapsed_s=10.0) == pytest.approx(20.0, abs=0.5)
     assert told(State.WARMING, load_s=30.0, elapsed_s=29.9) == 1.0
     assert told(State.STARTING, load_s=30.0, elapsed_s=90.0) == 1.0
 
 
-def test_the_first_load_of_all_is_worth_asking_again_every_second(told: Ask) -> None:
+def test_first_load_has_a_retry_after_of_one_second(told: Ask) -> None:
     assert told(State.LOADING, load_s=None, elapsed_s=10.0) == 1.0
 
 
-def test_a_load_that_is_still_to_come_takes_all_of_it(told: Ask) -> None:
+def test_retry_after_includes_a_whole_load_that_is_due(told: Ask) -> None:
     assert told(State.DRAINING, load_s=30.0) == 30.0
     assert told(State.BACKOFF, load_s=30.0, start_in_s=8.0) == pytest.approx(38.0, abs=0.5)
     assert told(State.FAILED, load_s=None, start_in_s=300.0) == pytest.approx(300.0, abs=0.5)
 
 
-def test_no_hint_is_longer_than_ten_minutes(told: Ask) -> None:
+def test_retry_after_is_at_most_ten_minutes(told: Ask) -> None:
     assert told(State.LOADING, load_s=3600.0) == LONGEST_S

@@ -20,7 +20,7 @@ from llamasup.supervision.states import Policy
         (Policy(wait_timeout_s=0.0, max_concurrent=4), 4, 4),
     ],
 )
-def test_the_places_are_the_slots_unless_something_else_was_asked_for(
+def test_permits_are_the_slots_unless_configured(
     policy: Policy, slots: int | None, max_concurrent: int | None
 ) -> None:
     assert policy.permits(slots) == max_concurrent

@@ -75,7 +75,7 @@ def stage(tiny_model: Path, tmp_path: Path) -> Stage:
     return Stage(tiny_model, tmp_path)
 
 
-def test_only_slots_that_hold_something_are_kept(stage: Stage, slots: Path) -> None:
+def test_only_slots_with_a_conversation_are_saved(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
         (saved,) = sets(slots)
@@ -88,7 +88,7 @@ def test_only_slots_that_hold_something_are_kept(stage: Stage, slots: Path) -> N
     asyncio.run(test())
 
 
-def test_a_disk_that_is_full_is_no_error_of_the_stop(stage: Stage, slots: Path) -> None:
+def test_failed_save_does_not_fail_the_stop(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         async with stage.served("slots_fail=save") as it:
             await it.complete(prompt=WORDS)
@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_is_no_error_of_the_stop(stage: Stage, slots: Path) 
     asyncio.run(test())
 
 
-def test_a_slot_that_is_refused_is_told_and_a_fresh_server_serves(stage: Stage, slots: Path) -> None:
+def test_rejected_slot_is_a_warning_and_a_new_server_serves(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
         async with stage.served("slots_fail=restore", generation=2) as it:
@@ -115,7 +115,7 @@ def test_a_slot_that_is_refused_is_told_and_a_fresh_server_serves(stage: Stage, 
     asyncio.run(test())
 
 
-def test_a_server_that_dies_of_a_slot_is_no_crash(stage: Stage, slots: Path) -> None:
+def test_exit_during_restore_is_not_a_crash(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
         async with stage.served("slots_fail=die", generation=2) as it:
@@ -126,7 +126,7 @@ def test_a_server_that_dies_of_a_slot_is_no_crash(stage: Stage, slots: Path) -> 
     asyncio.run(test())
 
 
-def test_a_restore_that_takes_too_long_is_not_waited_for(stage: Stage, slots: Path) -> None:
+def test_slow_restore_does_not_delay_serving(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
         async with stage.served(*SLOW, **SHORT) as it:
@@ -136,7 +136,7 @@ def test_a_restore_that_takes_too_long_is_not_waited_for(stage: Stage, slots: Pa
     asyncio.run(test())
 
 
-def test_a_save_that_takes_too_long_is_broken_off_and_leaves_nothing(stage: Stage, slots: Path) -> None:
+def test_slow_save_is_cancelled_and_leaves_no_files(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         async with stage.served(*SLOW, **SHORT) as it:
             await it.complete(prompt=WORDS)
@@ -148,7 +148,7 @@ def test_a_save_that_takes_too_long_is_broken_off_and_leaves_nothing(stage: Stag
     asyncio.run(test())
 
 
-def test_the_list_says_what_is_kept_and_nothing_of_what_was_said(stage: Stage, slots: Path) -> None:
+def test_slot_list_contains_no_conversation(stage: Stage, slots: Path) -> None:
     asyncio.run(stage.talk(slots))
     (listed,) = slots.glob("*.json")
     said = json.loads(listed.read_text())

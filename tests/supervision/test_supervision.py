@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_a_death_is_seen_in_the_next_turns_of_the_loop(run: Callable[..., None]) -> None:
+def test_exit_is_noticed_within_five_loop_turns(run: Callable[..., None]) -> None:
     """S1. The kernel is asked directly when it is dead; from then on only turns are counted: whoever polls
     with a timer does not come round in five turns that do nothing."""
 
@@ -52,7 +52,7 @@ def test_a_death_is_seen_in_the_next_turns_of_the_loop(run: Callable[..., None])
     run(test())
 
 
-def test_restarts_wait_as_long_as_they_say_and_longer_each_time(tiny_model: Path, tmp_path: Path) -> None:
+def test_restarts_wait_for_the_reported_and_growing_delay(tiny_model: Path, tmp_path: Path) -> None:
     """S2: no start before its time; what is said is the delay of the policy within its jitter.
 
     The delay counts from when the end was seen, which is before it is told.
@@ -87,9 +87,7 @@ def test_restarts_wait_as_long_as_they_say_and_longer_each_time(tiny_model: Path
         assert at_s["start", number + 1] >= due_s[number] - 0.002
 
 
-def test_the_first_crash_of_a_server_that_served_is_answered_at_once(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_first_crash_of_ready_server_is_restarted_at_once(tiny_model: Path, tmp_path: Path) -> None:
     runtime = install(tmp_path / "llama-server")
 
     async def test() -> None:
@@ -104,9 +102,7 @@ def test_the_first_crash_of_a_server_that_served_is_answered_at_once(
 
 
 @pytest.mark.slow
-def test_a_start_without_progress_is_hung_and_one_with_progress_is_not(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_only_a_start_without_progress_is_hung(tiny_model: Path, tmp_path: Path) -> None:
     """S6. Both load for twice as long as a start may stand still; one logs all the while."""
     load = ("load_s=8", "quiet", f"once={tmp_path / 'hung'}")
     hung = install(tmp_path / "hung-server", *load)
@@ -123,7 +119,7 @@ def test_a_start_without_progress_is_hung_and_one_with_progress_is_not(
     asyncio.run(test())
 
 
-def test_what_it_answers_while_it_loads_is_no_sign_that_it_hangs(
+def test_responses_while_loading_do_not_count_as_failures(
     tiny_model: Path, tmp_path: Path, free_tcp_port: int
 ) -> None:
     """``wrap`` lets llama-server say "Loading model" itself; a client that polls makes many such 503."""
@@ -155,7 +151,7 @@ def test_what_it_answers_while_it_loads_is_no_sign_that_it_hangs(
     asyncio.run(test())
 
 
-def test_between_a_death_and_its_clearing_away_requests_wait_and_nobody_is_told_that_it_is_ready(
+def test_requests_wait_and_readyz_fails_between_exit_and_cleanup(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What outlives a server may take seconds to end; the server itself is dead all the while."""
@@ -186,7 +182,7 @@ def test_between_a_death_and_its_clearing_away_requests_wait_and_nobody_is_told_
     asyncio.run(test())
 
 
-def test_a_proof_that_is_read_after_the_death_announces_nothing(
+def test_warm_up_result_after_the_exit_is_ignored(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token came, then the end; the runner hears of the end first, while the rest is cleared away."""

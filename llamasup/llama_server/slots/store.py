@@ -21,7 +21,6 @@ import msgspec
 
 from llamasup.errors import FolderUnusable
 from llamasup.gguf.files import split_name, split_paths
-from llamasup.llama_server.slots.flags import SlotHome
 from llamasup.llama_server.slots.policy import (
     MAX_BYTES,
     STRAY_AFTER_S,
@@ -29,6 +28,7 @@ from llamasup.llama_server.slots.policy import (
     KeptSlots,
     SavedSet,
     SavedSlot,
+    SlotHome,
     file_name,
     is_current,
     is_slot_file,

@@ -9,7 +9,7 @@ import pytest
 
 from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.slots.flags import SlotHome
+from llamasup.llama_server.slots.policy import SlotHome
 from llamasup.planning.plan import LaunchPlan
 from tests.planning.plans import BUILDS, NEW, bert, capabilities, planned, reason, value
 
@@ -27,14 +27,14 @@ def without(*flags: str) -> Capabilities:
     return replace(known, options=options)
 
 
-def test_nothing_is_kept_that_nobody_asked_for() -> None:
+def test_slots_are_not_saved_by_default() -> None:
     plan = planned(slot_home=HOME)
     assert plan.slots is None
     assert all(each.flag != "--slot-save-path" for each in plan.reasons)
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_each_of_our_builds_can_save_slots(build: str) -> None:
+def test_every_build_can_save_slots(build: str) -> None:
     plan = keeping(build)
     assert value(plan, "--slot-save-path") == "/cache/slots"
     assert plan.slots is not None
@@ -42,18 +42,18 @@ def test_each_of_our_builds_can_save_slots(build: str) -> None:
     assert "--no-cache-idle-slots" not in plan.argv  # slots with cells of their own keep what they hold
 
 
-def test_slots_that_share_their_cells_are_not_cleared_before_they_can_be_saved() -> None:
+def test_shared_idle_slots_are_not_cleared() -> None:
     assert "--no-cache-idle-slots" in keeping(profile="throughput").argv
     older = keeping(without("--no-cache-idle-slots"), profile="throughput")
     assert "--no-cache-idle-slots" not in older.argv
     assert older.slots is not None
 
 
-def test_the_profile_that_passes_only_what_was_asked_for_passes_this() -> None:
+def test_plain_profile_passes_the_slot_flags() -> None:
     assert value(keeping(profile="plain"), "--slot-save-path") == "/cache/slots"
 
 
-def test_what_other_settings_held_is_not_taken_up() -> None:
+def test_slots_of_other_settings_are_not_restored() -> None:
     plans = [
         keeping(),
         keeping(ctx_size=4096),
@@ -77,7 +77,7 @@ def test_what_other_settings_held_is_not_taken_up() -> None:
         ("unknown", False),
     ],
 )
-def test_a_rebuild_keeps_the_slots_of_a_version_that_names_its_commit(version: str, are_kept: bool) -> None:
+def test_rebuild_of_the_same_commit_keeps_the_slots(version: str, are_kept: bool) -> None:
     known = replace(capabilities(NEW), version=version)
     before, after = (keeping(replace(known, build=build)).slots for build in ("1111", "2222"))
     assert before is not None
@@ -101,13 +101,13 @@ def test_a_rebuild_keeps_the_slots_of_a_version_that_names_its_commit(version: s
         ),
     ],
 )
-def test_where_it_cannot_be_had_it_is_left_out_with_the_reason(plan: LaunchPlan, why: str) -> None:
+def test_unsupported_slot_flags_are_left_out_with_a_reason(plan: LaunchPlan, why: str) -> None:
     assert plan.slots is None
     assert "--slot-save-path" not in plan.argv
     assert reason(plan, "--slot-save-path") == f"left out: {why}"
 
 
-def test_a_folder_given_by_hand_is_the_users_own_business() -> None:
+def test_users_own_slot_folder_is_not_managed() -> None:
     plan = keeping(extra=("--slot-save-path", "/mine"))
     assert plan.slots is None
     assert value(plan, "--slot-save-path") == "/mine"

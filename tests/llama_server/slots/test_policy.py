@@ -38,7 +38,7 @@ def key(*flags: tuple[str, str | None], runtime: str = "build 1", file: tuple[st
 # --- what fits --------------------------------------------------------------------------------------
 
 
-def test_the_same_plan_has_the_same_key_whatever_its_order_address_and_threads() -> None:
+def test_key_ignores_order_address_and_threads() -> None:
     base = key(("--ctx-size", "4096"), ("--flash-attn", "on"))
     assert base == key(("--flash-attn", "on"), ("--ctx-size", "4096"))
     assert base == key(
@@ -65,11 +65,11 @@ def test_the_same_plan_has_the_same_key_whatever_its_order_address_and_threads()
         key(),
     ],
 )
-def test_another_context_cache_build_or_file_has_another_key(other: str) -> None:
+def test_key_depends_on_context_cache_build_and_files(other: str) -> None:
     assert key(("--ctx-size", "4096")) != other
 
 
-def test_a_set_is_good_while_each_file_of_its_model_is_as_it_was() -> None:
+def test_set_is_current_while_its_model_files_are_unchanged() -> None:
     two = replace(saved(1, 10), files=(FILE, ("/models/mmproj.gguf", 5, 5)))
     there = {path: (path, size, mtime) for path, size, mtime in two.files}
     assert is_current(two, there.get)
@@ -80,7 +80,7 @@ def test_a_set_is_good_while_each_file_of_its_model_is_as_it_was() -> None:
 # --- names ------------------------------------------------------------------------------------------
 
 
-def test_only_files_with_our_names_are_ours() -> None:
+def test_only_names_of_slot_files_match() -> None:
     assert is_slot_file(file_name(KEY, TOKEN, 0))
     assert is_slot_file(list_name(KEY, TOKEN))
     for name in (
@@ -96,7 +96,7 @@ def test_only_files_with_our_names_are_ours() -> None:
 # --- what goes --------------------------------------------------------------------------------------
 
 
-def test_the_longest_unused_goes_first_and_no_more_than_has_to() -> None:
+def test_oldest_sets_are_removed_until_the_rest_fits() -> None:
     sets = [saved(3, 30), saved(1, 10), saved(2, 20)]
     assert sets_to_remove(sets, 60) == ()
     assert sets_to_remove(sets, 59) == (saved(1, 10),)
@@ -104,14 +104,14 @@ def test_the_longest_unused_goes_first_and_no_more_than_has_to() -> None:
     assert sets_to_remove(sets, 0) == (saved(3, 30), saved(2, 20), saved(1, 10))
 
 
-def test_many_small_ones_are_bounded_by_their_number() -> None:
+def test_number_of_sets_is_limited() -> None:
     assert sets_to_remove([saved(number, 1) for number in range(300)], 1000) == tuple(
         saved(number, 1) for number in reversed(range(44))
     )
 
 
 @given(st.lists(st.integers(0, 100), max_size=20), st.integers(-10, 500))
-def test_what_stays_fits_and_is_the_newest(sizes: list[int], most_bytes: int) -> None:
+def test_remaining_sets_fit_and_are_the_newest(sizes: list[int], most_bytes: int) -> None:
     sets = [saved(number, size) for number, size in enumerate(sizes)]
     gone = sets_to_remove(sets, most_bytes)
     stays = [each for each in sets if each not in gone]
@@ -119,7 +119,7 @@ def test_what_stays_fits_and_is_the_newest(sizes: list[int], most_bytes: int) ->
     assert not stays or not gone or min(each.saved_ns for each in stays) > max(each.saved_ns for each in gone)
 
 
-def test_a_set_knows_what_it_holds() -> None:
+def test_set_sums_bytes_and_tokens() -> None:
     slots = (*saved(1, 10).slots, *saved(2, 20).slots)
     both = replace(saved(1, 10), slots=slots)
     assert (both.size_bytes, both.tokens) == (30, 200)
@@ -128,20 +128,18 @@ def test_a_set_knows_what_it_holds() -> None:
 # --- answers ----------------------------------------------------------------------------------------
 
 
-def test_an_answer_tells_the_tokens_or_what_was_in_the_way() -> None:
+def test_slot_answer_has_tokens_or_a_problem() -> None:
     done = {"id_slot": 0, "filename": "a", "n_saved": 458, "n_written": 241928}
     assert read_slot_answer(200, json.dumps(done).encode(), "n_saved") == SlotAnswer(458)
     refused = {"error": {"code": 400, "message": "Unable to restore slot", "type": "invalid_request_error"}}
-    assert (
-        read_slot_answer(400, json.dumps(refused).encode(), "n_restored") == SlotAnswer(
+    assert read_slot_answer(400, json.dumps(refused).encode(), "n_restored") == SlotAnswer(
         problem="Unable to restore slot"
-    )
     )
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"[]", b'{"error":"no"}', b'{"n_saved":"many"}', b"[" * 9999]
 )
-def test_an_answer_that_is_none_is_a_problem(body: bytes) -> None:
+def test_invalid_slot_answer_is_a_problem(body: bytes) -> None:
     for status in (200, 500):
         assert read_slot_answer(status, body, "n_saved").problem.startswith(f"it answered {status}: ")

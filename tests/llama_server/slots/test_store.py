@@ -70,7 +70,7 @@ def disk(tmp_path: Path) -> Disk:
 # --- once and only once -----------------------------------------------------------------------------
 
 
-def test_what_was_saved_is_taken_up_once(disk: Disk) -> None:
+def test_saved_set_is_taken_once(disk: Disk) -> None:
     saved = disk.saves(b"one", b"two")
     taken = disk.store().take(KEY)
     assert taken is not None
@@ -81,7 +81,7 @@ def test_what_was_saved_is_taken_up_once(disk: Disk) -> None:
     assert disk.names() == set()
 
 
-def test_of_several_the_newest_is_taken_and_of_other_plans_none(disk: Disk) -> None:
+def test_newest_set_of_the_same_plan_is_taken(disk: Disk) -> None:
     older, newer = disk.saves(b"older"), disk.saves(b"newer")
     disk.saves(b"other", key=OTHER_KEY)
     for expected in (newer, older):
@@ -92,9 +92,7 @@ def test_of_several_the_newest_is_taken_and_of_other_plans_none(disk: Disk) -> N
     assert disk.store().take(OTHER_KEY) is not None
 
 
-def test_a_set_that_another_process_took_meanwhile_is_let_go(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_set_taken_by_another_process_is_skipped(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = disk.saves(b"one")
     store = disk.store()
     monkeypatch.setattr(store, "_sets", lambda: [saved])
@@ -102,7 +100,7 @@ def test_a_set_that_another_process_took_meanwhile_is_let_go(
     assert store.take(KEY) is None
 
 
-def test_without_its_list_a_set_is_none(disk: Disk) -> None:
+def test_set_without_list_is_invalid(disk: Disk) -> None:
     saved = disk.saves(b"one")
     (disk.folder / list_name(saved.key, saved.token)).unlink()
     assert disk.store().take(KEY) is None
@@ -111,13 +109,13 @@ def test_without_its_list_a_set_is_none(disk: Disk) -> None:
 # --- private ----------------------------------------------------------------------------------------
 
 
-def test_folder_and_files_are_for_their_owner_alone(disk: Disk) -> None:
+def test_folder_and_files_are_private(disk: Disk) -> None:
     disk.saves(b"one", b"two")
     assert stat.S_IMODE(disk.folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in disk.folder.iterdir()} == {0o600}
 
 
-def test_a_list_that_names_other_files_is_none(disk: Disk, tmp_path: Path) -> None:
+def test_list_with_other_file_names_is_invalid(disk: Disk, tmp_path: Path) -> None:
     saved = disk.saves(b"one")
     path = disk.folder / list_name(saved.key, saved.token)
     path.write_text(path.read_text().replace(saved.slots[0].name, "../tiny.gguf"))
@@ -127,7 +125,7 @@ def test_a_list_that_names_other_files_is_none(disk: Disk, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 5000, b"\xff", b'{"key":1}'])
-def test_a_list_that_says_nothing_is_passed_over_and_goes_in_time(disk: Disk, content: bytes) -> None:
+def test_invalid_list_is_ignored_and_removed_later(disk: Disk, content: bytes) -> None:
     saved = disk.saves(b"one")
     name = list_name(saved.key, saved.token)
     (disk.folder / name).write_bytes(content)
@@ -141,7 +139,7 @@ def test_a_list_that_says_nothing_is_passed_over_and_goes_in_time(disk: Disk, co
 # --- whole ------------------------------------------------------------------------------------------
 
 
-def test_a_slot_that_is_not_as_it_was_saved_is_left_out(disk: Disk) -> None:
+def test_changed_slot_is_removed_from_the_set(disk: Disk) -> None:
     saved = disk.saves(b"one", b"two", b"three", b"four", b"five")
     paths = [disk.folder / slot.name for slot in saved.slots]
     paths[0].write_bytes(b"on")
@@ -155,7 +153,7 @@ def test_a_slot_that_is_not_as_it_was_saved_is_left_out(disk: Disk) -> None:
     assert disk.names() == {saved.slots[4].name, "elsewhere"}
 
 
-def test_a_folder_in_the_place_of_a_file_is_no_slot(disk: Disk) -> None:
+def test_folder_in_place_of_a_file_is_damaged(disk: Disk) -> None:
     saved = disk.saves(b"one")
     path = disk.folder / saved.slots[0].name
     path.unlink()
@@ -165,7 +163,7 @@ def test_a_folder_in_the_place_of_a_file_is_no_slot(disk: Disk) -> None:
     assert taken.damaged == 1
 
 
-def test_a_slot_whose_file_did_not_come_is_an_error_and_nothing_stays_of_it(disk: Disk) -> None:
+def test_missing_slot_file_raises_and_leaves_nothing(disk: Disk) -> None:
     store = disk.store()
     saved = store.new_set(disk.kept())
     with pytest.raises(FileNotFoundError):
@@ -178,7 +176,7 @@ def test_a_slot_whose_file_did_not_come_is_an_error_and_nothing_stays_of_it(disk
     assert disk.names() == {"elsewhere"}
 
 
-def test_a_set_that_cannot_be_listed_leaves_nothing_behind(disk: Disk) -> None:
+def test_failed_commit_leaves_no_files(disk: Disk) -> None:
     store = disk.store()
     saved = store.new_set(disk.kept())
     disk.writes(saved, 0, b"one")
@@ -192,7 +190,7 @@ def test_a_set_that_cannot_be_listed_leaves_nothing_behind(disk: Disk) -> None:
 # --- bounded ----------------------------------------------------------------------------------------
 
 
-def test_the_longest_unused_makes_room(disk: Disk) -> None:
+def test_oldest_set_is_removed_for_a_new_one(disk: Disk) -> None:
     first, second = disk.saves(b"x" * 400, most_bytes=1000), disk.saves(b"x" * 400, most_bytes=1000)
     third = disk.saves(b"x" * 400, most_bytes=1000)
     names = {name for saved in (second, third) for name in (saved.slots[0].name, list_name(KEY, saved.token))}
@@ -200,7 +198,7 @@ def test_the_longest_unused_makes_room(disk: Disk) -> None:
     assert first.slots[0].name not in names
 
 
-def test_a_slot_for_which_there_is_no_room_at_all_is_not_kept_and_costs_nobody_his(disk: Disk) -> None:
+def test_slot_over_the_limit_is_not_saved_and_removes_nothing(disk: Disk) -> None:
     other = disk.saves(b"x" * 600, most_bytes=1000)
     store = disk.store(1000)
     saved = store.new_set(disk.kept())
@@ -209,7 +207,7 @@ def test_a_slot_for_which_there_is_no_room_at_all_is_not_kept_and_costs_nobody_h
     assert disk.names() == {other.slots[0].name, list_name(KEY, other.token)}
 
 
-def test_two_that_are_saved_at_the_same_time_stay_within_the_bound_together(disk: Disk) -> None:
+def test_concurrent_saves_stay_within_the_limit(disk: Disk) -> None:
     store = disk.store(1000)
     both = [store.new_set(disk.kept(key)) for key in (KEY, OTHER_KEY)]
     for saved in both:
@@ -222,7 +220,7 @@ def test_two_that_are_saved_at_the_same_time_stay_within_the_bound_together(disk
     assert disk.names() == {newest.slots[0].name, list_name(newest.key, newest.token)}
 
 
-def test_a_bound_that_became_smaller_holds_from_the_next_save_on(disk: Disk) -> None:
+def test_lower_limit_applies_at_the_next_save(disk: Disk) -> None:
     disk.saves(b"x" * 600)
     disk.store(500).new_set(disk.kept())
     assert disk.names() == set()
@@ -231,7 +229,7 @@ def test_a_bound_that_became_smaller_holds_from_the_next_save_on(disk: Disk) -> 
 # --- gone with their model --------------------------------------------------------------------------
 
 
-def test_what_a_model_held_goes_when_its_file_changes_or_goes(disk: Disk) -> None:
+def test_set_is_removed_when_its_model_changes(disk: Disk) -> None:
     disk.saves(b"one")
     disk.store().sweep()
     assert disk.names()
@@ -240,7 +238,7 @@ def test_what_a_model_held_goes_when_its_file_changes_or_goes(disk: Disk) -> Non
     assert disk.names() == set()
 
 
-def test_files_that_no_list_names_go_in_time_and_those_of_others_never(disk: Disk) -> None:
+def test_stray_slot_files_are_removed_and_other_files_kept(disk: Disk) -> None:
     saved = disk.saves(b"one")
     young, old, foreign = file_name(KEY, "a" * 16, 0), file_name(KEY, "b" * 16, 0), "notes.txt"
     for name in (young, old, foreign):
@@ -251,7 +249,7 @@ def test_files_that_no_list_names_go_in_time_and_those_of_others_never(disk: Dis
     assert disk.names() == {young, foreign, saved.slots[0].name, list_name(KEY, saved.token)}
 
 
-def test_a_set_that_is_being_taken_up_is_no_stray_however_old_it_is(disk: Disk) -> None:
+def test_files_of_a_taken_set_are_not_stray(disk: Disk) -> None:
     saved = disk.saves(b"one")
     disk.age(saved.slots[0].name, LONG_AGO_S)
     assert disk.store().take(KEY) is not None
@@ -259,7 +257,7 @@ def test_a_set_that_is_being_taken_up_is_no_stray_however_old_it_is(disk: Disk) 
     assert disk.names() == {saved.slots[0].name}
 
 
-def test_who_removes_a_model_can_have_it_forgotten_at_once(
+def test_sweep_removes_sets_of_a_removed_model(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
@@ -277,7 +275,7 @@ def test_who_removes_a_model_can_have_it_forgotten_at_once(
 # --- what a server is started from ------------------------------------------------------------------
 
 
-def test_every_part_of_a_model_counts_and_what_is_beside_it(tmp_path: Path) -> None:
+def test_slot_home_lists_every_model_file(tmp_path: Path) -> None:
     parts = write_split_decoder(tmp_path)
     loras = [tmp_path / name for name in ("mmproj.gguf", "one.gguf", "two.gguf")]
     for number, path in enumerate(loras):
@@ -298,7 +296,7 @@ def test_every_part_of_a_model_counts_and_what_is_beside_it(tmp_path: Path) -> N
     assert slot_home(parts[0], words, make=False) != home
 
 
-def test_without_a_cache_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_slot_home_without_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
     monkeypatch.setenv("CACHE_DIRECTORY", str(blocked))
@@ -306,7 +304,7 @@ def test_without_a_cache_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pyt
     sweep_slots()
 
 
-def test_a_time_that_went_backwards_only_changes_who_is_the_newest(disk: Disk) -> None:
+def test_clock_that_went_backwards_is_harmless(disk: Disk) -> None:
     saved = disk.saves(b"one")
     store = disk.store()
     early = replace(saved, saved_ns=-1)
