@@ -118,11 +118,11 @@ async def warm_up(generation: Generation) -> None:
 async def restore_slots(generation: Generation) -> None:
     from llamasup.supervision import slot_transfer  # here, to keep the start short
 
-    number, context, kept = generation.number, generation.context, generation.plan.slots
-    assert kept is not None
+    number, context, kept_slots = generation.number, generation.context, generation.plan.slots
+    assert kept_slots is not None
     async with generation.prober() as prober:
         usable, problem = await slot_transfer.restore_slots(
-            prober, kept, most_bytes=context.policy().slots_disk_bytes, model=context.model
+            prober, kept_slots, most_bytes=context.policy().slots_disk_bytes, model=context.model
         )
     if problem is not None:
         if usable:
@@ -136,11 +136,11 @@ async def restore_slots(generation: Generation) -> None:
 async def save_slots(generation: Generation) -> None:
     from llamasup.supervision import slot_transfer
 
-    context, kept = generation.context, generation.plan.slots
-    assert kept is not None
+    context, kept_slots = generation.context, generation.plan.slots
+    assert kept_slots is not None
     async with generation.prober() as prober:
         problem = await slot_transfer.save_slots(
-            prober, kept, most_bytes=context.policy().slots_disk_bytes, model=context.model
+            prober, kept_slots, most_bytes=context.policy().slots_disk_bytes, model=context.model
         )
     if problem is not None:
         generation.warn(f"Could not save all slots: {problem}.")

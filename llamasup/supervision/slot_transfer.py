@@ -24,19 +24,19 @@ __all__ = ["restore_slots", "save_slots"]
 _log = logging.getLogger(__name__)
 
 
-async def save_slots(prober: Prober, kept: KeptSlots, *, most_bytes: int, model: str) -> str | None:
+async def save_slots(prober: Prober, kept_slots: KeptSlots, *, most_bytes: int, model: str) -> str | None:
     """Save all slots of an idle server that hold a conversation. Returns the problem, or None.
 
     A cancel keeps the slots that are saved by then: the server may have ended.
     """
-    store, began_s = SlotStore(Path(kept.folder), most_bytes), monotonic()
+    store, began_s = SlotStore(Path(kept_slots.folder), most_bytes), monotonic()
     try:
-        saved = await asyncio.to_thread(store.new_set, kept)
+        saved = await asyncio.to_thread(store.new_set, kept_slots)
     except FolderUnusable as error:
         return error.message
     number, problem = 0, None
     try:
-        for number in range(kept.count):
+        for number in range(kept_slots.count):
             answer = await prober.transfer_slot("save", number, file_name(saved.key, saved.token, number))
             saved, problem = await asyncio.to_thread(_add, store, saved, number, answer)
             if problem is not None:
@@ -79,19 +79,19 @@ def _finish(store: SlotStore, saved: SavedSet, last: int) -> str | None:
 
 
 async def restore_slots(
-    prober: Prober, kept: KeptSlots, *, most_bytes: int, model: str
+    prober: Prober, kept_slots: KeptSlots, *, most_bytes: int, model: str
 ) -> tuple[bool, str | None]:
     """Restore the slots of an earlier server with the same plan, once, before the first request.
 
     Returns whether the server is usable after that, and the problem, or None.
     """
-    store, began_s = SlotStore(Path(kept.folder), most_bytes), monotonic()
-    taken = await asyncio.to_thread(store.take, kept.key)
+    store, began_s = SlotStore(Path(kept_slots.folder), most_bytes), monotonic()
+    taken = await asyncio.to_thread(store.take, kept_slots.key)
     if taken is None:
         return True, None
     saved = taken.saved
     try:
-        if 0 < len(saved.slots) < kept.count:
+        if 0 < len(saved.slots) < kept_slots.count:
             await _mark_used(prober, saved)
         problem = await _restore(prober, saved)
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""What is read of ``/slots`` and ``/metrics``, in the shapes of builds old and new."""
+"""Reading ``/slots`` and ``/metrics`` of old and new builds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_generating_slot_counts_prompt_and_answer() -> None:
 
 
 def test_one_slot_at_its_prompt_is_a_prefill() -> None:
-    """All slots are computed in one batch: nobody moves before it is done."""
+    """All slots are computed in one batch, so none makes progress before it is done."""
     generating = {**PREFILLING, "id": 2, "next_token": [{"n_decoded": 5}]}
     assert read(PREFILLING, generating).prefilling
 

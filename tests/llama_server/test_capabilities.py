@@ -17,7 +17,6 @@ from llamasup.llama_server.capabilities import (
 )
 from tests.paths import FIXTURES
 
-FIXTURES = FIXTURES
 HELP = {path.stem: path.read_text() for path in sorted((FIXTURES / "help").glob("*.txt"))}
 BUILDS = list(HELP)
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")

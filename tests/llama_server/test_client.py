@@ -1,4 +1,4 @@
-"""The prober against a mocked transport: what it hears, and when it looks again."""
+"""The prober against a mocked transport: the results of its requests, and when it repeats them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_invalid_or_no_answer_is_silent() -> None:
 
 
 def test_probing_continues_until_healthy_and_reports_loading() -> None:
-    told = []
+    reported = []
 
     async def wait() -> None:
         async with Prober(ADDRESS) as prober:
-            await prober.until_healthy(asyncio.Event(), lambda: told.append("loading"))
+            await prober.until_healthy(asyncio.Event(), lambda: reported.append("loading"))
 
     with respx.mock(base_url=ADDRESS.url) as server:
         route = server.get("/health").mock(
@@ -57,23 +57,23 @@ def test_probing_continues_until_healthy_and_reports_loading() -> None:
         )
         asyncio.run(wait())
         assert route.call_count == 3
-    assert told == ["loading"]
+    assert reported == ["loading"]
 
 
 def test_ready_line_ends_the_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an hour between probes only the ready line can bring the next one about."""
+    """With an hour between probes, only the ready line can lead to the next one."""
     monkeypatch.setattr(client, "FIRST_PROBE_DELAY_S", 3600.0)
     monkeypatch.setattr(client, "LONGEST_PROBE_DELAY_S", 3600.0)
 
     async def wait() -> None:
-        heard = asyncio.Event()
+        log_ready = asyncio.Event()
         loop = asyncio.get_running_loop()
         async with Prober(ADDRESS) as prober:
 
             def on_loading() -> None:
-                loop.call_soon(heard.set)
+                loop.call_soon(log_ready.set)
 
-            await prober.until_healthy(heard, on_loading)
+            await prober.until_healthy(log_ready, on_loading)
 
     with respx.mock(base_url=ADDRESS.url) as server:
         route = server.get("/health").mock(side_effect=[httpx.Response(503), httpx.Response(200)])
@@ -84,7 +84,7 @@ def test_ready_line_ends_the_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_early_ready_line_restarts_the_backoff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """503, (ready line), 503, 200: the third look comes after the shortest delay, not the next longer."""
+    """503, (ready line), 503, 200: the third check comes after the shortest delay, not a longer one."""
     slept: list[float] = []
     monkeypatch.setattr(client, "FIRST_PROBE_DELAY_S", 0.001)
     real_timeout = asyncio.timeout
@@ -94,19 +94,19 @@ def test_early_ready_line_restarts_the_backoff(
         return real_timeout(seconds)
 
     monkeypatch.setattr(asyncio, "timeout", noted)
-    looks = 0
+    checks = 0
 
     async def wait() -> None:
-        heard = asyncio.Event()
+        log_ready = asyncio.Event()
 
         def on_loading() -> None:
-            nonlocal looks
-            looks += 1
-            if looks == 5:
-                heard.set()
+            nonlocal checks
+            checks += 1
+            if checks == 5:
+                log_ready.set()
 
         async with Prober(ADDRESS) as prober:
-            await prober.until_healthy(heard, on_loading)
+            await prober.until_healthy(log_ready, on_loading)
 
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/health").mock(side_effect=[httpx.Response(503)] * 7 + [httpx.Response(200)])
@@ -155,17 +155,20 @@ def test_progress_is_read_from_slots_and_metrics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "missing"),
+    ("answer", "problem"),
     [
         (httpx.Response(200, json={"tokens_predicted": 1}), None),
-        (httpx.Response(400, json={"error": {"message": "no such thing"}}), None),  # it works, and says no
+        (
+            httpx.Response(400, json={"error": {"message": "no such thing"}}),
+            None,
+        ),  # rejected
         (httpx.Response(200, json={"tokens_predicted": 0}), "answered 200 without one token"),
         (httpx.Response(500, json={"error": {"message": "decode failed"}}), "answered 500: decode failed"),
         (httpx.ReadError("reset"), "was not answered: reset"),
     ],
 )
 def test_token_or_rejection_is_a_successful_probe(
-    answer: httpx.Response | Exception, missing: str | None
+    answer: httpx.Response | Exception, problem: str | None
 ) -> None:
     async def ask() -> TokenProbe:
         async with Prober(ADDRESS) as prober:
@@ -174,12 +177,12 @@ def test_token_or_rejection_is_a_successful_probe(
     with respx.mock(base_url=ADDRESS.url) as server:
         server.post("/completion").mock(side_effect=[answer])
         probe = asyncio.run(ask())
-    assert (probe.problem is None) == (missing is None)
-    assert missing is None or missing in str(probe.problem)
+    assert (probe.problem is None) == (problem is None)
+    assert problem is None or problem in str(probe.problem)
 
 
 def test_slow_health_answer_is_silent() -> None:
-    """httpx alone would wait for as long as a byte comes now and then."""
+    """httpx alone would wait as long as single bytes arrive."""
 
     over = asyncio.Event()
 

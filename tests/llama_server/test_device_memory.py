@@ -88,7 +88,7 @@ def test_names_as_bytes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "RM has detected an NVML/RM version mismatch"),
         (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient Permissions"),
@@ -96,13 +96,13 @@ def test_names_as_bytes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "NVML Shared Library Not Found"),
     ],
 )
-def test_failing_driver_is_reported(error: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_driver_is_reported(error: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failure = pynvml.NVMLError(error)
     Driver([], {"nvmlInit": failure}).install(monkeypatch)
     answer = ask_nvml()
     assert answer.gpus == ()
     assert answer.error == type(failure).__name__ != "NVMLError"
-    assert says in answer.problem
+    assert message in answer.problem
 
 
 def test_lost_gpu_is_an_error_and_closes_the_session(monkeypatch: pytest.MonkeyPatch) -> None:

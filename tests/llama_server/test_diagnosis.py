@@ -1,4 +1,4 @@
-"""What the end of a child is taken for. The logs are real ones except `*.made.log`."""
+"""The diagnosis of an exit. The logs are real ones except `*.made.log`."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def test_every_recorded_crash_has_an_expected_diagnosis() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_recorded_crash_is_diagnosed(name: str) -> None:
-    _, cause, deterministic, exit_code, words = EXPECTED[name]
+    _, cause, deterministic, exit_code, excerpt = EXPECTED[name]
     diagnosis = diagnosis_of(name)
     assert (diagnosis.cause, diagnosis.deterministic, diagnosis.exit_code) == (
         cause,
         deterministic,
         exit_code,
     )
-    assert words in f"{diagnosis.message} {diagnosis.remedy}"
+    assert excerpt in f"{diagnosis.message} {diagnosis.remedy}"
     assert diagnosis.remedy
     assert "{" not in diagnosis.message + diagnosis.remedy
 
@@ -115,11 +115,11 @@ def test_recorded_crash_is_diagnosed(name: str) -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_relevant_lines_are_few_and_from_the_log(name: str) -> None:
     _, lines = read(name)
-    told = diagnosis_of(name).lines
-    assert len(told) <= 8
-    assert len(set(told)) == len(told)
-    assert all(any(line.rstrip().endswith(one) for line in lines) for one in told)
-    assert not any(one.startswith("0.0") for one in told)
+    quoted = diagnosis_of(name).lines
+    assert len(quoted) <= 8
+    assert len(set(quoted)) == len(quoted)
+    assert all(any(line.rstrip().endswith(one) for line in lines) for one in quoted)
+    assert not any(one.startswith("0.0") for one in quoted)
 
 
 def test_line_of_the_cause_comes_first() -> None:
@@ -130,8 +130,8 @@ def test_line_of_the_cause_comes_first() -> None:
 
 def test_first_and_last_of_many_lines_are_quoted() -> None:
     lines = ["error: invalid argument: -x", *(f"error {n}" for n in range(100))]
-    told = diagnose(Exit(1, None), lines, phase="starting").lines
-    assert told == ("error: invalid argument: -x", *(f"error {n}" for n in range(93, 100)))
+    quoted = diagnose(Exit(1, None), lines, phase="starting").lines
+    assert quoted == ("error: invalid argument: -x", *(f"error {n}" for n in range(93, 100)))
 
 
 def test_cause_without_the_word_error_is_quoted() -> None:

@@ -1,4 +1,4 @@
-"""Paths after ``--`` are resolved before a child runs elsewhere; everything else stays as it is."""
+"""Paths after ``--`` are made absolute, because the child runs in another folder."""
 
 from __future__ import annotations
 

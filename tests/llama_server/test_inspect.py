@@ -1,4 +1,4 @@
-"""Runtimes are shell scripts that answer as a real llama-server did; the ``real`` tests ask a real one."""
+"""Finding and querying runtimes: shell scripts with the answers of a real llama-server, and a real one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def find(choice: str | Path | None, tmp_path: Path, **env: str) -> Runtime:
 def refusal(
     choice: str | Path | None, tmp_path: Path, *, timeout_s: float = PATIENCE_S, **env: str
 ) -> RuntimeMissing:
-    """The error for this choice; every one must exit with 69 and say what to do."""
+    """The error for this choice, which has exit code 69 and a remedy."""
     with pytest.raises(RuntimeMissing) as caught:
         find_runtime(
             None if choice is None else str(choice), env, timeout_s=timeout_s, cache_folder=tmp_path / "cache"
@@ -57,7 +57,7 @@ def refusal(
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """The installed packages, none at first: the test decides, whatever this environment has."""
+    """The installed packages: none, unless the test adds one."""
     installed: dict[str, Path] = {}
     monkeypatch.setattr(search, "_package_folder", installed.get)
     return installed
@@ -65,7 +65,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 @pytest.fixture
 def embedded(packages: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An embedded runtime: an extension module, and a program that keeps a record of what it was asked."""
+    """An embedded runtime: an extension module, and a program that records its arguments."""
     record = tmp_path / "asked.txt"
     program = script(tmp_path / "embedded.sh", f'echo "$1" >> {record}{ANSWERS}')
     module = tmp_path / "site-packages" / "xllamacpp" / "xllamacpp.abi3.so"
@@ -87,7 +87,7 @@ def asked(tmp_path: Path) -> list[str]:
     return sorted(record.read_text().split()) if record.exists() else []
 
 
-# --- where it looks ------------------------------------------------------------------------------
+# --- search --------------------------------------------------------------------------------------
 
 
 def test_given_path_is_queried_for_capabilities(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_broken_llama_server_on_path_does_not_fall_back(tmp_path: Path, embedded
     assert "--runtime embedded" in error.remedy
 
 
-# --- what is there and does not work -------------------------------------------------------------
+# --- unusable runtimes ---------------------------------------------------------------------------
 
 
 def test_missing_path_is_an_error(tmp_path: Path) -> None:
@@ -278,22 +278,19 @@ def test_program_for_another_system_is_an_error(tmp_path: Path, content: bytes, 
     assert what in error.message
 
 
-def test_missing_interpreter_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("interpreter", "message"),
+    [("/opt/gone/python", "is missing: /opt/gone/python"), ("/etc/passwd", "(Permission denied)")],
+)
+def test_unusable_interpreter_is_an_error(tmp_path: Path, interpreter: str, message: str) -> None:
     server = tmp_path / "llama-server"
-    server.write_text("#!/opt/gone/python\n")
+    server.write_text(f"#!{interpreter}\n")
     server.chmod(0o755)
-    assert "is missing: /opt/gone/python" in refusal(server, tmp_path).message
-
-
-def test_forbidden_interpreter_is_an_error(tmp_path: Path) -> None:
-    server = tmp_path / "llama-server"
-    server.write_text("#!/etc/passwd\n")
-    server.chmod(0o755)
-    assert "(Permission denied)" in refusal(server, tmp_path).message
+    assert message in refusal(server, tmp_path).message
 
 
 @pytest.mark.parametrize(
-    ("said", "library", "remedy"),
+    ("output", "library", "remedy"),
     [
         ("llama-server: error while loading shared libraries: libllama.so.0: cannot open shared object "
          "file: No such file or directory", "libllama.so.0", "put that file into "),
@@ -306,11 +303,11 @@ def test_forbidden_interpreter_is_an_error(tmp_path: Path) -> None:
          "libamdhip64.so.6", "ROCm"),
     ],
 )  # fmt: skip
-def test_missing_shared_library_is_named(tmp_path: Path, said: str, library: str, remedy: str) -> None:
-    error = refusal(script(tmp_path / "llama-server", f"echo '{said}' >&2; exit 127"), tmp_path)
+def test_missing_shared_library_is_named(tmp_path: Path, output: str, library: str, remedy: str) -> None:
+    error = refusal(script(tmp_path / "llama-server", f"echo '{output}' >&2; exit 127"), tmp_path)
     assert f"its shared library {library} is missing" in error.message
     assert remedy in error.remedy
-    assert error.lines == (said,)
+    assert error.lines == (output,)
 
 
 def test_build_for_a_newer_system_is_an_error(tmp_path: Path) -> None:
@@ -320,8 +317,8 @@ def test_build_for_a_newer_system_is_an_error(tmp_path: Path) -> None:
 
 
 def test_libraries_of_another_build_are_an_error(tmp_path: Path) -> None:
-    said = "llama-server: symbol lookup error: llama-server: undefined symbol: llama_new_thing"
-    error = refusal(script(tmp_path / "llama-server", f"echo '{said}' >&2; exit 127"), tmp_path)
+    output = "llama-server: symbol lookup error: llama-server: undefined symbol: llama_new_thing"
+    error = refusal(script(tmp_path / "llama-server", f"echo '{output}' >&2; exit 127"), tmp_path)
     assert "of another build" in error.message
     assert "LD_LIBRARY_PATH" in error.remedy
 
@@ -339,14 +336,27 @@ def test_crash_at_help_is_an_error(tmp_path: Path) -> None:
     assert error.lines == ("oh",)
 
 
-def test_crash_by_unnamed_signal_is_an_error(tmp_path: Path) -> None:
-    assert "(signal 40)" in refusal(script(tmp_path / "llama-server", "kill -40 $$"), tmp_path).message
+FAILS_WITH_TRACEBACK = """
+for n in 1 2 3 4 5 6 7; do echo "  File $n" >&2; done
+echo 'Traceback (most recent call last):' >&2
+for n in 1 2 3 4 5 6 7; do echo "  File $n" >&2; done
+echo 'ImportError: no xllamacpp' >&2
+"""
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_program_that_prints_nothing_is_not_llama_server(tmp_path: Path, code: int) -> None:
-    error = refusal(script(tmp_path / "llama-server", f"exit {code}"), tmp_path)
-    assert f"its --help printed nothing (exit code {code})" in error.message
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("exit 0", "its --help printed nothing (exit code 0)"),
+        ("exit 3", "its --help printed nothing (exit code 3)"),
+        ("kill -40 $$", "(signal 40)"),
+        ("while :; do echo 0123456789; done", "answer to --help is too long"),
+        (FAILS_WITH_TRACEBACK, "It printed 'ImportError: no xllamacpp'"),
+    ],
+    ids=["nothing", "nothing and an error", "unnamed signal", "endless output", "traceback"],
+)
+def test_program_without_a_help_is_described(tmp_path: Path, body: str, message: str) -> None:
+    assert message in refusal(script(tmp_path / "llama-server", body), tmp_path).message
 
 
 def test_program_that_prints_other_text_is_not_llama_server(tmp_path: Path) -> None:
@@ -356,12 +366,6 @@ def test_program_that_prints_other_text_is_not_llama_server(tmp_path: Path) -> N
     shown = "".join(error.lines)
     assert "\x1b" not in shown
     assert "\x07" not in shown
-
-
-def test_error_of_a_python_program_is_quoted(tmp_path: Path) -> None:
-    body = 'seq() { for n in 1 2 3 4 5 6 7; do echo "  File $n" >&2; done; }\n'
-    body += "echo 'Traceback (most recent call last):' >&2; seq; echo 'ImportError: no xllamacpp' >&2; exit 1"
-    assert "It printed 'ImportError: no xllamacpp'" in refusal(script(tmp_path / "x", body), tmp_path).message
 
 
 def test_help_of_another_program_is_not_llama_server(tmp_path: Path) -> None:
@@ -405,16 +409,11 @@ def test_program_that_leaves_its_output_open_still_answers(tmp_path: Path) -> No
     assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
-def test_endless_output_is_stopped(tmp_path: Path) -> None:
-    error = refusal(script(tmp_path / "llama-server", "while :; do echo 0123456789; done"), tmp_path)
-    assert "answer to --help is too long" in error.message
-
-
 @pytest.mark.slow
 def test_hanging_driver_has_its_own_error(tmp_path: Path) -> None:
     body = f'[ "$1" = --list-devices ] && exec /bin/sleep 600\n{ANSWERS}'
     error = refusal(script(tmp_path / "llama-server", body), tmp_path, timeout_s=4.5)
-    assert "not --list-devices within 4.5 s" in error.message
+    assert "did not answer --list-devices within 4.5 s" in error.message
 
 
 @pytest.mark.parametrize(("end", "how"), [("kill -SEGV $$", "SIGSEGV"), ("exit 3", "exit code 3")])
@@ -425,7 +424,7 @@ def test_crash_at_list_devices_is_an_error(tmp_path: Path, end: str, how: str) -
     assert error.lines == ("no CUDA driver",)
 
 
-# --- how it asks ---------------------------------------------------------------------------------
+# --- queries -------------------------------------------------------------------------------------
 
 
 def test_build_without_list_devices_is_not_asked(tmp_path: Path) -> None:
@@ -500,7 +499,7 @@ def test_library_folder_is_that_of_the_real_program(tmp_path: Path) -> None:
     assert library_folder("embedded", str(link)) is None
 
 
-# --- what it remembers ---------------------------------------------------------------------------
+# --- the cache -----------------------------------------------------------------------------------
 
 
 def test_second_query_uses_the_cache(tmp_path: Path, embedded: Path) -> None:
@@ -513,10 +512,10 @@ def test_second_query_uses_the_cache(tmp_path: Path, embedded: Path) -> None:
 
 def cuda_that_fails(tmp_path: Path) -> None:
     program = tmp_path / "embedded.sh"
-    said = "ggml_cuda_init: failed to initialize CUDA: unknown error"
+    output = "ggml_cuda_init: failed to initialize CUDA: unknown error"
     listed = "echo '  CUDA0: Some GPU (24080 MiB, 23671 MiB free)'"
     assert listed in program.read_text()
-    program.write_text(program.read_text().replace(listed, f"echo '{said}' >&2"))
+    program.write_text(program.read_text().replace(listed, f"echo '{output}' >&2"))
 
 
 def test_device_problem_is_cached_without_a_driver(
@@ -534,7 +533,7 @@ def test_device_problem_is_cached_without_a_driver(
 def test_failed_driver_is_queried_again(
     tmp_path: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its module may have been loaded anew meanwhile, which no file tells."""
+    """The kernel module may have been reloaded meanwhile, which no file shows."""
     monkeypatch.setattr(inspect, "_driver_files", lambda: [("nvidia0", 0)])
     program = tmp_path / "embedded.sh"
     works = program.read_text()
@@ -553,7 +552,7 @@ def test_existing_devices_are_queried_every_time(tmp_path: Path, embedded: Path)
     program.write_text(program.read_text().replace("23671 MiB free", "100 MiB free"))
     second = find(None, tmp_path).capabilities
     assert asked(tmp_path) == ["--help", "--list-devices", "--list-devices", "--version"]
-    assert [each.devices[0].free_bytes >> 20 for each in (first, second)] == [23671, 100]
+    assert [capabilities.devices[0].free_bytes >> 20 for capabilities in (first, second)] == [23671, 100]
     assert second.options == first.options
 
 

@@ -1,4 +1,4 @@
-"""Which options were given: the help texts are real, so are the config file's rules (run with b11434)."""
+"""Parsing options by real help texts; the rules of the config file were tried with b11434."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def test_only_default_sections_of_a_config_file_count(text: str, found: tuple[tu
 
 
 def test_config_files_are_found_in_the_output() -> None:
-    said = "0.00.001.046 I using config file: /etc/llama.cpp/config.ini\nx\nI using config file: /a b/c.ini\n"
-    assert config_files_in(said) == ("/etc/llama.cpp/config.ini", "/a b/c.ini")
+    output = "0.00.001.046 I using config file: /etc/llama.cpp/config.ini\nx\nI using config file: /a b/c.ini"
+    assert config_files_in(output) == ("/etc/llama.cpp/config.ini", "/a b/c.ini")
     assert config_files_in("----- common params -----") == ()

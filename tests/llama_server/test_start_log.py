@@ -1,4 +1,4 @@
-"""The lines of a start that matter at once; wordings as llama-server b11434 writes them."""
+"""The log lines of a start that llamasup reacts to, as llama-server b11434 writes them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_failed_fit_is_a_startup_failure() -> None:
     line = (
         "W cmn  common_fit_params: failed to fit params to free device memory: n_ctx_min is too large, abort"
     )
-    heard = read_line(line)
-    assert isinstance(heard, StartupFailure)
-    assert heard.diagnosis.cause == "fit_failed"
-    assert "n_ctx_min is too large" in heard.diagnosis.message
-    assert (heard.diagnosis.deterministic, heard.diagnosis.exit_code) == (True, 71)
+    parsed = read_line(line)
+    assert isinstance(parsed, StartupFailure)
+    assert parsed.diagnosis.cause == "fit_failed"
+    assert "n_ctx_min is too large" in parsed.diagnosis.message
+    assert (parsed.diagnosis.deterministic, parsed.diagnosis.exit_code) == (True, 71)
 
 
 def test_fit_skipped_for_user_settings_is_no_failure() -> None:
@@ -43,10 +43,10 @@ def test_fit_skipped_for_user_settings_is_no_failure() -> None:
     ],
 )
 def test_unused_draft_model_is_a_warning(line: str) -> None:
-    heard = read_line(line)
-    assert isinstance(heard, Warned)
-    assert "does not use the draft model" in heard.message
-    assert heard.remedy
+    parsed = read_line(line)
+    assert isinstance(parsed, Warned)
+    assert "does not use the draft model" in parsed.message
+    assert parsed.remedy
 
 
 def test_size_lines_are_recognized_and_others_ignored() -> None:

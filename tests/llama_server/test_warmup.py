@@ -54,13 +54,13 @@ def test_valid_answer_has_no_problem(request_: object, answer: object) -> None:
     ],
 )
 def test_empty_answer_is_a_problem(request_: object, answer: object) -> None:
-    missing = response_problem(request_, 200, json.dumps(answer).encode())  # type: ignore[arg-type]
-    assert missing is not None
-    assert "answered 200 without" in missing
+    problem = response_problem(request_, 200, json.dumps(answer).encode())  # type: ignore[arg-type]
+    assert problem is not None
+    assert "answered 200 without" in problem
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "says"),
+    ("status", "body", "quoted"),
     [
         (500, b'{"error":{"message":"Compute error."}}', "500: Compute error."),
         (501, b'{"detail":"no"}', '501: {"detail":"no"}'),
@@ -70,10 +70,10 @@ def test_empty_answer_is_a_problem(request_: object, answer: object) -> None:
         (200, b"[" * 100_000, "not JSON: [["),
     ],
 )
-def test_error_answer_is_quoted(status: int, body: bytes, says: str) -> None:
-    missing = response_problem(TOKEN, status, body)
-    assert missing is not None
-    assert says in missing
+def test_error_answer_is_quoted(status: int, body: bytes, quoted: str) -> None:
+    problem = response_problem(TOKEN, status, body)
+    assert problem is not None
+    assert quoted in problem
 
 
 def test_missing_response_names_the_error_or_its_type() -> None:

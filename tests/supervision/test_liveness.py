@@ -1,4 +1,4 @@
-"""What the watch takes for life, and what for a hang: looks in, orders out."""
+"""The liveness watch: observations in, actions or a failure out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_TOKEN = TokenProbe("/completion was not answered")
 
 
 class Watched:
-    """A server under watch: one look every 5 s, as a test says what it sees."""
+    """A watched server: each call is one observation, 5 s after the one before."""
 
     def __init__(self, *, warm_up_s: float = 0.0) -> None:
         self.state = LivenessState(1000.0, longest_pause_s=warm_up_s)
@@ -55,20 +55,20 @@ class Watched:
         self.cpu_s += cores * after_s
         self.read_bytes += int(read_bytes_s * after_s)
         spent = CpuUsage(self.cpu_s, self.read_bytes, stopped) if cpu_usage else None
-        look = Observation(self.state.at_s + after_s, traffic, health, progress, spent, probe)
-        self.state, action = assess(self.state, look, POLICY)
+        observed = Observation(self.state.at_s + after_s, traffic, health, progress, spent, probe)
+        self.state, action = assess(self.state, observed, POLICY)
         return action
 
-    def until_suspected(
+    def until_probed(
         self, traffic: Traffic = ONE, progress: ServerProgress | None = None, **seen: float
     ) -> float:
-        """Observation on until a proof is asked for: for how long nothing had moved then."""
+        """Observe until a token probe starts; returns how long there was no progress."""
         for _ in range(1000):
             action = self(traffic, progress, **seen)  # type: ignore[arg-type]
             if action is Action.PROBE:
                 return self.state.stalled_s
             assert action is Action.NOTHING
-        raise AssertionError("never suspected")
+        raise AssertionError("never probed")
 
 
 def failed(action: Action | Diagnosis) -> Diagnosis:
@@ -77,7 +77,7 @@ def failed(action: Action | Diagnosis) -> Diagnosis:
     return action
 
 
-# --- what is asked --------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_diagnosis_names_a_stopped_process() -> None:
 def test_missed_checks_count_before_a_failed_probe() -> None:
     server = Watched()
     server(ONE, DECODING)
-    server.until_suspected(ONE, DECODING)
+    server.until_probed(ONE, DECODING)
     assert server(ONE, health=Health.SILENT, probe=NO_TOKEN) is Action.NOTHING
     assert server(ONE, health=Health.SILENT, probe=NO_TOKEN) is Action.NOTHING
     assert failed(server(ONE, health=Health.SILENT, probe=NO_TOKEN)).cause == "unresponsive"
 
 
 def test_silence_of_a_busy_server_with_requests_is_not_a_miss() -> None:
-    """Builds of 2024 answer /health between two batches only."""
+    """Builds of 2024 answer /health only between two batches."""
     server = Watched()
     server(ONE)
     for _ in range(100):
@@ -162,7 +162,7 @@ def test_idle_server_is_never_probed() -> None:
 def test_stalled_decode_is_probed_after_a_minute_and_fails_without_a_token() -> None:
     server = Watched()
     server(ONE, DECODING)
-    assert server.until_suspected(ONE, DECODING) == 60.0
+    assert server.until_probed(ONE, DECODING) == 60.0
     actions = [server(ONE, DECODING) for _ in range(6)]
     diagnosis = failed(actions[-1])
     assert actions[:-1] == [Action.NOTHING] * 5
@@ -174,32 +174,32 @@ def test_stalled_decode_is_probed_after_a_minute_and_fails_without_a_token() -> 
 
 
 def test_cpu_time_is_not_progress_of_a_decode() -> None:
-    """CPU time is no progress: a device wait may spin for ever."""
+    """A process that waits for a device may spin without end."""
     server = Watched()
     server(ONE, DECODING)
-    assert server.until_suspected(ONE, DECODING, cores=8.0) == 60.0
+    assert server.until_probed(ONE, DECODING, cores=8.0) == 60.0
 
 
 def test_failed_token_probe_is_a_failure_at_once() -> None:
     server = Watched()
     server(ONE, DECODING)
-    server.until_suspected(ONE, DECODING)
+    server.until_probed(ONE, DECODING)
     assert NO_TOKEN.problem is not None
     assert NO_TOKEN.problem in failed(server(ONE, DECODING, probe=NO_TOKEN)).message
 
 
 def test_successful_token_probe_restarts_the_minute() -> None:
-    """One stuck request on a server that works: a client that does not read, for one."""
+    """One stuck request on a working server, such as a client that does not read."""
     server = Watched()
     server(ONE, DECODING)
     for _ in range(5):
-        server.until_suspected(ONE, DECODING)
+        server.until_probed(ONE, DECODING)
         assert server(ONE, DECODING, probe=TokenProbe(None)) is Action.NOTHING
         assert server.state.stalled_s == 0.0
 
 
 def stream(traffic: Traffic, step: int) -> Iterator[tuple[Traffic, ServerProgress | None]]:
-    """A stream that gives one token at every ``step``-th look."""
+    """A stream with one token at every ``step``-th check."""
     tokens = 0
     while True:
         for _ in range(step - 1):
@@ -219,8 +219,8 @@ def test_stream_with_progress_is_never_probed(step: int) -> None:
 
 def test_stream_of_only_pings_is_probed() -> None:
     server, pinged = Watched(), ONE
-    for look in range(13):
-        if look % 6 == 0:  # every 30 s
+    for observed in range(13):
+        if observed % 6 == 0:  # every 30 s
             pinged = replace(pinged, bytes_relayed=pinged.bytes_relayed + 8)
         action = server(pinged, DECODING)
     assert action is Action.PROBE
@@ -239,7 +239,7 @@ def test_metrics_show_progress_of_builds_without_slots() -> None:
 
 
 def test_disconnecting_clients_do_not_hide_a_wedged_server() -> None:
-    """Clients that wait 20 s each; every one gets a slot and no token."""
+    """Each client waits 20 s and gets a slot, but no token."""
     server, actions = Watched(), []
     for client in range(4):
         progress = ServerProgress({f"0/{client}": 0}, prefilling=False)
@@ -251,12 +251,12 @@ def test_disconnecting_clients_do_not_hide_a_wedged_server() -> None:
 def test_probe_continues_after_the_last_client_disconnects() -> None:
     server = Watched()
     server(ONE, DECODING)
-    server.until_suspected(ONE, DECODING)
+    server.until_probed(ONE, DECODING)
     assert server(IDLE) is Action.NOTHING
     assert failed(server(IDLE, probe=NO_TOKEN)).cause == "wedged"
 
 
-# --- what is slow and no hang ---------------------------------------------------------------------------
+# --- slow, but not hung ---------------------------------------------------------------------------------
 
 
 def test_slow_warm_up_allows_slow_tokens() -> None:
@@ -269,7 +269,7 @@ def test_slow_warm_up_allows_slow_tokens() -> None:
 def test_slow_model_is_probed_after_four_times_its_longest_pause() -> None:
     server = Watched(warm_up_s=100.0)
     server(ONE, DECODING)
-    assert server.until_suspected(ONE, DECODING) == 400.0
+    assert server.until_probed(ONE, DECODING) == 400.0
     actions = [server(ONE, DECODING) for _ in range(80)]
     assert actions[:-1] == [Action.NOTHING] * 79
     assert "within 400 s" in failed(actions[-1]).message
@@ -278,17 +278,17 @@ def test_slow_model_is_probed_after_four_times_its_longest_pause() -> None:
 def test_progress_cancels_the_probe_and_sets_a_longer_limit() -> None:
     server = Watched()
     server(ONE, DECODING)
-    server.until_suspected(ONE, DECODING)
+    server.until_probed(ONE, DECODING)
     server(ONE, DECODING)
     moved = ServerProgress({"0/7": 101}, prefilling=False)
     assert server(ONE, moved) is Action.CANCEL_PROBE
-    assert server.until_suspected(ONE, moved) == 4 * 70.0
+    assert server.until_probed(ONE, moved) == 4 * 70.0
 
 
 def test_progress_of_the_probe_itself_does_not_count() -> None:
     server = Watched()
     server(ONE, replace(DECODING, total=10.0))
-    server.until_suspected(ONE, replace(DECODING, total=10.0))
+    server.until_probed(ONE, replace(DECODING, total=10.0))
     after = ServerProgress({"0/7": 100, "1/8": 5}, prefilling=True, total=15.0)
     assert server(ONE, after) is Action.NOTHING
     assert failed(server(ONE, after, probe=NO_TOKEN)).cause == "wedged"
@@ -297,22 +297,22 @@ def test_progress_of_the_probe_itself_does_not_count() -> None:
 @pytest.mark.parametrize("progress", [PREFILLING, NOTHING_KNOWN, None])
 def test_busy_prefill_may_take_half_an_hour(progress: ServerProgress | None) -> None:
     server = Watched()
-    assert server.until_suspected(ONE, progress, cores=1.0) == 1800.0
+    assert server.until_probed(ONE, progress, cores=1.0) == 1800.0
 
 
 def test_disk_reads_count_as_work() -> None:
     server = Watched()
-    assert server.until_suspected(ONE, PREFILLING, read_bytes_s=500e6) == 1800.0
+    assert server.until_probed(ONE, PREFILLING, read_bytes_s=500e6) == 1800.0
 
 
 @pytest.mark.parametrize("progress", [PREFILLING, NOTHING_KNOWN, None])
 def test_idle_prefill_is_probed_after_three_minutes(progress: ServerProgress | None) -> None:
     server = Watched()
-    assert server.until_suspected(ONE, progress) == 180.0
+    assert server.until_probed(ONE, progress) == 180.0
 
 
 def test_short_idle_times_do_not_count_as_stalled() -> None:
-    """On a machine with too much to do it may get no core between two looks."""
+    """On a busy machine the process may get no core between two checks."""
     server = Watched()
     for _ in range(50):
         assert server(ONE, PREFILLING, cores=1.0) is Action.NOTHING
@@ -323,12 +323,12 @@ def test_idle_time_counts_from_the_end_of_the_work() -> None:
     server = Watched()
     for _ in range(200):
         server(ONE, PREFILLING, cores=1.0)
-    assert server.until_suspected(ONE, PREFILLING) == 1000.0 + 180.0
+    assert server.until_probed(ONE, PREFILLING) == 1000.0 + 180.0
 
 
 def test_process_without_cpu_usage_counts_as_idle() -> None:
     server = Watched()
-    assert server.until_suspected(ONE, PREFILLING, cpu_usage=False) == 180.0
+    assert server.until_probed(ONE, PREFILLING, cpu_usage=False) == 180.0
 
 
 def test_prefill_with_progress_has_no_limit() -> None:
@@ -337,20 +337,20 @@ def test_prefill_with_progress_has_no_limit() -> None:
         for _ in range(30):  # 150 s each
             progress = ServerProgress({"0/7": 2048 * batch}, prefilling=True)
             assert server(ONE, progress) is Action.NOTHING
-    assert server.state.longest_pause_s == 0.0  # a batch says nothing of the pace of tokens
+    assert server.state.longest_pause_s == 0.0  # a batch does not count as a pause
 
 
 def test_prefill_in_another_slot_delays_the_limit() -> None:
     server = Watched()
     both = ServerProgress({"0/7": 100, "1/8": 0}, prefilling=True)
     server(Traffic(2), both)
-    assert server.until_suspected(Traffic(2), both, cores=2.0) == 1800.0
+    assert server.until_probed(Traffic(2), both, cores=2.0) == 1800.0
 
 
 def test_request_without_a_slot_is_probed_after_a_minute() -> None:
-    """Its task was lost, or a client does not read: a token tells which."""
+    """Its task was lost, or a client does not read: the token probe shows which."""
     server = Watched()
-    assert server.until_suspected(ONE, SLOTS_IDLE) == 60.0
+    assert server.until_probed(ONE, SLOTS_IDLE) == 60.0
 
 
 def test_two_checks_at_the_same_time_are_valid() -> None:
@@ -376,13 +376,13 @@ def test_three_errors_start_a_probe_which_decides() -> None:
 
 
 def test_each_successful_probe_doubles_the_error_limit() -> None:
-    """501 for what this model cannot do; whoever asks for it asks again and again."""
-    server, proofs = Watched(), 0
+    """A client may repeat an unsupported request (501) again and again."""
+    server, probes = Watched(), 0
     for count in range(1, 101):
         if server(failures(count), health=None) is Action.PROBE:
-            proofs += 1
+            probes += 1
             assert server(failures(count), probe=TokenProbe(None)) is Action.NOTHING
-    assert proofs == 6  # at 3, 6, 12, 24, 48 and 96
+    assert probes == 6  # at 3, 6, 12, 24, 48 and 96
 
 
 def test_good_answer_resets_the_error_limit() -> None:

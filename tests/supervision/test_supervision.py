@@ -1,4 +1,4 @@
-"""How soon an end is seen, and when the next start comes: real children, no measured milliseconds."""
+"""When an exit is noticed and when the next start comes, with real children and without measured times."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_exit_is_noticed_within_five_loop_turns(run: Callable[..., None]) -> None:
-    """S1. The kernel is asked directly when it is dead; from then on only turns are counted: whoever polls
-    with a timer does not come round in five turns that do nothing."""
+    """S1. ``waitid`` returns when the child is dead; then only turns of the loop count. A poll with a timer
+    would not run within five turns."""
 
     async def test() -> None:
         child = spawn(("/bin/sleep", "1000"), env={"PATH": os.defpath}, cwd=Path("/"))
@@ -53,9 +53,9 @@ def test_exit_is_noticed_within_five_loop_turns(run: Callable[..., None]) -> Non
 
 
 def test_restarts_wait_for_the_reported_and_growing_delay(tiny_model: Path, tmp_path: Path) -> None:
-    """S2: no start before its time; what is said is the delay of the policy within its jitter.
+    """S2: no early start, and the reported delay is that of the policy within its jitter.
 
-    The delay counts from when the end was seen, which is before it is told.
+    The delay counts from the exit, which is before its event.
     """
     runtime = install(tmp_path / "llama-server", "exit=load:1")
     policy = RestartPolicy(first_delay_s=0.1, longest_delay_s=0.4, most_crashes=5, half_open_s=1000.0)
@@ -66,8 +66,8 @@ def test_restarts_wait_for_the_reported_and_growing_delay(tiny_model: Path, tmp_
         loop = asyncio.get_running_loop()
         async with serving(tiny_model, runtime=str(runtime), restart=policy) as it:
 
-            def note(notice: object) -> None:
-                match notice:
+            def note(event: object) -> None:
+                match event:
                     case ServerExited(generation=generation):
                         at_s["exit", generation] = loop.time()
                         due_s[generation] = it.runner.instance.next_start_s or 0.0
@@ -76,13 +76,15 @@ def test_restarts_wait_for_the_reported_and_growing_delay(tiny_model: Path, tmp_
 
             it.bus.listen(note)
             await it.reaches(State.FAILED, 6)
-            return [notice for notice in it.notices if isinstance(notice, ServerExited)]
+            return [event for event in it.notices if isinstance(event, ServerExited)]
 
     exits = asyncio.run(test())
-    said = [exited.restart_in_s or 0.0 for exited in exits]
-    assert said == pytest.approx([0.1, 0.2, 0.4, 0.4, 0.4, 1000.0], rel=0.2 + 1e-9)
+    reported_s = [exited.restart_in_s or 0.0 for exited in exits]
+    assert reported_s == pytest.approx([0.1, 0.2, 0.4, 0.4, 0.4, 1000.0], rel=0.2 + 1e-9)
     for number in range(1, 6):
-        assert at_s.get(("start", number), 0.0) <= due_s[number] - said[number - 1] <= at_s["exit", number]
+        assert (
+            at_s.get(("start", number), 0.0) <= due_s[number] - reported_s[number - 1] <= at_s["exit", number]
+        )
         # The loop's clock may run a millisecond ahead of its timers.
         assert at_s["start", number + 1] >= due_s[number] - 0.002
 
@@ -101,9 +103,8 @@ def test_first_crash_of_ready_server_is_restarted_at_once(tiny_model: Path, tmp_
     asyncio.run(test())
 
 
-@pytest.mark.slow
 def test_only_a_start_without_progress_is_hung(tiny_model: Path, tmp_path: Path) -> None:
-    """S6. Both load for twice as long as a start may stand still; one logs all the while."""
+    """S6. Both load for twice the stall timeout; one of them logs meanwhile."""
     load = ("load_s=8", "quiet", f"once={tmp_path / 'hung'}")
     hung = install(tmp_path / "hung-server", *load)
     slow = install(tmp_path / "slow-server", *load[:1])
@@ -124,15 +125,15 @@ def test_responses_while_loading_do_not_count_as_failures(
 ) -> None:
     """``wrap`` lets llama-server say "Loading model" itself; a client that polls makes many such 503."""
     go = tmp_path / "go"
-    words = [str(install(tmp_path / "llama-server", "load_s=600", f"until={go}")), "-m", str(tiny_model)]
+    command = [str(install(tmp_path / "llama-server", "load_s=600", f"until={go}")), "-m", str(tiny_model)]
 
     async def test() -> None:
         bus = Bus()
-        wrapping = parse_command([*words, "--port", str(free_tcp_port)], os.environ)
+        wrapping = parse_command([*command, "--port", str(free_tcp_port)], os.environ)
         service = Service(WrapOptions(wrapping), bus)
         loading, ready = asyncio.Event(), asyncio.Event()
-        bus.listen(lambda told: loading.set() if getattr(told, "state", None) is State.LOADING else None)
-        bus.listen(lambda told: ready.set() if getattr(told, "state", None) is State.READY else None)
+        bus.listen(lambda event: loading.set() if getattr(event, "state", None) is State.LOADING else None)
+        bus.listen(lambda event: ready.set() if getattr(event, "state", None) is State.READY else None)
         url = f"http://127.0.0.1:{free_tcp_port}/completion"
         async with asyncio.TaskGroup() as tasks, httpx.AsyncClient() as client:
             running = tasks.create_task(service.run())
@@ -151,29 +152,34 @@ def test_responses_while_loading_do_not_count_as_failures(
     asyncio.run(test())
 
 
+def delay_cleanup(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """The events "the child has exited" (set by the runner) and "go on" (set by the test)."""
+    dead, go_on, clean_up = asyncio.Event(), asyncio.Event(), Generation.clean_up
+
+    async def late(generation: Generation) -> None:
+        dead.set()
+        await go_on.wait()
+        await clean_up(generation)
+
+    monkeypatch.setattr(Generation, "clean_up", late)
+    return dead, go_on
+
+
 def test_requests_wait_and_readyz_fails_between_exit_and_cleanup(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What outlives a server may take seconds to end; the server itself is dead all the while."""
+    """Processes that outlive a server may take seconds to end."""
     runtime = install(tmp_path / "llama-server")
-    clean_up = Generation.clean_up
 
     async def test() -> None:
-        dead, go_on = asyncio.Event(), asyncio.Event()
-
-        async def late(generation: Generation) -> None:
-            dead.set()
-            await go_on.wait()
-            await clean_up(generation)
-
-        monkeypatch.setattr(Generation, "clean_up", late)
+        dead, go_on = delay_cleanup(monkeypatch)
         async with serving(tiny_model, runtime=str(runtime)) as it, asyncio.TaskGroup() as tasks:
             await it.reaches(State.READY, 1)
             os.kill(it.pid, signal.SIGKILL)
             await dead.wait()
             assert (await it.client.get("/readyz")).status_code == 503
             asked = tasks.create_task(it.complete())
-            while not len(it.runner.queue):  # noqa: ASYNC110 - the room tells nobody
+            while not len(it.runner.queue):  # noqa: ASYNC110 - the queue has no event
                 await asyncio.sleep(0)
             assert it.runner.in_flight == 0
             go_on.set()
@@ -185,22 +191,14 @@ def test_requests_wait_and_readyz_fails_between_exit_and_cleanup(
 def test_warm_up_result_after_the_exit_is_ignored(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token came, then the end; the runner hears of the end first, while the rest is cleared away."""
+    """The token came before the exit, but the runner notices the exit first, during the cleanup."""
     runtime = install(tmp_path / "llama-server")
-    clean_up = Generation.clean_up
     ready: list[int] = []
 
     async def test() -> None:
-        dead, go_on = asyncio.Event(), asyncio.Event()
-
-        async def late(generation: Generation) -> None:
-            dead.set()
-            await go_on.wait()
-            await clean_up(generation)
-
         async with serving(tiny_model, runtime=str(runtime)) as it:
             await it.reaches(State.READY, 1)
-            monkeypatch.setattr(Generation, "clean_up", late)
+            dead, go_on = delay_cleanup(monkeypatch)
             os.kill(it.pid, signal.SIGKILL)
             await dead.wait()
             runner = it.runner

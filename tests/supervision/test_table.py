@@ -1,4 +1,4 @@
-"""The table of ``core.lifecycle``: transcripts of events and the effects that they call for."""
+"""The supervision table: sequences of events, with the effects and states that they lead to."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def ready(policy: Policy = POLICY) -> Life:
     return life
 
 
-def keeping(*events: Event, policy: Policy = POLICY) -> Life:
-    """A server whose slots are kept."""
+def with_slots(*events: Event, policy: Policy = POLICY) -> Life:
+    """A warming server whose slots are saved."""
     life = Life(policy)
     life(lc.StartRequested(), lc.Spawned(1, 42, keeps_slots=True), lc.Loading(1), lc.Healthy(1), *events)
     return life
@@ -153,7 +153,7 @@ def test_child_that_ignores_sigterm_is_killed_repeatedly() -> None:
 
 
 def test_child_that_is_becoming_ready_gets_sigterm_twice() -> None:
-    """b11434 loses a SIGTERM that comes right at its ready line."""
+    """b11434 can lose a SIGTERM right at its ready line."""
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
     assert life(lc.StopRequested())[-1] == lc.WakeAt(life.instance.timer_id, 1000.5)
@@ -302,7 +302,7 @@ def test_hung_server_is_killed_and_restarted_at_once() -> None:
     life = ready()
     effects = life(lc.LivenessFailed(1, WEDGED))
     assert lc.Kill(1) in effects
-    assert not any(isinstance(effect, lc.Terminate) for effect in effects)  # it would not hear it
+    assert not any(isinstance(effect, lc.Terminate) for effect in effects)  # it would not react to it
     report, spawn, _wake = life(lc.Exited(1, CRASH))
     assert report == lc.Report(1, WEDGED, 0.0, by_us=True)
     assert spawn == lc.Spawn(2)
@@ -423,11 +423,11 @@ def test_start_request_in_failed_is_not_half_open() -> None:
     assert life.state() is State.BACKOFF
 
 
-# --- slots that outlive their server ------------------------------------------------------------------
+# --- saved slots --------------------------------------------------------------------------------------
 
 
 def test_slots_are_restored_after_warm_up_and_before_ready() -> None:
-    life = keeping()
+    life = with_slots()
     assert life.state() is State.WARMING
     assert life(lc.WarmupSucceeded(1)) == (lc.RestoreSlots(1), lc.WakeAt(life.instance.timer_id, 1010.0))
     assert life.state() is State.WARMING
@@ -436,14 +436,14 @@ def test_slots_are_restored_after_warm_up_and_before_ready() -> None:
 
 
 def test_slots_are_restored_without_warm_up() -> None:
-    life = keeping(policy=Policy(warm_up=False))
+    life = with_slots(policy=Policy(warm_up=False))
     assert life.effects[0] == lc.RestoreSlots(1)
     life(lc.SlotsRestored(1))
     assert life.state() is State.READY
 
 
 def test_restore_timeout_is_fixed_and_leads_to_ready() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+    life = with_slots(lc.WarmupSucceeded(1))
     assert life(lc.Progressed(1), at_s=1009.0) == ()
     assert life.wake() == (lc.Watch(1),)
     assert life.state() is State.READY
@@ -451,14 +451,14 @@ def test_restore_timeout_is_fixed_and_leads_to_ready() -> None:
 
 
 def test_corrupted_restore_replaces_the_server_without_a_crash() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+    life = with_slots(lc.WarmupSucceeded(1))
     assert lc.Kill(1) in life(lc.SlotRestoreCorrupted(1))
     assert life(lc.Exited(1, CRASH))[0] == lc.Spawn(2)
     assert life.instance.crashes == ()
 
 
 def test_corrupted_restore_of_ready_server_drains_and_saves_nothing() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+    life = with_slots(lc.WarmupSucceeded(1))
     life.wake()
     assert life(lc.SlotRestoreCorrupted(1))[0] == lc.AwaitIdle(1)
     assert lc.Terminate(1) in life(lc.Drained(1))
@@ -466,7 +466,7 @@ def test_corrupted_restore_of_ready_server_drains_and_saves_nothing() -> None:
 
 
 def test_corrupted_restore_while_draining_saves_nothing() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+    life = with_slots(lc.WarmupSucceeded(1))
     life.wake()
     life(lc.StopRequested())
     assert life(lc.SlotRestoreCorrupted(1)) == ()
@@ -476,7 +476,7 @@ def test_corrupted_restore_while_draining_saves_nothing() -> None:
 
 
 def test_corrupted_restore_while_saving_discards_the_slots() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+    life = with_slots(lc.WarmupSucceeded(1))
     life.wake()
     life(lc.StopRequested())
     assert lc.SaveSlots(1) in life(lc.Drained(1))
@@ -486,7 +486,7 @@ def test_corrupted_restore_while_saving_discards_the_slots() -> None:
 
 
 def test_drained_server_saves_its_slots_before_sigterm() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
     assert life(lc.Drained(1)) == (lc.SaveSlots(1), lc.WakeAt(life.instance.timer_id, 1010.0))
     assert life.state() is State.DRAINING
     assert lc.Terminate(1) in life(lc.SlotsSaved(1))
@@ -494,29 +494,29 @@ def test_drained_server_saves_its_slots_before_sigterm() -> None:
 
 
 def test_save_timeout_terminates() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
     assert lc.Terminate(1) in life.wake()
     assert life(lc.SlotsSaved(1)) == ()
 
 
 def test_kill_skips_the_save() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
     assert lc.Kill(1) in life(lc.KillRequested())
 
 
 def test_drain_timeout_saves_nothing() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
     assert lc.Terminate(1) in life.wake()
 
 
 def test_exit_while_saving_is_not_a_crash() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
     assert life(lc.Exited(1, CRASH)) == (lc.CloseEndpoint(1, "llama-server ended"),)
     assert life.state() is State.STOPPED
 
 
 def test_exit_while_restoring_is_a_crash() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+    life = with_slots(lc.WarmupSucceeded(1))
     life(lc.Exited(1, CRASH))
     assert life.state() is State.BACKOFF
     assert len(life.instance.crashes) == 1
@@ -553,7 +553,7 @@ def _events_of(generation: int, timer_id: int) -> st.SearchStrategy[Event]:
 
 
 class AnyLife(RuleBasedStateMachine):
-    """Whatever happens in whatever order: never two children, every spawn reaped, always a way out."""
+    """Any events in any order: never two children, every child is reaped, and every state can be left."""
 
     policy = POLICY
 
@@ -569,7 +569,7 @@ class AnyLife(RuleBasedStateMachine):
     def feed(self, event: Event) -> None:
         stale = table._is_stale(self.instance, event)
         if not stale and type(event) not in TABLE[self.instance.state]:
-            return  # the runner cannot produce it: e.g. WarmupSucceeded before WarmUp was ordered
+            return  # impossible in the runner, such as WarmupSucceeded before WarmUp
         self.instance, effects = advance(self.instance, event, self.policy, now_s=self.now_s, roll=0.5)
         if not stale and isinstance(event, lc.Exited | lc.SpawnFailed):
             self.reaped.append(event.generation)
@@ -596,7 +596,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule(bad_end=st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]))
     def a_stop_leads_to_rest(self, bad_end: Diagnosis) -> None:
-        """However the child takes it: the timers alone lead to a kill, and a kill to its exit."""
+        """Even without any reaction of the child, the timers lead to a kill, and that to its exit."""
         self.feed(lc.StopRequested())
         for _ in range(4):
             if (lc.Kill, self.instance.generation) in self.orders or not self.instance.alive:
@@ -629,7 +629,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @invariant()
     def a_state_in_which_nothing_more_happens_is_one_of_rest(self) -> None:
-        """A child's own end, or a timer, leads out of every other one."""
+        """Every other state has a live child or a timer."""
         timed = self.instance.timer_id in self.timers
         assert self.instance.is_settled or self.instance.alive or timed
         assert (self.instance.next_start_s is not None) == (timed and not self.instance.alive)
@@ -645,7 +645,7 @@ TestAnyLife = AnyLife.TestCase
 TestAnyLifeThatIsTriedAgain = AnyLifeThatIsTriedAgain.TestCase
 
 
-# --- the ladder -----------------------------------------------------------------------------------------
+# --- fallback steps -------------------------------------------------------------------------------------
 
 
 def test_start_that_ran_out_of_memory_is_followed_by_a_smaller_one() -> None:
@@ -697,3 +697,25 @@ def test_stop_before_a_fallback_step_stops() -> None:
     )
     assert life(lc.Exited(1, CRASH)) == ()
     assert life.state() is State.STOPPED
+
+
+# --- permits --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "slots", "max_concurrent"),
+    [
+        (Policy(), 4, 4),
+        (Policy(), None, None),
+        (Policy(max_concurrent=2), 4, 2),
+        (Policy(max_concurrent=2), None, 2),
+        (Policy(limits_to_slots=False), 4, None),
+        (Policy(limits_to_slots=False, max_concurrent=3), 4, 3),
+        (Policy(wait_timeout_s=0.0), 4, None),  # llama-server queues, as it did before
+        (Policy(wait_timeout_s=0.0, max_concurrent=4), 4, 4),
+    ],
+)
+def test_permits_are_the_slots_unless_configured(
+    policy: Policy, slots: int | None, max_concurrent: int | None
+) -> None:
+    assert policy.permits(slots) == max_concurrent

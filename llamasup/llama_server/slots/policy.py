@@ -164,9 +164,9 @@ def slot_key(runtime: str, files: Iterable[FileState], reasons: Iterable[Reason]
     long-context factors, the keys depend on it.
     """
     flags = sorted(
-        (each.flag, each.value or "")
-        for each in reasons
-        if each.passed and each.flag not in _IRRELEVANT_FLAGS
+        (reason.flag, reason.value or "")
+        for reason in reasons
+        if reason.passed and reason.flag not in _IRRELEVANT_FLAGS
     )
     identity = json.dumps([runtime, sorted(files), flags], ensure_ascii=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:32]

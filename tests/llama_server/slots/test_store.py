@@ -1,4 +1,4 @@
-"""Saved slots on the disk: private, whole, used once, bounded, and gone with their model."""
+"""Saved slots on the disk: private, checked, used once, limited, and removed with their model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG_AGO_S = STRAY_AFTER_S + 60
 
 
 class Disk:
-    """A model, a folder for what it held, and somebody who writes there as llama-server does."""
+    """A model and a slot folder, with methods that write there like llama-server."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "slots"
@@ -130,8 +130,8 @@ def test_invalid_list_is_ignored_and_removed_later(disk: Disk, content: bytes) -
     name = list_name(saved.key, saved.token)
     (disk.folder / name).write_bytes(content)
     assert disk.store().take(KEY) is None
-    for each in disk.names():
-        disk.age(each, LONG_AGO_S)
+    for path in disk.names():
+        disk.age(path, LONG_AGO_S)
     disk.store().sweep()
     assert disk.names() == set()
 
@@ -213,10 +213,11 @@ def test_concurrent_saves_stay_within_the_limit(disk: Disk) -> None:
     for saved in both:
         disk.writes(saved, 0, b"x" * 600)
     listed = [store.add(saved, 0, 100) for saved in both]
-    for each in listed:
-        assert each is not None
-        store.commit(each)
-    newest = max((each for each in listed if each is not None), key=lambda each: each.saved_ns)
+    complete = [larger for larger in listed if larger is not None]
+    assert len(complete) == 2
+    for larger in complete:
+        store.commit(larger)
+    newest = max(complete, key=lambda larger: larger.saved_ns)
     assert disk.names() == {newest.slots[0].name, list_name(newest.key, newest.token)}
 
 

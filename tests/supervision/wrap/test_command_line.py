@@ -1,4 +1,4 @@
-"""What a command line means, and what becomes of it. Builds of 2024, 2025 and 2026 by their real help."""
+"""Parsing a wrapped command line and building the child's, with the real help of builds from 2024 to 2026."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_assignments_before_the_program_override_the_environment() -> None:
     assert parse_line(("./a=b", "--port", "4"), ("./a=b",), NOW, {}).port == 4
 
 
-# --- what is only understood -----------------------------------------------------------------------
+# --- options that stay with the child --------------------------------------------------------------
 
 
 def test_keys_of_all_sources_add_up_in_order() -> None:
@@ -194,9 +194,7 @@ def test_model_and_name_come_from_the_command_line(
         (("--reranking",), ModelClass.RERANKER),
     ],
 )
-def test_model_class_comes_from_embedding_and_rerank_flags(
-    words: tuple[str, ...], serves: ModelClass | None
-) -> None:
+def test_model_class_comes_from_the_flags(words: tuple[str, ...], serves: ModelClass | None) -> None:
     assert read(*words).serves is serves
 
 
@@ -249,10 +247,10 @@ def test_only_the_address_changes_and_the_order_stays(options: list[list[str]]) 
     line = read(*(word for option in options for word in option))
     others = [word for option in options if option in _OTHERS for word in option]
     argv = list(child_argv(line, SOCKET))
-    place = argv.index(SOCKET.path)
-    assert argv[:1] + argv[1 : place - 1] + argv[place + 1 :] == ["llama-server", *others]
+    index = argv.index(SOCKET.path)
+    assert argv[:1] + argv[1 : index - 1] + argv[index + 1 :] == ["llama-server", *others]
     before = next((n for n, option in enumerate(options) if option in _TAKEN), 0)
-    assert argv[1 : place - 1] == [word for option in options[:before] for word in option]
+    assert argv[1 : index - 1] == [word for option in options[:before] for word in option]
 
 
 def test_child_environment_lacks_address_and_llamasup_variables() -> None:

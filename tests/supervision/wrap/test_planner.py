@@ -1,4 +1,4 @@
-"""Understanding a command line: programs that are asked here are scripts that answer as a build does."""
+"""Parsing a command line by the program's help; the programs are scripts that answer like a build."""
 
 from __future__ import annotations
 
