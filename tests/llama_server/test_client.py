@@ -81,9 +81,7 @@ def test_ready_line_ends_the_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
         assert route.call_count == 2
 
 
-def test_early_ready_line_restarts_the_backoff(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_early_ready_line_restarts_the_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """503, (ready line), 503, 200: the third check comes after the shortest delay, not a longer one."""
     slept: list[float] = []
     monkeypatch.setattr(client, "FIRST_PROBE_DELAY_S", 0.001)
@@ -158,10 +156,7 @@ def test_progress_is_read_from_slots_and_metrics() -> None:
     ("answer", "problem"),
     [
         (httpx.Response(200, json={"tokens_predicted": 1}), None),
-        (
-            httpx.Response(400, json={"error": {"message": "no such thing"}}),
-            None,
-        ),  # rejected
+        (httpx.Response(400, json={"error": {"message": "no such thing"}}), None),
         (httpx.Response(200, json={"tokens_predicted": 0}), "answered 200 without one token"),
         (httpx.Response(500, json={"error": {"message": "decode failed"}}), "answered 500: decode failed"),
         (httpx.ReadError("reset"), "was not answered: reset"),

@@ -172,18 +172,27 @@ def test_killed_start_quotes_the_errors_before() -> None:
     assert (diagnosis.cause, diagnosis.lines) == ("killed", ("srv load: failed to warm up",))
 
 
-def test_unrequested_sigterm_is_killed() -> None:
-    diagnosis = diagnose(Exit(None, "SIGTERM"), [], phase="ready")
-    assert (diagnosis.cause, diagnosis.deterministic) == ("killed", False)
-    assert "SIGTERM" in diagnosis.message
+DRAFT_ERROR = ["0.00.014.280 E spec common_specu: the target and draft vocabs are not compatible"]
+SURVIVED = ["E got exception: std::bad_alloc", *("I srv log_server_r: done request" for _ in range(60))]
 
 
-def test_sigbus_is_a_bus_error() -> None:
-    assert diagnose(Exit(None, "SIGBUS"), [], phase="ready").cause == "bus_error"
-
-
-def test_illegal_instruction_at_start_is_deterministic() -> None:
-    assert diagnose(Exit(None, "SIGILL"), [], phase="starting").deterministic
+@pytest.mark.parametrize(
+    ("end", "lines", "phase", "cause", "deterministic"),
+    [
+        (Exit(None, "SIGTERM"), [], "ready", "killed", False),
+        (Exit(None, "SIGBUS"), [], "ready", "bus_error", False),
+        (Exit(None, "SIGILL"), [], "starting", "illegal_instruction", True),
+        (Exit(1, None), DRAFT_ERROR, "ready", "unknown", False),  # an error of the load
+        (Exit(None, "SIGSEGV"), SURVIVED, "ready", "segfault", False),  # an earlier error
+    ],
+    ids=["SIGTERM", "SIGBUS", "SIGILL", "error of the load", "survived error"],
+)
+def test_exit_decides_the_cause(
+    end: Exit, lines: list[str], phase: Phase, cause: str, *, deterministic: bool
+) -> None:
+    diagnosis = diagnose(end, lines, phase=phase)
+    assert (diagnosis.cause, diagnosis.deterministic) == (cause, deterministic)
+    assert cause != "killed" or "SIGTERM" in diagnosis.message
 
 
 def test_uncaught_exception_of_ready_server_quotes_no_request() -> None:
@@ -191,16 +200,6 @@ def test_uncaught_exception_of_ready_server_quotes_no_request() -> None:
     diagnosis = diagnose(Exit(None, "SIGABRT"), lines, phase="ready")
     assert (diagnosis.cause, diagnosis.deterministic) == ("aborted", False)
     assert diagnosis.message == "llama-server ended with an uncaught std::runtime_error."
-
-
-def test_lines_of_the_load_do_not_explain_a_ready_server() -> None:
-    lines = ["0.00.014.280 E spec common_specu: the target and draft vocabs are not compatible"]
-    assert diagnose(Exit(1, None), lines, phase="ready").cause == "unknown"
-
-
-def test_survived_error_does_not_explain_a_ready_server() -> None:
-    lines = ["E got exception: std::bad_alloc", *("I srv log_server_r: done request" for _ in range(60))]
-    assert diagnose(Exit(None, "SIGSEGV"), lines, phase="ready").cause == "segfault"
 
 
 def test_colors_do_not_hide_the_cause() -> None:

@@ -295,20 +295,20 @@ def test_progress_of_the_probe_itself_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("progress", [PREFILLING, NOTHING_KNOWN, None])
-def test_busy_prefill_may_take_half_an_hour(progress: ServerProgress | None) -> None:
-    server = Watched()
-    assert server.until_probed(ONE, progress, cores=1.0) == 1800.0
+@pytest.mark.parametrize(
+    ("seen", "limit_s"),
+    [({"cores": 1.0}, 1800.0), ({"read_bytes_s": 500e6}, 1800.0), ({}, 180.0), ({"cpu_usage": False}, 180.0)],
+    ids=["computes", "reads", "idle", "unknown"],
+)
+def test_limit_of_a_prefill_depends_on_the_process(
+    progress: ServerProgress | None, seen: dict[str, float], limit_s: float
+) -> None:
+    assert Watched().until_probed(ONE, progress, **seen) == limit_s
 
 
-def test_disk_reads_count_as_work() -> None:
-    server = Watched()
-    assert server.until_probed(ONE, PREFILLING, read_bytes_s=500e6) == 1800.0
-
-
-@pytest.mark.parametrize("progress", [PREFILLING, NOTHING_KNOWN, None])
-def test_idle_prefill_is_probed_after_three_minutes(progress: ServerProgress | None) -> None:
-    server = Watched()
-    assert server.until_probed(ONE, progress) == 180.0
+def test_request_without_a_slot_is_probed_after_a_minute() -> None:
+    """Its task was lost, or a client does not read: the token probe shows which."""
+    assert Watched().until_probed(ONE, SLOTS_IDLE) == 60.0
 
 
 def test_short_idle_times_do_not_count_as_stalled() -> None:
@@ -326,11 +326,6 @@ def test_idle_time_counts_from_the_end_of_the_work() -> None:
     assert server.until_probed(ONE, PREFILLING) == 1000.0 + 180.0
 
 
-def test_process_without_cpu_usage_counts_as_idle() -> None:
-    server = Watched()
-    assert server.until_probed(ONE, PREFILLING, cpu_usage=False) == 180.0
-
-
 def test_prefill_with_progress_has_no_limit() -> None:
     server = Watched()
     for batch in range(20):
@@ -345,12 +340,6 @@ def test_prefill_in_another_slot_delays_the_limit() -> None:
     both = ServerProgress({"0/7": 100, "1/8": 0}, prefilling=True)
     server(Traffic(2), both)
     assert server.until_probed(Traffic(2), both, cores=2.0) == 1800.0
-
-
-def test_request_without_a_slot_is_probed_after_a_minute() -> None:
-    """Its task was lost, or a client does not read: the token probe shows which."""
-    server = Watched()
-    assert server.until_probed(ONE, SLOTS_IDLE) == 60.0
 
 
 def test_two_checks_at_the_same_time_are_valid() -> None:

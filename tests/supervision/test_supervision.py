@@ -89,20 +89,6 @@ def test_restarts_wait_for_the_reported_and_growing_delay(tiny_model: Path, tmp_
         assert at_s["start", number + 1] >= due_s[number] - 0.002
 
 
-def test_first_crash_of_ready_server_is_restarted_at_once(tiny_model: Path, tmp_path: Path) -> None:
-    runtime = install(tmp_path / "llama-server")
-
-    async def test() -> None:
-        async with serving(tiny_model, runtime=str(runtime)) as it:
-            await it.reaches(State.READY, 1)
-            os.kill(it.pid, signal.SIGKILL)
-            exited = await it.exit_of(1)
-            assert (exited.restart_in_s, exited.diagnosis.cause) == (0.0, "killed")
-            await it.reaches(State.READY, 2)
-
-    asyncio.run(test())
-
-
 def test_only_a_start_without_progress_is_hung(tiny_model: Path, tmp_path: Path) -> None:
     """S6. Both load for twice the stall timeout; one of them logs meanwhile."""
     load = ("load_s=8", "quiet", f"once={tmp_path / 'hung'}")
