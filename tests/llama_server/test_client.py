@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -12,21 +14,29 @@ import respx
 from llamasup.gguf.header import ModelClass
 from llamasup.http.address import TcpAddress
 from llamasup.llama_server import client
-from llamasup.llama_server.answers import ServerProgress, TokenProbe
+from llamasup.llama_server.answers import ServerProgress
 from llamasup.llama_server.client import Health, Prober
 from llamasup.llama_server.warmup import warm_up_request
 
 ADDRESS = TcpAddress("127.0.0.1", 8080)
+TOKEN_REQUEST = warm_up_request(ModelClass.DECODER)
+
+
+Result = TypeVar("Result")
+
+
+def ask(use: Callable[[Prober], Coroutine[None, None, Result]]) -> Result:
+    async def run() -> Result:
+        async with Prober(ADDRESS, "child-key") as prober:
+            return await use(prober)
+
+    return asyncio.run(run())
 
 
 def health_of(*answers: httpx.Response | Exception) -> list[Health]:
-    async def ask() -> list[Health]:
-        async with Prober(ADDRESS) as prober:
-            return [await prober.health() for _ in answers]
-
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/health").mock(side_effect=list(answers))
-        return asyncio.run(ask())
+        return [ask(Prober.health) for _ in answers]
 
 
 def test_health_follows_the_answer() -> None:
@@ -47,15 +57,11 @@ def test_invalid_or_no_answer_is_silent() -> None:
 def test_probing_continues_until_healthy_and_reports_loading() -> None:
     reported = []
 
-    async def wait() -> None:
-        async with Prober(ADDRESS) as prober:
-            await prober.until_healthy(asyncio.Event(), lambda: reported.append("loading"))
-
     with respx.mock(base_url=ADDRESS.url) as server:
         route = server.get("/health").mock(
             side_effect=[httpx.ConnectError("no"), httpx.Response(503), httpx.Response(200)]
         )
-        asyncio.run(wait())
+        ask(lambda prober: prober.until_healthy(asyncio.Event(), lambda: reported.append("loading")))
         assert route.call_count == 3
     assert reported == ["loading"]
 
@@ -114,42 +120,31 @@ def test_early_ready_line_restarts_the_backoff(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_api_key_is_sent_with_every_probe() -> None:
-    async def ask() -> None:
-        async with Prober(ADDRESS, "child-key") as prober:
-            await prober.health()
-            await prober.send(warm_up_request(ModelClass.DECODER))
-
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/health").respond(200)
         server.post("/completion").respond(200, json={"tokens_predicted": 1})
-        asyncio.run(ask())
+        ask(Prober.health)
+        ask(lambda prober: prober.send(TOKEN_REQUEST))
         assert {call.request.headers["authorization"] for call in server.calls} == {"Bearer child-key"}
 
 
 def test_metrics_are_none_without_an_answer() -> None:
-    async def ask() -> list[str | None]:
-        async with Prober(ADDRESS) as prober:
-            return [await prober.metrics() for _ in range(3)]
-
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/metrics").mock(
             side_effect=[httpx.Response(501), httpx.ReadTimeout("slow"), httpx.Response(200, text="a 1\n")]
         )
-        assert asyncio.run(ask()) == [None, None, "a 1\n"]
+        assert [ask(Prober.metrics) for _ in range(3)] == [None, None, "a 1\n"]
 
 
 def test_progress_is_read_from_slots_and_metrics() -> None:
-    async def ask() -> list[ServerProgress]:
-        async with Prober(ADDRESS) as prober:
-            return [await prober.progress(1.0) for _ in range(2)]
-
     busy = [{"id": 0, "id_task": 1, "is_processing": True, "next_token": [{"n_decoded": 3}]}]
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/slots").mock(side_effect=[httpx.Response(200, json=busy), httpx.Response(501)])
         server.get("/metrics").mock(
             side_effect=[httpx.ReadTimeout("slow"), httpx.Response(200, text="llamacpp:n_decode_total 7\n")]
         )
-        assert asyncio.run(ask()) == [ServerProgress({"0/1": 3}, prefilling=False), ServerProgress(total=7.0)]
+        assert ask(Prober.progress) == ServerProgress({"0/1": 3}, prefilling=False)
+        assert ask(Prober.progress) == ServerProgress(total=7.0)
 
 
 @pytest.mark.parametrize(
@@ -165,20 +160,15 @@ def test_progress_is_read_from_slots_and_metrics() -> None:
 def test_token_or_rejection_is_a_successful_probe(
     answer: httpx.Response | Exception, problem: str | None
 ) -> None:
-    async def ask() -> TokenProbe:
-        async with Prober(ADDRESS) as prober:
-            return await prober.probe_token(warm_up_request(ModelClass.DECODER))
-
     with respx.mock(base_url=ADDRESS.url) as server:
         server.post("/completion").mock(side_effect=[answer])
-        probe = asyncio.run(ask())
+        probe = ask(lambda prober: prober.probe_token(TOKEN_REQUEST))
     assert (probe.problem is None) == (problem is None)
     assert problem is None or problem in str(probe.problem)
 
 
 def test_slow_health_answer_is_silent() -> None:
     """httpx alone would wait as long as single bytes arrive."""
-
     over = asyncio.Event()
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -193,7 +183,7 @@ def test_slow_health_answer_is_silent() -> None:
         writer.close()
         over.set()
 
-    async def ask() -> Health:
+    async def check() -> Health:
         async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             async with Prober(TcpAddress("127.0.0.1", port)) as prober:
@@ -201,4 +191,4 @@ def test_slow_health_answer_is_silent() -> None:
             await over.wait()
             return health
 
-    assert asyncio.run(ask()) is Health.SILENT
+    assert asyncio.run(check()) is Health.SILENT

@@ -20,10 +20,7 @@ def test_listening_line_is_ready(line: str) -> None:
 
 
 def test_failed_fit_is_a_startup_failure() -> None:
-    line = (
-        "W cmn  common_fit_params: failed to fit params to free device memory: n_ctx_min is too large, abort"
-    )
-    parsed = read_line(line)
+    parsed = read_line("W common_fit: failed to fit params to free device memory: n_ctx_min is too large")
     assert isinstance(parsed, StartupFailure)
     assert parsed.diagnosis.cause == "fit_failed"
     assert "n_ctx_min is too large" in parsed.diagnosis.message

@@ -41,18 +41,11 @@ EXITED = {
     "restart_in_s": 0.5,
     "generation": 2,
 }
-STEP_JSON = {
-    "step": 1,
-    "most_steps": 3,
-    "changes": [{"setting": "--parallel", "before": "4", "after": "2"}],
-}
+STEP_JSON = {"step": 1, "most_steps": 3, "changes": [{"setting": "--parallel", "before": "4", "after": "2"}]}
 CHANGES = ("added", "removed", "changed", "retouched", "unchanged", "settings", "next_start", "renamed")
 NO_CHANGES: dict[str, list[str]] = {name: [] for name in CHANGES}
 EVENTS: tuple[tuple[PublishedEvent, dict[str, Any]], ...] = (
-    (
-        StateChanged("a", State.READY, 2),
-        {"event": "state", "model": "a", "state": "ready", "generation": 2},
-    ),
+    (StateChanged("a", State.READY, 2), {"event": "state", "model": "a", "state": "ready", "generation": 2}),
     (ServerExited("a", 2, Exit(None, "SIGKILL"), CRASH, 0.5), {**EXITED, "code": None, "signal": "SIGKILL"}),
     (
         ServerExited("a", 2, None, replace(CRASH, adjustment=STEP), 0.5),

@@ -16,11 +16,6 @@ from llamasup.supervision.plan_protocol import AnyPlanMaker
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy, State
 
-
-class Nothing:
-    """A planner that is never called."""
-
-
 Ask = Callable[..., float]
 
 
@@ -30,7 +25,7 @@ def retry_after(tmp_path: Path) -> Ask:
 
     def ask(state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0) -> float:
         async def asked() -> float:
-            planner: AnyPlanMaker = Nothing()  # type: ignore[assignment]
+            planner: AnyPlanMaker = object()  # type: ignore[assignment]
             queue = ReplicaSet(policy=Policy()).room
             runner = InstanceRunner(
                 "tiny", planner, policy=Policy(), bus=Bus(), queue=queue, work_folder=tmp_path, log_path=None

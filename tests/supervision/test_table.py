@@ -669,9 +669,7 @@ def test_fallback_steps_are_no_crash_loop_and_end_in_failed() -> None:
 
 
 @pytest.mark.parametrize("loading", [True, False])
-def test_logged_startup_failure_kills_the_child(
-    loading: bool,
-) -> None:
+def test_logged_startup_failure_kills_the_child(loading: bool) -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), *([lc.Loading(1)] if loading else []))
     assert lc.Kill(1) in life(lc.StartupFailureLogged(1, TOO_MUCH))

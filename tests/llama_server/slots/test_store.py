@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.llama_server.slots.policy import STRAY_AFTER_S, KeptSlots, SavedSet, file_name, list_name
-from llamasup.llama_server.slots.store import SlotStore, slot_home, sweep_slots
+from llamasup.llama_server.slots.store import SlotStore, Taken, slot_home, sweep_slots
 from llamasup.system.storage.folders import cache_folder
 from llamasup.testing.models import write_split_decoder
 
@@ -54,6 +54,11 @@ class Disk:
         store.commit(saved)
         return saved
 
+    def take(self, key: str = KEY) -> Taken:
+        taken = self.store().take(key)
+        assert taken is not None
+        return taken
+
     def names(self) -> set[str]:
         return {path.name for path in self.folder.iterdir()}
 
@@ -72,8 +77,7 @@ def disk(tmp_path: Path) -> Disk:
 
 def test_saved_set_is_taken_once(disk: Disk) -> None:
     saved = disk.saves(b"one", b"two")
-    taken = disk.store().take(KEY)
-    assert taken is not None
+    taken = disk.take()
     assert (taken.saved, taken.damaged) == (saved, 0)
     assert disk.store().take(KEY) is None
     assert disk.names() == {slot.name for slot in saved.slots}  # llama-server has yet to read them
@@ -85,9 +89,7 @@ def test_newest_set_of_the_same_plan_is_taken(disk: Disk) -> None:
     older, newer = disk.saves(b"older"), disk.saves(b"newer")
     disk.saves(b"other", key=OTHER_KEY)
     for expected in (newer, older):
-        taken = disk.store().take(KEY)
-        assert taken is not None
-        assert taken.saved == expected
+        assert disk.take().saved == expected
     assert disk.store().take(KEY) is None
     assert disk.store().take(OTHER_KEY) is not None
 
@@ -147,8 +149,7 @@ def test_changed_slot_is_removed_from_the_set(disk: Disk) -> None:
     paths[2].unlink()
     paths[3].rename(disk.folder / "elsewhere")
     paths[3].symlink_to(disk.folder / "elsewhere")
-    taken = disk.store().take(KEY)
-    assert taken is not None
+    taken = disk.take()
     assert (taken.damaged, [slot.number for slot in taken.saved.slots]) == (4, [4])
     assert disk.names() == {saved.slots[4].name, "elsewhere"}
 
@@ -158,8 +159,7 @@ def test_folder_in_place_of_a_file_is_damaged(disk: Disk) -> None:
     path = disk.folder / saved.slots[0].name
     path.unlink()
     path.mkdir()
-    taken = disk.store().take(KEY)
-    assert taken is not None
+    taken = disk.take()
     assert taken.damaged == 1
 
 
