@@ -150,7 +150,7 @@ _RESERVED: tuple[tuple[frozenset[str], str], ...] = (
     ),
     (
         frozenset({"--models-dir", "--models-preset", "--models-max", "--models-autoload"}),
-        "llamasup runs one model per llama-server; for several models use llamasup serve",
+        "llamasup runs one model per llama-server; for several models, use llamasup serve",
     ),
     (
         frozenset({"-h", "--help", "--usage", "--version", "--list-devices", "-cl", "--cache-list"})
@@ -186,7 +186,7 @@ def _refuse_reserved(name: str, option: Option | None) -> None:
     spellings = {name.replace("_", "-"), *(option.spellings if option else ())}
     for reserved, instead in _RESERVED:
         if spellings & reserved:
-            raise UsageInvalid(f"{name} is set by llamasup and cannot follow --", remedy=instead)
+            raise UsageInvalid(f"{name} is not allowed after --", remedy=instead)
     # "--fim-qwen-7b-default" and similar options name a model, and a port of their own.
     if option is not None and "can download weights" in option.description:
         raise UsageInvalid(

@@ -21,7 +21,7 @@ class Replica(InstanceRunner):
     ) -> None:
         # Nothing of a real runner's: no child, no events.
         self.model = "tiny"
-        self.room = served.room
+        self.queue = served.room
         self.on_idle = None
         self._generation = None
         self.why: Unavailable = LOADING
@@ -39,17 +39,17 @@ class Replica(InstanceRunner):
             self._number,
             UnixAddress(self._path),
             max_concurrent=self._places,
-            on_permit_free=self.room.place_free,
+            on_permit_free=self.queue.place_free,
             on_idle=self.on_idle,
         )
-        self.room.changed()
+        self.queue.changed()
         return self.serves
 
     def becomes(self, why: Unavailable, *, leaving: bool = False) -> None:
         """As a runner does it: those who wait hear first, then what is in flight is broken off."""
         old, self.serves = self.serves, None
         self.why, self.is_leaving = why, leaving
-        self.room.changed()
+        self.queue.changed()
         if old is not None:
             old.close("llama-server was killed")
 
@@ -60,7 +60,7 @@ class Replica(InstanceRunner):
         return self.serves
 
     @property
-    def leaves(self) -> bool:
+    def is_ending(self) -> bool:
         return self.is_leaving
 
     def unavailable(self) -> Unavailable:
